@@ -1,4 +1,4 @@
-"""`luwu trace`: the timeline of a run, or how busy its engines were, from the run's events."""
+"""`luwu trace`: a run's timeline, the picture of a step, or how busy its engines were."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from typing import Final
 from luwu.base.errors import ConfigError
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.report.aligned import ALL_STEPS, Steps, parse_steps
+from luwu.report.aligned import ALL_STEPS, STEADY_STEPS, Steps, parse_steps, steady_steps
 from luwu.report.busy import busy, summary_text
 from luwu.report.overlap import updated_before_last_push_ratio
 from luwu.report.timeline import write_timeline
 
 VERB: Final = Verb(
     name="trace",
-    usage="luwu trace [--out FILE] [--step A:B] [--summary] [RUN]",
+    usage="luwu trace [--out FILE] [--step A:B | --all] [--summary | --svg FILE] [RUN]",
     text=(
-        "Write the timeline of a run, of the latest unless one is named: a Chrome trace, which\n"
-        "ui.perfetto.dev and chrome://tracing open. The run need not have ended well."
+        f"Write a timeline of {STEADY_STEPS} steps from the middle of a run, of the latest run\n"
+        "unless one is named: a Chrome trace, which ui.perfetto.dev and chrome://tracing open.\n"
+        "The run may be under way, and need not have ended well."
     ),
     flags=(
         Flag(name="out", shape="FILE", text="where to write it; trace.json of the run"),
-        Flag(name="step", shape="A:B", text="only steps from A up to, and without, B"),
+        Flag(name="step", shape="A:B", text="steps from A up to, and without, B; A alone is one"),
+        Flag(name="all", text="all steps, and the start-up"),
         Flag(name="summary", text="print how busy each engine was, and what compute hid, instead"),
+        Flag(name="svg", shape="FILE", text="draw one step, row by row, instead"),
     ),
     has_keys=False,
     rest="one",
@@ -35,15 +38,20 @@ TRACE_FILE: Final = "trace.json"
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
     found = RunDirectory.find(Path(parsed.rest[0]) if parsed.rest else None)
-    steps = parse_steps(parsed.flags["step"], "--step") if "step" in parsed.flags else ALL_STEPS
+    if parsed.has("all") and "step" in parsed.flags:
+        raise ConfigError("--all and --step exclude each other; leave one out")
+    steps = parse_steps(parsed.flags["step"], "--step") if "step" in parsed.flags else None
     out = parsed.flags.get("out")
     if out is not None:
         check_trace(Path(out), "--out")
+    if "svg" in parsed.flags:
+        _draw(found, steps, Path(parsed.flags["svg"]))
     if parsed.has("summary"):
-        _print_summary(found, steps)
-        if out is None:
-            return 0
-    write_trace(found, found.file(TRACE_FILE) if out is None else Path(out), print, steps)
+        _print_summary(found, steps or ALL_STEPS)
+    if out is None and (parsed.has("summary") or "svg" in parsed.flags):
+        return 0
+    chosen = ALL_STEPS if parsed.has("all") else steps
+    write_trace(found, found.file(TRACE_FILE) if out is None else Path(out), print, chosen)
     return 0
 
 
@@ -54,15 +62,40 @@ def check_trace(path: Path | None, name: str = "trace") -> None:
 
 
 def write_trace(
-    run_directory: RunDirectory, path: Path, say: Callable[[str], None], steps: Steps = ALL_STEPS
-) -> None:
-    """Write the timeline of a run and say where it is."""
-    found = write_timeline(run_directory.path / "events", path, steps)
-    if not found.span_count and not steps.is_all:
+    run_directory: RunDirectory, path: Path, say: Callable[[str], None],
+    steps: Steps | None = None,
+) -> None:  # fmt: skip
+    """Write the timeline of a run, by default of its steady steps, and say where it is."""
+    events = run_directory.path / "events"
+    chosen = steady_steps(events) if steps is None else steps
+    found = write_timeline(events, path, chosen)
+    if not found.span_count and not chosen.is_all:
         say("note    no span is of these steps")
     for note in found.notes:
         say(f"note    {note}")
-    say(f"trace   {path} ({found.span_count:,} spans; open it in ui.perfetto.dev)")
+    which = "all steps" if chosen.is_all else f"steps {chosen.text}"
+    more = "; --all has the others" if steps is None and not chosen.is_all else ""
+    say(f"trace   {path} ({which}, {found.span_count:,} spans{more}; open it in ui.perfetto.dev)")
+
+
+def _draw(run_directory: RunDirectory, steps: Steps | None, path: Path) -> None:
+    """Write the picture of a step, by default a typical one of the last."""
+    from luwu.report.chart import as_file
+    from luwu.report.lanes_chart import lanes_chart
+    from luwu.report.last_step import ended_steps, lanes_of_step, typical_step
+    from luwu.report.page import write_page
+    from luwu.report.recent import RecentEvents
+
+    check_trace(path, "--svg")
+    wanted = None if steps is None else steps.first or 0
+    events = RecentEvents(run_directory.path / "events", around=wanted)
+    events.read()
+    step = typical_step(events) if wanted is None else wanted
+    if step is None or step not in ended_steps(events):
+        raise ConfigError(f"--svg: no step {'' if step is None else step} has ended in this run")
+    lanes = lanes_of_step(events, step)
+    write_page(path, as_file(lanes_chart({lanes.system: lanes})))
+    print(f"svg     {path} (step {step}: {lanes.verdict})")
 
 
 def _print_summary(run_directory: RunDirectory, steps: Steps) -> None:

@@ -15,10 +15,14 @@ WaitUntil = Callable[[Callable[[], bool], str, int | None], None]
 class Handle:
     """A push, pull or load under way; `done` is a cheap flag, `Nic.wait` blocks until it is set."""
 
-    __slots__ = ("asked_ns", "done", "era", "incoming", "name", "number", "shared", "step", "unit")
+    __slots__ = (
+        "about", "asked_ns", "done", "era", "incoming", "name", "number", "shared", "step", "unit",
+    )  # fmt: skip
 
     def __init__(self, name: str, step: int, unit: int, era: int) -> None:
         self.name, self.step, self.unit, self.era = name, step, unit, era
+        self.about: dict[str, object] = {}
+        """What its record says beside the step and the unit."""
         self.asked_ns = SYSTEM_CLOCK.now_ns()
         self.done = False
         self.number = 0

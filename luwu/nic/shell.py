@@ -31,6 +31,7 @@ from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
 from luwu.base.limits import GRADIENT_BYTES, KEEP_PIECES_MAX, UNFLUSHED_BYTES_MAX
 from luwu.base.outstanding import RetryPolicy
+from luwu.base.tree import ranges_text
 from luwu.layout import DTYPE_BYTES, Layout
 from luwu.nic.cells import Cell, Cells, ExtentGradient, private_memory
 from luwu.nic.core import NicCore
@@ -194,7 +195,8 @@ class Nic(Closing):
         """Send initial float32 weights, chunk by chunk; blocks until all are received."""
         under_way: deque[Handle] = deque()
         for chunk, data in chunks:
-            handle = self._new("load", 0, chunk)
+            handle = self._new("load", 0, self._units.chunks[chunk].unit)
+            handle.about = {"chunk": chunk, "bytes": data.nbytes}
             entry = nic.Gradient(
                 chunk=chunk, payload=data, payload_bytes=data.nbytes, dtype="float32"
             )
@@ -219,11 +221,13 @@ class Nic(Closing):
         handle = self._new("pull", step, unit)
         layout = self._units
         extents = layout.unit_extents[unit]
-        runs = {}
+        runs, nbytes = {}, 0
         for index in extents:
             extent = layout.extents[index]
             scale = DTYPE_BYTES[extent.wire_dtype]
             runs[index] = tuple((start * scale, elems * scale) for start, elems in extent.runs)
+            nbytes += extent.wire_bytes
+        handle.about = {"bytes": nbytes}
         handle.incoming = IncomingWeights(memory, runs, in_place=in_place)
         number = self._register(handle)
         self._command(lambda now: self._core.pull(now, number, step, part, extents))
@@ -263,6 +267,10 @@ class Nic(Closing):
         cells = [entry.cell for entry in gradients if entry.cell is not None]
         try:
             handle = self._new("push", step, unit)
+            handle.about = {
+                "extents": ranges_text(entry.chunk for entry in entries),
+                "bytes": sum(entry.payload_bytes for entry in entries),
+            }
             number = self._register(handle)
             self._command(
                 lambda now: self._core.push(
@@ -542,19 +550,13 @@ class Nic(Closing):
         handle = self._handles.pop(number)
         self.recorder.span(
             handle.name, handle.asked_ns, SYSTEM_CLOCK.now_ns(), step=handle.step,
-            unit=self._unit_name(handle), rank=self.rank,
+            unit=self._units.units[handle.unit].name, rank=self.rank, **handle.about,
         )  # fmt: skip
         if handle.incoming is not None:
             handle.shared = handle.incoming.finish()
             handle.incoming = None
         handle.done = True
         self._mailbox.notify()
-
-    def _unit_name(self, handle: Handle) -> str | int:
-        """The name of a handle's unit; of a load, its chunk."""
-        if handle.name == "load":
-            return handle.unit
-        return self._units.units[handle.unit].name
 
 
 def _nbytes(data: memoryview | bytes | None) -> int:

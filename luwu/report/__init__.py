@@ -13,6 +13,10 @@ page.py          its page, as one HTML file; the sections of the live page
 pair.py          two runs side by side
 table.py         a comparison as plain text
 timeline.py      a run as a timeline for Perfetto
+rows.py          its rows, without partial overlap
+flows.py         its arrows: the way of a gradient from push to pull
+counters.py      its counters: bytes per second
+units.py         units and their extents
 aligned.py       spans of several processes on one clock
 busy.py          busy time of each engine, and the share hidden behind compute
 overlap.py       the share of updates hidden behind the backward

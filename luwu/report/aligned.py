@@ -21,9 +21,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.base.events import CLOCK
+from luwu.base.events import CLOCK, NODE_ABOUT, SWITCH_ABOUT
 from luwu.report.event_files import EventFile, event_files, records
+from luwu.report.units import Units, extents_in
 
+STEADY_STEPS: Final = 6
+"""Of a longer run these are drawn unless others are asked for."""
 RESTARTED: Final = "started again"
 """Name of the instant at which a process was started again."""
 NOT_EXACT: Final = "after the record before it"
@@ -41,6 +44,11 @@ class Steps:
     def is_all(self) -> bool:
         """True if nothing is left out."""
         return self.first is None and self.end is None
+
+    @property
+    def text(self) -> str:
+        """As it is written on the command line."""
+        return f"{'' if self.first is None else self.first}:{'' if self.end is None else self.end}"
 
     def has(self, step: object) -> bool:
         """True if a record with this step belongs to it."""
@@ -69,6 +77,20 @@ def parse_steps(text: str, name: str) -> Steps:
     return Steps(first, end)
 
 
+def steady_steps(folder: Path, count: int = STEADY_STEPS) -> Steps:
+    """So many steps from the middle of a run; all of a shorter one. Raises ConfigError."""
+    steps: set[int] = set()
+    for file in event_files(folder):
+        if file.kind == "worker":
+            for record in records(file.path, mark=b'"name":"forward"'):
+                steps.add(record.get("step", 0))
+    if len(steps) <= count:
+        return ALL_STEPS
+    ordered = sorted(steps)
+    first = ordered[(len(ordered) - count) // 2]
+    return Steps(first, first + count)
+
+
 # ---------------------------------------------------------------------- one clock for all files
 
 
@@ -91,6 +113,10 @@ class Survey:
     """Files with spans before, or without, a clock record."""
     offsets: dict[str | None, int] = field(default_factory=dict)
     """Wall time minus monotonic time, by boot."""
+    units: Units = field(default_factory=Units)
+    """What the extents are of."""
+    ranks_below: dict[Path, frozenset[int]] = field(default_factory=dict)
+    """By the file of a switch: the ranks whose gradients it adds up."""
 
     @property
     def notes(self) -> list[str]:
@@ -138,6 +164,10 @@ def survey(folder: Path, steps: Steps = ALL_STEPS) -> Survey:
                     low, high = chosen.get(boot, (start_ns, end_ns))
                     chosen[boot] = min(low, start_ns), max(high, end_ns)
             else:
+                if record["name"] == NODE_ABOUT:
+                    found.units = Units(record["units"])
+                elif record["name"] == SWITCH_ABOUT:
+                    found.ranks_below[file.path] = frozenset(extents_in(record.get("ranks")))
                 continue
             earliest[boot] = min(start_ns, earliest.get(boot, start_ns))
     medians: dict[str | None, int] = {

@@ -1,11 +1,11 @@
 """Busy time of each engine of a run, and the share of it that compute hides.
 
-Busy is the time in which at least one span of the engine was under way; `at once` is how many were,
-on average, while it was busy. *Compute* of a worker is forward and backward of its units without
-what its training thread does meanwhile to get weights (pull_wait) and to copy gradients out
-(flatten): the time that transfers and updates can hide behind. *Behind compute* is the share of an
-engine's busy time in which a worker computed: its own worker for a worker's engines, each worker
-for those of switch and node.
+Busy is the time in which at least one span of the engine was under way; `parallel` is how many
+were, on average, while it was busy. *Compute* of a worker is forward and backward of its units
+without what its training thread does meanwhile to get weights (pull_wait) and to copy gradients
+out (flatten): the time that transfers and updates can hide behind. *Behind compute* is the share
+of an engine's busy time in which a worker computed: its own worker for a worker's engines, each
+worker for those of switch and node.
 
 A row of memory is two numbers a span, nothing more. Shapes: int64 [S spans] or [I intervals].
 """
@@ -27,6 +27,11 @@ from luwu.report.timeline import TRACKS, track_of
 
 WORKERS_SHOWN_MAX: Final = 8
 """More workers than these are shown as a range."""
+_HEADS: Final = (
+    "parallel        spans under way at once, mean while the engine is busy",
+    "behind compute  share of its busy time in which a worker computes: its own, or",
+    "                for switch and node each worker, by rank",
+)
 _NOT_COMPUTE: Final = ("pull_wait", "flatten")
 
 Times = NDArray[np.int64]
@@ -133,7 +138,7 @@ def busy(events: Path, steps: Steps = ALL_STEPS) -> Busy:
 
 def summary_text(summary: Busy) -> str:
     """The summary as a table."""
-    header = ("process", "engine", "spans", "busy", "of the run", "at once", "behind compute")
+    header = ("process", "engine", "spans", "busy", "of the run", "parallel", "behind compute")
     rows = [header]
     for engine in summary.engines:
         rows.append((
@@ -154,6 +159,7 @@ def summary_text(summary: Busy) -> str:
         lines.append("  ".join(cells).rstrip())
         if number == 0:
             lines.append("  ".join("-" * width for width in widths))
+    lines += ["", *_HEADS]
     return "\n".join(lines)
 
 

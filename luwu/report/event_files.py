@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.base.events import CLOCK
+from luwu.base.events import CLOCK, NODE_ABOUT
+from luwu.report.units import are_units
 
 _LINE_START: Final = b'{"name":"'
 _CLOCK_START: Final = _LINE_START + CLOCK.encode() + b'"'
@@ -120,6 +121,8 @@ def _what_is_wrong(record: Any) -> str:
         fields = [type(record.get(name)) for name in ("monotonic_ns", "unix_ns", "boot")]
         if fields != [int, int, str]:
             return "no whole clock record"
+    if record["name"] == NODE_ABOUT and not are_units(record.get("units")):
+        return "units are no list of names and counts"
     if "at_ns" in record and type(record["at_ns"]) is not int:
         return f"at_ns is {record['at_ns']!r}"
     return ""

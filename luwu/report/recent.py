@@ -20,6 +20,8 @@ TAIL_BYTES: Final = 1 << 20
 """The spans of a file's last bytes are parsed when it is first read."""
 SPANS_MAX: Final = 20_000
 """Held of each process, at most."""
+NEAR: Final = 2
+"""Steps before and after a chosen one whose spans may reach into it."""
 STEPS_HELD: Final = 22
 """Spans of older steps are dropped."""
 _BLOCK_BYTES: Final = 1 << 24
@@ -31,8 +33,9 @@ OnInstant = Callable[["ProcessEvents", dict[str, Any]], None]
 class ProcessEvents:
     """The events of one process."""
 
-    def __init__(self, file: EventFile) -> None:
-        self.file = file
+    def __init__(self, file: EventFile, around: int | None = None) -> None:
+        """`around`: hold the spans near this step, not the latest."""
+        self.file, self._around = file, around
         self.spans: deque[dict[str, Any]] = deque(maxlen=SPANS_MAX)
         self.starts_count = 0
         """Times the process was started."""
@@ -52,7 +55,8 @@ class ProcessEvents:
     def read(self, on_instant: OnInstant) -> None:
         """Take in what was appended since."""
         with self.file.path.open("rb") as opened:
-            spans_from = max(0, opened.seek(0, 2) - TAIL_BYTES) if not self._place else 0
+            is_tail = not self._place and self._around is None
+            spans_from = max(0, opened.seek(0, 2) - TAIL_BYTES) if is_tail else 0
             opened.seek(self._place)
             for place, line in self._lines(opened):
                 if _SPAN_MARK not in line or place >= spans_from:
@@ -86,6 +90,10 @@ class ProcessEvents:
             on_instant(self, record)
 
     def _hold(self, span: dict[str, Any]) -> None:
+        if self._around is not None:
+            if abs(span.get("step", 0) - self._around) <= NEAR:
+                self.spans.append(span)
+            return
         self.spans.append(span)
         self._newest = max(self._newest, span.get("step", 0))
         while self.spans[0].get("step", 0) < self._newest - STEPS_HELD:
@@ -95,8 +103,12 @@ class ProcessEvents:
 class RecentEvents:
     """The events of all processes of a run."""
 
-    def __init__(self, folder: Path, on_instant: OnInstant = lambda process, record: None) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: Path, on_instant: OnInstant = lambda process, record: None,
+        *, around: int | None = None,
+    ) -> None:  # fmt: skip
+        """`around`: hold what was near this step, not the latest."""
+        self._folder, self._around = folder, around
         self._on_instant = on_instant
         self._processes: dict[Path, ProcessEvents] = {}
 
@@ -106,7 +118,7 @@ class RecentEvents:
             return
         for file in event_files(self._folder):
             if file.path not in self._processes:
-                self._processes[file.path] = ProcessEvents(file)
+                self._processes[file.path] = ProcessEvents(file, self._around)
             self._processes[file.path].read(self._on_instant)
 
     def of(self, *kinds: str) -> list[ProcessEvents]:

@@ -6,36 +6,32 @@ Each process is a process row, and each engine of it a thread row:
     switch    events, sum
     node      events, read, update, write, fold, read_weights, prepare
 
-Slices of a row must not overlap in part. Where several spans of an engine are under way at once,
-they stand on numbered rows (`update 0`, `update 1`): each goes to the first row that is free. Only
-in compute may one slice lie within another, as a unit's does within the root's. Spans are taken
-by their start; a file has them by their end, so up to `HELD_MAX` of a process are held to sort
-them. One that comes later still goes to a further row, never over another.
+Slices are named by unit in every process. Arrows go from the push of a gradient to the sum, the
+update and the pull of the weights that it changed (`flows.py`). Beside the rows of a process stand
+its counters: bytes per second of pushes and pulls, reads and writes; slots in use; sums held.
 
 The file is written as events are read, memory does not grow with the run. The same events give the
-same bytes. Times are microseconds from the run's start, exact to the nanosecond; how the clocks of
-hosts are aligned, and how well, is in `luwu.report.aligned`. On a GPU the rows of a worker are its
-host's: when work was handed out, not when the device did it.
+same bytes. Times are microseconds from the run's start, or from the first of the steps that were
+asked for, exact to the nanosecond; how the clocks of hosts are aligned, and how well, is in
+`luwu.report.aligned`. On a GPU the rows of a worker are its host's: when work was handed out, not
+when the device did it.
 """
 
 from __future__ import annotations
 
-import heapq
 import json
 import os
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.report.aligned import ALL_STEPS, Steps, Survey, Timed, survey, timed
+from luwu.report.counters import Rate
 from luwu.report.event_files import EventFile
+from luwu.report.flows import KINDS, Flows
+from luwu.report.rows import COMPUTE, STEP, Lanes, LoopSteps, in_order
+from luwu.report.units import extents_in
 
-HELD_MAX: Final = 65_536
-"""Spans of one process in memory."""
-
-COMPUTE: Final = ("forward", "backward")
-STEP: Final = "step"
 EVENTS: Final = "events"
 TRACKS: Final = (
     STEP, EVENTS, "compute", "flatten", "push", "pull", "pull_wait", "load",
@@ -43,8 +39,12 @@ TRACKS: Final = (
 )  # fmt: skip
 """Rows of a process, from the top; those with other names follow."""
 
-_IN_THE_LOOP: Final = (*COMPUTE, "flatten", "pull_wait")
-"""Spans of the training thread: their steps are the steps of the loop."""
+_RATES: Final = ("push", "pull", "read", "write")
+"""Spans whose bytes are a counter."""
+_LEVELS: Final = {"slots": "slots in use", "held_bytes": "sums held, bytes"}
+"""Fields of spans that are counters."""
+_WAIT_COLOURS: Final = {"pull_wait": "terrible"}
+"""Reserved colours of the format: waits are red."""
 _DECIDED: Final = "node.step"
 _LANES_MAX: Final = 100_000
 
@@ -60,9 +60,13 @@ def write_timeline(events: Path, path: Path, steps: Steps = ALL_STEPS) -> Survey
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("w", encoding="ascii") as file:
-            writer = _Writer(file)
-            for pid, each in enumerate(found.files, start=1):
-                _write_process(writer, pid, each, found)
+            writer = _Writer(file, 0 if steps.is_all else found.first_ns)
+            pids = {each.path: pid for pid, each in enumerate(found.files, start=1)}
+            flows = _flows(found, pids)
+            for each in found.files:
+                _Process(writer, pids[each.path], each, found, flows).write()
+            for event in flows.events():
+                writer.write(event)
             writer.close()
         os.replace(partial, path)
     except OSError as exc:
@@ -72,92 +76,19 @@ def write_timeline(events: Path, path: Path, steps: Steps = ALL_STEPS) -> Survey
     return found
 
 
-def in_order(items: Iterable[Timed], held_max: int = HELD_MAX) -> Iterator[Timed]:
-    """By start, the longest first; sorts within a window of `held_max`."""
-    held: list[tuple[int, int, int, Timed]] = []
-    for number, item in enumerate(items):
-        end_ns = item.start_ns if item.end_ns is None else item.end_ns
-        heapq.heappush(held, (item.start_ns, -end_ns, number, item))
-        if len(held) > held_max:
-            yield heapq.heappop(held)[-1]
-    while held:
-        yield heapq.heappop(held)[-1]
-
-
-class Lanes:
-    """Rows of one engine. A span goes to the first row where it overlaps nothing in part."""
-
-    def __init__(self, *, may_nest: bool = False) -> None:
-        self._may_nest = may_nest
-        self._open: list[list[int]] = []
-        """By row: ends of the slices that the next one may lie within, the innermost last."""
-        self._last_ns: list[int] = []
-        """By row: the next slice may not start before."""
-
-    @property
-    def count(self) -> int:
-        """Rows so far."""
-        return len(self._open)
-
-    def place(self, start_ns: int, end_ns: int) -> int:
-        """The row of a span."""
-        for lane, ends in enumerate(self._open):
-            if start_ns < self._last_ns[lane]:
-                continue
-            while ends and ends[-1] <= start_ns:
-                ends.pop()
-                self._last_ns[lane] = start_ns
-            if not ends or end_ns <= ends[-1]:
-                break
-        else:
-            lane, ends = self.count, []
-            self._open.append(ends)
-            self._last_ns.append(start_ns)
-        if self._may_nest:
-            ends.append(end_ns)
-            self._last_ns[lane] = start_ns
-        else:
-            self._last_ns[lane] = end_ns
-        return lane
-
-
-class _LoopSteps:
-    """Makes one span of each step that a worker's loop runs; expects spans in order."""
-
-    def __init__(self) -> None:
-        self._step: int | None = None
-        self._start_ns = self._end_ns = 0
-
-    def see(self, span: Timed) -> Timed | None:
-        """The step that ended where this span began another."""
-        step, ended = span.fields.get("step"), None
-        assert span.end_ns is not None
-        if not isinstance(step, int) or (span.name not in _IN_THE_LOOP and span.name != "push"):
-            return None
-        if step != self._step and span.name in _IN_THE_LOOP:
-            ended = self.end()
-            self._step, self._start_ns, self._end_ns = step, span.start_ns, span.end_ns
-        elif step == self._step:
-            self._end_ns = max(self._end_ns, span.end_ns)
-        return ended
-
-    def end(self) -> Timed | None:
-        """The step that was under way."""
-        if self._step is None:
-            return None
-        return Timed(STEP, self._start_ns, self._end_ns, {"step": self._step})
-
-
 class _Writer:
     """Writes events of the format one by one."""
 
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
+    def __init__(self, file: IO[str], start_ns: int) -> None:
+        """`start_ns`: the instant that times count from."""
+        self._file, self._start_ns = file, start_ns
         self._separator = "\n"
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
 
     def write(self, event: dict[str, Any]) -> None:
         """Write one event; its times are given as texts, so that they stay exact."""
+        if "ts" in event:
+            event["ts"] -= self._start_ns
         times = "".join(
             f',"{key}":{_microseconds(event.pop(key))}' for key in ("ts", "dur") if key in event
         )
@@ -174,45 +105,110 @@ class _Writer:
         self._file.write("\n]}\n")
 
 
-def _write_process(writer: _Writer, pid: int, file: EventFile, found: Survey) -> None:
-    """All rows of one process."""
-    _name(writer, "process", file.title, pid, 0, pid)
-    tracks: dict[str, Lanes] = {}
-    order: dict[str, int] = {name: index for index, name in enumerate(TRACKS, start=1)}
-    loop = _LoopSteps()
+def _flows(found: Survey, pids: dict[Path, int]) -> Flows:
+    """The arrows to come; which workers' gradients each switch adds up is known from its ranks."""
+    workers = [each for each in found.files if each.kind == "worker" and not each.prefix]
+    below = {
+        pids[path]: frozenset(pids[each.path] for each in workers if each.rank in ranks)
+        for path, ranks in found.ranks_below.items()
+    }
+    return Flows({pids[each.path]: each.title for each in workers}, below)
 
-    def write_span(span: Timed) -> None:
-        assert span.end_ns is not None
-        track = track_of(span.name)
-        lanes = tracks.setdefault(track, Lanes(may_nest=track == "compute"))
-        index = order.setdefault(track, len(order) + 1)
-        lane = lanes.place(span.start_ns, span.end_ns)
-        writer.write({
-            "ph": "X", "pid": pid, "tid": index * _LANES_MAX + lane, "cat": track,
-            "name": _title(span), "ts": span.start_ns, "dur": span.end_ns - span.start_ns,
-            "args": span.fields,
+
+class _Process:
+    """Writes all rows and counters of one process."""
+
+    def __init__(
+        self, writer: _Writer, pid: int, file: EventFile, found: Survey, flows: Flows
+    ) -> None:
+        self._writer, self._pid, self._file = writer, pid, file
+        self._found, self._flows = found, flows
+        self._tracks: dict[str, Lanes] = {}
+        self._order = {name: index for index, name in enumerate(TRACKS, start=1)}
+        self._rates = {name: Rate() for name in _RATES}
+
+    def write(self) -> None:
+        """Write the process."""
+        _name(self._writer, "process", self._file.title, self._pid, 0, self._pid)
+        loop = LoopSteps()
+        for item in in_order(timed(self._file, self._found)):
+            if item.end_ns is None:
+                self._write_instant(item)
+                continue
+            ended = loop.see(item)
+            if ended is not None:
+                self._write_span(ended)
+            self._write_span(item)
+        last = loop.end()
+        if last is not None:
+            self._write_span(last)
+        for name, rate in self._rates.items():
+            self._write_rate(name, rate, None)
+        self._write_names()
+
+    def _write_instant(self, item: Timed) -> None:
+        self._tracks.setdefault(EVENTS, Lanes()).place(0, 0)
+        self._writer.write({
+            "ph": "i", "pid": self._pid, "tid": self._order[EVENTS] * _LANES_MAX, "s": "t",
+            "cat": EVENTS, "name": _instant_title(item), "ts": item.start_ns, "args": item.fields,
         })  # fmt: skip
 
-    for item in in_order(timed(file, found)):
-        if item.end_ns is None:
-            tracks.setdefault(EVENTS, Lanes()).place(0, 0)
-            writer.write({
-                "ph": "i", "pid": pid, "tid": order[EVENTS] * _LANES_MAX, "s": "t", "cat": EVENTS,
-                "name": _title(item), "ts": item.start_ns, "args": item.fields,
-            })  # fmt: skip
-            continue
-        ended = loop.see(item)
-        if ended is not None:
-            write_span(ended)
-        write_span(item)
-    last = loop.end()
-    if last is not None:
-        write_span(last)
-    for track in sorted(tracks, key=lambda name: order[name]):
-        for lane in range(tracks[track].count):
-            tid = order[track] * _LANES_MAX + lane
-            text = track if tracks[track].count == 1 else f"{track} {lane}"
-            _name(writer, "thread", text, pid, tid, tid)
+    def _write_span(self, span: Timed) -> None:
+        assert span.end_ns is not None
+        track = track_of(span.name)
+        lanes = self._tracks.setdefault(track, Lanes(may_nest=track == "compute"))
+        index = self._order.setdefault(track, len(self._order) + 1)
+        tid = index * _LANES_MAX + lanes.place(span.start_ns, span.end_ns)
+        unit = self._found.units.name_of(span.fields.get("extent"))
+        fields = span.fields if unit is None else {**span.fields, "unit": unit}
+        event = {
+            "ph": "X", "pid": self._pid, "tid": tid, "cat": track,
+            "name": _title(span.name, fields), "ts": span.start_ns,
+            "dur": span.end_ns - span.start_ns, "args": fields,
+        }  # fmt: skip
+        if span.name in _WAIT_COLOURS:
+            event["cname"] = _WAIT_COLOURS[span.name]
+        self._writer.write(event)
+        if span.name in KINDS and not self._file.prefix:
+            at_ns = max(span.start_ns, span.end_ns - 1) if span.name == "pull" else span.start_ns
+            extents = self._extents_of(span)
+            self._flows.add(span.name, fields.get("step"), extents, self._pid, tid, at_ns)
+        self._count(span)
+
+    def _extents_of(self, span: Timed) -> list[int]:
+        """The extents that a span is of: its own, those that a push names, all of a pull's unit."""
+        if "extent" in span.fields:
+            return [span.fields["extent"]]
+        if span.name == "push":
+            return list(extents_in(span.fields.get("extents")))
+        return list(self._found.units.extents_of(span.fields.get("unit")))
+
+    def _count(self, span: Timed) -> None:
+        assert span.end_ns is not None
+        for field, name in _LEVELS.items():
+            if field in span.fields:
+                self._write_counter(name, span.end_ns, span.fields[field])
+        rate, nbytes = self._rates.get(span.name), span.fields.get("bytes")
+        if rate is not None and nbytes:
+            self._write_rate(span.name, rate, span.start_ns)
+            rate.add(span.start_ns, span.end_ns, nbytes)
+
+    def _write_rate(self, name: str, rate: Rate, end_ns: int | None) -> None:
+        for at_ns, value in rate.before(end_ns):
+            self._write_counter(f"{name}, bytes/s", at_ns, value)
+
+    def _write_counter(self, name: str, at_ns: int, value: int) -> None:
+        self._writer.write(
+            {"ph": "C", "pid": self._pid, "name": name, "ts": at_ns, "args": {"value": value}}
+        )
+
+    def _write_names(self) -> None:
+        for track in sorted(self._tracks, key=lambda name: self._order[name]):
+            count = self._tracks[track].count
+            for lane in range(count):
+                tid = self._order[track] * _LANES_MAX + lane
+                text = track if count == 1 else f"{track} {lane}"
+                _name(self._writer, "thread", text, self._pid, tid, tid)
 
 
 def _name(writer: _Writer, what: str, text: str, pid: int, tid: int, place: int) -> None:
@@ -222,15 +218,17 @@ def _name(writer: _Writer, what: str, text: str, pid: int, tid: int, place: int)
     writer.write({**common, "name": f"{what}_sort_index", "args": {"sort_index": place}})
 
 
-def _title(item: Timed) -> str:
-    """The label of a span."""
-    fields = item.fields
-    if item.end_ns is None:
-        if item.name != _DECIDED:
-            return item.name
-        return f"step {fields.get('step')} decided" + ("" if fields.get("applied") else ", skipped")
+def _instant_title(item: Timed) -> str:
+    """The label of an instant; which step was decided is in its fields."""
+    if item.name != _DECIDED:
+        return item.name
+    return "decided" if item.fields.get("applied") else "decided, skipped"
+
+
+def _title(name: str, fields: dict[str, Any]) -> str:
+    """The label of a span: its unit, or else what it is of."""
     about = next((key for key in ("unit", "chunk", "extent", "step") if key in fields), None)
-    return item.name if about is None else f"{item.name} {fields[about]}"
+    return name if about is None else f"{name} {fields[about]}"
 
 
 def _microseconds(ns: int) -> str:

@@ -27,7 +27,7 @@ from luwu.aggregate import Aggregator
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
-from luwu.layout import Segment
+from luwu.layout import SUM_BYTES, Segment
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, decode_hyper
 from switch_emu.node.block_norms import block_norms
@@ -126,8 +126,9 @@ class Pipeline:
     def __init__(
         self, core: NodeCore, stored: Stored, description: Description, *, job: int,
         kernel: UpdateKernel, aggregator: Aggregator, threads: PipelineThreads,
-        recorder: Recorder, wake: Callable[[], None],
+        recorder: Recorder, wake: Callable[[], None], held_bytes: Callable[[], int] = lambda: 0,
     ) -> None:  # fmt: skip
+        """`held_bytes`: of gradients that the node holds; called from any thread."""
         self._core, self._job = core, job
         self._store, self._attachments = stored.store, stored.attachments
         self._layout = description.layout
@@ -135,7 +136,7 @@ class Pipeline:
         self._kernel = kernel
         self._streaming = description.update == "streaming"
         self._norm_type = description.norm_type
-        self._recorder, self._wake = recorder, wake
+        self._recorder, self._wake, self._held_bytes = recorder, wake, held_bytes
         self.statistics = Statistics(self._layout)
         """Statistics of the last measured step."""
         self._aggregator = aggregator
@@ -277,11 +278,14 @@ class Pipeline:
         group, chunk = pages.group, pages.group.chunks[0]
         absent, own = group.absent(action.absent), scratch.rows(group.number, group.count)
         found = self._store.rows_in_ram(group.number, group.count, action.step)
+        read_bytes = 0
         if found is None:
             self._store.read_rows(group.number, action.step, own)
-            found = own
+            found, read_bytes = own, own.memory.nbytes
         target = self._rows_to_fill(action, group) or own
-        read_ns = self._span("read", start_ns, step=action.step, chunk=chunk)
+        read_ns = self._span(
+            "read", start_ns, step=action.step, extent=action.chunk, chunk=chunk, bytes=read_bytes
+        )
         source = record_views(pages.kind, found, self._kernel.state_fields)
         result = (
             source
@@ -313,7 +317,10 @@ class Pipeline:
         counts.count(source.updates, absent, result.updates)
         if pieces is not None:
             self.statistics.add(action, group, pieces)
-        self._span("update", read_ns, step=action.step, chunk=chunk)
+        self._span(
+            "update", read_ns, step=action.step, extent=action.chunk, chunk=chunk,
+            bytes=group.elems * SUM_BYTES, held_bytes=self._held_bytes(),
+        )  # fmt: skip
         return _Updated(squares, target)
 
     def _write(self, action: Update, group: PageGroup, rows: RecordRows) -> None:
@@ -322,7 +329,10 @@ class Pipeline:
             self._store.write_rows(group.number, action.step + 1, action.attempt, rows)
         except StaleAttempt:
             pass  # the attempt was given up meanwhile; the core knows
-        self._span("write", start_ns, step=action.step, chunk=group.chunks[0])
+        self._span(
+            "write", start_ns, step=action.step, extent=action.chunk, chunk=group.chunks[0],
+            bytes=rows.count * rows.record_bytes,
+        )  # fmt: skip
         failpoint("node.after_write")
 
     def _rows_to_fill(self, action: Update, group: PageGroup) -> RecordRows | None:
@@ -377,7 +387,7 @@ class Pipeline:
         for pages in self._pages_of(action.chunk):
             part = pages.group.part(memory, "float32")
             squares += self._fold_pages(action, pages.group, part)
-        self._span("fold", start_ns, step=action.step, extent=action.chunk)
+        self._span("fold", start_ns, step=action.step, extent=action.chunk, bytes=memory.nbytes)
         self._report(lambda: self._folded(action, squares, payload))
 
     def _fold_pages(

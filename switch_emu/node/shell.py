@@ -17,8 +17,9 @@ import numpy as np
 from luwu.aggregate import make_aggregator
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError, StateError
-from luwu.base.events import Recorder
+from luwu.base.events import NODE_ABOUT, Recorder
 from luwu.base.limits import ZERO_COPY_BYTES_MIN
+from luwu.layout import Layout
 from luwu.protocol.actions import PARENT
 from luwu.transport.interface import PeerDown, PeerUp, Transport
 from luwu.wire.description import Description, parse_description
@@ -118,6 +119,7 @@ class NodeShell(Shell):
             threads=threads_of(self._plan),
             recorder=self.recorder,
             wake=self.transport.wake,
+            held_bytes=lambda: self.core.budget.bytes_used,
         )
         self._reader_thread = ReaderThread(
             self.core,
@@ -141,6 +143,7 @@ class NodeShell(Shell):
             grad_norm=0.0 if decided is None or decided.grad_norm is None else decided.grad_norm,
             prepared=prepared,
         )
+        self._record_units(self.description.layout)
         self.recorder.event(
             "node.opened", generation=store.generation, attempt=store.attempt,
             version=facts.version, pages=store.config.page_count, kernel=made.kernel.name,
@@ -151,6 +154,14 @@ class NodeShell(Shell):
             self.recorder.event("node.survived", level="WARNING", text=note)
         self.do(self.core.tick(SYSTEM_CLOCK.now_ns()))  # so that it knows the time
         self.do(self.core.store_opened(facts))
+
+    def _record_units(self, layout: Layout) -> None:
+        """Record once what the extents are of, for the readers of spans."""
+        self.recorder.event(
+            NODE_ABOUT, level="DEBUG", sums_bytes_max=self._plan.sums_bytes,
+            units=[[unit.name, len(extents)]
+                   for unit, extents in zip(layout.units, layout.unit_extents, strict=True)],
+        )  # fmt: skip
 
     def _resolve_prepared(self, store: PageStore) -> PreparedVersion | None:
         """Resolve the version that a crash left prepared: a single node decides it, the first of

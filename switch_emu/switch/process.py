@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from luwu.base.clock import new_incarnation
-from luwu.base.events import Recorder
+from luwu.base.events import SWITCH_ABOUT, Recorder
 from luwu.base.expendable import Expendable
 from luwu.base.json_file import write_json
 from luwu.base.limits import MIB, POOL_BYTES_DEFAULT
@@ -106,6 +106,10 @@ def serve_switch(
             retry=spec.retry,
             parents_count=len(parents),
         )
+        recorder.event(
+            SWITCH_ABOUT, level="DEBUG", ranks=_ranks_text(spec),
+            slots_limit=None if limits.slots is None else 2 * limits.slots.slot_count,
+        )  # fmt: skip
         adder = make_adder()
         if limits.slots is not None:
             recorder.event("switch.pool", **pool_resources(limits.slots, len(spec.children)))
@@ -149,7 +153,7 @@ def _summary(spec: SwitchSpec, limits: SwitchLimits, shell: SwitchShell) -> dict
         "schema": 1,
         "name": spec.name,
         "parent": spec.above,
-        "ranks": ranges_text(rank for bits in spec.children for rank in ranks_of(bits)),
+        "ranks": _ranks_text(spec),
         "children_count": len(spec.children),
         "memory_budget_bytes": spec.memory_budget_bytes,
         "network_bytes": shell.bytes.document(),
@@ -158,6 +162,11 @@ def _summary(spec: SwitchSpec, limits: SwitchLimits, shell: SwitchShell) -> dict
         "pool": {**core.report(), "window": _window(spec, limits)},
         "links": link_rows(shell.transport, " or ".join(spec.link_roles), shell.link_name),
     }
+
+
+def _ranks_text(spec: SwitchSpec) -> str:
+    """All ranks below the switch."""
+    return ranges_text(rank for bits in spec.children for rank in ranks_of(bits))
 
 
 def _window(spec: SwitchSpec, limits: SwitchLimits) -> dict[str, Any] | None:

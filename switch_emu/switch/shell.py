@@ -154,7 +154,10 @@ class SwitchShell(Shell):
             total = add_up(action, self._buffers, self._add)
         now_ns = SYSTEM_CLOCK.now_ns()
         step, _, chunk = action.key
-        self.recorder.span("sum", start_ns, now_ns, step=step, chunk=chunk)
+        self.recorder.span(
+            "sum", start_ns, now_ns, step=step, extent=chunk, bytes=total.nbytes,
+            slots=len(self.core.pool),
+        )  # fmt: skip
         self.do(self.core.summed(now_ns, action, total, total.nbytes))
 
     def tick(self, now_ns: int) -> Sequence[Any]:

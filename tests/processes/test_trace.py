@@ -10,7 +10,7 @@ import pytest
 
 from tests.processes.commands import Terminal, terminal
 from tests.processes.jobs import SMALL, text_file
-from tests.unit.test_timeline import assert_nested, rows_of
+from tests.unit.test_timeline import arrows, assert_nested, rows_of
 
 STEPS, UNITS, WORKERS = 4, 3, 2
 
@@ -58,6 +58,19 @@ def test_a_run_leaves_a_timeline_of_every_process(shell: Terminal) -> None:
     decided = [event for event in found["node", "events"] if "decided" in event["name"]]
     assert [event["args"]["step"] for event in decided] == list(range(STEPS))
 
+    ways = arrows(events)
+    assert len({number for number, _ in ways}) == STEPS * UNITS
+    for (_, worker), way in ways.items():
+        assert worker in workers
+        kinds = [name.split()[0] for _, name, _ in way]
+        assert kinds == ["push", "sum", "update", "pull"], way
+        assert len({name.split()[1] for _, name, _ in way}) == 1, "one unit all the way"
+        assert [at for *_, at in way] == sorted(at for *_, at in way)
+    assert {e["name"] for e in events if e["ph"] == "C"} >= {"push, bytes/s", "sums held, bytes"}
+
+    drawn = shell.run("trace", "run", "--svg", "step.svg", "--step", "2")
+    assert drawn.process.returncode == 0, drawn.err
+    assert "Step 2: " in (shell.directory / "step.svg").read_text()
     again = shell.run("trace", "run")
     assert again.process.returncode == 0, again.err
     assert (shell.directory / "run" / "trace.json").read_bytes() == place.read_bytes()

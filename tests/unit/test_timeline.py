@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -13,10 +14,21 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.report import timeline
-from luwu.report.aligned import NOT_EXACT, RESTARTED, Steps, Timed, parse_steps, survey, timed
+from luwu.report.aligned import (
+    NOT_EXACT,
+    RESTARTED,
+    STEADY_STEPS,
+    Steps,
+    Timed,
+    parse_steps,
+    steady_steps,
+    survey,
+    timed,
+)
+from luwu.report.counters import Rate
 from luwu.report.event_files import event_files, records, spans
-from luwu.report.timeline import Lanes, in_order, write_timeline
+from luwu.report.rows import Lanes, in_order
+from luwu.report.timeline import write_timeline
 
 Row = dict[str, Any]
 
@@ -61,7 +73,7 @@ def rows_of(events: list[Row]) -> dict[tuple[str, str], list[Row]]:
     }
     found = defaultdict(list)
     for event in events:
-        if event["ph"] != "M":
+        if event["ph"] in "Xi":
             name = threads[event["pid"], event["tid"]]
             found[processes[event["pid"]], name].append(event)
     return dict(found)
@@ -161,7 +173,7 @@ def test_no_row_overlaps_in_part_whatever_the_order(
         rows.append(span(name, start, start + rng.choice([0, 1, 10, 300]), step=0, unit=number))
     folder = write(tmp_path, worker_0=[clock(), *rows])
     for held_max in (8, 1000):
-        monkeypatch.setattr(timeline.in_order, "__defaults__", (held_max,))
+        monkeypatch.setattr(in_order, "__defaults__", (held_max,))
         found = rows_of(trace_of(folder))
         found.pop(("worker 0", "step"), None)
         seen = [e["args"]["unit"] for slices in found.values() for e in slices]
@@ -283,8 +295,8 @@ def test_instants_stand_where_they_were(tmp_path: Path) -> None:
     ])  # fmt: skip
     found = rows_of(trace_of(folder))["node", "events"]
     assert [(e["name"], e["ts"]) for e in found] == [
-        ("node.opened", 0), ("step 0 decided", 30), ("node.skipped", 44),
-        ("step 1 decided, skipped", 44), ("node.abort", 50),
+        ("node.opened", 0), ("decided", 30), ("node.skipped", 44),
+        ("decided, skipped", 44), ("node.abort", 50),
     ]  # fmt: skip
     assert found[1]["args"]["placed"] == NOT_EXACT
     assert found[-1]["args"] == {"step": 2, "text": "gone"}
@@ -313,7 +325,8 @@ def test_what_is_no_range_is_refused(text: str) -> None:
 
 
 def test_only_the_chosen_steps_are_drawn(tmp_path: Path) -> None:
-    """Goal: times stay those of the run, and instants without a step show if they lie there."""
+    """Goal: times count from the first of the steps, and instants without a step show if they lie
+    there."""
     folder = write(tmp_path, node=[
         clock(0), span("update", 10, 20, step=0, chunk=0), {"name": "early", "at_ns": 15},
         span("update", 30, 40, step=1, chunk=0), {"name": "near", "at_ns": 35},
@@ -321,10 +334,130 @@ def test_only_the_chosen_steps_are_drawn(tmp_path: Path) -> None:
         span("update", 50, 60, step=2, chunk=0),
     ])  # fmt: skip
     found = rows_of(trace_of(folder, Steps(1, 2)))
-    assert [(e["args"]["step"], e["ts"]) for e in found["node", "update"]] == [(1, 30)]
+    assert [(e["args"]["step"], e["ts"]) for e in found["node", "update"]] == [(1, 0)]
     assert [e["name"] for e in found["node", "events"]] == ["near"]
     everything = rows_of(trace_of(folder))
-    assert [e["name"] for e in everything["node", "events"]] == ["early", "near", "step 0 decided"]
+    assert [e["name"] for e in everything["node", "events"]] == ["early", "near", "decided"]
+
+
+def test_a_long_run_shows_steps_from_its_middle(tmp_path: Path) -> None:
+    """Goal: without a choice, start-up and end are left out, and a short run is shown whole."""
+    rows = [span("forward", 10 * n, 10 * n + 5, step=n, unit="root") for n in range(20)]
+    folder = write(tmp_path, worker_0=[clock(), *rows])
+    assert steady_steps(folder) == Steps(7, 7 + STEADY_STEPS)
+    write(tmp_path, worker_0=[clock(), *rows[:STEADY_STEPS]])
+    assert steady_steps(folder).is_all
+
+
+# ---------------------------------------------------------------------- arrows and counters
+
+
+ABOUT = {"name": "node.about", "units": [["root", 1], ["blocks.0", 2]], "sums_bytes_max": 9}
+
+
+def gradient_run(folder: Path, **changes: Any) -> Path:
+    """A gradient of unit blocks.0, extents 1 and 2, of two workers: pushed, summed, updated; the
+    next step's weights were asked for before they were made."""
+    files = {
+        "worker_0": [clock(), span("push", 0, 20, step=4, unit="blocks.0", extents="1-2", bytes=40),
+                     span("pull", 10, 90, step=5, unit="blocks.0", bytes=80)],
+        "worker_1": [clock(), span("push", 5, 25, step=4, unit="blocks.0", extents="1-2", bytes=40),
+                     span("pull", 12, 95, step=5, unit="blocks.0", bytes=80)],
+        "switch": [clock(), {"name": "switch.about", "ranks": "0-1", "slots_limit": None},
+                   span("sum", 30, 35, step=4, extent=1, bytes=20, slots=2),
+                   span("sum", 36, 40, step=4, extent=2, bytes=20, slots=1)],
+        "node": [clock(), ABOUT,
+                 span("update", 50, 60, step=4, extent=1, chunk=1, bytes=20, held_bytes=40),
+                 span("write", 60, 70, step=4, extent=1, chunk=1, bytes=30),
+                 span("update", 62, 70, step=4, extent=2, chunk=2, bytes=20, held_bytes=20)],
+    }  # fmt: skip
+    return write(folder, **{**files, **changes})
+
+
+def arrows(events: list[Row]) -> dict[tuple[int, str], list[tuple[str, str, int]]]:
+    """By id and name of a flow: phase, slice that it goes through, and time. Fails for a point that
+    lies in no slice of its row."""
+    found = defaultdict(list)
+    for event in events:
+        if event["ph"] not in ("s", "t", "f"):
+            continue
+        assert event["bp"] == "e"
+        inside = [
+            each
+            for each in events
+            if each["ph"] == "X" and (each["pid"], each["tid"]) == (event["pid"], event["tid"])
+            and each["ts"] <= event["ts"] <= each["ts"] + each["dur"]
+        ]  # fmt: skip
+        assert inside, event
+        name = max(inside, key=lambda each: each["ts"])["name"]
+        found[event["id"], event["name"]].append((event["ph"], name, event["ts"]))
+    return dict(found)
+
+
+def test_arrows_follow_a_gradient_from_push_to_pull(tmp_path: Path) -> None:
+    """Goal: each worker's push of an extent, its sum, its update and the pull of what it made, in
+    the order of time; one id for a step and extent."""
+    found = arrows(trace_of(gradient_run(tmp_path)))
+    assert len({number for number, _ in found}) == 2
+    assert {name for _, name in found} == {"worker 0", "worker 1"}
+    for way in found.values():
+        assert [phase for phase, _, _ in way] == ["s", "t", "t", "f"]
+        assert [name for _, name, _ in way] == [
+            "push blocks.0", "sum blocks.0", "update blocks.0", "pull blocks.0",
+        ]  # fmt: skip
+        times = [at for _, _, at in way]
+        assert times == sorted(times)
+
+
+def test_without_a_switch_a_gradient_goes_to_its_update(tmp_path: Path) -> None:
+    found = arrows(trace_of(gradient_run(tmp_path, switch=[clock()])))
+    assert all([phase for phase, _, _ in way] == ["s", "t", "f"] for way in found.values())
+
+
+def test_a_switch_of_a_tree_adds_up_its_ranks_alone(tmp_path: Path) -> None:
+    switch = [
+        clock(),
+        {"name": "switch.about", "ranks": "1"},
+        span("sum", 30, 35, step=4, extent=1),
+    ]
+    found = arrows(trace_of(gradient_run(tmp_path, switch=switch)))
+    lengths = {name: max(len(w) for (_, n), w in found.items() if n == name) for _, name in found}
+    assert lengths == {"worker 0": 3, "worker 1": 4}
+
+
+def test_slices_of_every_process_are_named_by_unit(tmp_path: Path) -> None:
+    events = trace_of(gradient_run(tmp_path))
+    named = {e["cat"]: e for e in events if e["ph"] == "X"}
+    for track in ("push", "pull", "sum", "update", "write"):
+        assert named[track]["name"] == f"{track} blocks.0"
+        assert named[track]["args"]["unit"] == "blocks.0"
+        assert named[track]["args"]["bytes"] > 0
+    assert not any(e["ph"] == "X" and "None" in e["name"] for e in events)
+
+
+def test_counters_are_rates_and_levels(tmp_path: Path) -> None:
+    """Goal: bytes spread over spans come to as many bytes; slots and sums held as recorded."""
+    events = [e for e in trace_of(gradient_run(tmp_path)) if e["ph"] == "C"]
+    names = {e["name"] for e in events}
+    assert names == {
+        "push, bytes/s", "pull, bytes/s", "write, bytes/s", "slots in use", "sums held, bytes",
+    }  # fmt: skip
+    assert [e["args"]["value"] for e in events if e["name"] == "slots in use"] == [2, 1]
+    for pid in {e["pid"] for e in events if e["name"] == "pull, bytes/s"}:
+        rate = [e for e in events if (e["pid"], e["name"]) == (pid, "pull, bytes/s")]
+        assert rate[-1]["args"]["value"] == 0
+        moved = sum(
+            one["args"]["value"] * (two["ts"] - one["ts"]) for one, two in itertools.pairwise(rate)
+        )
+        assert moved == pytest.approx(80 * 10**9)
+
+
+def test_rates_of_spans_under_way_at_once_add_up() -> None:
+    rate = Rate()
+    rate.add(0, 10, 10)
+    rate.add(5, 15, 20)
+    assert list(rate.before(5)) == [(0, 10**9)]
+    assert list(rate.before(None)) == [(5, 3 * 10**9), (10, 2 * 10**9), (15, 0)]
 
 
 # ---------------------------------------------------------------------- what a kill leaves
