@@ -4,8 +4,8 @@
 
 A key has one name everywhere: `memory_budget` in the file, LUWU_MEMORY_BUDGET in the environment,
 `--memory-budget` on the command line. Its value is a text with the same units in all of them, read
-by the same parser. A key that nobody knows is an error wherever it stands, and an unset key is not
-the same as one set to its default: `Resolved.origins` says who set what.
+by the same parser. Unknown keys are errors; the message suggests the nearest. An unset key is not
+the same as one set to its default: `Resolved.origins` has the origin of each value.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from luwu.base.suggestion import suggestion
 
 ENVIRONMENT_PREFIX: Final = "LUWU_"
 ENVIRONMENT_ONLY: Final = {
-    "LUWU_CONFIG": "TOML file to read when --config is not given",
+    "LUWU_CONFIG": "TOML file of keys, unless --config is given",
     "LUWU_CONNECT": "connection file or URL; the launcher sets it for workers",
     "LUWU_EVENTS": "directory for a worker's events; the launcher sets it",
-    "LUWU_FAILPOINTS": "places where a test makes a process fail",
+    "LUWU_FAILPOINTS": "points at which a test makes a process fail",
     "LUWU_INCARNATION": "number of this start of a worker; the launcher sets it",
-    "LUWU_RUN_ID": "marks the processes of a run; the launcher sets it",
+    "LUWU_RUN_ID": "id of the run, in all its processes; the launcher sets it",
 }
 """Variables that are no keys."""
 
@@ -93,66 +93,66 @@ def _key(default: object, parse: Parser, shape: str, verbs: tuple[str, ...], tex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """Every key of `luwu compare`, `run` and `up`; None where the program decides and prints it."""
+    """Every key of `luwu compare`, `run` and `up`; None where the program decides."""
 
     workers: int = _key(
-        2, whole(1, WORLD_SIZE_MAX), "N", EVERYWHERE, "training processes of the job"
+        2, whole(1, WORLD_SIZE_MAX), "N", EVERYWHERE, "number of workers, each a training process"
     )
     steps: int | None = _key(
-        None, whole(1), "N", COMPARING, "optimizer updates; workers/train.py's own unless given"
+        None, whole(1), "N", COMPARING, "optimizer steps (default: as workers/train.py has it)"
     )
     arms: tuple[str, ...] = _key(
         ("luwu", "fsdp"), arm_names, "A,B", COMPARING,
-        "who keeps weights and sums gradients: " + ", ".join(ARM_NAMES),
+        "ways to train, one after the other: " + ", ".join(ARM_NAMES),
     )  # fmt: skip
     json: str | None = _key(
-        None, words, "FILE|-", COMPARING, "write the results there too; - prints them"
+        None, words, "FILE|-", COMPARING, "also write the results as JSON; - prints them"
     )
     data: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "FILE", COMPARING,
-        "text, or .bin of uint16 tokens; the source of Python's library unless given",
+        "training data: text, or .bin of uint16 tokens (default: the source of Python's library)",
     )  # fmt: skip
     seed: int = _key(
         0, whole(0), "N", EVERYWHERE,
-        "every random number derives from it; of run and up, those of emulated links",
+        "seed of all random numbers; for run and up, of those of emulated links",
     )  # fmt: skip
     dtype: str = _key(
         "float32", one_of("float32", "bfloat16"), "float32|bfloat16", COMPARING,
-        "dtype of compute, weights and gradients on the wire",
+        "data type of compute, and of weights and gradients on the network",
     )  # fmt: skip
     layers: int | None = _key(None, whole(1), "N", COMPARING, "blocks of the built-in GPT")
     width: int | None = _key(None, whole(1), "N", COMPARING, "width of its residual stream")
-    batch: int | None = _key(None, whole(1), "N", COMPARING, "samples of one worker in a step")
-    context: int | None = _key(None, whole(1), "N", COMPARING, "tokens in a sample")
+    batch: int | None = _key(None, whole(1), "N", COMPARING, "samples per worker and step")
+    context: int | None = _key(None, whole(1), "N", COMPARING, "tokens per sample")
     max_grad_norm: float | None = _key(
-        None, number(above_zero=True), "X", COMPARING, "clip the gradient to this norm"
+        None, number(above_zero=True), "X", COMPARING, "clip gradients to this norm"
     )
     compute_ms: float | None = _key(
         None, number(above_zero=False), "X", COMPARING,
-        "least milliseconds of each unit's forward, and of its backward",
+        "minimum time of each unit's forward, and of its backward, in milliseconds",
     )  # fmt: skip
     reshard_after_forward: bool | None = _key(
         None, boolean, "true|false", EVERYWHERE,
-        "free a unit's weights between forward and backward; FSDP2's rule unless given",
+        "free a unit's weights between forward and backward (default: as FSDP2 does)",
     )  # fmt: skip
     transport: str = _key(
         "auto", one_of("auto", "tcp", "ipc", "shm"), "auto|tcp|ipc|shm", SERVING,
-        "how processes talk; auto: shared memory on one host",
+        "how processes communicate; auto: shared memory on one host",
     )  # fmt: skip
     stripes: int = _key(
-        1, whole(1, STRIPES_MAX), "N", SERVING, "connections that a link is spread over; not of shm"
+        1, whole(1, STRIPES_MAX), "N", SERVING, "number of connections per link; not with shm"
     )
     aggregate: str = _key(
         "float32", words, "float32|shared-exponent|fixed-scale|NAME", SERVING,
-        "how gradients are added in the network; NAME is another package's",
+        "how the network adds gradients; NAME: an aggregator of another package",
     )  # fmt: skip
     aggregate_scale: float | None = _key(
         None, number(above_zero=True), "X", SERVING,
-        "integers of fixed-scale are gradient times this; 2**24 unless given",
+        "fixed-scale: factor from gradients to integers (default: 2**24)",
     )  # fmt: skip
     chunk: int | None = _key(
         None, chunk_size, "SIZE|auto", SERVING,
-        "float32 gradient bytes that are stored together, as a page; auto follows budget and links",
+        "float32 gradient bytes per stored page; auto: from memory budget and links",
     )  # fmt: skip
     extent: int | None = _key(
         None, chunk_size, "SIZE|auto", SERVING,
@@ -160,151 +160,153 @@ class RunConfig:
     )  # fmt: skip
     memory_budget: int | None = _key(
         None, size_or_auto, "SIZE|auto", SERVING,
-        "all the optimizer node may allocate; auto: half of the free memory",
+        "memory that the optimizer nodes may allocate in all; auto: half of what is free",
     )  # fmt: skip
     switch_memory_budget: int | None = _key(
         None, size_or_auto, "SIZE|auto", SERVING,
-        "each switch's, for gradients, and weights with what they leave; auto: 512MiB",
+        "memory of each switch for gradients and, in what is left, weights; auto: 512MiB",
     )  # fmt: skip
     durability: str = _key(
         "step", one_of("step", "process", "none"), "step|process|none", SERVING,
-        "what a decided step survives: power loss, the end of processes, nothing",
+        "what a decided step survives: power loss, the end of any process, or nothing",
     )  # fmt: skip
     no_switch: bool = _key(
-        False, boolean, "true|false", SERVING, "workers talk to the node itself; one host only"
+        False, boolean, "true|false", SERVING, "connect workers directly to the node; one host only"
     )
     link: Links | None = _key(  # noqa: RUF009 - it makes a field
         None, parse_links, "SPEC", SERVING,
-        "emulate links: 10gbit, 100gbe, rate=1gbit,delay=0.2ms,queue=4MiB, worker=SPEC;node=SPEC",
+        "emulate links: 10gbit, 100gbe, rate=1gbit,delay=0.2ms,queue=4MiB or worker=SPEC;node=SPEC",
     )  # fmt: skip
     loss: float | None = _key(
-        None, parse_ratio, "X", SERVING, "share of messages that each emulated link loses"
+        None, parse_ratio, "X", SERVING, "share of messages that each emulated link drops"
     )
     duplicate: float | None = _key(
-        None, parse_ratio, "X", SERVING, "share of messages that each emulated link repeats"
+        None, parse_ratio, "X", SERVING, "share of messages that each emulated link delivers twice"
     )
     reorder: int | None = _key(
         None, parse_window, "N", SERVING,
-        "how many later messages may overtake one on an emulated link",
+        "number of later messages that may overtake one on an emulated link",
     )  # fmt: skip
     disk_rate: float | None = _key(
         None, parse_rate, "RATE", SERVING, "emulate a disk of this rate for the node's pages: 2GB/s"
     )
     dilation: float = _key(
         1.0, parse_dilation, "X", SERVING,
-        "slow emulated links, the emulated disk and --compute-ms down by this factor",
+        "slow down emulated links, the emulated disk and --compute-ms by this factor",
     )  # fmt: skip
     fidelity: str = _key(
         "functional", one_of("functional", "protocol", "timed"), "functional|protocol|timed",
-        SERVING, "of the switch: memory as it needs; a programmable switch's slots; and with links",
+        SERVING, "model of the switch: memory as needed; the fixed slots of a programmable switch; "
+        "these on links that take time",
     )  # fmt: skip
     slots: int | None = _key(
         None, whole(1), "N", SERVING,
-        "slots of the switch in protocol fidelity, two copies each; up to 256 unless given",
+        "slots of the switch with --fidelity protocol, two copies each (default: at most 256)",
     )  # fmt: skip
     tree: Path | None = _key(  # noqa: RUF009 - it makes a field
-        None, path, "FILE", SERVING, "TOML of switches, their parents and workers: docs/trees.md"
+        None, path, "FILE", SERVING, "TOML file of switches, parents and workers: docs/trees.md"
     )
     hosts: int | None = _key(
         None, whole(1, HOSTS_MAX), "H", COMPARING,
-        "run the arms on so many hosts, made of network namespaces: docs/hosts.md",
+        "run the arms on this many emulated hosts (network namespaces): docs/hosts.md",
     )  # fmt: skip
     optimizer_nodes: int = _key(
         1, whole(1, NODE_COUNT_MAX), "N", SERVING,
-        "nodes that the pages are striped over; each keeps its own directory in --state",
+        "number of optimizer nodes that share the pages; each has its own directory in --state",
     )  # fmt: skip
     state: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", SERVING,
-        "where the node keeps the training state; luwu-state, or the run directory of compare",
+        "directory of the training state (default: luwu-state; of compare: the run directory)",
     )  # fmt: skip
     resume: bool = _key(
-        False, boolean, "true|false", SERVING, "go on with the steps that --state holds"
+        False, boolean, "true|false", SERVING, "continue from the last step in --state"
     )
     restarts: int = _key(
-        3, whole(0), "N", SERVING, "times a switch or node that died is started again, in all"
+        3, whole(0), "N", SERVING, "maximum number of restarts of a crashed switch or node"
     )
     on_lost_steps: str = _key(
         "stop", one_of("stop", "redo"), "stop|redo", SERVING,
-        "where decided steps are lost with a node's disk: end the run; go on from the older step",
+        "when decided steps are lost with a node's disk: end the run, or continue from before",
     )  # fmt: skip
     on_worker_loss: str = _key(
         "stop",
         one_of("stop", "wait", "drop"),
         "stop|wait|drop",
         SERVING,
-        "a lost worker ends the run; is started again while the others wait; is left out",
+        "when a worker is lost: end the run, restart it while the others wait, or continue without",
     )
     drop_after: float = _key(
         10.0,
         seconds,
         "TIME",
         SERVING,
-        "how long a worker may be away, or later than usual, before it is left out",
+        "drop a worker that has been missing, or late, for this long",
     )
     workers_min: int = _key(
         1,
         whole(1, WORLD_SIZE_MAX),
         "N",
         SERVING,
-        "workers without which the job waits, where lost ones are left out",
+        "minimum number of workers; with fewer the job waits until dropped ones return",
     )
     run_dir: Path | None = _key(  # noqa: RUF009 - it makes a field
-        None, path, "DIR", EVERYWHERE, "directory of this run; luwu-runs/<time>-<id> unless given"
+        None, path, "DIR", EVERYWHERE, "directory of this run (default: luwu-runs/<time>-<id>)"
     )
     tensorboard: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", ("run",),
         "write what the script records with luwu.log there, as TensorBoard event files",
     )  # fmt: skip
     trace: Path | None = _key(  # noqa: RUF009 - it makes a field
-        None, path, "FILE", TRAINING, "write a timeline of the run there; Perfetto opens it"
+        None, path, "FILE", TRAINING, "write a timeline of the run, for ui.perfetto.dev"
     )
     worker_restarts: int | None = _key(
         None, whole(0), "N", TRAINING,
-        "times lost workers are started again: all of them where on_worker_loss is "
-        "stop (0), else the lost one alone (wait: 3, drop: 0); the step is replayed",
+        "maximum number of restarts after a lost worker, each of which replays the step: of all "
+        "workers with on_worker_loss stop (default: 0), else of the lost one (wait: 3, drop: 0)",
     )  # fmt: skip
     worker_hosts: int = _key(
         1, whole(1, WORLD_SIZE_MAX), "N", ("run",),
-        "hosts that share the workers; the same command on each, with --join and --rendezvous",
+        "number of hosts that share the workers; run the same command on each, with --join "
+        "and --rendezvous",
     )  # fmt: skip
     rendezvous: str | None = _key(
         None, host_and_port, "HOST:PORT", ("run",),
-        "where the hosts' torchruns meet: an address of one of them, and a free port",
+        "where the torchruns of the hosts meet: an address of one of them, and a free port",
     )  # fmt: skip
     job: int | None = _key(
         None, whole(1, INT64_MAX), "N", ("up",),
-        "number of the job in the URL; random unless given. Fix it where an engine restarts roles",
+        "number of the job in the URL (default: random); set it if an engine restarts the roles",
     )  # fmt: skip
     join: str | None = _key(
-        None, words, "FILE|URL", ("run", "up"), "connection file or URL of what runs already"
+        None, words, "FILE|URL", ("run", "up"), "connection file or URL of a job that already runs"
     )
     bind: str | None = _key(
-        None, words, "ENDPOINT", ("up",), "where to listen, such as tcp://127.0.0.1:0"
+        None, words, "ENDPOINT", ("up",), "address to listen on, such as tcp://127.0.0.1:0"
     )
     advertise: str | None = _key(
-        None, words, "HOST[:PORT]", ("up",), "what others dial, where it differs from --bind"
+        None, words, "HOST[:PORT]", ("up",), "address that others connect to, if not --bind"
     )
     engine: str = _key(
         "local", one_of("local", "ray"), "local|ray", ("run",),
-        "who places and watches the processes: this command, or Ray (extra luwu-emulator[ray])",
+        "what starts and watches the processes: this command, or Ray (needs luwu-emulator[ray])",
     )  # fmt: skip
     keys: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", ("run", "up", "keys"),
-        "directory of keys: tcp connections are encrypted, and only its keys are let in",
+        "directory of keys: encrypt tcp connections, and accept only these keys",
     )  # fmt: skip
     key_name: str | None = _key(
         None, words, "NAME", ("run", "up"),
-        "which key is ours; node, switch and worker-{rank} unless given, and {local_rank} is known",
+        "name of the key to use (default: node, switch or worker-{rank}); may contain {local_rank}",
     )  # fmt: skip
     insecure: bool = _key(
         False, boolean, "true|false", ("run", "up"),
-        "off loopback without keys, on a network you trust; of run, with --engine ray",
+        "allow addresses off loopback without keys, on a trusted network; of run: with Ray",
     )  # fmt: skip
     connect_timeout: float = _key(
         60.0, seconds, "TIME", EVERYWHERE, "how long to wait for a process or a connection file"
     )
     grace: float = _key(
-        600.0, seconds, "TIME", EVERYWHERE, "how long a silent member is waited for"
+        600.0, seconds, "TIME", EVERYWHERE, "how long to wait for a process that stopped responding"
     )
 
 

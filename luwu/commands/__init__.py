@@ -1,7 +1,9 @@
-"""The `luwu` command: one file per verb.
+"""The `luwu` command: one file per command.
 
-main.py              finds the verb, runs it, turns errors into a message and an exit code
-flags.py             the command line of a verb
+main.py              runs a command, turns errors into a message and an exit code
+table.py             the commands, by what they are for
+flags.py             the form of a command line
+help.py              the texts of --help
 outcome.py           files of a run: what was asked for, how it ended
 compare.py           `luwu compare`
 run.py               `luwu run`
@@ -18,6 +20,7 @@ import_.py           `luwu import`
 verify.py            `luwu verify`
 snapshot.py          `luwu snapshot`
 keys.py              `luwu keys`
+completion.py        `luwu completion`
 chaos.py             `luwu chaos`
 explain.py           `luwu explain`
 config.py            `luwu config`

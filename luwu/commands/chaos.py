@@ -32,23 +32,28 @@ from luwu.monitor.watch import processes_of, state_now
 
 VERB: Final = Verb(
     name="chaos",
-    usage="luwu chaos [flags]     or     luwu chaos [flags] run [flags of luwu run] SCRIPT ...",
-    text="Kill and stall processes of a run that goes on, or of one that is started with it. Links "
-    "cannot\nbe changed while they work: give --loss and its like to run.",
+    usage="luwu chaos [flags]\nluwu chaos [flags] run [flags of luwu run] SCRIPT ...",
+    text="Kill and stall processes of a run, and check that the run survives it. The run is under "
+    "way, or is started by this command. Links cannot be changed while they are in use: for lost "
+    "messages give --loss to luwu run.",
+    examples=(
+        "luwu chaos --kill node,worker --count 3 --every 10s",
+        "luwu chaos --kill switch --every-steps 50 run --workers 2 train.py",
+    ),
     flags=(
         Flag(name="kill", shape="A,B", text="processes to kill: node, switch, worker, worker-1"),
-        Flag(name="stall", shape="A,B", text="processes to stop for a time and let go on"),
-        Flag(name="for", shape="TIME", text="how long a stall lasts (2s)"),
-        Flag(name="count", shape="N", text="how many faults (5)"),
-        Flag(name="every", shape="TIME", text="one fault in each such time (30s)"),
-        Flag(name="every_steps", shape="N", text="one fault in each so many steps"),
-        Flag(name="seed", shape="N", text="the plan is a function of it (0)"),
-        Flag(name="plan", shape="FILE", text="a plan in TOML, in place of the flags above"),
-        Flag(name="plan_only", text="print the plan and do nothing"),
-        Flag(name="expect", shape="on|end", text="whether the run goes on after the last fault or "
-             "ends; its configuration says unless given"),
-        Flag(name="limit", shape="TIME", text="how long the run may take to go on or end (60s)"),
-        Flag(name="run_dir", shape="DIR", text="the run to disturb; luwu-runs/latest unless given"),
+        Flag(name="stall", shape="A,B", text="processes to stall, then resume"),
+        Flag(name="for", shape="TIME", text="duration of a stall (default: 2s)"),
+        Flag(name="count", shape="N", text="number of faults (default: 5)"),
+        Flag(name="every", shape="TIME", text="time per fault (default: 30s)"),
+        Flag(name="every_steps", shape="N", text="steps per fault, instead of a time"),
+        Flag(name="seed", shape="N", text="seed of the plan (default: 0)"),
+        Flag(name="plan", shape="FILE", text="plan in TOML, instead of the flags above"),
+        Flag(name="plan_only", text="print the plan and exit"),
+        Flag(name="expect", shape="on|end", text="expect the run to continue after the last fault, "
+             "or to end (default: as its configuration implies)"),
+        Flag(name="limit", shape="TIME", text="time for the run to continue or end (default: 60s)"),
+        Flag(name="run_dir", shape="DIR", text="directory of the run (default: luwu-runs/latest)"),
     ),
     has_keys=False,
     rest="script",
@@ -204,7 +209,7 @@ def _job(parsed: Parsed) -> Job:
             raise ConfigError("--run-dir: the run that is started has its own; give it after run")
         verb, *tokens = parsed.rest
         if verb != "run":
-            raise ConfigError(f"luwu chaos: {verb!r} is not run; usage: {VERB.usage}", code="E201")
+            raise ConfigError(f"{verb!r} is not run; usage: {VERB.usage_text}", code="E201")
         resolved = resolve_parsed(run_verb.VERB, parse(run_verb.VERB, tokens))
         if resolved.config.join is not None or resolved.config.engine != "local":
             raise ConfigError(

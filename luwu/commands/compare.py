@@ -16,7 +16,7 @@ from luwu.base.config import INFINITY, ZERO_ARMS, RunConfig
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import write_json
 from luwu.base.quantities import format_bytes
-from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
+from luwu.commands.flags import VERBOSE_FLAG, Flag, Parsed, Verb, resolve_parsed
 from luwu.commands.outcome import keep_report, write_outcome, write_resolved
 from luwu.commands.trace import check_trace, write_trace
 from luwu.compare.arm import (
@@ -44,14 +44,21 @@ from workers.data_file import check_data_file
 VERB: Final = Verb(
     name="compare",
     usage="luwu compare [--preset demo] [flags]",
-    text="Train the built-in GPT with each arm, on the same data and seed, and compare.",
+    text="Train the built-in GPT in several ways (arms) on the same model, data and seed; then "
+    "print a table of times, memory, traffic and losses, and write a report.",
+    examples=(
+        "luwu compare --arms luwu,fsdp --layers 6 --width 256 --steps 60",
+        "luwu compare --preset demo",
+    ),
     flags=(
         Flag(
             name="preset",
             shape="demo",
-            text="luwu with an eighth of its state in RAM, luwu_ram with all of it, fsdp",
+            text="three arms: luwu with an eighth of its state in RAM, luwu_ram with all of it, "
+            "and fsdp",
         ),
         Flag(name="open", text="open the report in a browser at the end"),
+        VERBOSE_FLAG,
     ),
     presets={"demo": {"arms": "luwu,luwu_ram,fsdp"}},
 )

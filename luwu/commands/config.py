@@ -13,11 +13,16 @@ from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
 VERB: Final = Verb(
     name="config",
     usage="luwu config [show] [--origin] [--json] [--markdown] [flags]",
-    text="Show the keys as a run with the same file, environment and flags would see them.",
+    text="List all keys with the values that a run with the same file, environment and flags would "
+    "have.",
+    examples=(
+        "luwu config --origin",
+        "luwu config --config luwu.toml --workers 4 > resolved.toml",
+    ),
     flags=(
-        Flag(name="origin", text="say who set each key"),
+        Flag(name="origin", text="show where each value comes from"),
         Flag(name="json", text="print JSON, as in resolved.json"),
-        Flag(name="markdown", text="print the table of all keys that is in README.md"),
+        Flag(name="markdown", text="print the table of all keys for the documents"),
     ),
     has_all_keys=True,
     rest="one",
@@ -27,7 +32,7 @@ VERB: Final = Verb(
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
     if parsed.rest not in ([], ["show"]):
-        raise ConfigError(f"luwu config: {parsed.rest[0]!r} is unknown; usage: {VERB.usage}")
+        raise ConfigError(f"luwu config: {parsed.rest[0]!r} is unknown; usage: {VERB.usage_text}")
     if parsed.has("markdown"):
         print(markdown_table())
         return 0
@@ -45,15 +50,15 @@ def run(parsed: Parsed) -> int:
             line = f"{line:<{width + 24}}  # {entry['origin']}"
         print(line)
     if parsed.has("origin"):
-        print("\n# variables that are no keys")
+        print("\n# other environment variables")
         for variable, text in ENVIRONMENT_ONLY.items():
             print(f"# {variable:<{width}} {text}")
     return 0
 
 
 def markdown_table() -> str:
-    """Every key with its values, its default, the verbs that take it and what it means."""
-    lines = ["| key | values | default | verbs | |", "|---|---|---|---|---|"]
+    """Every key with its values, its default, the commands that take it and its meaning."""
+    lines = ["| key | values | default | commands | |", "|---|---|---|---|---|"]
     for key in KEYS.values():
         values = key.shape.replace("|", " \\| ")
         default = value_text(key.name, key.default)

@@ -23,9 +23,15 @@ from luwu.launch.serving import NO_COMPILER, STATE_DIRECTORY, free_memory_bytes
 VERB: Final = Verb(
     name="doctor",
     usage="luwu doctor [--disk DIR]",
-    text="Look at versions, processor, memory, disk and ports; say what is missing.",
+    text="Check versions, processor, memory, disk and ports of this machine, and show what is "
+    "missing.",
+    examples=("luwu doctor", "luwu doctor --disk /mnt/nvme"),
     flags=(
-        Flag(name="disk", shape="DIR", text=f"where the state would be (beside {STATE_DIRECTORY})"),
+        Flag(
+            name="disk",
+            shape="DIR",
+            text=f"directory of the state (default: beside {STATE_DIRECTORY})",
+        ),
     ),
     has_keys=False,
 )

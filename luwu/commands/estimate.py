@@ -17,10 +17,11 @@ VERB: Final = Verb(
     name="estimate",
     usage="luwu estimate [--json FILE|-] [flags of luwu compare]",
     text=(
-        "Plan a job of luwu compare without running it: memory, disk, threads, the floor of each\n"
-        "resource as measured on this machine, and which one binds. Labels say what is measured,\n"
-        "predicted, assumed or cited."
+        "Estimate what a job of luwu compare needs on this machine, without running it: memory, "
+        "disk, threads, the least time of each resource per step, and the bottleneck. Every number "
+        "is labelled as measured, predicted, assumed or cited."
     ),
+    examples=("luwu estimate --layers 12 --width 768 --workers 2 --memory-budget 1GiB",),
     keys_of="compare",
 )
 

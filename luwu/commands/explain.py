@@ -13,10 +13,12 @@ from luwu.commands.flags import Flag, Parsed, Verb
 VERB: Final = Verb(
     name="explain",
     usage="luwu explain [--json | --markdown] [CODE]",
-    text="Tell what the code at the end of an error message means; without a code list them all.",
+    text="Explain the code at the end of an error message: its meaning, its usual causes and what "
+    "to do next. Without CODE, list all codes.",
+    examples=("luwu explain E203",),
     flags=(
         Flag(name="json", text="print JSON"),
-        Flag(name="markdown", text="print the page docs/errors.md"),
+        Flag(name="markdown", text="print docs/errors.md"),
     ),
     has_keys=False,
     rest="one",

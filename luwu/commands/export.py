@@ -23,21 +23,26 @@ VERB: Final = Verb(
     name="export",
     usage="luwu export STATE_DIR|RUN_DIR|URL OUT [flags]",
     text=(
-        "Write a state to the new directory OUT, as the last decided step left it: weights and\n"
-        "optimizer state as safetensors (Hugging Face's layout), and luwu.json, from which luwu\n"
-        "import makes the state again, bit for bit. A state directory must be at rest; of a job\n"
-        "that is running name its run directory, its connect.json or the URL that luwu up\n"
-        "printed: training goes on, and what is written stays that of one step."
+        "Write the last decided step of a state to the new directory OUT: weights and optimizer "
+        "state as safetensors (in Hugging Face's layout), and luwu.json, from which luwu import "
+        "makes the same state again, bit for bit.\n\n"
+        "To export a running job, give its run directory, its connect.json or the URL that luwu up "
+        "printed; training continues. A state directory can be exported when no job uses it."
+    ),
+    examples=(
+        "luwu export luwu-state gpt-export",
+        "luwu export luwu-runs/latest gpt-weights --no-optimizer --dtype bfloat16",
     ),
     flags=(
         Flag(
             name="dtype",
             shape="float32|bfloat16|float16",
-            text="of the weights (float32; others round, and cannot be imported exactly)",
+            text="data type of the weights (default: float32; the others round, so that an import "
+            "is not exact)",
         ),
-        Flag(name="shard_size", shape="SIZE", text="a file's tensors at most (4GiB)"),
-        Flag(name="memory_budget", shape="SIZE", text="for buffers (256MiB)"),
-        Flag(name="no_optimizer", text="weights only"),
+        Flag(name="shard_size", shape="SIZE", text="maximum size of a file (default: 4GiB)"),
+        Flag(name="memory_budget", shape="SIZE", text="memory for buffers (default: 256MiB)"),
+        Flag(name="no_optimizer", text="write only the weights"),
         Flag(name="json", text="print JSON"),
     ),
     has_keys=False,
@@ -48,7 +53,7 @@ VERB: Final = Verb(
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
     if len(parsed.rest) != 2:
-        raise ConfigError(f"name a state directory and where to write; usage: {VERB.usage}")
+        raise ConfigError(f"name a state directory and where to write; usage: {VERB.usage_text}")
     from luwu.checkpoint.export_state import ExportOptions, export_state
 
     where, out = parsed.rest[0], Path(parsed.rest[1])

@@ -1,8 +1,9 @@
-"""The command line of a verb: flags that are keys, a few of its own, then the rest.
+"""The command line of a command: flags that are keys, a few of its own, then the rest.
 
 `--memory-budget 2GiB`, `--memory-budget=2GiB` and `--memory_budget 2GiB` are the same; so are
-`--x`, `--x true` and `--x=true`, and so are `--no-x` and `--x false`. Names are never abbreviated.
-Everything after the script of `luwu run` belongs to the script.
+`--x`, `--x true` and `--x=true`, and so are `--no-x` and `--x false`. Names are never abbreviated,
+but for -h (--help) and -v (--verbose). Everything after the script of `luwu run` belongs to the
+script. A command may consist of others, as `luwu predict` does: the word after it chooses one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from luwu.base.suggestion import suggestion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """A flag of one verb that is no key."""
+    """A flag of one command that is no key."""
 
     name: str
     text: str
@@ -27,21 +28,31 @@ class Flag:
     repeats: bool = False
     """True if it may be given several times; elsewhere the last one counts."""
 
+    @property
+    def flag(self) -> str:
+        """Its spelling on the command line."""
+        return "--" + self.name.replace("_", "-")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
-    """The form of a verb's command line."""
+    """The form of a command line."""
 
     name: str
     usage: str
+    """One line for each form."""
     text: str
+    """What the command does; paragraphs are separated by empty lines."""
+    examples: tuple[str, ...] = ()
+    commands: Mapping[str, Verb] = field(default_factory=dict)
+    """The forms of the commands that it consists of, by their last word."""
     flags: tuple[Flag, ...] = ()
     has_keys: bool = True
-    """True if the keys of `RunConfig` for this verb are flags of it."""
+    """True if the keys of `RunConfig` for this command are flags of it."""
     has_all_keys: bool = False
-    """True if those of all verbs are."""
+    """True if those of all commands are."""
     keys_of: str = ""
-    """The verb whose keys are flags of this one too."""
+    """The command whose keys are flags of this one too."""
     rest: str = "none"
     """The words beside the flags: `none`, `one`, `two`, `many`, or `script` with all that
     follows."""
@@ -49,11 +60,16 @@ class Verb:
 
     @property
     def keys(self) -> list[str]:
-        """The keys that are flags of this verb."""
+        """The keys that are flags of this command."""
         if not self.has_keys:
             return []
-        owners = {self.name, self.keys_of}
+        owners = {self.name.split()[0], self.keys_of}
         return [name for name in KEYS if self.has_all_keys or owners & {*KEYS[name].verbs}]
+
+    @property
+    def usage_text(self) -> str:
+        """Its forms in one line, for messages."""
+        return " or ".join(self.usage.splitlines())
 
 
 _OF_TORCHRUN = {
@@ -64,15 +80,22 @@ _OF_TORCHRUN = {
     "log_dir": "run_dir",
 }
 """Flags of torchrun, and those here that say the same."""
-CONFIG_FLAG = Flag(name="config", shape="FILE", text="TOML file of keys; or LUWU_CONFIG")
-DEBUG_FLAG = Flag(name="debug", text="show the whole traceback of an error")
-HELP_FLAG = Flag(name="help", text="show this help")
+JSON_FLAG = Flag(name="json", text="print JSON")
+CATALOGUE_FLAG = Flag(
+    name="catalogue", shape="FILE", text="TOML file with your own hardware and models"
+)
+VERBOSE_FLAG = Flag(name="verbose", text="show all that goes to the run's log; also -v")
+CONFIG_FLAG = Flag(name="config", shape="FILE", text="TOML file of keys (default: LUWU_CONFIG)")
+DEBUG_FLAG = Flag(name="debug", text="show the traceback of an error")
+HELP_FLAG = Flag(name="help", text="show this help; also -h")
+HELP_ALL_FLAG = Flag(name="help_all", text="show all flags, also those that are rarely needed")
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
     """A command line taken apart."""
 
+    verb: Verb
     keys: dict[str, str]
     flags: dict[str, str]
     rest: list[str]
@@ -84,17 +107,26 @@ class Parsed:
         return name in self.flags
 
 
-def parse(verb: Verb, tokens: Sequence[str]) -> Parsed:
-    """Take a verb's command line apart. Raises ConfigError."""
-    parsed = Parsed({}, {}, [])
+def parse(
+    verb: Verb, tokens: Sequence[str], siblings: Mapping[str, Verb] | None = None
+) -> Parsed:  # fmt: skip
+    """Take a command line apart. Raises ConfigError.
+
+    `siblings`: the commands that a flag may belong to instead, for messages.
+    """
+    if verb.commands:
+        return _parse_command(verb, tokens)
+    parsed = Parsed(verb, {}, {}, [])
     own = {flag.name: flag for flag in flags_of(verb)}
     keys = set(verb.keys)
     waiting = list(tokens)
     while waiting:
         token = waiting.pop(0)
-        if token in ("-h", "--help"):
-            parsed.flags["help"] = ""
+        if token in ("-h", "--help", "--help-all"):
+            parsed.flags["help_all" if token == "--help-all" else "help"] = ""
             return parsed
+        if token == "-v" and VERBOSE_FLAG.name in own:
+            token = "--verbose"
         if verb.rest == "script" and (token == "-m" or not token.startswith("-")):
             parsed.rest.extend([token, *waiting])
             break
@@ -120,9 +152,24 @@ def parse(verb: Verb, tokens: Sequence[str]) -> Parsed:
                 raise ConfigError(f"--{written} takes no value, got {value!r}")
             parsed.keys[name[3:]] = "false"
         else:
-            raise ConfigError(_unknown(verb, written, name, [*own, *keys]), code="E201")
+            known = [*own, *keys]
+            raise ConfigError(_unknown(verb, written, name, known, siblings or {}), code="E201")
     _check_rest(verb, parsed.rest)
     return parsed
+
+
+def _parse_command(verb: Verb, tokens: Sequence[str]) -> Parsed:
+    """The same where the first word chooses one of several commands."""
+    name, *rest = tokens or ("--help",)
+    if name in ("-h", "--help", "--help-all"):
+        return Parsed(verb, {}, {"help": ""}, [])
+    if name not in verb.commands:
+        raise ConfigError(
+            f"{name!r} is not one of {', '.join(verb.commands)}{suggestion(name, verb.commands)}; "
+            f"luwu {verb.name} --help",
+            code="E201",
+        )
+    return parse(verb.commands[name], rest, verb.commands)
 
 
 def resolve_parsed(
@@ -146,37 +193,9 @@ def resolve_parsed(
 
 
 def flags_of(verb: Verb) -> tuple[Flag, ...]:
-    """The flags of a verb that are no keys."""
-    config = (CONFIG_FLAG,) if verb.has_keys else ()
-    return (*verb.flags, *config, DEBUG_FLAG, HELP_FLAG)
-
-
-def help_text(verb: Verb) -> str:
-    """The text of `luwu VERB --help`."""
-    lines = [f"usage: {verb.usage}", "", verb.text, ""]
-    rows = []
-    for name in verb.keys:
-        key = KEYS[name]
-        shape = "" if key.is_boolean and key.default is False else f" {key.shape}"
-        rows.append((key.flag + shape, key.text + _default_text(name)))
-    for flag in flags_of(verb):
-        rows.append((f"--{flag.name.replace('_', '-')} {flag.shape}".rstrip(), flag.text))
-    width = min(34, max(len(left) for left, _ in rows))
-    for left, right in rows:
-        lines.append(f"  {left:<{width}}  {right}")
-    if verb.has_keys:
-        lines += ["", "Each flag that is a key may also stand in the file, or as LUWU_<KEY>."]
-    return "\n".join(lines)
-
-
-def _default_text(name: str) -> str:
-    default = KEYS[name].default
-    if default is None or default is False:
-        return ""
-    shown = ",".join(default) if isinstance(default, tuple) else default
-    if isinstance(default, float):
-        return f" ({shown:g}{'s' if KEYS[name].shape == 'TIME' else ''})"
-    return f" ({shown})"
+    """The flags of a command that are no keys."""
+    config = (CONFIG_FLAG, HELP_ALL_FLAG) if verb.has_keys else ()
+    return (*verb.flags, DEBUG_FLAG, HELP_FLAG, *config)
 
 
 def _value(token: str, waiting: list[str]) -> str:
@@ -195,13 +214,17 @@ def _key_value(name: str, token: str, value: str | None, waiting: list[str]) -> 
     return "true"
 
 
-def _unknown(verb: Verb, written: str, name: str, known: Sequence[str]) -> str:
+def _unknown(
+    verb: Verb, written: str, name: str, known: Sequence[str], siblings: Mapping[str, Verb]
+) -> str:  # fmt: skip
     ours = _OF_TORCHRUN.get(name)
     if ours is not None and ours in known:
-        return (
-            f"luwu {verb.name} has no flag --{written}; --{ours.replace('_', '-')} says that here"
-        )
-    elsewhere = KEYS[name].verbs if name in KEYS else ()
+        return f"luwu {verb.name} has no flag --{written}; here it is --{ours.replace('_', '-')}"
+    elsewhere = [
+        f"luwu {each.name}" for each in siblings.values() if name in {f.name for f in each.flags}
+    ]
+    if name in KEYS and not elsewhere:
+        elsewhere = [f"luwu {each}" for each in KEYS[name].verbs]
     if elsewhere:
         return f"luwu {verb.name} has no flag --{written}; it belongs to {', '.join(elsewhere)}"
     close = suggestion(name, known).replace("_", "-").replace("mean ", "mean --")
@@ -211,4 +234,4 @@ def _unknown(verb: Verb, written: str, name: str, known: Sequence[str]) -> str:
 def _check_rest(verb: Verb, rest: Sequence[str]) -> None:
     most = {"none": 0, "one": 1, "two": 2}.get(verb.rest)
     if most is not None and len(rest) > most:
-        raise ConfigError(f"luwu {verb.name}: {rest[most]!r} is too much; usage: {verb.usage}")
+        raise ConfigError(f"luwu {verb.name}: {rest[most]!r} is too much; usage: {verb.usage_text}")

@@ -16,15 +16,19 @@ VERB: Final = Verb(
     name="import",
     usage="luwu import SRC --state DIR [flags]",
     text=(
-        "Make the new state directory DIR from SRC, a directory written by luwu export: training\n"
-        "goes on at its step, with any number of workers. With --like from the weights in any\n"
-        "safetensors (Hugging Face's layout): training starts at step 0 with them."
+        "Make the new state directory DIR from SRC, a directory that luwu export wrote; training "
+        "continues at its step, with any number of workers. With --like, SRC may hold any weights "
+        "in safetensors (in Hugging Face's layout); training starts with them at step 0."
+    ),
+    examples=(
+        "luwu import gpt-export --state gpt-state",
+        "luwu import hub-model --state tuned-state --like luwu-state",
     ),
     flags=(
-        Flag(name="state", shape="DIR", text="the state to make"),
-        Flag(name="like", shape="DIR", text="a state or an export with the same model"),
-        Flag(name="chunk", shape="SIZE", text="another chunk than it was exported with"),
-        Flag(name="memory_budget", shape="SIZE", text="for buffers (256MiB)"),
+        Flag(name="state", shape="DIR", text="state directory to make"),
+        Flag(name="like", shape="DIR", text="state or export of the same model"),
+        Flag(name="chunk", shape="SIZE", text="chunk size (default: as exported)"),
+        Flag(name="memory_budget", shape="SIZE", text="memory for buffers (default: 256MiB)"),
         Flag(name="json", text="print JSON"),
     ),
     has_keys=False,
@@ -36,7 +40,7 @@ def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
     values = parsed.flags
     if not parsed.rest or "state" not in values:
-        raise ConfigError(f"name a directory and the state to make; usage: {VERB.usage}")
+        raise ConfigError(f"name a directory and the state to make; usage: {VERB.usage_text}")
     from luwu.checkpoint.import_state import ImportOptions, import_state
 
     options = ImportOptions(

@@ -35,40 +35,59 @@ from luwu.base.parsers import whole
 from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
 from luwu.transport.curve import new_key_pair
 
+INIT: Final = Verb(
+    name="keys init",
+    usage="luwu keys init --keys DIR [--workers N] [--optimizer-nodes N]",
+    text="Create the keys of a job: of a switch, of its optimizer nodes and of its workers.",
+    examples=("luwu keys init --keys luwu-keys --workers 4",),
+    flags=(
+        Flag(name="workers", shape="N", text="number of workers (default: 2)"),
+        Flag(name="optimizer_nodes", shape="N", text="number of optimizer nodes (default: 1)"),
+    ),
+)
+ADD: Final = Verb(
+    name="keys add",
+    usage="luwu keys add NAME --role worker|reader|switch|node --keys DIR",
+    text="Create one more key.",
+    examples=("luwu keys add evaluator --role reader --keys luwu-keys",),
+    flags=(
+        Flag(name="role", shape="worker|reader|switch|node", text="what the key is for"),
+    ),
+    rest="one",
+)  # fmt: skip
+REVOKE: Final = Verb(
+    name="keys revoke",
+    usage="luwu keys revoke NAME --keys DIR",
+    text="Revoke a key; running jobs that use DIR close its connections within a second.",
+    examples=("luwu keys revoke worker-3 --keys luwu-keys",),
+    rest="one",
+)
+LIST: Final = Verb(
+    name="keys list",
+    usage="luwu keys list --keys DIR",
+    text="List the keys that are accepted, their roles, and whether their secrets are here.",
+    examples=("luwu keys list --keys luwu-keys",),
+)
 VERB: Final = Verb(
     name="keys",
-    usage="luwu keys init|add|revoke|list [NAME] --keys DIR",
-    text=(
-        "Make the keys of a job, and say whose may connect. Keys are called after the process\n"
-        "that has them: node, switch, worker-0, ...; a running job follows at once."
-    ),
-    flags=(
-        Flag(name="workers", shape="N", text="of init: keys of so many workers (2)"),
-        Flag(name="optimizer_nodes", shape="N", text="of init: and of so many nodes (1)"),
-        Flag(name="role", shape="worker|reader|switch|node", text="of add: what the key is for"),
-    ),
-    rest="two",
+    usage="luwu keys COMMAND ... --keys DIR",
+    text="Create, revoke and list the keys of the processes that may connect to a job. A key is "
+    "named after its process: node, switch, worker-0. A running job follows a change at once.",
+    examples=("luwu keys init --keys luwu-keys --workers 4", "luwu keys list --keys luwu-keys"),
+    commands={"init": INIT, "add": ADD, "revoke": REVOKE, "list": LIST},
+    has_keys=False,
 )
 DEFAULT_DIRECTORY: Final = Path("luwu-keys")
 
 
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
-    resolved = resolve_parsed(VERB, parsed)
-    directory = resolved.config.keys or DEFAULT_DIRECTORY
-    does = {"init": _init, "add": _add, "revoke": _revoke, "list": _list}
-    verb, name = (*parsed.rest, "", "")[:2]
-    if verb not in does:
-        raise ConfigError(f"{verb!r} is not one of {', '.join(does)}; usage: {VERB.usage}")
-    if bool(name) != (verb in ("add", "revoke")):
-        missing = "needs the name of a key" if not name else f"takes no name, got {name!r}"
-        raise ConfigError(f"luwu keys {verb} {missing}; usage: {VERB.usage}")
-    for flag, owner in (("workers", "init"), ("optimizer_nodes", "init"), ("role", "add")):
-        if flag in parsed.flags and verb != owner:
-            raise ConfigError(
-                f"--{flag.replace('_', '-')} belongs to luwu keys {owner}; leave it out"
-            )
-    does[verb](directory, name, parsed)
+    verb = parsed.verb
+    directory = resolve_parsed(verb, parsed).config.keys or DEFAULT_DIRECTORY
+    if verb.rest == "one" and not parsed.rest:
+        raise ConfigError(f"luwu {verb.name} needs the name of a key; usage: {verb.usage}")
+    does = {INIT.name: _init, ADD.name: _add, REVOKE.name: _revoke, LIST.name: _list}
+    does[verb.name](directory, parsed.rest[0] if parsed.rest else "", parsed)
     return 0
 
 

@@ -1,14 +1,10 @@
-"""The `luwu` command: finds the verb, runs it, and turns errors into one message and an exit code.
+"""The `luwu` command: runs a command, and turns errors into one message and an exit code.
 
-    0 ok    2 bad configuration    3 cannot connect    4 a worker failed    5 state damaged
-
-A verb's module is imported when it is called, so `luwu --help` loads little.
+0 ok    2 bad configuration    3 cannot connect    4 a worker failed    5 state damaged
 """
 
 from __future__ import annotations
 
-import importlib
-import keyword
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,27 +18,11 @@ from luwu.base.libc import keep_one_arena
 from luwu.base.refusals import DISK_FAULTS, refusal
 from luwu.base.suggestion import suggestion
 from luwu.commands import flags
+from luwu.commands.help import help_text, overview
+from luwu.commands.table import VERBS, module_of
 
-VERBS: Final = {
-    "compare": "train the built-in GPT with LuWu and with FSDP2, DDP or alone, and compare",
-    "run": "start a training script, with a switch and an optimizer node",
-    "up": "start a switch and an optimizer node, and wait for workers",
-    "status": "what the processes of a run are doing",
-    "estimate": "what a job would take here: memory, disk, time, and what binds",
-    "predict": "how long a step takes on machines that are not here, and what binds",
-    "plan": "the best configuration of a job on such machines",
-    "doctor": "what this machine has and what is missing",
-    "report": "make a run's report again",
-    "trace": "make a run's timeline, or say how busy its engines were",
-    "export": "write a state as safetensors: weights, optimizer, and what import needs",
-    "import": "make a state from an export, or from weights in safetensors",
-    "keys": "make and take back the keys of who may connect",
-    "chaos": "kill and stall processes of a run on purpose, and see how it takes it",
-    "explain": "what the code of an error means, and what to do next",
-    "verify": "is a state whole? Which version, what is damaged, where",
-    "snapshot": "a copy of a state that is itself one, while training goes on",
-    "config": "show every key, its value and who set it",
-}
+NOTHING_MORE: Final = ("E200",)
+"""Codes of which `luwu explain` has nothing to add to the message."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,36 +32,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for package in own.PACKAGES:
         own.take(package)
     tokens = list(sys.argv[1:] if arguments is None else arguments)
-    if not tokens or tokens[0] in ("-h", "--help", "help"):
-        print(usage())
+    if tokens in ([], ["help"]) or tokens[0] in ("-h", "--help"):
+        print(overview())
         return 0
     if tokens[0] == "--version":
         print(f"luwu {own.version()}")
         return 0
+    if tokens[0] == "help":
+        tokens = [*tokens[1:2], "--help"]
     name = tokens.pop(0)
     if name not in VERBS:
-        said = f"no verb {name!r}{suggestion(name, VERBS)}\nthe verbs are {', '.join(VERBS)}"
-        return _fail("luwu", ConfigError(f"{said}; luwu --help", code="E201"))
+        said = f"no command {name!r}{suggestion(name, VERBS)}; luwu --help lists them"
+        return _fail("luwu", ConfigError(said, code="E201"))
     return _run_verb(name, tokens)
-
-
-def usage() -> str:
-    """The text of `luwu --help`."""
-    lines = ["usage: luwu VERB ...", ""]
-    lines += [f"  {name:<9} {text}" for name, text in VERBS.items()]
-    lines += ["", "luwu VERB --help tells more. Keys of the configuration: luwu config."]
-    return "\n".join(lines)
 
 
 def _run_verb(name: str, tokens: list[str]) -> int:
     is_debug = False
     try:
-        file = f"{name}_" if keyword.iskeyword(name) else name
-        module = importlib.import_module(f"luwu.commands.{file}")
+        module = module_of(name)
         parsed = flags.parse(module.VERB, tokens)
         is_debug = parsed.has("debug")
-        if parsed.has("help"):
-            print(flags.help_text(module.VERB))
+        if parsed.has("help") or parsed.has("help_all"):
+            print(help_text(parsed.verb, with_all=parsed.has("help_all")))
             return 0
         code: int = module.run(parsed)
         return code
@@ -103,10 +76,11 @@ def _run_verb(name: str, tokens: list[str]) -> int:
 
 
 def _fail(program: str, error: LuwuError) -> int:
-    """Say what went wrong, and where more is told of it; the exit code."""
-    title = entry(error.code).title
+    """Print what went wrong, and which code explains more of it; the exit code."""
     print_if_possible(f"{program}: {error}")
-    print_if_possible(f"{error.code}: {title}; more: luwu explain {error.code}")
+    if error.code not in NOTHING_MORE:
+        title = entry(error.code).title
+        print_if_possible(f"{error.code}: {title}; more: luwu explain {error.code}")
     return error.exit_code
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.errors import ConfigError
-from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.commands.flags import CATALOGUE_FLAG, JSON_FLAG, Parsed, Verb
 from luwu.predict.ask.question import read_table
 from luwu.predict.hardware.catalogue import load
 from luwu.predict.plan.plan_text import plan_document, plan_text
@@ -23,15 +23,14 @@ VERB: Final = Verb(
     name="plan",
     usage="luwu plan FILE.toml [--json] [--catalogue FILE]",
     text=(
-        "Search the degrees, micro-batches and recomputations of a job on machines that are not\n"
-        "here, of systems and networks to choose from, and show those that no other beats in\n"
-        "speed, memory left, costs and power; and how many tokens hide what is exchanged. Of\n"
-        "inference: ranks, copies, batches and precisions, by rate, latency and costs."
+        "Search the best configurations of a job on hardware you do not have: systems, networks, "
+        "degrees of parallelism, micro-batches and recomputation. Shown are those that no other "
+        "beats in speed, free memory, cost and power, and the number of tokens that hides "
+        "communication. For inference: ranks, replicas, batches and precisions, by rate, latency "
+        "and cost. FILE is described in docs/predict.md."
     ),
-    flags=(
-        Flag(name="json", text="print JSON"),
-        Flag(name="catalogue", shape="FILE", text="TOML with your own hardware and models"),
-    ),
+    examples=("luwu plan llama.toml", "luwu plan llama.toml --catalogue ours.toml --json"),
+    flags=(JSON_FLAG, CATALOGUE_FLAG),
     has_keys=False,
     rest="one",
 )
@@ -40,7 +39,7 @@ VERB: Final = Verb(
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
     if not parsed.rest:
-        raise ConfigError(f"which file? usage: {VERB.usage}")
+        raise ConfigError(f"which file? usage: {VERB.usage_text}")
     own = parsed.flags.get("catalogue")
     table = read_table(Path(parsed.rest[0]))
     catalogue = load(*([Path(own)] if own else []))

@@ -10,21 +10,39 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.parsers import whole
-from luwu.commands.flags import Parsed
+from luwu.commands.flags import CATALOGUE_FLAG, JSON_FLAG, Flag, Parsed, Verb
 from luwu.predict.ask.question import Question, read_question
 from luwu.predict.events.exchanges import PlayedExchange, play_exchanges
 from luwu.predict.hardware.catalogue import Catalogue
 
-USAGE = "luwu predict flows FILE [--channels N] [--json]"
+FLOWS: Final = Verb(
+    name="predict flows",
+    usage="luwu predict flows FILE [--channels N] [--json] [--catalogue FILE]",
+    text="Play the exchanges of a step flow by flow through [topology], where switches choose a "
+    "link by a hash, and compare with the closed form, which uses all links evenly.",
+    examples=("luwu predict flows llama.toml --channels 4",),
+    flags=(
+        Flag(
+            name="channels",
+            shape="N",
+            text="connections between two ranks, each hashed (default: 1)",
+        ),
+        JSON_FLAG,
+        CATALOGUE_FLAG,
+    ),
+    has_keys=False,
+    rest="many",
+)
 
 
 def flows(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     """Play the exchanges of a file's question. Raises ConfigError."""
     if len(rest) != 1:
-        raise ConfigError(f"luwu predict flows takes a file; usage: {USAGE}")
+        raise ConfigError(f"luwu predict flows takes a file; usage: {FLOWS.usage}")
     question = read_question(Path(rest[0]), catalogue)
     if not isinstance(question, Question):
         raise ConfigError(

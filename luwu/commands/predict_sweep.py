@@ -8,15 +8,29 @@ from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.commands.flags import Parsed
+from luwu.commands.flags import CATALOGUE_FLAG, JSON_FLAG, Flag, Parsed, Verb
 from luwu.commands.predict_pictures import write_svg
 from luwu.predict.ask.question import read_table
 from luwu.predict.ask.sweep import STEP, Point, Sweep, label, parse_axis, sweep
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.report.chart import point_chart
 
-USAGE: Final = (
-    "luwu predict sweep FILE --over KEY=v1,v2,... [--over ...] [--of METRIC] [--json] [--svg FILE]"
+SWEEP: Final = Verb(
+    name="predict sweep",
+    usage="luwu predict sweep FILE --over KEY=V,V,... [--over ...] [--of METRIC] [--json] "
+    "[--svg FILE] [--catalogue FILE]",
+    text="Predict a step for each value of one or more keys of FILE: a table, and with --svg a "
+    "plot.",
+    examples=("luwu predict sweep llama.toml --over node.disks=2,4,8 --svg disks.svg",),
+    flags=(
+        Flag(name="over", shape="KEY=V,V", text="a key and its values; repeatable", repeats=True),
+        Flag(name="of", shape="METRIC", text="number of the answer to show (default: step_s)"),
+        Flag(name="svg", shape="FILE", text="write a plot"),
+        JSON_FLAG,
+        CATALOGUE_FLAG,
+    ),
+    has_keys=False,
+    rest="many",
 )
 SCHEMA: Final = 1
 _ALWAYS: Final = {
@@ -30,7 +44,7 @@ _HEADINGS: Final = {"step_s": "step", "tokens_per_s_per_device": "tokens/s each"
 def run_sweep(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     """The output of the command. Raises ConfigError."""
     if len(rest) != 1:
-        raise ConfigError(f"luwu predict sweep takes a file; usage: {USAGE}")
+        raise ConfigError(f"luwu predict sweep takes a file; usage: {SWEEP.usage}")
     axes = [parse_axis(each) for each in parsed.repeated.get("over", [])]
     found = sweep(read_table(Path(rest[0])), axes, catalogue)
     of = parsed.flags.get("of", STEP)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from luwu.base.errors import ConfigError
-from luwu.commands.flags import Parsed
+from luwu.commands.flags import CATALOGUE_FLAG, Flag, Parsed, Verb
 from luwu.commands.trace import check_trace
 from luwu.predict.ask.question import Question, read_question
 from luwu.predict.ask.replay import PLAYED, play_three_d
@@ -23,18 +24,26 @@ from luwu.predict.events.recorded import told_by_stages, write_events
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.report.timeline import write_timeline
 
-USAGE = "luwu predict timeline FILE --out FILE [--run-dir DIR]"
+TIMELINE: Final = Verb(
+    name="predict timeline",
+    usage="luwu predict timeline FILE --out FILE [--run-dir DIR] [--catalogue FILE]",
+    text="Write a predicted step as a Chrome trace, in the form of luwu trace.",
+    examples=("luwu predict timeline llama.toml --out step.json",),
+    flags=(
+        Flag(name="out", shape="FILE", text="write the Chrome trace to FILE"),
+        Flag(name="run_dir", shape="DIR", text="keep the events, for luwu trace DIR"),
+        CATALOGUE_FLAG,
+    ),
+    has_keys=False,
+    rest="many",
+)
 
 
 def timeline(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     """Play the question of a file, write what was asked for, and say where. Raises ConfigError."""
     out, kept = (parsed.flags.get(name) for name in ("out", "run_dir"))
     if len(rest) != 1 or (out is None and kept is None):
-        raise ConfigError(f"luwu predict timeline takes a file, and --out; usage: {USAGE}")
-    if parsed.has("json"):
-        raise ConfigError(
-            "--json: what luwu predict timeline writes to --out is JSON; leave it out"
-        )
+        raise ConfigError(f"luwu predict timeline takes a file, and --out; usage: {TIMELINE.usage}")
     if out is not None:
         check_trace(Path(out), "--out")
     question = read_question(Path(rest[0]), catalogue)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
 from luwu.base.own import found_first, needs, own_module
-from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
+from luwu.commands.flags import VERBOSE_FLAG, Parsed, Verb, resolve_parsed
 from luwu.commands.outcome import keep_report, write_outcome, write_resolved
 from luwu.commands.trace import check_trace, write_trace
 from luwu.join.connection import Connection, join
@@ -41,9 +41,14 @@ if TYPE_CHECKING:
 
 VERB: Final = Verb(
     name="run",
-    usage="luwu run [flags] SCRIPT ...     or     luwu run [flags] -m MODULE ...",
-    text="Start SCRIPT in every worker; with --join only workers. What follows SCRIPT is its own.",
-    flags=(Flag(name="verbose", text="say all that was decided before the workers start"),),
+    usage="luwu run [flags] SCRIPT ...\nluwu run [flags] -m MODULE ...",
+    text="Start a switch, an optimizer node and workers that run SCRIPT. With --join, start only "
+    "the workers, of a job that already runs. Arguments after SCRIPT are passed to it.",
+    examples=(
+        "luwu run --workers 4 train.py --epochs 3",
+        "luwu run --memory-budget 2GiB --state big-state --resume train.py",
+    ),
+    flags=(VERBOSE_FLAG,),
     rest="script",
 )
 SERVING_KEYS: Final = (
@@ -337,7 +342,7 @@ def _check_engine(config: RunConfig) -> None:
 
 def _check_script(script: list[str]) -> None:
     if not script or (script[0] == "-m" and len(script) < 2):
-        raise ConfigError(f"no script to run; usage: {VERB.usage}")
+        raise ConfigError(f"no script to run; usage: {VERB.usage_text}")
     if script[0] != "-m" and not Path(script[0]).is_file():
         raise ConfigError(f"there is no script {script[0]}; name a Python file, or -m MODULE")
 

@@ -22,12 +22,13 @@ VERB: Final = Verb(
     name="snapshot",
     usage="luwu snapshot STATE_DIR|RUN_DIR|URL OUT [flags]",
     text=(
-        "Make the new state directory OUT, with the newest decided step of a state: luwu run\n"
-        "--state OUT --resume goes on from it, luwu verify OUT looks whether it is whole. Of a\n"
-        "job that is running name its run directory, its connect.json or the URL that luwu up\n"
-        "printed: training goes on. Where the file system has reflinks and the state is on this\n"
-        "host the files share their blocks; else the pages are copied."
+        "Copy the last decided step of a state to the new state directory OUT; luwu run --state "
+        "OUT --resume continues from it.\n\n"
+        "To copy the state of a running job, give its run directory, its connect.json or the URL "
+        "that luwu up printed; training continues. On a file system with reflinks the copy shares "
+        "its blocks with the state; elsewhere the pages are copied."
     ),
+    examples=("luwu snapshot luwu-runs/latest before-tuning",),
     flags=(Flag(name="json", text="print JSON"),),
     has_keys=False,
     rest="two",
@@ -37,7 +38,7 @@ VERB: Final = Verb(
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
     if len(parsed.rest) != 2:
-        raise ConfigError(f"name a state and where to make its copy; usage: {VERB.usage}")
+        raise ConfigError(f"name a state and where to make its copy; usage: {VERB.usage_text}")
     where, out = parsed.rest[0], Path(parsed.rest[1])
     path = Path(where)
     with stop_requests() as should_stop:

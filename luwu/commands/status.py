@@ -27,16 +27,21 @@ _TOP: Final = "\x1b[H\x1b[J"
 
 VERB: Final = Verb(
     name="status",
-    usage="luwu status [--all] [--watch | --serve PORT | --prometheus [HOST:]PORT] [RUN]",
-    text="Show the processes of a run and how far it is; the latest run unless one is named.",
+    usage="luwu status [--all] [--json] [RUN]\n"
+    "luwu status --watch | --serve PORT | --prometheus [HOST:]PORT [RUN]",
+    text="Show the processes of a run and its progress. RUN is the directory of a run; the default "
+    "is the latest.",
+    examples=("luwu status --watch", "luwu status --serve 8080"),
     flags=(
-        Flag(name="all", text="show all counters too"),
-        Flag(name="watch", text="show it again every second, until the run or Ctrl-C ends it"),
+        Flag(name="all", text="also show all counters"),
+        Flag(name="watch", text="repeat every second, until the run or Ctrl-C ends it"),
         Flag(
-            name="serve", shape="PORT", text="a page at http://127.0.0.1:PORT that follows the run"
+            name="serve",
+            shape="PORT",
+            text="serve a page at http://127.0.0.1:PORT that follows the run",
         ),
         Flag(name="json", text="print JSON"),
-        Flag(name="prometheus", shape="[HOST:]PORT", text="let Prometheus scrape the counts there"),
+        Flag(name="prometheus", shape="[HOST:]PORT", text="serve metrics to Prometheus"),
     ),
     has_keys=False,
     rest="one",

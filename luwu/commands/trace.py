@@ -18,16 +18,20 @@ VERB: Final = Verb(
     name="trace",
     usage="luwu trace [--out FILE] [--step A:B | --all] [--summary | --svg FILE] [RUN]",
     text=(
-        f"Write a timeline of {STEADY_STEPS} steps from the middle of a run, of the latest run\n"
-        "unless one is named: a Chrome trace, which ui.perfetto.dev and chrome://tracing open.\n"
-        "The run may be under way, and need not have ended well."
+        f"Write a timeline of {STEADY_STEPS} steps from the middle of a run as a Chrome trace, for "
+        "ui.perfetto.dev or chrome://tracing. The run may be under way, and need not have ended "
+        "well. RUN is the directory of a run; the default is the latest."
     ),
+    examples=("luwu trace --step 20:25 --out steps.json", "luwu trace --summary"),
     flags=(
-        Flag(name="out", shape="FILE", text="where to write it; trace.json of the run"),
-        Flag(name="step", shape="A:B", text="steps from A up to, and without, B; A alone is one"),
+        Flag(name="out", shape="FILE", text="file to write (default: trace.json of the run)"),
+        Flag(name="step", shape="A:B", text="the steps from A to B - 1; A alone is one step"),
         Flag(name="all", text="all steps, and the start-up"),
-        Flag(name="summary", text="print how busy each engine was, and what compute hid, instead"),
-        Flag(name="svg", shape="FILE", text="draw one step, row by row, instead"),
+        Flag(
+            name="summary",
+            text="print instead how busy each engine was and how much compute overlapped",
+        ),
+        Flag(name="svg", shape="FILE", text="draw one step instead, row by row"),
     ),
     has_keys=False,
     rest="one",

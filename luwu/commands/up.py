@@ -14,7 +14,7 @@ from luwu.base.errors import ConfigError, Interrupted, LuwuError
 from luwu.base.limits import NODE_COUNT_MAX
 from luwu.base.parsers import whole
 from luwu.base.tree import one_switch
-from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
+from luwu.commands.flags import VERBOSE_FLAG, Flag, Parsed, Verb, resolve_parsed
 from luwu.commands.outcome import keep_report, write_outcome, write_resolved
 from luwu.commands.up_in_tree import (
     join_nodes,
@@ -47,16 +47,22 @@ VERB: Final = Verb(
     name="up",
     usage="luwu up [--role switch|node] [--name NAME] [--number N] [flags]",
     text=(
-        "Start a switch and an optimizer node, print how to join them, and serve one job.\n"
-        "For separate hosts: luwu up --role node, then luwu up --role switch --join FILE|URL\n"
-        "(or both with one --run-dir). They may start in any order. In a tree of switches each\n"
-        "is told --tree FILE and its --name there, and joins its parent. Of several nodes each\n"
-        "but the first is told its --number, and joins the one before it."
+        "Start a switch and an optimizer node for one job, print how to join them, and wait for "
+        "workers.\n\n"
+        "On separate hosts, start luwu up --role node, then luwu up --role switch --join FILE|URL; "
+        "with a common --run-dir they need no --join and start in any order. With several "
+        "optimizer nodes, each but the first has a --number and joins the one before it. In a tree "
+        "of switches, each has a --name and joins its parent."
+    ),
+    examples=(
+        "luwu up --workers 4 --state gpt-state",
+        "luwu up --role node --workers 4 --keys luwu-keys --bind tcp://10.0.0.5:7000",
     ),
     flags=(
-        Flag(name="role", shape="switch|node", text="only this one"),
-        Flag(name="name", shape="NAME", text="which switch of --tree this is"),
-        Flag(name="number", shape="N", text="which of --optimizer-nodes this is, from 0"),
+        Flag(name="role", shape="switch|node", text="start only this one"),
+        Flag(name="name", shape="NAME", text="name of this switch in --tree"),
+        Flag(name="number", shape="N", text="number of this optimizer node, from 0"),
+        VERBOSE_FLAG,
     ),
 )
 

@@ -20,16 +20,17 @@ VERB: Final = Verb(
     name="verify",
     usage="luwu verify STATE_DIR [flags]",
     text=(
-        "Say what a state directory holds and what of it is damaged; nothing is changed. Without\n"
-        "--full it reads what a start reads: configuration, superblock and manifests of every\n"
-        "node. The state must be at rest. Exit code 0 if it is whole, 5 if it is damaged."
+        "Check a state directory that no job uses, and show its step and any damage. Nothing is "
+        "changed. Without --full, only what a start needs is read: configuration, superblock and "
+        "manifests of each node. The exit code is 0 if the state is intact, 5 if it is damaged."
     ),
+    examples=("luwu verify luwu-state", "luwu verify --full luwu-state"),
     flags=(
-        Flag(name="full", text="read every page, and what workers attached"),
+        Flag(name="full", text="read every page and all attachments"),
         Flag(
             name="roll_back",
-            text="go back one step: the last decided one is lost for good; refused unless the "
-            "state before it is whole, which it is until the next step begins",
+            text="go back one step; the last decided step is lost for good. This needs the state "
+            "before it, which is kept until the next step begins",
         ),
         Flag(name="json", text="print JSON"),
     ),
@@ -41,7 +42,7 @@ VERB: Final = Verb(
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
     if not parsed.rest:
-        raise ConfigError(f"name a state directory; usage: {VERB.usage}")
+        raise ConfigError(f"name a state directory; usage: {VERB.usage_text}")
     from switch_emu.store.striped import node_count_of
     from switch_emu.store.verify import verify_state
 

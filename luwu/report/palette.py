@@ -43,8 +43,10 @@ _ENGINES: Final = {
 
 
 def system_colour(name: str, index: int) -> str:
-    """The colour of a system by its name; one without a name of its own gets the index-th."""
-    return _variable(_SYSTEMS.get(name, HUES[index % len(HUES)]))
+    """The colour of a system that is named in a text, such as `system luwu, disks 4`; any other
+    gets the index-th."""
+    known = (_SYSTEMS[word] for word in re.split("[ ,]+", name) if word in _SYSTEMS)
+    return _variable(next(known, HUES[index % len(HUES)]))
 
 
 def engine_colour(name: str) -> str:

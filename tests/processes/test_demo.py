@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from luwu.commands import flags
-from luwu.commands.main import VERBS
+from luwu.commands.table import VERBS
 from tests.processes.commands import Terminal, terminal
 
 SECONDS_MAX = 240.0

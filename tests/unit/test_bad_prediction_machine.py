@@ -40,7 +40,7 @@ def test_bad_prediction_of_a_machine_names_what_the_job_lacks(wrong: dict[str, A
 def test_bad_prediction_of_a_machine_says_what_it_is_of(capfd: pytest.CaptureFixture[str]) -> None:
     """`--machine` belongs to `validate`, which takes nothing else with it."""
     assert main(["predict", "step", "--machine", "FILE"]) == 2
-    assert "--machine belongs to luwu predict validate" in capfd.readouterr().err
+    assert "no flag --machine; it belongs to luwu predict validate" in capfd.readouterr().err
     assert main(["predict", "validate", "--machine", "FILE"]) == 2
     assert "takes no 'FILE'" in capfd.readouterr().err
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 from luwu.base.config import KEYS, RunConfig
 from luwu.base.errors import ConfigError
 from luwu.commands import compare, flags, run
-from luwu.commands.main import VERBS, main
+from luwu.commands.help import KEY_GROUPS, RARE, WIDTH
+from luwu.commands.main import main
+from luwu.commands.table import VERBS, forms
 from luwu.launch.processes.console import Console
 
 
@@ -72,7 +75,7 @@ def test_the_flag_no_switch_is_itself() -> None:
         ("--memory-bugdet 1GiB", "did you mean --memory-budget"),
         ("--optimizer-node 2", "no flag --optimizer-node; did you mean --optimizer-nodes"),
         ("--accumulate 2", "no flag --accumulate"),
-        ("--bind x", "belongs to up"),
+        ("--bind x", "belongs to luwu up"),
         ("--steps", "needs a value"),
         ("--steps --seed 3", "needs a value"),
         ("--open=3", "takes no value"),
@@ -93,14 +96,75 @@ def test_all_after_the_script_is_the_scripts() -> None:
     assert (parsed.keys, parsed.rest) == ({"workers": "3"}, ["-m", "a.b", "--workers", "9"])
 
 
-def test_each_verb_explains_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in VERBS:
-        assert main([name, "--help"]) == 0
-        assert f"usage: luwu {name}" in capsys.readouterr().out
+FORMS = list(forms())
 
 
-def test_every_key_belongs_to_a_verb() -> None:
+@pytest.mark.parametrize("flag", ["--help", "--help-all"])
+@pytest.mark.parametrize("words", ["", *(form.name for form in FORMS)])
+def test_help_fits_80_columns(words: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: the help of every command names it, and no line is wrapped by the terminal."""
+    assert main([*words.split(), flag] if words else ["--help"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"usage: luwu {words}")
+    assert shown.err == ""
+    assert [line for line in shown.out.splitlines() if len(line) > WIDTH] == []
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_help_shows_examples_that_can_be_typed(form: flags.Verb) -> None:
+    """Goal: one or two examples of each command, which its parser takes."""
+    assert len(form.examples) in (1, 2)
+    for example in form.examples:
+        command = re.search(r"luwu ([^)>#\"]+)", example)
+        assert command is not None
+        words = command[1].split()
+        assert words[: len(form.name.split())] == form.name.split()
+        name, *rest = words
+        flags.parse(next(each for each in FORMS if each.name == name), rest)
+
+
+@pytest.mark.parametrize("name", ["run", "compare", "up"])
+def test_help_groups_keys_by_use(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: every key is in one group; emulation and faults are shown by --help-all alone, and the
+    short help says so."""
+    assert sorted(key for keys in KEY_GROUPS.values() for key in keys) == sorted(KEYS)
+    assert main([name, "--help"]) == 0
+    short = capsys.readouterr().out
+    assert main([name, "--help-all"]) == 0
+    long = capsys.readouterr().out
+    assert "--help-all also shows the flags for" in short
+    assert "--help-all also shows the flags for" not in long
+    for title, keys in KEY_GROUPS.items():
+        for key in keys:
+            if name in KEYS[key].verbs:
+                assert re.search(rf"^  {KEYS[key].flag}\b", long, re.MULTILINE), key
+                shown = re.search(rf"^  {KEYS[key].flag}\b", short, re.MULTILINE)
+                assert (shown is None) == (title in RARE), key
+
+
+@pytest.mark.parametrize("name", ["predict", "keys"])
+def test_a_command_of_commands_alone_prints_its_help(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: without a word it lists its commands; `luwu help` does the same."""
+    shown = []
+    for words in ([name], [name, "--help"], ["help", name]):
+        assert main(words) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0].startswith(f"usage: luwu {name} COMMAND")
+    assert shown == [shown[0]] * 3
+
+
+def test_every_key_belongs_to_a_command() -> None:
     assert all(set(key.verbs) <= set(VERBS) and key.verbs for key in KEYS.values())
+
+
+def test_explain_is_named_where_it_has_more_to_say(capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: the message alone for E200, which luwu explain can only repeat."""
+    assert main(["compare", "--steps", "x"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert main(["compare", "--stepps", "3"]) == 2
+    assert "E201: unknown name; more: luwu explain E201" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

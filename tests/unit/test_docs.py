@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import luwu
-from luwu.commands.main import VERBS
+from luwu.commands.table import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -24,7 +24,7 @@ NOTES = sorted([*(ROOT / "docs").glob("design/*.md"), *(ROOT / "benchmarks").glo
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_name_what_is_there(page: Path) -> None:
-    """Goal: every luwu.name is one, and every `luwu verb` too."""
+    """Goal: every luwu.name is one, and every `luwu command` too."""
     text = page.read_text(encoding="utf-8")
     for chain in set(re.findall(r"\bluwu((?:\.[A-Za-z_]\w*)+)\(", text)):
         found = luwu

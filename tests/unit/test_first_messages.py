@@ -26,7 +26,7 @@ from luwu.launch.serving import decide_sizes
 )  # fmt: skip
 def test_a_flag_of_torchrun_is_answered_with_ours(flag: str, ours: str) -> None:
     """Goal: what means the same, and not what is spelt alike."""
-    with pytest.raises(ConfigError, match=f"no flag --{flag}; --{ours} says that here"):
+    with pytest.raises(ConfigError, match=f"no flag --{flag}; here it is --{ours}"):
         flags.parse(VERB, [f"--{flag}", "2", "train.py"])
 
 

@@ -102,7 +102,7 @@ class TestTheVerb:
             (["add", ".x", "--role", "worker"], "is no name of a key"),
             (["revoke"], "needs the name of a key"),
             (["revoke", "nobody"], "has no key 'nobody'; it has "),
-            (["list", "x"], "takes no name"),
+            (["list", "x"], "'x' is too much"),
             (["list", "--role", "worker"], "belongs to luwu keys add"),
             (["revoke", "node", "--workers", "2"], "belongs to luwu keys init"),
         ],

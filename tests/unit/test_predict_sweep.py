@@ -219,8 +219,11 @@ def test_the_sweep_command(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
     for wrong, said in (
         (["predict", "sweep"], "takes a file"),
         (["predict", "sweep", str(file)], "over: no key"),
-        (["predict", "compare", str(file), "--over", "batch=8"], "--over belongs to"),
-        (["predict", "validate", "--svg", "x.svg"], "--svg belongs to luwu predict step and sweep"),
+        (["predict", "compare", str(file), "--over", "batch=8"], "no flag --over; it belongs to"),
+        (
+            ["predict", "validate", "--svg", "x.svg"],
+            "it belongs to luwu predict step, luwu predict sweep",
+        ),
         ([*command, "--svg", str(tmp_path)], "svg: cannot write"),
     ):
         assert main(wrong) == 2

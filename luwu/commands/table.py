@@ -1,0 +1,57 @@
+"""The commands by what they are for, and the form of each command line."""
+
+from __future__ import annotations
+
+import importlib
+import keyword
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Final
+
+from luwu.commands.flags import Verb
+
+GROUPS: Final = {
+    "Train": {
+        "run": "start a training script, with a switch and an optimizer node",
+        "compare": "train the built-in GPT in several ways, such as LuWu and FSDP2",
+        "up": "start a switch and an optimizer node, and wait for workers",
+    },
+    "Look": {
+        "status": "show the processes of a run and its progress",
+        "report": "write the report of a run again",
+        "trace": "write the timeline of a run, or show how busy its engines were",
+        "doctor": "check this machine: what it has, what is missing",
+        "explain": "explain an error code, and what to do next",
+        "config": "list all keys with their values and origins",
+    },
+    "Plan": {
+        "estimate": "estimate memory, disk, step time and bottleneck of a job here",
+        "predict": "predict the step time of a job on hardware you do not have",
+        "plan": "search the best configuration of a job on such hardware",
+    },
+    "State": {
+        "export": "write a training state as safetensors",
+        "import": "make a training state from an export or from weights",
+        "snapshot": "copy a training state while training continues",
+        "verify": "check a training state for damage",
+    },
+    "Operate": {
+        "keys": "create and revoke the keys of processes that may connect",
+        "chaos": "kill and stall processes of a run, to test that it survives",
+        "completion": "print a completion script for bash, zsh or fish",
+    },
+}
+VERBS: Final = {name: text for group in GROUPS.values() for name, text in group.items()}
+
+
+def module_of(name: str) -> ModuleType:
+    """The module of a command; imported when it is needed, so `luwu --help` loads little."""
+    return importlib.import_module(f"luwu.commands.{name}{'_' * keyword.iskeyword(name)}")
+
+
+def forms() -> Iterator[Verb]:
+    """The forms of all commands, each followed by those of its own commands."""
+    for name in VERBS:
+        verb: Verb = module_of(name).VERB
+        yield verb
+        yield from verb.commands.values()
