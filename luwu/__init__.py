@@ -116,7 +116,42 @@ _HOME = {
 }
 """Public name -> the module that defines it."""
 
-__all__ = sorted([*_HOME, "optim"])  # noqa: PLE0605 - one list of names, not two
+__all__ = [
+    "ConfigError",
+    "DynamicLossScale",
+    "LuwuError",
+    "LuwuModule",
+    "ReadModel",
+    "StepAborted",
+    "StepOrderError",
+    "StepsLost",
+    "activation_stats",
+    "attach",
+    "clip_grad_norm_",
+    "device",
+    "empty_backward",
+    "finish",
+    "fully_shard",
+    "fully_shard_each",
+    "get_model_state_dict",
+    "get_optimizer_state_dict",
+    "init",
+    "init_local",
+    "init_weights",
+    "load_pretrained",
+    "offload_activations",
+    "optim",
+    "random_state",
+    "rank",
+    "read_from",
+    "register_forward_method",
+    "session",
+    "set_gradient_weight",
+    "set_model_state_dict",
+    "set_optimizer_state_dict",
+    "stats",
+    "world_size",
+]
 
 
 def __getattr__(name: str) -> Any:

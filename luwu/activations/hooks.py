@@ -50,12 +50,33 @@ def offload_activations(
     module: ModuleT, *, memory_budget: str | int = "256MiB",
     directory: str | Path | None = None, min_bytes: str | int = "64KiB",
 ) -> ModuleT:  # fmt: skip
-    """Let what this module's forward saves for backward wait out of the way; returns the module.
+    """Move what a module saves for backward out of the way: to memory up to a budget, then to disk.
 
-    `memory_budget`: what may wait in memory, all forwards together; what was saved first goes
-    beyond it to a file without a name in `directory` (the system's for temporary files).
-    `min_bytes`: smaller tensors stay. Together with `luwu.fully_shard` in either order, or without.
-    Raises: ConfigError if this cannot work.
+    Call it on the module that calls `torch.utils.checkpoint`, usually the whole model. Values keep
+    their bits. It works before or after `luwu.fully_shard`, and without it.
+
+    Args:
+        module: The module; it may be called as before.
+        memory_budget: Bytes, or text such as `"256MiB"`, that may wait in memory over all forwards;
+            what was saved first goes to disk beyond it.
+        directory: Directory on a disk, for a file without a name; by default that of temporary
+            files.
+        min_bytes: Tensors smaller than this stay where they are.
+
+    Returns:
+        The module.
+
+    Raises:
+        ConfigError: If it was called on the module before, a size is invalid, or the directory for
+            temporary files is in memory.
+        TypeError: If `module` is not a module.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
+        >>> model = luwu.offload_activations(model, memory_budget=0, directory=".", min_bytes=0)
+        >>> model(torch.ones(8, 64)).sum().backward()
+        >>> luwu.activation_stats(model).saved_bytes > 0
+        True
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"offload_activations takes a module, got {type(module).__name__}")
@@ -73,7 +94,26 @@ def offload_activations(
 
 
 def activation_stats(module: nn.Module) -> ActivationStats:
-    """Counts of what went to the store of this module, to disk and back, and of waits for it."""
+    """Return counts of what `offload_activations` did for this module.
+
+    Args:
+        module: A module that `offload_activations` was called on.
+
+    Returns:
+        An object with byte counts (`saved_bytes`, `written_bytes`, `read_bytes`,
+        `waiting_bytes_peak`, ...), the number of waits for the disk (`waits_count`) and their
+        seconds (`waited_s`).
+
+    Raises:
+        ConfigError: If `offload_activations` was not called on the module.
+
+    Examples:
+        >>> model = luwu.offload_activations(torch.nn.Linear(64, 64), directory=".", min_bytes=0)
+        >>> model(torch.ones(8, 64)).sum().backward()
+        >>> stats = luwu.activation_stats(model)
+        >>> stats.waits_count, stats.written_bytes  # all of it fitted into the budget
+        (0, 0)
+    """
     offload: Offload | None = module.__dict__.get(_NAME)
     if offload is None:
         raise ConfigError(

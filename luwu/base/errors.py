@@ -34,7 +34,22 @@ STOPPED_CODE: Final = 143
 
 
 class LuwuError(Exception):
-    """Base of every error this project raises on purpose."""
+    """Base class of all errors that LuWu raises on purpose.
+
+    The message states the place, what was found, what was expected and what to do next. A command
+    that fails with one of these errors ends with its exit code.
+
+    Attributes:
+        code: Code of the error, such as `"E200"`; `luwu explain E200` explains it.
+        exit_code: Exit code of a command that fails with this error, from 1 to 130.
+
+    Examples:
+        >>> try:
+        ...     luwu.rank()  # no job has begun in this process
+        ... except luwu.LuwuError as error:
+        ...     print(error.code, error.exit_code, error)
+        E200 2 call luwu.init() first
+    """
 
     __module__ = "luwu"
     exit_code = 1
@@ -48,7 +63,19 @@ class LuwuError(Exception):
 
 
 class ConfigError(LuwuError):
-    """The user's input cannot work; raised before anything starts."""
+    """Arguments or settings that cannot work; raised before anything starts.
+
+    Attributes:
+        code: `"E200"`, or a code of its own where the cause needs other advice.
+        exit_code: 2.
+
+    Examples:
+        >>> try:
+        ...     luwu.init_local(memory_budget="12 parsecs")
+        ... except luwu.ConfigError as error:
+        ...     print(error.exit_code)
+        2
+    """
 
     __module__ = "luwu"
     exit_code = 2
@@ -136,14 +163,62 @@ class Interrupted(LuwuError):
 
 
 class StepOrderError(LuwuError):
-    """The script asked for something the chosen order of work cannot honour."""
+    """A call that this step cannot honour any more, or that its order of work excludes.
+
+    For example, `update="streaming"` applies each gradient as soon as it is complete, so the norm
+    of all gradients is not known in time to clip by it.
+
+    Attributes:
+        code: `"E101"`.
+        exit_code: 1.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> optimizer = luwu.optim.SGD(model.parameters(), update="streaming")
+        >>> try:
+        ...     luwu.clip_grad_norm_(model.parameters(), 1.0)
+        ... except luwu.StepOrderError as error:
+        ...     print(error.code)
+        E101
+    """
 
     __module__ = "luwu"
     code = "E101"
 
 
 class StepAborted(LuwuError):
-    """A step was lost before it was decided; the state is that of the step before it."""
+    """A step was lost before it was decided: go back to `step` and compute it again.
+
+    Weights, optimizer state and attachments are those before that step. Any call of a step may
+    raise this error, since losses are noticed while others work: put the whole step in the `try`.
+
+    Attributes:
+        step: Number of the first undecided step, from 0: the step to compute next.
+        reason: What was lost, as text.
+        code: `"E102"`.
+        exit_code: 1.
+
+    Examples:
+        Dropping a gradient that was pushed already loses the step on purpose:
+
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        >>> step, losses = optimizer.next_step, 1
+        >>> while step < 3:
+        ...     try:
+        ...         model(torch.ones(8, 4)).square().mean().backward()
+        ...         if step == 1 and losses:
+        ...             losses -= 1
+        ...             optimizer.zero_grad()
+        ...         optimizer.step()
+        ...         step += 1
+        ...     except luwu.StepAborted as error:
+        ...         print("again from step", error.step)
+        ...         step = error.step
+        again from step 1
+    """
 
     __module__ = "luwu"
     code = "E102"
@@ -159,8 +234,27 @@ class StepAborted(LuwuError):
 
 
 class StepsLost(StepAborted):
-    """Decided steps are lost: the node came back with an older state, and `--on-lost-steps redo`
-    lets the job make them again. The weights, and what was attached, are those before `step`."""
+    """Decided steps were lost with the node's disk, and the job computes them again.
+
+    Raised only where the run was started with `--on-lost-steps redo`; otherwise the run ends with
+    E508. It is a `StepAborted`, so a loop that handles that one goes on at the right step. Handle
+    it separately where something outside of the job followed the lost steps, such as a log.
+
+    Attributes:
+        step: Number of the first lost step, from 0: the step to compute next.
+        reason: Which steps were lost, as text.
+        code: `"E107"`.
+        exit_code: 1.
+
+    Examples:
+        >>> history = [2.9, 2.1, 1.8, 1.6]  # the loss of each step, kept by the script
+        >>> try:
+        ...     raise luwu.StepsLost(2, "the node came back with 2 steps, after 4 were announced")
+        ... except luwu.StepsLost as error:
+        ...     history = history[: error.step]
+        >>> history
+        [2.9, 2.1]
+    """
 
     __module__ = "luwu"
     code = "E107"

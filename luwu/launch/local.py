@@ -30,11 +30,34 @@ def init_local(
     state: str | Path | None = None, *, memory_budget: str | int | None = None,
     device: torch.device | str | None = None,
 ) -> Session:  # fmt: skip
-    """Begin a job of this process alone, in place of `luwu.init`; its rank is 0 of 1.
+    """Begin a job of this process alone, in place of `luwu.init`.
 
-    `state`: a directory, which is gone on with if it is there; without one the state is in RAM and
-    lost at the end. `memory_budget`: for the node, as `--memory-budget`; half of the free memory
-    unless given. Raises ConfigError, also while another job of this process runs.
+    Switch and node run in threads of this process; no process is started and no port is opened. For
+    a REPL, a notebook or a debugger. `luwu.finish()` ends the job; then another may begin.
+
+    Args:
+        state: Directory of the training state, which the job resumes if it exists. By default the
+            state is in RAM and lost at the end.
+        memory_budget: Memory of the node, in bytes or as text such as `"256MiB"`; by default half
+            of the free memory.
+        device: Device to compute on; by default the GPU if there is one, else the CPU.
+
+    Returns:
+        The session, which scripts rarely need.
+
+    Raises:
+        ConfigError: If another job of this process is running, or an argument cannot work.
+        StateError: If the state directory is damaged.
+
+    Examples:
+        >>> session = luwu.init_local("my-state", memory_budget="64MiB")
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> optimizer = luwu.optim.AdamW(model.parameters(), lr=0.01)
+        >>> for step in range(optimizer.next_step, 3):
+        ...     model(torch.ones(8, 4)).square().mean().backward()
+        ...     result = optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> luwu.finish()  # the next init_local("my-state") goes on with step 3
     """
     from luwu.training.script import run
 

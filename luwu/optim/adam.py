@@ -9,10 +9,29 @@ from luwu.optim.base import NetworkArguments, NetworkOptimizer, check_betas
 
 
 class Adam(NetworkOptimizer):
-    """Adam (Kingma and Ba 2015), torch's arguments and `NetworkArguments`.
+    """Adam (Kingma and Ba 2015), as `torch.optim.Adam`; its moments are on the optimizer node.
 
-    The weight decay is added to the gradient; with `decoupled_weight_decay`, which a group may set
-    too, it shrinks the weights instead, as AdamW's.
+    Args:
+        params: Parameters of a sharded model, or groups of them.
+        lr: Learning rate.
+        betas: Decay of the running means of the gradient and of its square, each in [0, 1).
+        eps: Added to the denominator.
+        weight_decay: Added to the gradient, times the weight.
+        maximize: Ascend instead of descend.
+        decoupled_weight_decay: Shrink the weights by the decay instead, as AdamW does; a group may
+            set it too.
+        **network: `NetworkArguments`.
+
+    Raises:
+        ConfigError: If a number is out of its range, or the parameters are not in the network.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> optimizer = luwu.optim.Adam(model.parameters(), lr=1e-3)
+        >>> model(torch.ones(8, 4)).square().mean().backward()
+        >>> optimizer.step().applied
+        True
     """
 
     name = "adam"
@@ -36,7 +55,7 @@ class Adam(NetworkOptimizer):
         super().__init__(params, defaults, **network)
 
     def state_fields(self) -> tuple[str, ...]:
-        """First and second moments."""
+        """Names of the first and second moments."""
         return ("m", "v")
 
     def _check_group(self, group: dict[str, Any]) -> None:

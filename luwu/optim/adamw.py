@@ -12,9 +12,32 @@ from luwu.wire.hyper import Number
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), as `torch.optim.AdamW`.
 
-    torch's arguments and `NetworkArguments`.
+    Its moments are on the optimizer node; weights end with torch's bits (`fused=True`).
+
+    Args:
+        params: Parameters of a sharded model, or groups of them.
+        lr: Learning rate.
+        betas: Decay of the running means of the gradient and of its square, each in [0, 1).
+        eps: Added to the denominator.
+        weight_decay: Share of a weight, times `lr`, that each step takes off.
+        maximize: Ascend instead of descend.
+        **network: `NetworkArguments`.
+
+    Raises:
+        ConfigError: If a number is out of its range, or the parameters are not in the network.
+        TypeError: For an argument that torch's class does not take either.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> decay, plain = [model.weight], [model.bias]
+        >>> groups = [{"params": decay}, {"params": plain, "weight_decay": 0.0}]
+        >>> optimizer = luwu.optim.AdamW(groups, lr=1e-3, max_grad_norm=1.0)
+        >>> model(torch.ones(8, 4)).square().mean().backward()
+        >>> optimizer.step().applied
+        True
     """
 
     name = "adamw"

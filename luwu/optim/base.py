@@ -35,7 +35,16 @@ SWITCHES = ("decoupled_weight_decay", "maximize", "nesterov")
 
 
 class NetworkArguments(TypedDict, total=False):
-    """Arguments that every optimizer here takes beside torch's."""
+    """Arguments that every optimizer of `luwu.optim` takes beside torch's.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> network = luwu.optim.NetworkArguments(max_grad_norm=1.0, stats_every=100)
+        >>> optimizer = luwu.optim.AdamW(model.parameters(), **network)
+        >>> optimizer.stats_every
+        100
+    """
 
     update: str
     """"at_step" (the default): exact for every loop. "streaming": pages are updated behind the
@@ -52,7 +61,37 @@ class NetworkArguments(TypedDict, total=False):
 
 
 class NetworkOptimizer(torch.optim.Optimizer):
-    """An optimizer whose weights, state and update are in the network."""
+    """Base class of all optimizers here: weights, state and update are in the network.
+
+    It is a `torch.optim.Optimizer`: learning rate schedulers, parameter groups and step hooks work,
+    since every step sends the groups' hyper-parameters as they are then. Derive from it for an
+    optimizer of your own: give it a `name`, `hyper_names` and `state_fields`.
+
+    Args:
+        params: Parameters of a sharded model, or groups of them.
+        defaults: torch's arguments: the hyper-parameters of groups that do not set them.
+        update: See `NetworkArguments`, as the arguments below.
+        max_grad_norm: See there.
+        norm_type: See there.
+        loss_scale: See there.
+        stats_every: See there.
+        **not_taken: Arguments of torch that mean nothing here, such as `fused`; unless None or
+            False each raises, with the reason.
+
+    Raises:
+        ConfigError: If an argument is out of its range, or the parameters are not in the network.
+        TypeError: For an argument that torch's class does not take either.
+
+    Examples:
+        >>> class Signum(luwu.optim.NetworkOptimizer):
+        ...     name = "signum"  # the node finds the update by this name
+        ...     hyper_names = ("lr", "momentum")
+        ...
+        ...     def state_fields(self):
+        ...         return ("momentum",)
+        >>> issubclass(Signum, torch.optim.Optimizer)
+        True
+    """
 
     name: ClassVar[str]
     """Name of the update in the job description."""
@@ -115,16 +154,26 @@ class NetworkOptimizer(torch.optim.Optimizer):
         )
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss times the scale of this step: call `backward` on the result."""
+        """Multiply the loss by the scale of this step; call `backward` on the result.
+
+        Args:
+            loss: A tensor of one element.
+
+        Returns:
+            The scaled loss; the loss itself without `loss_scale`.
+        """
         return self._running().loss_scale.scale(loss)
 
     def state_fields(self) -> tuple[str, ...]:
-        """Names of what an updated page holds beside its weights."""
+        """Return the names of what the node keeps for each parameter beside its weights.
+
+        Each is float32 and has the shape of the parameter.
+        """
         raise NotImplementedError
 
     @property
     def next_step(self) -> int:
-        """The step to compute next: 0, or that of a resumed state."""
+        """Number of the step to compute next: 0, or that of a resumed state."""
         return self._running().step
 
     def step(  # type: ignore[override]
@@ -132,10 +181,20 @@ class NetworkOptimizer(torch.optim.Optimizer):
     ) -> StepResult:
         """Commit the step; returns when the network has received every gradient of this rank.
 
-        With a closure, which runs forward and backward and may run several times: computes the
-        step, returns when it is decided, and computes it again if it was lost. What the closure
-        returned is the result's `loss`.
-        Raises: StepAborted if a step was lost: go back to `error.step`.
+        Args:
+            closure: Computes forward and backward, and returns the loss; may be called several
+                times. With it the call returns when the step is decided, and computes the step
+                again if it was lost.
+
+        Returns:
+            The step's result: its `number` from 0, `applied` (False if a gradient was not finite),
+            `grad_norm` (of the mean gradient over all ranks, before clipping) and `loss` (what the
+            closure returned). Reading `applied` or `grad_norm` waits for the sums of all ranks;
+            `wait()` waits until the step is decided and cannot be lost any more.
+
+        Raises:
+            StepAborted: If a step was lost: go back to `error.step`.
+            StepOrderError: Without a backward on this rank.
         """
         session = self._running()
         if closure is None:
@@ -159,17 +218,23 @@ class NetworkOptimizer(torch.optim.Optimizer):
             return result
 
     def skip_step(self) -> StepResult:
-        """Leave this step out, on all ranks: call it in place of `step()`, after the backward.
+        """Leave this step out on all ranks; call it in place of `step()`, after the backward.
 
-        One rank is enough (its loss has a spike, say); the others call `step()`. Nothing of the
-        step stays in weights and optimizer state, `result.applied` is False on every rank, and
-        `result.grad_norm` is what it would have been. Raises: StepAborted, as `step()`.
+        One rank is enough, for example where its loss has a spike; the others call `step()`.
+        Weights and optimizer state stay as they were.
+
+        Returns:
+            The step's result: `applied` is False on every rank, and `grad_norm` is what it would
+            have been.
+
+        Raises:
+            StepAborted: If a step was lost.
         """
         return self._running().commit(skip=True)
 
     @property
     def stats_every(self) -> int | None:
-        """Steps with a number that it divides are measured for `luwu.stats`; may be changed."""
+        """Interval of steps that are measured for `luwu.stats`; may be changed."""
         return self._running().stats_every
 
     @stats_every.setter
@@ -181,8 +246,14 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """Drop the gradients since the last step. After `step()` there are none.
 
         Between backward and `step()` they are in the network already: the step is aborted on all
-        ranks, and a call that follows (or this one) raises StepAborted on each of them.
-        Raises: ConfigError for `set_to_none=False`.
+        ranks, and this call or the next raises `StepAborted` on each of them.
+
+        Args:
+            set_to_none: Must be True.
+
+        Raises:
+            ConfigError: For `set_to_none=False`.
+            StepAborted: If gradients had been pushed.
         """
         self._running().zero_grad(set_to_none)
 

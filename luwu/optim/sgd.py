@@ -10,7 +10,29 @@ from luwu.optim.base import NetworkArguments, NetworkOptimizer
 
 
 class SGD(NetworkOptimizer):
-    """Stochastic gradient descent, torch's arguments and `NetworkArguments`."""
+    """Stochastic gradient descent, as `torch.optim.SGD`; the momentum is on the optimizer node.
+
+    Args:
+        params: Parameters of a sharded model, or groups of them.
+        lr: Learning rate.
+        momentum: Factor of the momentum; 0 keeps no state.
+        dampening: Dampening of the momentum.
+        weight_decay: Added to the gradient, times the weight.
+        nesterov: Nesterov momentum; needs a momentum and no dampening.
+        maximize: Ascend instead of descend.
+        **network: `NetworkArguments`.
+
+    Raises:
+        ConfigError: If a number is out of its range, or the parameters are not in the network.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> optimizer = luwu.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> model(torch.ones(8, 4)).square().mean().backward()
+        >>> optimizer.step().applied
+        True
+    """
 
     name = "sgd"
     hyper_names = ("dampening", "lr", "maximize", "momentum", "nesterov", "weight_decay")
@@ -32,7 +54,7 @@ class SGD(NetworkOptimizer):
         self._has_momentum = bool(self.state_fields())
 
     def state_fields(self) -> tuple[str, ...]:
-        """The momentum, if any group has one."""
+        """Name of the momentum, if any group has one."""
         return ("momentum",) if any(g["momentum"] for g in self.param_groups) else ()
 
     def _check_group(self, group: dict[str, Any]) -> None:

@@ -36,9 +36,30 @@ _NAMES_SHOWN_MAX = 5
 def get_model_state_dict(
     model: nn.Module, *, options: StateDictOptions | None = None
 ) -> dict[str, Tensor]:
-    """Weights of the newest decided step in the dtypes the model was made with; and buffers.
+    """Return the weights of the newest decided step, and this rank's buffers.
 
-    On rank 0; on the other ranks empty, unless `options` has full_state_dict and no cpu_offload.
+    As torch's function of this name. Weights have the dtypes and shapes the model was made with and
+    lie on the CPU. Waits until the last `step()` is decided. A model that is larger than a worker
+    goes through `luwu export` instead.
+
+    Args:
+        model: A module that `fully_shard` was called on, or that has such modules.
+        options: `full_state_dict` without `cpu_offload` returns the dict on all ranks;
+            `ignore_frozen_params` leaves frozen parameters out.
+
+    Returns:
+        Name to tensor, on rank 0; an empty dict on other ranks.
+
+    Raises:
+        ConfigError: If the model is not sharded, or an option cannot be honoured.
+        StepAborted: If the last step was lost.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        >>> {name: tuple(value.shape) for name, value in luwu.get_model_state_dict(model).items()}
+        {'weight': (2, 4), 'bias': (2,)}
     """
     options = _checked(options)
     session = _session_of(model)
@@ -64,10 +85,27 @@ def set_model_state_dict(
     model: nn.Module, model_state_dict: Mapping[str, Any], *,
     options: StateDictOptions | None = None,
 ) -> None:  # fmt: skip
-    """First weights of the model, from rank 0's dict; and buffers, from every rank's own.
+    """Set the model's first weights, and its buffers, from a state dict.
 
-    Other ranks may give an empty dict. Raises: StepOrderError after the first forward; ConfigError
-    for names and shapes that do not fit (unless options.strict is False: then they are left out).
+    Weights are taken from rank 0's dict, buffers from every rank's own; other ranks may give an
+    empty dict. A run that resumes a state keeps its weights, and takes buffers only.
+
+    Args:
+        model: A module that `fully_shard` was called on, or that has such modules.
+        model_state_dict: Name to tensor, as `get_model_state_dict` returns it.
+        options: `strict=False` leaves out names that do not match.
+
+    Raises:
+        StepOrderError: After the first forward.
+        ConfigError: If names or shapes do not match; the message lists them.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(2, 2))
+        >>> optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        >>> luwu.set_model_state_dict(model, {"weight": torch.eye(2), "bias": torch.zeros(2)})
+        >>> model(torch.ones(1, 2)).tolist()
+        [[1.0, 1.0]]
     """
     options = _checked(options)
     session = _session_of(model)
@@ -101,9 +139,33 @@ def set_model_state_dict(
 def get_optimizer_state_dict(
     model: nn.Module, optimizers: NetworkOptimizer, *, options: StateDictOptions | None = None
 ) -> dict[str, Any]:
-    """{"state": {name: {"step", "exp_avg", ...}}, "param_groups": [...]}, parameters by names.
+    """Return the optimizer's state and groups, by names of parameters.
 
-    On rank 0; on the other ranks empty, unless `options` has full_state_dict and no cpu_offload.
+    As torch's function of this name. Tensors are float32, on the CPU. Waits until the last `step()`
+    is decided.
+
+    Args:
+        model: The sharded model.
+        optimizers: The `luwu.optim` optimizer of the model.
+        options: `full_state_dict` without `cpu_offload` returns the dict on all ranks.
+
+    Returns:
+        `{"state": {name: {"step", "exp_avg", ...}}, "param_groups": [...]}` on rank 0; an empty
+        dict on other ranks. Parameters that were never updated have no state.
+
+    Raises:
+        ConfigError: If the optimizer is not that of the model, or an option cannot be honoured.
+        StepAborted: If the last step was lost.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> optimizer = luwu.optim.AdamW(model.parameters(), lr=0.01)
+        >>> model(torch.ones(1, 4)).sum().backward()
+        >>> result = optimizer.step()
+        >>> state = luwu.get_optimizer_state_dict(model, optimizer)
+        >>> sorted(state["state"]["weight"]), state["param_groups"][0]["lr"]
+        (['exp_avg', 'exp_avg_sq', 'step'], 0.01)
     """
     options = _checked(options)
     session = _session_of(model)
@@ -137,10 +199,30 @@ def set_optimizer_state_dict(
     model: nn.Module, optimizers: NetworkOptimizer, optim_state_dict: Mapping[str, Any], *,
     options: StateDictOptions | None = None,
 ) -> None:  # fmt: skip
-    """Hyper-parameters of the groups, on every rank; first state, from rank 0's dict.
+    """Set the groups' hyper-parameters, and the optimizer's first state.
 
-    Every rank must give `param_groups`, or an empty dict to keep those it has. Raises:
-    StepOrderError after the first forward; ConfigError for a state that is not of this optimizer.
+    Groups are taken on every rank, which must all give the same; the state from rank 0's dict. An
+    empty dict keeps what the optimizer was made with. A run that resumes a state keeps its state.
+
+    Args:
+        model: The sharded model.
+        optimizers: The `luwu.optim` optimizer of the model.
+        optim_state_dict: As `get_optimizer_state_dict` returns it.
+        options: As torch's; none of them changes anything here.
+
+    Raises:
+        StepOrderError: After the first forward.
+        ConfigError: If groups or state do not match; the message lists what differs.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> optimizer = luwu.optim.AdamW(model.parameters(), lr=0.01)
+        >>> groups = [{"params": ["weight", "bias"], "lr": 0.5}]
+        >>> state = {"state": {}, "param_groups": groups}
+        >>> luwu.set_optimizer_state_dict(model, optimizer, state)
+        >>> optimizer.param_groups[0]["lr"]
+        0.5
     """
     _checked(options)
     session = _session_of(model)

@@ -22,10 +22,42 @@ def luwu_proc(
     reshard_after_forward: bool | None = None, grace: str | None = None,
     timeout: float | None = None, keep: bool | None = None,
 ) -> Callable[..., Any]:  # fmt: skip
-    """A session fixture: a service of one's own.
+    """Make a session fixture: a service (a switch and a node) for `luwu_run`.
 
-    The arguments are keys of `luwu config`, with units in their texts, such as chunk="64KiB";
-    `timeout` and `keep` go before --luwu-timeout and --luwu-keep.
+    The name it is assigned to is the fixture's name. The plugin has one with the defaults, called
+    `luwu_proc`; its `pids` are the process numbers of switch and node.
+
+    Args:
+        transport: As the key `transport` of `luwu config`; so are the next ones, with units in their
+            text.
+        chunk: Such as `"64KiB"`.
+        memory_budget: Of the node, such as `"256MiB"`.
+        durability: `"process"` unless given.
+        no_switch: Workers talk to the node directly.
+        stripes: Connections per link.
+        reshard_after_forward: Free a unit's weights between forward and backward.
+        grace: How long to wait for a silent process, such as `"60s"`.
+        timeout: Seconds that a run or a start may take; goes before `--luwu-timeout`.
+        keep: Keep files of tests that pass; goes before `--luwu-keep`.
+
+    Returns:
+        The fixture.
+
+    Examples:
+        ```python
+        from luwu.testing import factories
+
+        luwu_plain = factories.luwu_proc(no_switch=True, chunk="64KiB")
+
+
+        def rank_of(rank):
+            return rank
+
+
+        def test_without_a_switch(luwu_run, luwu_plain):
+            assert luwu_run(rank_of, workers=2, service=luwu_plain) == [0, 1]
+            assert set(luwu_plain.pids) == {"node"}
+        ```
     """
     keys = {
         name: value
@@ -60,7 +92,33 @@ def luwu_proc(
 
 
 def luwu_noproc(*, connect: str | None = None, timeout: float | None = None) -> Callable[..., Any]:
-    """A session fixture: the job of a `luwu up` that runs already."""
+    """Make a session fixture: the job of a `luwu up` that runs already, for one `luwu_run`.
+
+    Args:
+        connect: Connection file or URL; by default `--luwu-connect`, or `luwu_connect` of the ini
+            file.
+        timeout: Seconds that a run may take; goes before `--luwu-timeout`.
+
+    Returns:
+        The fixture. The plugin has one with the defaults, called `luwu_noproc`.
+
+    Examples:
+        With `luwu up --workers 2` running elsewhere, and `pytest --luwu-connect URL`:
+
+        ```python
+        from luwu.testing import factories
+
+        luwu_cluster_room = factories.luwu_noproc()
+
+
+        def rank_of(rank):
+            return rank
+
+
+        def test_on_other_machines(luwu_run, luwu_cluster_room):
+            assert luwu_run(rank_of, service=luwu_cluster_room) == [0, 1]
+        ```
+    """
 
     @pytest.fixture(scope="session")
     def luwu_noproc(request: pytest.FixtureRequest) -> External:

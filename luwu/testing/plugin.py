@@ -99,7 +99,36 @@ def luwu_record(
 def luwu_session(
     request: pytest.FixtureRequest, luwu_proc: ProcService, luwu_record: Record
 ) -> Generator[Namespace, None, None]:
-    """A fresh namespace on luwu_proc, dropped after the test."""
+    """A state that several runs resume, on the service `luwu_proc`; dropped after the test.
+
+    Attributes of what it returns: `state` (the node's directory) and `summary` (of the last run:
+    `steps`, `weights_digest`, bytes).
+
+    Examples:
+        ```python
+        import luwu
+
+
+        def train(rank, steps):
+            import torch  # in the worker only: the test process stays light
+
+            model = torch.nn.Linear(4, 4)
+            luwu.init()
+            luwu.fully_shard(model)
+            optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+            first = optimizer.next_step
+            for _ in range(first, steps):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+            return first
+
+
+        def test_training_goes_on(luwu_run, luwu_session):
+            assert luwu_run(train, workers=2, args=(3,), service=luwu_session) == [0, 0]
+            assert luwu_run(train, workers=1, args=(5,), service=luwu_session) == [3]
+            assert luwu_session.summary["steps"] == 5
+        ```
+    """
     namespace = luwu_proc.namespace(luwu_record.folder("session"))
     luwu_record.watch_service(luwu_proc)
     yield namespace
@@ -108,7 +137,33 @@ def luwu_session(
 
 @pytest.fixture
 def luwu_run(request: pytest.FixtureRequest, luwu_record: Record) -> Generator[Runner, None, None]:
-    """`luwu_run(fn, workers=2, args=())`: fn(rank, *args) in fresh processes."""
+    """Call a function in fresh worker processes: `luwu_run(fn, workers=2, args=())`.
+
+    `fn(rank, *args)` must be at the top level of a module. Returns what it returned, by rank; raises
+    the first failure, with that worker's traceback.
+
+    Examples:
+        ```python
+        import pytest
+
+        import luwu
+
+
+        def half(rank, number):
+            if number % 2:
+                raise ValueError(f"{number} is odd")
+            return number // 2 + rank
+
+
+        def test_results_by_rank(luwu_run):
+            assert luwu_run(half, workers=2, args=(6,)) == [3, 4]
+
+
+        def test_failure_of_a_worker(luwu_run):
+            with pytest.raises(luwu.LuwuError, match="7 is odd"):
+                luwu_run(half, workers=2, args=(7,))
+        ```
+    """
     from luwu.testing.fixtures import Runner
 
     runner = Runner(request, luwu_record)
@@ -120,7 +175,30 @@ def luwu_run(request: pytest.FixtureRequest, luwu_record: Record) -> Generator[R
 def luwu_inproc(
     request: pytest.FixtureRequest, luwu_record: Record
 ) -> Generator[InprocRunner, None, None]:
-    """`luwu_inproc(fn, workers=2, args=())`: fn(rank, *args) in threads of this process."""
+    """Call a function in threads of this process: `luwu_inproc(fn, workers=2, args=())`.
+
+    `fn(rank, *args)` may be any callable and return anything. Milliseconds instead of seconds, and a
+    debugger works.
+
+    Examples:
+        ```python
+        import torch
+
+        import luwu
+
+
+        def test_ranks_end_with_the_mean(luwu_inproc):
+            def train(rank):
+                model = torch.nn.Linear(1, 1, bias=False)
+                luwu.init()
+                luwu.fully_shard(model)
+                optimizer = luwu.optim.SGD(model.parameters(), lr=1.0)
+                model(torch.full((1, 1), float(rank))).sum().backward()
+                return optimizer.step().grad_norm
+
+            assert luwu_inproc(train, workers=3) == [1.0, 1.0, 1.0]
+        ```
+    """
     from luwu.testing.fixtures import InprocRunner
 
     runner = InprocRunner(request, luwu_record)
@@ -132,7 +210,41 @@ def luwu_inproc(
 def luwu_cluster(
     request: pytest.FixtureRequest, luwu_record: Record
 ) -> Generator[ClusterFactory, None, None]:
-    """`luwu_cluster(fn, workers=2)`: all processes of `luwu run`, to be killed one by one."""
+    """Start all processes of a `luwu run`: `luwu_cluster(fn_or_script, workers=2, flags=())`.
+
+    What it returns kills, stops and waits for them: `kill`, `suspend`, `resume`, `chaos`,
+    `wait_for_steps`, `wait`, `returned`.
+
+    Examples:
+        ```python
+        import luwu
+
+
+        def train(rank, steps):
+            import torch
+
+            model = torch.nn.Linear(4, 4)
+            luwu.init()
+            luwu.fully_shard(model)
+            optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+
+            def closure():  # called again for a step that was lost
+                loss = model(torch.ones(2, 4)).square().sum()
+                loss.backward()
+                return loss
+
+            for _ in range(steps):
+                result = optimizer.step(closure)
+            return result.number
+
+
+        def test_the_switch_may_die(luwu_cluster):
+            cluster = luwu_cluster(train, workers=1, args=(100,))
+            cluster.wait_for_steps(3)
+            cluster.kill("switch")
+            assert cluster.returned() == [99]
+        ```
+    """
     from luwu.testing.fixtures import ClusterFactory
 
     clusters = ClusterFactory(request, luwu_record)

@@ -51,14 +51,40 @@ def read_from(
     buffers: Mapping[str, Tensor] | None = None,
     init_weights: Callable[[nn.Module], object] | None = None, read_ahead: bool = True,
 ) -> ReadModel:  # fmt: skip
-    """Let the model compute with the newest decided step; its own weights are let go of.
+    """Let a plain model compute with the newest decided step of a job, while training goes on.
 
-    `source`: a connection file or URL, a `Connection`, a reader, or a function that makes one
-    (`refresh` needs another than a reader). `dtype`: of the weights here; None: as they travel to
-    workers. `buffers`: values by full names. `init_weights(module)`: fills buffers on `meta`, as
-    in `luwu.init_weights`; without it `reset_parameters` does.
-    The model is put into `eval()`. One thread may call it, without gradients.
-    Raises: ConfigError if the model is not that of the job; what `StateReader.open` raises.
+    The weights of a unit are read before its forward and freed after it. They stay those of one
+    step until `refresh`. The model is put into `eval()`; one thread may call it, without gradients.
+
+    Args:
+        model: A model with the parameters and units of the job's; may be made on `meta`. Its own
+            weights are let go of.
+        source: Connection file or URL of the job, such as `"luwu-runs/latest/connect.json"`; or a
+            function that makes a reader.
+        dtype: Dtype of the weights here; by default that in which they travel to workers.
+        buffers: Values of buffers by full names; running statistics (BatchNorm) must be given.
+        init_weights: Called as `fn(module)` to fill buffers on `meta`; by default
+            `reset_parameters` does.
+        read_ahead: Read the next unit while one computes: faster, and one unit more in memory.
+
+    Returns:
+        A context manager that ends the reading.
+
+    Raises:
+        ConfigError: If the model is not that of the job.
+        ConnectionFailed: If the job cannot be reached.
+        DeadlineError: If the job does not answer in time.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> trained = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> optimizer = luwu.optim.SGD(trained.parameters(), lr=0.1)
+        >>> trained(torch.ones(1, 4)).sum().backward()
+        >>> optimizer.step().wait()
+        >>> model = torch.nn.Linear(4, 2)
+        >>> with torch.no_grad(), luwu.read_from(model, session.open_reader) as reading:
+        ...     print(reading.version, model(torch.ones(1, 4)).shape)
+        1 torch.Size([1, 2])
     """
     if dtype is not None and dtype_name(dtype) not in DTYPE_BYTES:
         kinds = ", ".join(DTYPE_BYTES)
@@ -80,20 +106,32 @@ def read_from(
 
 
 class ReadModel(Closing):
-    """A model that reads, made by `read_from`; `close` leaves it without weights."""
+    """A model that reads its weights from a job, made by `read_from`; a context manager.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> trained = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> optimizer = luwu.optim.SGD(trained.parameters(), lr=0.1)
+        >>> reading = luwu.read_from(torch.nn.Linear(4, 2), session.open_reader)
+        >>> trained(torch.ones(1, 4)).sum().backward()
+        >>> optimizer.step().wait()
+        >>> reading.version, reading.refresh(), reading.model_bytes
+        (0, 1, 40)
+        >>> reading.close()
+    """
 
     def __init__(
         self, model: nn.Module, thread: ReadingThread, units: list[ReadUnit], *,
         weight_bytes: ByteCount, read_ahead: bool, may_refresh: bool,
     ) -> None:  # fmt: skip
         self.weight_bytes = weight_bytes
-        """Bytes of weights in this process, now and at most."""
+        """Bytes of weights in this process: `now` and `peak`."""
         self.bytes_read = 0
         """Bytes of weights read in total."""
         self.use_count = 0
-        """How often a unit was needed that was not here,"""
+        """Number of times a unit was needed that was not here."""
         self.early_count = 0
-        """and how often of these it had been read by then."""
+        """Number of these times at which the unit had been read already."""
         self._model, self._thread, self._units = model, thread, units
         self._reads_ahead, self._may_refresh = read_ahead, may_refresh
         self._entered: list[nn.Module] = []
@@ -115,7 +153,7 @@ class ReadModel(Closing):
 
     @property
     def version(self) -> int:
-        """Count of decided steps behind the weights."""
+        """Number of decided steps behind the weights."""
         return self._thread.source.version
 
     @property
@@ -129,10 +167,17 @@ class ReadModel(Closing):
         return sum(unit.nbytes for unit in self._units)
 
     def refresh(self) -> int:
-        """Go on with the newest decided step; its number.
+        """Go on with the newest decided step.
 
-        What a script keeps of the older one, such as a cache of keys and values, is its own care.
-        Raises: LuwuError inside a forward; what `StateReader.open` raises: the old step stays then.
+        What the script keeps of the older step, such as a cache of keys and values, it must drop.
+
+        Returns:
+            Number of decided steps behind the weights.
+
+        Raises:
+            LuwuError: Inside a forward; call it between forwards.
+            ConfigError: If `read_from` was given a reader, which holds one step.
+            ConnectionFailed: If the job cannot be reached; the old step stays.
         """
         self._check_usable()
         if self._entered:
@@ -154,16 +199,21 @@ class ReadModel(Closing):
         return self.version
 
     def reset(self) -> None:
-        """Forget a forward that was interrupted, and free what is here."""
+        """Forget a forward that was interrupted, and free its weights."""
         self._entered.clear()
         self._drop_coming()
         for unit in self._units:
             unit.remove()
 
     def register_forward_method(self, module: nn.Module, name: str) -> None:
-        """Let another method than `forward`, such as `generate`, read the unit's weights too.
+        """Read the unit's weights around another method than `forward`, such as `generate`.
 
-        They stay until it returns. Raises: ConfigError if the module is no unit's.
+        Args:
+            module: The module of a unit, or the model.
+            name: Name of the method; the weights stay until it returns.
+
+        Raises:
+            ConfigError: If the module is not that of a unit, or has no such method.
         """
         if module not in self._units_of:
             raise ConfigError(
@@ -188,7 +238,7 @@ class ReadModel(Closing):
         self._methods.append((module, name))
 
     def close(self) -> None:
-        """Let the step go; the model has no weights from then on. May be repeated."""
+        """End the reading; the model has no weights afterwards. May be repeated."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -22,11 +22,28 @@ from luwu.training.script import run
 
 
 def set_gradient_weight(weight: float) -> None:
-    """Weigh this rank's gradient of a step: by its samples, if its loss is a sum over them.
+    """Set the weight of this rank's gradient, for batches of unequal size.
 
-    Holds until it is changed. 0 for a rank without samples; the sum over all ranks must be above 0.
-    Raises: StepOrderError in the middle of a step, whose pushes carry the weight already;
-            ConfigError if it is negative, not finite, or a unit has a gradient divide factor.
+    The step's gradient is the sum over all ranks divided by the sum of their weights. Give the
+    number of samples where the loss is a sum over samples. Call it before the step's first
+    backward; it holds until it is changed. The default is 1.
+
+    Args:
+        weight: 0 or more; 0 for a rank without samples. The sum over all ranks must be above 0.
+
+    Raises:
+        StepOrderError: In the middle of a step, whose gradients carry the old weight already.
+        ConfigError: If the weight is negative or not finite, or a module has a divide factor.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2, bias=False))
+        >>> optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        >>> x = torch.ones(3, 4)  # three samples here; another rank may have five
+        >>> luwu.set_gradient_weight(len(x))
+        >>> model(x).sum().backward()
+        >>> f"{optimizer.step().grad_norm:.3f}"  # of the mean over all samples
+        '2.828'
     """
     session = run.session()
     value = float(weight)
@@ -47,9 +64,25 @@ def set_gradient_weight(weight: float) -> None:
 
 
 def empty_backward() -> None:
-    """Take part in a backward without samples: every unit states that it has no gradient.
+    """Take part in a backward without samples: this rank states that it has no gradient.
 
-    Each rank must run as many backwards in a step as the others; this counts as one.
+    All ranks must run the same number of backwards in a step; this call counts as one.
+
+    Raises:
+        ConfigError: If no job has begun, or the optimizer was not made yet.
+        StepAborted: If the step was lost.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        >>> for x in (torch.ones(3, 4), torch.ones(0, 4)):  # the second batch is empty here
+        ...     if len(x):
+        ...         model(x).sum().backward()
+        ...     else:
+        ...         luwu.empty_backward()
+        >>> optimizer.step().number
+        0
     """
     session = run.session()
     session.check_running()

@@ -14,12 +14,33 @@ from luwu.training.steps.clip import ClippedNorm, checked_max_norm
 def clip_grad_norm_(
     parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0
 ) -> ClippedNorm:
-    """Clip the gradient of the coming step to `max_norm`, as torch's function of this name does.
+    """Clip the gradient of the coming step; call it between `backward()` and `step()`.
 
-    Returns an object that is a number after `step()`.
-    Raises: StepOrderError with `update="streaming"`, which applies gradients before their norm is
-            known; ConfigError unless all trainable parameters are given, and the norm that the
-            optimizer was made with (`norm_type`).
+    The node clips the mean gradient of all ranks by its exact global norm, before the update.
+
+    Args:
+        parameters: All trainable parameters, as `model.parameters()`.
+        max_norm: Norm to clip to, above 0; infinity only measures.
+        norm_type: The norm that the optimizer was made with: 1, 2 or infinity.
+
+    Returns:
+        The norm before clipping: an object that turns into a number (`float(norm)`,
+        `f"{norm:.2f}"`) once `step()` has returned.
+
+    Raises:
+        StepOrderError: With `update="streaming"`, which applies gradients before their norm is
+            known.
+        ConfigError: If a trainable parameter is missing, or the optimizer has another norm.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2, bias=False))
+        >>> optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        >>> model(torch.ones(1, 4)).sum().backward()
+        >>> norm = luwu.clip_grad_norm_(model.parameters(), max_norm=1.0)
+        >>> result = optimizer.step()
+        >>> f"{norm:.3f}"
+        '2.828'
     """
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     session = session_of(given)

@@ -44,12 +44,37 @@ def fully_shard(
     ignored_params: Iterable[nn.Parameter] | None = None, session: Session | None = None,
     **not_taken: object,
 ) -> ModuleT:  # fmt: skip
-    """Make one unit of a module's parameters (or of several modules'); returns the module.
+    """Make one unit of a module's parameters; as FSDP2's `fully_shard`.
 
-    `reshard_after_forward`: free the weights after forward and pull them again for backward; None:
-    yes, except for the root. `mp_policy.param_dtype` is the dtype of compute and of what travels;
-    `reduce_dtype=torch.float32` lets gradients travel in float32.
-    Raises: ConfigError if the module cannot be a unit; TypeError for FSDP2's other arguments.
+    A unit is pulled before its forward, freed after it, and its gradient is pushed when it is
+    complete. Call it bottom-up: parts first, then the model, which takes what is left. Parameters
+    become placeholders at once; rank 0's values become the first weights.
+
+    Args:
+        module: A module, or a list of modules that form one unit.
+        reshard_after_forward: Free the weights after forward, and pull them again for backward. By
+            default true for all but the root.
+        mp_policy: `param_dtype` is the dtype of compute and of what travels; with
+            `reduce_dtype=torch.float32` gradients travel in float32.
+        ignored_params: Parameters that stay with the script.
+        session: For tests; by default the current session.
+        **not_taken: FSDP2's other arguments; each raises, with the reason.
+
+    Returns:
+        The module, now also a `LuwuModule`.
+
+    Raises:
+        ConfigError: If the module cannot be a unit, or `init` was not called.
+        TypeError: For an argument that has no meaning here, such as `mesh`.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+        >>> first = luwu.fully_shard(model[0])
+        >>> model = luwu.fully_shard(model)  # the root takes what is left
+        >>> optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        >>> model(torch.ones(3, 4)).shape
+        torch.Size([3, 2])
     """
     for name in not_taken:
         reason = _NOT_TAKEN.get(name, "no such argument")
@@ -75,9 +100,25 @@ def fully_shard(
 
 
 def fully_shard_each(model: nn.Module, *classes: type[nn.Module], **arguments: Any) -> nn.Module:
-    """`fully_shard` every submodule of these classes, then the model; returns the model.
+    """Call `fully_shard` on every submodule of these classes, then on the model.
 
-    Raises: ConfigError if the model has none of them: then the whole model would be one unit.
+    Args:
+        model: The model, with its repeated blocks somewhere inside.
+        *classes: Classes of the blocks, usually one.
+        **arguments: Arguments of `fully_shard`, the same for every unit.
+
+    Returns:
+        The model, now also a `LuwuModule`.
+
+    Raises:
+        ConfigError: If the model has no module of these classes, since all of it would be one unit.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+        >>> model = luwu.fully_shard_each(model, torch.nn.Linear)
+        >>> sum(isinstance(each, luwu.LuwuModule) for each in model.modules())  # 2 parts, 1 root
+        3
     """
     found = [module for module in model.modules() if isinstance(module, classes)]
     if not found:
@@ -93,7 +134,26 @@ def fully_shard_each(model: nn.Module, *classes: type[nn.Module], **arguments: A
 
 
 def register_forward_method(module: nn.Module, name: str) -> None:
-    """Let another method than `forward`, such as `generate`, pull and free the unit too."""
+    """Pull and free the module's unit around another method than `forward`, such as `generate`.
+
+    Args:
+        module: A module that `fully_shard` was called on.
+        name: Name of the method.
+
+    Raises:
+        ConfigError: If the module is not sharded, or has no such method.
+
+    Examples:
+        >>> class Encoder(torch.nn.Linear):
+        ...     def encode(self, x):
+        ...         return self(x).relu() @ self.weight
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(Encoder(4, 2))
+        >>> luwu.register_forward_method(model, "encode")
+        >>> optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        >>> model.encode(torch.ones(8, 4)).shape
+        torch.Size([8, 4])
+    """
     if not isinstance(module, LuwuModule):
         raise ConfigError(f"register_forward_method: call luwu.fully_shard on the module of {name}")
     method = getattr(module, name, None)

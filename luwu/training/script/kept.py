@@ -10,21 +10,63 @@ from luwu.training.state.statistics import StepStats, read_stats
 
 
 def attach(name: str, thing: Any, *, per_rank: bool = False, late: bool | None = None) -> None:
-    """Keep the state of `thing` with every step; see `state/attached.py`.
+    """Keep the state of a Python object with every step.
 
-    `late`: it is changed after `step()`; None: if it is a learning rate scheduler. All ranks must
-    attach, before the first forward. Raises: StepOrderError after it; ConfigError for a name that
-    is taken, or a thing without a state.
+    The state is taken at `step()`, becomes part of that step, and is restored when the run is
+    resumed and before a lost step is computed again. Attach right before the training loop, on all
+    ranks alike.
+
+    Args:
+        name: Name of the attachment in the state; unique within the job.
+        thing: A learning rate scheduler, a `torch.Generator`, a module (its persistent buffers), a
+            dict that is changed in place, or any object with `state_dict()` and
+            `load_state_dict()`. States consist of plain values, tensors and arrays.
+        per_rank: True if the state differs by rank. When a run is resumed with more workers, a new
+            rank then keeps its own state; otherwise it takes that of rank 0.
+        late: True if the object changes after `step()`: its state is taken when the next step
+            begins. By default true for schedulers only.
+
+    Raises:
+        StepOrderError: After the first forward.
+        ConfigError: If the name is taken, or the object has no state that can be kept.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> optimizer = luwu.optim.AdamW(model.parameters(), lr=0.1)
+        >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10)
+        >>> cursor = {"sample": 0}
+        >>> luwu.attach("scheduler", scheduler)
+        >>> luwu.attach("cursor", cursor)
+        >>> luwu.attach("random", luwu.random_state(), per_rank=True)
     """
     run.session().attachments.attach(name, thing, per_rank=per_rank, late=late)
 
 
 def stats() -> StepStats | None:
-    """Statistics of the last measured step; any rank may ask, the others need not (16 at once).
+    """Return norms of every parameter in the last measured step.
 
-    Waits until the last `step()` is decided. None: no measured step was decided since the node was
-    started. A step that was skipped, or lost, has none: those of the measured step before it stay.
-    Raises: ConfigError if there are none and the optimizer asks for none; StepAborted.
+    Steps 0, n, 2n, ... are measured where the optimizer has `stats_every=n`. The call waits until
+    the last `step()` is decided. Any rank may call it alone; up to 16 ranks at the same time.
+
+    Returns:
+        A dict from parameter name to its `grad_norm` (of the mean gradient, before clipping),
+        `weight_norm` and `update_norm` (2-norms, as floats), with the number of the measured step
+        as its attribute `step`. None if no measured step was decided since the node was started.
+
+    Raises:
+        ConfigError: If the optimizer measures no steps.
+        StepAborted: If the last step was lost.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2, bias=False))
+        >>> optimizer = luwu.optim.SGD(model.parameters(), lr=0.1, stats_every=100)
+        >>> model(torch.ones(1, 4)).sum().backward()
+        >>> result = optimizer.step()
+        >>> stats = luwu.stats()
+        >>> print(stats.step, f"{stats['weight'].grad_norm:.3f} {stats['weight'].update_norm:.3f}")
+        0 2.828 0.283
     """
     session = run.session()
     found = None

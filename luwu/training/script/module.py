@@ -59,7 +59,23 @@ class UnshardHandle:
 
 
 class LuwuModule:
-    """A module that luwu.fully_shard was called on; its methods are those of FSDP2's FSDPModule."""
+    """A module that `fully_shard` was called on.
+
+    The module stays the object it was and gains these methods, which have the names and meanings
+    of FSDP2's `FSDPModule`. Methods that would read, move or replace weights raise, and name the
+    call to use instead.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        >>> batches = [torch.ones(2, 4), torch.zeros(2, 4)]
+        >>> for x in batches:  # one push for both micro-batches
+        ...     model.set_requires_gradient_sync(x is batches[-1])
+        ...     (model(x).sum() / len(batches)).backward()
+        >>> optimizer.step().number
+        0
+    """
 
     if TYPE_CHECKING:  # a module's own class may look up the type hints of what derives from it
         luwu_unit: Unit
@@ -75,9 +91,18 @@ class LuwuModule:
     # ---------------------------------------------------------------------- weights, by hand
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
-        """Pull the weights of this module's own unit; with `async_op`, wait on what is returned.
+        """Pull the weights of this module's own unit.
 
         They stay until `reshard`, the end of the next forward or backward, or `step()`.
+
+        Args:
+            async_op: Return at once; the weights are here after `wait()` on the result.
+
+        Returns:
+            With `async_op`, an object with the method `wait`; otherwise None.
+
+        Raises:
+            StepAborted: If a step was lost.
         """
         session = self.luwu_session
         session.check_running()
@@ -94,19 +119,19 @@ class LuwuModule:
         self.luwu_session.pulls.forget(self.luwu_unit)
 
     def set_modules_to_forward_prefetch(self, modules: Sequence[nn.Module]) -> None:
-        """Ask for these modules' weights when this one's are used in forward."""
+        """Request these modules' weights when this module's are used in forward."""
         units = _units_of("set_modules_to_forward_prefetch", modules)
         self.luwu_unit.set_forward_prefetch(units)
 
     def set_modules_to_backward_prefetch(self, modules: Sequence[nn.Module]) -> None:
-        """Ask for these modules' weights when this one's are used in backward."""
+        """Request these modules' weights when this module's are used in backward."""
         units = _units_of("set_modules_to_backward_prefetch", modules)
         self.luwu_unit.set_backward_prefetch(units)
 
     def set_reshard_after_forward(
         self, reshard_after_forward: bool, recurse: bool = True
     ) -> None:  # fmt: skip
-        """Choose, from now on, whether weights are freed after forward."""
+        """Choose whether weights are freed after forward; of all submodules too with `recurse`."""
         _check_bool("reshard_after_forward", reshard_after_forward)
         for unit in self._units(recurse):
             unit.set_reshard_after_forward(reshard_after_forward)
@@ -114,7 +139,10 @@ class LuwuModule:
     def set_reshard_after_backward(
         self, reshard_after_backward: bool, *, recurse: bool = True
     ) -> None:  # fmt: skip
-        """False: weights stay after backward, until `step()`: no pull for the next micro-batch."""
+        """Choose whether weights are freed after backward.
+
+        False keeps them until `step()`, so the next micro-batch pulls nothing.
+        """
         _check_bool("reshard_after_backward", reshard_after_backward)
         for unit in self._units(recurse):
             unit.set_reshard_after_backward(reshard_after_backward)
@@ -124,26 +152,33 @@ class LuwuModule:
     def set_requires_gradient_sync(
         self, requires_gradient_sync: bool, *, recurse: bool = True
     ) -> None:  # fmt: skip
-        """False: gradients stay on this worker, in float32, until a backward pushes them.
+        """Choose whether the next backward pushes gradients.
 
-        Without it every backward is pushed and the node adds them up, which needs no memory here.
+        False keeps them on this worker, in float32, until a backward pushes them. By default every
+        backward is pushed and the node adds the gradients, which needs no memory on the worker.
         """
         _check_bool("requires_gradient_sync", requires_gradient_sync)
         for unit in self._units(recurse):
             unit.set_requires_gradient_sync(requires_gradient_sync)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """False: another backward follows before `step()`.
+        """State whether the next backward is the last one before `step()`.
 
-        With update="streaming", where one backward is pushed, it stays on this worker till then.
+        With `update="streaming"`, which pushes one backward, gradients of the others stay on this
+        worker until then.
         """
         _check_bool("is_last_backward", is_last_backward)
         self.luwu_session.backward.set_is_last(is_last_backward)
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """Divide the sum of all ranks' gradients of this module's unit by this, not their number.
+        """Divide the sum of all ranks' gradients of this module's unit by `factor`.
 
-        Must be equal on all ranks. Raises ConfigError unless it is above 0 and finite.
+        By default it is divided by the number of ranks. The factor must be equal on all ranks.
+
+        Raises:
+            ConfigError: If the factor is not above 0 and finite, or `set_gradient_weight` is in
+                use.
+            StepOrderError: In the middle of a step.
         """
         session = self.luwu_session
         if not (math.isfinite(factor) and factor > 0):
@@ -163,7 +198,10 @@ class LuwuModule:
     def reset_iter_state(self) -> None:
         """Forget a forward or backward that an error ended; call it on the root.
 
-        Gradients of the step that were pushed already are dropped as `zero_grad()` drops them.
+        Gradients of the step that were pushed already are dropped, as `zero_grad()` drops them.
+
+        Raises:
+            ConfigError: If this module is not the root.
         """
         unit = self.luwu_unit
         if not unit.is_root:
@@ -204,7 +242,7 @@ class LuwuModule:
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop what was pushed since the last step, as the optimizer's method does."""
+        """Drop the gradients since the last step, as the optimizer's `zero_grad` does."""
         self.luwu_session.zero_grad(set_to_none)
 
     def to_empty(self, *args: Any, **kwargs: Any) -> NoReturn:

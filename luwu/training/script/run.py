@@ -30,11 +30,30 @@ def init(
     agree: Mapping[str, str] | None = None, nic: Nic | None = None,
     device: torch.device | str | Device | None = None,
 ) -> Session:  # fmt: skip
-    """Join the run this process was started in; call it once, before fully_shard.
+    """Join the job that this process was started in; call it once, before `fully_shard`.
 
-    `agree`: what else must be equal on all ranks, such as a digest of the data; a difference is
-    refused when the ranks join. `nic` and `device` are for tests: without them, the environment
-    names the run (LUWU_CONNECT), and the worker's GPU is used if there is one.
+    `luwu run` and torchrun start the process with the variables that name the job. For one process
+    alone, as in a notebook, call `luwu.init_local` instead.
+
+    Args:
+        agree: What else must be equal on all ranks, such as a digest of the data; a rank that
+            differs is rejected when it joins.
+        nic: For tests: join by this object instead of the environment.
+        device: Device to compute on; by default the worker's GPU if there is one, else the CPU.
+
+    Returns:
+        The session, which scripts rarely need.
+
+    Raises:
+        ConfigError: If there is no job in the environment, or `init` was called before.
+        ConnectionFailed: If the switch or node cannot be reached.
+
+    Examples:
+        In a script that `luwu run --workers 2 train.py` starts:
+
+        >>> session = luwu.init(agree={"data": "sha256:9f86d081"})
+        >>> print(f"worker {luwu.rank()} of {luwu.world_size()} on {luwu.device()}")
+        worker 0 of 1 on cpu
     """
     if getattr(_here, "session", None) is not None:
         raise ConfigError("luwu.init() was called before; call it once, or luwu.finish() between")
@@ -64,7 +83,19 @@ def offer(nic: Nic | None) -> None:
 
 
 def session() -> Session:
-    """The current session. Raises ConfigError before `init`."""
+    """Return the current session: the object behind `init`, `rank` and `finish`.
+
+    Returns:
+        The session of this thread, or that of the process if it has only one.
+
+    Raises:
+        ConfigError: Before `init`.
+
+    Examples:
+        >>> started = luwu.init_local()
+        >>> luwu.session() is started
+        True
+    """
     found: Session | None = getattr(_here, "session", None)
     if found is not None:
         return found
@@ -76,9 +107,22 @@ def session() -> Session:
 
 
 def finish() -> None:
-    """Return when the last step is decided; then leave the run.
+    """Wait until the last step is decided, then leave the job.
 
-    Raises: StepAborted if a step was lost: go back to it, then call `finish` again.
+    A script that ends without this call leaves the job at its end. Call it inside the loop that
+    handles `StepAborted`, so that a lost last step is computed again.
+
+    Raises:
+        StepAborted: If a step was lost: go back to it, then call `finish` again.
+        ConfigError: If no job has begun.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        >>> model(torch.ones(8, 4)).sum().backward()
+        >>> result = optimizer.step()
+        >>> luwu.finish()
     """
     ending = session()
     ending.finish()
@@ -118,17 +162,45 @@ def has_been_member() -> bool:
 
 
 def rank() -> int:
-    """This worker's number, from 0."""
+    """Return the number of this worker, from 0 to `world_size() - 1`.
+
+    Raises:
+        ConfigError: Before `init`.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> luwu.rank()
+        0
+    """
     return session().rank
 
 
 def world_size() -> int:
-    """Number of workers."""
+    """Return the number of workers; switch and optimizer node do not count.
+
+    Raises:
+        ConfigError: Before `init`.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> luwu.world_size()
+        1
+    """
     return session().world_size
 
 
 def device() -> torch.device:
-    """The device of this worker: its GPU, or the CPU."""
+    """Return the device of this worker: its GPU if there is one, else the CPU.
+
+    Raises:
+        ConfigError: Before `init`.
+
+    Examples:
+        >>> session = luwu.init_local(device="cpu")
+        >>> batch = torch.zeros(8, 4, device=luwu.device())
+        >>> batch.device
+        device(type='cpu')
+    """
     return session().device
 
 

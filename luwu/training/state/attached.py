@@ -55,7 +55,19 @@ class Stateful(Protocol):
 
 
 def random_state() -> Stateful:
-    """torch's, numpy's and Python's global random generators, and those of this worker's GPU."""
+    """Return an object for `attach`: the state of the global random generators.
+
+    These are torch's, numpy's and Python's, and those of this worker's GPU.
+
+    Returns:
+        An object with `state_dict()` and `load_state_dict()`.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        >>> luwu.attach("random", luwu.random_state(), per_rank=True)
+    """
     return _RandomState()
 
 

@@ -26,7 +26,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicLossScale:
-    """A rule by which a scale follows verdicts; its defaults are of `torch.amp.GradScaler`."""
+    """A rule for the loss scale of float16 training, as that of `torch.amp.GradScaler`.
+
+    A step whose gradient is not finite is skipped and multiplies the scale by `backoff_factor`;
+    `growth_interval` applied steps in a row multiply it by `growth_factor`. The scale is the same
+    on all ranks and is kept with the state.
+
+    Args:
+        init_scale: Scale of the first step; above 0.
+        growth_factor: At least 1.
+        backoff_factor: Above 0 and at most 1.
+        growth_interval: Applied steps after which the scale grows; at least 1.
+
+    Raises:
+        ConfigError: If a number is out of its range or not finite.
+
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> rule = luwu.DynamicLossScale(init_scale=1024.0, growth_interval=100)
+        >>> optimizer = luwu.optim.AdamW(model.parameters(), loss_scale=rule)
+        >>> loss = model(torch.ones(8, 4)).square().mean()
+        >>> scaled = optimizer.scale(loss)
+        >>> round((scaled / loss).item())
+        1024
+        >>> scaled.backward()
+        >>> optimizer.step().applied
+        True
+    """
 
     init_scale: float = 2.0**16
     growth_factor: float = 2.0
