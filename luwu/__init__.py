@@ -139,6 +139,7 @@ __all__ = [
     "init_local",
     "init_weights",
     "load_pretrained",
+    "log",
     "offload_activations",
     "optim",
     "random_state",

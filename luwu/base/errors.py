@@ -212,7 +212,8 @@ class StepAborted(LuwuError):
         ...         if step == 1 and losses:
         ...             losses -= 1
         ...             optimizer.zero_grad()
-        ...         optimizer.step()
+        ...             continue
+        ...         result = optimizer.step()
         ...         step += 1
         ...     except luwu.StepAborted as error:
         ...         print("again from step", error.step)

@@ -3,6 +3,17 @@
 Same names, arguments and defaults as in `torch.optim` (which has no Lion), whose `Optimizer` they
 derive from, so that learning rate schedulers and parameter groups work. `NetworkOptimizer` is what
 an optimizer of one's own derives from (docs/optimizers.md).
+
+Examples:
+    >>> session = luwu.init_local()
+    >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+    >>> optimizer = luwu.optim.Adam(model.parameters(), lr=1e-3)
+    >>> scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9)
+    >>> model(torch.ones(8, 4)).square().mean().backward()
+    >>> result = optimizer.step()
+    >>> scheduler.step()
+    >>> scheduler.get_last_lr()
+    [0.0009000000000000001]
 """
 
 from luwu.optim.adam import Adam

@@ -28,8 +28,8 @@ def luwu_proc(
     `luwu_proc`; its `pids` are the process numbers of switch and node.
 
     Args:
-        transport: As the key `transport` of `luwu config`; so are the next ones, with units in their
-            text.
+        transport: As the key `transport` of `luwu config`; so are the next ones, with units in
+            their text.
         chunk: Such as `"64KiB"`.
         memory_budget: Of the node, such as `"256MiB"`.
         durability: `"process"` unless given.

@@ -139,8 +139,8 @@ def luwu_session(
 def luwu_run(request: pytest.FixtureRequest, luwu_record: Record) -> Generator[Runner, None, None]:
     """Call a function in fresh worker processes: `luwu_run(fn, workers=2, args=())`.
 
-    `fn(rank, *args)` must be at the top level of a module. Returns what it returned, by rank; raises
-    the first failure, with that worker's traceback.
+    `fn(rank, *args)` must be at the top level of a module. Returns what it returned, by rank;
+    raises the first failure, with that worker's traceback.
 
     Examples:
         ```python
@@ -177,8 +177,8 @@ def luwu_inproc(
 ) -> Generator[InprocRunner, None, None]:
     """Call a function in threads of this process: `luwu_inproc(fn, workers=2, args=())`.
 
-    `fn(rank, *args)` may be any callable and return anything. Milliseconds instead of seconds, and a
-    debugger works.
+    `fn(rank, *args)` may be any callable and return anything. Milliseconds instead of seconds, and
+    a debugger works.
 
     Examples:
         ```python

@@ -116,7 +116,7 @@ class ReadModel(Closing):
         >>> trained(torch.ones(1, 4)).sum().backward()
         >>> optimizer.step().wait()
         >>> reading.version, reading.refresh(), reading.model_bytes
-        (0, 1, 40)
+        (0, 1, 512)
         >>> reading.close()
     """
 

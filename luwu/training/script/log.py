@@ -33,8 +33,13 @@ def log(**scalars: float | Tensor) -> None:
     Raises:
         ConfigError: a value is not one number.
 
-    Example:
-        >>> luwu.log(loss=loss, learning_rate=optimizer.param_groups[0]["lr"])  # doctest: +SKIP
+    Examples:
+        >>> session = luwu.init_local()
+        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
+        >>> optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        >>> loss = model(torch.ones(8, 4)).square().mean()
+        >>> loss.backward()
+        >>> luwu.log(loss=loss, lr=optimizer.param_groups[0]["lr"])
     """
     session = run.session()
     values = {name: _number(name, value) for name, value in scalars.items()}
