@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.colours import bold, red
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, DeadlineError, Interrupted
 from luwu.base.json_file import read_json
@@ -158,12 +159,13 @@ def _around(
 
 
 def _tell(verdict: Verdict) -> int:
-    print(verdict, flush=True)
+    paint = bold if verdict.is_good else red
+    print(paint(str(verdict), sys.stdout), flush=True)
     return 0 if verdict.is_good else 1
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    print(red(text, sys.stdout) if text.startswith("VIOLATION") else text, flush=True)
 
 
 # ---------------------------------------------------------------------- what is asked for

@@ -33,10 +33,11 @@ from luwu.compare.comparison import comparison
 from luwu.compare.zero import check_deepspeed, ready_libraries
 from luwu.launch.hosts.hosts import plan_hosts
 from luwu.launch.hosts.network import links_of
-from luwu.launch.processes.console import Console
+from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.serving import Sizes, decide_sizes, state_directory
+from luwu.launch.starting import log_text, workers_text
 from luwu.launch.worker_loss import check_worker_loss, drops_workers
 from luwu.report.table import table_text
 from workers.data_file import check_data_file
@@ -77,15 +78,16 @@ def run(parsed: Parsed) -> int:
     config = resolved.config
     is_demo = parsed.flags.get("preset") == "demo"
     _check(config)
-    console = Console(sys.stderr)
     if is_demo and "luwu" in config.arms and resolved.is_default("memory_budget"):
         config = with_budget(config, demo_budget_bytes(config))
     plan = plan_hosts(config)
     configs = {name: config_of_arm(name, config) for name in config.arms}
     sizes = {name: decide_sizes(each, each.state) for name, each in configs.items()}
     run_directory = RunDirectory.create(config.run_dir)
+    console = Console(sys.stderr, details=parsed.has("verbose"), log=run_directory.log(LAUNCHER))
     write_resolved(run_directory, resolved, "compare")
-    console.say(f"run directory {run_directory.path}")
+    console.detail(f"run directory {run_directory.path}")
+    _say_start(config, sizes, run_directory, console)
     planned = LUWU_ARMS if config.optimizer_nodes == 1 else ()
     try:
         estimates = {
@@ -97,7 +99,7 @@ def run(parsed: Parsed) -> int:
         write_outcome(run_directory, error.exit_code, str(error), error.code)
         raise
     if is_demo:
-        console.say(f"arms {', '.join(config.arms)}; {DEMO_TIME_TEXT}; Ctrl-C stops everything")
+        console.say(f"this takes {DEMO_TIME_TEXT}; Ctrl-C stops everything")
     with stop_requests() as should_stop:
         try:
             for name in config.arms:  # what cannot be compiled shows before an arm has run
@@ -124,10 +126,24 @@ def run(parsed: Parsed) -> int:
     return code
 
 
+def _say_start(
+    config: RunConfig, sizes: dict[str, Sizes], run_directory: RunDirectory, console: Console
+) -> None:  # fmt: skip
+    """Say what is compared, and where the rest is written."""
+    budgets = [sizes[name].memory_budget_bytes for name in config.arms if name in NETWORK_ARMS]
+    memory = " or ".join(dict.fromkeys(map(format_bytes, budgets)))
+    console.say(
+        f"luwu: compare {', '.join(config.arms)} with {workers_text(config.workers)}; "
+        f"{f'memory {memory}; ' if memory else ''}{log_text(run_directory)}"
+    )
+    for warning in dict.fromkeys(line for each in sizes.values() for line in each.warnings):
+        console.say(warning)
+
+
 def _plan(
     name: str, config: RunConfig, sizes: Sizes, run_directory: RunDirectory, console: Console
 ) -> dict[str, Any]:
-    """Print what an arm of LuWu will take, and keep the floors it needs. Raises ConfigError."""
+    """Log what an arm of LuWu will take, and keep the floors it needs. Raises ConfigError."""
     from luwu.estimate.job import plan_gpt
     from luwu.estimate.text import short_lines
     from luwu.measure.timing import QUICK
@@ -136,11 +152,11 @@ def _plan(
     planned = plan_gpt(config, sizes, state=state, samples=QUICK)
     of_arm = arm_directory(name, run_directory)
     write_json(of_arm.file("floors.json"), {"schema": 1, **planned.floors.document()})
-    console.say(f"arm     {name}")
+    console.detail(f"arm     {name}")
     for line in short_lines(planned.estimate):
-        console.say(line)
+        console.detail(line)
     if not links_of(config).is_ideal or config.disk_rate is not None:
-        console.say("plan    emulated links and disks are not in these floors")
+        console.detail("plan    emulated links and disks are not in these floors")
     return planned.estimate.document()
 
 
@@ -268,7 +284,7 @@ def _check_losses(document: dict[str, Any], console: Console) -> int:
         last = arm["loss"][-DEMO_LOSS_STEPS:]
         mean = math.fsum(last) / len(last)
         is_low = mean < DEMO_LOSS_MAX
-        console.say(
+        console.verdict(
             f"{arm['name']:<8} mean loss of the last {len(last)} steps {mean:.3f}: "
             f"{'below' if is_low else 'NOT below'} {DEMO_LOSS_MAX}"
         )
@@ -281,7 +297,7 @@ def _check_weights(document: dict[str, Any], config: RunConfig, console: Console
     digests = {arm["weights_digest"] for arm in document["arms"] if arm["name"] in LUWU_ARMS}
     if len(digests) < 2 or drops_workers(config) or config.aggregate != FLOAT32:
         return 0  # contributors, or integers of chunks of another size, may differ
-    console.say(
+    console.verdict(
         f"{' and '.join(LUWU_ARMS)} end with DIFFERENT weights, which must be the same bit for "
         "bit, wherever the state is kept; please report it, with the run directory"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.colours import red
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.own import version
 from luwu.base.quantities import format_bytes
@@ -60,7 +62,8 @@ def run(parsed: Parsed) -> int:
     findings = list(examine(disk))
     print("```")
     for each in findings:
-        print(f"{'!!' if each.advice else 'ok'}  {each.name:<10} {each.text}")
+        line = f"{'!!' if each.advice else 'ok'}  {each.name:<10} {each.text}"
+        print(red(line, sys.stdout) if each.advice else line)
     print("```")
     wanting = [each for each in findings if each.advice]
     for each in wanting:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from luwu.base import own
+from luwu.base.colours import red
 from luwu.base.error_table import entry
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.expendable import print_if_possible
@@ -77,7 +78,8 @@ def _run_verb(name: str, tokens: list[str]) -> int:
 
 def _fail(program: str, error: LuwuError) -> int:
     """Print what went wrong, and which code explains more of it; the exit code."""
-    print_if_possible(f"{program}: {error}")
+    first, newline, rest = f"{program}: {error}".partition("\n")
+    print_if_possible(red(first, sys.stderr) + newline + rest)
     if error.code not in NOTHING_MORE:
         title = entry(error.code).title
         print_if_possible(f"{error.code}: {title}; more: luwu explain {error.code}")

@@ -19,9 +19,10 @@ from luwu.commands.outcome import keep_report, write_outcome, write_resolved
 from luwu.commands.trace import check_trace, write_trace
 from luwu.join.connection import Connection, join
 from luwu.launch.hosts.nodes import fold_nodes
-from luwu.launch.processes.console import Console
+from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
+from luwu.launch.progress_line import ProgressLine
 from luwu.launch.resuming import beginning, ending, first_step, stopped
 from luwu.launch.roles import key_environ
 from luwu.launch.serving import (
@@ -32,12 +33,14 @@ from luwu.launch.serving import (
     serve,
     state_directory,
 )
+from luwu.launch.starting import log_text, machines_text, say_security, start_text, workers_text
 from luwu.launch.supervisor import Supervisor, threads_per_worker
 from luwu.launch.torchrun import Meeting
 from luwu.launch.worker_loss import check_worker_loss, worker_restarts
 
 if TYPE_CHECKING:
     from luwu.measure.disk_floors import DiskFloors
+    from switch_emu.node.plan import NodePlan
 
 VERB: Final = Verb(
     name="run",
@@ -68,10 +71,10 @@ def run(parsed: Parsed) -> int:
     resolved = resolve_parsed(VERB, parsed)
     config = resolved.config
     _check(resolved, parsed.rest)
-    console = Console(sys.stderr, details=parsed.has("verbose"))
     run_directory = RunDirectory.create(config.run_dir)
+    console = Console(sys.stderr, details=parsed.has("verbose"), log=run_directory.log(LAUNCHER))
     write_resolved(run_directory, resolved, "run")
-    console.say(f"run directory {run_directory.path}")
+    console.detail(f"run directory {run_directory.path}")
     script = _own_script(parsed.rest, console)
     if config.engine == "ray":
         _run_by_ray(run_directory, resolved, parsed, script, console)
@@ -121,11 +124,14 @@ def _run_here(
             else:
                 connect, connection = _join(resolved, console, should_stop)
                 workers, meeting = _share(config, connection)
+                _say_joined(workers, connection, run_directory, console)
             run_directory.begin()
             threads = threads_per_worker(workers)
-            console.say(f"{workers} workers, {threads} compute threads each (OMP_NUM_THREADS)")
+            console.detail(f"{workers} workers, {threads} compute threads each (OMP_NUM_THREADS)")
             if meeting is not None:
                 console.detail(f"torchruns of {meeting.hosts} hosts meet at {meeting.endpoint}")
+            if config.join is None:  # the node's counters are here
+                supervisor.progress = ProgressLine(run_directory, console)
             supervisor.train(
                 script, workers=workers, connect=connect, sink=console.pass_on, meeting=meeting,
                 restarts_max=worker_restarts(config), on_loss=config.on_worker_loss,
@@ -149,8 +155,13 @@ def _serve(supervisor: Supervisor, config: RunConfig, console: Console) -> _Serv
     run_directory = supervisor.run
     state = state_directory(config, STATE_DIRECTORY)
     sizes = decide_sizes(config, state)
-    disk = _plan(config, sizes, state, run_directory, console)
-    serve(supervisor, config, state=state, sizes=sizes, say=console.detail)
+    plan = node_plan(config, sizes)
+    console.say(start_text(workers_text(config.workers), config, state, sizes, run_directory))
+    for warning in sizes.warnings:
+        console.say(warning)
+    disk = None if state is None else _floors(plan, sizes, state, run_directory, console)
+    connection = serve(supervisor, config, state=state, sizes=sizes, say=console.detail)
+    say_security(console, connection)
     step = first_step(run_directory)
     if config.resume:
         console.say(beginning(state, step))
@@ -164,6 +175,8 @@ def _run_by_ray(
     """Let Ray place and watch the processes."""
     from luwu.engines.ray_engine import RayEngine
 
+    what = f"{workers_text(resolved.config.workers)}, {machines_text(resolved.config)}, by Ray"
+    console.say(f"luwu: {what}; {log_text(run_directory)}")
     with (
         _failure_written(run_directory, resolved.config, parsed, script),
         stop_requests() as should_stop,
@@ -205,23 +218,24 @@ def _written(
     return error
 
 
-def _plan(
-    config: RunConfig, sizes: Sizes, state: Path | None, run_directory: RunDirectory,
-    console: Console,
-) -> DiskFloors | None:  # fmt: skip
-    """Say what is known before the script tells its model; what was measured.
+def _say_joined(
+    workers: int, connection: Connection, run_directory: RunDirectory, console: Console
+) -> None:  # fmt: skip
+    console.say(
+        f"luwu: {workers_text(workers)} of job {connection.job} at {connection.endpoint}; "
+        f"{log_text(run_directory)}"
+    )
+    say_security(console, connection)
 
-    Raises ConfigError.
-    """
+
+def _floors(
+    plan: NodePlan, sizes: Sizes, state: Path, run_directory: RunDirectory, console: Console
+) -> DiskFloors | None:
+    """Measure the disk, and keep what was measured."""
     from luwu.estimate.text import disk_line
     from luwu.measure.disk_floors import disk_floors
     from luwu.measure.timing import QUICK
 
-    plan = node_plan(config, sizes)
-    for line in plan.lines():
-        console.detail(line)
-    if state is None:
-        return None
     disk = disk_floors(
         state.absolute().parent,
         page_bytes=RECORD_CHUNKS * sizes.chunk_bytes,
@@ -252,7 +266,9 @@ def _say_steps(run_directory: RunDirectory, disk: DiskFloors | None, console: Co
     if document is None:
         return
     run_directory.keep(run_directory.file(FILE), document)
-    for line in steps_lines(document):
+    verdict, *rest = steps_lines(document)
+    console.verdict(verdict)
+    for line in rest:
         console.say(line)
 
 
@@ -263,7 +279,7 @@ def _join(
     config = resolved.config
     assert config.join is not None
     connection = join(
-        config.join, timeout_s=config.connect_timeout, say=console.say, should_stop=should_stop
+        config.join, timeout_s=config.connect_timeout, say=console.waiting, should_stop=should_stop
     )
     if not resolved.is_default("workers") and config.workers != connection.world_size:
         raise ConfigError(
@@ -357,7 +373,7 @@ def _own_script(script: list[str], console: Console) -> list[str]:
         return script
     path, has_module = found
     if has_module:
-        console.say(f"-m {module} is {path}; LuWu's own would be -m luwu.base.own {module}")
+        console.detail(f"-m {module} is {path}; LuWu's own would be -m luwu.base.own {module}")
         return script
-    console.say(f"-m {module} is LuWu's own: {path} has no such module")
+    console.detail(f"-m {module} is LuWu's own: {path} has no such module")
     return [*own_module(module), *script[2:]]

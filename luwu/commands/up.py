@@ -26,9 +26,10 @@ from luwu.commands.up_in_tree import (
 from luwu.commands.up_node import start_node
 from luwu.join.connection import Connection, write_connection
 from luwu.launch.hosts.nodes import fold_nodes, node_role
-from luwu.launch.processes.console import Console
+from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
+from luwu.launch.progress_line import ProgressLine
 from luwu.launch.resuming import beginning, first_step
 from luwu.launch.roles import SwitchEnds
 from luwu.launch.serving import (
@@ -41,6 +42,7 @@ from luwu.launch.serving import (
     stripes_of,
     tree_of,
 )
+from luwu.launch.starting import log_text, say_security, start_text, workers_text
 from luwu.launch.supervisor import POLL_S, Supervisor
 
 VERB: Final = Verb(
@@ -76,13 +78,14 @@ def run(parsed: Parsed) -> int:
     _check_number(resolved.config, role, number, parsed.flags.get("number"))
     if name is not None:
         _check_name(resolved, name)
-    console = Console(sys.stderr)
     run_directory = RunDirectory.create(resolved.config.run_dir, is_shared=role is not None)
     who = role if name is None else f"{role}-{name}"
     if role == "node":
         who = node_role(number)
+    log = LAUNCHER if who is None else f"{LAUNCHER}-{who}"
+    console = Console(sys.stderr, details=parsed.has("verbose"), log=run_directory.log(log))
     write_resolved(run_directory, resolved, "up", who)
-    console.say(f"run     {run_directory.path}")
+    console.detail(f"run     {run_directory.path}")
     with stop_requests() as should_stop:
         supervisor = Supervisor(
             run_directory,
@@ -103,8 +106,10 @@ def run(parsed: Parsed) -> int:
                         console, run_directory, connection, role, number, resolved.config
                     )
                 else:
-                    start_in_tree(supervisor, resolved, name, console, should_stop)
+                    start_in_tree(supervisor, resolved, name, console, should_stop, log=log)
                 run_directory.begin()
+                if role != "switch":
+                    supervisor.progress = ProgressLine(run_directory, console)
                 while not supervisor.roles_done:
                     supervisor.poll()
                     sleep(POLL_S)
@@ -124,7 +129,7 @@ def run(parsed: Parsed) -> int:
                 path.unlink(missing_ok=True)  # nobody can join any more
     write_outcome(run_directory, 0, "finished")
     keep_report(run_directory)
-    console.say("the job is finished")
+    console.verdict("the job is finished")
     return 0
 
 
@@ -152,12 +157,21 @@ def _start(
     state = state_directory(config, STATE_DIRECTORY)
     if role is None:
         sizes = decide_sizes(config, state)
-        connection = serve(supervisor, config, state=state, sizes=sizes, say=console.say)
+        console.say(
+            start_text(f"job for {workers_text(config.workers)}", config, state, sizes, directory)
+        )
+        for warning in sizes.warnings:
+            console.say(warning)
+        connection = serve(supervisor, config, state=state, sizes=sizes, say=console.detail)
         if config.resume:
-            console.say(beginning(state, first_step(directory)))
+            console.detail(beginning(state, first_step(directory)))
         return connection
     if role == "switch":
         node = join_nodes(resolved, directory, console, should_stop)
+        console.say(
+            f"luwu: switch for {workers_text(node.world_size)}, of the node at {node.node}; "
+            f"{log_text(directory)}"
+        )
         if node.tree:
             raise ConfigError(
                 "tree: the node was started with a tree of switches; give --tree the same file, "
@@ -190,16 +204,15 @@ def _say_how_to_join(
     number: int,
     config: RunConfig,
 ) -> None:
-    console.say(f"job     {connection.job}, {connection.world_size} workers")
+    console.detail(f"job     {connection.job}, {connection.world_size} workers")
     for endpoint in (connection.node, *connection.more_nodes):
-        console.say(f"node    {endpoint}")
+        console.detail(f"node    {endpoint}")
     if connection.switch is not None:
-        console.say(f"switch  {connection.switch}")
-    if role is not None:
-        console.say(f"security: {connection.security}")
+        console.detail(f"switch  {connection.switch}")
+    say_security(console, connection)
     if role == "node" and not config.no_switch:
         file = run_directory.file(node_file(number))
-        console.say(f"file    {file} (mode 600)")
+        console.detail(f"file    {file} (mode 600)")
         start = f"luwu up --role switch{keys_flag(config)}"
         if number + 1 < connection.optimizer_nodes:
             start = f"luwu up --role node{keys_flag(config)} --number {number + 1}"
@@ -209,7 +222,7 @@ def _say_how_to_join(
         console.say(f"join    {start} --join {file}")
         console.say(f"or      {start} --join '{connection.url()}'")
         return
-    console.say(f"file    {run_directory.connect_file} (mode 600)")
+    console.detail(f"file    {run_directory.connect_file} (mode 600)")
     start = f"luwu run{keys_flag(config)}"
     console.say(f"join    {start} --join {run_directory.connect_file} SCRIPT")
     if connection.endpoint.startswith("tcp://") and not connection.leaves:

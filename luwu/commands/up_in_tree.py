@@ -34,6 +34,7 @@ from luwu.launch.serving import (
     stripes_of,
     tree_of,
 )
+from luwu.launch.starting import log_text, say_joins, say_security, workers_text
 from luwu.launch.supervisor import Supervisor
 from luwu.launch.switch_memory import switch_plan
 from luwu.transport import check_arena
@@ -63,7 +64,7 @@ def join_parent(
     """A switch's parent: --join, or a file in the same --run-dir. Raises ConfigError."""
     config = resolved.config
     parent = join(
-        config.join or str(file), timeout_s=config.connect_timeout, say=console.say,
+        config.join or str(file), timeout_s=config.connect_timeout, say=console.waiting,
         should_stop=should_stop,
     )  # fmt: skip
     if not resolved.is_default("workers") and config.workers != parent.world_size:
@@ -92,9 +93,12 @@ def join_nodes(
 
 def start_in_tree(
     supervisor: Supervisor, resolved: Resolved, name: str, console: Console,
-    should_stop: Callable[[], bool],
+    should_stop: Callable[[], bool], *, log: str,
 ) -> None:  # fmt: skip
-    """Start one switch of the tree and say how to join it. Raises ConfigError."""
+    """Start one switch of the tree and say how to join it; `log`: the name of our own.
+
+    Raises ConfigError.
+    """
     config, directory = resolved.config, supervisor.run
     tree = tree_of(config)
     place = tree.named(name)
@@ -138,15 +142,21 @@ def start_in_tree(
     )
     file = directory.file(switch_file(name))
     write_connection(file, connection)
-    console.say(f"job     {connection.job}, {connection.world_size} workers")
-    console.say(f"parent  {place.parent} at {parent.endpoint}")
-    console.say(f"switch  {endpoint}")
-    console.say(f"security: {connection.security}")
-    console.say(f"file    {file} (mode 600)")
+    console.say(
+        f"luwu: switch {name} for {workers_text(connection.world_size)}, below {place.parent}; "
+        f"{log_text(directory)}"
+    )
+    console.detail(f"job     {connection.job}, {connection.world_size} workers")
+    console.detail(f"parent  {place.parent} at {parent.endpoint}")
+    console.detail(f"switch  {endpoint}")
+    console.detail(f"file    {file} (mode 600)")
+    say_security(console, connection)
+    joins = []
     for child in tree.below(place):
         keys = keys_flag(config)
         start = f"luwu up --role switch{keys} --tree {config.tree} --name {child.name}"
-        console.say(f"join    {start} --workers {config.workers} --join '{connection.url()}'")
+        joins.append(f"join    {start} --workers {config.workers} --join '{connection.url()}'")
     for leaf in connection.leaves:
         where = file if is_shared else f"'{connection.url(leaf)}'"
-        console.say(f"join    ranks {leaf.ranks}: LUWU_CONNECT={where} torchrun ... SCRIPT")
+        joins.append(f"join    ranks {leaf.ranks}: LUWU_CONNECT={where} torchrun ... SCRIPT")
+    say_joins(console, joins, directory, log)

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError
+from luwu.base.quantities import format_bytes
 from luwu.commands.up_in_tree import join_parent, node_file
 from luwu.join.connection import Connection, write_connection
 from luwu.launch.hosts.nodes import check_nodes, node_role
@@ -34,6 +35,7 @@ from luwu.launch.serving import (
     state_directory,
     tree_of,
 )
+from luwu.launch.starting import log_text, state_text, workers_text
 from luwu.launch.supervisor import Supervisor
 
 
@@ -56,8 +58,15 @@ def start_node(
     alone = replace(config, optimizer_nodes=1, transport="tcp")
     # Whoever joins by a URL that was written by hand need not know of extents.
     sizes = decide_sizes(alone, own_state, auto_extent=False)
-    for line in sizes.lines:
+    console.say(
+        f"luwu: node {number if count > 1 else ''}".rstrip()
+        + f" for {workers_text(config.workers)}; {state_text(config, own_state)}; "
+        f"memory {format_bytes(sizes.memory_budget_bytes)}; {log_text(directory)}"
+    )
+    for line in sizes.warnings:
         console.say(line)
+    for line in sizes.lines:
+        console.detail(line)
     if state is not None and count > 1:
         state.parent.mkdir(parents=True, exist_ok=True)
         state.mkdir(mode=0o700, exist_ok=True)

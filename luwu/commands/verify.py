@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from luwu.base.colours import bold, red
 from luwu.base.errors import ConfigError, StateError
 from luwu.base.quantities import format_bytes
 from luwu.commands.flags import Flag, Parsed, Verb
@@ -15,6 +16,9 @@ from luwu.launch.processes.stopping import stop_requests
 
 if TYPE_CHECKING:
     from switch_emu.store.verify import NodeFound, StateFound
+
+DAMAGED: Final = "DAMAGED"
+"""Begins the line of each damage."""
 
 VERB: Final = Verb(
     name="verify",
@@ -57,8 +61,10 @@ def run(parsed: Parsed) -> int:
     if parsed.has("json"):
         print(json.dumps(_document(found, is_full=parsed.has("full")), indent=1))
     else:
-        for line in _lines(found, is_full=parsed.has("full")):
-            print(line)
+        *lines, last = _lines(found, is_full=parsed.has("full"))
+        for line in lines:
+            print(red(line, sys.stdout) if line.startswith(DAMAGED) else line)
+        print(last if found.damages else bold(last, sys.stdout))
     return StateError.exit_code if found.damages else 0
 
 
@@ -78,7 +84,7 @@ def _roll_back(path: Path, count: int, should_stop: Any) -> None:
 def _lines(found: StateFound, *, is_full: bool) -> list[str]:
     lines = [line for node in found.nodes for line in _node_lines(node, is_full=is_full)]
     for damage in found.damages:
-        lines.append(f"DAMAGED {damage}")
+        lines.append(f"{DAMAGED} {damage}")
     if found.damages:
         lines.append(f"{found.path} is damaged in {len(found.damages)} places")
         back = [node for node in found.nodes if node.is_older_whole]

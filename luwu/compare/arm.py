@@ -106,7 +106,7 @@ def run_arm(
         stack.enter_context(supervisor)
         if in_network:
             serve(
-                supervisor, config, state=state, sizes=sizes, say=console.say, hosts=hosts,
+                supervisor, config, state=state, sizes=sizes, say=console.detail, hosts=hosts,
                 only_forwards=name == "ps",
             )  # fmt: skip
         if hosts is not None:

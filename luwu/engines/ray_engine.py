@@ -190,7 +190,7 @@ class RayEngine(Closing):
         flags.append(f"--bind=tcp://{address}:0")
         if config.insecure:
             flags.append("--insecure")
-        arguments = ["up", *flags, "--run-dir", f"{folder}/up"]
+        arguments = ["up", "--verbose", *flags, "--run-dir", f"{folder}/up"]
         self._ask(serving, serving.actor.start.remote("up", "luwu", arguments, _environ()))
         self._console.say(f"switch and node on {address}, by Ray; --state is a path there")
 
@@ -216,7 +216,7 @@ class RayEngine(Closing):
         config = self._resolved.config
         count = config.workers
         threads = int(_environ()["OMP_NUM_THREADS"])
-        self._console.say(f"{count} workers, {threads} compute threads each (OMP_NUM_THREADS)")
+        self._console.detail(f"{count} workers, {threads} compute threads each (OMP_NUM_THREADS)")
         named = list(script)
         if named[0] != "-m":
             named[0] = str(Path(named[0]).absolute())

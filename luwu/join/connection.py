@@ -84,12 +84,17 @@ class Connection(JobSpec):
     def security(self) -> str:
         """The protection of connections to the job, as text."""
         if not self.endpoint.startswith("tcp://"):
-            return "sockets and memory of this user on this machine"
+            return "local only, same user"
         if "@" in self.endpoint:
-            return "keys: connections are encrypted, and only keys that are allowed are let in"
-        if self.insecure:
-            return "NONE (--insecure): whoever is on the network may read, join and disturb the job"
-        return "this machine alone, any user of it; --keys DIR lets in only who has a key"
+            return "keys: connections are encrypted, and only accepted keys connect"
+        if self.is_open:
+            return "NONE (--insecure): anyone on the network can read, join and disturb the job"
+        return "local only, any user; --keys DIR accepts only holders of a key"
+
+    @property
+    def is_open(self) -> bool:
+        """True if anyone on the network can connect."""
+        return self.insecure and self.endpoint.startswith("tcp://") and "@" not in self.endpoint
 
     tree: str = ""
     """Which ranks each switch sums (`luwu.base.tree.groups_text`); empty: all, in one switch."""

@@ -11,6 +11,8 @@ attendance.py     workers of this host that are done
 switch_memory.py  the memory plan of the switches
 worker_loss.py    what a lost worker means: `--on-worker-loss`
 progress.py       progress of a run, from its node's events
+progress_line.py  the same as one line of a terminal
+starting.py       the lines at the start of a run
 resuming.py       where a run with `--resume` begins
 state_users.py    the run that has a state open
 local.py          `luwu.init_local`: a job in this process

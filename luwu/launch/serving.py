@@ -80,11 +80,13 @@ class Sizes:
     """Chunks that travel together at most."""
     lines: tuple[str, ...]
     """The decisions, as text."""
+    warnings: tuple[str, ...] = ()
+    """What makes the job slower than it could be."""
 
 
 NO_COMPILER: Final = (
-    "sums and updates are made by the slow kernels, in Python; install gcc and the headers of the "
-    "C library, so that there is a `cc` on the PATH"
+    "sums and updates use the slow kernels, in Python; install gcc and the headers of the C "
+    "library, so that there is a `cc` on the PATH"
 )
 
 
@@ -129,16 +131,18 @@ def decide_sizes(
             f"optimizer nodes: {count}, each with {format_bytes(budget // count)} of the budget "
             f"and every {count}th chunk"
         )
-    if shutil.which("cc") is None:
-        lines.append(f"no C compiler here: {NO_COMPILER}")
     extent_chunks = _decide_extent(config, budget // count, chunk, auto=auto_extent)
     if extent_chunks > 1:
         lines.append(f"extent: {extent_chunks} chunks travel together (--extent)")
     _check_switches(config, extent_chunks * chunk)
     return Sizes(
         memory_budget_bytes=budget, chunk_bytes=chunk, extent_chunks=extent_chunks,
-        lines=tuple(lines),
+        lines=tuple(lines), warnings=_warnings(),
     )  # fmt: skip
+
+
+def _warnings() -> tuple[str, ...]:
+    return () if shutil.which("cc") else (f"no C compiler here: {NO_COMPILER}",)
 
 
 def _check_switches(config: RunConfig, extent_bytes: int) -> None:
@@ -281,8 +285,6 @@ def serve(
             supervisor, config, connection, endpoints, nodes[1:], only_forwards
         )
     write_connection(run.connect_file, connection)
-    if hosts is None:
-        say(f"security: {connection.security}")
     return connection
 
 

@@ -40,6 +40,7 @@ from luwu.launch.processes.guard import MARK_SUFFIX
 from luwu.launch.processes.relay import Relay, Sink
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.processes.sampling import MemorySampler
+from luwu.launch.progress_line import ProgressLine
 from luwu.launch.roles import POLL_S, RoleProcess, wait_until_listens
 from luwu.launch.torchrun import (
     TORCHRUN_ENVIRON,
@@ -86,6 +87,8 @@ class Supervisor(Closing):
         """The hosts of the processes; None: this one."""
         self.worker_environ: dict[str, str] = {}
         """Variables of the workers' environment beside those of all processes."""
+        self.progress: ProgressLine | None = None
+        """Shows how far the run is; None: somebody else does, or nobody."""
         self._console = console
         self._restarts_left = restarts_max
         self._should_stop = should_stop
@@ -225,6 +228,8 @@ class Supervisor(Closing):
         self._write_processes()
         if SYSTEM_CLOCK.now_ns() >= self._memory_due_ns:
             self._write_memory()
+        if self.progress is not None:
+            self.progress.look()
         return done
 
     @property
@@ -357,6 +362,7 @@ class Supervisor(Closing):
 
     def close(self) -> None:
         """Stop what still runs, within 2 s, and remove what would be left."""
+        self._console.end_live()
         children = [role.child for role in self._roles if role.child is not None]
         children += [group.guard for group in self._workers]
         stop_all(children, patience_s=STOP_PATIENCE_S)

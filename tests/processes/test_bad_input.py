@@ -317,7 +317,7 @@ def test_bad_input_second_node_on_one_directory(shell: Terminal, used_state: Pat
     flags = ["up", "--workers", "1", "--resume", "--state", STATE]
     first = shell.start(*flags, "--durability", "process")
     first.wait_for("^join ")
-    assert "durability process: every decided step survives the end of any process" in first.err
+    assert f"state {STATE} (survives the end of any process)" in first.err
     second = shell.start(*flags)
     assert second.wait() == 2, second.err
     assert re.search(

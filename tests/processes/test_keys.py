@@ -107,7 +107,8 @@ def test_a_key_is_taken_back_in_mid_run(seen: Seen) -> None:
     """Goal: within seconds its connection ends, and it gets no other; the rest trains on to the
     end, with no step replayed."""
     assert seen.security.startswith("keys: connections are encrypted")
-    assert f"security: {seen.security}" in seen.cluster.output
+    log = seen.cluster.run_directory.log("launcher").read_text()
+    assert f"security: {seen.security}" in log
     down, failed = seen.heard
     assert isinstance(down, PeerDown), down
     assert seen.heard_ns < 5 * 10**9

@@ -94,8 +94,9 @@ def test_three_terminals_with_one_directory(shell: Terminal, order: str) -> None
     assert_all_end(started["workers"], started["switch"], started["node"])
 
     assert summary(shell.directory / "up")["weights_digest"] == light_digest(STEPS)
-    assert "node    tcp://127.0.0.1:" in started["node"].err
-    assert "switch  tcp://127.0.0.1:" in started["switch"].err
+    for role in ("node", "switch"):
+        log = shell.directory / "up" / "logs" / f"launcher-{role}.log"
+        assert f" {role:<7} tcp://127.0.0.1:" in log.read_text()
     assert not list((shell.directory / "up").glob("connect*.json"))
 
 

@@ -124,4 +124,5 @@ def test_compare_from_an_installed_wheel(wheel: Path, shell: Terminal) -> None:
     run = shell.start_program(script, ["run", "--workers", "1", *train], environ)
     run.wait()
     assert run.process.returncode == 0, run.err
-    assert "-m workers.train is LuWu's own" in run.err
+    log = shell.directory / "luwu-runs" / "latest" / "logs" / "launcher.log"
+    assert "-m workers.train is LuWu's own" in log.read_text()

@@ -154,7 +154,7 @@ def test_bad_network_ends_with_code_2_before_anything_starts(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "link" in shown.err or "loss" in shown.err or "dilation" in shown.err
-    assert "run directory" not in shown.err
+    assert "luwu: compare" not in shown.err
 
 
 def test_bad_network_two_links_below_one_switch(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_compiler")
 def test_the_terminal_names_the_slow_kernels() -> None:
     """Goal: `luwu run`, `compare` and `up` say it before anything starts."""
-    assert f"no C compiler here: {NO_COMPILER}" in decide_sizes(RunConfig(), None).lines
+    assert f"no C compiler here: {NO_COMPILER}" in decide_sizes(RunConfig(), None).warnings
 
 
 @pytest.mark.usefixtures("no_compiler")

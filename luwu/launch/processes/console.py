@@ -1,35 +1,78 @@
-"""The launcher's output: lines that stay, and one live line on a terminal."""
+"""The launcher's output: what goes to the terminal is decided here, and all of it to the log.
+
+say, verdict, waiting   what everybody sees: the start in a line or two, restarts, results
+detail                  what was decided and found on the way: in the log, and with --verbose
+pass_on                 what the script prints, as it came
+live                    one line that is rewritten in place, on a terminal
+"""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
+
+from luwu.base.clock import local_time_text
+from luwu.base.colours import bold, is_screen
+
+LAUNCHER: Final = "launcher"
+"""The launcher's log among those of a run."""
 
 
 class Console:
     """Prints to standard error, so that standard output is free for results."""
 
-    def __init__(self, stream: IO[str] | None = None, *, details: bool = True) -> None:
-        """`details`: whether `detail` is printed too."""
+    def __init__(
+        self, stream: IO[str] | None = None, *, details: bool = True, log: Path | None = None
+    ) -> None:
+        """`details`: whether `detail` is printed too; `log`: a file that gets every line."""
         self._stream = stream or sys.stderr
-        self._is_terminal = self._stream.isatty()
+        self._is_terminal = is_screen(self._stream)
         self._has_details = details
+        self._log = log
+        self._details: set[str] = set()
+        self._is_waiting = False
         self._live = ""
         self._is_in_line = False
         """True if the last output ended in the middle of a line."""
 
     def say(self, text: str = "") -> None:
         """Print a line that stays."""
+        self._write_log(text)
+        self._show(text)
+
+    def verdict(self, text: str) -> None:
+        """The same for what came of it: bold on a terminal."""
+        self._write_log(text)
+        self._show(bold(text, self._stream))
+
+    def detail(self, text: str) -> None:
+        """Print a line that most people do not need, once; several arms may have the same."""
+        self._write_log(text)
+        if self._has_details and text not in self._details:
+            self._details.add(text)
+            self._show(text)
+
+    def waiting(self, text: str) -> None:
+        """Print what is waited for, at first; later reports of it are details."""
+        if self._is_waiting:
+            self.detail(text)
+        else:
+            self._is_waiting = True
+            self.say(text)
+
+    def _show(self, text: str) -> None:
         self._erase()
         self._print("\n" * self._is_in_line + text + "\n")
         self._is_in_line = False
 
-    def detail(self, text: str) -> None:
-        """Print a line that most people do not need."""
-        if self._has_details:
-            self.say(text)
+    def _write_log(self, text: str) -> None:
+        if self._log is None:
+            return
+        with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as log:
+            log.write(f"{local_time_text()} {text}\n")  # on a full disk the run goes on without
 
     def pass_on(self, data: bytes, is_error: bool) -> None:
         """Print what a worker has printed, as it came, to standard error or standard output."""
@@ -45,13 +88,14 @@ class Console:
         stream.flush()
 
     def live(self, text: str) -> None:
-        """Replace the live line; without a terminal it is not shown."""
-        if not self._is_terminal or text == self._live:
+        """Replace the live line; without a terminal, or in a line of the script's, there is
+        none."""
+        shown = text[: shutil.get_terminal_size().columns - 1]
+        if not self._is_terminal or self._is_in_line or shown == self._live:
             return
         self._erase()
-        columns = shutil.get_terminal_size().columns
-        self._live = text[: columns - 1]
-        self._print(self._live)
+        self._live = shown
+        self._print(shown)
 
     @property
     def is_terminal(self) -> bool:

@@ -1,0 +1,71 @@
+"""The progress of a run in one line of a terminal: the last decided step, steps per second, time.
+
+It is read once a second from the counters of the node, so a script that prints nothing is not
+silent. In a pipe or a file there is no such line.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from luwu.base.clock import SYSTEM_CLOCK, Clock
+from luwu.base.json_file import read_json
+from luwu.launch.processes.console import Console
+from luwu.launch.processes.run_directory import RunDirectory
+
+EVERY_NS: Final = 10**9
+SAMPLES_MAX: Final = 15
+"""The rate is that of so many seconds."""
+
+
+class ProgressLine:
+    """Follows a run; `look` is called often, and shows what is new once a second."""
+
+    def __init__(self, run: RunDirectory, console: Console, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._counters, self._console, self._clock = run.counters("node"), console, clock
+        self._start_ns = clock.now_ns()
+        self._next_ns = self._start_ns
+        self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES_MAX)
+        """Instants and the number of steps decided until then."""
+        self._text = ""
+
+    def look(self) -> None:
+        """Show the line; again, if something was printed in its place."""
+        if not self._console.is_terminal:
+            return
+        now_ns = self._clock.now_ns()
+        if now_ns >= self._next_ns:
+            self._next_ns = now_ns + EVERY_NS
+            self._sample(now_ns)
+            self._text = self._line(now_ns)
+        self._console.live(self._text)
+
+    def _sample(self, now_ns: int) -> None:
+        counters = read_json(self._counters)
+        if counters is None:
+            return
+        steps_count: int = counters["core"]["step_now"]
+        if steps_count == 0 or (self._samples and steps_count < self._samples[-1][1]):
+            self._samples.clear()  # the rate is that of steps, not of the start or of a way back
+        self._samples.append((now_ns, steps_count))
+
+    def _line(self, now_ns: int) -> str:
+        passed = time_text((now_ns - self._start_ns) / 1e9)
+        if not self._samples or self._samples[-1][1] == 0:
+            return f"luwu: no step yet  {passed}"
+        (first_ns, first), (last_ns, last) = self._samples[0], self._samples[-1]
+        rate = ""
+        if last > first:
+            rate = f"{(last - first) / ((last_ns - first_ns) / 1e9):.3g} steps/s  "
+        return f"luwu: step {last - 1}  {rate}{passed}"
+
+
+def time_text(seconds: float) -> str:
+    """`42 s`, `3 min 12 s`, `2 h 5 min`."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,86 @@
+"""The lines at the start of a run: what was started, where it keeps what, and how to join it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from luwu.base.config import RunConfig
+from luwu.base.quantities import format_bytes
+from luwu.join.connection import Connection
+from luwu.launch.processes.console import Console
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.serving import Sizes, tree_of
+
+SURVIVES: Final = {
+    "step": "survives power loss",
+    "process": "survives the end of any process",
+    "none": "survives nothing",
+}
+"""What becomes of a decided step, by durability."""
+JOINS_MAX: Final = 2
+"""Commands to join a job that are shown; of more, where they are."""
+
+
+def machines_text(config: RunConfig) -> str:
+    """The switches and optimizer nodes of a job: `switch, node`."""
+    switches = 0 if config.no_switch else len(tree_of(config))
+    found = [_counted(switches, "switch", "switches")] if switches else []
+    return ", ".join([*found, _counted(config.optimizer_nodes, "node", "nodes")])
+
+
+def state_text(config: RunConfig, state: Path | None) -> str:
+    """Where the training state is, and what a decided step survives."""
+    if state is None:
+        return "state in RAM (ends with the node)"
+    return f"state {shown_path(state)} ({SURVIVES[config.durability]})"
+
+
+def start_text(
+    what: str, config: RunConfig, state: Path | None, sizes: Sizes, run: RunDirectory
+) -> str:
+    """The line of a job whose switch and node are on this host."""
+    return (
+        f"luwu: {what}, {machines_text(config)}; {state_text(config, state)}; "
+        f"memory {format_bytes(sizes.memory_budget_bytes)}; {log_text(run)}"
+    )
+
+
+def workers_text(count: int) -> str:
+    """`2 workers`."""
+    return f"{count} worker{'' if count == 1 else 's'}"
+
+
+def log_text(run: RunDirectory) -> str:
+    """Where the rest is written."""
+    return f"log {shown_path(run.path)}"
+
+
+def shown_path(path: Path) -> str:
+    """A path as a person in the current directory would write it."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def say_security(console: Console, connection: Connection) -> None:
+    """What protects the job: a detail, unless nothing does."""
+    report = console.say if connection.is_open else console.detail
+    report(f"security: {connection.security}")
+
+
+def say_joins(console: Console, lines: Sequence[str], run: RunDirectory, log: str) -> None:
+    """The commands to join a job, or where they are if there are many."""
+    if len(lines) <= JOINS_MAX:
+        for line in lines:
+            console.say(line)
+        return
+    for line in lines:
+        console.detail(line)
+    console.say(f"join    {len(lines)} commands, in {shown_path(run.log(log))}")
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return one if count == 1 else f"{count} {many}"

@@ -1,0 +1,112 @@
+"""What a person sees of the start of a job, in a pipe and in a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from luwu.testing.cluster import SOURCE
+from tests.processes.commands import Terminal, terminal, write_light, write_tiny
+from tests.processes.jobs import SMALL, text_file
+from tests.pseudo_terminal import PseudoTerminal
+
+LINES_MAX = 3
+TRAINS = "the script begins"
+PRINTS = f"import sys\nprint({TRAINS!r}, file=sys.stderr, flush=True)\n"
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Terminal]:
+    with terminal(tmp_path) as opened:
+        yield opened
+        assert opened.leftovers() == []
+
+
+def before(text: str, end: str) -> list[str]:
+    """The lines before the first that has `end`."""
+    found, _, _ = text.partition(end)
+    assert found != text, text
+    return [line for line in found.splitlines() if line.strip()]
+
+
+def test_luwu_run_starts_in_three_lines(shell: Terminal) -> None:
+    """Goal: a summary before the script's first output, the rest in the run's log, and in the
+    terminal with -v; no line twice."""
+    write_light(shell.directory / "light.py", first=PRINTS)
+    for flags in ([], ["--resume", "-v"]):
+        done = shell.run("run", *flags, "--workers", "1", "--memory-budget", "64MiB", "light.py")
+        assert done.process.returncode == 0, done.err
+        run = (shell.directory / "luwu-runs" / "latest").resolve()
+        ours = before(done.err, TRAINS)
+        first = (
+            "luwu: 1 worker, switch, node; state luwu-state (survives power loss); memory "
+            f"64.00 MiB; log luwu-runs/{run.name}"
+        )
+        logged = (run / "logs" / "launcher.log").read_text()
+        assert "security: local only, same user" in logged
+        assert "durability step: every decided step survives power loss" in logged
+        assert all(line in logged for line in ours)
+        assert len(set(ours)) == len(ours)
+        if flags:
+            assert "security: local only, same user" in ours
+            assert ours[1] == first
+        else:
+            assert len(ours) <= LINES_MAX
+            assert ours[0] == first
+
+
+def test_luwu_compare_starts_in_three_lines(shell: Terminal) -> None:
+    """Goal: the same of a comparison: its plan is in the log."""
+    data = text_file(shell.directory)
+    done = shell.run(
+        "compare", "--arms", "luwu", "--workers", "1", "--steps", "2", *SMALL, "--data", str(data)
+    )
+    assert done.process.returncode == 0, done.err
+    ours = before(done.err, "luwu   step=0")
+    assert len(ours) <= LINES_MAX
+    assert ours[0].startswith("luwu: compare luwu with 1 worker; memory ")
+    log = shell.directory / "luwu-runs" / "latest" / "logs" / "launcher.log"
+    assert "plan    a step takes about" in log.read_text()
+
+
+def test_luwu_up_starts_in_three_lines(shell: Terminal) -> None:
+    """Goal: what serves, and how to join it; `luwu run --join` says whom it joined in one line."""
+    write_light(shell.directory / "light.py", first=PRINTS)
+    serving = shell.start("up", "--workers", "1", "--transport", "tcp", "--run-dir", "up")
+    serving.wait_for("^or      luwu run --join '.*' SCRIPT$")
+    working = shell.run("run", "--join", "up", "light.py")
+    assert working.process.returncode == 0, working.err
+    assert serving.wait(20) == 0, serving.err
+    ours = before(serving.err, "the job is finished")
+    assert len(ours) <= LINES_MAX
+    assert ours[0].startswith("luwu: job for 1 worker, switch, node; state luwu-state (survives")
+    joining = before(working.err, TRAINS)
+    assert len(joining) == 1
+    assert re.match(r"luwu: 1 worker of job \d+ at tcp://127\.0\.0\.1:\d+; log ", joining[0])
+
+
+def test_a_terminal_shows_the_progress_of_a_silent_script(tmp_path: Path) -> None:
+    """Goal: in a terminal the last decided step is seen, in one line that is rewritten in place
+    and is gone at the end; the verdict is bold. Method: a script that prints nothing, and stays in
+    its third step until the line has shown the second."""
+    script = write_tiny(tmp_path / "tiny.py", steps=3, first="import os\n")
+    stays = "    while _ == 2 and not os.path.exists('go'):\n        pass\n"
+    script.write_text(
+        script.read_text().replace("    optimizer.step()", f"{stays}    optimizer.step()")
+    )
+    environ = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(SOURCE)}
+    environ.pop("NO_COLOR", None)
+    command = [sys.executable, "-m", "luwu", "run", "--workers", "1", "tiny.py"]
+    with PseudoTerminal(command, cwd=tmp_path, environ=environ) as screen:
+        screen.wait_for(r"luwu: step 1  .*\d s\r\x1b\[K")
+        (tmp_path / "go").touch()
+        assert screen.end() == 0
+    start, *progress = screen.shown.split("\r\x1b[K")
+    assert start.splitlines()[0].startswith("luwu: 1 worker, switch, node; state luwu-state ")
+    assert "\n" not in "".join(progress[:-1])
+    assert progress[-1].startswith("\x1b[1msteps   ")
