@@ -33,7 +33,14 @@ from luwu.launch.serving import (
     serve,
     state_directory,
 )
-from luwu.launch.starting import log_text, machines_text, say_security, start_text, workers_text
+from luwu.launch.starting import (
+    log_text,
+    machines_text,
+    say_security,
+    say_start,
+    start_text,
+    workers_text,
+)
 from luwu.launch.supervisor import Supervisor, threads_per_worker
 from luwu.launch.torchrun import Meeting
 from luwu.launch.worker_loss import check_worker_loss, worker_restarts
@@ -156,9 +163,8 @@ def _serve(supervisor: Supervisor, config: RunConfig, console: Console) -> _Serv
     state = state_directory(config, STATE_DIRECTORY)
     sizes = decide_sizes(config, state)
     plan = node_plan(config, sizes)
-    console.say(start_text(workers_text(config.workers), config, state, sizes, run_directory))
-    for warning in sizes.warnings:
-        console.say(warning)
+    what = workers_text(config.workers)
+    say_start(console, start_text(what, config, state, sizes, run_directory), sizes)
     disk = None if state is None else _floors(plan, sizes, state, run_directory, console)
     connection = serve(supervisor, config, state=state, sizes=sizes, say=console.detail)
     say_security(console, connection)

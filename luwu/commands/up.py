@@ -42,7 +42,7 @@ from luwu.launch.serving import (
     stripes_of,
     tree_of,
 )
-from luwu.launch.starting import log_text, say_security, start_text, workers_text
+from luwu.launch.starting import log_text, say_security, say_start, start_text, workers_text
 from luwu.launch.supervisor import POLL_S, Supervisor
 
 VERB: Final = Verb(
@@ -106,7 +106,7 @@ def run(parsed: Parsed) -> int:
                         console, run_directory, connection, role, number, resolved.config
                     )
                 else:
-                    start_in_tree(supervisor, resolved, name, console, should_stop, log=log)
+                    start_in_tree(supervisor, resolved, name, console, should_stop)
                 run_directory.begin()
                 if role != "switch":
                     supervisor.progress = ProgressLine(run_directory, console)
@@ -136,13 +136,13 @@ def run(parsed: Parsed) -> int:
 def _written(
     run_directory: RunDirectory, config: RunConfig, role: str | None, name: str | None, number: int
 ) -> list[Path]:
-    """The files by which others join what this command starts."""
-    written = [run_directory.connect_file]
+    """The files by which others join what is started here."""
     if name is not None:
-        written = [run_directory.file(switch_file(name))]
+        return [run_directory.file(switch_file(name))]
     if role == "node":
-        written = [run_directory.file(node_file(number)), *written[: config.no_switch]]
-    return written
+        own = run_directory.file(node_file(number))
+        return [own, run_directory.connect_file] if config.no_switch else [own]
+    return [run_directory.connect_file]
 
 
 def _start(
@@ -157,11 +157,8 @@ def _start(
     state = state_directory(config, STATE_DIRECTORY)
     if role is None:
         sizes = decide_sizes(config, state)
-        console.say(
-            start_text(f"job for {workers_text(config.workers)}", config, state, sizes, directory)
-        )
-        for warning in sizes.warnings:
-            console.say(warning)
+        what = f"job for {workers_text(config.workers)}"
+        say_start(console, start_text(what, config, state, sizes, directory), sizes)
         connection = serve(supervisor, config, state=state, sizes=sizes, say=console.detail)
         if config.resume:
             console.detail(beginning(state, first_step(directory)))

@@ -20,7 +20,7 @@ from typing import Final
 
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError
-from luwu.base.tree import NODE, groups_text
+from luwu.base.tree import NODE, Place, Tree, groups_text
 from luwu.join.connection import Connection, join, write_connection
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
@@ -93,12 +93,9 @@ def join_nodes(
 
 def start_in_tree(
     supervisor: Supervisor, resolved: Resolved, name: str, console: Console,
-    should_stop: Callable[[], bool], *, log: str,
+    should_stop: Callable[[], bool],
 ) -> None:  # fmt: skip
-    """Start one switch of the tree and say how to join it; `log`: the name of our own.
-
-    Raises ConfigError.
-    """
+    """Start one switch of the tree and say how to join it. Raises ConfigError."""
     config, directory = resolved.config, supervisor.run
     tree = tree_of(config)
     place = tree.named(name)
@@ -140,15 +137,23 @@ def start_in_tree(
         insecure=config.insecure,
         leaves=(leaf_of(place, endpoint),) if place.workers else (),
     )
-    file = directory.file(switch_file(name))
-    write_connection(file, connection)
+    write_connection(directory.file(switch_file(name)), connection)
+    console.detail(f"parent  {place.parent} at {parent.endpoint}")
+    _say_how_to_join(console, directory, config, tree, place, connection, is_shared=is_shared)
+
+
+def _say_how_to_join(
+    console: Console, directory: RunDirectory, config: RunConfig, tree: Tree, place: Place,
+    connection: Connection, *, is_shared: bool,
+) -> None:  # fmt: skip
+    """`is_shared`: its workers join by shared memory, so by the file."""
+    file = directory.file(switch_file(place.name))
     console.say(
-        f"luwu: switch {name} for {workers_text(connection.world_size)}, below {place.parent}; "
-        f"{log_text(directory)}"
+        f"luwu: switch {place.name} for {workers_text(connection.world_size)}, below "
+        f"{place.parent}; {log_text(directory)}"
     )
     console.detail(f"job     {connection.job}, {connection.world_size} workers")
-    console.detail(f"parent  {place.parent} at {parent.endpoint}")
-    console.detail(f"switch  {endpoint}")
+    console.detail(f"switch  {connection.endpoint}")
     console.detail(f"file    {file} (mode 600)")
     say_security(console, connection)
     joins = []
@@ -159,4 +164,4 @@ def start_in_tree(
     for leaf in connection.leaves:
         where = file if is_shared else f"'{connection.url(leaf)}'"
         joins.append(f"join    ranks {leaf.ranks}: LUWU_CONNECT={where} torchrun ... SCRIPT")
-    say_joins(console, joins, directory, log)
+    say_joins(console, joins)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError
@@ -23,10 +24,12 @@ from luwu.commands.up_in_tree import join_parent, node_file
 from luwu.join.connection import Connection, write_connection
 from luwu.launch.hosts.nodes import check_nodes, node_role
 from luwu.launch.processes.console import Console
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import NodeEnds, job_spec, node_spec
 from luwu.launch.serving import (
     LOOPBACK,
     STATE_DIRECTORY,
+    Sizes,
     chosen_aggregate,
     connection_of,
     decide_sizes,
@@ -35,7 +38,7 @@ from luwu.launch.serving import (
     state_directory,
     tree_of,
 )
-from luwu.launch.starting import log_text, state_text, workers_text
+from luwu.launch.starting import log_text, say_start, state_text, workers_text
 from luwu.launch.supervisor import Supervisor
 
 
@@ -58,13 +61,8 @@ def start_node(
     alone = replace(config, optimizer_nodes=1, transport="tcp")
     # Whoever joins by a URL that was written by hand need not know of extents.
     sizes = decide_sizes(alone, own_state, auto_extent=False)
-    console.say(
-        f"luwu: node {number if count > 1 else ''}".rstrip()
-        + f" for {workers_text(config.workers)}; {state_text(config, own_state)}; "
-        f"memory {format_bytes(sizes.memory_budget_bytes)}; {log_text(directory)}"
-    )
-    for line in sizes.warnings:
-        console.say(line)
+    who = "node" if count == 1 else f"node {number}"
+    say_start(console, _text(who, config, own_state, sizes, directory), sizes)
     for line in sizes.lines:
         console.detail(line)
     if state is not None and count > 1:
@@ -103,6 +101,15 @@ def start_node(
     if config.no_switch:
         write_connection(directory.connect_file, connection)
     return connection
+
+
+def _text(
+    who: str, config: RunConfig, state: Path | None, sizes: Sizes, directory: RunDirectory
+) -> str:
+    return (
+        f"luwu: {who} for {workers_text(config.workers)}; {state_text(config, state)}; "
+        f"memory {format_bytes(sizes.memory_budget_bytes)}; {log_text(directory)}"
+    )
 
 
 def _as_before(

@@ -212,7 +212,7 @@ def wait_for_connection(
                 "--run-dir, or name its file with --join"
             )
         if waited_s >= 0.5 and waited_s - said_s >= min(3.0, 1.0 + waited_s / 10):
-            say(f"waiting for {path.name}, {waited_s:.0f} s of {timeout_s:.0f} s ({path})")
+            say(f"luwu: waiting for {path.name}, {waited_s:.0f} s of {timeout_s:.0f} s ({path})")
             said_s = waited_s
         sleep(_POLL_S)
 

@@ -47,6 +47,13 @@ def start_text(
     )
 
 
+def say_start(console: Console, text: str, sizes: Sizes) -> None:
+    """The line of a job, and what makes it slower than it could be; the rest are details."""
+    console.say(text)
+    for line in sizes.warnings:
+        console.say(line)
+
+
 def workers_text(count: int) -> str:
     """`2 workers`."""
     return f"{count} worker{'' if count == 1 else 's'}"
@@ -71,15 +78,13 @@ def say_security(console: Console, connection: Connection) -> None:
     report(f"security: {connection.security}")
 
 
-def say_joins(console: Console, lines: Sequence[str], run: RunDirectory, log: str) -> None:
+def say_joins(console: Console, lines: Sequence[str]) -> None:
     """The commands to join a job, or where they are if there are many."""
-    if len(lines) <= JOINS_MAX:
-        for line in lines:
-            console.say(line)
-        return
+    is_short = len(lines) <= JOINS_MAX or console.log is None
     for line in lines:
-        console.detail(line)
-    console.say(f"join    {len(lines)} commands, in {shown_path(run.log(log))}")
+        (console.say if is_short else console.detail)(line)
+    if console.log is not None and not is_short:
+        console.say(f"join    {len(lines)} commands, in {shown_path(console.log)}")
 
 
 def _counted(count: int, one: str, many: str) -> str:

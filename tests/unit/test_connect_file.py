@@ -137,7 +137,7 @@ def test_a_file_may_come_later(tmp_path: Path) -> None:
         threading.Thread(target=write_connection, args=(path, CONNECTION)).start()
 
     assert join(str(tmp_path), timeout_s=30, say=say) == CONNECTION
-    assert re.match(r"waiting for connect\.json, \d+ s of 30 s", lines[0])
+    assert re.match(r"luwu: waiting for connect\.json, \d+ s of 30 s", lines[0])
 
 
 def test_a_wait_ends_and_says_what_it_waited_for(tmp_path: Path) -> None:

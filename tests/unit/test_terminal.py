@@ -95,7 +95,7 @@ def test_many_commands_to_join_are_named_and_not_shown(tmp_path: Path) -> None:
         printed = io.StringIO()
         console = Console(printed, details=False, log=run.log("launcher"))
         lines = [f"join    {number}" for number in range(count)]
-        say_joins(console, lines, run, "launcher")
+        say_joins(console, lines)
         if count == JOINS_MAX:
             assert printed.getvalue().splitlines() == lines
         else:

@@ -27,11 +27,12 @@ class Console:
     def __init__(
         self, stream: IO[str] | None = None, *, details: bool = True, log: Path | None = None
     ) -> None:
-        """`details`: whether `detail` is printed too; `log`: a file that gets every line."""
+        """`details`: whether `detail` is printed too."""
         self._stream = stream or sys.stderr
         self._is_terminal = is_screen(self._stream)
         self._has_details = details
-        self._log = log
+        self.log = log
+        """The file that gets every line."""
         self._details: set[str] = set()
         self._is_waiting = False
         self._live = ""
@@ -69,9 +70,9 @@ class Console:
         self._is_in_line = False
 
     def _write_log(self, text: str) -> None:
-        if self._log is None:
+        if self.log is None:
             return
-        with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as log:
+        with contextlib.suppress(OSError), self.log.open("a", encoding="utf-8") as log:
             log.write(f"{local_time_text()} {text}\n")  # on a full disk the run goes on without
 
     def pass_on(self, data: bytes, is_error: bool) -> None:
