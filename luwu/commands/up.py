@@ -110,9 +110,7 @@ def run(parsed: Parsed) -> int:
                 run_directory.begin()
                 if role != "switch":
                     supervisor.progress = ProgressLine(run_directory, console)
-                while not supervisor.roles_done:
-                    supervisor.poll()
-                    sleep(POLL_S)
+                _wait(supervisor)
                 if role is None:
                     state = state_directory(resolved.config, STATE_DIRECTORY)
                     fold_nodes(run_directory, state, resolved.config.optimizer_nodes)
@@ -131,6 +129,13 @@ def run(parsed: Parsed) -> int:
     keep_report(run_directory)
     console.verdict("the job is finished")
     return 0
+
+
+def _wait(supervisor: Supervisor) -> None:
+    """Return when all that was started here has ended by itself."""
+    while not supervisor.roles_done:
+        supervisor.poll()
+        sleep(POLL_S)
 
 
 def _written(

@@ -5,7 +5,7 @@ The name it is given is the fixture's name. Imports pytest and the standard libr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -68,6 +68,14 @@ def luwu_proc(
         )
         if value is not None
     }  # fmt: skip
+
+    return _service(keys, timeout, keep)
+
+
+def _service(
+    keys: Mapping[str, Any], timeout: float | None, keep: bool | None
+) -> Callable[..., Any]:
+    """The fixture of `luwu_proc`."""
 
     @pytest.fixture(scope="session")
     def luwu_proc(
