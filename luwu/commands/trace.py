@@ -9,7 +9,7 @@ from typing import Final
 from luwu.base.errors import ConfigError
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.report.aligned import ALL_STEPS, STEADY_STEPS, Steps, parse_steps, steady_steps
+from luwu.report.aligned import ALL_STEPS, Steps, parse_steps, steady_steps
 from luwu.report.busy import busy, summary_text
 from luwu.report.overlap import updated_before_last_push_ratio
 from luwu.report.timeline import write_timeline
@@ -18,7 +18,7 @@ VERB: Final = Verb(
     name="trace",
     usage="luwu trace [--out FILE] [--step A:B | --all] [--summary | --svg FILE] [RUN]",
     text=(
-        f"Write a timeline of {STEADY_STEPS} steps from the middle of a run as a Chrome trace, for "
+        "Write a timeline of five steps from the middle of a run as a Chrome trace, for "
         "ui.perfetto.dev or chrome://tracing. The run may be under way, and need not have ended "
         "well. RUN is the directory of a run; the default is the latest."
     ),
@@ -42,9 +42,7 @@ TRACE_FILE: Final = "trace.json"
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
     found = RunDirectory.find(Path(parsed.rest[0]) if parsed.rest else None)
-    if parsed.has("all") and "step" in parsed.flags:
-        raise ConfigError("--all and --step exclude each other; leave one out")
-    steps = parse_steps(parsed.flags["step"], "--step") if "step" in parsed.flags else None
+    steps = _chosen(parsed)
     out = parsed.flags.get("out")
     if out is not None:
         check_trace(Path(out), "--out")
@@ -54,9 +52,17 @@ def run(parsed: Parsed) -> int:
         _print_summary(found, steps or ALL_STEPS)
     if out is None and (parsed.has("summary") or "svg" in parsed.flags):
         return 0
-    chosen = ALL_STEPS if parsed.has("all") else steps
-    write_trace(found, found.file(TRACE_FILE) if out is None else Path(out), print, chosen)
+    write_trace(found, found.file(TRACE_FILE) if out is None else Path(out), print, steps)
     return 0
+
+
+def _chosen(parsed: Parsed) -> Steps | None:
+    """The steps that the flags choose; None if they choose none."""
+    if "step" in parsed.flags and parsed.has("all"):
+        raise ConfigError("--step and --all choose different steps; give one of them")
+    if "step" in parsed.flags:
+        return parse_steps(parsed.flags["step"], "--step")
+    return ALL_STEPS if parsed.has("all") else None
 
 
 def check_trace(path: Path | None, name: str = "trace") -> None:
@@ -69,17 +75,18 @@ def write_trace(
     run_directory: RunDirectory, path: Path, say: Callable[[str], None],
     steps: Steps | None = None,
 ) -> None:  # fmt: skip
-    """Write the timeline of a run, by default of its steady steps, and say where it is."""
+    """Write the timeline of a run, of its steady steps if none are given, and report where it is
+    and what it shows."""
     events = run_directory.path / "events"
-    chosen = steady_steps(events) if steps is None else steps
-    found = write_timeline(events, path, chosen)
-    if not found.span_count and not chosen.is_all:
+    found = write_timeline(events, path, steady_steps(events) if steps is None else steps)
+    if not found.span_count and not found.steps.is_all:
         say("note    no span is of these steps")
     for note in found.notes:
         say(f"note    {note}")
-    which = "all steps" if chosen.is_all else f"steps {chosen.text}"
-    more = "; --all has the others" if steps is None and not chosen.is_all else ""
-    say(f"trace   {path} ({which}, {found.span_count:,} spans{more}; open it in ui.perfetto.dev)")
+    say(f"trace   {path}")
+    say(f"        {found.steps}, {found.span_count:,} spans; open it in ui.perfetto.dev")
+    if steps is None and not found.steps.is_all:
+        say("        luwu trace --step A:B shows other steps, --all the whole run")
 
 
 def _draw(run_directory: RunDirectory, steps: Steps | None, path: Path) -> None:

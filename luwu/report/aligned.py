@@ -16,19 +16,19 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.events import CLOCK, NODE_ABOUT, SWITCH_ABOUT
 from luwu.report.event_files import EventFile, event_files, records
-from luwu.report.units import Units, extents_in
+from luwu.report.units import Units, numbers_in
 
-STEADY_STEPS: Final = 6
-"""Of a longer run these are drawn unless others are asked for."""
 RESTARTED: Final = "started again"
 """Name of the instant at which a process was started again."""
+ABOUTS: Final = (NODE_ABOUT, SWITCH_ABOUT)
+"""Records of a process about itself: no instants."""
 NOT_EXACT: Final = "after the record before it"
 """Said with an instant whose record has no time."""
 
@@ -39,27 +39,68 @@ class Steps:
 
     first: int | None = None
     end: int | None = None
+    with_next_pulls: bool = False
+    """Pulls of the step `end` belong to it too: of the weights that its steps made."""
 
     @property
     def is_all(self) -> bool:
         """True if nothing is left out."""
         return self.first is None and self.end is None
 
-    @property
-    def text(self) -> str:
-        """As it is written on the command line."""
-        return f"{'' if self.first is None else self.first}:{'' if self.end is None else self.end}"
-
-    def has(self, step: object) -> bool:
-        """True if a record with this step belongs to it."""
+    def has(self, step: object, name: str = "") -> bool:
+        """True if a record of this name, with this step, belongs to it."""
         if self.is_all:
             return True
         if not isinstance(step, int):
             return False
+        if self.with_next_pulls and name == "pull" and step == self.end:
+            return True
         return (self.first or 0) <= step and (self.end is None or step < self.end)
+
+    def and_next_pulls(self) -> Steps:
+        """These steps, and the pulls of the weights that they made."""
+        return replace(self, with_next_pulls=True)
+
+    def and_the_one_before(self) -> Steps:
+        """These steps and the one before them, which made the weights that they pull."""
+        return self if self.first is None else replace(self, first=max(0, self.first - 1))
+
+    def __str__(self) -> str:
+        if self.is_all:
+            return "all steps"
+        if self.end is None:
+            return f"steps from {self.first} on"
+        first, last = self.first or 0, self.end - 1
+        return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 ALL_STEPS: Final = Steps()
+STEADY_COUNT: Final = 5
+_STEP: Final = "node.step"
+"""Name of the node's record of each step."""
+
+
+def steady_steps(folder: Path) -> Steps:
+    """The five steps in the middle of a run, without its first one, in which all start up.
+
+    All that there are if they are fewer. Raises ConfigError.
+    """
+    files = event_files(folder)
+    found = [
+        record["step"]
+        for file in files
+        for record in (records(file.path, mark=_STEP.encode()) if file.kind == "node" else ())
+        if record["name"] == _STEP and type(record.get("step")) is int
+    ]
+    if not found:  # a host without the node
+        every = (record.get("step") for file in files for record in records(file.path))
+        found = [step for step in every if type(step) is int and step >= 0]
+    if not found:
+        return ALL_STEPS
+    first, end = min(found), max(found) + 1
+    middle = first + (end - first - STEADY_COUNT) // 2
+    begin = min(max(middle, first + 1), end - 1)
+    return Steps(begin, min(begin + STEADY_COUNT, end))
 
 
 def parse_steps(text: str, name: str) -> Steps:
@@ -75,20 +116,6 @@ def parse_steps(text: str, name: str) -> Steps:
     if end is not None and end <= (first or 0):
         raise ConfigError(f"{name}: no step is from {first or 0} up to and without {end}")
     return Steps(first, end)
-
-
-def steady_steps(folder: Path, count: int = STEADY_STEPS) -> Steps:
-    """So many steps from the middle of a run; all of a shorter one. Raises ConfigError."""
-    steps: set[int] = set()
-    for file in event_files(folder):
-        if file.kind == "worker":
-            for record in records(file.path, mark=b'"name":"forward"'):
-                steps.add(record.get("step", 0))
-    if len(steps) <= count:
-        return ALL_STEPS
-    ordered = sorted(steps)
-    first = ordered[(len(ordered) - count) // 2]
-    return Steps(first, first + count)
 
 
 # ---------------------------------------------------------------------- one clock for all files
@@ -113,10 +140,10 @@ class Survey:
     """Files with spans before, or without, a clock record."""
     offsets: dict[str | None, int] = field(default_factory=dict)
     """Wall time minus monotonic time, by boot."""
+    abouts: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    """By file: what its process recorded of itself, a switch or a node (`luwu.base.events`)."""
     units: Units = field(default_factory=Units)
-    """What the extents are of."""
-    ranks_below: dict[Path, frozenset[int]] = field(default_factory=dict)
-    """By the file of a switch: the ranks whose gradients it adds up."""
+    """As a node recorded them; none if there is no such record."""
 
     @property
     def notes(self) -> list[str]:
@@ -133,6 +160,11 @@ class Survey:
         if self.unclocked and len(boots) > 1:
             found.append(f"no clock in {', '.join(self.unclocked)}: taken for the first host's")
         return found
+
+    def ranks_below(self, file: EventFile) -> frozenset[int] | None:
+        """The ranks whose gradients a switch adds up; None if it did not record them."""
+        text = self.abouts.get(file.path, {}).get("ranks")
+        return None if text is None else frozenset(numbers_in(text))
 
     def shift_ns(self, boot: str | None) -> int:
         """The offset from a monotonic time to the run's start."""
@@ -155,6 +187,9 @@ def survey(folder: Path, steps: Steps = ALL_STEPS) -> Survey:
             if record["name"] == CLOCK:
                 boot, start_ns = record["boot"], record["monotonic_ns"]
                 offsets.setdefault(record["boot"], []).append(record["unix_ns"] - start_ns)
+            elif record["name"] in ABOUTS:
+                found.abouts[file.path] = record
+                continue
             elif "end_ns" in record:
                 start_ns, end_ns = record["start_ns"], record["end_ns"]
                 if boot is None and file.path.name not in found.unclocked:
@@ -164,12 +199,11 @@ def survey(folder: Path, steps: Steps = ALL_STEPS) -> Survey:
                     low, high = chosen.get(boot, (start_ns, end_ns))
                     chosen[boot] = min(low, start_ns), max(high, end_ns)
             else:
-                if record["name"] == NODE_ABOUT:
-                    found.units = Units(record["units"])
-                elif record["name"] == SWITCH_ABOUT:
-                    found.ranks_below[file.path] = frozenset(extents_in(record.get("ranks")))
                 continue
             earliest[boot] = min(start_ns, earliest.get(boot, start_ns))
+    found.units = Units(
+        next((each["units"] for each in found.abouts.values() if "units" in each), ())
+    )
     medians: dict[str | None, int] = {
         boot: statistics.median_low(each) for boot, each in offsets.items()
     }
@@ -193,10 +227,10 @@ class Timed:
     """The fields that identify it: step, unit, chunk and so on."""
 
 
-def timed(file: EventFile, found: Survey) -> Iterator[Timed]:
-    """The chosen spans and instants of a file, in its order; instants without a step if they lie
-    among the chosen spans."""
-    steps = found.steps
+def timed(file: EventFile, found: Survey, steps: Steps | None = None) -> Iterator[Timed]:
+    """The spans and instants of the chosen steps in a file, or of others, in its order; instants
+    without a step if they lie among the chosen spans."""
+    steps = found.steps if steps is None else steps
     shift_ns = found.shift_ns(None)
     latest_ns = -shift_ns  # the run's start
     has_begun = False
@@ -204,6 +238,8 @@ def timed(file: EventFile, found: Survey) -> Iterator[Timed]:
         name = record.pop("name")
         record.pop("role", None)
         is_again, has_begun = has_begun, True
+        if name in ABOUTS:
+            continue
         if name == CLOCK:
             shift_ns = found.shift_ns(record["boot"])
             latest_ns = record["monotonic_ns"]
@@ -214,7 +250,7 @@ def timed(file: EventFile, found: Survey) -> Iterator[Timed]:
         if "end_ns" in record:
             start_ns, end_ns = record.pop("start_ns"), record.pop("end_ns")
             latest_ns = max(latest_ns, end_ns)
-            if steps.has(record.get("step")):
+            if steps.has(record.get("step"), name):
                 yield Timed(name, start_ns + shift_ns, end_ns + shift_ns, record)
             continue
         if "at_ns" not in record and name != RESTARTED:

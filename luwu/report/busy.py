@@ -1,11 +1,11 @@
 """Busy time of each engine of a run, and the share of it that compute hides.
 
-Busy is the time in which at least one span of the engine was under way; `parallel` is how many
+Busy is the time in which at least one span of the engine was under way; *in parallel* is how many
 were, on average, while it was busy. *Compute* of a worker is forward and backward of its units
-without what its training thread does meanwhile to get weights (pull_wait) and to copy gradients
-out (flatten): the time that transfers and updates can hide behind. *Behind compute* is the share
-of an engine's busy time in which a worker computed: its own worker for a worker's engines, each
-worker for those of switch and node.
+without what its training thread does meanwhile to get weights (pull_wait) and to copy gradients out
+(flatten): the time that transfers and updates can hide behind. *Behind compute* is the share of an
+engine's busy time in which a worker computed: its own worker for a worker's engines, each worker
+for those of switch and node.
 
 A row of memory is two numbers a span, nothing more. Shapes: int64 [S spans] or [I intervals].
 """
@@ -27,11 +27,6 @@ from luwu.report.timeline import TRACKS, track_of
 
 WORKERS_SHOWN_MAX: Final = 8
 """More workers than these are shown as a range."""
-_HEADS: Final = (
-    "parallel        spans under way at once, mean while the engine is busy",
-    "behind compute  share of its busy time in which a worker computes: its own, or",
-    "                for switch and node each worker, by rank",
-)
 _NOT_COMPUTE: Final = ("pull_wait", "flatten")
 
 Times = NDArray[np.int64]
@@ -93,6 +88,8 @@ class Engine:
     """A row of the summary."""
 
     process: str
+    rank: int | None
+    """Of the worker that it belongs to; None for those of switch and node."""
     name: str
     span_count: int
     busy_ns: int
@@ -137,11 +134,14 @@ def busy(events: Path, steps: Steps = ALL_STEPS) -> Busy:
 
 
 def summary_text(summary: Busy) -> str:
-    """The summary as a table."""
-    header = ("process", "engine", "spans", "busy", "of the run", "parallel", "behind compute")
-    rows = [header]
-    for engine in summary.engines:
-        rows.append((
+    """The summary as a table; with two workers it fits 80 columns."""
+    ranks = sorted({engine.rank for engine in summary.engines if engine.rank is not None})
+    heads = (
+        ("", "process"), ("", "engine"), ("", "spans"), ("", "busy"), ("busy, of", "all time"),
+        ("in parallel", "(mean)"), ("behind compute", _workers_text(ranks)),
+    )  # fmt: skip
+    rows = [
+        (
             engine.process,
             engine.name,
             f"{engine.span_count:,}",
@@ -149,18 +149,21 @@ def summary_text(summary: Busy) -> str:
             _share(engine.busy_ns, summary.length_ns),
             "-" if engine.name == "compute" or not engine.busy_ns
             else f"{engine.spans_ns / engine.busy_ns:.1f}",
-            _behind_text(engine.behind_compute),
-        ))  # fmt: skip
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    lines = [f"{summary.length_ns / 1e9:.3f} s from the first span to the last", ""]
-    for number, row in enumerate(rows):
-        cells = [f"{row[0]:<{widths[0]}}", f"{row[1]:<{widths[1]}}"]
-        cells += [f"{cell:>{width}}" for cell, width in zip(row[2:], widths[2:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
-        if number == 0:
-            lines.append("  ".join("-" * width for width in widths))
-    lines += ["", *_HEADS]
-    return "\n".join(lines)
+            _behind_text(engine, ranks),
+        )
+        for engine in summary.engines
+    ]  # fmt: skip
+    widths = [
+        max(len(cell) for cell in (*head, *(row[column] for row in rows)))
+        for column, head in enumerate(heads)
+    ]
+    lines = (*zip(*heads, strict=True), tuple("-" * width for width in widths), *rows)
+    text = [f"{summary.length_ns / 1e9:.3f} s from the first span to the last", ""]
+    for line in lines:
+        cells = [f"{cell:<{width}}" for cell, width in zip(line[:2], widths, strict=False)]
+        cells += [f"{cell:>{width}}" for cell, width in zip(line[2:], widths[2:], strict=True)]
+        text.append("  ".join(cells).rstrip())
+    return "\n".join(text)
 
 
 def _spans(file: EventFile, found: Survey) -> dict[str, array[int]]:
@@ -196,6 +199,7 @@ def _engine(
         shares = tuple(each.covered_ns(both) / busy_ns for each in workers)
     return Engine(
         process=file.title,
+        rank=file.rank if file.kind == "worker" else None,
         name=name,
         span_count=len(starts_S),
         busy_ns=busy_ns,
@@ -212,9 +216,20 @@ def _share(part_ns: int, whole_ns: int) -> str:
     return f"{part_ns / whole_ns:.0%}" if whole_ns else "-"
 
 
-def _behind_text(shares: Sequence[float]) -> str:
+def _workers_text(ranks: Sequence[int]) -> str:
+    if len(ranks) > WORKERS_SHOWN_MAX:
+        return f"of workers {ranks[0]} to {ranks[-1]}"
+    return f"of worker {', '.join(map(str, ranks))}" if ranks else ""
+
+
+def _behind_text(engine: Engine, ranks: Sequence[int]) -> str:
+    """A share per worker, in columns; an engine of a worker has one."""
+    shares = engine.behind_compute
     if not shares:
         return "-"
-    if len(shares) > WORKERS_SHOWN_MAX:
+    if engine.rank is None and len(shares) > WORKERS_SHOWN_MAX:
         return f"{min(shares):.0%} to {max(shares):.0%}"
-    return " ".join(f"{share:.0%}" for share in shares)
+    if len(ranks) > WORKERS_SHOWN_MAX:
+        return f"{shares[0]:.0%}"
+    found = dict(zip([engine.rank] if engine.rank is not None else ranks, shares, strict=False))
+    return " ".join(f"{found[rank]:>4.0%}" if rank in found else "   -" for rank in ranks)

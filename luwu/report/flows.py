@@ -8,9 +8,10 @@ to the update of the node, and on to its pull of the weights that the update mad
     worker 1  push -'            '-> pull
 
 All arrows of one extent in one step have one id; those of one worker also have one name, the
-worker's, because a flow is a chain: Perfetto tells flows apart by id, category and name. An arrow
-goes through the starts of slices, and ends at the end of a pull, when its weights had come: a pull
-may have been asked for before they were made.
+worker's, because a flow is a chain: Perfetto tells flows apart by id, category and name. Arrows
+leave and reach slices at their starts. Perfetto draws an arrow from the slice that starts first to
+the other, whatever the order of events; so a pull has a slice that starts when its weights were
+made (`luwu.report.timeline`).
 
 Which slices of a step and an extent, where there are several:
 
@@ -18,7 +19,7 @@ Which slices of a step and an extent, where there are several:
     sum       the last of each switch above the worker, the nearest first
     fold      the last, where the node adds up several backwards before it updates
     update    the last: weights are sent when all pages of the extent are updated
-    pull      the worker's first that ends after that
+    pull      the worker's first whose slice starts after that
 
 A gradient that no switch summed goes from the push to the update, and an arrow that would go back
 in time, as between hosts whose clocks do not agree, is left out with all that follow.
@@ -65,7 +66,7 @@ class Flows:
     def add(
         self, name: str, step: object, extents: Iterable[int], pid: int, tid: int, at_ns: int
     ) -> None:
-        """A slice of one of `KINDS`: where it starts, or of a pull a point just before its end."""
+        """A slice of one of `KINDS` that starts at `at_ns`."""
         if type(step) is not int:
             return
         kind = KINDS.index(name)

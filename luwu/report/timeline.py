@@ -4,48 +4,62 @@ Each process is a process row, and each engine of it a thread row:
 
     workers   step, events, compute (forward and backward of units), flatten, push, pull, pull_wait
     switch    events, sum
-    node      events, read, update, write, fold, read_weights, prepare
+    node      events, decisions, read, update, write, fold, read_weights, prepare
 
-Slices are named by unit in every process. Arrows go from the push of a gradient to the sum, the
-update and the pull of the weights that it changed (`flows.py`). Beside the rows of a process stand
-its counters: bytes per second of pushes and pulls, reads and writes; slots in use; sums held.
+A slice has the name of its unit, wherever it was recorded. An engine that does several things at
+once has numbered rows (`update 0`, `update 1`; `luwu.report.rows`); only in compute may one slice
+lie within another, as a unit's does within the root's.
 
-The file is written as events are read, memory does not grow with the run. The same events give the
-same bytes. Times are microseconds from the run's start, or from the first of the steps that were
-asked for, exact to the nanosecond; how the clocks of hosts are aligned, and how well, is in
-`luwu.report.aligned`. On a GPU the rows of a worker are its host's: when work was handed out, not
-when the device did it.
+Workers ask for weights ahead. Where a pull was asked for before the node had made its weights, it
+is two slices: `asked`, grey, until the last update of the unit has ended, and `pull` from then on.
+Waits of the training thread are red.
+
+Arrows follow a gradient from push to pull (`luwu.report.flows`). Counters: bytes per second of push
+and pull of each worker, and of read and write of the node; slots in use at the switch after each
+sum; bytes of gradients that the node holds after each update. A push counts the gradient as it was
+computed, also where an aggregator makes it smaller.
+
+Of some steps alone, times begin with their first span, and the pulls of the step after them are
+shown as well: the weights that these steps made. Of all steps, times begin with the run.
+
+The file is written as events are read, memory does not grow with the run beyond what flows need.
+The same events give the same bytes. Times are microseconds, exact to the nanosecond; how the clocks
+of hosts are aligned, and how well, is in `luwu.report.aligned`. On a GPU the rows of a worker are
+its host's: when work was handed out, not when the device did it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
 from luwu.base.errors import ConfigError
+from luwu.base.quantities import format_bytes
 from luwu.report.aligned import ALL_STEPS, Steps, Survey, Timed, survey, timed
 from luwu.report.counters import Rate
 from luwu.report.event_files import EventFile
 from luwu.report.flows import KINDS, Flows
 from luwu.report.rows import COMPUTE, STEP, Lanes, LoopSteps, in_order
-from luwu.report.units import extents_in
+from luwu.report.units import numbers_in
 
 EVENTS: Final = "events"
+DECISIONS: Final = "decisions"
 TRACKS: Final = (
-    STEP, EVENTS, "compute", "flatten", "push", "pull", "pull_wait", "load",
+    STEP, EVENTS, DECISIONS, "compute", "flatten", "push", "pull", "pull_wait", "load",
     "sum", "read", "update", "write", "fold", "read_weights", "prepare", "decide",
 )  # fmt: skip
 """Rows of a process, from the top; those with other names follow."""
 
-_RATES: Final = ("push", "pull", "read", "write")
-"""Spans whose bytes are a counter."""
-_LEVELS: Final = {"slots": "slots in use", "held_bytes": "sums held, bytes"}
-"""Fields of spans that are counters."""
-_WAIT_COLOURS: Final = {"pull_wait": "terrible"}
-"""Reserved colours of the format: waits are red."""
+RATED: Final = ("push", "pull", "read", "write")
+"""Spans whose bytes per second are counters."""
+COLOURS: Final = {"asked": "grey"}
+"""Reserved colours of the format, by span; those that end in `_wait` are `terrible`: red."""
 _DECIDED: Final = "node.step"
+_OF_STEPS: Final = {_DECIDED: "decided", "node.verdict": "verdict"}
+"""Instants of every step, which have a row of their own, and their short names."""
 _LANES_MAX: Final = 100_000
 
 
@@ -61,12 +75,7 @@ def write_timeline(events: Path, path: Path, steps: Steps = ALL_STEPS) -> Survey
     try:
         with partial.open("w", encoding="ascii") as file:
             writer = _Writer(file, 0 if steps.is_all else found.first_ns)
-            pids = {each.path: pid for pid, each in enumerate(found.files, start=1)}
-            flows = _flows(found, pids)
-            for each in found.files:
-                _Process(writer, pids[each.path], each, found, flows).write()
-            for event in flows.events():
-                writer.write(event)
+            _write_run(writer, found)
             writer.close()
         os.replace(partial, path)
     except OSError as exc:
@@ -76,22 +85,54 @@ def write_timeline(events: Path, path: Path, steps: Steps = ALL_STEPS) -> Survey
     return found
 
 
+def _write_run(writer: _Writer, found: Survey) -> None:
+    """All processes, then the arrows between them."""
+    pids = {pid: file for pid, file in enumerate(found.files, start=1)}
+    workers = {pid: file for pid, file in pids.items() if file.kind == "worker" and not file.prefix}
+    below = {
+        pid: frozenset(worker for worker, of in workers.items() if of.rank in ranks)
+        for pid, file in pids.items()
+        if (ranks := found.ranks_below(file)) is not None
+    }
+    arrows = Flows({pid: file.title for pid, file in workers.items()}, below)
+    made_ns = _made_ns(found)
+    for pid, file in pids.items():
+        _Process(writer, pid, file, found, arrows, made_ns).write()
+    for event in arrows.events():
+        writer.write(event)
+
+
+def _made_ns(found: Survey) -> dict[tuple[object, object], int]:
+    """By step and unit: when the node had made the weights that are pulled in that step."""
+    made: dict[tuple[object, object], int] = {}
+    for file in found.files:
+        if file.kind != "node":
+            continue
+        for item in timed(file, found, found.steps.and_the_one_before()):
+            unit, step = found.units.name_of(item.fields.get("extent")), item.fields.get("step")
+            if item.name != "update" or item.end_ns is None or unit is None or step is None:
+                continue
+            key = (step + 1, unit)
+            made[key] = max(item.end_ns, made.get(key, item.end_ns))
+    return made
+
+
 class _Writer:
     """Writes events of the format one by one."""
 
-    def __init__(self, file: IO[str], start_ns: int) -> None:
-        """`start_ns`: the instant that times count from."""
-        self._file, self._start_ns = file, start_ns
+    def __init__(self, file: IO[str], origin_ns: int) -> None:
+        """`origin_ns`: what times are counted from."""
+        self._file, self._origin_ns = file, origin_ns
         self._separator = "\n"
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
 
     def write(self, event: dict[str, Any]) -> None:
         """Write one event; its times are given as texts, so that they stay exact."""
+        times = ""
         if "ts" in event:
-            event["ts"] -= self._start_ns
-        times = "".join(
-            f',"{key}":{_microseconds(event.pop(key))}' for key in ("ts", "dur") if key in event
-        )
+            times += f',"ts":{_microseconds(event.pop("ts") - self._origin_ns)}'
+        if "dur" in event:
+            times += f',"dur":{_microseconds(event.pop("dur"))}'
         try:
             text = json.dumps(event, separators=(",", ":"), allow_nan=False)
         except ValueError:  # JSON has no word for NaN
@@ -105,110 +146,122 @@ class _Writer:
         self._file.write("\n]}\n")
 
 
-def _flows(found: Survey, pids: dict[Path, int]) -> Flows:
-    """The arrows to come; which workers' gradients each switch adds up is known from its ranks."""
-    workers = [each for each in found.files if each.kind == "worker" and not each.prefix]
-    below = {
-        pids[path]: frozenset(pids[each.path] for each in workers if each.rank in ranks)
-        for path, ranks in found.ranks_below.items()
-    }
-    return Flows({pids[each.path]: each.title for each in workers}, below)
-
-
 class _Process:
-    """Writes all rows and counters of one process."""
+    """All rows of one process."""
 
     def __init__(
-        self, writer: _Writer, pid: int, file: EventFile, found: Survey, flows: Flows
-    ) -> None:
+        self, writer: _Writer, pid: int, file: EventFile, found: Survey, arrows: Flows,
+        made_ns: Mapping[tuple[object, object], int],
+    ) -> None:  # fmt: skip
         self._writer, self._pid, self._file = writer, pid, file
-        self._found, self._flows = found, flows
+        self._found, self._arrows, self._made_ns = found, arrows, made_ns
+        self._about = found.abouts.get(file.path, {})
         self._tracks: dict[str, Lanes] = {}
         self._order = {name: index for index, name in enumerate(TRACKS, start=1)}
-        self._rates = {name: Rate() for name in _RATES}
+        self._rates = {name: Rate() for name in RATED}
 
     def write(self) -> None:
-        """Write the process."""
+        """Write them."""
         _name(self._writer, "process", self._file.title, self._pid, 0, self._pid)
         loop = LoopSteps()
-        for item in in_order(timed(self._file, self._found)):
+        for item in in_order(timed(self._file, self._found, self._found.steps.and_next_pulls())):
             if item.end_ns is None:
-                self._write_instant(item)
+                self._instant(item)
                 continue
+            self._write_rates(item.start_ns)
             ended = loop.see(item)
             if ended is not None:
-                self._write_span(ended)
-            self._write_span(item)
+                self._span(ended)
+            self._span(item)
         last = loop.end()
         if last is not None:
-            self._write_span(last)
-        for name, rate in self._rates.items():
-            self._write_rate(name, rate, None)
-        self._write_names()
-
-    def _write_instant(self, item: Timed) -> None:
-        self._tracks.setdefault(EVENTS, Lanes()).place(0, 0)
-        self._writer.write({
-            "ph": "i", "pid": self._pid, "tid": self._order[EVENTS] * _LANES_MAX, "s": "t",
-            "cat": EVENTS, "name": _instant_title(item), "ts": item.start_ns, "args": item.fields,
-        })  # fmt: skip
-
-    def _write_span(self, span: Timed) -> None:
-        assert span.end_ns is not None
-        track = track_of(span.name)
-        lanes = self._tracks.setdefault(track, Lanes(may_nest=track == "compute"))
-        index = self._order.setdefault(track, len(self._order) + 1)
-        tid = index * _LANES_MAX + lanes.place(span.start_ns, span.end_ns)
-        unit = self._found.units.name_of(span.fields.get("extent"))
-        fields = span.fields if unit is None else {**span.fields, "unit": unit}
-        event = {
-            "ph": "X", "pid": self._pid, "tid": tid, "cat": track,
-            "name": _title(span.name, fields), "ts": span.start_ns,
-            "dur": span.end_ns - span.start_ns, "args": fields,
-        }  # fmt: skip
-        if span.name in _WAIT_COLOURS:
-            event["cname"] = _WAIT_COLOURS[span.name]
-        self._writer.write(event)
-        if span.name in KINDS and not self._file.prefix:
-            at_ns = max(span.start_ns, span.end_ns - 1) if span.name == "pull" else span.start_ns
-            extents = self._extents_of(span)
-            self._flows.add(span.name, fields.get("step"), extents, self._pid, tid, at_ns)
-        self._count(span)
-
-    def _extents_of(self, span: Timed) -> list[int]:
-        """The extents that a span is of: its own, those that a push names, all of a pull's unit."""
-        if "extent" in span.fields:
-            return [span.fields["extent"]]
-        if span.name == "push":
-            return list(extents_in(span.fields.get("extents")))
-        return list(self._found.units.extents_of(span.fields.get("unit")))
-
-    def _count(self, span: Timed) -> None:
-        assert span.end_ns is not None
-        for field, name in _LEVELS.items():
-            if field in span.fields:
-                self._write_counter(name, span.end_ns, span.fields[field])
-        rate, nbytes = self._rates.get(span.name), span.fields.get("bytes")
-        if rate is not None and nbytes:
-            self._write_rate(span.name, rate, span.start_ns)
-            rate.add(span.start_ns, span.end_ns, nbytes)
-
-    def _write_rate(self, name: str, rate: Rate, end_ns: int | None) -> None:
-        for at_ns, value in rate.before(end_ns):
-            self._write_counter(f"{name}, bytes/s", at_ns, value)
-
-    def _write_counter(self, name: str, at_ns: int, value: int) -> None:
-        self._writer.write(
-            {"ph": "C", "pid": self._pid, "name": name, "ts": at_ns, "args": {"value": value}}
-        )
-
-    def _write_names(self) -> None:
-        for track in sorted(self._tracks, key=lambda name: self._order[name]):
+            self._span(last)
+        self._write_rates(None)
+        for track in sorted(self._tracks, key=self._order.__getitem__):
             count = self._tracks[track].count
             for lane in range(count):
-                tid = self._order[track] * _LANES_MAX + lane
+                tid = self._tid(track, lane)
                 text = track if count == 1 else f"{track} {lane}"
                 _name(self._writer, "thread", text, self._pid, tid, tid)
+
+    def _tid(self, track: str, lane: int) -> int:
+        return self._order.setdefault(track, len(self._order) + 1) * _LANES_MAX + lane
+
+    def _instant(self, item: Timed) -> None:
+        name, track = _OF_STEPS.get(item.name, item.name), EVENTS
+        if item.name in _OF_STEPS:
+            track = DECISIONS
+        if item.name == _DECIDED and not item.fields.get("applied"):
+            name = "skipped"
+        self._tracks.setdefault(track, Lanes()).place(0, 0)
+        self._writer.write({
+            "ph": "i", "pid": self._pid, "tid": self._tid(track, 0), "s": "t", "cat": track,
+            "name": name, "ts": item.start_ns, "args": item.fields,
+        })  # fmt: skip
+
+    def _span(self, span: Timed) -> None:
+        """A span's slices, and what arrows and counters take from it."""
+        assert span.end_ns is not None
+        fields, start_ns, end_ns = span.fields, span.start_ns, span.end_ns
+        unit = self._found.units.name_of(fields.get("extent"))
+        if unit is not None:
+            fields = {"unit": unit, **fields}
+        track = track_of(span.name)
+        lanes = self._tracks.setdefault(track, Lanes(may_nest=track == "compute"))
+        tid = self._tid(track, lanes.place(start_ns, end_ns))
+        if span.name == "pull":
+            made_ns = self._made_ns.get((fields.get("step"), fields.get("unit")), start_ns)
+            if start_ns < made_ns <= end_ns:
+                self._slice(tid, track, "asked", start_ns, made_ns, fields)
+                start_ns = made_ns
+        self._slice(tid, track, span.name, start_ns, end_ns, fields)
+        if span.name in KINDS:
+            extents = self._extents(span.name, fields)
+            self._arrows.add(span.name, fields.get("step"), extents, self._pid, tid, start_ns)
+        if span.name in RATED and type(fields.get("bytes")) is int:
+            self._rates[span.name].add(start_ns, end_ns, fields["bytes"])
+        self._held(end_ns, fields)
+
+    def _slice(
+        self, tid: int, track: str, name: str, start_ns: int, end_ns: int, fields: dict[str, Any]
+    ) -> None:  # fmt: skip
+        about = next((key for key in ("unit", "chunk", "extent", "step") if key in fields), None)
+        event = {
+            "ph": "X", "pid": self._pid, "tid": tid, "cat": track,
+            "name": name if about is None else f"{name} {fields[about]}",
+            "ts": start_ns, "dur": end_ns - start_ns, "args": fields,
+        }  # fmt: skip
+        colour = "terrible" if name.endswith("_wait") else COLOURS.get(name)
+        self._writer.write(event if colour is None else {**event, "cname": colour})
+
+    def _extents(self, name: str, fields: Mapping[str, Any]) -> Iterable[int]:
+        """The extents that a span is about; none if the run did not record its units."""
+        if name == "pull":
+            return self._found.units.extents_of(fields.get("unit"))
+        if name == "push":
+            return numbers_in(fields.get("extents"))
+        return [fields["extent"]] if type(fields.get("extent")) is int else []
+
+    def _held(self, at_ns: int, fields: Mapping[str, Any]) -> None:
+        """What a switch or a node held when the span ended."""
+        slots_max, bytes_max = self._about.get("slots_limit"), self._about.get("sums_bytes_max")
+        if "slots" in fields:
+            of = "" if slots_max is None else f" of {slots_max}"
+            self._counter(f"slots{of}", "in use", at_ns, fields["slots"])
+        if "held_bytes" in fields:
+            of = "" if bytes_max is None else f" of {format_bytes(bytes_max)}"
+            self._counter(f"gradients held{of}", "bytes", at_ns, fields["held_bytes"])
+
+    def _write_rates(self, before_ns: int | None) -> None:
+        for name, rate in self._rates.items():
+            for at_ns, bytes_per_s in rate.before(before_ns):
+                self._counter(name, "bytes/s", at_ns, bytes_per_s)
+
+    def _counter(self, name: str, unit: str, at_ns: int, value: int) -> None:
+        self._writer.write({
+            "ph": "C", "pid": self._pid, "tid": 0, "name": name, "ts": at_ns,
+            "args": {unit: value},
+        })  # fmt: skip
 
 
 def _name(writer: _Writer, what: str, text: str, pid: int, tid: int, place: int) -> None:
@@ -216,19 +269,6 @@ def _name(writer: _Writer, what: str, text: str, pid: int, tid: int, place: int)
     common = {"ph": "M", "pid": pid, "tid": tid}
     writer.write({**common, "name": f"{what}_name", "args": {"name": text}})
     writer.write({**common, "name": f"{what}_sort_index", "args": {"sort_index": place}})
-
-
-def _instant_title(item: Timed) -> str:
-    """The label of an instant; which step was decided is in its fields."""
-    if item.name != _DECIDED:
-        return item.name
-    return "decided" if item.fields.get("applied") else "decided, skipped"
-
-
-def _title(name: str, fields: dict[str, Any]) -> str:
-    """The label of a span: its unit, or else what it is of."""
-    about = next((key for key in ("unit", "chunk", "extent", "step") if key in fields), None)
-    return name if about is None else f"{name} {fields[about]}"
 
 
 def _microseconds(ns: int) -> str:

@@ -40,8 +40,8 @@ def are_units(rows: Any) -> bool:
     )
 
 
-def extents_in(text: object) -> Iterator[int]:
-    """The extents that a push names: `0-3,6`."""
+def numbers_in(text: object) -> Iterator[int]:
+    """The extents that a push names, or the ranks of a switch: `0-3,6`."""
     for part in text.split(",") if isinstance(text, str) else ():
         first, _, last = part.partition("-")
         if first.isdecimal() and (last or first).isdecimal():

@@ -419,7 +419,10 @@ class Pipeline:
                 payload, in_place = wire.written(), wire.is_in_place
             except VersionMissing:  # decided or aborted meanwhile: no longer needed
                 wire.given_up()
-        self._span("read_weights", start_ns, step=action.step, extent=action.chunk)
+        self._span(
+            "read_weights", start_ns, step=action.step, extent=action.chunk,
+            bytes=0 if payload is None else payload.nbytes,
+        )  # fmt: skip
         self._report(lambda: self._core.weights_read(action, payload, in_place=in_place))
 
     def _read_weights(self, action: ReadWeights, wire: Outgoing, scratch: Scratch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from tests.processes.commands import Terminal, terminal
 from tests.processes.jobs import SMALL, text_file
-from tests.unit.test_timeline import arrows, assert_nested, rows_of
+from tests.unit.test_timeline import Row, assert_nested, rows_of
+from tests.unit.test_timeline_flows import assert_flows
 
 STEPS, UNITS, WORKERS = 4, 3, 2
 
@@ -22,10 +24,20 @@ def shell(tmp_path: Path) -> Iterator[Terminal]:
         assert opened.leftovers() == []
 
 
+def events_of(path: Path) -> list[Row]:
+    """The events of a timeline; times in whole nanoseconds."""
+    events: list[Row] = json.loads(path.read_text())["traceEvents"]
+    for event in events:
+        for key in {"ts", "dur"} & set(event):
+            event[key] = round(event[key] * 1000)
+    return events
+
+
 def test_a_run_leaves_a_timeline_of_every_process(shell: Terminal) -> None:
     """Goal: all processes are there; slices of a row nest; what is of a step lies within the run,
-    and each unit's work is there once a step; the same file can be made again afterwards."""
-    place = shell.directory / "timeline.json"
+    and each unit's work is there once a step; the file that the run wrote, of its steady steps, can
+    be made again afterwards."""
+    place, whole = shell.directory / "timeline.json", shell.directory / "whole.json"
     done = shell.run(
         "compare", "--arms", "luwu", "--steps", str(STEPS), "--run-dir", "run", *SMALL,
         "--workers", str(WORKERS), "--data", str(text_file(shell.directory)),
@@ -33,12 +45,19 @@ def test_a_run_leaves_a_timeline_of_every_process(shell: Terminal) -> None:
     )  # fmt: skip
     assert done.process.returncode == 0, done.err
     assert f"trace   {place}" in done.err
-    events = json.loads(place.read_text())["traceEvents"]
-    for event in events:
-        for key in {"ts", "dur"} & set(event):
-            event[key] = round(event[key] * 1000)
-    found = rows_of(events)
+    assert f"steps 1 to {STEPS - 1}, " in done.err
+    drawn = shell.run("trace", "run", "--svg", "step.svg", "--step", "2")
+    assert drawn.process.returncode == 0, drawn.err
+    assert "Step 2: " in (shell.directory / "step.svg").read_text()
+    again = shell.run("trace", "run")
+    assert again.process.returncode == 0, again.err
+    assert (shell.directory / "run" / "trace.json").read_bytes() == place.read_bytes()
+    assert min(event["ts"] for event in events_of(place) if event["ph"] == "X") == 0
 
+    everything = shell.run("trace", "run", "--all", "--out", str(whole))
+    assert everything.process.returncode == 0, everything.err
+    events = events_of(whole)
+    found = rows_of(events)
     workers = {f"worker {rank}" for rank in range(WORKERS)}
     assert {process for process, _ in found} == {*workers, "switch", "node"}
     for slices in found.values():
@@ -55,27 +74,59 @@ def test_a_run_leaves_a_timeline_of_every_process(shell: Terminal) -> None:
     run_ns = int(done.seconds * 1e9)
     for event in (event for row in found.values() for event in row):
         assert 0 <= event["ts"] <= event["ts"] + event.get("dur", 0) <= run_ns
-    decided = [event for event in found["node", "events"] if "decided" in event["name"]]
-    assert [event["args"]["step"] for event in decided] == list(range(STEPS))
+    decided = [e["args"]["step"] for e in found["node", "decisions"] if e["name"] == "decided"]
+    assert decided == list(range(STEPS))
 
-    ways = arrows(events)
-    assert len({number for number, _ in ways}) == STEPS * UNITS
-    for (_, worker), way in ways.items():
-        assert worker in workers
-        kinds = [name.split()[0] for _, name, _ in way]
-        assert kinds == ["push", "sum", "update", "pull"], way
-        assert len({name.split()[1] for _, name, _ in way}) == 1, "one unit all the way"
-        assert [at for *_, at in way] == sorted(at for *_, at in way)
-    assert {e["name"] for e in events if e["ph"] == "C"} >= {"push, bytes/s", "sums held, bytes"}
-
-    drawn = shell.run("trace", "run", "--svg", "step.svg", "--step", "2")
-    assert drawn.process.returncode == 0, drawn.err
-    assert "Step 2: " in (shell.directory / "step.svg").read_text()
-    again = shell.run("trace", "run")
-    assert again.process.returncode == 0, again.err
-    assert (shell.directory / "run" / "trace.json").read_bytes() == place.read_bytes()
     summary = shell.run("trace", "run", "--summary", "--step", "1:3")
     assert summary.process.returncode == 0, summary.err
     rows = [line.split()[:3] for line in summary.out.splitlines()]
     assert ["worker", "1", "push"] in rows
     assert ["node", "update", str(2 * UNITS)] in rows
+
+
+def test_a_gradient_can_be_followed(shell: Terminal) -> None:
+    """Goal: in a real run of two workers, arrows of one id lead from each worker's push through sum
+    and update to its pull of the next step; every slice of an extent is named by its unit and says
+    its bytes; counters never fall below zero and rates end at zero.
+    Method: units of several extents, of which some have two pages that are updated one by one."""
+    done = shell.run(
+        "run", "--workers", str(WORKERS), "--chunk", "16KiB", "--extent", "32KiB",
+        "--durability", "none", "--run-dir", "run", "-m", "tests.light_job", "--steps", "12",
+    )  # fmt: skip
+    assert done.process.returncode == 0, done.err
+    made = shell.run("trace", "run")
+    assert made.process.returncode == 0, made.err
+    assert "steps 3 to 7, " in made.out
+    events = events_of(shell.directory / "run" / "trace.json")
+
+    of_extent = defaultdict(set)
+    for (_, name), flow in assert_flows(events).items():
+        assert [each["cat"] for each in flow] == ["push", "sum", "update", "pull"]
+        push, total, update, pull = flow
+        step, extent, unit = (update["args"][key] for key in ("step", "extent", "unit"))
+        assert (total["args"]["step"], total["args"]["extent"]) == (step, extent)
+        assert (push["args"]["step"], pull["args"]["step"]) == (step, step + 1)
+        assert push["args"]["rank"] == pull["args"]["rank"] == int(name.removeprefix("worker "))
+        for each in flow:
+            assert each["name"] == f"{each['cat']} {unit}"
+        of_extent[step, extent].add((name, pull["args"]["unit"]))
+    assert sorted({step for step, _ in of_extent}) == list(range(3, 8))
+    assert sorted({extent for _, extent in of_extent}) == [0, 1, 2, 4, 5]  # 3 is not trained
+    assert all(len(arrows) == WORKERS for arrows in of_extent.values())
+    ids = {event["id"] for event in events if event["ph"] in "stf"}
+    assert len(ids) == len(of_extent)
+
+    for event in (event for event in events if event["ph"] == "X"):
+        if event["cat"] in ("push", "pull", "sum", "read", "update", "write", "read_weights"):
+            assert event["name"].split()[1] in ("first", "second", "third")
+            assert event["args"]["bytes"] > 0 or event["cat"] == "read", event  # it lies in RAM
+    for slices in rows_of(events).values():
+        assert_nested([event for event in slices if event["ph"] == "X"])
+    counters = defaultdict(list)
+    for event in (event for event in events if event["ph"] == "C"):
+        counters[event["pid"], event["name"]] += event["args"].values()
+    assert all(value >= 0 for values in counters.values() for value in values)
+    assert all(values[-1] == 0 for (_, name), values in counters.items() if name == "pull")
+    assert {name.partition(" of ")[0] for _, name in counters} == {
+        "push", "pull", "read", "write", "slots", "gradients held",
+    }  # fmt: skip

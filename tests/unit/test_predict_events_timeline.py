@@ -130,7 +130,7 @@ def test_timeline_of_a_prediction(
     assert slices["update"] == slices["read"] == slices["write"] > 0
     assert slices["step"] == 3
     assert {each["name"] for each in events if each["ph"] == "i"} >= {"decided"}
-    assert main(["trace", "--out", str(again), str(run)]) == 0
+    assert main(["trace", "--all", "--out", str(again), str(run)]) == 0
     assert again.read_bytes() == out.read_bytes()
     capsys.readouterr()
     assert main(["trace", "--summary", str(run)]) == 0

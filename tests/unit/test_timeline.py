@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import re
@@ -14,10 +13,10 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
+from luwu.report import rows as rows_module
 from luwu.report.aligned import (
     NOT_EXACT,
     RESTARTED,
-    STEADY_STEPS,
     Steps,
     Timed,
     parse_steps,
@@ -25,7 +24,6 @@ from luwu.report.aligned import (
     survey,
     timed,
 )
-from luwu.report.counters import Rate
 from luwu.report.event_files import event_files, records, spans
 from luwu.report.rows import Lanes, in_order
 from luwu.report.timeline import write_timeline
@@ -173,7 +171,7 @@ def test_no_row_overlaps_in_part_whatever_the_order(
         rows.append(span(name, start, start + rng.choice([0, 1, 10, 300]), step=0, unit=number))
     folder = write(tmp_path, worker_0=[clock(), *rows])
     for held_max in (8, 1000):
-        monkeypatch.setattr(in_order, "__defaults__", (held_max,))
+        monkeypatch.setattr(rows_module.in_order, "__defaults__", (held_max,))
         found = rows_of(trace_of(folder))
         found.pop(("worker 0", "step"), None)
         seen = [e["args"]["unit"] for slices in found.values() for e in slices]
@@ -284,22 +282,27 @@ def test_files_without_clocks_are_on_one(tmp_path: Path) -> None:
 
 
 def test_instants_stand_where_they_were(tmp_path: Path) -> None:
-    """Goal: with a time, there; without one, behind what was recorded before."""
+    """Goal: with a time, there; without one, behind what was recorded before. Those of every step
+    have short names and a row of their own."""
     folder = write(tmp_path, node=[
         clock(0), {"name": "node.opened"}, span("update", 10, 30, step=0, chunk=0),
         span("update", 5, 20, step=0, chunk=1),
         {"name": "node.step", "step": 0, "applied": True, "grad_norm": float("inf")},
+        {"name": "node.verdict", "step": 1, "at_ns": 40},
         {"name": "node.skipped", "step": 1, "at_ns": 44},
         {"name": "node.step", "step": 1, "applied": False},
         {"name": "node.abort", "step": 2, "at_ns": 50, "text": "gone"},
     ])  # fmt: skip
-    found = rows_of(trace_of(folder))["node", "events"]
-    assert [(e["name"], e["ts"]) for e in found] == [
-        ("node.opened", 0), ("decided", 30), ("node.skipped", 44),
-        ("decided, skipped", 44), ("node.abort", 50),
+    found = rows_of(trace_of(folder))
+    events, decisions = found["node", "events"], found["node", "decisions"]
+    assert [(e["name"], e["ts"]) for e in events] == [
+        ("node.opened", 0), ("node.skipped", 44), ("node.abort", 50),
     ]  # fmt: skip
-    assert found[1]["args"]["placed"] == NOT_EXACT
-    assert found[-1]["args"] == {"step": 2, "text": "gone"}
+    assert [(e["name"], int(e["args"]["step"]), e["ts"]) for e in decisions] == [
+        ("decided", 0, 30), ("verdict", 1, 40), ("skipped", 1, 44),
+    ]  # fmt: skip
+    assert decisions[0]["args"]["placed"] == NOT_EXACT
+    assert events[-1]["args"] == {"step": 2, "text": "gone"}
 
 
 # ---------------------------------------------------------------------- what is chosen
@@ -325,8 +328,8 @@ def test_what_is_no_range_is_refused(text: str) -> None:
 
 
 def test_only_the_chosen_steps_are_drawn(tmp_path: Path) -> None:
-    """Goal: times count from the first of the steps, and instants without a step show if they lie
-    there."""
+    """Goal: times begin with the first span of the chosen steps, and instants without a step show
+    if they lie among them."""
     folder = write(tmp_path, node=[
         clock(0), span("update", 10, 20, step=0, chunk=0), {"name": "early", "at_ns": 15},
         span("update", 30, 40, step=1, chunk=0), {"name": "near", "at_ns": 35},
@@ -337,127 +340,34 @@ def test_only_the_chosen_steps_are_drawn(tmp_path: Path) -> None:
     assert [(e["args"]["step"], e["ts"]) for e in found["node", "update"]] == [(1, 0)]
     assert [e["name"] for e in found["node", "events"]] == ["near"]
     everything = rows_of(trace_of(folder))
-    assert [e["name"] for e in everything["node", "events"]] == ["early", "near", "decided"]
+    assert [(e["name"], e["ts"]) for e in everything["node", "events"]] == [
+        ("early", 15), ("near", 35),
+    ]  # fmt: skip
 
 
-def test_a_long_run_shows_steps_from_its_middle(tmp_path: Path) -> None:
-    """Goal: without a choice, start-up and end are left out, and a short run is shown whole."""
-    rows = [span("forward", 10 * n, 10 * n + 5, step=n, unit="root") for n in range(20)]
-    folder = write(tmp_path, worker_0=[clock(), *rows])
-    assert steady_steps(folder) == Steps(7, 7 + STEADY_STEPS)
-    write(tmp_path, worker_0=[clock(), *rows[:STEADY_STEPS]])
-    assert steady_steps(folder).is_all
+@pytest.mark.parametrize(
+    ("count", "steps"),
+    [(1, "step 0"), (2, "step 1"), (4, "steps 1 to 3"), (6, "steps 1 to 5"), (12, "steps 3 to 7"),
+     (900, "steps 447 to 451")],
+)  # fmt: skip
+@pytest.mark.parametrize("first", [0, 100])
+def test_steady_steps_are_in_the_middle(tmp_path: Path, count: int, steps: str, first: int) -> None:
+    """Goal: five steps, without the first one, of a run that may have begun at another step; from
+    the node's records of steps, or from spans where the node is elsewhere."""
+    chosen = re.sub(r"\d+", lambda number: str(int(number[0]) + first), steps)
+    numbers = range(first, first + count)
+    decided = [{"name": "node.step", "step": step, "at_ns": step} for step in numbers]
+    write(tmp_path, node=[clock(), *decided, span("update", 1, 2, step=5_000)])
+    assert str(steady_steps(tmp_path)) == chosen
+    write(tmp_path, node=[clock()], worker_0=[span("push", 1, 2, step=step) for step in numbers])
+    assert str(steady_steps(tmp_path)) == chosen
 
 
-# ---------------------------------------------------------------------- arrows and counters
-
-
-ABOUT = {"name": "node.about", "units": [["root", 1], ["blocks.0", 2]], "sums_bytes_max": 9}
-
-
-def gradient_run(folder: Path, **changes: Any) -> Path:
-    """A gradient of unit blocks.0, extents 1 and 2, of two workers: pushed, summed, updated; the
-    next step's weights were asked for before they were made."""
-    files = {
-        "worker_0": [clock(), span("push", 0, 20, step=4, unit="blocks.0", extents="1-2", bytes=40),
-                     span("pull", 10, 90, step=5, unit="blocks.0", bytes=80)],
-        "worker_1": [clock(), span("push", 5, 25, step=4, unit="blocks.0", extents="1-2", bytes=40),
-                     span("pull", 12, 95, step=5, unit="blocks.0", bytes=80)],
-        "switch": [clock(), {"name": "switch.about", "ranks": "0-1", "slots_limit": None},
-                   span("sum", 30, 35, step=4, extent=1, bytes=20, slots=2),
-                   span("sum", 36, 40, step=4, extent=2, bytes=20, slots=1)],
-        "node": [clock(), ABOUT,
-                 span("update", 50, 60, step=4, extent=1, chunk=1, bytes=20, held_bytes=40),
-                 span("write", 60, 70, step=4, extent=1, chunk=1, bytes=30),
-                 span("update", 62, 70, step=4, extent=2, chunk=2, bytes=20, held_bytes=20)],
-    }  # fmt: skip
-    return write(folder, **{**files, **changes})
-
-
-def arrows(events: list[Row]) -> dict[tuple[int, str], list[tuple[str, str, int]]]:
-    """By id and name of a flow: phase, slice that it goes through, and time. Fails for a point that
-    lies in no slice of its row."""
-    found = defaultdict(list)
-    for event in events:
-        if event["ph"] not in ("s", "t", "f"):
-            continue
-        assert event["bp"] == "e"
-        inside = [
-            each
-            for each in events
-            if each["ph"] == "X" and (each["pid"], each["tid"]) == (event["pid"], event["tid"])
-            and each["ts"] <= event["ts"] <= each["ts"] + each["dur"]
-        ]  # fmt: skip
-        assert inside, event
-        name = max(inside, key=lambda each: each["ts"])["name"]
-        found[event["id"], event["name"]].append((event["ph"], name, event["ts"]))
-    return dict(found)
-
-
-def test_arrows_follow_a_gradient_from_push_to_pull(tmp_path: Path) -> None:
-    """Goal: each worker's push of an extent, its sum, its update and the pull of what it made, in
-    the order of time; one id for a step and extent."""
-    found = arrows(trace_of(gradient_run(tmp_path)))
-    assert len({number for number, _ in found}) == 2
-    assert {name for _, name in found} == {"worker 0", "worker 1"}
-    for way in found.values():
-        assert [phase for phase, _, _ in way] == ["s", "t", "t", "f"]
-        assert [name for _, name, _ in way] == [
-            "push blocks.0", "sum blocks.0", "update blocks.0", "pull blocks.0",
-        ]  # fmt: skip
-        times = [at for _, _, at in way]
-        assert times == sorted(times)
-
-
-def test_without_a_switch_a_gradient_goes_to_its_update(tmp_path: Path) -> None:
-    found = arrows(trace_of(gradient_run(tmp_path, switch=[clock()])))
-    assert all([phase for phase, _, _ in way] == ["s", "t", "f"] for way in found.values())
-
-
-def test_a_switch_of_a_tree_adds_up_its_ranks_alone(tmp_path: Path) -> None:
-    switch = [
-        clock(),
-        {"name": "switch.about", "ranks": "1"},
-        span("sum", 30, 35, step=4, extent=1),
-    ]
-    found = arrows(trace_of(gradient_run(tmp_path, switch=switch)))
-    lengths = {name: max(len(w) for (_, n), w in found.items() if n == name) for _, name in found}
-    assert lengths == {"worker 0": 3, "worker 1": 4}
-
-
-def test_slices_of_every_process_are_named_by_unit(tmp_path: Path) -> None:
-    events = trace_of(gradient_run(tmp_path))
-    named = {e["cat"]: e for e in events if e["ph"] == "X"}
-    for track in ("push", "pull", "sum", "update", "write"):
-        assert named[track]["name"] == f"{track} blocks.0"
-        assert named[track]["args"]["unit"] == "blocks.0"
-        assert named[track]["args"]["bytes"] > 0
-    assert not any(e["ph"] == "X" and "None" in e["name"] for e in events)
-
-
-def test_counters_are_rates_and_levels(tmp_path: Path) -> None:
-    """Goal: bytes spread over spans come to as many bytes; slots and sums held as recorded."""
-    events = [e for e in trace_of(gradient_run(tmp_path)) if e["ph"] == "C"]
-    names = {e["name"] for e in events}
-    assert names == {
-        "push, bytes/s", "pull, bytes/s", "write, bytes/s", "slots in use", "sums held, bytes",
-    }  # fmt: skip
-    assert [e["args"]["value"] for e in events if e["name"] == "slots in use"] == [2, 1]
-    for pid in {e["pid"] for e in events if e["name"] == "pull, bytes/s"}:
-        rate = [e for e in events if (e["pid"], e["name"]) == (pid, "pull, bytes/s")]
-        assert rate[-1]["args"]["value"] == 0
-        moved = sum(
-            one["args"]["value"] * (two["ts"] - one["ts"]) for one, two in itertools.pairwise(rate)
-        )
-        assert moved == pytest.approx(80 * 10**9)
-
-
-def test_rates_of_spans_under_way_at_once_add_up() -> None:
-    rate = Rate()
-    rate.add(0, 10, 10)
-    rate.add(5, 15, 20)
-    assert list(rate.before(5)) == [(0, 10**9)]
-    assert list(rate.before(None)) == [(5, 3 * 10**9), (10, 2 * 10**9), (15, 0)]
+def test_a_run_without_steps_is_shown_whole(tmp_path: Path) -> None:
+    write(tmp_path, node=[clock(), span("prepare", 1, 2, step=-1), {"name": "node.opened"}])
+    assert steady_steps(tmp_path).is_all
+    assert str(steady_steps(tmp_path)) == "all steps"
+    assert str(Steps(3)) == "steps from 3 on"
 
 
 # ---------------------------------------------------------------------- what a kill leaves
