@@ -1,11 +1,18 @@
-"""Every code block of README.md is run, so that no reader is the first to try it.
+"""Every code block of README.md and of the pages that it sends readers to is run, so that no reader
+is the first to try it.
 
-An HTML comment before a block, which readers do not see, says how:
+The blocks of a page run in order, in one directory. An HTML comment before a block, which readers
+do not see, says how:
 
-    <!-- test: steps=4 width=64 -->   each command with these flags behind it: a smaller job
-    <!-- test: diff -->               before and after are two scripts; both are run and compared
-    <!-- test: run -->                the script is run by `luwu run`; `train.py` in later blocks
-    <!-- test: resume -->             the commands are run one after the other on that script
+    <!-- test: diff -->               before and after are two scripts; both run, and their losses agree
+    <!-- test: diff fsdp2 -->         before is started by torchrun, both with two workers
+    <!-- test: script NAME -->        the block is written to this file
+    <!-- test: edit NAME -->          lines of this file are replaced
+    <!-- test: commands -->           each command succeeds
+    <!-- test: steps=4 width=64 -->   the same, with these flags behind each: a smaller job
+    <!-- test: fails CODE -->         the command ends with this exit code
+    <!-- test: kill TEXT -->          the command is killed when it has printed this
+    <!-- test: programs -->           the same scripts as a diff's, which has run them
     <!-- test: serve OLD=NEW -->      runs while the next block joins it, NEW in place of OLD
     <!-- test: join ... -->           the URL is the one that was printed
     <!-- test: config -->             the file is read by `luwu config`
@@ -18,8 +25,10 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +39,12 @@ from tests.processes.commands import Command, Terminal, terminal
 from tests.unit.training_harness import alone
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-SCRIPT = "train.py"
+README = ROOT / "README.md"
+PAGES = [
+    README,
+    *(ROOT / "docs" / f"{name}.md" for name in ("configuration", "first-run", "two-machines")),
+    *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
+]
 
 _BLOCK = re.compile(r"(?:^<!-- test: (?P<how>.*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
                     re.MULTILINE | re.DOTALL)  # fmt: skip
@@ -47,6 +60,17 @@ class Block:
     text: str
 
     @property
+    def kind(self) -> str:
+        """What is done with it; empty for output and for `make` commands."""
+        first = self.how.split(" ")[0]
+        return "commands" if "=" in first else first
+
+    @property
+    def word(self) -> str:
+        """What stands behind the kind."""
+        return self.how.partition(" ")[2]
+
+    @property
     def lines(self) -> list[str]:
         """Its commands."""
         return [line for line in self.text.splitlines() if line.strip()]
@@ -58,17 +82,19 @@ class Block:
         return [word for key, value in pairs for word in (f"--{key}", value)]
 
 
-BLOCKS = [
-    Block(found["language"], found["how"] or "", found["text"]) for found in _BLOCK.finditer(README)
-]
-
-
-def block(language: str, how: str) -> Block:
-    """The one block of this kind."""
-    (found,) = [
-        each for each in BLOCKS if (each.language, each.how.split(" ")[0]) == (language, how)
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = [
+        Block(each["language"], each["how"] or "", each["text"]) for each in _BLOCK.finditer(text)
     ]
+    assert text.count("\n```") == 2 * len(found), f"{page.name}: a block that is not seen"
     return found
+
+
+MAKE_LINES = sorted({
+    line for page in PAGES for each in blocks_of(page)
+    if (each.language, each.how) == ("sh", "") for line in each.lines
+})  # fmt: skip
 
 
 @pytest.fixture
@@ -90,49 +116,71 @@ def succeed(command: Command) -> Command:
     return command
 
 
-def test_readme_blocks_are_of_known_kinds() -> None:
-    """Goal: no block escapes these tests."""
-    assert README.count("\n```") == 2 * len(BLOCKS)
-    kinds = [(each.language, each.how.split(" ")[0].partition("=")[0]) for each in BLOCKS]
-    known = [
-        ("text", ""), ("sh", ""), ("sh", "steps"), ("sh", "resume"), ("sh", "serve"),
-        ("sh", "join"), ("diff", "diff"), ("python", "run"), ("toml", "config"),
-    ]  # fmt: skip
-    assert set(kinds) == set(known)
+# --- What is done with a block --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("line", [
-    line for each in BLOCKS if (each.language, each.how) == ("sh", "") for line in each.lines
-])  # fmt: skip
-def test_readme_make(line: str) -> None:
-    program, *arguments = shlex.split(line)
-    assert program == "make", line
-    done = subprocess.run(
-        ["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    is_without_setup = arguments == ["gpu-check"]  # it must change no torch
-    assert ("setup.py" in done.stdout) != is_without_setup
-    assert ("benchmarks.gpu_check" in done.stdout) == is_without_setup
+def run_commands(shell: Terminal, block: Block) -> None:
+    for line in block.lines:
+        program = shlex.split(line)[0]
+        if line == ". .venv/bin/activate":
+            continue
+        if program == "cmp":
+            subprocess.run(shlex.split(line), cwd=shell.directory, check=True)
+            continue
+        is_sized = " compare " in line or "workers.train" in line
+        smaller = block.smaller if is_sized else []
+        if " compare " in line:  # more arms: test_compare.py
+            smaller = [*smaller, "--arms", "luwu"]
+        done = succeed(shell.start(*words_of(line), *smaller))
+        assert done.out + done.err, line
 
 
-def test_readme_diff(shell: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
-    """I4. Goal: four lines turn a plain script into one of ours, which trains the same.
-    Method: run both with one worker and compare the printed losses; 1e-3 is what they print."""
-    lines = block("diff", "diff").lines
-    assert sum(line.startswith("+") for line in lines) == 4
-    assert sum(line.startswith("-") for line in lines) == 1
-    outputs = []
-    for mark in "-+":
-        text = "\n".join(line[1:] for line in lines if line[0] in f" {mark}")
-        script = shell.directory / f"script{'after' if mark == '+' else 'before'}.py"
-        script.write_text(text + "\n")
-        if mark == "-":
-            with alone():
-                runpy.run_path(str(script), run_name="__main__")
-            outputs.append(capsys.readouterr().out)
-        else:
-            outputs.append(succeed(shell.start("run", "--workers", "1", str(script))).out)
+def run_fails(shell: Terminal, block: Block) -> None:
+    (line,) = block.lines
+    assert shell.start(*words_of(line)).wait() == int(block.word), line
+
+
+def run_kill(shell: Terminal, block: Block) -> None:
+    line, kill = block.lines
+    assert kill == "kill -9 $!"
+    assert line.endswith(" &")
+    command = shell.start(*words_of(line.removesuffix(" &")))
+    command.wait_for(rf"^{re.escape(block.word)}\b", of="out")
+    command.process.kill()
+    assert command.wait() == -signal.SIGKILL
+    assert shell.leftovers() == []  # waits for what is ending
+
+
+def run_script(shell: Terminal, block: Block) -> None:
+    (shell.directory / block.word).write_text(block.text)
+
+
+def run_edit(shell: Terminal, block: Block) -> None:
+    script = shell.directory / block.word
+    text = script.read_text()
+    old, new = ("\n".join(each[1:] for each in block.lines if each[0] == mark) for mark in "-+")
+    assert text.count(old + "\n") == 1, old
+    script.write_text(text.replace(old + "\n", new + "\n"))
+
+
+def run_diff(shell: Terminal, block: Block) -> None:
+    """I4. Goal: the changed script trains as the plain one. Method: run both and compare the
+    printed losses; 1e-3 is what they print."""
+    scripts = []
+    for name, mark in (("before", "-"), ("after", "+")):
+        text = "\n".join(each[1:] for each in block.lines if each[0] in f" {mark}")
+        scripts.append(shell.directory / f"{name}.py")
+        scripts[-1].write_text(text + "\n")
+    before_py, after_py = map(str, scripts)
+    if block.word == "fsdp2":
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", before_py]
+        plain = shell.start_program([sys.executable, "-m"], torchrun, {"OMP_NUM_THREADS": "1"})
+        outputs = [succeed(plain).out]
+    else:
+        one = [sys.executable, "-c", "import sys, tests.processes.test_readme as t; t.plain()"]
+        outputs = [succeed(shell.start_program(one, [before_py], {})).out]
+    workers = "2" if block.word == "fsdp2" else "1"
+    outputs.append(succeed(shell.start("run", "--workers", workers, after_py)).out)
     before, after = (
         [float(text) for text in re.findall(r"loss (\S+)", output)] for output in outputs
     )
@@ -141,26 +189,76 @@ def test_readme_diff(shell: Terminal, capsys: pytest.CaptureFixture[str]) -> Non
     assert after == pytest.approx(before, abs=1e-3)
 
 
-def test_readme_quick_start(shell: Terminal) -> None:
-    quick, compare = (each for each in BLOCKS if each.how.startswith("steps="))
-    activate, *lines = quick.lines
-    assert activate == ". .venv/bin/activate"
-    for line in lines:
-        smaller = quick.smaller if " compare " in line or "workers.train" in line else []
-        if "--arms luwu,fsdp,single " in line:  # as test_compare.py does; here one is enough
-            smaller = [*smaller, "--arms", "luwu,single"]
-        done = succeed(shell.start(*words_of(line), *smaller))
-        assert done.out + done.err, line
-    (line,) = compare.lines
-    succeed(shell.start(*words_of(line), *compare.smaller, "--arms", "single"))
-    reports = list((shell.directory / "luwu-runs").glob("*/report.html"))
-    assert reports
-    assert (shell.directory / "gpt-state" / "CONFIG").is_file()
+def plain() -> None:
+    """Run a script in this process, by one thread."""
+    with alone():
+        runpy.run_path(sys.argv[1], run_name="__main__")
 
 
-def test_readme_two_machines(shell: Terminal) -> None:
-    serve, join = block("sh", "serve"), block("sh", "join")
-    old, _, new = serve.how.split(" ")[1].partition("=")
+def run_programs(shell: Terminal, block: Block) -> None:
+    """The diff before it has run them: only look that they are there."""
+    scripts = re.findall(r"\S+\.py\b", block.text)
+    assert scripts
+    assert all((shell.directory / each).is_file() for each in scripts)
+
+
+def run_config(shell: Terminal, block: Block) -> None:
+    (shell.directory / "luwu.toml").write_text(block.text)
+    done = succeed(shell.start("config", "--origin", "--config", "luwu.toml"))
+    for key in re.findall(r"^(\w+) =", block.text, re.MULTILINE):
+        assert re.search(rf"^{key}\b.*# file luwu\.toml$", done.out, re.MULTILINE), done.out
+
+
+RUN: dict[str, Callable[[Terminal, Block], None]] = {
+    "commands": run_commands,
+    "fails": run_fails,
+    "kill": run_kill,
+    "script": run_script,
+    "edit": run_edit,
+    "diff": run_diff,
+    "programs": run_programs,
+    "config": run_config,
+}
+APART = {"serve", "join", ""}  # tests of their own
+
+
+# --- Tests ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_blocks_run(page: Path, shell: Terminal) -> None:
+    """Goal: a reader who does what the page says gets what it says."""
+    found = blocks_of(page)
+    assert found
+    for each in found:
+        if each.kind in APART:
+            assert each.kind or each.language in ("sh", "text"), each
+            continue
+        RUN[each.kind](shell, each)
+    if page.name == "first-run.md":
+        assert list((shell.directory / "luwu-runs").glob("*/report.html"))
+        assert (shell.directory / "gpt-state" / "CONFIG").is_file()
+    if page.name == "first-model.md":
+        assert (shell.directory / "my-model" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("line", MAKE_LINES)
+def test_pages_make(line: str) -> None:
+    program, *arguments = shlex.split(line)
+    assert program == "make", line
+    done = subprocess.run(
+        ["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    is_without_setup = arguments in (["gpu-check"], ["docs"])  # they must change no torch
+    assert ("setup.py" in done.stdout) != is_without_setup
+    assert ("benchmarks.gpu_check" in done.stdout) == (arguments == ["gpu-check"])
+
+
+def test_pages_two_machines(shell: Terminal) -> None:
+    blocks = {each.kind: each for each in blocks_of(ROOT / "docs" / "two-machines.md")}
+    serve, join = blocks["serve"], blocks["join"]
+    old, _, new = serve.word.partition("=")
     *before, line = serve.lines
     for each in before:
         succeed(shell.start(*words_of(each)))
@@ -176,34 +274,21 @@ def test_readme_two_machines(shell: Terminal) -> None:
     assert serving.wait(20) == 0, serving.err
 
 
-def test_readme_own_script(shell: Terminal) -> None:
-    """Goal: the script runs as it stands, and goes on where it was, on the commands shown."""
-    text = block("python", "run").text
-    script = shell.directory / SCRIPT
-    script.write_text(text)
-    first, again = block("sh", "resume").lines
-    done = succeed(shell.start(*words_of(first)))
-    assert re.findall(r"^step (\d+) loss", done.out, re.MULTILINE) == [str(n) for n in range(20)]
-
-    refused = shell.run(*words_of(first))
-    assert refused.process.returncode == 2
-    assert "--resume" in refused.err
-
-    assert text.count(", 20\n") == 1
-    script.write_text(text.replace(", 20\n", ", 23\n"))
-    done = succeed(shell.start(*words_of(again)))
-    assert re.findall(r"^step (\d+) loss", done.out, re.MULTILINE) == ["20", "21", "22"]
+def test_readme_is_one_screen() -> None:
+    """Goal: the README stays what a stranger reads: 6 KB, four new lines in a script, pictures
+    that are there, a table of at most eight rows."""
+    text = README.read_text(encoding="utf-8")
+    assert len(text.encode()) <= 6 * 1024
+    (diff,) = (each for each in blocks_of(README) if each.kind == "diff")
+    assert [line[0] for line in diff.lines if line[0] in "+-"] == ["+", "+", "+", "-", "+"]
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
+    assert len(pictures) == 2
+    assert all((ROOT / each).read_text().startswith("<svg") for each in pictures)
+    assert 3 <= len(re.findall(r"^\|", text, re.MULTILINE)) <= 2 + 8
 
 
-def test_readme_configuration(shell: Terminal) -> None:
-    (shell.directory / "luwu.toml").write_text(block("toml", "config").text)
-    done = succeed(shell.start("config", "--origin", "--config", "luwu.toml"))
-    keys = re.findall(r"^(\w+) =", block("toml", "config").text, re.MULTILINE)
-    for key in keys:
-        assert re.search(rf"^{key}\b.*# file luwu\.toml$", done.out, re.MULTILINE), done.out
-
-
-def test_readme_table_of_keys_is_in_step() -> None:
-    found = re.search(r"<!-- config:begin -->\n(.*)\n<!-- config:end -->", README, re.DOTALL)
+def test_table_of_keys_is_in_step() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- config:begin -->\n(.*)\n<!-- config:end -->", page, re.DOTALL)
     assert found is not None
     assert found[1] == markdown_table(), "put the output of luwu config --markdown there"
