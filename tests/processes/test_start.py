@@ -34,6 +34,7 @@ def before(text: str, end: str) -> list[str]:
     return [line for line in found.splitlines() if line.strip()]
 
 
+@pytest.mark.feature("a start in at most three lines")
 def test_luwu_run_starts_in_three_lines(shell: Terminal) -> None:
     """Goal: a summary before the script's first output, the rest in the run's log, and in the
     terminal with -v; no line twice."""
@@ -60,6 +61,7 @@ def test_luwu_run_starts_in_three_lines(shell: Terminal) -> None:
             assert ours[0] == first
 
 
+@pytest.mark.feature("a start in at most three lines")
 def test_luwu_compare_starts_in_three_lines(shell: Terminal) -> None:
     """Goal: the same of a comparison: its plan is in the log."""
     data = text_file(shell.directory)
@@ -74,6 +76,7 @@ def test_luwu_compare_starts_in_three_lines(shell: Terminal) -> None:
     assert "plan    a step takes about" in log.read_text()
 
 
+@pytest.mark.feature("a start in at most three lines")
 def test_luwu_up_starts_in_three_lines(shell: Terminal) -> None:
     """Goal: what serves, and how to join it; `luwu run --join` says whom it joined in one line."""
     write_light(shell.directory / "light.py", first=PRINTS)
@@ -90,6 +93,7 @@ def test_luwu_up_starts_in_three_lines(shell: Terminal) -> None:
     assert re.match(r"luwu: 1 worker of job \d+ at tcp://127\.0\.0\.1:\d+; log ", joining[0])
 
 
+@pytest.mark.feature("the progress of a script that prints nothing")
 def test_a_terminal_shows_the_progress_of_a_silent_script(tmp_path: Path) -> None:
     """Goal: in a terminal the last decided step is seen, in one line that is rewritten in place
     and is gone at the end; the verdict is bold. Method: a script that prints nothing, and stays in

@@ -99,6 +99,7 @@ def test_all_after_the_script_is_the_scripts() -> None:
 FORMS = list(forms())
 
 
+@pytest.mark.feature("help in 80 columns")
 @pytest.mark.parametrize("flag", ["--help", "--help-all"])
 @pytest.mark.parametrize("words", ["", *(form.name for form in FORMS)])
 def test_help_fits_80_columns(words: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:

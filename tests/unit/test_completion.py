@@ -48,6 +48,7 @@ def ask(command: Sequence[str], folder: Path) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.feature("completion in bash, zsh and fish")
 @pytest.mark.parametrize("script", ["bash"], indirect=True)
 @pytest.mark.parametrize(("typed", "word"), LINES)
 def test_bash_completes(script: Path, typed: str, word: str) -> None:
@@ -65,6 +66,7 @@ def test_bash_completes(script: Path, typed: str, word: str) -> None:
     assert done.stdout.split() == ([] if word == "notes.txt" else [word])
 
 
+@pytest.mark.feature("completion in bash, zsh and fish")
 @pytest.mark.parametrize("script", ["fish"], indirect=True)
 @pytest.mark.parametrize(("typed", "word"), LINES)
 def test_fish_completes(script: Path, typed: str, word: str) -> None:
@@ -84,6 +86,7 @@ def test_fish_offers_all_commands(script: Path) -> None:
     assert rows == VERBS
 
 
+@pytest.mark.feature("completion in bash, zsh and fish")
 @pytest.mark.parametrize("script", ["zsh"], indirect=True)
 def test_zsh_completes(script: Path) -> None:
     """Goal: each line becomes the whole one. Method: an interactive zsh in a pseudo-terminal."""

@@ -33,6 +33,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
+@pytest.mark.feature("colours")
 def test_a_terminal_has_colours_and_a_pipe_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: red and bold on a terminal alone, NO_COLOR and TERM=dumb honoured. An empty NO_COLOR
     is as none: https://no-color.org."""
