@@ -4,7 +4,7 @@ is the first to try it.
 The blocks of a page run in order, in one directory. An HTML comment before a block, which readers
 do not see, says how:
 
-    <!-- test: diff -->               before and after are two scripts; both run, and their losses agree
+    <!-- test: diff -->               before and after are scripts; both run, their losses agree
     <!-- test: diff fsdp2 -->         before is started by torchrun, both with two workers
     <!-- test: script NAME -->        the block is written to this file
     <!-- test: edit NAME -->          lines of this file are replaced
