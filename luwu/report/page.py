@@ -85,8 +85,11 @@ def write_report(path: Path, document: Mapping[str, Any]) -> Path:
 def write_page(path: Path, html: str) -> Path:
     """Write a page, whole or not at all; its path."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(html, encoding="utf-8")
-    os.replace(partial, path)
+    try:
+        partial.write_text(html, encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
     return path
 
 
