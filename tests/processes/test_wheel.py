@@ -94,7 +94,7 @@ def test_index_page_has_no_dead_links(wheel: Path) -> None:
     links = re.findall(r"\]\(([^)]*)\)", text)
     assert links
     assert all(link.startswith("https://") for link in links)
-    assert "features (`docs/features.md` in the source)" in text
+    assert "Features (`docs/features.md` in the source)" in text
     assert text.count("\n## ") == (ROOT / "README.md").read_text().count("\n## ")
 
 

@@ -55,10 +55,10 @@ def anchors(text: str) -> set[str]:
 
 
 def test_read_the_code_names_what_it_says() -> None:
-    """Goal: the files that README.md offers to read have about as many lines as it says."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """Goal: the files that the index offers to read have about as many lines as it says."""
+    text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     section = text.partition("## Read the code\n")[2].partition("\n## ")[0]
-    files = re.findall(r"\]\(([\w/]+\.py)\)", section)
+    files = re.findall(r"\]\(\.\./([\w/]+\.py)\)", section)
     said = re.search(r"about ([\d,]+) lines", section)
     assert said is not None
     lines = sum(len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in files)
@@ -72,3 +72,8 @@ def test_the_index_lists_every_page() -> None:
     listed = {ROOT / "docs" / target for target in re.findall(r"\]\(([\w./-]+\.md)", index)}
     pages = {*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("[dp]*/*.md")}
     assert pages - {ROOT / "docs" / "README.md"} <= listed
+
+
+def test_the_readme_is_one_screen_and_no_more() -> None:
+    """Goal: 6 KB at most; what is longer belongs on a page of its own."""
+    assert (ROOT / "README.md").stat().st_size <= 6 * 1024
