@@ -173,7 +173,10 @@ def run_diff(shell: Terminal, block: Block) -> None:
         scripts[-1].write_text(text + "\n")
     before_py, after_py = map(str, scripts)
     if block.word == "fsdp2":
-        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", before_py]
+        torchrun = [
+            "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+            "--log-dir", str(shell.directory / "torchrun"), before_py,  # else it leaves one behind
+        ]  # fmt: skip
         plain = shell.start_program([sys.executable, "-m"], torchrun, {"OMP_NUM_THREADS": "1"})
         outputs = [succeed(plain).out]
     else:
