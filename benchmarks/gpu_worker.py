@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from luwu.report.busy import Intervals, union
+from luwu.report.intervals import Intervals, union
 from workers.arm import Arm
 from workers.arms import make_arm
 from workers.options import Options

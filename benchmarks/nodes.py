@@ -24,7 +24,7 @@ from benchmarks.harness import Row, say
 from benchmarks.training import Run, Training, TrainingRuns, temporary_directory
 from luwu.base.errors import LuwuError
 from luwu.report.aligned import survey, timed
-from luwu.report.busy import union
+from luwu.report.intervals import union
 
 COUNTS: Final = (1, 2, 4)
 JOB: Final = Training(layers=4, width=384, context=32, batch=1, workers=2, steps=9)

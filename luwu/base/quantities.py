@@ -49,6 +49,26 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def format_seconds(seconds: float) -> str:
+    """A short time for people, with three digits: `1.23 s`, `45.6 ms`, `7.89 us`."""
+    if seconds == 0:
+        return "0 s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= 0.9995 * scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+def format_duration(seconds: float) -> str:
+    """A long time for people: `42 s`, `3 min 12 s`, `2 h 5 min`."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 def _scaled(text: str, units: dict[str, int], name: str, examples: str) -> int:
     match = _NUMBER.match(text)
     if match is None:

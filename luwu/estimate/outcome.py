@@ -23,7 +23,7 @@ import numpy as np
 
 from luwu.base.errors import ConfigError
 from luwu.report.aligned import ALL_STEPS, survey, timed
-from luwu.report.busy import Intervals, union
+from luwu.report.intervals import Intervals, union
 from luwu.report.timeline import track_of
 
 NODE: Final = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from luwu.base.quantities import format_bytes
+from luwu.base.quantities import format_bytes, format_seconds
 from luwu.estimate.plan import ENDURANCE_WRITES, Estimate
 from luwu.estimate.shape import JobShape
 from luwu.layout import Layout
@@ -130,12 +130,7 @@ def _extents_text(layout: Layout) -> str:
 
 def seconds_text(value: float | None) -> str:
     """Seconds with three digits, in a fitting unit."""
-    if value is None:
-        return "not known"
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value / 1e-6:.3g} us" if value else "0 s"
+    return "not known" if value is None else format_seconds(value)
 
 
 def _disk_table(found: Estimate) -> list[str]:

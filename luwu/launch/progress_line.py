@@ -11,6 +11,7 @@ from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, Clock
 from luwu.base.json_file import read_json
+from luwu.base.quantities import format_duration
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 
@@ -51,7 +52,7 @@ class ProgressLine:
         self._samples.append((now_ns, steps_count))
 
     def _line(self, now_ns: int) -> str:
-        passed = time_text((now_ns - self._start_ns) / 1e9)
+        passed = format_duration((now_ns - self._start_ns) / 1e9)
         if not self._samples or self._samples[-1][1] == 0:
             return f"luwu: no step yet  {passed}"
         (first_ns, first), (last_ns, last) = self._samples[0], self._samples[-1]
@@ -59,13 +60,3 @@ class ProgressLine:
         if last > first:
             rate = f"{(last - first) / ((last_ns - first_ns) / 1e9):.3g} steps/s  "
         return f"luwu: step {last - 1}  {rate}{passed}"
-
-
-def time_text(seconds: float) -> str:
-    """`42 s`, `3 min 12 s`, `2 h 5 min`."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

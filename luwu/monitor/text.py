@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from luwu.base.quantities import format_bytes
-from luwu.report.lanes import TITLES, duration_text, lanes_of
-from luwu.report.verdict import left_text
+from luwu.base.quantities import format_bytes, format_duration, format_seconds
+from luwu.report.lanes import TITLES, lanes_of
 
 COLUMNS: Final = 80
 BAR: Final = 24
@@ -40,7 +39,7 @@ def _head(document: Mapping[str, Any]) -> Iterator[str]:
     if steps["per_s"] is not None:
         parts.append(f"{steps['per_s']:.3g} steps/s")
     if steps["left_s"] is not None:
-        parts.append(f"{left_text(steps['left_s'])} left")
+        parts.append(f"{format_duration(steps['left_s'])} left")
     yield f"steps     {', '.join(parts)}"
     last = [
         f"{name} {found['values'][-1]:.5g}"
@@ -69,7 +68,7 @@ def _step(document: Mapping[str, Any]) -> Iterator[str]:
     if document["step"] is None:
         return
     lanes = lanes_of(document["step"])
-    yield f"step {lanes.step}: {duration_text(lanes.length_s)}"
+    yield f"step {lanes.step}: {format_seconds(lanes.length_s)}"
     for lane in lanes.lanes:
         if lane.pieces:
             bar = "#" * round(BAR * lane.busy_ratio)

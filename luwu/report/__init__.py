@@ -2,6 +2,7 @@
 
 palette.py       colours, the same for a system or an engine everywhere
 chart.py         curves, bars and the strip of all steps, as SVG
+intervals.py     stretches of time: what spans cover, and what others cover of it
 lanes.py         one step: a row per engine, and what limits it
 lanes_chart.py   its picture
 event_files.py   the events of a run, read from disk one at a time

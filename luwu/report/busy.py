@@ -7,7 +7,7 @@ without what its training thread does meanwhile to get weights (pull_wait) and t
 engine's busy time in which a worker computed: its own worker for a worker's engines, each worker
 for those of switch and node.
 
-A row of memory is two numbers a span, nothing more. Shapes: int64 [S spans] or [I intervals].
+A row of memory is two numbers a span, nothing more.
 """
 
 from __future__ import annotations
@@ -19,68 +19,15 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from luwu.report.aligned import ALL_STEPS, Steps, Survey, survey, timed
 from luwu.report.event_files import EventFile
+from luwu.report.intervals import Intervals, Times, union
 from luwu.report.timeline import TRACKS, track_of
 
 WORKERS_SHOWN_MAX: Final = 8
 """More workers than these are shown as a range."""
 _NOT_COMPUTE: Final = ("pull_wait", "flatten")
-
-Times = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Intervals:
-    """Times that do not touch, in order."""
-
-    starts_I: Times
-    ends_I: Times
-
-    @property
-    def total_ns(self) -> int:
-        """Their length."""
-        return int((self.ends_I - self.starts_I).sum())
-
-    def covered_ns(self, other: Intervals) -> int:
-        """The length of what lies in both."""
-        before_end = self._length_before(other.ends_I)
-        return int((before_end - self._length_before(other.starts_I)).sum())
-
-    def without(self, other: Intervals) -> Intervals:
-        """These intervals without the parts that `other` covers."""
-        edges = np.concatenate([other.starts_I, other.ends_I, self.starts_I, self.ends_I])
-        edges.sort()
-        starts_I, ends_I = edges[:-1], edges[1:]
-        chosen = self._has(starts_I) & ~other._has(starts_I) & (ends_I > starts_I)
-        return union(starts_I[chosen], ends_I[chosen])
-
-    def _length_before(self, times: Times) -> Times:
-        """The length of these intervals before each time."""
-        index = np.searchsorted(self.starts_I, times, side="right")
-        sums = np.concatenate([[0], np.cumsum(self.ends_I - self.starts_I)])
-        ends = np.concatenate([[0], self.ends_I])
-        after: Times = np.where(index > 0, np.maximum(ends[index] - times, 0), 0)
-        return np.asarray(sums[index] - after, np.int64)
-
-    def _has(self, times: Times) -> NDArray[np.bool_]:
-        index = np.searchsorted(self.starts_I, times, side="right")
-        ends = np.concatenate([[np.iinfo(np.int64).min], self.ends_I])
-        return np.asarray(times < ends[index], np.bool_)
-
-
-def union(starts_S: Times, ends_S: Times) -> Intervals:
-    """The time in which at least one of the spans is under way."""
-    if len(starts_S) == 0:
-        return Intervals(starts_S, ends_S)
-    order = np.argsort(starts_S, kind="stable")
-    starts, ends = starts_S[order], np.maximum.accumulate(ends_S[order])
-    breaks = np.flatnonzero(starts[1:] > ends[:-1])
-    return Intervals(
-        starts[np.concatenate([[0], breaks + 1])], ends[np.concatenate([breaks, [len(ends) - 1]])]
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
+from luwu.base.quantities import format_seconds
+from luwu.report.intervals import Intervals, union
+
 COMPUTE, WAIT, OTHERS = "compute", "wait", "others"
 DISK: Final = "disk"
 """Its lanes are read and write, which share it."""
@@ -111,7 +116,7 @@ class Lanes:
     @property
     def verdict(self) -> str:
         """The step in two sentences."""
-        return f"{duration_text(self.length_s)}. {self._bound_text()}"
+        return f"{format_seconds(self.length_s)}. {self._bound_text()}"
 
     def _bound_text(self) -> str:
         waits, limit = self.busy_ratio(WAIT), self.limit
@@ -191,99 +196,42 @@ def make_lanes(
     """Lanes of spans by engine; times in seconds from the step's start, and what lies outside of it
     is cut off. `pale`: those of compute that are forward. `stolen`: copies that the training thread
     makes inside of compute. `others`: compute of other workers."""
-    busy = {name: united(_clipped(spans.get(name, ()), length_s)) for name in ENGINES}
-    not_compute = united([*busy[WAIT], *_clipped(stolen, length_s)])
-    busy[COMPUTE] = without(busy[COMPUTE], not_compute)
-    forward = united(_clipped(pale, length_s))
+    length_ns = round(length_s * 1e9)
+    busy = {name: _intervals(spans.get(name, ()), length_ns) for name in ENGINES}
+    waits = busy[WAIT]
+    compute = busy[COMPUTE].without(waits).without(_intervals(stolen, length_ns))
+    forward = _intervals(pale, length_ns)
+    busy[COMPUTE] = compute
     lanes = []
     for name, found in busy.items():
-        pieces = [Piece(*span) for span in _merged(found, length_s)]
+        pieces = _pieces(found, length_ns)
         if name == COMPUTE:
-            paler, rest = both(found, forward), without(found, forward)
-            pieces = [Piece(*span, True) for span in _merged(paler, length_s)]
-            pieces += [Piece(*span) for span in _merged(rest, length_s)]
+            pieces = _pieces(compute.within(forward), length_ns, is_pale=True)
+            pieces += _pieces(compute.without(forward), length_ns)
             pieces.sort(key=lambda piece: piece.start_s)
-        lanes.append(Lane(name, tuple(pieces), _total(found) / length_s))
-    waits = busy[WAIT]
-    meanwhile = {
-        name: _total(both(waits, busy[name])) / length_s
-        for name in ("sum", "update", "read", "write")
-    }
-    meanwhile[OTHERS] = _total(both(waits, united(_clipped(others, length_s)))) / length_s
-    disk_ratio = _total(united([*busy["read"], *busy["write"]])) / length_s
-    return Lanes(step, length_s, tuple(lanes), meanwhile, disk_ratio, system)
+        lanes.append(Lane(name, tuple(pieces), found.total_ns / length_ns))
+    beside = {name: busy[name] for name in ("sum", "update", "read", "write")}
+    beside[OTHERS] = _intervals(others, length_ns)
+    disk = [*spans.get("read", ()), *spans.get("write", ())]
+    return Lanes(
+        step,
+        length_s,
+        tuple(lanes),
+        {name: waits.covered_ns(each) / length_ns for name, each in beside.items()},
+        _intervals(disk, length_ns).total_ns / length_ns,
+        system,
+    )
 
 
-def duration_text(seconds: float) -> str:
-    """Seconds as people read them."""
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} us"
-    return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
+def _intervals(spans: Sequence[Span], length_ns: int) -> Intervals:
+    """What spans cover of the step."""
+    times_S2 = np.clip(np.rint(np.reshape(spans, (-1, 2)) * 1e9).astype(np.int64), 0, length_ns)
+    times_S2 = times_S2[times_S2[:, 1] > times_S2[:, 0]]
+    return union(times_S2[:, 0], times_S2[:, 1])
 
 
-# ---------------------------------------------------------------------- stretches of time
-
-
-def united(spans: Sequence[Span]) -> list[Span]:
-    """The time in which at least one of them is under way."""
-    found: list[Span] = []
-    for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((start, end))
-    return found
-
-
-def both(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
-    """The time in which one of ours and one of theirs is; each are in order, without overlap."""
-    found, i, j = [], 0, 0
-    while i < len(ours) and j < len(theirs):
-        start, end = max(ours[i][0], theirs[j][0]), min(ours[i][1], theirs[j][1])
-        if start < end:
-            found.append((start, end))
-        if ours[i][1] < theirs[j][1]:
-            i += 1
-        else:
-            j += 1
-    return found
-
-
-def without(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
-    """The time in which one of ours is and none of theirs; each are in order, without overlap."""
-    found, at = [], 0
-    for start, end in ours:
-        while at < len(theirs) and theirs[at][1] <= start:
-            at += 1
-        left, index = start, at
-        while index < len(theirs) and theirs[index][0] < end:
-            if left < theirs[index][0]:
-                found.append((left, theirs[index][0]))
-            left = max(left, theirs[index][1])
-            index += 1
-        if left < end:
-            found.append((left, end))
-    return found
-
-
-def _clipped(spans: Sequence[Span], length_s: float) -> list[Span]:
-    return [
-        (max(0.0, start), min(end, length_s))
-        for start, end in spans
-        if start < length_s and end > 0
-    ]
-
-
-def _merged(spans: Sequence[Span], length_s: float) -> list[Span]:
+def _pieces(found: Intervals, length_ns: int, *, is_pale: bool = False) -> list[Piece]:
     """With gaps closed that cannot be seen, so that a lane has a thousand pieces at most."""
-    found: list[Span] = []
-    for start, end in spans:
-        if found and start - found[-1][1] < length_s * _MERGED_RATIO:
-            found[-1] = (found[-1][0], end)
-        else:
-            found.append((start, end))
-    return found
-
-
-def _total(spans: Sequence[Span]) -> float:
-    return sum(end - start for start, end in spans)
+    shown = union(found.starts_I, found.ends_I, gap_ns=int(length_ns * _MERGED_RATIO))
+    pairs = zip((shown.starts_I / 1e9).tolist(), (shown.ends_I / 1e9).tolist(), strict=True)
+    return [Piece(start_s, end_s, is_pale) for start_s, end_s in pairs]

@@ -16,10 +16,10 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup
 
-from luwu.base.quantities import format_bytes
+from luwu.base.quantities import format_bytes, format_seconds
 from luwu.report.chart import NARROW, WIDE, Bar, StepFlag, bar_chart, line_chart, strip_chart
 from luwu.report.host_links import link_rows
-from luwu.report.lanes import LUWU, duration_text, lanes_of
+from luwu.report.lanes import LUWU, lanes_of
 from luwu.report.lanes_chart import lanes_chart
 from luwu.report.palette import STYLE, system_colour
 from luwu.report.table import grouped_rows, job_text, notes, plan_tables, spread
@@ -166,7 +166,7 @@ def _times(comparison: Mapping[str, Any] | None) -> Markup | None:
         median = arm["step_seconds_median"]
         low, high = spread(arm["step_seconds"])
         colour = system_colour(arm["name"], index)
-        bars.append(Bar(arm["name"], median, duration_text(median), colour, low, high))
+        bars.append(Bar(arm["name"], median, format_seconds(median), colour, low, high))
     return both(lambda width: bar_chart(bars, name="time per step", width=width))
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from luwu.base.quantities import format_bytes
+from luwu.base.quantities import format_bytes, format_seconds
 from luwu.report.chart import Bar, bar_chart, line_chart
-from luwu.report.lanes import TITLES, duration_text, lanes_of
+from luwu.report.lanes import TITLES, lanes_of
 from luwu.report.lanes_chart import lanes_chart
 from luwu.report.page import both, environment, style_sheet
 from luwu.report.palette import system_colour
@@ -74,8 +74,8 @@ def _numbers(document: Mapping[str, Any]) -> dict[str, str]:
     found = {"state": document["state"], "decided steps": f"{steps['done']:,}"}
     if steps["median_s"] is not None:
         low, high = spread(steps["seconds"])
-        found["step time, median"] = duration_text(steps["median_s"])
-        found["step time, 10 % to 90 %"] = f"{duration_text(low)} to {duration_text(high)}"
+        found["step time, median"] = format_seconds(steps["median_s"])
+        found["step time, 10 % to 90 %"] = f"{format_seconds(low)} to {format_seconds(high)}"
     if document["step"] is not None:
         lanes = lanes_of(document["step"])
         found["limit of a typical step"] = TITLES.get(lanes.limit, lanes.limit)
@@ -105,7 +105,7 @@ def _times(documents: Documents) -> Markup | None:
         steps = document["steps"]
         if steps["median_s"] is not None:
             low, high = spread(steps["seconds"])
-            text = duration_text(steps["median_s"])
+            text = format_seconds(steps["median_s"])
             bars.append(Bar(name, steps["median_s"], text, system_colour(name, index), low, high))
     return both(lambda width: bar_chart(bars, name="time per step", width=width)) if bars else None
 

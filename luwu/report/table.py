@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from luwu.base.quantities import format_bytes
@@ -147,7 +147,10 @@ def _plan_rows(arm: dict[str, Any]) -> list[list[str]]:
 
 def notes(document: dict[str, Any]) -> list[str]:
     """Remarks that the table needs to be read rightly, a sentence each."""
-    found = _same_weights(document)
+    found = [
+        f"{names_text(each)} end with the same weights, bit for bit."
+        for each in same_weights(document)
+    ]
     if len({arm.get("compute_threads") for arm in document["arms"]}) > 1:
         found.append(
             "The last bits of weights depend on the number of compute threads, so only digests of "
@@ -189,17 +192,18 @@ def notes(document: dict[str, Any]) -> list[str]:
     return found
 
 
-def _same_weights(document: dict[str, Any]) -> list[str]:
-    """A sentence for the arms of each digest that several share."""
+def same_weights(document: Mapping[str, Any]) -> list[list[str]]:
+    """The arms that end with the same weights, where several do."""
     by_digest: dict[str, list[str]] = {}
     for arm in document["arms"]:
         if arm["weights_digest"]:
             by_digest.setdefault(arm["weights_digest"], []).append(arm["name"])
-    return [
-        f"{', '.join(names[:-1])} and {names[-1]} end with the same weights, bit for bit."
-        for names in by_digest.values()
-        if len(names) > 1
-    ]
+    return [names for names in by_digest.values() if len(names) > 1]
+
+
+def names_text(names: Sequence[str]) -> str:
+    """`luwu, fsdp and ddp`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _chips_text(resources: dict[str, Any]) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from luwu.base.quantities import format_bytes
+from luwu.base.quantities import format_bytes, format_duration, format_seconds
 from luwu.report.chart import together
-from luwu.report.lanes import duration_text, lanes_of
+from luwu.report.lanes import lanes_of
+from luwu.report.table import names_text, same_weights
 
 
 def verdict(document: Mapping[str, Any]) -> list[str]:
@@ -35,17 +36,10 @@ def _progress(document: Mapping[str, Any]) -> str:
     steps = document["steps"]
     count = f"{steps['done']:,} steps are decided"
     if steps["median_s"] is not None:
-        count += f", {duration_text(steps['median_s'])} each (median)"
+        count += f", {format_seconds(steps['median_s'])} each (median)"
     if document["state"] == "running" and steps["left_s"] is not None:
-        count += f"; {left_text(steps['left_s'])} left"
+        count += f"; {format_duration(steps['left_s'])} left"
     return f"{document['text'][0].upper()}{document['text'][1:]}; {count}."
-
-
-def left_text(seconds: float) -> str:
-    """A time that is left, for people."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _same_training(comparison: Mapping[str, Any]) -> str:
@@ -55,17 +49,13 @@ def _same_training(comparison: Mapping[str, Any]) -> str:
     if len(groups) == 1 and len(arms) > 1:
         difference = groups[0].largest_difference
         near = "equal in all steps" if difference == 0 else f"within {difference:.1g} in all steps"
-        parts.append(f"Same training: losses of {_names(groups[0].names)} are {near}")
+        parts.append(f"Same training: losses of {names_text(groups[0].names)} are {near}")
     elif len(arms) > 1:
-        texts = [_names(group.names) for group in groups]
+        texts = [names_text(group.names) for group in groups]
         parts.append(f"Losses differ: {'; '.join(texts)} each have a curve of their own")
     else:
         parts.append(f"{arms[0]['name']} trained {len(arms[0]['loss'])} steps")
-    by_digest: dict[str, list[str]] = {}
-    for arm in arms:
-        if arm["weights_digest"]:
-            by_digest.setdefault(arm["weights_digest"], []).append(arm["name"])
-    parts += [f"{_names(each)} end with equal bits" for each in by_digest.values() if len(each) > 1]
+    parts += [f"{names_text(each)} end with equal bits" for each in same_weights(comparison)]
     return f"{'; '.join(parts)}."
 
 
@@ -81,18 +71,14 @@ def _memory_of_arms(comparison: Mapping[str, Any]) -> str:
 
 def _times(document: Mapping[str, Any]) -> str:
     times = [
-        f"{duration_text(arm['step_seconds_median'])} ({arm['name']})"
+        f"{format_seconds(arm['step_seconds_median'])} ({arm['name']})"
         for arm in document["comparison"]["arms"]
     ]
     text = f"Time per step: {times[0]}"
     if len(times) > 1:
-        text += f" against {_names(times[1:])}"
+        text += f" against {names_text(times[1:])}"
     if document["step"] is not None:
         lanes = lanes_of(document["step"])
         text += f". A typical step of luwu takes {lanes.verdict}"
         return text
     return f"{text}."
-
-
-def _names(names: list[str] | tuple[str, ...]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

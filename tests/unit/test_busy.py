@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from luwu.report.aligned import Steps
-from luwu.report.busy import Busy, Engine, Intervals, busy, summary_text, union
+from luwu.report.busy import Busy, Engine, busy, summary_text
+from luwu.report.intervals import Intervals, union
 from tests.unit.test_timeline import clock, span, write
 
 

@@ -9,19 +9,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
+from luwu.base.quantities import format_seconds
 from luwu.report.history import History
-from luwu.report.lanes import (
-    Lanes,
-    Piece,
-    both,
-    duration_text,
-    lanes_of,
-    make_lanes,
-    united,
-    without,
-)
+from luwu.report.intervals import Intervals, union
+from luwu.report.lanes import Lanes, Piece, lanes_of, make_lanes
 from luwu.report.lanes_chart import Row, lanes_chart, rows_chart
 from luwu.report.last_step import ended_steps, lanes_of_step, typical_step
 from luwu.report.recent import STEPS_HELD, TAIL_BYTES, RecentEvents
@@ -33,20 +27,32 @@ def test_stretches_of_time_are_as_their_instants(seed: int) -> None:
     """Goal: union, intersection and difference of random spans, looked at instant by instant."""
     rng = random.Random(seed)
 
-    def draw() -> list[tuple[float, float]]:
+    def draw() -> list[tuple[int, int]]:
         starts = [rng.randrange(60) for _ in range(rng.randrange(8))]
         return [(start, start + rng.randrange(1, 10)) for start in starts]
 
-    def has(spans: list[tuple[float, float]], at: float) -> bool:
+    def united(spans: list[tuple[int, int]]) -> Intervals:
+        return union(*np.array(spans, np.int64).reshape(-1, 2).T)
+
+    def pairs(found: Intervals) -> list[tuple[int, int]]:
+        return list(zip(found.starts_I.tolist(), found.ends_I.tolist(), strict=True))
+
+    def has(spans: list[tuple[int, int]], at: float) -> bool:
         return any(start <= at < end for start, end in spans)
 
     drawn, others = draw(), united(draw())
     ours = united(drawn)
-    assert all(end < start for (_, end), (start, _) in itertools.pairwise(ours))
+    assert all(end < start for (_, end), (start, _) in itertools.pairwise(pairs(ours)))
     for at in (instant + 0.5 for instant in range(80)):
-        assert has(ours, at) == has(drawn, at), f"seed {seed}"
-        assert has(both(ours, others), at) == (has(ours, at) and has(others, at)), f"seed {seed}"
-        assert has(without(ours, others), at) == (has(ours, at) and not has(others, at))
+        is_ours, is_others = has(pairs(ours), at), has(pairs(others), at)
+        assert is_ours == has(drawn, at), f"seed {seed}"
+        assert has(pairs(ours.within(others)), at) == (is_ours and is_others), f"seed {seed}"
+        assert has(pairs(ours.without(others)), at) == (is_ours and not is_others), f"seed {seed}"
+
+
+def test_gaps_that_cannot_be_seen_are_closed() -> None:
+    found = union(np.array([0, 12, 30]), np.array([10, 20, 40]), gap_ns=2)
+    assert (found.starts_I.tolist(), found.ends_I.tolist()) == ([0, 30], [20, 40])
 
 
 def test_waits_and_copies_inside_of_compute_are_not_compute() -> None:
@@ -136,7 +142,7 @@ def test_more_pieces_than_pixels_are_drawn_as_columns() -> None:
 
 
 def test_times_have_three_digits() -> None:
-    assert [duration_text(t) for t in (2e-6, 0.0123456, 0.9999, 12.345)] == [
+    assert [format_seconds(t) for t in (2e-6, 0.0123456, 0.9999, 12.345)] == [
         "2 us", "12.3 ms", "1 s", "12.3 s",
     ]  # fmt: skip
 

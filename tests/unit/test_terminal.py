@@ -11,10 +11,11 @@ import pytest
 from luwu.base.clock import ManualClock
 from luwu.base.colours import bold, is_screen, red
 from luwu.base.json_file import write_json
+from luwu.base.quantities import format_duration
 from luwu.commands.main import main
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.progress_line import ProgressLine, time_text
+from luwu.launch.progress_line import ProgressLine
 from luwu.launch.starting import JOINS_MAX, say_joins
 
 
@@ -163,4 +164,4 @@ def test_a_pipe_has_no_progress_line(tmp_path: Path) -> None:
     ("seconds", "text"), [(0.9, "0 s"), (59.9, "59 s"), (192, "3 min 12 s"), (7500, "2 h 5 min")]
 )
 def test_times_are_short(seconds: float, text: str) -> None:
-    assert time_text(seconds) == text
+    assert format_duration(seconds) == text
