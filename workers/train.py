@@ -120,7 +120,9 @@ def train_step(
         with profile.part(BACKWARD):
             loss.backward()
         losses.append(loss.detach())
-    progress.private_bytes_max = _largest(progress.private_bytes_max, private_bytes(os.getpid()))
+    if not profile.is_open:
+        taken = private_bytes(os.getpid())
+        progress.private_bytes_max = _largest(progress.private_bytes_max, taken)
     with profile.part(UPDATE):
         grad_norm = arm.step(want_norm=_printed(options, step))
     progress.loss[step] = math.fsum(float(each) for each in losses) / len(losses)

@@ -3,8 +3,9 @@
 Bytes are totals of the run, payload only, summed over workers; those of `links` passed emulated
 links, headers included. What an arm does not have is null.
 `worker_peak_rss_bytes`, `switch_peak_rss_bytes`, `node_peak_rss_bytes` and, of all of them at one
-instant, `memory_peak_bytes` are sampled from outside ten times a second in every arm: memory that
-is no file's, each page counted once (`luwu/base/process_memory.py`).
+instant, `memory_peak_bytes` are sampled from outside ten times a second: memory that is no file's,
+each page counted once (`luwu/base/process_memory.py`). Of workers that were profiled (FSDP2's on a
+CPU) they are what each measured after its backwards, before the profiler was there.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def arm_document(
             peak for name, peak in sorted(arm.memory_peaks.items()) if kind_of(name) == "switch"
         ],
         "node_peak_rss_bytes": total_of_nodes(arm.memory_peaks),
-        "memory_peak_bytes": arm.memory_peak_of_all,
+        "memory_peak_bytes": _peak_of_all(arm),
         "node_state_bytes": node.get("node_state_bytes"),
         "memory_budget_bytes": node.get("memory_budget_bytes"),
         "switch_memory_budget_bytes": arm.switches[0].get("memory_budget_bytes")
@@ -190,9 +191,18 @@ def cpu_name() -> str:
     return platform.machine()
 
 
+def _peak_of_all(arm: ArmRun) -> int:
+    """Of profiled workers their own peaks: samples from outside have the profiler's memory too."""
+    if any(worker.get("profiled_step") for worker in arm.workers):
+        return sum(worker["private_bytes_max"] or 0 for worker in arm.workers)
+    return arm.memory_peak_of_all
+
+
 def _worker_peak(arm: ArmRun, worker: dict[str, Any]) -> int | None:
-    sampled = arm.memory_peaks.get(f"worker-{worker['rank']}")
     own = worker.get("private_bytes_max")
+    if worker.get("profiled_step"):
+        return own
+    sampled = arm.memory_peaks.get(f"worker-{worker['rank']}")
     known = [count for count in (sampled, own) if count is not None]
     return max(known) if known else None
 
