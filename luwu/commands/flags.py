@@ -42,7 +42,7 @@ class Verb:
     usage: str
     """One line for each form."""
     text: str
-    """What the command does; paragraphs are separated by empty lines."""
+    """What the command does; blank lines separate paragraphs."""
     examples: tuple[str, ...] = ()
     commands: Mapping[str, Verb] = field(default_factory=dict)
     """The forms of the commands that it consists of, by their last word."""

@@ -97,8 +97,8 @@ def _init(directory: Path, name: str, parsed: Parsed) -> None:
     make_directory(directory)
     if (directory / ALLOWED).exists():
         raise ConfigError(
-            f"{directory} has keys already; luwu keys add NAME makes one more, and another "
-            "directory starts anew"
+            f"{directory} has keys already; luwu keys add NAME makes one more; for new "
+            "keys, name another directory"
         )
     wanted = [Identity("node", "node"), Identity("switch", "switch")]
     wanted += [Identity(f"node-{number}", "node") for number in range(1, nodes)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +13,7 @@ from luwu.predict.driven.driven import play_driven_steps
 from luwu.report.chart import as_file
 from luwu.report.lanes import Piece
 from luwu.report.lanes_chart import Row, rows_chart
+from luwu.report.page import write_page
 from luwu.report.palette import engine_colour
 
 _ENGINES: Final = {
@@ -75,11 +75,7 @@ def timeline_svg(shown: Picture, *, name: str) -> str:
 
 def write_svg(path: Path, svg: str) -> None:
     """Whole, or not at all. Raises ConfigError."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(as_file(svg), encoding="utf-8")
-        os.replace(partial, path)
+        write_page(path, as_file(svg))
     except OSError as exc:
         raise ConfigError(f"svg: cannot write {path}: {exc.strerror}") from exc
-    finally:
-        partial.unlink(missing_ok=True)

@@ -151,7 +151,7 @@ def _run_here(
 
 
 def _tensorboard_environ(config: RunConfig) -> dict[str, str]:
-    """What tells rank 0 where TensorBoard's files go (`luwu.log`)."""
+    """The variable that gives rank 0 the directory of TensorBoard's files (`luwu.log`)."""
     if config.tensorboard is None:
         return {}
     return {"LUWU_TENSORBOARD": str(config.tensorboard.absolute())}

@@ -1,7 +1,7 @@
 """`luwu status`: what a run does, read from its directory: no process of the run is asked.
 
-With --watch it is printed anew every second, with --serve it is a page, and with --prometheus
-scrapes are answered; all three until Ctrl-C.
+--watch prints it every second, --serve shows it as a page, and --prometheus answers scrapes; all
+three run until Ctrl-C.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def played_lanes(step: MachineStep) -> Lanes | None:
 
 
 def machine_job(job: JobShape, plan: NodePlan, kept: Kept) -> MachineJob:
-    """What a step transfers, as it is played."""
+    """The bytes and processes of a step, in the form that is played."""
     chunks: list[list[int]] = [[] for _ in job.layout.units]
     resident: list[list[bool]] = [[] for _ in job.layout.units]
     for chunk in job.layout.chunks:

@@ -153,7 +153,7 @@ def _write_error(
 
 
 def _without_launcher(error: BaseException) -> BaseException:
-    """The error without the frames of this file, of imports, and of who asks to be hidden."""
+    """The error without the frames of this file, of imports, and any marked as hidden."""
     trace = error.__traceback__
     while trace is not None and _is_hidden(trace.tb_frame):
         trace = trace.tb_next

@@ -81,7 +81,7 @@ class Sizes:
     lines: tuple[str, ...]
     """The decisions, as text."""
     warnings: tuple[str, ...] = ()
-    """What makes the job slower than it could be."""
+    """Reasons for the job to be slower than it could be, a sentence each."""
 
 
 NO_COMPILER: Final = (

@@ -66,6 +66,7 @@ class Watch:
         state, text = state_of(processes, outcome)
         is_running = state == "running"
         connection = read_connection(self.run.connect_file)
+        counted = counters(self.run)
         resolved: dict[str, Any] = {}
         for path in sorted(self.run.path.glob("resolved*.json")):  # of luwu up --role, one of each
             resolved |= (read_json(path) or {}).get("keys", {})
@@ -82,8 +83,8 @@ class Watch:
             "waits_for": self._waits_for() if is_running else None,
             "processes": processes,
             "memory": self._memory(processes),
-            "links": self._links(resolved),
-            "counters": counters(self.run),
+            "links": self._links(resolved, counted),
+            "counters": counted,
             "scalars": {
                 name: {"steps": sorted(values), "values": [values[k] for k in sorted(values)]}
                 for name, values in self._history.scalars.items()
@@ -175,12 +176,14 @@ class Watch:
             for name, peak in sorted(peaks.items(), key=lambda each: _place(each[0]))
         ]
 
-    def _links(self, resolved: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _links(
+        self, resolved: Mapping[str, Any], counted: Mapping[str, Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
         """The links of switch and node; of the busier direction, as links are full duplex."""
         steps = max(1, len(self._history.decided_ns))
         asked = parse_links(resolved.get("link", {}).get("value") or "none")
         found = []
-        for name, document in counters(self.run).items():
+        for name, document in counted.items():
             for link, counts in document.get("links", {}).items():
                 sent, received = (
                     counts[f"header_bytes_{way}"] + counts[f"payload_bytes_{way}"]

@@ -101,14 +101,8 @@ def _wait_text(document: dict[str, Any]) -> str:
 
 
 def test_who_is_waited_for_is_named(run: RunDirectory) -> None:
-    Written.span(_appending(run), "worker-1", "forward", 6, 0, 10)
+    Written.appending(run.path / "events").span("worker-1", "forward", 6, 0, 10)
     assert str(Watch(run).document()["waits_for"]).endswith("; waiting for worker 0")
-
-
-def _appending(run: RunDirectory) -> Written:
-    written = Written.__new__(Written)
-    written.folder = run.path / "events"
-    return written
 
 
 @pytest.mark.parametrize("details", [False, True])

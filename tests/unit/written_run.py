@@ -19,6 +19,13 @@ class Written:
         for name in ("worker-0", "worker-1", "switch", "node"):
             self.clock(name)
 
+    @classmethod
+    def appending(cls, folder: Path) -> Written:
+        """The same files, which were begun."""
+        found = cls.__new__(cls)
+        found.folder = folder
+        return found
+
     def clock(self, name: str) -> None:
         """A start of a process."""
         self.append(name, {"name": CLOCK, "monotonic_ns": 0, "unix_ns": 10**9, "boot": "b"})
