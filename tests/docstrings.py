@@ -1,24 +1,27 @@
 """Public names and the examples of their docstrings: what the tests run and the API page shows.
 
-Examples of functions and classes are doctests; those of pytest fixtures are test files in blocks.
+Examples of what scripts use are doctests; those of `luwu.testing` are test files in blocks.
 """
 
 from __future__ import annotations
 
+import ast
 import doctest
 import inspect
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import luwu
+from luwu import testing
 from luwu.testing import factories, plugin
 
 ROOT = Path(__file__).resolve().parents[1]
 API_PAGE = ROOT / "docs" / "api.md"
 FIXTURES = ("luwu_cluster", "luwu_inproc", "luwu_run", "luwu_session")
 FACTORIES = ("luwu_noproc", "luwu_proc")
-_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^ *```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
 def public_objects() -> dict[str, Any]:
@@ -28,10 +31,17 @@ def public_objects() -> dict[str, Any]:
 
 
 def public_of_testing() -> dict[str, str]:
-    """Docstrings of the plugin's fixtures and of their factories, by full names."""
-    found = {f"luwu.testing.factories.{name}": getattr(factories, name) for name in FACTORIES}
-    found |= {f"luwu.testing.plugin.{name}": getattr(plugin, name) for name in FIXTURES}
-    return {name: inspect.getdoc(thing) or "" for name, thing in found.items()}
+    """Docstrings of what tests import and of the plugin's fixtures, by full names."""
+    found = {
+        f"luwu.testing.{name}": inspect.getdoc(getattr(testing, name)) or ""
+        for name in testing.__all__
+    }
+    for module, names in ((factories, FACTORIES), (plugin, FIXTURES)):
+        tree = ast.parse(inspect.getsource(module))  # a fixture is no function any more
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name in names:
+                found[f"{module.__name__}.{node.name}"] = ast.get_docstring(node) or ""
+    return found
 
 
 def public_names() -> list[str]:
@@ -47,4 +57,4 @@ def doctest_of(name: str, thing: Any, names: dict[str, Any]) -> doctest.DocTest:
 
 def blocks(docstring: str) -> list[str]:
     """The blocks of Python in a docstring."""
-    return _BLOCK.findall(docstring)
+    return [textwrap.dedent(text) for text in _BLOCK.findall(docstring)]

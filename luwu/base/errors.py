@@ -109,7 +109,30 @@ class RemoteProtocolError(LuwuError):
 
 
 class WorkerFailed(LuwuError):
-    """A worker process ended with an error."""
+    """A worker process ended with an error; the message has its traceback.
+
+    `luwu_run` raises it for the first worker that failed.
+
+    Attributes:
+        code: `"E400"`.
+        exit_code: 4.
+
+    Examples:
+        ```python
+        import pytest
+
+        from luwu.testing import WorkerFailed
+
+
+        def broken(rank):
+            raise ValueError("bad batch")
+
+
+        def test_a_bad_batch_is_reported(luwu_run):
+            with pytest.raises(WorkerFailed, match="ValueError: bad batch"):
+                luwu_run(broken, workers=1)
+        ```
+    """
 
     __module__ = "luwu.testing"
     exit_code = 4
@@ -148,7 +171,30 @@ class OlderStateError(StateError):
 
 
 class DeadlineError(LuwuError):
-    """A wait came to its end; the message says what it waited for."""
+    """A wait reached its time limit; the message states what it waited for.
+
+    Attributes:
+        code: `"E303"`.
+        exit_code: 3.
+
+    Examples:
+        ```python
+        import threading
+
+        import pytest
+
+        from luwu.testing import DeadlineError
+
+
+        def hangs(rank):
+            threading.Event().wait()
+
+
+        def test_a_loop_that_hangs_is_found(luwu_run):
+            with pytest.raises(DeadlineError):
+                luwu_run(hangs, workers=1, timeout=1.0)
+        ```
+    """
 
     __module__ = "luwu.testing"
     exit_code = 3
@@ -205,16 +251,16 @@ class StepAborted(LuwuError):
         >>> session = luwu.init_local()
         >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
         >>> optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
-        >>> step, losses = optimizer.next_step, 1
+        >>> step, was_dropped = optimizer.next_step, False
         >>> while step < 3:
         ...     try:
         ...         model(torch.ones(8, 4)).square().mean().backward()
-        ...         if step == 1 and losses:
-        ...             losses -= 1
+        ...         if step == 1 and not was_dropped:
+        ...             was_dropped = True
         ...             optimizer.zero_grad()
-        ...             continue
-        ...         result = optimizer.step()
-        ...         step += 1
+        ...         else:
+        ...             result = optimizer.step()
+        ...             step += 1
         ...     except luwu.StepAborted as error:
         ...         print("again from step", error.step)
         ...         step = error.step

@@ -124,7 +124,7 @@ def luwu_session(
 
 
         def test_training_goes_on(luwu_run, luwu_session):
-            assert luwu_run(train, workers=2, args=(3,), service=luwu_session) == [0, 0]
+            assert luwu_run(train, workers=1, args=(3,), service=luwu_session) == [0]
             assert luwu_run(train, workers=1, args=(5,), service=luwu_session) == [3]
             assert luwu_session.summary["steps"] == 5
         ```
@@ -177,8 +177,8 @@ def luwu_inproc(
 ) -> Generator[InprocRunner, None, None]:
     """Call a function in threads of this process: `luwu_inproc(fn, workers=2, args=())`.
 
-    `fn(rank, *args)` may be any callable and return anything. Milliseconds instead of seconds, and
-    a debugger works.
+    `fn(rank, *args)` may be any callable and return anything. It takes milliseconds instead of
+    seconds, and a debugger works.
 
     Examples:
         ```python
@@ -217,32 +217,19 @@ def luwu_cluster(
 
     Examples:
         ```python
-        import luwu
+        import threading
 
 
-        def train(rank, steps):
-            import torch
-
-            model = torch.nn.Linear(4, 4)
-            luwu.init()
-            luwu.fully_shard(model)
-            optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
-
-            def closure():  # called again for a step that was lost
-                loss = model(torch.ones(2, 4)).square().sum()
-                loss.backward()
-                return loss
-
-            for _ in range(steps):
-                result = optimizer.step(closure)
-            return result.number
+        def waits(rank):
+            print("ready", flush=True)
+            threading.Event().wait()
 
 
-        def test_the_switch_may_die(luwu_cluster):
-            cluster = luwu_cluster(train, workers=1, args=(100,))
-            cluster.wait_for_steps(3)
-            cluster.kill("switch")
-            assert cluster.returned() == [99]
+        def test_a_lost_worker_ends_the_run(luwu_cluster):
+            cluster = luwu_cluster(waits, workers=2)
+            cluster.wait_for_text("ready", log="worker-1")
+            cluster.kill("worker", 1)
+            assert cluster.wait() == 4
         ```
     """
     from luwu.testing.fixtures import ClusterFactory

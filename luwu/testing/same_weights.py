@@ -16,20 +16,50 @@ def assert_same_weights_as_single(
     args: Sequence[object] = (), single: Callable[..., Any] | None = None,
     rtol: float | None = None, atol: float | None = None,
 ) -> None:  # fmt: skip
-    """Assert that fn(rank, *args) returns the same weights from several workers as from one.
+    """Assert that a function returns the same weights from several workers as from one.
 
-    `run` is luwu_run or luwu_inproc. `fn` trains with its worker's part of each batch, that is
-    `batch[rank :: luwu.world_size()]`, and returns the weights in rank 0 at least, as
-    `luwu.get_model_state_dict(model)` does; other ranks may return an empty dict. `single` is
-    called in place of `fn` in the one process, such as the same training without LuWu, which
-    returns `dict(model.state_dict())`.
+    Several ranks must return the same bits. One process sums gradients in another order, so its
+    weights are compared with tolerances.
 
-    Weights of several ranks must be the same bits. Those of one process differ in the order in
-    which gradients are summed: `rtol` and `atol` are the tolerances of torch.testing.assert_close,
-    by default its own for the dtype (float32: 1.3e-6 and 1e-5).
+    Args:
+        run: `luwu_run` or `luwu_inproc`.
+        fn: Called as `fn(rank, *args)`. It trains with its worker's part of each batch, such as
+            `batch[rank :: luwu.world_size()]`, and returns the weights on rank 0 at least, as
+            `luwu.get_model_state_dict(model)` does; other ranks may return an empty dict.
+        workers: Number of workers, as an argument of `run`.
+        args: More arguments of `fn`.
+        single: Called in place of `fn` in the one process, such as the same training without LuWu.
+        rtol: Relative tolerance of `torch.testing.assert_close`; by default its own for the dtype.
+        atol: Absolute tolerance, likewise.
 
-    Raises: AssertionError with the parameter and its largest difference; ConfigError if no
-    weights are returned; what `run` raises.
+    Raises:
+        AssertionError: With the parameter and its largest difference.
+        ConfigError: If rank 0 returns no weights.
+
+    Examples:
+        ```python
+        import torch
+
+        import luwu
+        from luwu.testing import assert_same_weights_as_single
+
+
+        def train(rank):
+            model = torch.nn.Linear(4, 2)
+            for parameter in model.parameters():  # threads share torch's random generator
+                torch.nn.init.constant_(parameter, 0.5)
+            luwu.init()
+            luwu.fully_shard(model)
+            optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+            batch = torch.arange(16.0).view(4, 4)[rank :: luwu.world_size()]
+            model(batch).mean().backward()
+            optimizer.step()
+            return luwu.get_model_state_dict(model)
+
+
+        def test_two_workers_train_what_one_does(luwu_inproc):
+            assert_same_weights_as_single(luwu_inproc, train, workers=2)
+        ```
     """
     found = run(fn, workers=workers, args=args)
     first = _weights(found[0], fn)

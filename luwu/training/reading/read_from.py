@@ -115,8 +115,8 @@ class ReadModel(Closing):
         >>> reading = luwu.read_from(torch.nn.Linear(4, 2), session.open_reader)
         >>> trained(torch.ones(1, 4)).sum().backward()
         >>> optimizer.step().wait()
-        >>> reading.version, reading.refresh(), reading.model_bytes
-        (0, 1, 512)
+        >>> reading.version, reading.refresh()
+        (0, 1)
         >>> reading.close()
     """
 
@@ -163,7 +163,7 @@ class ReadModel(Closing):
 
     @property
     def model_bytes(self) -> int:
-        """Bytes of the weights of all units."""
+        """Bytes of the weights of all units, as they are stored: padding included."""
         return sum(unit.nbytes for unit in self._units)
 
     def refresh(self) -> int:

@@ -117,6 +117,7 @@ def fully_shard_each(model: nn.Module, *classes: type[nn.Module], **arguments: A
         >>> session = luwu.init_local()
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
         >>> model = luwu.fully_shard_each(model, torch.nn.Linear)
+        >>> optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
         >>> sum(isinstance(each, luwu.LuwuModule) for each in model.modules())  # 2 parts, 1 root
         3
     """
