@@ -13,7 +13,7 @@ BIN := .venv/bin
 # Tests and the demo start Python a thousand times: each would compile the project again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo gpu-check test campaign lint wheel clean
+.PHONY: help setup demo gpu-check test campaign lint docs wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo 'make test      run the tests, except those marked slow (ARGS="-m slow" runs these)'
 	@echo 'make campaign  all campaigns of docs/reliability.md, some hours; goes on where it was stopped'
 	@echo 'make lint      ruff, mypy and the import rules'
+	@echo 'make docs      build the documents as a site, in site'
 	@echo 'make wheel     build wheel and sdist of luwu-emulator, in dist'
 	@echo 'make clean     remove .venv, caches and build products; keeps runs and training state'
 	@echo
@@ -60,10 +61,16 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# Its packages are the extra `docs`, which only this target installs.
+docs:
+	@python=$$(sh .ci/pick-python) && "$$python" .ci/setup.py docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo 'open site/index.html'
+
 wheel: setup
 	$(BIN)/python -m hatchling build -d dist
 
 clean:
-	rm -rf .venv .venv.old build dist *.egg-info
+	rm -rf .venv .venv.old build dist site *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

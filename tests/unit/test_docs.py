@@ -9,6 +9,7 @@ import pytest
 
 import luwu
 from luwu.commands.table import VERBS
+from tests.docstrings import API_PAGE, public_names
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -17,6 +18,7 @@ PAGES = sorted(
         ROOT / "CONTRIBUTING.md",
         *(ROOT / "docs").glob("*.md"),
         *(ROOT / "docs").glob("deploy/*.md"),
+        *(ROOT / "docs").glob("tutorials/*.md"),
     ]
 )
 NOTES = sorted([*(ROOT / "docs").glob("design/*.md"), *(ROOT / "benchmarks").glob("**/*.md")])
@@ -66,12 +68,26 @@ def test_read_the_code_names_what_it_says() -> None:
     assert abs(lines - int(said[1].replace(",", ""))) <= 200
 
 
+def linked(page: Path) -> set[Path]:
+    """The pages of docs/ that a page links to."""
+    text = page.read_text(encoding="utf-8")
+    return {page.parent / target for target in re.findall(r"\]\(([\w./-]+\.md)", text)}
+
+
 def test_the_index_lists_every_page() -> None:
-    """Goal: docs/README.md links to each page and each design note."""
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    listed = {ROOT / "docs" / target for target in re.findall(r"\]\(([\w./-]+\.md)", index)}
-    pages = {*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("[dp]*/*.md")}
-    assert pages - {ROOT / "docs" / "README.md"} <= listed
+    """Goal: docs/README.md links to each page, and docs/design/README.md to each design note."""
+    docs = ROOT / "docs"
+    notes = set((docs / "design").glob("0*.md"))
+    pages = set(docs.rglob("*.md")) - notes - {docs / "README.md"}
+    assert pages <= linked(docs / "README.md")
+    assert notes <= linked(docs / "design" / "README.md")
+
+
+def test_the_api_page_has_every_public_name() -> None:
+    """Goal: nothing that scripts and tests import is left out of the reference."""
+    shown = re.findall(r"^::: (luwu[\w.]*)$", API_PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(shown) == len(set(shown))
+    assert set(public_names()) <= set(shown)
 
 
 def test_the_readme_is_one_screen_and_no_more() -> None:

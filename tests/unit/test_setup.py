@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-NAMING = ["README.md", "Makefile", ".ci/setup.py", "pyproject.toml"]
+NAMING = ["docs/first-run.md", "Makefile", ".ci/setup.py", "pyproject.toml"]
 """Files that name versions of torch."""
 
 
@@ -112,6 +112,6 @@ def test_versions_we_name_resolve(torch: str, python: str, tmp_path: Path) -> No
     text, _ = pins.suited(CONSTRAINTS, metadata["version"], metadata["requires_dist"])
     file = tmp_path / "constraints.txt"
     file.write_text(text)
-    wanted = {*PROJECT["dependencies"], *requirements("dev")}
+    wanted = {*PROJECT["dependencies"], *requirements("dev"), *requirements("docs")}
     done = pip(*target, "-c", str(file), *sorted(wanted))
     assert done.returncode == 0, done.stderr
