@@ -95,6 +95,7 @@ def test_index_page_has_no_dead_links(wheel: Path) -> None:
     assert links
     assert all(link.startswith("https://") for link in links)
     assert "Features (`docs/features.md` in the source)" in text
+    assert "![" not in text
     assert text.count("\n## ") == (ROOT / "README.md").read_text().count("\n## ")
 
 
