@@ -213,8 +213,8 @@ def _stateful(name: str, thing: Any) -> Stateful:
     if isinstance(thing, Sampler | DataLoader):
         raise ConfigError(
             f"attach({name!r}): a {type(thing).__name__} does not know how far it has come. Take "
-            "the place in the data from optimizer.next_step, as docs/training.md shows under 'Data "
-            "that goes on after a resume', or attach a loader with state_dict() and "
+            "the place in the data from optimizer.next_step, as docs/training.md shows under "
+            "'Continue with the data after a resume', or attach a loader with state_dict() and "
             "load_state_dict()"
         )
     raise ConfigError(
