@@ -61,9 +61,7 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Its packages are the extra `docs`, which only this target installs.
-docs:
-	@python=$$(sh .ci/pick-python) && "$$python" .ci/setup.py docs
+docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo 'open site/index.html'
 

@@ -12,8 +12,7 @@ installed only where an NVIDIA driver is seen or `TORCH=cuda` asks for them.
     TORCH=<requirement>  exactly this, for example torch==2.12.0 or the path of a wheel
                          (with the CUDA packages it asks for, if it is a CUDA build)
 
-A later run without TORCH or PYTHON keeps what .venv was made with. Arguments name extras of the
-project that are installed too, as `make docs` does with `docs`.
+A later run without TORCH or PYTHON keeps what .venv was made with.
 
 pip is asked for the metadata first (`--dry-run --report`), so a refused build is not downloaded.
 """
@@ -31,7 +30,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import tomllib
 import venv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -43,7 +41,6 @@ VENV = ROOT / ".venv"
 VENV_OLD = ROOT / ".venv.old"
 STAMP = VENV / "luwu-setup.json"
 PINS = ROOT / ".ci" / "pins.py"
-PINNED = VENV / "constraints.txt"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_KINDS = ("auto", "cpu", "cuda")
 
@@ -277,33 +274,18 @@ def install(choice: str, cpu_index: str) -> str:
         text = subprocess.run(suited, check=True, stdout=subprocess.PIPE, text=True).stdout
         torch_version = pinned_torch(text)
 
-        PINNED.write_text(text)
+        pins = VENV / "constraints.txt"
+        pins.write_text(text)
+        # The variables reach the isolated build too, so hatchling is pinned like everything else.
+        env["PIP_CONSTRAINT"] = env["PIP_BUILD_CONSTRAINT"] = str(pins)
         say("installing luwu and its development tools")
-        run_pip(["--editable", f"{ROOT}[dev]"], pip_environment())
+        run_pip(["--editable", f"{ROOT}[dev]"], env)
     with compiling():
         pass
     return torch_version
 
 
-def pip_environment() -> dict[str, str]:
-    """Variables that hold every pip, also that of an isolated build, to the pins of .venv."""
-    env = {**os.environ, "PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0"}
-    env["PIP_CONSTRAINT"] = env["PIP_BUILD_CONSTRAINT"] = str(PINNED)
-    return env
-
-
-def install_extra(name: str) -> None:
-    """Installs what an extra requires, unless these files had it installed before."""
-    stamp = VENV / f"luwu-extra-{name}"
-    if stamp.exists() and stamp.read_text() == files_hash():
-        return
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    say(f"installing the extra {name}")
-    run_pip(project["optional-dependencies"][name], pip_environment())
-    stamp.write_text(files_hash())
-
-
-def update() -> None:
+def main() -> None:
     """Brings .venv up to date, or finds that it is."""
     asked = os.environ.get("TORCH", "")
     stamp = read_stamp()
@@ -321,7 +303,7 @@ def update() -> None:
     inside = Path(sys.prefix).resolve() == VENV.resolve()
     if inside and moved:  # its scripts name the old place: start again from outside of it
         base = sys._base_executable  # type: ignore[attr-defined]
-        os.execv(base, [base, __file__, *sys.argv[1:]])
+        os.execv(base, [base, __file__])
 
     keep = inside or (not moved and stamp.get("interpreter") == wanted["interpreter"])
     if not keep:
@@ -331,13 +313,6 @@ def update() -> None:
         torch_version = install(choice, os.environ.get("TORCH_CPU_INDEX", "") or CPU_INDEX)
         write_stamp(wanted)
     say(f"done: Python {platform.python_version()}, torch {torch_version}, in .venv")
-
-
-def main() -> None:
-    """Brings .venv up to date, with the extras that are named."""
-    update()
-    for name in sys.argv[1:]:
-        install_extra(name)
 
 
 if __name__ == "__main__":

@@ -112,6 +112,6 @@ def test_versions_we_name_resolve(torch: str, python: str, tmp_path: Path) -> No
     text, _ = pins.suited(CONSTRAINTS, metadata["version"], metadata["requires_dist"])
     file = tmp_path / "constraints.txt"
     file.write_text(text)
-    wanted = {*PROJECT["dependencies"], *requirements("dev"), *requirements("docs")}
+    wanted = {*PROJECT["dependencies"], *requirements("dev")}
     done = pip(*target, "-c", str(file), *sorted(wanted))
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -11,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.docstrings import public_names
@@ -41,10 +39,6 @@ def test_site_menu_has_every_page() -> None:
     assert set(menu) >= MADE
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("mkdocs") is None,
-    reason="the extra `docs` is not installed; make docs installs it",
-)
 def test_site_is_built_without_a_warning(tmp_path: Path) -> None:
     """Goal: `make docs` works: no broken link or anchor, no page outside of the menu, and the API
     shows every public name with its example. Method: a strict build into another folder."""
