@@ -11,6 +11,7 @@ quantities.py     sizes, rates and times with units
 links.py          emulated links as a user writes them
 tree.py           the tree of switches
 values.py         plain values and tensors as bytes, without pickle
+identifiers.py    names of quantities as keys of documents, and as words
 json_file.py      JSON files that are written whole or not at all
 making.py         directories that appear whole or not at all
 locked.py         a lock on a directory: one writer at a time

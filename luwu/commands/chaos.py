@@ -6,6 +6,7 @@ often as the plan kills them, unless --restarts says otherwise.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -55,6 +56,7 @@ VERB: Final = Verb(
              "or to end (default: as its configuration implies)"),
         Flag(name="limit", shape="TIME", text="time for the run to continue or end (default: 60s)"),
         Flag(name="run_dir", shape="DIR", text="directory of the run (default: luwu-runs/latest)"),
+        Flag(name="json", text="print the verdict as JSON, and all else to standard error"),
     ),
     has_keys=False,
     rest="script",
@@ -81,8 +83,28 @@ class Job:
     """Its directory, if it runs already."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Voice:
+    """What is printed where."""
+
+    as_json: bool
+
+    def say(self, text: str) -> None:
+        """Print a line for people."""
+        print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+
+    def tell(self, verdict: Verdict) -> int:
+        """Print the verdict; the exit code."""
+        shown = json.dumps(verdict.document(), indent=1) if self.as_json else verdict
+        print(shown, flush=True)
+        return 0 if verdict.is_good else 1
+
+
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
+    voice = _Voice(parsed.has("json"))
+    if voice.as_json and parsed.has("plan_only"):
+        raise ConfigError("--json prints the verdict, and --plan-only has none; leave one out")
     job = _job(parsed)
     file = _plan_file(parsed)
     faults = _faults(file, job)
@@ -92,33 +114,35 @@ def run(parsed: Parsed) -> int:
         expect = one_of("on", "end")(parsed.flags["expect"], "--expect")
     limit_s = seconds(parsed.flags["limit"], "--limit") if "limit" in parsed.flags else LIMIT_S
     for line in plan_lines(faults):
-        print(line, flush=True)
+        voice.say(line)
     for name, value in file.links.items():
-        print(f"links: --{name} {value}, from the beginning", flush=True)
+        voice.say(f"links: --{name} {value}, from the beginning")
     expected = outlooks(faults, rules_of(job.config), expect=expect)
     if parsed.has("plan_only"):
         return 0
     if job.tokens:
-        return _around(job, file, faults, expected, limit_s)
+        return _around(job, file, faults, expected, limit_s, voice)
     assert job.run is not None
     _check_running(job.run, file)
-    return _attached(job.run, faults, expected, limit_s)
+    return _attached(job.run, faults, expected, limit_s, voice)
 
 
 def _attached(
-    run: RunDirectory, faults: Sequence[Fault], expected: Sequence[Outlook], limit_s: float
-) -> int:
+    run: RunDirectory, faults: Sequence[Fault], expected: Sequence[Outlook], limit_s: float,
+    voice: _Voice,
+) -> int:  # fmt: skip
     with stop_requests() as should_stop:
         chaos = Chaos(
-            run, faults, expected, limit_s=limit_s, exit_code=_Outcome(run), say=_say,
+            run, faults, expected, limit_s=limit_s, exit_code=_Outcome(run), say=voice.say,
             should_stop=should_stop,
         )  # fmt: skip
-        return _tell(chaos.work())
+        return voice.tell(chaos.work())
 
 
 def _around(
-    job: Job, file: PlanFile, faults: Sequence[Fault], expected: Sequence[Outlook], limit_s: float
-) -> int:
+    job: Job, file: PlanFile, faults: Sequence[Fault], expected: Sequence[Outlook], limit_s: float,
+    voice: _Voice,
+) -> int:  # fmt: skip
     """Start the run, disturb it, and let it come to its end."""
     if job.config.run_dir is None:
         directory = RunDirectory.create(None)
@@ -131,11 +155,12 @@ def _around(
         process = subprocess.Popen(
             [sys.executable, "-m", "luwu.testing.leash", "run", *flags, *job.tokens],
             stdin=subprocess.PIPE,  # the run ends with us, however we end
+            stdout=sys.stderr if voice.as_json else None,
             start_new_session=True,
         )
         try:
             chaos = Chaos(
-                directory, faults, expected, limit_s=limit_s, exit_code=process.poll, say=_say,
+                directory, faults, expected, limit_s=limit_s, exit_code=process.poll, say=voice.say,
                 should_stop=should_stop,
             )  # fmt: skip
             _wait_for_start(directory, process.poll, should_stop)
@@ -148,8 +173,8 @@ def _around(
                 _wait_for_end(process.poll, should_stop)
                 if process.returncode and not (ends and verdict.is_good):
                     verdict.violations.append(f"the run ended with exit code {process.returncode}")
-                    _say(f"VIOLATION: {verdict.violations[-1]}")
-            return _tell(verdict)
+                    voice.say(f"VIOLATION: {verdict.violations[-1]}")
+            return voice.tell(verdict)
         finally:
             if process.poll() is None:
                 process.terminate()

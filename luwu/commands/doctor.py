@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -18,13 +19,13 @@ from luwu.base.colours import red
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.own import version
 from luwu.base.quantities import format_bytes
-from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.commands.flags import JSON_FLAG, Flag, Parsed, Verb
 from luwu.compare.comparison import cpu_name
 from luwu.launch.serving import NO_COMPILER, STATE_DIRECTORY, free_memory_bytes
 
 VERB: Final = Verb(
     name="doctor",
-    usage="luwu doctor [--disk DIR]",
+    usage="luwu doctor [--disk DIR] [--json]",
     text="Check versions, processor, memory, disk and ports of this machine, and show what is "
     "missing.",
     examples=("luwu doctor", "luwu doctor --disk /mnt/nvme"),
@@ -34,6 +35,7 @@ VERB: Final = Verb(
             shape="DIR",
             text=f"directory of the state (default: beside {STATE_DIRECTORY})",
         ),
+        JSON_FLAG,
     ),
     has_keys=False,
 )
@@ -60,12 +62,15 @@ def run(parsed: Parsed) -> int:
     if not disk.is_dir():
         raise ConfigError(f"--disk: there is no directory {disk}")
     findings = list(examine(disk))
+    wanting = [each for each in findings if each.advice]
+    if parsed.has("json"):
+        print(json.dumps({"schema": 1, "findings": [asdict(each) for each in findings]}, indent=1))
+        return 2 if wanting else 0
     print("```")
     for each in findings:
         line = f"{'!!' if each.advice else 'ok'}  {each.name:<10} {each.text}"
         print(red(line, sys.stdout) if each.advice else line)
     print("```")
-    wanting = [each for each in findings if each.advice]
     for each in wanting:
         print(f"{each.name}: {each.advice}")
     if not wanting:

@@ -13,6 +13,8 @@ from luwu.launch.hosts.network import links_of
 from luwu.launch.processes.run_directory import RUNS_DIRECTORY
 from luwu.launch.serving import decide_sizes, state_directory
 
+SCHEMA: Final = 2
+"""2: keys are identifiers (`two_sides`)."""
 VERB: Final = Verb(
     name="estimate",
     usage="luwu estimate [--json FILE|-] [flags of luwu compare]",
@@ -53,7 +55,7 @@ def run(parsed: Parsed) -> int:
     state = state_directory(config, RUNS_DIRECTORY / "state")
     planned = plan_gpt(config, sizes, state=state, samples=THOROUGH)
     document = {
-        "schema": 1,
+        "schema": SCHEMA,
         "estimate": planned.estimate.document(),
         "floors": planned.floors.document(),
         "chunk_bytes": sizes.chunk_bytes,

@@ -3,7 +3,7 @@
     luwu keys init --keys DIR --workers 4     keys of a node, a switch and four workers
     luwu keys add NAME --keys DIR --role worker
     luwu keys revoke NAME --keys DIR          its connections end within a second
-    luwu keys list --keys DIR
+    luwu keys list --keys DIR [--json]
 
 The directory is made where the listeners run: its `allowed.json` says whom they let in. To another
 machine goes the one file that its process needs, DIR/NAME.secret, in a directory of mode 0700.
@@ -11,6 +11,7 @@ machine goes the one file that its process needs, DIR/NAME.secret, in a director
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Final
@@ -32,7 +33,7 @@ from luwu.base.keys import (
 from luwu.base.limits import NODE_COUNT_MAX, WORLD_SIZE_MAX
 from luwu.base.locked import locked
 from luwu.base.parsers import whole
-from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
+from luwu.commands.flags import JSON_FLAG, Flag, Parsed, Verb, resolve_parsed
 from luwu.transport.curve import new_key_pair
 
 INIT: Final = Verb(
@@ -64,9 +65,10 @@ REVOKE: Final = Verb(
 )
 LIST: Final = Verb(
     name="keys list",
-    usage="luwu keys list --keys DIR",
+    usage="luwu keys list --keys DIR [--json]",
     text="List the keys that are accepted, their roles, and whether their secrets are here.",
     examples=("luwu keys list --keys luwu-keys",),
+    flags=(JSON_FLAG,),
 )
 VERB: Final = Verb(
     name="keys",
@@ -148,7 +150,18 @@ def _revoke(directory: Path, name: str, parsed: Parsed) -> None:
 
 
 def _list(directory: Path, name: str, parsed: Parsed) -> None:
-    for key, identity in read_allowed(directory).items():
-        secret = directory / f"{identity.name}{SECRET_SUFFIX}"
-        here = "secret here" if os.access(secret, os.R_OK) else "secret elsewhere"
-        print(f"{identity.name:<16} {identity.role:<8} {key_text(key)}  {here}")
+    rows = [
+        {
+            "name": identity.name,
+            "role": identity.role,
+            "public_key": key_text(key),
+            "secret_is_here": os.access(directory / f"{identity.name}{SECRET_SUFFIX}", os.R_OK),
+        }
+        for key, identity in read_allowed(directory).items()
+    ]
+    if parsed.has("json"):
+        print(json.dumps({"schema": 1, "directory": str(directory), "keys": rows}, indent=1))
+        return
+    for row in rows:
+        here = "secret here" if row["secret_is_here"] else "secret elsewhere"
+        print(f"{row['name']:<16} {row['role']:<8} {row['public_key']}  {here}")

@@ -21,7 +21,7 @@ from luwu.commands.predict_flows import FLOWS, flows
 from luwu.commands.predict_pictures import step_timeline
 from luwu.commands.predict_sweep import SWEEP, run_sweep
 from luwu.commands.predict_timeline import TIMELINE, timeline
-from luwu.predict.ask.answer import answer, side_by_side, text
+from luwu.predict.ask.answer import SCHEMA, answer, side_by_side, text
 from luwu.predict.ask.question import read_question
 from luwu.predict.check import validate
 from luwu.predict.hardware.catalogue import Catalogue, load
@@ -112,7 +112,7 @@ def _compare(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
         raise ConfigError(f"luwu predict compare takes files; usage: {COMPARE.usage}")
     found = {name: answer(read_question(Path(name), catalogue), catalogue) for name in rest}
     if parsed.has("json"):
-        return json.dumps({"schema": 1, "answers": found}, indent=1)
+        return json.dumps({"schema": SCHEMA, "answers": found}, indent=1)
     return side_by_side(found)
 
 

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.config import RunConfig, resolve
 from luwu.base.errors import ConfigError
+from luwu.base.identifiers import by_identifier, identifier, words
 from luwu.compare.arm import run_arm
 from luwu.compare.comparison import job_step_seconds
 from luwu.estimate.job import gpt_job, gpt_options
@@ -40,7 +41,8 @@ from luwu.predict.driven.machine_play import predict_machine_step
 from luwu.predict.machine.machine import MachineFloors, MachineStep
 from workers.data import BYTE_VOCAB
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+"""2: keys of parts are identifiers (`hand_overs`)."""
 ERROR_MAX: Final = 0.2
 OTHERS_MAX: Final = 0.99
 """Something was left for us."""
@@ -241,7 +243,8 @@ def _row(case: Case, found: _Predicted, measured_s: float, others: float) -> dic
         "workers": case.workers, "transport": case.transport, "place": case.place,
         "extent_chunks": extent_chunks,
         "predicted_s": step.step_s, "measured_s": measured_s,
-        "error": step.step_s / measured_s - 1, "bound_by": step.binding, "parts_s": step.parts,
+        "error": step.step_s / measured_s - 1, "bound_by": identifier(step.binding),
+        "parts_s": by_identifier(step.parts),
         "disk_s": step.disk_s, "others_ratio": others,
         "error_beside_others": step.step_s / (1 - others) / measured_s - 1,
         "floors": asdict(floors),
@@ -289,10 +292,10 @@ def machine_text(document: dict[str, Any]) -> str:
 
 def _line(row: dict[str, Any]) -> str:
     longest = sorted(row["parts_s"].items(), key=lambda each: -each[1])
-    parts = ", ".join(f"{name} {1000 * s:.0f}" for name, s in longest if s >= 0.0005)
+    parts = ", ".join(f"{words(name)} {1000 * s:.0f}" for name, s in longest if s >= 0.0005)
     return (
         f"{row['workers']:>7} {row['transport']:<9} {row['place']:<11} {row['predicted_s']:>9.3f} "
-        f"{row['measured_s']:>9.3f} {row['error']:>+7.1%}  {row['bound_by']:<8} "
+        f"{row['measured_s']:>9.3f} {row['error']:>+7.1%}  {words(row['bound_by']):<8} "
         f"{row['others_ratio']:>6.0%} {row['error_beside_others']:>+7.1%}  {parts}"
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
+from luwu.base.identifiers import words
 from luwu.commands.flags import CATALOGUE_FLAG, JSON_FLAG, Flag, Parsed, Verb
 from luwu.commands.predict_pictures import write_svg
 from luwu.predict.ask.question import read_table
@@ -32,7 +33,8 @@ SWEEP: Final = Verb(
     has_keys=False,
     rest="many",
 )
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+"""2: the swept number of a point is its `number`; answers have schema 2."""
 _ALWAYS: Final = {
     "step_s": "{:.3f} s",
     "tokens_per_s_per_device": "{:,.0f}",
@@ -71,7 +73,7 @@ def document(found: Sweep, of: str) -> dict[str, Any]:
                     for axis, chosen in zip(found.axes, point.values, strict=True)
                     for key, value in zip(axis.keys, chosen, strict=True)
                 },
-                of: number,
+                "number": number,
                 "answer": point.answer,
                 "refused": point.refused or None,
             }
@@ -93,7 +95,7 @@ def text(found: Sweep, of: str, numbers: Sequence[float | None]) -> str:
         cells += [_cell(point, key, form) for key, form in _ALWAYS.items()]
         cells += ["-" if number is None else f"{number:.6g}" for _ in shown]
         warned = f"; {len(point.answer['warnings'])} warning(s)" if point.answer["warnings"] else ""
-        rows.append([*cells, f"{point.answer.get('binding', '-')}{warned}"])
+        rows.append([*cells, f"{words(point.answer.get('binding', '-'))}{warned}"])
     columns = len(rows[0]) - 1
     whole = [row for row in rows if len(row) == columns + 1]
     widths = [max(len(row[index]) for row in whole) for index in range(columns)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -10,13 +11,13 @@ from luwu.base.errors import ConfigError
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.report.aligned import ALL_STEPS, Steps, parse_steps, steady_steps
-from luwu.report.busy import busy, summary_text
+from luwu.report.busy import busy, summary_document, summary_text
 from luwu.report.overlap import updated_before_last_push_ratio
 from luwu.report.timeline import write_timeline
 
 VERB: Final = Verb(
     name="trace",
-    usage="luwu trace [--out FILE] [--step A:B | --all] [--summary | --svg FILE] [RUN]",
+    usage="luwu trace [--out FILE] [--step A:B | --all] [--summary [--json] | --svg FILE] [RUN]",
     text=(
         "Write a timeline of five steps from the middle of a run as a Chrome trace, for "
         "ui.perfetto.dev or chrome://tracing. The run may be under way, and need not have ended "
@@ -32,6 +33,7 @@ VERB: Final = Verb(
             text="print instead how busy each engine was and how much compute overlapped",
         ),
         Flag(name="svg", shape="FILE", text="draw one step instead, row by row"),
+        Flag(name="json", text="print the summary as JSON"),
     ),
     has_keys=False,
     rest="one",
@@ -44,12 +46,15 @@ def run(parsed: Parsed) -> int:
     found = RunDirectory.find(Path(parsed.rest[0]) if parsed.rest else None)
     steps = _chosen(parsed)
     out = parsed.flags.get("out")
+    as_json = parsed.has("json")
+    if as_json and (out is not None or not parsed.has("summary")):
+        raise ConfigError("--json prints the summary alone: give --summary, and leave --out out")
     if out is not None:
         check_trace(Path(out), "--out")
     if "svg" in parsed.flags:
         _draw(found, steps, Path(parsed.flags["svg"]))
     if parsed.has("summary"):
-        _print_summary(found, steps or ALL_STEPS)
+        _print_summary(found, steps or ALL_STEPS, as_json=as_json)
     if out is None and (parsed.has("summary") or "svg" in parsed.flags):
         return 0
     write_trace(found, found.file(TRACE_FILE) if out is None else Path(out), print, steps)
@@ -109,11 +114,14 @@ def _draw(run_directory: RunDirectory, steps: Steps | None, path: Path) -> None:
     print(f"svg     {path} (step {step}: {lanes.verdict})")
 
 
-def _print_summary(run_directory: RunDirectory, steps: Steps) -> None:
+def _print_summary(run_directory: RunDirectory, steps: Steps, *, as_json: bool) -> None:
     events = run_directory.path / "events"
     found = busy(events, steps)
-    print(summary_text(found))
     ratio = updated_before_last_push_ratio(events) if steps.is_all else None
+    if as_json:
+        print(json.dumps(summary_document(found, ratio), indent=1))
+        return
+    print(summary_text(found))
     if ratio is not None:
         print(f"\npages updated before the last push of their step began: {ratio:.0%}")
     for note in found.survey.notes:

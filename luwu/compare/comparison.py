@@ -29,7 +29,8 @@ from luwu.launch.hosts.hosts import links_bound
 from luwu.launch.hosts.network import host_link_rate
 from luwu.launch.hosts.nodes import kind_of, total_of_nodes
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+"""2: keys of what was planned are identifiers (`two_sides`)."""
 MODEL: Final = "gpt"
 
 

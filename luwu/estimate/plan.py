@@ -46,6 +46,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from luwu.base.identifiers import by_identifier
 from luwu.estimate.budget import CoreUse, MemoryUse, core_uses, disk_space, memory_uses
 from luwu.estimate.messages import MessageUse, message_seconds, message_uses
 from luwu.estimate.played import FORWARD_SHARE, played_lanes, played_step
@@ -145,7 +146,7 @@ class Estimate:
             "parameters": self.parameters_count,
             "disk_bytes": {"read": self.disk_read_bytes, "written": self.disk_written_bytes},
             "disk_uses": uses,
-            "disk_space_bytes": self.disk_space_bytes,
+            "disk_space_bytes": by_identifier(self.disk_space_bytes),
             "network": [asdict(use) for use in self.links],
             "messages": [{**asdict(use), "ends": use.ends} for use in self.messages],
             "extent_chunks": self.extent_chunks,

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -78,6 +78,27 @@ def busy(events: Path, steps: Steps = ALL_STEPS) -> Busy:
             engines.append(_engine(file, name, tracks[name], both, workers))
     length_ns = found.last_ns - found.first_ns
     return Busy(length_ns=length_ns, engines=tuple(engines), survey=found)
+
+
+def summary_document(summary: Busy, updated_before_last_push_ratio: float | None) -> dict[str, Any]:
+    """The summary as JSON."""
+    return {
+        "schema": 1,
+        "length_s": summary.length_ns / 1e9,
+        "engines": [
+            {
+                "process": engine.process,
+                "engine": engine.name,
+                "spans_count": engine.span_count,
+                "busy_s": engine.busy_ns / 1e9,
+                "spans_s": engine.spans_ns / 1e9,
+                "behind_compute_ratios": list(engine.behind_compute),
+            }
+            for engine in summary.engines
+        ],
+        "updated_before_last_push_ratio": updated_before_last_push_ratio,
+        "notes": list(summary.survey.notes),
+    }
 
 
 def summary_text(summary: Busy) -> str:

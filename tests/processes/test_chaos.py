@@ -17,6 +17,7 @@ import pytest
 from luwu.testing.cluster import Cluster, clean_environ
 from tests.kill import start
 from tests.processes.jobs import ON_THE_CPU, Outside, light_digest
+from tests.schemas import check
 
 STEPS = 60
 LIMIT_S = 180
@@ -51,6 +52,8 @@ def chaos(
         check=False,
     )  # fmt: skip
     assert outside.leftovers() == []
+    if "--json" in flags:
+        check("chaos", json.loads(done.stdout))
     records = [run / "chaos.json", run / "results" / "node.json"]
     told, node = (json.loads(file.read_text()) if file.exists() else None for file in records)
     return Ended(
@@ -91,10 +94,10 @@ def test_an_end_that_the_configuration_explains(tmp_path: Path) -> None:
     assert "the run ended with exit code 4, as expected" in ended.output
     assert "E401: a worker was lost; more: luwu explain E401" in ended.output
 
-    ended = chaos(tmp_path, [*flags, "--expect", "on"], "not-expected")
+    ended = chaos(tmp_path, [*flags, "--expect", "on", "--json"], "not-expected")
     assert ended.code == 1
-    assert "1 faults, 1 violations" in ended.output.splitlines()
     assert ended.document is not None
+    assert (len(ended.document["faults"]), len(ended.document["violations"])) == (1, 1)
     assert "the run ended with exit code 4" in ended.document["violations"][0]
 
 

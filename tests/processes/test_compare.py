@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.processes.jobs import SMALL, Comparison, assert_keys, compare
+from tests.schemas import check
 
 STEPS = 12
 
@@ -56,7 +57,8 @@ def test_luwu_is_as_close_to_fsdp_as_fsdp_is_to_one_process(compared: Compared) 
     assert "durability step: every decided step survives power loss" in log
     document = done.document
     assert_keys(document, "schema environment job arms")
-    assert document["schema"] == 1
+    assert document["schema"] == 2
+    check("compare", document)
     job = document["job"]
     assert_keys(job, "model parameters workers steps tokens_per_step seed dtype data_digest")
     assert (job["workers"], job["steps"], job["seed"]) == (2, STEPS, 3)

@@ -10,6 +10,7 @@ import pytest
 
 from luwu.commands.main import main as luwu_main
 from tests.processes.commands import terminal, write_tiny
+from tests.schemas import check
 from tests.unit.test_timeline import rows_of
 
 STEPS = 4
@@ -52,6 +53,9 @@ def test_a_run_says_what_its_steps_took(ran: Ran, capsys: pytest.CaptureFixture[
     said = next(index for index, line in enumerate(lines) if line.startswith("steps   "))
     assert all(line in ran.err for line in lines[said:])
     assert (ran.directory / "run" / "report.html").exists()
+    for command in ("status", "report"):
+        assert luwu_main([command, "--json", str(ran.directory / "run")]) == 0
+        check(command, json.loads(capsys.readouterr().out))
 
 
 def test_a_script_that_is_run_leaves_a_timeline(ran: Ran) -> None:

@@ -15,6 +15,7 @@ import pytest
 from luwu.commands.main import main
 from luwu.testing.cluster import SOURCE
 from tests.processes.commands import terminal, write_tiny
+from tests.schemas import check
 from tests.unit.exports import OptimizerJob, train
 
 
@@ -34,6 +35,7 @@ def test_export_import_between_runs_of_four_and_two_workers(
         capsys.readouterr()
         assert main(["export", source, target, "--json", *flags]) == 0
         document: dict[str, Any] = json.loads(capsys.readouterr().out)
+        check("export", document)
         return document
 
     with terminal(tmp_path) as shell:

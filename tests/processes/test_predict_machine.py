@@ -9,6 +9,7 @@ import pytest
 from luwu.base.limits import MIB
 from luwu.commands.predict_machine import OUT_OF_CORE, Case, Shape, machine_text, validate_machine
 from luwu.measure.timing import Samples
+from tests.schemas import check
 
 TINY = Shape(
     layers=2, width=96, context=16, batch=2, steps=5,
@@ -23,6 +24,7 @@ def test_a_tiny_case_is_predicted_and_run(capsys: pytest.CaptureFixture[str]) ->
     code = validate_machine(as_json=True, cases=[case], shape=TINY)
 
     document = json.loads(capsys.readouterr().out)
+    check("predict-validate-machine", document)
     (row,) = document["cases"]
     assert (row["workers"], row["transport"], row["place"]) == (2, "ipc", OUT_OF_CORE)
     assert row["predicted_s"] > 0 < row["measured_s"]

@@ -32,6 +32,7 @@ from luwu.monitor.text import COLUMNS, status_text
 from luwu.monitor.watch import Watch
 from luwu.report.page import report_html
 from luwu.report.pair import named, pair_html, pair_rows
+from tests.schemas import check
 from tests.unit.written_run import MS, Written
 
 
@@ -92,7 +93,7 @@ def test_the_document_of_a_run_under_way(run: RunDirectory) -> None:
     assert document["scalars"]["loss"] == {"steps": [*range(6)], "values": [5.0, 4, 3, 2, 1, 0]}
     assert document["keys_set"] == ["steps"]
     assert document["waits_for"] == _wait_text(document)
-    json.dumps(document, allow_nan=False)
+    check("status", document)
 
 
 def _wait_text(document: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from luwu.predict.events.pipeline_training import play_training_step
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.plan.plan_text import plan_document, plan_text
 from luwu.predict.plan.planner import plan
+from tests.schemas import check
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "predict.md"
 TABLE: dict[str, Any] = {
@@ -272,6 +273,7 @@ def test_the_page_has_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert "that no other beats" in capsys.readouterr().out
         assert main([*command, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
+        check("plan", found)
         assert best in {each["system"] for each in found["best"]}
     assert found["best"][0].keys() >= {"capex", "topology", "watts"}
     assert main(["plan"]) == 2

@@ -15,6 +15,7 @@ from luwu.predict.ask.question import make_question
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.plan.plan_text import plan_document, plan_text
 from luwu.predict.plan.planner_inference import plan_inference
+from tests.schemas import check
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "predict.md"
 MINE = """
@@ -235,5 +236,6 @@ def test_the_page_has_a_plan_of_inference(
     file.write_text(text.partition("```")[0])
     assert main(["plan", str(file), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    check("plan", found)
     assert found["beyond_limits"]["token_s"] > 0
     assert all(each["token_s"] <= 0.05 for each in found["best"])

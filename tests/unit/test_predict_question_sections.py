@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
+from luwu.base.identifiers import by_identifier
 from luwu.predict.ask.answer import answer, side_by_side, text
 from luwu.predict.ask.break_even import (
     BreakEven,
@@ -276,7 +277,7 @@ def test_optimizer_nodes_are_billed(catalogue: Catalogue) -> None:
     said = answer(question, catalogue)["cost"]
     counts = {each["what"]: each["count"] for each in said["items"]}
     assert counts == {
-        "hosts": 16, "network cards": 16, "optimizer nodes": 1, "disks": 12, "switches": 5,
+        "hosts": 16, "network_cards": 16, "optimizer_nodes": 1, "disks": 12, "switches": 5,
         "links": 21, "transceivers": 42,
     }  # fmt: skip
     assert said["capex_by_item"]["disks"] == 12 * 600
@@ -336,7 +337,7 @@ def test_predict_laws_break_even_is_where_times_are_equal(catalogue: Catalogue) 
     assert (operations_of_a_token("full"), operations_of_a_token("none")) == (8, 6)
     assert isinstance(question.part, OptimizerNodes)
     said = answer(question, catalogue)
-    assert said["break_even_tokens"]["of_a_step"] == found.of_a_step
+    assert said["break_even_tokens"]["of_a_step"] == by_identifier(found.of_a_step)
     assert "of a micro-batch, which has 8,192" in text(said)
 
 

@@ -136,7 +136,7 @@ def test_predict_laws_what_has_no_effect_is_named(catalogue: Catalogue) -> None:
     assert found.without_effect() == ["device.power"]
     assert found.without_effect("memory_bytes.states") == ["device.power", "node.disks"]
     assert sweep(LUWU, [parse_axis("node.disks=4")], catalogue).without_effect() == []
-    waits = found.numbers("parts_s.waiting for disk write")
+    waits = found.numbers("parts_s.waiting_for_disk_write")
     assert [wait is not None and wait > 0 for wait in waits] == [True, False] * 2
 
 
@@ -210,12 +210,12 @@ def test_the_sweep_command(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert main([*command, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["over"]["devices"] == ["8", "12", "16"]
-    assert [each["step_s"] is None for each in document["points"]] == [False] * 2 + [True] * 2 + [
+    assert [each["number"] is None for each in document["points"]] == [False] * 2 + [True] * 2 + [
         False
     ] * 2
     first = document["points"][0]
     assert first["values"] == {"devices": 8, "node.network.rate": "50 Gbit/s", "batch": 64}
-    assert first["answer"]["step_s"] == first["step_s"]
+    assert first["answer"]["step_s"] == first["number"]
     for wrong, said in (
         (["predict", "sweep"], "takes a file"),
         (["predict", "sweep", str(file)], "over: no key"),

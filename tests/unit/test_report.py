@@ -31,6 +31,7 @@ from luwu.report.chart import (
 from luwu.report.overlap import updated_before_last_push_ratio
 from luwu.report.page import report_html, write_report
 from luwu.report.table import grouped_rows, spread, table_text
+from tests.schemas import check
 
 
 def worker(rank: int, **changes: Any) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def test_a_worker_late_in_one_step_and_early_in_the_next_costs_no_time() -> None
 
 def test_a_comparison_says_what_was_agreed(document: dict[str, Any]) -> None:
     luwu, fsdp = document["arms"]
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert document["job"]["tokens_per_step"] == 200
     assert luwu["loss"] == [5.5, 4.5, 3.5]
     assert luwu["step_seconds"] == [0.5, 0.2, 1.1]  # from last worker's end to last worker's end
@@ -106,7 +107,7 @@ def test_a_comparison_says_what_was_agreed(document: dict[str, Any]) -> None:
     assert luwu["disk_bytes_kernel"] == {"read": 3, "written": 4}
     assert fsdp["network_bytes"] is None
     assert fsdp["weights_digest"] == "w"
-    json.dumps(document, allow_nan=False)
+    check("compare", document)
 
 
 def test_arms_of_different_jobs_are_not_compared() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
+from luwu.base.identifiers import words
 from luwu.base.quantities import format_bytes
 from luwu.predict.ask import question_cost
 from luwu.predict.ask.answer_inference import inference_answer, inference_text, socket_answer
@@ -74,7 +75,7 @@ _TABLE: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "tokens/s of a device": lambda a: f"{a['tokens_per_s_per_device']:,.0f}",
     "MFU, HFU": lambda a: f"{a['mfu']:.1%}, {a['hfu']:.1%}",
     "in the open": lambda a: f"{a['exposed_ratio']:.1%}",
-    "binds": lambda a: a["binding"],
+    "binds": lambda a: words(a["binding"]),
     "memory": lambda a: format_bytes(sum(a["memory_bytes"].values())),
     "network": lambda a: f"{a['topology']['kind']}, {a['topology']['switches']} switches",
     "to buy": lambda a: f"{a['cost']['capex']:,.0f} USD",

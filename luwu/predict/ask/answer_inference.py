@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from luwu.base.identifiers import by_identifier, identifier, words
 from luwu.predict.ask.answer_arrivals import arrivals_document, arrivals_text
 from luwu.predict.ask.answer_parts import (
     SCHEMA,
@@ -48,9 +49,9 @@ def inference_answer(question: InferenceQuestion, catalogue: Catalogue) -> dict[
         "system": question.system,
         "first_token_s": sum(prefill.values()),
         "token_s": found.token_s,
-        "parts_s": found.decode.parts,
-        "prefill_parts_s": prefill,
-        "binding": found.decode.binding,
+        "parts_s": by_identifier(found.decode.parts),
+        "prefill_parts_s": by_identifier(prefill),
+        "binding": identifier(found.decode.binding),
         "prefill_binding": _largest(prefill),
         "tokens_per_s": served.tokens_per_s,
         "tokens_per_s_per_device": served.tokens_per_s / question.devices,
@@ -116,9 +117,9 @@ def socket_answer(question: SocketQuestion, catalogue: Catalogue) -> dict[str, A
         "system": question.system,
         "first_token_s": None if prefill is None else prefill.seconds,
         "token_s": served.token.seconds,
-        "parts_s": decode,
-        "prefill_parts_s": None if prefill is None else prefill.parts,
-        "binding": max(decode, key=lambda name: decode[name]),
+        "parts_s": by_identifier(decode),
+        "prefill_parts_s": None if prefill is None else by_identifier(prefill.parts),
+        "binding": _largest(decode),
         "prefill_binding": None if prefill is None else _largest(prefill.parts),
         "tokens_per_s": rate,
         "tokens_per_s_per_device": None if rate is None else rate / sockets,
@@ -156,7 +157,7 @@ def _whole(
 
 
 def _largest(parts: dict[str, float]) -> str:
-    return max(parts, key=lambda name: parts[name])
+    return identifier(max(parts, key=lambda name: parts[name]))
 
 
 def memory_of_inference(job: InferenceJob) -> dict[str, float]:
@@ -165,7 +166,7 @@ def memory_of_inference(job: InferenceJob) -> dict[str, float]:
     return {
         "weights": weight_bytes(job),
         "cache": job.batch * cache,
-        "work space": fixed_bytes(job) + job.batch * (sequence_bytes(job) - cache),
+        "work_space": fixed_bytes(job) + job.batch * (sequence_bytes(job) - cache),
     }
 
 
@@ -201,13 +202,13 @@ def inference_text(document: dict[str, Any]) -> str:
             if rate is not None
             else f"{document['decode_tokens_per_s']:,.1f} a second in decode; in all: not known"
         ),
-        f"binds             {document['binding']}",
+        f"binds             {words(document['binding'])}",
         "",
         "between tokens:",
         *parts_text(document["parts_s"], document["token_s"]),
     ]
     if document["prefill_parts_s"] is not None:
-        lines += ["", f"to the first token, bound by {document['prefill_binding']}:"]
+        lines += ["", f"to the first token, bound by {words(document['prefill_binding'])}:"]
         lines += parts_text(document["prefill_parts_s"], document["first_token_s"])
     if "arrivals" in document:
         lines += ["", *arrivals_text(document["arrivals"])]

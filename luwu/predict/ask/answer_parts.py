@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from luwu.base.identifiers import words
 from luwu.base.quantities import format_bytes
 from luwu.predict.ask.question import AnyQuestion
 from luwu.predict.ask.sensitivity import elasticities, limits
 from luwu.predict.hardware.catalogue import Catalogue
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+"""2: keys of parts, resources and uses are identifiers (`output_layer`)."""
 SHOWN_MAX: Final = 8
 
 
@@ -36,7 +38,7 @@ def parts_text(parts: dict[str, float], whole_s: float) -> list[str]:
     """Seconds by what they go to, a line each, for people."""
     unit, scale = ("s", 1.0) if whole_s >= 1 else ("ms", 1e3)
     return [
-        f"  {name:<24} {seconds * scale:9.3f} {unit}  {seconds / whole_s:6.1%}"
+        f"  {words(name):<24} {seconds * scale:9.3f} {unit}  {seconds / whole_s:6.1%}"
         for name, seconds in parts.items()
         if seconds
     ]
@@ -45,7 +47,7 @@ def parts_text(parts: dict[str, float], whole_s: float) -> list[str]:
 def memory_text(document: dict[str, Any], what: str = "a device") -> str:
     """Uses of memory, as text."""
     memory, has = document["memory_bytes"], document["memory_bytes_max"]
-    said = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in memory.items())
+    said = ", ".join(f"{words(name)} {format_bytes(nbytes)}" for name, nbytes in memory.items())
     known = "" if has is None else f"; it has {format_bytes(has)}"
     return f"memory of {what}: {said}{known}"
 

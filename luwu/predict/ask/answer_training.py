@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from luwu.base.identifiers import by_identifier, identifier, words
 from luwu.base.quantities import format_bytes
 from luwu.predict.ask.answer_parts import (
     SCHEMA,
@@ -41,9 +42,9 @@ def training_answer(question: Question, catalogue: Catalogue) -> dict[str, Any]:
         "schema": SCHEMA,
         "system": question.system,
         "step_s": seconds,
-        "parts_s": step.parts,
-        "resources_s": step.resources,
-        "binding": step.binding,
+        "parts_s": by_identifier(step.parts),
+        "resources_s": by_identifier(step.resources),
+        "binding": identifier(step.binding),
         "tokens": job.tokens,
         "tokens_per_s": job.tokens / seconds,
         "tokens_per_s_per_device": job.tokens / seconds / job.devices,
@@ -129,12 +130,12 @@ def training_text(document: dict[str, Any]) -> str:
         f"tokens            {document['tokens_per_s']:,.0f} a second, "
         f"{document['tokens_per_s_per_device']:,.0f} of a device",
         f"utilisation       MFU {document['mfu']:.1%}, HFU {document['hfu']:.1%}",
-        f"binds             {document['binding']}",
+        f"binds             {words(document['binding'])}",
         "",
     ]
     lines += parts_text(document["parts_s"], step_s)
     if document["resources_s"]:
         lines += ["", "busy in a step:"]
-        lines += [f"  {name:<24} {s:9.3f} s" for name, s in document["resources_s"].items()]
+        lines += [f"  {words(name):<24} {s:9.3f} s" for name, s in document["resources_s"].items()]
     lines += ["", memory_text(document), *hangs_text(document, "the step")]
     return "\n".join(lines)

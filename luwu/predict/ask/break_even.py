@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
+from luwu.base.identifiers import by_identifier, words
 from luwu.predict.hardware.curves import Notes
 from luwu.predict.hardware.hosts import STATE_BYTES
 from luwu.predict.model.job import TrainingJob
@@ -114,7 +115,8 @@ class BreakEven:
         return {
             "achieved_operations_per_s": self.achieved,
             "micro_batch_tokens": self.micro_batch_tokens, "step_tokens": self.step_tokens,
-            "of_a_micro_batch": self.of_a_micro_batch, "of_a_step": self.of_a_step,
+            "of_a_micro_batch": by_identifier(self.of_a_micro_batch),
+            "of_a_step": by_identifier(self.of_a_step),
         }  # fmt: skip
 
 
@@ -169,7 +171,8 @@ def break_even_text(found: dict[str, Any]) -> list[str]:
     ]
     for what, has in (("micro_batch", "micro_batch_tokens"), ("step", "step_tokens")):
         lines += [
-            f"  {name:<24} {tokens:9,.0f} of a {what.replace('_', '-')}, which has {found[has]:,}"
+            f"  {words(name):<24} {tokens:9,.0f} of a {what.replace('_', '-')}, which has "
+            f"{found[has]:,}"
             for name, tokens in found[f"of_a_{what}"].items()
         ]
     return lines

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
+from luwu.base.identifiers import by_identifier, identifier, words
 from luwu.predict.hardware import units
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Disk, Link, Nic, Server, Switch, Tariff
@@ -229,10 +230,11 @@ def document(found: Expense, tokens_per_s: float, step_s: float | None) -> dict[
     }
     if found.bill is None:
         return said
-    capex, watts = found.bill.capex_by_item(), found.bill.watts_by_item()
+    capex = by_identifier(found.bill.capex_by_item())
+    watts = by_identifier(found.bill.watts_by_item())
     said |= {
         "items": [
-            {"what": each.what, "entry": each.entry, "count": each.count}
+            {"what": identifier(each.what), "entry": each.entry, "count": each.count}
             for each in found.bill.items
         ],
         "capex": found.bill.capex, "capex_by_item": capex,
@@ -256,14 +258,16 @@ def document_text(said: dict[str, Any]) -> list[str]:
     if said["rented"]:
         return lines
     lines += [
-        f"to buy {said['capex']:,.0f} USD: "
-        + ", ".join(f"{name} {each:,.0f}" for name, each in said["capex_by_item"].items() if each),
-        f"at work {said['watts'] / 1e3:,.2f} kW: "
-        + ", ".join(
-            f"{name} {each / 1e3:,.2f}" for name, each in said["watts_by_item"].items() if each
-        ),
+        f"to buy {said['capex']:,.0f} USD: {_by_item(said['capex_by_item'], ',.0f')}",
+        f"at work {said['watts'] / 1e3:,.2f} kW: {_by_item(said['watts_by_item'], ',.2f', 1e3)}",
     ]
     joules = [f"{said['joules_per_token']:,.3g} J a token"]
     if "joules_of_a_step" in said:
         joules.insert(0, f"{said['joules_of_a_step'] / 1e6:,.3g} MJ a step")
     return [*lines, f"energy: {', '.join(joules)}, without the site's own"]
+
+
+def _by_item(amounts: dict[str, float], form: str, unit: float = 1.0) -> str:
+    return ", ".join(
+        f"{words(name)} {each / unit:{form}}" for name, each in amounts.items() if each
+    )

@@ -9,7 +9,8 @@ from typing import Any, Final
 from luwu.predict.ask.question_cost import Expense
 from luwu.predict.networks.choice import TopologyChoice
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+"""2: bottlenecks and what is to be hidden are identifiers (`disk_read`)."""
 SHOWN: Final = 12
 ORDERS: Final = {
     "tokens_per_s": "", "first_token_s": ", soonest first tokens first",

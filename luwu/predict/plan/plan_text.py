@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from luwu.base.identifiers import identifier
 from luwu.predict.ask.answer import asked
 from luwu.predict.ask.break_even import break_even_text
 from luwu.predict.ask.question_sockets import SocketQuestion
@@ -38,7 +39,7 @@ def _training_document(found: Found) -> dict[str, Any]:
     said: dict[str, Any] = {
         "system": found.question.system, "step_s": found.step.seconds,
         "tokens_per_s": found.tokens_per_s, "left_bytes": found.left_bytes,
-        "binding": found.step.binding,
+        "binding": identifier(found.step.binding),
         "asked": asked(found.question)
         | {"expert_tensor": job.expert_width, "ends_as_layers": job.ends_as_layers},
     }  # fmt: skip
@@ -51,7 +52,8 @@ def _inference_document(found: FoundInference) -> dict[str, Any]:
     job, question = found.question.job, found.question
     said: dict[str, Any] = {
         "system": question.system, "tokens_per_s": found.tokens_per_s,
-        "first_token_s": found.first_token_s, "token_s": found.token_s, "binding": found.binding,
+        "first_token_s": found.first_token_s, "token_s": found.token_s,
+        "binding": identifier(found.binding),
         "devices": found.devices, "replicas": question.replicas, "batch": job.batch,
         "precision": job.precision, "kv_precision": job.kv_precision,
     }  # fmt: skip
