@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from luwu.base import own
 from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
 from luwu.compare.arm import MIRRORED, ArmRun
@@ -38,7 +39,7 @@ def environment(arms: Sequence[ArmRun]) -> dict[str, Any]:
     """The environment of the run, as far as results depend on it."""
     first = arms[0].workers[0]
     return {
-        "luwu": package_version("luwu"),
+        "luwu": own.version(),
         "torch": first["torch_version"],
         "pyzmq": package_version("pyzmq"),
         "python": platform.python_version(),

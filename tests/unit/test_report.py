@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from luwu.base import own
 from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
 from luwu.base.json_file import write_json
@@ -94,6 +95,7 @@ def test_a_comparison_says_what_was_agreed(document: dict[str, Any]) -> None:
     luwu, fsdp = document["arms"]
     assert document["schema"] == 2
     assert document["job"]["tokens_per_step"] == 200
+    assert document["environment"]["luwu"] == own.version()
     assert luwu["loss"] == [5.5, 4.5, 3.5]
     assert luwu["step_seconds"] == [0.5, 0.2, 1.1]  # from last worker's end to last worker's end
     assert luwu["step_seconds_median"] == 0.5
