@@ -144,7 +144,7 @@ def read_secret(directory: Path, name: str) -> OwnKey:
         text = opened.read(KEY_HEX_CHARS + 2).strip()
     if not _HEX.fullmatch(text):
         raise ConfigError(
-            f"{file} holds no key; make it anew with luwu keys revoke and add", code="E210"
+            f"{file} contains no key; replace it with luwu keys revoke and add", code="E210"
         )
     return OwnKey(directory=directory, name=name, secret=SecretKey(bytes.fromhex(text)))
 
@@ -156,8 +156,8 @@ def read_allowed(directory: Path) -> dict[bytes, Identity]:
         found = file.lstat()
     except FileNotFoundError:
         raise ConfigError(
-            f"{directory} has no {ALLOWED}, so nobody may connect; luwu keys init --keys "
-            f"{directory} makes one",
+            f"{directory} has no {ALLOWED}, so no process may connect; luwu keys init "
+            f"--keys {directory} creates one",
             code="E210",
         ) from None
     _check_private(found, file, "0600")
@@ -176,7 +176,7 @@ def read_allowed(directory: Path) -> dict[bytes, Identity]:
         identity = Identity(check_name(row["name"]), check_role(row["role"]))
         key = parse_key(row["key"], f"{file}: {identity.name}")
         if key in allowed or identity.name in {each.name for each in allowed.values()}:
-            raise ConfigError(f"{file}: {identity.name} or its key stands there twice; remove one")
+            raise ConfigError(f"{file}: {identity.name} or its key is listed twice; remove one")
         allowed[key] = identity
     return allowed
 

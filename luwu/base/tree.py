@@ -241,8 +241,8 @@ def _in_order(places: list[Place], where: str) -> list[Place]:
     for place in places:
         if place.parent != NODE and place.parent not in names:
             raise ConfigError(
-                f"{where}: [{place.name}]: its parent {place.parent!r} is not there; the file has "
-                f'{", ".join(sorted(names))}, and "{NODE}" stands above them'
+                f"{where}: [{place.name}]: its parent {place.parent!r} is not in it; the file has "
+                f'{", ".join(sorted(names))}, and "{NODE}" is above them'
             )
     roots = [place.name for place in places if place.parent == NODE]
     if len(roots) > 1:

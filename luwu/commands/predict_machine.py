@@ -117,7 +117,7 @@ def validate_machine(*, as_json: bool, cases: Sequence[Case] = CASES, shape: Sha
         folder = Path(name)
         data = _text(folder)
         configs = [each.config(shape, data) for each in cases]
-        console.say(f"floors of {len(cases)} cases, each part by itself")
+        console.say(f"measuring the floors of {len(cases)} cases, each part alone")
         known: Known = {}
         predicted = [_predict(config, shape, folder, known) for config in configs]
         rows: list[dict[str, Any]] = []

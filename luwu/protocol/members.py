@@ -174,8 +174,8 @@ class Members:
             if hello.incarnation < former.incarnation:
                 raise RefusedError(
                     f"a later start of ranks {ranks_text([former.ranks])} has joined already; "
-                    "stop this process (starts are told apart by the clocks of their hosts: set "
-                    "these by NTP, if this one is the later)"
+                    "stop this process (the clocks of the hosts decide which start is later: "
+                    "synchronize them with NTP if this process started later)"
                 )
             self._by_peer.pop(former.peer, None)
         known = (hello.generation, hello.attempt, hello.step)

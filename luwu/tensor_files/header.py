@@ -101,7 +101,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(document) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r:.80} stands there twice")
+        raise ValueError(f"{twice!r:.80} is listed twice")
     return document
 
 

@@ -61,8 +61,8 @@ def name_function(function: Callable[..., Any]) -> Named:
         raise ConfigError(f"{name} is of the module {function.__module__}, which has no file")
     if _look_up(module, name) is not function:
         raise ConfigError(
-            f"{function.__module__}.{name} is another object than the function given, such as one "
-            "with a decorator around it; give the name that stands in the module"
+            f"{function.__module__}.{name} is not the function that was passed, but for example "
+            "its decorated form; pass the object that has this name in the module"
         )
     return Named(module=function.__module__, file=str(Path(file).resolve()), function=name)
 

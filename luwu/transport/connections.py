@@ -304,7 +304,7 @@ class Listener:
         if self._by_fd.get(fd) is not None:
             self._hub.arrivals.met(fd)  # it spoke before the monitor told of it
         if why:
-            error = AccessRefused(f"{why}. Somebody floods {', '.join(self._endpoints)}.")
+            error = AccessRefused(f"{why}. {', '.join(self._endpoints)} is being flooded.")
             self._hub.received.append(PeerFailed(LISTENER, error, final=False))
             self._hub.readable(self)
 

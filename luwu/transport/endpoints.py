@@ -155,8 +155,8 @@ def listening_endpoint(endpoint: TcpEndpoint, *, own_key: bytes | None) -> TcpEn
     """The endpoint to bind, numeric, with our key. Raises ConfigError if no peer could reach it."""
     if endpoint.is_wildcard:
         raise ConfigError(
-            f"{endpoint} means every address of this machine, also those that nobody meant to open "
-            f"it at. Name one, such as that of the network the workers are in."
+            f"{endpoint} means every address of this machine, including those that should stay "
+            f"closed. Give one address, such as that of the network of the workers."
         )
     if endpoint.key not in (None, own_key):
         raise ConfigError(
@@ -213,7 +213,7 @@ def advertised(advertise: str, bound: TcpEndpoint) -> TcpEndpoint:
     endpoint = parse(f"tcp://{text}")
     assert isinstance(endpoint, TcpEndpoint)
     if endpoint.is_wildcard:
-        raise ConfigError(f"advertise {advertise!r}: nobody can dial that; give one address")
+        raise ConfigError(f"advertise {advertise!r}: this address cannot be dialled; name one")
     return TcpEndpoint(endpoint.host, endpoint.port or bound.port, bound.key)
 
 

@@ -264,7 +264,7 @@ class Links:
         if link.endpoint is not None:
             error = ConnectionFailed(
                 f"cannot reach {link.endpoint} (peer {link.peer!r}) over {len(link.names)} "
-                f"connections: {why}. They are dialled anew."
+                f"connections: {why}. Connecting again."
             )
             self.ready.append(PeerFailed(link.peer, error, final=False))
         else:

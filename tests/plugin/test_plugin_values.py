@@ -174,7 +174,7 @@ class Methods:
         (functools.partial(plain, 1), "is no function but of partial; .* give it what it needs"),
         (cached, "is no function but of _lru_cache_wrapper"),
         (Methods().bound, "is no function but of method"),
-        (hidden, "test_plugin_values.plain is another object than the function given"),
+        (hidden, "test_plugin_values.plain is not the function that was passed"),
         (Methods, "is no function but of type"),
     ],
 )

@@ -176,7 +176,7 @@ TYPED = [
     ),
     pytest.param(
         ["run", "--worker-hosts", "2", "--join", "nowhere", "-m", "workers.train"],
-        ["must be told where their torchruns meet: --rendezvous HOST:29400"],
+        ["the torchruns of the hosts need a place to meet: add --rendezvous HOST:29400"],
         id="hosts-that-meet-nowhere",
     ),
     pytest.param(

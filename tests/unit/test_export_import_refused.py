@@ -89,7 +89,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "twice": (
         with_header(b'{"p":{"dtype":"F32","shape":[],"data_offsets":[0,4]},'
                     b'"p":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}', bytes(4)),
-        "'p' stands there twice",
+        "'p' is listed twice",
     ),
     "backwards": (with_header({"p": entry(offsets=(8, 0))}, bytes(8)), "data_offsets [8, 0]"),
     "negative": (with_header({"p": entry(offsets=(-8, 0))}, bytes(8)), "data_offsets [-8, 0]"),

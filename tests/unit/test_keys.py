@@ -172,7 +172,7 @@ class TestLooseFiles:
             (
                 '{"schema": 1, "keys": [{"name": "a", "role": "worker", "key": "KEY"},'
                 ' {"name": "a", "role": "worker", "key": "KEY"}]}',
-                "stands there twice",
+                "is listed twice",
             ),
         ],
     )
@@ -188,7 +188,7 @@ class TestLooseFiles:
     def test_a_file_that_holds_no_key_is_refused(self, tmp_path: Path, content: str) -> None:
         directory = make_keys(tmp_path / "keys")
         (directory / "node.secret").write_text(content)
-        with pytest.raises(ConfigError, match="holds no key") as caught:
+        with pytest.raises(ConfigError, match="contains no key") as caught:
             read_secret(directory, "node")
         assert not content or content not in str(caught.value)
 

@@ -124,7 +124,7 @@ def test_bad_network_links_are_refused_with_what_would_work(text: str, said: str
         ({"loss": "0.1", "link": "worker.up=loss=0.2"}, r"loss: --link says loss=0\.2 for worker"),
         ({"dilation": "10"}, "nothing is emulated that it could slow down; give a --link"),
         ({"dilation": "10", "loss": "0.1"}, "nothing is emulated that it could slow down"),
-        ({"link": "switch=1gbit"}, "no switch stands above another"),
+        ({"link": "switch=1gbit"}, "no switch is above another"),
         ({"link": "node=1gbit", "no_switch": "true"}, "with --no-switch the node has no link"),
         ({"disk_rate": "1GB/s", "durability": "none"}, "name a directory with --state"),
     ],

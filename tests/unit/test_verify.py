@@ -218,7 +218,7 @@ def test_back_is_refused_when_the_next_step_has_begun(
     assert "version 2 is not whole, so nothing was changed: page 2 of side0.dat" in said
     assert image(state) == before
     code, said = verify(capsys, state, "--full")
-    assert (code, "version 2, the one before, is not whole any more" in said) == (0, True), said
+    assert (code, "version 2, the one before, is no longer intact" in said) == (0, True), said
 
 
 def test_back_is_refused_when_the_next_step_is_prepared(

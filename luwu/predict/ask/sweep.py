@@ -140,7 +140,7 @@ def parse_axis(text: str) -> Axis:
                 f"write {':'.join(['value'] * len(keys))}"
             )
         if values.count(value) > 1:
-            raise ConfigError(f"over: {label(value)!r} stands twice among the values of {name}")
+            raise ConfigError(f"over: {label(value)!r} is listed twice among the values of {name}")
     return Axis(keys, values)
 
 
@@ -164,7 +164,7 @@ def sweep(table: Mapping[str, Any], axes: Sequence[Axis], catalogue: Catalogue) 
     keys = [key for axis in axes for key in axis.keys]
     for key in keys:
         if keys.count(key) > 1:
-            raise ConfigError(f"over: {key} stands twice; a key has one list of values")
+            raise ConfigError(f"over: {key} is given twice; a key has one list of values")
     if not axes:
         raise ConfigError("over: no key; write --over KEY=v1,v2,...")
     count = math.prod(len(axis.values) for axis in axes)

@@ -122,11 +122,11 @@ class Playing:
                 f"{suggestion(self.update, UPDATES)}"
             )
         if self.extent_chunks < 1:
-            raise ConfigError(f"extent_chunks: {self.extent_chunks} cannot travel; give at least 1")
+            raise ConfigError(f"extent_chunks: {self.extent_chunks} is below 1; give at least 1")
         if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads: {self.threads}, but somebody must update pages")
+            raise ConfigError(f"threads: {self.threads}, but updating pages needs at least 1")
         if not self.prepare_s >= 0:
-            raise ConfigError(f"prepare_s: {self.prepare_s!r} is no time; give 0 or more")
+            raise ConfigError(f"prepare_s: {self.prepare_s!r} is not a time; give 0 or more")
 
     def order(self, job: TrainingJob) -> str:
         """The order of work for a job. Raises ConfigError."""

@@ -175,10 +175,10 @@ def batch_of(table: Mapping[str, Any], devices: int) -> int:
     """Sequences of a step of so many devices. Raises ConfigError."""
     if "batch_per_device" not in table:
         if "batch" not in table:
-            raise ConfigError("batch is missing; sequences of a step, or batch_per_device")
+            raise ConfigError("batch is missing; give the sequences per step, or batch_per_device")
         return whole_of("", table, "batch")
     if "batch" in table:
-        raise ConfigError("batch_per_device: batch is told too; leave one of them out")
+        raise ConfigError("batch_per_device: batch is set too; omit one of them")
     return devices * whole_of("", table, "batch_per_device")
 
 
