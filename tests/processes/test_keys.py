@@ -102,7 +102,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     return Seen(directory, secrets, cluster, security, heard, heard_ns)
 
 
-@pytest.mark.feature("a key that is taken back in mid-run")
+@pytest.mark.feature("revoking a key during a run")
 def test_a_key_is_taken_back_in_mid_run(seen: Seen) -> None:
     """Goal: within seconds its connection ends, and it gets no other; the rest trains on to the
     end, with no step replayed."""

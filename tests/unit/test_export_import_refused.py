@@ -358,7 +358,7 @@ def test_export_import_more_than_the_files_hold(made: Path, tmp_path: Path) -> N
 # ---------------------------------------------------------------------------- interrupted
 
 
-@pytest.mark.feature("export: as a whole or not at all")
+@pytest.mark.feature("export: complete or not at all")
 def test_export_import_that_is_stopped_leaves_nothing(made: Path, tmp_path: Path) -> None:
     """Goal: wherever somebody stops it, there is no directory, not even a hidden one."""
 
@@ -376,7 +376,7 @@ def test_export_import_that_is_stopped_leaves_nothing(made: Path, tmp_path: Path
         assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.feature("export: as a whole or not at all")
+@pytest.mark.feature("export: complete or not at all")
 @pytest.mark.parametrize("verb", ["export", "import"])
 def test_export_import_that_is_killed_is_not_taken_for_whole(
     verb: str, made: Path, tmp_path: Path

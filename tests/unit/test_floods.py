@@ -365,7 +365,7 @@ class Greets(Worker):
                 assert isinstance(answer, wire.Refuse | wire.Rejoin)
 
 
-@pytest.mark.feature("a second switch that says the state lacks steps")
+@pytest.mark.feature("a second switch that reports missing steps")
 def test_a_forged_hello_in_the_switch_name_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
