@@ -11,8 +11,8 @@ go one way; what takes no link (to itself) takes the latency alone. A record has
 ("flow NAME") from its beginning to its arrival, and of each link as long as its load stays the
 same, with what it carried.
 
-More capacity everywhere makes all flows faster, as much as it is more. On one link alone it may
-make others slower: who gets on there takes a fair share of a link that others had to themselves.
+More capacity on all links speeds up all flows in proportion. More capacity on one link may slow
+others down: flows that become faster there take a fair share of links that others had alone.
 Sources: Bertsekas and Gallager, Data Networks, 2nd ed., 6.5 (A2); derived.
 """
 

@@ -5,7 +5,7 @@
     IN9   piece      of c tokens of a prompt after o others: attention sees c (2 o + c)/2 in all,
                      so it is that of c tokens of prompts of 2 o + c; all pieces add up to a prompt
     IN10  admission  first come, first served, where the batch has a place and memory holds the
-                     whole sequence at its end (F1, F3): none is ever put out again
+                     whole sequence at its end (F1, F3): none is ever evicted
     IN11  stages     p groups of sequences, each in a round of its own; a stage does one of them at
                      a time; a group's next round begins when its last has left the last stage
 

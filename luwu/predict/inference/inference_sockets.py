@@ -6,9 +6,9 @@
                         in hosts and between them (N11)
     K3  prefill         the same with the prompt's operations
 
-t sockets. Where the peak of a processor is not known, decode is taken to be bound by memory, which
-holds for batches of a few sequences. Token numbers are broadcast,
-and of the logits only the best few are reduced, so neither takes time that counts.
+t sockets. Where the peak of a processor is not known, decode is assumed to be limited by memory,
+which holds for batches of a few sequences. Token numbers are broadcast, and only the best few
+logits are reduced, so both take negligible time.
 Source: xFasterTransformer, arXiv 2407.00029 and 2407.07304.
 """
 
