@@ -80,11 +80,11 @@ def test_predict_laws_more_requests_wait_longer(catalogue: Catalogue) -> None:
 def test_arrivals_are_told(catalogue: Catalogue) -> None:
     """Goal: people see what was played; answers of one token have no time between tokens."""
     said = text(asked(catalogue))
-    assert "2 requests a second, of" in said
-    assert "between tokens" in said.partition("2 requests a second")[2]
+    assert "2 requests per second, of at most" in said
+    assert "between tokens" in said.partition("2 requests per second")[2]
     one = answer(make_question({**QUESTION, "output_tokens": 1}, catalogue), catalogue)
     assert one["arrivals"]["token_s"] is None
-    assert "between tokens" not in text(one).partition("2 requests a second")[2]
+    assert "between tokens" not in text(one).partition("2 requests per second")[2]
     rows = side_by_side({"a": one, "b": answer(
         make_question({k: v for k, v in QUESTION.items() if k != "arrivals"}, catalogue), catalogue
     )})  # fmt: skip

@@ -128,7 +128,7 @@ def test_training_beside_inference(catalogue: Catalogue) -> None:
     rows = {line[:22].strip(): line[22:].split() for line in side_by_side(found).splitlines()}
     assert rows["system"] == ["zero3", "inference", "inference-sockets", "zero3"]
     assert rows["first token"][0] == "-"
-    assert rows["against the first"][:3] == ["1.00", "-", "-"]
+    assert rows["relative to the first"][:3] == ["1.00", "-", "-"]
     assert rows["between tokens"][0] == rows["between tokens"][-1] == "-"
     assert "first token" not in side_by_side({"a": found["a"], "d": found["d"]})
 

@@ -235,7 +235,7 @@ def test_predict_laws_plans_tell_break_even_tokens(mine: Catalogue) -> None:
     assert set(luwu.of_a_micro_batch) == {"pull", "push"}
     assert set(luwu.of_a_step) == {"disk read", "disk write"}
     text = plan_text(found)
-    assert re.search(r"^luwu, tokens of a device that hide the rest, at \d+ TFLOP/s:$", text, re.M)
+    assert re.search(r"^luwu, tokens per device that hide the rest, at \d+ TFLOP/s:$", text, re.M)
     assert re.search(r"^  gathers and reductions +[\d,]+ of a micro-batch", text, re.M)
     switch = plan({**NETWORKS, "topology": NETWORKS["topology"][0]}, mine, played=0)
     assert switch.break_even["luwu"].of_a_step == luwu.of_a_step

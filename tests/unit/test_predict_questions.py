@@ -139,7 +139,7 @@ def test_the_command(tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[st
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "GPT-13B (12.8 B) by luwu on 8 x A100-40" in said
-    assert "binds " in said
+    assert "bottleneck " in said
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == 2
     assert main(["predict", "step", str(tmp_path / "none.toml")]) == 2
@@ -161,7 +161,7 @@ def test_systems_side_by_side(
     assert main(["predict", "compare", *names]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^system +zero3 +ddp$", said, re.MULTILINE)
-    assert re.search(r"^against the first +1\.00 +\d\.\d\d$", said, re.MULTILINE)
+    assert re.search(r"^relative to the first +1\.00 +\d\.\d\d$", said, re.MULTILINE)
     assert re.search(r"^warnings +none +1$", said, re.MULTILINE), said  # no whole model fits
     assert main(["predict", "compare", *names, "--json"]) == 0
     assert list(json.loads(capsys.readouterr().out)["answers"]) == names

@@ -276,7 +276,7 @@ def test_bad_prediction_serving(catalogue: Catalogue) -> None:
         Request(input_tokens=0, output_tokens=1)
     with pytest.raises(ConfigError, match=r"arrive_s: -1; a finite number"):
         Request(arrive_s=-1, input_tokens=1, output_tokens=1)
-    with pytest.raises(ConfigError, match=r"per_s: 0 requests a second; a finite number above 0"):
+    with pytest.raises(ConfigError, match=r"per_s: 0 requests per second; a finite number above 0"):
         requests_at_random(1, 0, 1, 1, 1)
     with pytest.raises(ConfigError, match=r"count: 0 is no count"):
         requests_at_random(0, 1, 1, 1, 1)

@@ -166,7 +166,7 @@ def _drives(achieved: float, nodes: OptimizerNodes, operations: float) -> dict[s
 def break_even_text(found: dict[str, Any]) -> list[str]:
     """For people; `found` is a document."""
     lines = [
-        f"tokens of a device that hide the rest, at {found['achieved_operations_per_s'] / 1e12:.0f}"
+        f"tokens per device that hide the rest, at {found['achieved_operations_per_s'] / 1e12:.0f}"
         " TFLOP/s:"
     ]
     for what, has in (("micro_batch", "micro_batch_tokens"), ("step", "step_tokens")):

@@ -134,7 +134,7 @@ def _capacity(graph: nx.DiGraph, link: Link) -> float:
     value = graph.edges[link].get("capacity")
     if value is None or not 0 < value < math.inf:
         raise ConfigError(
-            f"link {link[0]} -> {link[1]}: capacity is {value!r}; bytes a second above 0 fit"
+            f"link {link[0]} -> {link[1]}: capacity is {value!r}; bytes per second above 0 fit"
         )
     return float(value)
 

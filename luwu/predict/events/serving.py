@@ -153,7 +153,7 @@ def requests_at_random(
     """So many a second on the mean, independent of each other (Poisson); a seed gives the same."""
     check_count("count", count)
     if not 0 < per_s < math.inf:
-        raise ConfigError(f"per_s: {per_s!r} requests a second; a finite number above 0 fits")
+        raise ConfigError(f"per_s: {per_s!r} requests per second; a finite number above 0 fits")
     source, at, found = random.Random(seed), 0.0, []
     for _ in range(count):
         at += source.expovariate(per_s)

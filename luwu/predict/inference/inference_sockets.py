@@ -123,7 +123,7 @@ def predict_socket_prefill(job: SocketJob) -> SocketTime:
     published calibrates it. Raises ConfigError where that peak is not known."""
     if job.processor.bf16 is None:
         raise ConfigError(
-            f"processor.{job.processor.name}.bf16 is missing, and prefill is bound by it; give the "
+            f"processor.{job.processor.name}.bf16 is missing, and it limits prefill; give the "
             "peak of its matrix products, such as 100 TFLOP/s"
         )
     tokens = job.batch * job.input_tokens
