@@ -132,7 +132,7 @@ class Playing:
         """The order of work for a job. Raises ConfigError."""
         if self.update == "streaming" and job.micro_batches > 1:
             raise ConfigError(
-                f"update: streaming has one backward per step, but this job has {job.micro_batches} "
+                f"update: streaming has one backward per step, and here are {job.micro_batches} "
                 "micro-batches; use at_step, or a batch of one micro-batch per worker"
             )
         return self.update or ("streaming" if job.micro_batches == 1 else "at_step")
