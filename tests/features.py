@@ -73,7 +73,7 @@ def problems(groups: list[dict[str, Any]], tests: dict[str, list[str]]) -> list[
     found = [f"row {name!r} is listed twice" for name in {n for n in names if names.count(n) > 1}]
     found += [f"row {name!r} has no test" for name in names if name not in tests]
     found += [
-        f"mark {name!r} is no row of docs/features.toml" for name in tests.keys() - set(names)
+        f"mark {name!r} is not a row of docs/features.toml" for name in tests.keys() - set(names)
     ]
     found += [
         f"row {row[0]!r}: {row[1]!r} is not one of {', '.join(OUTCOMES)}"

@@ -440,7 +440,7 @@ def _text_of(value: object, where: str) -> str:
         return str(value)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ",".join(value)
-    raise ConfigError(f"{where}: {value!r:.60} is no value of a key; write a text, number or list")
+    raise ConfigError(f"{where}: {value!r:.60} is not a valid value; write a text, number or list")
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -276,7 +276,7 @@ def _time(given: dict[str, str], name: str) -> int | None:
 def _check_running(run: RunDirectory, file: PlanFile) -> None:
     if file.links:
         raise ConfigError(
-            f"links: {', '.join(file.links)} cannot be changed while a run goes on; start it with "
+            f"links: {', '.join(file.links)} cannot be changed during a run; start it with "
             "luwu chaos --plan FILE run ..."
         )
     state, _ = state_now(run)

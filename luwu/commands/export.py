@@ -105,7 +105,7 @@ def _source(where: str) -> RestingState | RunningState:
         return RunningState.of(join(where, timeout_s=CONNECT_S))
     if not (path / "CONFIG").exists() and (path / "logs").is_dir():
         raise ConfigError(
-            f"{path} is the directory of a run that has ended (no {CONNECT_NAME}); name its state "
+            f"{path} is the directory of a run that has ended (no {CONNECT_NAME}); give its state "
             "directory, which resolved.json tells"
         )
     return RestingState(path)

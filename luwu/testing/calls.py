@@ -45,7 +45,7 @@ def name_function(function: Callable[..., Any]) -> Named:
     """The name by which another process finds a function. Raises ConfigError."""
     if not isinstance(function, types.FunctionType):
         raise ConfigError(
-            f"{function!r:.100} is no function but of {type(function).__qualname__}; worker "
+            f"{function!r:.100} is not a function, but a {type(function).__qualname__}; worker "
             f"processes call a plain function: write one, and {ADVICE.partition(', and ')[2]}"
         )
     name = function.__qualname__

@@ -350,7 +350,7 @@ def test_bad_input_peer_of_another_protocol_version(shell: Terminal) -> None:
     url = serving.wait_for("^or      luwu run --join '(.*)' SCRIPT")[1]
     done = shell.run("run", "--join", url, str(other))
     assert done.process.returncode == 2, done.err
-    versions = f"{PROTOCOL_VERSION + 1} is spoken by you, {PROTOCOL_VERSION} here"
+    versions = f"you use protocol version {PROTOCOL_VERSION + 1}, this side {PROTOCOL_VERSION}"
     assert re.search(f"protocol version {versions}; install the same luwu", done.err)
     assert done.seconds < SECONDS_MAX
 

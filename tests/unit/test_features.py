@@ -31,7 +31,7 @@ def test_rows_and_marks_must_fit() -> None:
         }
     ]
     assert problems(wrong, tests) == [
-        "mark 'two' is no row of docs/features.toml",
+        "mark 'two' is not a row of docs/features.toml",
         "row 'nine' has no test",
         "row 'one' is listed twice",
         "row 'one': 'maybe' is not one of works, rejected",

@@ -96,7 +96,7 @@ def test_roles_that_are_not_named_are_ideal() -> None:
         ("queue=4MiB", "a queue without a rate never fills; give a rate"),
         ("1gbit,queue=0", "drops all that waits; give a size"),
         ("1gbit,lss=0.1", "did you mean loss"),
-        ("1gbit,100gbe", "is no option"),
+        ("1gbit,100gbe", "is not an option"),
         ("delay=1ms,delay=2ms", "says delay twice"),
         ("wroker=25gbe", "did you mean worker"),
         ("dealy=1ms", "did you mean delay"),

@@ -213,6 +213,6 @@ def test_another_protocol_version_is_refused(
     Method: the workers state the next version."""
     monkeypatch.setattr("luwu.nic.core.membership.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
     text = refusal(Job(), tmp_path, has_switch=has_switch)
-    versions = f"{PROTOCOL_VERSION + 1} is spoken by you, {PROTOCOL_VERSION} here"
+    versions = f"you use protocol version {PROTOCOL_VERSION + 1}, this side {PROTOCOL_VERSION}"
     assert f"protocol version {versions}" in text
     assert "install the same luwu on both sides" in text

@@ -107,13 +107,13 @@ def test_arrivals_are_swept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"arrivals": 3}, r"^arrivals: 3 is no section; write \[arrivals\]"),
+        ({"arrivals": 3}, r"^arrivals: 3 is not a section; write \[arrivals\]"),
         ({"arrivals": {}}, r"^arrivals.per_second is missing"),
         ({"arrivals": {"per_secnd": 1}}, r"^arrivals.per_secnd is unknown .*mean per_second"),
         ({"arrivals": {"per_second": 0}}, r"^arrivals.per_second: 0; a number above 0 fits"),
         ({"arrivals": {"per_second": True}}, r"^arrivals.per_second: True; a number"),
-        ({"arrivals": {"per_second": 1, "seed": 0.5}}, r"^arrivals.seed: 0.5 is no whole number"),
-        ({"arrivals": {"per_second": 1, "requests": 0}}, r"^arrivals.requests: 0 is no whole"),
+        ({"arrivals": {"per_second": 1, "seed": 0.5}}, r"^arrivals.seed: 0.5 is not a whole"),
+        ({"arrivals": {"per_second": 1, "requests": 0}}, r"^arrivals.requests: 0 is not a whole"),
         ({"arrivals": {"per_second": 1, "requests": 1}}, r"^arrivals.requests: 1 for 2 copies; 2"),
         ({"batching": "static"}, r"^\[arrivals\] with batching 'static', .*continuous"),
         ({"batching": "sttic"}, r"^batching: 'sttic' .* mean static"),

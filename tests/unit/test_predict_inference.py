@@ -289,8 +289,8 @@ def test_predict_laws_prefill_of_sockets_is_bound_by_products(sockets: SocketJob
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"tensor": 0}, r"tensor: 0 is no count of at least 1"),
-        ({"batch": 1.5}, r"batch: 1.5 is no count of at least 1"),
+        ({"tensor": 0}, r"tensor: 0 is not a count of at least 1"),
+        ({"batch": 1.5}, r"batch: 1.5 is not a count of at least 1"),
         (
             {"tensor": 6},
             r"tensor: 6 ranks cannot share 64 heads, 8 of .*; 1, 2, 4, 8, 16, 32, 64 f",
@@ -324,7 +324,7 @@ def test_bad_prediction_curves(job: InferenceJob) -> None:
     ("change", "said"),
     [
         ({"sockets": 3}, r"sockets: 3 ranks cannot share 64 heads"),
-        ({"sockets": 4, "host_sockets": 3}, r"sockets: 4 are no multiple of host_sockets = 3"),
+        ({"sockets": 4, "host_sockets": 3}, r"sockets: 4 are not a multiple of host_sockets = 3"),
         ({"precision": "fp8"}, r"precision: 'fp8' is none of bf16, int8"),
         ({"memory_bytes": 1e9}, r"batch: 1 sequences need .* has 1 GB; more sockets would fit"),
         ({"memory_bytes": 4e10, "batch": 999}, r"batch: 999 .* GB; a batch of \d+ fits"),
@@ -338,7 +338,7 @@ def test_bad_prediction_sockets(sockets: SocketJob, change: dict[str, Any], said
 
 def test_bad_prediction_prefill_without_a_peak(sockets: SocketJob) -> None:
     """Goal: what the catalogue does not know of a processor is asked for, not guessed."""
-    with pytest.raises(ConfigError, match=r"processor.Xeon-8575C.bf16 is missing, and prefill"):
+    with pytest.raises(ConfigError, match=r"Xeon-8575C.bf16 is missing, and it limits prefill"):
         predict_socket_prefill(sockets)
 
 

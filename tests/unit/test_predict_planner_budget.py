@@ -151,7 +151,7 @@ def test_predict_laws_goals_order_the_same_set(mine: Catalogue) -> None:
         (TABLE, "devices is missing: a number, a list of them, or a budget"),
         ({**TABLE, "devices": []}, "devices: an empty list"),
         ({**TABLE, "devices": [8, 8]}, r"devices: \[8, 8\] has one of them twice"),
-        ({**TABLE, "devices": [8, "16"]}, "devices: '16' is no whole number above zero"),
+        ({**TABLE, "devices": [8, "16"]}, "devices: '16' is not a whole number above zero"),
         ({**TABLE, "devices": 8, "batch_per_device": 2}, "batch_per_device: batch is set too"),
         ({**_without(TABLE, "batch"), "devices": 8}, "batch is missing; .* or batch_per_device"),
         ({**TABLE, "devices": 8, "budget": "2 MUSD"}, r"budget: \[cost\] is missing"),

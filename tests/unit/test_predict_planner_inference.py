@@ -164,8 +164,8 @@ def test_predict_laws_devices_and_sockets_in_one_plan(mine: Catalogue) -> None:
     ("change", "said"),
     [
         ({"systems": ["inference", "zero3"]}, "systems: 'zero3' is none of inference, inference-s"),
-        ({"systems": "inference"}, "systems: 'inference' is no list of names"),
-        ({"device": 8}, "device: 8 is no name"),
+        ({"systems": "inference"}, "systems: 'inference' is not a list of names"),
+        ({"device": 8}, "device: 8 is not a name"),
         ({"tensor": 8}, "tensor: is what a plan searches"),
         ({"batch": 8}, "batch: is what a plan searches"),
         ({"device": None}, "device is missing: inference runs on one"),
@@ -199,7 +199,7 @@ def test_bad_prediction_plans_of_inference(
     [
         ({"processor": "Xeon-8575C"}, "processor.Xeon-8575C.bf16 is not known"),
         ({"memory_bytes": None}, "memory_bytes is missing: of a socket"),
-        ({"host_sockets": "2"}, "host_sockets: '2' is no whole number"),
+        ({"host_sockets": "2"}, "host_sockets: '2' is not a whole number"),
         ({"sockets": 4}, "sockets: is what a plan searches"),
         ({"batching": "static"}, "batching is unknown here"),
     ],

@@ -392,7 +392,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         read.does = ""
         assert torch.equal(read(x), expected)
         assert torch.equal(kept, luwu.get_model_state_dict(trained)["line.weight"][:8])
-        with pytest.raises(ConfigError, match="this Linear is no unit of the job; its units are"):
+        with pytest.raises(ConfigError, match="Linear is not a unit of the job; its units are"):
             reading.register_forward_method(read.line, "forward")
         with pytest.raises(ConfigError, match="Written has no method thrice"):
             reading.register_forward_method(read, "thrice")

@@ -274,7 +274,7 @@ class TestTheHandler(WithKeys):
         stranger.dial("parent", where)
         up(stranger)
         stranger.send("parent", b"let me in")
-        assert "was let in by mistake" in refused(listener)
+        assert "was accepted by mistake" in refused(listener)
         nobody_came(listener)
 
     def test_its_silence_is_noticed(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def _tariff(table: Mapping[str, Any], catalogue: Catalogue) -> Tariff:
             )
     years = table["life_years"]
     if isinstance(years, bool) or not isinstance(years, int | float):
-        raise ConfigError(f"{_PLACE}life_years: {years!r} is no number of years")
+        raise ConfigError(f"{_PLACE}life_years: {years!r} is not a number of years")
     place = f"{_PLACE}energy_price"
     return Tariff(
         name="cost", life_s=units.to_si(f"{_PLACE}life_years", years, "year", Dimension.SECONDS),
@@ -147,7 +147,7 @@ def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
         each = 1
     elif not each or place.ranks % each:
         raise ConfigError(
-            f"{_PLACE}server: {place.ranks} devices are no whole number of {costs.server.name}, "
+            f"{_PLACE}server: {place.ranks} devices are not a whole number of {costs.server.name}, "
             f"which has {each}; another server, or another number of devices fits"
         )
     if place.host_devices not in (None, each):

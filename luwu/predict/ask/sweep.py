@@ -83,7 +83,7 @@ class Sweep:
         if of not in known:
             said = [name for name in known if not name.startswith("elasticities.")]
             raise ConfigError(
-                f"of: {of!r} is no number of an answer{suggestion(of, known)}; they are "
+                f"of: {of!r} is not a number in the answer{suggestion(of, known)}; they are "
                 f"{', '.join(said)}, and elasticities.NAME"
             )
         absent = 0.0 if of.startswith(_ADDING_UP) else None
@@ -129,7 +129,7 @@ def parse_axis(text: str) -> Axis:
     name, equals, rest = text.partition("=")
     keys = tuple(each.strip() for each in name.split(":"))
     if not equals or not all(keys):
-        raise ConfigError(f"over: {text!r} is no key with values; write KEY=v1,v2,...")
+        raise ConfigError(f"over: {text!r} is not a key with values; write KEY=v1,v2,...")
     values = tuple(
         tuple(_value(name, each) for each in value.split(":")) for value in rest.split(",")
     )
@@ -239,7 +239,7 @@ def _with_number(table: dict[str, Any], key: str, value: Value, catalogue: Catal
     every = keys_of(KINDS[kind])
     keys = {each.name: each for each in every.values() if len(each.dimensions) == 1}
     if name not in keys:
-        why = "is a measured curve, no number" if name in every else "is no number"
+        why = "is a measured curve, no number" if name in every else "is not a number"
         raise ConfigError(
             f"{key} {why} of a {kind}{suggestion(name, keys)}; they are {', '.join(keys)}"
         )

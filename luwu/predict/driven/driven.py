@@ -118,7 +118,7 @@ class Playing:
             )
         if self.update not in (None, *UPDATES):
             raise ConfigError(
-                f"update: {self.update!r} is none of {', '.join(UPDATES)}"
+                f"update: {self.update!r} is not one of {', '.join(UPDATES)}"
                 f"{suggestion(self.update, UPDATES)}"
             )
         if self.extent_chunks < 1:

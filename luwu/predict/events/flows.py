@@ -79,7 +79,7 @@ def route_of(graph: nx.DiGraph, flow: Flow) -> Route:
     links = list(zip(flow.path, flow.path[1:], strict=False))
     if ends != (flow.source, flow.target) or not all(graph.has_edge(*link) for link in links):
         raise ConfigError(
-            f"flow {flow.name}: path is no way from {flow.source} to {flow.target}; "
+            f"flow {flow.name}: path is not a way from {flow.source} to {flow.target}; "
             f"{hashed_path(graph, flow.source, flow.target, flow.name)} would be one"
         )
     shares: dict[Link, float] = defaultdict(float)

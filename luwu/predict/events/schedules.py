@@ -95,10 +95,10 @@ class Pipeline:
         if self.virtual > 1 and (self.stages == 1 or self.micro_batches % self.stages):
             raise ConfigError(
                 f"micro_batches: an interleaved pipeline takes {self.stages} at a time, from 2 "
-                f"stages on; {self.micro_batches} are no multiple"
+                f"stages on; {self.micro_batches} are not a multiple"
             )
         if not 0 <= self.data_overlap <= 1:
-            raise ConfigError(f"data_overlap: {self.data_overlap!r} is no share from 0 to 1")
+            raise ConfigError(f"data_overlap: {self.data_overlap!r} is not a share from 0 to 1")
         self._check_seconds()
         if len(self.optimizer_s) not in (0, self.stages):
             raise ConfigError(

@@ -63,7 +63,7 @@ class SocketJob:
         check_tensor("sockets", self.sockets, self.model)
         if self.sockets > self.host_sockets and self.sockets % self.host_sockets:
             raise ConfigError(
-                f"sockets: {self.sockets} are no multiple of host_sockets = {self.host_sockets}"
+                f"sockets: {self.sockets} are not a multiple of host_sockets = {self.host_sockets}"
             )
         self._check_memory()
 

@@ -90,9 +90,9 @@ class MachineFloors:
         for each in fields(self):
             value = getattr(self, each.name)
             if not (value >= 0 and math.isfinite(value)):
-                raise ConfigError(f"{each.name}: {value!r} is no floor; give 0 or more")
+                raise ConfigError(f"{each.name}: {value!r} is not a floor; give 0 or more")
         if self.root_ratio > 1:
-            raise ConfigError(f"root_ratio: {self.root_ratio} is no share; give 0 to 1")
+            raise ConfigError(f"root_ratio: {self.root_ratio} is not a share; give 0 to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

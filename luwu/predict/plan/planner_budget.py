@@ -147,7 +147,7 @@ def make_wish(
     goal = table.get("goal", goals[0])
     if goal not in goals:
         raise ConfigError(
-            f"goal: {goal!r} is none of {', '.join(goals)}{suggestion(str(goal), goals)}"
+            f"goal: {goal!r} is not one of {', '.join(goals)}{suggestion(str(goal), goals)}"
         )
     if goal in GOALS[1:]:
         _check_costs("goal", goal, costs)

@@ -62,7 +62,7 @@ class OptimizerNodes:
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached <= 1:
-            raise ConfigError(f"cached: {self.cached} is no share; give 0 to 1")
+            raise ConfigError(f"cached: {self.cached} is not a share; give 0 to 1")
         if self.nodes < 1 or self.tiers < 0 or self.pulls not in (1, 2):
             raise ConfigError("nodes is at least 1, tiers at least 0, and pulls are 1 or 2")
 
