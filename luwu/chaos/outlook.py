@@ -47,7 +47,7 @@ def outlooks(faults: Sequence[Fault], rules: Rules, *, expect: str | None) -> li
     if expect is None:
         found = _by_rules(faults, rules)
     elif expect == "end" and found:
-        found[-1] = Outlook("--expect end says so")
+        found[-1] = Outlook("--expect end is set")
     for number, each in enumerate(found[:-1], start=1):
         if each.ends is not None:
             raise ConfigError(

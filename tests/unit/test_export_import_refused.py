@@ -77,7 +77,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "header beyond our limit": (struct.pack("<Q", 2**24 + 1) + bytes(2**24 + 1), "most 16777216"),
     "no JSON": (with_header(b"PK\x03\x04...."), "header is damaged"),
     "no UTF-8": (with_header(b'{"\xff": 1}'), "header is damaged"),
-    "a list": (with_header([]), "no JSON object"),
+    "a list": (with_header([]), "not a JSON object"),
     "deep": (with_header(b"[" * 100_000), "nested too deeply"),
     "truncated": (with_header({"p": entry()}, bytes(7)), "take 8 bytes, 7 follow"),
     "trailing": (with_header({"p": entry()}, bytes(9)), "take 8 bytes, 9 follow"),

@@ -165,9 +165,12 @@ class TestLooseFiles:
             ('{"schema": 1, "keys": [{"name": "a", "role": "king", "key": "KEY"}]}', "--role"),
             (
                 '{"schema": 1, "keys": [{"name": "../a", "role": "worker", "key": "KEY"}]}',
-                "no name",
+                "not a valid name",
             ),
-            ('{"schema": 1, "keys": [{"name": "a", "role": "worker", "key": "zz"}]}', "no public"),
+            (
+                '{"schema": 1, "keys": [{"name": "a", "role": "worker", "key": "zz"}]}',
+                "not a public",
+            ),
             ('{"schema": 1, "keys": [{"name": 1, "role": "worker", "key": "KEY"}]}', "be texts"),
             (
                 '{"schema": 1, "keys": [{"name": "a", "role": "worker", "key": "KEY"},'

@@ -214,5 +214,5 @@ def test_another_protocol_version_is_refused(
     monkeypatch.setattr("luwu.nic.core.membership.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
     text = refusal(Job(), tmp_path, has_switch=has_switch)
     versions = f"you use protocol version {PROTOCOL_VERSION + 1}, this side {PROTOCOL_VERSION}"
-    assert f"protocol version {versions}" in text
+    assert versions in text
     assert "install the same luwu on both sides" in text

@@ -297,9 +297,9 @@ def test_predict_laws_prefill_of_sockets_is_bound_by_products(sockets: SocketJob
         ),
         ({"pipeline": 81}, r"pipeline: 81 stages, but Llama3-70B has 80 layers"),
         ({"precision": "fp4"}, r"precision: a H100-80 has no fp4; it has bf16, fp8"),
-        ({"precision": "fp16"}, r"precision: 'fp16' is none of bf16, fp8, fp4; did you mean"),
-        ({"kv_precision": "int4"}, r"kv_precision: 'int4' is none of bf16, fp8, int8; did you"),
-        ({"batching": "statik"}, r"batching: 'statik' is none of static, .*did you mean static"),
+        ({"precision": "fp16"}, r"precision: 'fp16' is not one of bf16, fp8, fp4; did you mean"),
+        ({"kv_precision": "int4"}, r"kv_precision: 'int4' is not one of bf16, fp8, int8; did you"),
+        ({"batching": "statik"}, r"batching: 'statik' is not one of static, .*did you mean static"),
         ({"tensor": 1, "precision": "bf16"}, r"tensor: 1 of H100-80 do not hold .*missing on each"),
         (
             {"batch": 10**6},
@@ -325,7 +325,7 @@ def test_bad_prediction_curves(job: InferenceJob) -> None:
     [
         ({"sockets": 3}, r"sockets: 3 ranks cannot share 64 heads"),
         ({"sockets": 4, "host_sockets": 3}, r"sockets: 4 are not a multiple of host_sockets = 3"),
-        ({"precision": "fp8"}, r"precision: 'fp8' is none of bf16, int8"),
+        ({"precision": "fp8"}, r"precision: 'fp8' is not one of bf16, int8"),
         ({"memory_bytes": 1e9}, r"batch: 1 sequences need .* has 1 GB; more sockets would fit"),
         ({"memory_bytes": 4e10, "batch": 999}, r"batch: 999 .* GB; a batch of \d+ fits"),
     ],

@@ -136,7 +136,7 @@ def test_training_beside_inference(catalogue: Catalogue) -> None:
 @pytest.mark.parametrize(
     ("table", "change", "said"),
     [
-        (DEVICES, {"system": "inferense"}, r"'inferense' is none of .*did you mean inference"),
+        (DEVICES, {"system": "inferense"}, r"'inferense' is not one of .*did you mean inference"),
         (DEVICES, {"micro_batch": 1}, r"^micro_batch is unknown here; "),
         (DEVICES, {"output_token": 1}, r"^output_token is unknown .*mean output_tokens"),
         (DEVICES, {"input_tokens": None}, r"^input_tokens is missing"),
@@ -148,7 +148,7 @@ def test_training_beside_inference(catalogue: Catalogue) -> None:
             {"tensor": 1, "precision": "bf16"},
             r"tensor: 1 of H100-80 do not hold Llama3-70B",
         ),
-        (DEVICES, {"kv_precision": "fp9"}, r"kv_precision: 'fp9' is none of .* mean fp8"),
+        (DEVICES, {"kv_precision": "fp9"}, r"kv_precision: 'fp9' is not one of .* mean fp8"),
         (DEVICES, {"precision": 8}, r"precision: 8 is not a name"),
         (DEVICES, {"batching": "continous"}, r"batching: 'continous' .* mean continuous"),
         (DEVICES, {"replicas": 0}, r"replicas: 0 is not a whole number above zero"),

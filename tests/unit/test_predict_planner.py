@@ -70,11 +70,11 @@ def test_predict_laws_nothing_near_the_best_is_better(catalogue: Catalogue) -> N
         ({"systems": "3d"}, r"systems: '3d' is not a list of names; one such as \['3d'\] fits"),
         ({"systems": ["3d", "3d"]}, r"systems: '3d' is there twice"),
         ({"model": 3}, r"model: 3 is not a name"),
-        ({"systems": ["3dd"]}, r"systems: '3dd' is none of"),
+        ({"systems": ["3dd"]}, r"systems: '3dd' is not one of"),
         ({"systems": ["luwu"]}, r"\[node\] is missing: luwu"),
         ({"model": None}, r"model is missing"),
         ({"topology": 3}, r"topology: 3 is not a section; write \[topology\] or"),
-        ({"topology": [{"kind": "clo"}]}, r"topology.kind: 'clo' is none of .* mean clos"),
+        ({"topology": [{"kind": "clo"}]}, r"topology.kind: 'clo' is not one of .* mean clos"),
         ({"cost": {"server": "H100x8", "rented": True, "luwu": {}}}, r"cost.luwu: none of the sys"),
         ({"cost": {"rented": True}}, r"cost.server is missing"),
         (

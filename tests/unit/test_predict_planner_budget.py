@@ -156,7 +156,7 @@ def test_predict_laws_goals_order_the_same_set(mine: Catalogue) -> None:
         ({**_without(TABLE, "batch"), "devices": 8}, "batch is missing; .* or batch_per_device"),
         ({**TABLE, "devices": 8, "budget": "2 MUSD"}, r"budget: \[cost\] is missing"),
         ({**TABLE, "devices": 8, "goal": "capex"}, r"goal: \[cost\] is missing"),
-        ({**BOUGHT, "goal": "capx", "devices": 8}, "goal: 'capx' is none of .* mean capex"),
+        ({**BOUGHT, "goal": "capx", "devices": 8}, "goal: 'capx' is not one of .* mean capex"),
         ({**RENTED, "devices": 8, "goal": "watts"}, "goal: what is rented has no price and no pow"),
         ({**RENTED, "budget": "2 MUSD"}, "budget: what is rented .*; budget_per_hour would fit"),
         ({**BOUGHT, "budget": "2 MEUR"}, "budget: the unit 'MEUR' is unknown"),

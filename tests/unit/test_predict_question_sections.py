@@ -284,7 +284,7 @@ def test_optimizer_nodes_are_billed(catalogue: Catalogue) -> None:
 
 
 def test_rented_devices_cost_their_rental(catalogue: Catalogue) -> None:
-    """Goal: 2.06 USD an hour of each device, and nothing is said of what was not bought; training
+    """Goal: 2.06 USD per hour of each device, and nothing is said of what was not bought; training
     and inference stand side by side."""
     rented = {"server": "H100x8", "rented": True}
     train = answer(asked(THREE_D, catalogue, cost=rented), catalogue)
@@ -292,7 +292,7 @@ def test_rented_devices_cost_their_rental(catalogue: Catalogue) -> None:
     assert train["cost"]["dollars_per_h"] == pytest.approx(512 * 2.06)
     assert serve["cost"]["dollars_per_h"] == pytest.approx(32 * 2.06)
     assert "capex" not in train["cost"]
-    assert "rented: 1,054.72 USD an hour" in text(train)
+    assert "rented: 1,054.72 USD per hour" in text(train)
     table = side_by_side({"a": train, "b": serve})
     assert "tokens per dollar" in table
     assert "to buy" not in table
@@ -347,8 +347,8 @@ def test_predict_laws_break_even_is_where_times_are_equal(catalogue: Catalogue) 
 @pytest.mark.parametrize(
     ("table", "topology", "said"),
     [
-        (THREE_D, {}, r"topology.kind: None is none of single-switch, clos"),
-        (THREE_D, {"kind": "torsu"}, r"topology.kind: 'torsu' is none of .* did you mean torus"),
+        (THREE_D, {}, r"topology.kind: None is not one of single-switch, clos"),
+        (THREE_D, {"kind": "torsu"}, r"topology.kind: 'torsu' is not one of .* did you mean torus"),
         (THREE_D, {"kind": "clos"}, r"topology.radix is missing"),
         (THREE_D, {"kind": "clos", "radix": 64, "tapr": 2}, r"topology.tapr is .* mean taper"),
         (THREE_D, {"kind": "clos", "radix": 64.0}, r"topology.radix: 64.0 is not a whole number"),

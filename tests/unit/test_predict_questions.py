@@ -94,7 +94,7 @@ def test_an_input_is_scaled_alone(catalogue: Catalogue) -> None:
 @pytest.mark.parametrize(
     ("table", "change", "said"),
     [
-        (THREE_D, {"system": "zero4"}, r"system: 'zero4' is none of luwu, .*did you mean zero3"),
+        (THREE_D, {"system": "zero4"}, r"system: 'zero4' is not one of luwu, .*did you mean zero3"),
         (THREE_D, {"batc": 3}, r"^batc is unknown here; did you mean batch"),
         (THREE_D, {"node": {}}, r"^node is unknown here"),
         (THREE_D, {"tensor": 0}, r"^tensor: 0 is not a whole number above zero"),

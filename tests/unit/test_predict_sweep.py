@@ -203,7 +203,7 @@ def test_the_sweep_command(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert lines[0].split()[:3] == ["devices", "node.network.rate", "batch"]
     assert "parts_s.tail" in lines[0]
     assert len(lines) == 7
-    assert "cannot be: batch: 64 sequences cannot be shared by 12" in lines[3]
+    assert "rejected: batch: 64 sequences cannot be shared by 12" in lines[3]
     svg = ElementTree.fromstring(picture_file.read_text())
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
     assert len(list(svg.iter("{http://www.w3.org/2000/svg}circle"))) == 4

@@ -41,7 +41,7 @@ BAD = {
         r'go round: a -> b -> a; one needs parent = "node"',
     ),
     "own parent": ('[a]\nparent="a"\nworkers="0-3"', "go round: a -> a"),
-    "no such parent": ('[a]\nparent="c"\nworkers="0-3"', r"\[a\]: its parent 'c' is not there"),
+    "no such parent": ('[a]\nparent="c"\nworkers="0-3"', r"\[a\]: its parent 'c' is not in it"),
     "two roots": (
         '[a]\nparent="node"\nworkers="0-1"\n[b]\nparent="node"\nworkers="2-3"',
         "a and b all have the node as their parent.*give them a common parent",

@@ -93,7 +93,7 @@ def plan_text(found: Plan[Any], shown: int = SHOWN) -> str:
     if len(found.best) > shown:
         lines.append(f"and {len(found.best) - shown} more; --json shows all")
     if found.refused:
-        lines.append(f"the first that cannot be: {found.first_refusal}")
+        lines.append(f"the first rejected: {found.first_refusal}")
     if not is_inference:
         lines += _not_played(found)
     for name, each in found.break_even.items():
