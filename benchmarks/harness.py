@@ -178,7 +178,7 @@ def parse_count(text: str) -> int:
     except ValueError:
         value = math.nan
     if not (value >= 1 and value == int(value)):
-        raise ConfigError(f"{text!r} is no count; write 25M, 100k or 12345")
+        raise ConfigError(f"{text!r} is not a count; write 25M, 100k or 12345")
     return int(value)
 
 

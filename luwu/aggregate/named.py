@@ -43,7 +43,7 @@ def make_aggregator(spec: str, world_size: int) -> Aggregator:
             ) from exc
         if not isinstance(made, Aggregator) or made.spec != name:
             raise ConfigError(
-                f"aggregate: {name!r}: {entry.value} is no luwu.aggregate.Aggregator of that name"
+                f"aggregate: {name!r}: {entry.value} is not a luwu.aggregate.Aggregator of this"
             )
         return made
     raise ConfigError(
@@ -56,4 +56,4 @@ def _scale(text: str, spec: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"aggregate: {spec!r:.60}: {text!r:.40} is no scale") from None
+        raise ConfigError(f"aggregate: {spec!r:.60}: {text!r:.40} is not a scale") from None

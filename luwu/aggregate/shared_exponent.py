@@ -129,7 +129,7 @@ def _split(encoded: Encoded) -> tuple[npt.NDArray[np.int32], _U8]:
     blocks_count = -(-len(encoded) // (4 * BLOCK_ELEMS + 1))
     elems, rest = divmod(len(encoded) - blocks_count, 4)
     if rest or elems <= 0:
-        raise ValueError(f"shared-exponent: {len(encoded)} bytes are no chunk")
+        raise ValueError(f"shared-exponent: {len(encoded)} bytes are not a chunk")
     octets = np.frombuffer(encoded, np.uint8)
     return octets[: 4 * elems].view(np.int32), octets[4 * elems :]
 

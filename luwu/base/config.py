@@ -99,7 +99,7 @@ class RunConfig:
         2, whole(1, WORLD_SIZE_MAX), "N", EVERYWHERE, "number of workers, each a training process"
     )
     steps: int | None = _key(
-        None, whole(1), "N", COMPARING, "optimizer steps (default: as workers/train.py has it)"
+        None, whole(1), "N", COMPARING, "optimizer steps (default: that of workers/train.py)"
     )
     arms: tuple[str, ...] = _key(
         ("luwu", "fsdp"), arm_names, "A,B", COMPARING,
@@ -114,14 +114,14 @@ class RunConfig:
     )  # fmt: skip
     seed: int = _key(
         0, whole(0), "N", EVERYWHERE,
-        "seed of all random numbers; for run and up, of those of emulated links",
+        "seed of all random numbers; run and up: of emulated links only",
     )  # fmt: skip
     dtype: str = _key(
         "float32", one_of("float32", "bfloat16"), "float32|bfloat16", COMPARING,
         "data type of compute, and of weights and gradients on the network",
     )  # fmt: skip
     layers: int | None = _key(None, whole(1), "N", COMPARING, "blocks of the built-in GPT")
-    width: int | None = _key(None, whole(1), "N", COMPARING, "width of its residual stream")
+    width: int | None = _key(None, whole(1), "N", COMPARING, "width of the GPT's residual stream")
     batch: int | None = _key(None, whole(1), "N", COMPARING, "samples per worker and step")
     context: int | None = _key(None, whole(1), "N", COMPARING, "tokens per sample")
     max_grad_norm: float | None = _key(
@@ -156,19 +156,19 @@ class RunConfig:
     )  # fmt: skip
     extent: int | None = _key(
         None, chunk_size, "SIZE|auto", SERVING,
-        "bytes of neighbouring chunks that travel together; auto: as the budget allows, up to 1MiB",
+        "bytes of neighbouring chunks per message; auto: as the budget allows, up to 1MiB",
     )  # fmt: skip
     memory_budget: int | None = _key(
         None, size_or_auto, "SIZE|auto", SERVING,
-        "memory that the optimizer nodes may allocate in all; auto: half of what is free",
+        "total memory that the optimizer nodes may allocate; auto: half of the free memory",
     )  # fmt: skip
     switch_memory_budget: int | None = _key(
         None, size_or_auto, "SIZE|auto", SERVING,
-        "memory of each switch for gradients and, in what is left, weights; auto: 512MiB",
+        "memory of each switch for gradients; the rest caches weights; auto: 512MiB",
     )  # fmt: skip
     durability: str = _key(
         "step", one_of("step", "process", "none"), "step|process|none", SERVING,
-        "what a decided step survives: power loss, the end of any process, or nothing",
+        "failures that a decided step survives: power loss, the end of any process, or none",
     )  # fmt: skip
     no_switch: bool = _key(
         False, boolean, "true|false", SERVING, "connect workers directly to the node; one host only"
@@ -197,7 +197,7 @@ class RunConfig:
     fidelity: str = _key(
         "functional", one_of("functional", "protocol", "timed"), "functional|protocol|timed",
         SERVING, "model of the switch: memory as needed; the fixed slots of a programmable switch; "
-        "these on links that take time",
+        "these slots with timed links",
     )  # fmt: skip
     slots: int | None = _key(
         None, whole(1), "N", SERVING,
@@ -216,7 +216,7 @@ class RunConfig:
     )  # fmt: skip
     state: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", SERVING,
-        "directory of the training state (default: luwu-state; of compare: the run directory)",
+        "directory of the training state (default: luwu-state; compare: the run directory)",
     )  # fmt: skip
     resume: bool = _key(
         False, boolean, "true|false", SERVING, "continue from the last step in --state"
@@ -226,14 +226,14 @@ class RunConfig:
     )
     on_lost_steps: str = _key(
         "stop", one_of("stop", "redo"), "stop|redo", SERVING,
-        "when decided steps are lost with a node's disk: end the run, or continue from before",
+        "when a node has lost decided steps: end the run, or recompute them",
     )  # fmt: skip
     on_worker_loss: str = _key(
         "stop",
         one_of("stop", "wait", "drop"),
         "stop|wait|drop",
         SERVING,
-        "when a worker is lost: end the run, restart it while the others wait, or continue without",
+        "when a worker is lost: end the run, restart it while the others wait, or drop it",
     )
     drop_after: float = _key(
         10.0,
@@ -247,22 +247,22 @@ class RunConfig:
         whole(1, WORLD_SIZE_MAX),
         "N",
         SERVING,
-        "minimum number of workers; with fewer the job waits until dropped ones return",
+        "minimum number of workers; with fewer, the job waits until dropped workers return",
     )
     run_dir: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", EVERYWHERE, "directory of this run (default: luwu-runs/<time>-<id>)"
     )
     tensorboard: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", ("run",),
-        "write what the script records with luwu.log there, as TensorBoard event files",
+        "write the values that the script passes to luwu.log there, as TensorBoard event files",
     )  # fmt: skip
     trace: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "FILE", TRAINING, "write a timeline of the run, for ui.perfetto.dev"
     )
     worker_restarts: int | None = _key(
         None, whole(0), "N", TRAINING,
-        "maximum number of restarts after a lost worker, each of which replays the step: of all "
-        "workers with on_worker_loss stop (default: 0), else of the lost one (wait: 3, drop: 0)",
+        "maximum number of restarts after a worker is lost, each of which replays the step; with "
+        "on_worker_loss stop, of all workers (default: 0), else of the lost one (wait: 3, drop: 0)",
     )  # fmt: skip
     worker_hosts: int = _key(
         1, whole(1, WORLD_SIZE_MAX), "N", ("run",),
@@ -271,7 +271,7 @@ class RunConfig:
     )  # fmt: skip
     rendezvous: str | None = _key(
         None, host_and_port, "HOST:PORT", ("run",),
-        "where the torchruns of the hosts meet: an address of one of them, and a free port",
+        "where the torchruns of all hosts meet: the address of one host, and a free port",
     )  # fmt: skip
     job: int | None = _key(
         None, whole(1, INT64_MAX), "N", ("up",),
@@ -284,7 +284,7 @@ class RunConfig:
         None, words, "ENDPOINT", ("up",), "address to listen on, such as tcp://127.0.0.1:0"
     )
     advertise: str | None = _key(
-        None, words, "HOST[:PORT]", ("up",), "address that others connect to, if not --bind"
+        None, words, "HOST[:PORT]", ("up",), "address that others connect to, if not that of --bind"
     )
     engine: str = _key(
         "local", one_of("local", "ray"), "local|ray", ("run",),
@@ -300,7 +300,7 @@ class RunConfig:
     )  # fmt: skip
     insecure: bool = _key(
         False, boolean, "true|false", ("run", "up"),
-        "allow addresses off loopback without keys, on a trusted network; of run: with Ray",
+        "allow addresses off loopback without keys, on a trusted network; run: only with Ray",
     )  # fmt: skip
     connect_timeout: float = _key(
         60.0, seconds, "TIME", EVERYWHERE, "how long to wait for a process or a connection file"
@@ -440,7 +440,7 @@ def _text_of(value: object, where: str) -> str:
         return str(value)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ",".join(value)
-    raise ConfigError(f"{where}: {value!r:.60} is no value of a key; write a text, number or list")
+    raise ConfigError(f"{where}: {value!r:.60} is not a valid value; write a text, number or list")
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:

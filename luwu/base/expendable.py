@@ -42,5 +42,5 @@ class Expendable:
             self._named.add(path.parent)
             self._say(
                 f"WARNING: {path.name} cannot be written in {path.parent}: "
-                f"{error.strerror or error}. The run goes on without; records of it are missing"
+                f"{error.strerror or error}. The run continues without it; records are missing"
             )

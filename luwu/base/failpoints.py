@@ -24,38 +24,38 @@ from luwu.base.quantities import parse_ns
 from luwu.base.suggestion import suggestion
 
 PLACES: Final = {
-    "making.before_rename": "an export or import is whole, and not yet in its place",
-    "node.after_decide": "a step is decided and nobody has been told",
-    "node.after_prepare": "a step is prepared and nobody has been told",
-    "node.after_write": "a page of the step that is being made is written",
-    "store.after_abort": "a prepared step was taken back",
+    "making.before_rename": "an export or import is complete, but not yet renamed",
+    "node.after_decide": "a step is decided, but not yet announced",
+    "node.after_prepare": "a step is prepared, but not yet announced",
+    "node.after_write": "a page of the current step is written",
+    "store.after_abort": "a prepared step was withdrawn",
     "store.after_counters": "the store's generation or attempt is recorded",
-    "store.after_data_flush": "the pages of a step are flushed, its manifest is not written",
+    "store.after_data_flush": "the pages of a step are flushed, its manifest is not yet written",
     "store.after_decided": "a step is decided",
-    "store.after_manifest": "the manifest is written twice, and not named yet",
+    "store.after_manifest": "both copies of the manifest are written, but no record names them yet",
     "store.after_meta_flush": "a record of the store is flushed",
     "store.after_page_write": "a page is written",
     "store.after_prepared": "a step is prepared",
-    "store.before_abort": "a prepared step is to be taken back",
-    "store.before_counters": "the store's generation or attempt is to be recorded",
-    "store.before_data_flush": "all pages of a step are written, none is flushed",
-    "store.before_decide": "a step is prepared and to be decided",
-    "store.before_manifest": "the manifest of a step is to be written",
-    "store.before_meta_flush": "a record of the store is written, not flushed",
-    "store.before_page_write": "a page is to be written",
+    "store.before_abort": "a prepared step is about to be withdrawn",
+    "store.before_counters": "the store's generation or attempt is about to be recorded",
+    "store.before_data_flush": "all pages of a step are written, none is flushed yet",
+    "store.before_decide": "a step is prepared and about to be decided",
+    "store.before_manifest": "the manifest of a step is about to be written",
+    "store.before_meta_flush": "a record of the store is written, but not yet flushed",
+    "store.before_page_write": "a page is about to be written",
     "store.between_manifests": "the first copy of a manifest is written, the second is not",
-    "store.create.after_allocate": "the files of a new store have their sizes",
+    "store.create.after_allocate": "the files of a new store have their full sizes",
     "store.create.after_config": "the configuration of a new store is written",
-    "store.create.after_rename": "a new store is in its place",
-    "store.create.before_files": "the directory of a new store is made, and empty",
-    "store.create.before_rename": "a new store is whole, and not yet in its place",
-    "store.open.after_flush": "a store is open, and nobody knows",
-    "store.open.after_lock": "a store that is opened is locked, nothing is read",
-    "store.open.before_flush": "a store that is opened has recorded its new generation",
-    "switch.before_sum": "all gradients of a chunk are at a switch, and not added yet",
-    "worker.before_commit": "a worker has pushed all of a step, and not said so",
-    "worker.before_push": "a worker's gradients of a unit are computed, and not sent",
-    "zap.request": "somebody connects, and it is to be said whether its key may",
+    "store.create.after_rename": "a new store is renamed to its final path",
+    "store.create.before_files": "the directory of a new store exists and is empty",
+    "store.create.before_rename": "a new store is complete, but not yet renamed",
+    "store.open.after_flush": "a store is open, but not yet used",
+    "store.open.after_lock": "a store that is being opened is locked, but not yet read",
+    "store.open.before_flush": "a store that is being opened has recorded its new generation",
+    "switch.before_sum": "a switch has all gradients of a chunk, but has not added them",
+    "worker.before_commit": "a worker has pushed all gradients of a step, but not committed them",
+    "worker.before_push": "a worker has computed the gradients of a unit, but not sent them",
+    "zap.request": "a client connects, and its key is about to be checked",
 }
 """Every place in the code, and what is the case there; docs/chaos.md lists them."""
 
@@ -95,7 +95,7 @@ def parse_failpoints(text: str) -> dict[str, _Armed]:
                 code="E201",
             )
         if place in armed:
-            raise ConfigError(f"LUWU_FAILPOINTS: {place!r} stands there twice; name it once")
+            raise ConfigError(f"LUWU_FAILPOINTS: {place!r} is named twice; name it once")
         delay_ns = parse_ns(delay, name=f"LUWU_FAILPOINTS: {place}") if colon else 0
         armed[place] = _Armed(action, int(number) if number else None, delay_ns)
     return armed

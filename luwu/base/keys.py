@@ -91,7 +91,7 @@ def parse_key(text: str, where: str) -> bytes:
     """A public key. Raises ConfigError."""
     if not _HEX.fullmatch(text):
         raise ConfigError(
-            f"{where}: {len(text)} characters are no public key, {KEY_HEX_CHARS} of 0-9 and a-f "
+            f"{where}: {len(text)} characters are not a public key, {KEY_HEX_CHARS} of 0-9 and a-f "
             "are; copy it whole, as luwu keys list or luwu up printed it"
         )
     return bytes.fromhex(text)
@@ -101,8 +101,8 @@ def check_name(name: str) -> str:
     """A name that can be a file's. Raises ConfigError."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"key_name: {name!r:.80} is no name of a key; use 1 to 63 letters, digits, -, _ and ., "
-            "beginning with a letter or digit"
+            f"key_name: {name!r:.80} is not a valid name of a key; use 1 to 63 letters, digits, -, "
+            "_ and ., beginning with a letter or digit"
         )
     return name
 
@@ -144,7 +144,7 @@ def read_secret(directory: Path, name: str) -> OwnKey:
         text = opened.read(KEY_HEX_CHARS + 2).strip()
     if not _HEX.fullmatch(text):
         raise ConfigError(
-            f"{file} holds no key; make it anew with luwu keys revoke and add", code="E210"
+            f"{file} contains no key; replace it with luwu keys revoke and add", code="E210"
         )
     return OwnKey(directory=directory, name=name, secret=SecretKey(bytes.fromhex(text)))
 
@@ -156,8 +156,8 @@ def read_allowed(directory: Path) -> dict[bytes, Identity]:
         found = file.lstat()
     except FileNotFoundError:
         raise ConfigError(
-            f"{directory} has no {ALLOWED}, so nobody may connect; luwu keys init --keys "
-            f"{directory} makes one",
+            f"{directory} has no {ALLOWED}, so no process may connect; luwu keys init "
+            f"--keys {directory} creates one",
             code="E210",
         ) from None
     _check_private(found, file, "0600")
@@ -170,13 +170,13 @@ def read_allowed(directory: Path) -> dict[bytes, Identity]:
     allowed: dict[bytes, Identity] = {}
     for row in rows:
         if not isinstance(row, dict) or row.keys() != {"name", "role", "key"}:
-            raise ConfigError(f"{file}: {row!r:.80} is no row: name, role and key were expected")
+            raise ConfigError(f"{file}: {row!r:.80} is not a row: name, role and key were expected")
         if not all(isinstance(each, str) for each in row.values()):
             raise ConfigError(f"{file}: name, role and key of {row['name']!r:.80} must be texts")
         identity = Identity(check_name(row["name"]), check_role(row["role"]))
         key = parse_key(row["key"], f"{file}: {identity.name}")
         if key in allowed or identity.name in {each.name for each in allowed.values()}:
-            raise ConfigError(f"{file}: {identity.name} or its key stands there twice; remove one")
+            raise ConfigError(f"{file}: {identity.name} or its key is listed twice; remove one")
         allowed[key] = identity
     return allowed
 
@@ -191,7 +191,7 @@ def check_directory(directory: Path) -> None:
             "makes it"
         ) from exc
     if not stat.S_ISDIR(found.st_mode):
-        raise ConfigError(f"keys: {directory} is no directory")
+        raise ConfigError(f"keys: {directory} is not a directory")
     _check_private(found, directory, "0700")
 
 

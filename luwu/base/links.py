@@ -298,7 +298,7 @@ def parse_links(text: str, name: str = "link") -> Links:
             raise ConfigError(f"{name}: {text!r} has an empty part; write 10gbit or worker=25gbe")
         where, spec_text = _place_of(part, name)
         if where in parts:
-            raise ConfigError(f"{name}: {text!r} says {where or 'all links'} twice; say it once")
+            raise ConfigError(f"{name}: {text!r} sets {where or 'all links'} twice; set it once")
         parts[where] = _spec(spec_text, f"{name}: {where}" if where else name)
     pairs = {
         role: LinkPair(**{
@@ -341,7 +341,7 @@ def emulated_links(
         for option in asked:
             if getattr(spec, _FIELDS[option]):
                 raise ConfigError(
-                    f"{option}: --link says {option}={getattr(spec, _FIELDS[option])} for "
+                    f"{option}: --link sets {option}={getattr(spec, _FIELDS[option])} for "
                     f"{role}.{way} already; leave one of them out"
                 )
         changed = replace(spec, **{_FIELDS[option]: value for option, value in asked.items()})
@@ -427,11 +427,11 @@ def _spec(text: str, name: str) -> LinkSpec:
         key, equals, value = (each.strip() for each in option.partition("="))
         if not equals or key not in _OPTIONS:
             raise ConfigError(
-                f"{name}: {option!r} is no option; write one of "
+                f"{name}: {option!r} is not an option; write one of "
                 f"{', '.join(f'{each}=' for each in _OPTIONS)}{suggestion(key, _OPTIONS)}"
             )
         if _FIELDS[key] in values:
-            raise ConfigError(f"{name}: {text!r} says {key} twice; say it once")
+            raise ConfigError(f"{name}: {text!r} sets {key} twice; set it once")
         values[_FIELDS[key]] = _value(key, value, f"{name}: {key}")
     return replace(spec, **values)
 

@@ -66,7 +66,7 @@ def parse_ranks(text: str, place: str) -> tuple[int, ...]:
             ends[1]
         ):
             raise ConfigError(
-                f'{place}: {part.strip()!r} is no rank and no range of ranks; write "0-3,6"'
+                f'{place}: {part.strip()!r} is neither a rank nor a range of ranks; write "0-3,6"'
             )
         found.extend(range(int(first), int(ends[1]) + 1))
     return tuple(found)
@@ -216,7 +216,8 @@ def parse_tree(document: Mapping[str, Any], *, workers: int, where: str) -> Tree
 def _place(name: str, said: object, at: str) -> Place:
     if not _NAME.fullmatch(name) or name == NODE:
         raise ConfigError(
-            f"{at} is no name of a switch; take 1 to 32 small letters, digits and -, not {NODE!r}"
+            f"{at} is not a name of a switch; use 1 to 32 lower-case letters, digits and -, not "
+            f"{NODE!r}"
         )
     if not isinstance(said, Mapping):
         raise ConfigError(f'{at} is {said!r:.40}; write a table: [{name}] and parent = "node"')
@@ -241,8 +242,8 @@ def _in_order(places: list[Place], where: str) -> list[Place]:
     for place in places:
         if place.parent != NODE and place.parent not in names:
             raise ConfigError(
-                f"{where}: [{place.name}]: its parent {place.parent!r} is not there; the file has "
-                f'{", ".join(sorted(names))}, and "{NODE}" stands above them'
+                f"{where}: [{place.name}]: its parent {place.parent!r} is not in it; the file has "
+                f'{", ".join(sorted(names))}, and "{NODE}" is above them'
             )
     roots = [place.name for place in places if place.parent == NODE]
     if len(roots) > 1:

@@ -47,13 +47,13 @@ def outlooks(faults: Sequence[Fault], rules: Rules, *, expect: str | None) -> li
     if expect is None:
         found = _by_rules(faults, rules)
     elif expect == "end" and found:
-        found[-1] = Outlook("--expect end says so")
+        found[-1] = Outlook("--expect end is set")
     for number, each in enumerate(found[:-1], start=1):
         if each.ends is not None:
             raise ConfigError(
-                f"fault {number} ({faults[number - 1]}) would end the run, for {each.ends}; "
+                f"fault {number} ({faults[number - 1]}) would end the run: {each.ends}; "
                 f"{len(faults) - number} more are planned after it. Change that, plan "
-                f"{number} faults, or say --expect on if the run survives it nevertheless"
+                f"{number} faults, or pass --expect on if the run survives it nevertheless"
             )
     return found
 

@@ -105,7 +105,7 @@ def draw(wish: Wish, cast: Cast) -> tuple[Fault, ...]:
     for _, name in choices:
         cast.of(name)  # a name that nobody has is refused whether or not it is drawn
     if (wish.every_ns is None) == (wish.every_steps is None):
-        raise ConfigError("say how often: either --every TIME or --every-steps N")
+        raise ConfigError("give the frequency: either --every TIME or --every-steps N")
     random = Random(derive(wish.seed, "chaos"))
     faults = []
     for index in range(wish.count):

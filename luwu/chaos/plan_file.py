@@ -69,8 +69,8 @@ def read_plan(file: Path, *, seed: int | None = None) -> PlanFile:
     if tables is not None:
         if set(document) - {"seed"}:
             raise ConfigError(
-                f"{where}: {', '.join(document)} is for faults that are drawn, and [[fault]] says "
-                "which there are; leave one of them out"
+                f"{where}: {', '.join(document)} is for random faults, and [[fault]] lists the "
+                "faults; omit one of them"
             )
         if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
             raise ConfigError(f"{where}: write [[fault]] for each fault")
@@ -111,13 +111,13 @@ def _fault(row: Mapping[str, Any], where: str) -> Fault:
     _check_names(row, _OF_FAULT, where)
     kinds = [kind for kind in KINDS if kind in row]
     if len(kinds) != 1:
-        raise ConfigError(f"{where}: say either kill or stall, and the process")
+        raise ConfigError(f"{where}: give either kill or stall, with the process")
     kind = kinds[0]
     (process,) = _names([row[kind]], f"{where}: {kind}")
     if "after" not in row and "after_steps" not in row:
-        raise ConfigError(f'{where}: say when: after_steps = 12, or after = "30s"')
+        raise ConfigError(f'{where}: give the time: after_steps = 12, or after = "30s"')
     if kind == "kill" and "for" in row:
-        raise ConfigError(f"{where}: a kill lasts for ever; leave for out, or write stall")
+        raise ConfigError(f"{where}: a kill has no duration; omit for, or write stall")
     step = None
     if "after_steps" in row:
         step = _whole(row["after_steps"], f"{where}: after_steps")

@@ -215,7 +215,7 @@ def _attached(value: Any) -> dict[str, str]:
     found = _texts(value)
     for rank in found:
         if not rank.isdecimal() or int(rank) >= WORLD_SIZE_MAX:
-            raise ValueError(f"{rank!r:.40} is no rank")
+            raise ValueError(f"{rank!r:.40} is not a rank")
     return found
 
 

@@ -80,7 +80,7 @@ def import_state(
             digest = _digest_of(new, buffers_count)
             if origin.weights_digest not in (None, digest):
                 raise DamagedFileError(
-                    f"{source}: the weights have the digest {digest}, the export says "
+                    f"{source}: the weights have the digest {digest}, the export records "
                     f"{origin.weights_digest!s:.80}; it changed after it was written. Get it "
                     "again."
                 )

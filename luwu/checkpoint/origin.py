@@ -58,8 +58,8 @@ class Origin:
                 else f"with weights in {document.dtype:.40}"
             )
             raise ConfigError(
-                f"{source} was exported {lacks}, so training cannot go on where it was. To start "
-                f"afresh from its weights, at step 0: add --like {source}"
+                f"{source} was exported {lacks}, so training cannot continue from it. To start "
+                f"again from its weights, at step 0: add --like {source}"
             )
         return cls(
             description=document.description,
@@ -167,7 +167,7 @@ class OriginFiles(Closing):
         found, expected = digest.hexdigest(), self.origin.digests.get(name)
         if found != expected:
             raise PageCorruptError(
-                f"{self._source}: tensor {name:.160} has the checksum {found}, the export says "
+                f"{self._source}: tensor {name:.160} has the checksum {found}, the export records "
                 f"{expected!s:.40}: it changed after it was written. Get the export again."
             )
 

@@ -185,7 +185,7 @@ def _check_whole(
 ) -> None:
     found = verify_state(new, count, full=full, should_stop=should_stop)
     if found.damages:
-        raise StateError(f"{state} is not whole: {found.damages[0]}")
+        raise StateError(f"{state} is damaged: {found.damages[0]}")
 
 
 def _copy_store(

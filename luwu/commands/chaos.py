@@ -35,9 +35,9 @@ from luwu.monitor.watch import processes_of, state_now
 VERB: Final = Verb(
     name="chaos",
     usage="luwu chaos [flags]\nluwu chaos [flags] run [flags of luwu run] SCRIPT ...",
-    text="Kill and stall processes of a run, and check that the run survives it. The run is under "
-    "way, or is started by this command. Links cannot be changed while they are in use: for lost "
-    "messages give --loss to luwu run.",
+    text="Kill and stall processes of a run, and check that the run survives it. The run is "
+    "already active, or this command starts it. Links cannot be changed while they are in use: for "
+    "lost messages pass --loss to luwu run.",
     examples=(
         "luwu chaos --kill node,worker --count 3 --every 10s",
         "luwu chaos --kill switch --every-steps 50 run --workers 2 train.py",
@@ -276,7 +276,7 @@ def _time(given: dict[str, str], name: str) -> int | None:
 def _check_running(run: RunDirectory, file: PlanFile) -> None:
     if file.links:
         raise ConfigError(
-            f"links: {', '.join(file.links)} cannot be changed while a run goes on; start it with "
+            f"links: {', '.join(file.links)} cannot be changed during a run; start it with "
             "luwu chaos --plan FILE run ..."
         )
     state, _ = state_now(run)

@@ -13,8 +13,7 @@ from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
 VERB: Final = Verb(
     name="config",
     usage="luwu config [show] [--origin] [--json] [--markdown] [flags]",
-    text="List all keys with the values that a run with the same file, environment and flags would "
-    "have.",
+    text="List all keys with the values that a run with the same file, environment and flags uses.",
     examples=(
         "luwu config --origin",
         "luwu config --config luwu.toml --workers 4 > resolved.toml",

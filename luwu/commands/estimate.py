@@ -20,8 +20,8 @@ VERB: Final = Verb(
     usage="luwu estimate [--json FILE|-] [flags of luwu compare]",
     text=(
         "Estimate what a job of luwu compare needs on this machine, without running it: memory, "
-        "disk, threads, the least time of each resource per step, and the bottleneck. Every number "
-        "is labelled as measured, predicted, assumed or cited."
+        "disk, threads, the minimum time of each resource per step, and the bottleneck. Every "
+        "number is labelled as measured, predicted, assumed or cited."
     ),
     examples=("luwu estimate --layers 12 --width 768 --workers 2 --memory-budget 1GiB",),
     keys_of="compare",

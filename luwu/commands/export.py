@@ -25,7 +25,7 @@ VERB: Final = Verb(
     text=(
         "Write the last decided step of a state to the new directory OUT: weights and optimizer "
         "state as safetensors (in Hugging Face's layout), and luwu.json, from which luwu import "
-        "makes the same state again, bit for bit.\n\n"
+        "restores the same state, bit for bit.\n\n"
         "To export a running job, give its run directory, its connect.json or the URL that luwu up "
         "printed; training continues. A state directory can be exported when no job uses it."
     ),
@@ -37,8 +37,8 @@ VERB: Final = Verb(
         Flag(
             name="dtype",
             shape="float32|bfloat16|float16",
-            text="data type of the weights (default: float32; the others round, so that an import "
-            "is not exact)",
+            text="data type of the weights (default: float32; other types round, so an import is "
+            "not exact)",
         ),
         Flag(name="shard_size", shape="SIZE", text="maximum size of a file (default: 4GiB)"),
         Flag(name="memory_budget", shape="SIZE", text="memory for buffers (default: 256MiB)"),
@@ -105,7 +105,7 @@ def _source(where: str) -> RestingState | RunningState:
         return RunningState.of(join(where, timeout_s=CONNECT_S))
     if not (path / "CONFIG").exists() and (path / "logs").is_dir():
         raise ConfigError(
-            f"{path} is the directory of a run that has ended (no {CONNECT_NAME}); name its state "
+            f"{path} is the directory of a run that has ended (no {CONNECT_NAME}); give its state "
             "directory, which resolved.json tells"
         )
     return RestingState(path)

@@ -84,11 +84,11 @@ JSON_FLAG = Flag(name="json", text="print JSON")
 CATALOGUE_FLAG = Flag(
     name="catalogue", shape="FILE", text="TOML file with your own hardware and models"
 )
-VERBOSE_FLAG = Flag(name="verbose", text="show all that goes to the run's log; also -v")
+VERBOSE_FLAG = Flag(name="verbose", text="show everything that goes to the run's log; also -v")
 CONFIG_FLAG = Flag(name="config", shape="FILE", text="TOML file of keys (default: LUWU_CONFIG)")
 DEBUG_FLAG = Flag(name="debug", text="show the traceback of an error")
 HELP_FLAG = Flag(name="help", text="show this help; also -h")
-HELP_ALL_FLAG = Flag(name="help_all", text="show all flags, also those that are rarely needed")
+HELP_ALL_FLAG = Flag(name="help_all", text="show all flags, including rarely used ones")
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def help_text(verb: Verb, *, with_all: bool = False) -> str:
     if verb.commands:
         texts = {name: each.text.partition(".")[0] for name, each in verb.commands.items()}
         lines += ["", "Commands", *_command_rows(texts.items())]
-        lines += ["", f"luwu {verb.name} COMMAND --help describes one of them."]
+        lines += ["", f"luwu {verb.name} COMMAND --help describes a command."]
     elif len(verb.keys) > 1:
         lines += _grouped(verb, with_all=with_all)
     else:
@@ -113,8 +113,8 @@ def _grouped(verb: Verb, *, with_all: bool) -> Iterator[str]:
         yield from _wrapped(f"--help-all also shows the flags for {' and '.join(hidden)}.")
     yield ""
     yield from _wrapped(
-        "Each flag but the general ones and those of the command is a key: it can also be set in "
-        "the TOML file of --config, or as LUWU_<KEY> in the environment."
+        "Every other flag is a key, except those of the command itself: it can also be set in the "
+        "TOML file of --config, or as LUWU_<KEY> in the environment."
     )
 
 

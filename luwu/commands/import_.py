@@ -16,7 +16,7 @@ VERB: Final = Verb(
     name="import",
     usage="luwu import SRC --state DIR [flags]",
     text=(
-        "Make the new state directory DIR from SRC, a directory that luwu export wrote; training "
+        "Create the state directory DIR from SRC, a directory that luwu export wrote; training "
         "continues at its step, with any number of workers. With --like, SRC may hold any weights "
         "in safetensors (in Hugging Face's layout); training starts with them at step 0."
     ),
@@ -25,7 +25,7 @@ VERB: Final = Verb(
         "luwu import hub-model --state tuned-state --like luwu-state",
     ),
     flags=(
-        Flag(name="state", shape="DIR", text="state directory to make"),
+        Flag(name="state", shape="DIR", text="state directory to create"),
         Flag(name="like", shape="DIR", text="state or export of the same model"),
         Flag(name="chunk", shape="SIZE", text="chunk size (default: as exported)"),
         Flag(name="memory_budget", shape="SIZE", text="memory for buffers (default: 256MiB)"),

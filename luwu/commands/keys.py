@@ -74,7 +74,7 @@ VERB: Final = Verb(
     name="keys",
     usage="luwu keys COMMAND ... --keys DIR",
     text="Create, revoke and list the keys of the processes that may connect to a job. A key is "
-    "named after its process: node, switch, worker-0. A running job follows a change at once.",
+    "named after its process: node, switch, worker-0. A running job applies changes at once.",
     examples=("luwu keys init --keys luwu-keys --workers 4", "luwu keys list --keys luwu-keys"),
     commands={"init": INIT, "add": ADD, "revoke": REVOKE, "list": LIST},
     has_keys=False,
@@ -144,8 +144,8 @@ def _revoke(directory: Path, name: str, parsed: Parsed) -> None:
         write_allowed(directory, left)
         remove_secret(directory, name)
     print(
-        f"{name} may not connect any more, and running listeners that use {directory} end its "
-        "connections now; listeners elsewhere must be told in their own directory"
+        f"{name} may no longer connect, and running processes that use {directory} close its "
+        "connections now; for processes on other hosts revoke it in their key directory too"
     )
 
 

@@ -72,7 +72,7 @@ def _run_verb(name: str, tokens: list[str]) -> int:
     except OSError as error:
         if is_debug or error.errno not in DISK_FAULTS:
             raise
-        refused = refusal("the system refused to work on a file", error, then="try again")
+        refused = refusal("a file operation failed", error, then="try again")
         return _fail(f"luwu {name}", refused)
 
 

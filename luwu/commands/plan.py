@@ -24,10 +24,10 @@ VERB: Final = Verb(
     usage="luwu plan FILE.toml [--json] [--catalogue FILE]",
     text=(
         "Search the best configurations of a job on hardware you do not have: systems, networks, "
-        "degrees of parallelism, micro-batches and recomputation. Shown are those that no other "
+        "degrees of parallelism, micro-batches and recomputation. Show those that no other "
         "beats in speed, free memory, cost and power, and the number of tokens that hides "
         "communication. For inference: ranks, replicas, batches and precisions, by rate, latency "
-        "and cost. FILE is described in docs/predict.md."
+        "and cost. docs/predict.md describes FILE."
     ),
     examples=("luwu plan llama.toml", "luwu plan llama.toml --catalogue ours.toml --json"),
     flags=(JSON_FLAG, CATALOGUE_FLAG),

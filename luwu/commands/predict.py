@@ -30,7 +30,7 @@ STEP: Final = Verb(
     name="predict step",
     usage="luwu predict step FILE [--json] [--svg FILE] [--catalogue FILE]",
     text="Predict the step time of the job in FILE, its bottleneck and its memory, and show which "
-    "hardware numbers matter most. FILE is described in docs/predict.md.",
+    "hardware numbers matter most. docs/predict.md describes FILE.",
     examples=("luwu predict step llama.toml --svg step.svg",),
     flags=(
         JSON_FLAG,
@@ -43,7 +43,7 @@ STEP: Final = Verb(
 COMPARE: Final = Verb(
     name="predict compare",
     usage="luwu predict compare FILE... [--json] [--catalogue FILE]",
-    text="Predict the steps of several files, side by side.",
+    text="Predict the steps of several files and show them side by side.",
     examples=("luwu predict compare luwu.toml zero3.toml 3d.toml",),
     flags=(JSON_FLAG, CATALOGUE_FLAG),
     has_keys=False,
@@ -52,7 +52,7 @@ COMPARE: Final = Verb(
 VALIDATE: Final = Verb(
     name="predict validate",
     usage="luwu predict validate [--machine] [--json] [--catalogue FILE]",
-    text="Compare predictions with published results; or with runs on this machine.",
+    text="Compare predictions with published results, or with runs on this machine.",
     examples=("luwu predict validate", "luwu predict validate --machine"),
     flags=(
         JSON_FLAG,

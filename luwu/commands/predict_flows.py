@@ -22,8 +22,8 @@ from luwu.predict.hardware.catalogue import Catalogue
 FLOWS: Final = Verb(
     name="predict flows",
     usage="luwu predict flows FILE [--channels N] [--json] [--catalogue FILE]",
-    text="Play the exchanges of a step flow by flow through [topology], where switches choose a "
-    "link by a hash, and compare with the closed form, which uses all links evenly.",
+    text="Simulate the exchanges of a step flow by flow through [topology], where switches choose "
+    "links by a hash, and compare with the closed form, which uses all links evenly.",
     examples=("luwu predict flows llama.toml --channels 4",),
     flags=(
         Flag(

@@ -117,7 +117,7 @@ def validate_machine(*, as_json: bool, cases: Sequence[Case] = CASES, shape: Sha
         folder = Path(name)
         data = _text(folder)
         configs = [each.config(shape, data) for each in cases]
-        console.say(f"floors of {len(cases)} cases, each part by itself")
+        console.say(f"measuring the floors of {len(cases)} cases, each part alone")
         known: Known = {}
         predicted = [_predict(config, shape, folder, known) for config in configs]
         rows: list[dict[str, Any]] = []
@@ -278,14 +278,14 @@ def machine_text(document: dict[str, Any]) -> str:
         f"{'error':>7}  {'bound by':<8} {'others':>6} {'beside':>7}  parts of the prediction, ms",
         *map(_line, document["cases"]),
         "",
-        f"errors of {summary['cases']}: {summary['mean']:.1%} in the mean, {summary['max']:.1%} at "
-        f"most; {summary['within']:.0%} is asked for",
+        f"errors of {summary['cases']}: mean {summary['mean']:.1%}, maximum {summary['max']:.1%}; "
+        f"required: at most {summary['within']:.0%}",
     ]
     if summary["others_max"] > 0.1:
         lines.append(
-            f"other work took up to {summary['others_max']:.0%} of the cores meanwhile, which no "
-            "prediction knew of: measure again on a quiet machine. `beside` is the error if a step "
-            "takes longer by what others took; it decides nothing"
+            f"other work took up to {summary['others_max']:.0%} of the cores, which the "
+            "predictions do not include: measure again on an idle machine. `beside` is the error "
+            "with the time of other work added to each step; it does not affect the result"
         )
     return "\n".join(lines)
 

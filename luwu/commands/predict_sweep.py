@@ -86,11 +86,11 @@ def document(found: Sweep, of: str) -> dict[str, Any]:
 def text(found: Sweep, of: str, numbers: Sequence[float | None]) -> str:
     """A sweep for people: a row for each point."""
     shown = [] if of in _ALWAYS else [of]
-    rows = [[*(axis.name for axis in found.axes), *_HEADINGS.values(), *shown, "binds"]]
+    rows = [[*(axis.name for axis in found.axes), *_HEADINGS.values(), *shown, "bottleneck"]]
     for point, number in zip(found.points, numbers, strict=True):
         cells = [label(value) for value in point.values]
         if point.answer is None:
-            rows.append([*cells, f"cannot be: {point.refused}"])
+            rows.append([*cells, f"rejected: {point.refused}"])
             continue
         cells += [_cell(point, key, form) for key, form in _ALWAYS.items()]
         cells += ["-" if number is None else f"{number:.6g}" for _ in shown]

@@ -27,7 +27,7 @@ from luwu.report.timeline import write_timeline
 TIMELINE: Final = Verb(
     name="predict timeline",
     usage="luwu predict timeline FILE --out FILE [--run-dir DIR] [--catalogue FILE]",
-    text="Write a predicted step as a Chrome trace, in the form of luwu trace.",
+    text="Write a predicted step as a Chrome trace, as luwu trace does for a real one.",
     examples=("luwu predict timeline llama.toml --out step.json",),
     flags=(
         Flag(name="out", shape="FILE", text="write the Chrome trace to FILE"),

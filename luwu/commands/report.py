@@ -21,14 +21,14 @@ VERB: Final = Verb(
     name="report",
     usage="luwu report [--open] [--json] [RUN [RUN]]",
     text=(
-        "Write the report of a run as report.html and print its verdict. The run may be under way, "
-        "and need not have ended well. With two runs, compare them. RUN is the directory of a run; "
-        "the default is the latest."
+        "Write the report of a run as report.html and print its verdict. The run may be active "
+        "or have failed. With two runs, compare them. RUN is the directory of a run; the default "
+        "is the latest."
     ),
     examples=("luwu report --open", "luwu report luwu-runs/A luwu-runs/B"),
     flags=(
-        Flag(name="open", text="open it in a browser"),
-        Flag(name="json", text="print the document of the page as JSON"),
+        Flag(name="open", text="open the report in a browser"),
+        Flag(name="json", text="print the data of the report as JSON"),
     ),
     has_keys=False,
     rest="two",

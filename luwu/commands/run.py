@@ -333,8 +333,8 @@ def _check_join(resolved: Resolved) -> None:
     for name in SERVING_KEYS:
         if not resolved.is_default(name):
             raise ConfigError(
-                f"{name} ({resolved.origins[name]}) belongs to whoever runs the switch and the "
-                f"node; give it to luwu up, and leave it out where you --join"
+                f"{name} ({resolved.origins[name]}) is a setting of the switch and the "
+                f"node; pass it to luwu up, and omit it with --join"
             )
 
 
@@ -346,8 +346,8 @@ def _check_hosts(config: RunConfig) -> None:
         )
     if config.worker_hosts > 1 and config.rendezvous is None:
         raise ConfigError(
-            "worker_hosts: the hosts must be told where their torchruns meet: --rendezvous "
-            "HOST:29400, with an address of one of them"
+            "worker_hosts: the torchruns of the hosts need a place to meet: add --rendezvous "
+            "HOST:29400, with the address of one of the hosts"
         )
     if config.rendezvous is not None and config.join is None:
         raise ConfigError("rendezvous: only workers that --join a job meet those of other hosts")

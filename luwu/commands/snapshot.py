@@ -92,9 +92,9 @@ def _of_running(where: str, out: Path, should_stop: Callable[[], bool]) -> Snaps
             return found
     if count > 1:
         raise ConfigError(
-            f"the pages of this job are spread over {count} optimizer nodes: while it runs its "
-            "snapshot can only be made of reflinks, on the host of all nodes, and here are none. "
-            "Name its state directory when it has ended."
+            f"the pages of this job are spread over {count} optimizer nodes: while it runs, a "
+            "snapshot needs a file system with reflinks, on the host of all nodes, and this one "
+            "has none. Give its state directory after it has ended."
         )
     from switch_emu.node.pages import store_config
 

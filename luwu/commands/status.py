@@ -33,8 +33,8 @@ VERB: Final = Verb(
     "is the latest.",
     examples=("luwu status --watch", "luwu status --serve 8080"),
     flags=(
-        Flag(name="all", text="also show all counters"),
-        Flag(name="watch", text="repeat every second, until the run or Ctrl-C ends it"),
+        Flag(name="all", text="show all counters too"),
+        Flag(name="watch", text="repeat every second until the run ends, or Ctrl-C"),
         Flag(
             name="serve",
             shape="PORT",

@@ -20,19 +20,19 @@ VERB: Final = Verb(
     usage="luwu trace [--out FILE] [--step A:B | --all] [--summary [--json] | --svg FILE] [RUN]",
     text=(
         "Write a timeline of five steps from the middle of a run as a Chrome trace, for "
-        "ui.perfetto.dev or chrome://tracing. The run may be under way, and need not have ended "
-        "well. RUN is the directory of a run; the default is the latest."
+        "ui.perfetto.dev or chrome://tracing. The run may be active or have failed. RUN is "
+        "the directory of a run; the default is the latest."
     ),
     examples=("luwu trace --step 20:25 --out steps.json", "luwu trace --summary"),
     flags=(
         Flag(name="out", shape="FILE", text="file to write (default: trace.json of the run)"),
-        Flag(name="step", shape="A:B", text="the steps from A to B - 1; A alone is one step"),
-        Flag(name="all", text="all steps, and the start-up"),
+        Flag(name="step", shape="A:B", text="write the steps from A to B - 1; A alone is one step"),
+        Flag(name="all", text="write all steps, and the start-up"),
         Flag(
             name="summary",
-            text="print instead how busy each engine was and how much compute overlapped",
+            text="instead, print how busy each engine was and how much compute overlapped",
         ),
-        Flag(name="svg", shape="FILE", text="draw one step instead, row by row"),
+        Flag(name="svg", shape="FILE", text="instead, draw one step, row by row"),
         Flag(name="json", text="print the summary as JSON"),
     ),
     has_keys=False,

@@ -52,16 +52,16 @@ VERB: Final = Verb(
         "Start a switch and an optimizer node for one job, print how to join them, and wait for "
         "workers.\n\n"
         "On separate hosts, start luwu up --role node, then luwu up --role switch --join FILE|URL; "
-        "with a common --run-dir they need no --join and start in any order. With several "
-        "optimizer nodes, each but the first has a --number and joins the one before it. In a tree "
-        "of switches, each has a --name and joins its parent."
+        "with a shared --run-dir they need no --join and start in any order. With several "
+        "optimizer nodes, each except the first has a --number and joins the one before it. In a "
+        "tree of switches, each has a --name and joins its parent."
     ),
     examples=(
         "luwu up --workers 4 --state gpt-state",
         "luwu up --role node --workers 4 --keys luwu-keys --bind tcp://10.0.0.5:7000",
     ),
     flags=(
-        Flag(name="role", shape="switch|node", text="start only this one"),
+        Flag(name="role", shape="switch|node", text="start only this role"),
         Flag(name="name", shape="NAME", text="name of this switch in --tree"),
         Flag(name="number", shape="N", text="number of this optimizer node, from 0"),
         VERBOSE_FLAG,
@@ -244,8 +244,8 @@ def _check_number(config: RunConfig, role: str | None, number: int, given: str |
         raise ConfigError("number: it says which optimizer node this is; give --role node too")
     if number and config.join is None and config.run_dir is None:
         raise ConfigError(
-            f"node {number} must be told of the one before it: --join FILE|URL as luwu up --role "
-            "node printed it, or the same --run-dir for all"
+            f"node {number} needs the address of node {number - 1}: add --join FILE|URL, as luwu "
+            "up --role node printed it, or the same --run-dir for all"
         )
     if number and config.job is not None:
         raise ConfigError("job: a node learns it from --join; give --job to node 0 alone")
@@ -285,8 +285,8 @@ def _check(config: RunConfig, role: str | None, name: str | None) -> None:
         raise ConfigError("no_switch: there is no switch to start; leave --no-switch out")
     if role == "switch" and config.join is None and config.run_dir is None:
         raise ConfigError(
-            "the switch must be told of its node: --join FILE|URL as luwu up --role node printed "
-            "it, or the same --run-dir for both"
+            "the switch needs the address of its node: add --join FILE|URL, as luwu up --role "
+            "node printed it, or the same --run-dir for both"
         )
     if role is None and config.key_name is not None:
         raise ConfigError(

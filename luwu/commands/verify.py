@@ -24,17 +24,17 @@ VERB: Final = Verb(
     name="verify",
     usage="luwu verify STATE_DIR [flags]",
     text=(
-        "Check a state directory that no job uses, and show its step and any damage. Nothing is "
-        "changed. Without --full, only what a start needs is read: configuration, superblock and "
+        "Check a state directory that no job uses, and show its step and any damage. It changes "
+        "nothing. Without --full, it reads only what a start needs: configuration, superblock and "
         "manifests of each node. The exit code is 0 if the state is intact, 5 if it is damaged."
     ),
     examples=("luwu verify luwu-state", "luwu verify --full luwu-state"),
     flags=(
-        Flag(name="full", text="read every page and all attachments"),
+        Flag(name="full", text="read all pages and attachments"),
         Flag(
             name="roll_back",
-            text="go back one step; the last decided step is lost for good. This needs the state "
-            "before it, which is kept until the next step begins",
+            text="go back one step; the last decided step is permanently lost. This needs the "
+            "state before it, which is kept until the next step begins",
         ),
         Flag(name="json", text="print JSON"),
     ),
@@ -74,9 +74,9 @@ def _roll_back(path: Path, count: int, should_stop: Any) -> None:
     gone, version = roll_back(path, count, should_stop=should_stop)
     lost = "the last decided step" if gone is None else f"step {gone - 1}"
     print(
-        f"ROLLED BACK: {path} is at version {version} now. What {lost} did is lost for good; the "
-        f"next run goes on with step {version}. Whoever has seen newer weights has seen weights "
-        "that are no more.",
+        f"ROLLED BACK: {path} is at version {version} now. The result of {lost} is permanently "
+        f"lost; the next run continues with step {version}. Newer weights that were read or "
+        "exported before are no longer part of this state.",
         file=sys.stderr,
     )
 
@@ -124,9 +124,9 @@ def _node_lines(node: NodeFound, *, is_full: bool) -> list[str]:
     if node.prepared is not None:
         lines.append(f"  version {node.prepared} is prepared: the next start settles it")
     if node.older is not None and is_full:
-        whole = "whole" if node.is_older_whole else "not whole any more"
+        whole = "intact" if node.is_older_whole else "no longer intact"
         lines.append(f"  version {node.older}, the one before, is {whole}")
-    lines += [f"  survived: {note}; the next start writes it anew" for note in node.survived]
+    lines += [f"  survived: {note}; the next start repairs it" for note in node.survived]
     return lines
 
 

@@ -257,7 +257,7 @@ def parse_url(url: str) -> Connection:
         elif name in ("connect_timeout_s", "grace_s") and _DECIMAL.fullmatch(text):
             document[name] = float(text)
         else:
-            raise ConfigError(f"{url}: {name}={text!r} is no number; copy what luwu up printed")
+            raise ConfigError(f"{url}: {name}={text!r} is not a number; copy what luwu up printed")
     return _checked(document, url)
 
 
@@ -328,7 +328,7 @@ def _leaf(said: object, where: str) -> Leaf:
         if isinstance(ranks, str) and isinstance(endpoint, str) and endpoint.startswith(_SCHEMES):
             parse_ranks(ranks, f"{where}: ranks")
             return Leaf(ranks=ranks, endpoint=endpoint)
-    raise ConfigError(f"{where}: {said!r:.80} is no leaf: ranks and endpoint were expected")
+    raise ConfigError(f"{where}: {said!r:.80} is not a leaf: ranks and endpoint were expected")
 
 
 def _in_limits(document: dict[str, Any], name: str, least: int, most: int, where: str) -> None:

@@ -72,9 +72,9 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def _breakpoint(*_: object, **__: object) -> None:
     """Stands for breakpoint(), whose debugger would read the end of its input and quit."""
     raise ConfigError(
-        "breakpoint(): a worker of luwu run has no terminal. Put luwu.init_local() in place of "
-        "luwu.init() and start the script by itself (docs/notebook.md), or name a debugger that "
-        "needs no terminal with PYTHONBREAKPOINT"
+        "breakpoint(): a worker of luwu run has no terminal. Replace luwu.init() with "
+        "luwu.init_local() and run the script with python (docs/notebook.md), or set "
+        "PYTHONBREAKPOINT to a debugger that needs no terminal"
     )
 
 

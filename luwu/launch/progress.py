@@ -54,7 +54,7 @@ class Progress:
     def _opened(self, version: int) -> None:
         if self.last is not None and version < self.last + 1:
             self.violations.append(
-                f"step {self.last} was decided, but the node came back with {version} steps"
+                f"step {self.last} was decided, but the node restarted with {version} steps"
             )
         self.last = version - 1 if version > 0 else None
 

@@ -81,7 +81,7 @@ class RoleProcess:
         self._spec["incarnation"] = new_incarnation(self._spec.get("incarnation") or 0)
         self._ready_file.unlink(missing_ok=True)
         self._run.error(self.role).unlink(missing_ok=True)
-        with refusing(f"what the {self.role} is told when it starts"):
+        with refusing(f"the start-up configuration of the {self.role}"):
             config = write_role(self._run, self.role, self._spec, self._private_directory)
         environ = role_environ(self.role, self._run_id)
         if self.starts_count:

@@ -83,8 +83,8 @@ class Service(Closing):
         """
         if config.optimizer_nodes > 1:
             raise ConfigError(
-                "optimizer_nodes: one node serves job after job; leave it out, or start the run "
-                "by itself with `luwu run`"
+                "optimizer_nodes: one node serves job after job; omit it, or start the run "
+                "separately with `luwu run`"
             )
         job = ServiceJob(self, run)
         self.jobs.append(job)
@@ -233,7 +233,7 @@ class ServiceJob(Closing):
         while not self.is_over:
             if SYSTEM_CLOCK.now_ns() > end_ns:
                 raise DeadlineError(
-                    f"{' and '.join(self._roles)} were told to drop a job, and still serve it "
+                    f"{' and '.join(self._roles)} were asked to drop a job, and still serve it "
                     f"after {DROP_S:.0f} s; their logs are in {self._service.run.path / 'logs'}"
                 )
             sleep(POLL_S)

@@ -163,8 +163,9 @@ def _decide_extent(
     asked = config.extent
     if asked is not None and asked % chunk_bytes:
         raise ConfigError(
-            f"extent: {exact_size(asked)} is no multiple of the chunk, {exact_size(chunk_bytes)}; "
-            f"give {exact_size(max(1, asked // chunk_bytes) * chunk_bytes)}"
+            f"extent: {exact_size(asked)} is not a multiple of the chunk, "
+            f"{exact_size(chunk_bytes)}; give "
+            f"{exact_size(max(1, asked // chunk_bytes) * chunk_bytes)}"
         )
     if why_one:
         if asked not in (None, chunk_bytes):
@@ -215,7 +216,7 @@ def check_budget(budget_bytes: int) -> None:
     if budget_bytes > limit:
         raise ConfigError(
             f"memory_budget: {format_bytes(budget_bytes)} asked for, but the memory of {whose} is "
-            f"{format_bytes(limit)}; give less, such as half of that: what finds no room stays on "
+            f"{format_bytes(limit)}; give less, such as half of that: what does not fit stays on "
             "disk",
             code="E205",
         )
@@ -488,13 +489,13 @@ def check_fidelity(config: RunConfig) -> None:
     """Raises ConfigError if slots are asked for where none are fixed."""
     if config.fidelity == "timed" and not links_of(config).has_rate_or_delay:
         raise ConfigError(
-            "fidelity: timed is protocol on links that take time, but none is asked for; give "
+            "fidelity: timed is protocol with timed links, but no link has a rate or delay; give "
             "--link too, such as --link 100gbe, or --fidelity protocol"
         )
     if config.slots is not None and config.fidelity == "functional":
         raise ConfigError(
-            f"slots: {config.slots} asked for, but in functional fidelity a switch has as many as "
-            "its memory allows; give --fidelity protocol too, or leave --slots out"
+            f"slots: {config.slots} asked for, but with functional fidelity a switch has as many "
+            "as its memory allows; give --fidelity protocol too, or leave --slots out"
         )
 
 
@@ -587,7 +588,7 @@ def free_memory_bytes() -> int:
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024
             return min(free, _group_free_bytes(free))
-    raise ConfigError("/proc/meminfo does not say what is free; give --memory-budget")
+    raise ConfigError("/proc/meminfo does not show the free memory; give --memory-budget")
 
 
 def _group_free_bytes(default: int) -> int:

@@ -408,7 +408,9 @@ def threads_per_worker(workers: int) -> int:
     said = os.environ.get("OMP_NUM_THREADS", "")
     if said:
         if not said.isdecimal() or int(said) < 1:
-            raise ConfigError(f"OMP_NUM_THREADS={said!r} in the environment is no number; fix it")
+            raise ConfigError(
+                f"OMP_NUM_THREADS={said!r} in the environment is not a number; fix it"
+            )
         return int(said)
     return max(1, len(os.sched_getaffinity(0)) // workers)
 

@@ -228,7 +228,7 @@ def _line(process: subprocess.Popen[str]) -> str:
     if not line:
         raise LuwuError(
             f"a part of a step could not be measured: {process.args!r} ended with exit code "
-            f"{process.wait()}; what it said stands above"
+            f"{process.wait()}; its output is above"
         )
     return line
 

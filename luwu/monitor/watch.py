@@ -259,7 +259,7 @@ def state_of(processes: list[dict[str, Any]], outcome: Mapping[str, Any] | None)
         if any(each["is_alive"] for each in processes):
             return "running", "running"
         if processes:
-            return "gone", "gone: no process is left, and none said how the run ended"
+            return "gone", "gone: no process is left, and the end of the run was not recorded"
         return "starting", "starting"
     if outcome["exit_code"] == 0:
         return "finished", f"finished at {outcome['ended']}"

@@ -149,7 +149,7 @@ class Mailbox:
                     for each in self._steps.values():
                         each.era = self.era
                 case nic.Refused(text, is_older):
-                    text = f"worker {self._rank} was refused: {text}"
+                    text = f"worker {self._rank} was rejected: {text}"
                     refused = OlderStateError(text) if is_older else ConfigError(text, code="E207")
                     self._error = self._error or refused
                 case nic.Left():

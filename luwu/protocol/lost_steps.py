@@ -13,8 +13,8 @@ def lost_steps_text(found: int, known: int) -> str:
     """
     if known <= found:
         return (
-            f"the state of the optimizer node has {found} decided steps, as was announced, but is "
-            "an older copy: it knows less of what came after them than its workers"
+            f"the state of the optimizer node has {found} decided steps, as announced, but is an "
+            "older copy: its workers know of later events that it does not contain"
         )
     ends = f"ends with step {found - 1}" if found else "has no decided step"
     return (
@@ -26,10 +26,10 @@ def lost_steps_text(found: int, known: int) -> str:
 def refusal_text(found: int, known: int) -> str:
     """The same, and what to do about it."""
     return (
-        f"{lost_steps_text(found, known)}. It is an older copy of the state, or its disk lost what "
-        "it had confirmed. Put the newest state where --state points and go on with --resume; or, "
-        f"to make the steps from {found} on again, start the job anew on this state with --resume. "
-        "Where --durability is not step, --on-lost-steps redo lets a job do that by itself"
+        f"{lost_steps_text(found, known)}. It is an older copy of the state, or its disk lost data "
+        "that it had confirmed. Put the newest state in the directory of --state and continue with "
+        f"--resume; or, to recompute the steps from {found} on, start the job again on this state "
+        "with --resume. Unless --durability is step, --on-lost-steps redo does that automatically"
     )
 
 

@@ -174,8 +174,8 @@ class Members:
             if hello.incarnation < former.incarnation:
                 raise RefusedError(
                     f"a later start of ranks {ranks_text([former.ranks])} has joined already; "
-                    "stop this process (starts are told apart by the clocks of their hosts: set "
-                    "these by NTP, if this one is the later)"
+                    "stop this process (the clocks of the hosts decide which start is later: "
+                    "synchronize them with NTP if this process started later)"
                 )
             self._by_peer.pop(former.peer, None)
         known = (hello.generation, hello.attempt, hello.step)
@@ -190,16 +190,16 @@ class Members:
         """Raise RefusedError if this can be no child of ours."""
         if hello.protocol != PROTOCOL_VERSION:
             raise RefusedError(
-                f"protocol version {hello.protocol} is spoken by you, {PROTOCOL_VERSION} here; "
+                f"you use protocol version {hello.protocol}, this side {PROTOCOL_VERSION}; "
                 "install the same luwu on both sides"
             )
         if hello.job != self._job:
             raise RefusedError("you belong to another run; use the connection file of this run")
         if hello.contributors not in self.children:
             raise RefusedError(
-                f"you speak for ranks {ranks_text([hello.contributors])}, expected is one child "
-                f"each for ranks {ranks_text(self.children)}; start as many workers as --workers "
-                "says on both sides"
+                f"you serve ranks {ranks_text([hello.contributors])}, expected is one child "
+                f"each for ranks {ranks_text(self.children)}; start the number of workers that "
+                "--workers gives on both sides"
             )
         incarnation, text = self._expelled.get(hello.contributors, (-1, ""))
         if hello.incarnation <= incarnation:

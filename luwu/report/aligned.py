@@ -107,7 +107,7 @@ def parse_steps(text: str, name: str) -> Steps:
     """`A:B` is A up to and without B, `A:` and `:B` are open, `A` is one. Raises ConfigError."""
     found = re.fullmatch(r"(\d*)(:?)(\d*)", text, flags=re.ASCII)
     if found is None or not (found[1] or found[3]):
-        raise ConfigError(f"{name}: {text!r} are no steps; write A:B, from A up to and without B")
+        raise ConfigError(f"{name}: {text!r} are not steps; write A:B, from A up to and without B")
     first = int(found[1]) if found[1] else None
     end = int(found[3]) if found[3] else None
     if not found[2]:

@@ -122,7 +122,7 @@ def _what_is_wrong(record: Any) -> str:
         if fields != [int, int, str]:
             return "no whole clock record"
     if record["name"] == NODE_ABOUT and not are_units(record.get("units")):
-        return "units are no list of names and counts"
+        return "units are not a list of names and counts"
     if "at_ns" in record and type(record["at_ns"]) is not int:
         return f"at_ns is {record['at_ns']!r}"
     return ""

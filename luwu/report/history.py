@@ -19,11 +19,11 @@ FLAGS_MAX: Final = 50
 """A run with more faults than these shows the first of them, and how many there were."""
 
 _TEXTS: Final = {
-    "node.abort": "the step was begun again: {text}",
+    "node.abort": "the step was restarted: {text}",
     "node.skipped": "the step was skipped: its gradient norm is {grad_norm}",
     "node.too_few": "too few workers are left: {ranks}; {least} are needed",
     "switch.late": "ranks {ranks} are late: the step usually takes {usual_s:.3g} s",
-    "switch.expelled": "ranks {ranks} were refused: {text}",
+    "switch.expelled": "ranks {ranks} were rejected: {text}",
 }
 """Instants that are flags, by name."""
 

@@ -148,7 +148,7 @@ class Lanes:
             f"{_MEANWHILE[name]} {ratio:.0%}" for name, ratio in doing if ratio > 0.02
         )
         if during:
-            return f"{text}; meanwhile: {during}. No engine limits the step by itself."
+            return f"{text}; meanwhile: {during}. No single engine limits the step."
         return f"{text}: on messages, on each other, or for a turn on a core."
 
     def document(self) -> dict[str, Any]:

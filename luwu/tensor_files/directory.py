@@ -110,7 +110,7 @@ class TensorDirectory(Closing):
         if header_bytes > min(HEADER_BYTES_MAX, size - LENGTH_BYTES):
             raise DamagedFileError(
                 f"{path}: its header is to have {header_bytes} bytes, of a file of {size} (at most "
-                f"{HEADER_BYTES_MAX}). It was cut short or is no safetensors file; get it again."
+                f"{HEADER_BYTES_MAX}). It was cut short or is not a safetensors file; get it again."
             )
         text = bytearray(header_bytes)
         self._fill(file_name, LENGTH_BYTES, memoryview(text))
@@ -180,7 +180,9 @@ def _files(directory: Path, stem: str) -> Mapping[str, set[str] | None]:
         there = "" if directory.is_dir() else ", and no such directory"
         raise ConfigError(f"{directory}: there is neither {single.name} nor {index.name}{there}")
     if _regular_size(index) > HEADER_BYTES_MAX:
-        raise DamagedFileError(f"{index} is larger than {HEADER_BYTES_MAX} bytes: it is no index")
+        raise DamagedFileError(
+            f"{index} is larger than {HEADER_BYTES_MAX} bytes: it is not an index"
+        )
     try:
         document = load_unique(index.read_bytes())
         weight_map = document["weight_map"] if type(document) is dict else None
@@ -221,5 +223,5 @@ def _regular_size(path: Path) -> int:
     except OSError as exc:
         raise ConfigError(f"{path} cannot be opened: {exc}") from exc
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"{path} is no ordinary file")
+        raise ConfigError(f"{path} is not an ordinary file")
     return found.st_size

@@ -78,7 +78,7 @@ def parse_header(text: bytes, data_bytes: int, *, place: str) -> dict[Tensor, in
     try:
         document = load_unique(text)
         if type(document) is not dict:
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         _check_metadata(document.pop(_METADATA, {}))
         found = sorted((_entry(name, item) for name, item in document.items()), key=_start)
         at = 0
@@ -101,7 +101,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(document) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r:.80} stands there twice")
+        raise ValueError(f"{twice!r:.80} is listed twice")
     return document
 
 
@@ -116,7 +116,7 @@ def load_unique(text: bytes) -> Any:
 def _check_metadata(metadata: Any) -> None:
     is_text = type(metadata) is dict and all(type(value) is str for value in metadata.values())
     if not is_text:
-        raise ValueError(f"{_METADATA} is no map of texts")
+        raise ValueError(f"{_METADATA} is not a map of texts")
 
 
 def _entry(name: str, item: Any) -> tuple[Tensor, int, int]:

@@ -45,7 +45,7 @@ def name_function(function: Callable[..., Any]) -> Named:
     """The name by which another process finds a function. Raises ConfigError."""
     if not isinstance(function, types.FunctionType):
         raise ConfigError(
-            f"{function!r:.100} is no function but of {type(function).__qualname__}; worker "
+            f"{function!r:.100} is not a function, but a {type(function).__qualname__}; worker "
             f"processes call a plain function: write one, and {ADVICE.partition(', and ')[2]}"
         )
     name = function.__qualname__
@@ -61,8 +61,8 @@ def name_function(function: Callable[..., Any]) -> Named:
         raise ConfigError(f"{name} is of the module {function.__module__}, which has no file")
     if _look_up(module, name) is not function:
         raise ConfigError(
-            f"{function.__module__}.{name} is another object than the function given, such as one "
-            "with a decorator around it; give the name that stands in the module"
+            f"{function.__module__}.{name} is not the function that was passed, but for example "
+            "its decorated form; pass the object that has this name in the module"
         )
     return Named(module=function.__module__, file=str(Path(file).resolve()), function=name)
 

@@ -70,7 +70,7 @@ class Runner:
         """Stop what the test did not wait for: that is a leak."""
         for call in self._started:
             if not call.is_settled:
-                self._record.leaks.append(f"a run of {call.name} that nobody waited for")
+                self._record.leaks.append(f"a run of {call.name} that the test did not wait for")
             call.stop()
 
 

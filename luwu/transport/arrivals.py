@@ -94,18 +94,18 @@ class Arrivals:
         unmet_count = self._unmet_of[address]
         why = ""
         if len(self._arrived) >= self.limits.total:
-            why = f"{self.limits.total} connections are there already"
+            why = f"{self.limits.total} connections are open already"
         elif len(self._unmet) >= self.limits.unmet:
-            why = f"{self.limits.unmet} connections have not said who they are"
+            why = f"{self.limits.unmet} connections have not identified themselves"
         elif unmet_count >= self.limits.unmet_of_address:
-            why = f"{unmet_count} connections from there have not said who they are"
+            why = f"{unmet_count} connections from there have not identified themselves"
         self._arrived[fd] = arrived
         self._unmet[fd] = _Unmet(address, SYSTEM_CLOCK.now_ns())
         self._unmet_of[address] += 1
         if why:
             self.is_crowded = True
             self.end(fd)
-            return f"a connection from {arrived.place} was ended: {why}"
+            return f"a connection from {arrived.place} was closed: {why}"
         return ""
 
     def end_silent(self, patience_ns: int) -> None:

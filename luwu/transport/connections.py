@@ -256,9 +256,9 @@ class Listener:
         if not key:
             # libzmq let it in without asking, which it does where it finds nobody to ask.
             is_open = self._hub.zap is None or self._hub.arrivals.is_unix(fd)
-            return None if is_open else "has no key, and was let in by mistake"
+            return None if is_open else "has no key, and was accepted by mistake"
         if identity is None:
-            return "has a key that was taken back while it connected"
+            return "has a key that was revoked while it connected"
         limit = self._hub.arrivals.limits.of_key
         if sum(route.key == key for route in self._routes.values()) >= limit:
             return f"is one more connection with the key of {identity.name!r}; {limit} may be open"
@@ -304,7 +304,7 @@ class Listener:
         if self._by_fd.get(fd) is not None:
             self._hub.arrivals.met(fd)  # it spoke before the monitor told of it
         if why:
-            error = AccessRefused(f"{why}. Somebody floods {', '.join(self._endpoints)}.")
+            error = AccessRefused(f"{why}. {', '.join(self._endpoints)} is being flooded.")
             self._hub.received.append(PeerFailed(LISTENER, error, final=False))
             self._hub.readable(self)
 

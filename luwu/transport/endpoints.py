@@ -155,8 +155,8 @@ def listening_endpoint(endpoint: TcpEndpoint, *, own_key: bytes | None) -> TcpEn
     """The endpoint to bind, numeric, with our key. Raises ConfigError if no peer could reach it."""
     if endpoint.is_wildcard:
         raise ConfigError(
-            f"{endpoint} means every address of this machine, also those that nobody meant to open "
-            f"it at. Name one, such as that of the network the workers are in."
+            f"{endpoint} means every address of this machine, including those that should stay "
+            f"closed. Give one address, such as that of the network of the workers."
         )
     if endpoint.key not in (None, own_key):
         raise ConfigError(
@@ -183,19 +183,20 @@ def check_secure(endpoint: TcpEndpoint, *, insecure: bool, own_key: bool, verb: 
         return
     if verb == "dial" and own_key:
         raise ConfigError(
-            f"{endpoint} names no public key, and this process has keys: what answers there could "
-            f"be anybody. Copy the whole line that luwu up printed, or leave --keys out"
+            f"{endpoint} names no public key, and this process has keys: any process could answer "
+            f"there. Copy the whole line that luwu up printed, or omit --keys"
         )
     if endpoint.is_loopback or insecure:
         return
     if verb == "dial":
         raise ConfigError(
             f"{endpoint} is reached over a network and names no public key. Copy the whole line "
-            f"that luwu up printed there: with --keys DIR it has a key, with --insecure it says so."
+            f"that luwu up printed there: with --keys DIR it includes a key, with --insecure it is "
+            f"marked insecure."
         )
     raise ConfigError(
-        f"{endpoint} is reached over a network, and nothing says who may connect. Make keys "
-        f"with luwu keys init and give --keys DIR, listen on 127.0.0.1, or pass --insecure on "
+        f"{endpoint} is reached over a network, and nothing limits who may connect. Create "
+        f"keys with luwu keys init and give --keys DIR, listen on 127.0.0.1, or pass --insecure on "
         f"a network you trust.",
         code="E209",
     )
@@ -204,7 +205,9 @@ def check_secure(endpoint: TcpEndpoint, *, insecure: bool, own_key: bool, verb: 
 def advertised(advertise: str, bound: TcpEndpoint) -> TcpEndpoint:
     """`advertise` (HOST, HOST:PORT or tcp://HOST:PORT), with the bound port where it has none."""
     if "@" in advertise:
-        raise ConfigError(f"advertise {advertise!r}: our own key is added to it; leave that out")
+        raise ConfigError(
+            f"advertise {advertise!r}: the key of this process is added to it; omit the key"
+        )
     text = advertise.removeprefix("tcp://")
     has_port = text.rpartition(":")[2].isdecimal() and (text.count(":") == 1 or "]:" in text)
     if not has_port:
@@ -213,7 +216,7 @@ def advertised(advertise: str, bound: TcpEndpoint) -> TcpEndpoint:
     endpoint = parse(f"tcp://{text}")
     assert isinstance(endpoint, TcpEndpoint)
     if endpoint.is_wildcard:
-        raise ConfigError(f"advertise {advertise!r}: nobody can dial that; give one address")
+        raise ConfigError(f"advertise {advertise!r}: this address cannot be dialled; name one")
     return TcpEndpoint(endpoint.host, endpoint.port or bound.port, bound.key)
 
 

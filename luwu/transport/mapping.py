@@ -170,7 +170,7 @@ def _check_descriptor(fd: int, nbytes: int) -> None:
         seals = 0
     if seals & _SEALS_NEEDED != _SEALS_NEEDED or found_bytes != nbytes or nbytes <= 0:
         raise RemoteProtocolError(
-            f"a descriptor said to be an arena of {nbytes} bytes has {found_bytes} and the seals "
-            f"{seals:#x}; a memfd that cannot shrink (seal {_SEALS_NEEDED:#x}) was expected. It "
-            f"was closed; is the peer of the same version?"
+            f"a descriptor announced as an arena of {nbytes} bytes has {found_bytes} bytes and the "
+            f"seals {seals:#x}; a memfd that cannot shrink (seal {_SEALS_NEEDED:#x}) was expected. "
+            f"It was closed; does the peer have the same version?"
         )

@@ -113,8 +113,8 @@ class Meetings:
             return None
         self._waiting.discard(peer)
         error = ConnectionFailed(
-            "something connected to our listener and ended without a greeting: another program, "
-            "or a process of this run that died at once. It was not let in."
+            "a client connected to our listener and disconnected without a greeting: another "
+            "program, or a process of this run that died at once. It was rejected."
         )
         return PeerFailed(LISTENER, error, final=False)
 
@@ -161,8 +161,8 @@ class Meetings:
         self._ignored.add(peer)
         error = RemoteProtocolError(
             f"{who} (peer {peer!r}) did not greet as transports over shared memory do, or its "
-            f"descriptor connection was lost (ulimit -n?). It is not listened to; stop it, or "
-            f"correct the address it uses."
+            f"descriptor connection was lost (ulimit -n?). Its messages are ignored; stop "
+            f"it, or correct the address it uses."
         )
         return PeerFailed(reported_as, error, final=False)
 

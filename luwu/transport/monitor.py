@@ -143,19 +143,19 @@ class DialStory:
             )
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return self._final(
-                f"{where} refused our key and will go on refusing it. Have the key allowed there, "
-                f"or use the right one, and start again."
+                f"{where} rejected our key and will keep rejecting it. Add the key there, or use "
+                f"the right one, and start again."
             )
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             return self._final(
-                f"{where} is encrypted and we came without a key, or with another key for it than "
-                f"it has. Give --join connect.json, or the whole URL that luwu up printed now."
+                f"{where} is encrypted, and this process connected without a key or with the wrong "
+                f"public key. Give --join connect.json, or the whole URL that luwu up printed now."
             )
         elif event == zmq.EVENT_DISCONNECTED:
             if self._phase is _Phase.GREETING:
                 return self._final(
                     f"something answers at {where} and speaks ZeroMQ, but it is not this run: it "
-                    f"takes no connections of our kind. Check the address and start again."
+                    f"accepts no connections of LuWu. Check the address and start again."
                 )
             if self._phase is _Phase.UP:
                 self._phase = _Phase.ENDED
@@ -176,13 +176,13 @@ def stranger_error(event: int, place: str, endpoints: str) -> LuwuError:
     """The error of a connection that ended before it became a peer. `place`: where it came from,
     empty if it was gone before that could be asked."""
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-        what = "with a key that is not allowed; allow it, if it should join"
+        what = "with a key that is not allowed; add it with luwu keys add, if it should join"
     elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-        what = "with other security than ours; give its side the connection file of this run"
+        what = "with different security settings; give its side the connection file of this run"
     else:
         what = (
-            "and ended before it had said who it is: another program, a port scan, or a process "
-            "of this run that died at once"
+            "and disconnected before it identified itself: another program, a port scan, or a "
+            "process of this run that died at once"
         )
     who = f"something at {place}" if place else "something"
-    return AccessRefused(f"{who} connected to {endpoints} {what}. It was not let in.")
+    return AccessRefused(f"{who} connected to {endpoints} {what}. It was rejected.")

@@ -123,7 +123,7 @@ def read_shared(notice: bytes, frames_count: int) -> Shared:
     ):
         raise RemoteProtocolError(
             f"a notice of {len(notice)} bytes with the mask {mask:#x} and {frames_count} frames "
-            f"is no message. It was dropped; is the peer of the same version?"
+            f"is not a message. It was dropped; is the peer of the same version?"
         )
     fields = form.unpack_from(notice)
     spans = [Span(*fields[3:6])]

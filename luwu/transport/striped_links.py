@@ -250,8 +250,8 @@ class Links:
         who = link.known_as
         error = RemoteProtocolError(
             f"{f'peer {who!r}' if who else 'something at our listener'} sent more than "
-            f"{self._held_bytes_max} bytes ahead of their turn. Its connections are given up; is "
-            f"the peer of the same version?"
+            f"{self._held_bytes_max} bytes out of order. Its connections are closed; does the "
+            f"peer have the same version?"
         )
         self.ready.append(PeerFailed(who, error, final=False))
         if link.is_up:
@@ -264,7 +264,7 @@ class Links:
         if link.endpoint is not None:
             error = ConnectionFailed(
                 f"cannot reach {link.endpoint} (peer {link.peer!r}) over {len(link.names)} "
-                f"connections: {why}. They are dialled anew."
+                f"connections: {why}. Connecting again."
             )
             self.ready.append(PeerFailed(link.peer, error, final=False))
         else:
@@ -273,7 +273,7 @@ class Links:
 
     def _refuse(self, what: str) -> None:
         error = RemoteProtocolError(
-            f"something at our listener {what}. It was not let in; is the peer of the same version?"
+            f"something at our listener {what}. It was rejected; is its version the same as ours?"
         )
         self.ready.append(PeerFailed(LISTENER, error, final=False))
 

@@ -86,9 +86,9 @@ class ZapHandler:
             return
         why = f": {self._error!r}" if self._error is not None else ""
         raise KeysFailed(
-            f"the handler that says which keys may connect has ended or does not answer{why}. "
-            f"Nobody can be let in safely, so this process stops; start it again, and report "
-            f"this if it comes back."
+            f"the thread that checks keys has ended or does not answer{why}. Connections can no "
+            f"longer be accepted safely, so this process stops; start it again, and report this "
+            f"if it happens again."
         )
 
     def close(self) -> None:
@@ -121,11 +121,11 @@ class ZapHandler:
         try:
             key, who, why = self._judge(request)
         except (LookupError, ValueError, UnicodeError) as exc:
-            key, who, why = b"", "somebody", f"with a request that makes no sense ({exc})"
+            key, who, why = b"", "a client", f"its request is malformed ({exc})"
         if not why:
             user_id = key_text(key).encode("ascii")
             return [version, request_id, b"200", b"OK", user_id, b""]
-        self.refused.append(f"{who} was refused: {why}")
+        self.refused.append(f"{who} was rejected: {why}")
         self._wake()
         code = b"300" if self._trouble else b"400"  # 300: who comes may try again
         return [version, request_id, code, b"refused", b"", b""]
@@ -135,11 +135,11 @@ class ZapHandler:
         _, _, domain, address, _, mechanism, *credentials = request
         who = f"something at {address.decode('ascii', 'replace'):.60}"
         if mechanism != b"CURVE" or len(request) != _FRAMES_COUNT or domain:
-            return b"", who, f"it came by {mechanism!r:.30}, only CURVE is let in"
+            return b"", who, f"it connected with {mechanism!r:.30}; only CURVE is accepted"
         key = credentials[0]
         identity = self._allowed.get(key)
         if self._trouble:
-            return key, who, f"nobody is let in: {self._trouble}"
+            return key, who, f"no new connection is accepted: {self._trouble}"
         if identity is None:
             return key, who, (
                 f"its key {key_text(key)[:16]}... is not in {self._directory / ALLOWED} (any more)"
@@ -149,7 +149,7 @@ class ZapHandler:
                 key,
                 who,
                 (
-                    f"its key is that of {identity.name!r}, a {identity.role}; let in here are "
+                    f"its key is that of {identity.name!r}, a {identity.role}; accepted roles are "
                     f"{', '.join(sorted(self._accepts))}"
                 ),
             )
@@ -166,7 +166,7 @@ class ZapHandler:
         except ConfigError as exc:
             # Who is in stays in, for that is not what the list says; nobody new comes in.
             allowed, trouble = dict(self._allowed), str(exc)
-            self.refused.append(f"everybody who comes is refused from now on: {trouble}")
+            self.refused.append(f"no new connection is accepted from now on: {trouble}")
         self._allowed, self._trouble = allowed, trouble
         self.version += 1
         self._wake()

@@ -116,8 +116,8 @@ def private_directory(path: Path) -> Path:
     if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE:
         raise BuildError(
             f"{path} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}; "
-            f"libraries are loaded only from a directory of user {os.geteuid()} that nobody "
-            "else can write: remove it, or set its mode to 700"
+            f"libraries are loaded only from a directory of user {os.geteuid()} that no "
+            "other user can write: remove it, or set its mode to 700"
         )
     return path.resolve()
 

@@ -44,7 +44,7 @@ def attend(
     except OSError as error:
         if error.errno not in DISK_FAULTS:
             return failed(role, error, 1, Path(document["error"]))
-        refused = refusal("the system refused to work on a file", error)  # starting again would too
+        refused = refusal("a file operation failed", error)  # starting again would too
         return failed(role, refused, refused.exit_code, Path(document["error"]))
     except Exception as error:
         return failed(role, error, 1, Path(document["error"]))

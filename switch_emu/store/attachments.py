@@ -35,7 +35,7 @@ RECORD_KEY = "kept"
 """Key in `DecidedStep.extra`."""
 
 _PREFIX = "kept-"
-_LOST = "The undecided step is lost, the decided version is untouched. "
+_LOST = "The undecided step is lost, the decided version is unchanged. "
 
 
 class _Piece(NamedTuple):

@@ -74,8 +74,8 @@ from switch_emu.store.steps import StepState
 from switch_emu.store.views import RecordRows, check_rows, write_view
 
 _STOPPED = (
-    "The store is stopped and what the disk holds of this step is unknown; the decided version is "
-    "untouched. "
+    "The store is stopped, and it is unknown what the disk holds of this step; the decided version "
+    "is unchanged. "
 )
 
 
@@ -517,7 +517,7 @@ class FilePageStore(PageStore):
 
     def _check_running(self) -> None:
         if self._stopped is not None:
-            raise StateError(f"{self.path} takes no more calls: {self._stopped}. Open it again.")
+            raise StateError(f"{self.path} accepts no more calls: {self._stopped}. Open it again.")
 
     def _check_writable(self) -> None:
         self._check_running()

@@ -36,15 +36,15 @@ def roll_back(
     gone, target = _superblock(directories[0])
     if target is None:
         raise StateError(
-            f"{path}: the version before the last decided step is not there any more: the next "
-            "step has begun to write over it, or the state has gone back a step already. Restore "
-            "the state from an export."
+            f"{path}: the version before the last decided step no longer exists: the next step has "
+            "begun to overwrite it, or the state was already rolled back. Restore the state from "
+            "an export."
         )
     found = [_check(directory, target, should_stop) for directory in directories]
     damages = [each for damaged in found for each in damaged]
     if damages:
         raise StateError(
-            f"{path}: version {target} is not whole, so nothing was changed: {damages[0]}"
+            f"{path}: version {target} is damaged, so nothing was changed: {damages[0]}"
             + (f" (and {len(damages) - 1} more)" if len(damages) > 1 else "")
         )
     for directory in reversed(directories):

@@ -24,7 +24,7 @@ from luwu.base.quantities import format_bytes
 from luwu.base.refusals import refusal, refusing
 from switch_emu.store.direct_io import BLOCK_BYTES, aligned_buffer, probe_direct_io
 
-_LOST = "The undecided step is lost, the decided version is untouched. "
+_LOST = "The undecided step is lost, the decided version is unchanged. "
 
 
 class SpillFile(Closing):

@@ -281,7 +281,7 @@ def test_lora_pushes_adapters_and_pulls_everything(family: str, tmp_path: Path) 
     assert full.pull_bytes < adapters.pull_bytes < 1.01 * full.pull_bytes
 
 
-@pytest.mark.feature("LoRA: adapters switched off")
+@pytest.mark.feature("LoRA: adapters disabled")
 def test_lora_base_stays_as_it_was(tmp_path: Path) -> None:
     """Goal: without its adapters the model is the base, which no step has changed, to the bit."""
     options = options_of("llama", lora=LORA_RANK, steps=5)

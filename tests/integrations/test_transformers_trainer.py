@@ -222,7 +222,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-@pytest.mark.feature("arguments of Trainer that mean nothing")
+@pytest.mark.feature("arguments of Trainer that have no meaning here")
 def test_transformers_trainer_refuses_arguments(case: str, sharded: Any, tmp_path: Path) -> None:
     """Goal: what cannot be honoured is refused with a sentence that says what to do instead."""
     changes, message = REFUSED[case]
@@ -233,7 +233,7 @@ def test_transformers_trainer_refuses_arguments(case: str, sharded: Any, tmp_pat
         LuwuTrainer(sharded, arguments)
 
 
-@pytest.mark.feature("arguments of Trainer that mean nothing")
+@pytest.mark.feature("arguments of Trainer that have no meaning here")
 def test_transformers_trainer_refuses_optimizers(sharded: Any, tmp_path: Path) -> None:
     other = LuwuTrainer(sharded, arguments_of(tmp_path, optim="adafactor"), train_dataset=rows(8))
     with pytest.raises(ConfigError, match=r"optim='adafactor'.*adamw_torch.*luwu\.optim\.Lion"):
@@ -249,7 +249,7 @@ def test_transformers_trainer_refuses_optimizers(sharded: Any, tmp_path: Path) -
         trainer.train()
 
 
-@pytest.mark.feature("arguments of Trainer that mean nothing")
+@pytest.mark.feature("arguments of Trainer that have no meaning here")
 def test_transformers_trainer_refuses_models(sharded: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"got a LlamaForCausalLM.*luwu\.fully_shard"):
         LuwuTrainer(make_model(), arguments_of(tmp_path))
@@ -259,14 +259,14 @@ def test_transformers_trainer_refuses_models(sharded: Any, tmp_path: Path) -> No
         LuwuTrainer(sharded)
 
 
-@pytest.mark.feature("arguments of Trainer that mean nothing")
+@pytest.mark.feature("arguments of Trainer that have no meaning here")
 def test_transformers_trainer_refuses_a_checkpoint(sharded: Any, tmp_path: Path) -> None:
     trainer = LuwuTrainer(sharded, arguments_of(tmp_path), train_dataset=rows(8))
     with pytest.raises(ConfigError, match=r"resume_from_checkpoint.*state directory"):
         trainer.train(resume_from_checkpoint=True)
 
 
-@pytest.mark.feature("arguments of Trainer that mean nothing")
+@pytest.mark.feature("arguments of Trainer that have no meaning here")
 def test_transformers_trainer_refuses_a_plateau_in_the_middle(sharded: Any, tmp_path: Path) -> None:
     """Goal: a schedule that depends on what was measured is not taken up at a later step."""
     optimizer = luwu.optim.SGD(sharded.parameters(), lr=0.1)
@@ -287,7 +287,7 @@ def test_transformers_trainer_refuses_a_plateau_in_the_middle(sharded: Any, tmp_
     ("world_size", "changes", "message"),
     [(2, {}, r"1 processes.*worker 0 of 2.*use_cpu=True")],
 )
-@pytest.mark.feature("arguments of Trainer that mean nothing")
+@pytest.mark.feature("arguments of Trainer that have no meaning here")
 def test_transformers_trainer_refuses_unsplit_data(
     world_size: int, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
@@ -301,7 +301,7 @@ def test_transformers_trainer_refuses_unsplit_data(
         session.nic.close()
 
 
-@pytest.mark.feature("arguments of Trainer that mean nothing")
+@pytest.mark.feature("arguments of Trainer that have no meaning here")
 def test_transformers_trainer_says_that_it_cannot_go_back(tmp_path: Path) -> None:
     network = FakeNetwork(1)
     with worker(network):

@@ -203,7 +203,8 @@ def test_last(luwu_plain, tmp_path):
     late = section(output, "test_late")
     assert "the function still ran after 6 s (--luwu-timeout)" in late
     assert "in waits\nE           threading.Event().wait()" in late
-    assert "a run of waits that nobody waited for" in section(output, "teardown of test_unwaited")
+    teardown = section(output, "teardown of test_unwaited")
+    assert "a run of waits that the test did not wait for" in teardown
     assert f"segment {segment}" in section(output, "teardown of test_segment")
     assert "store.partial" in section(output, "teardown of test_partial")
     assert "ZeroDivisionError" in section(output, "test_thread")

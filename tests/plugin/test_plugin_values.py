@@ -171,11 +171,11 @@ class Methods:
     ("function", "said"),
     [
         (lambda rank: rank, "cannot import a lambda; name it with def, move it to the top level"),
-        (functools.partial(plain, 1), "is no function but of partial; .* give it what it needs"),
-        (cached, "is no function but of _lru_cache_wrapper"),
-        (Methods().bound, "is no function but of method"),
-        (hidden, "test_plugin_values.plain is another object than the function given"),
-        (Methods, "is no function but of type"),
+        (functools.partial(plain, 1), "is not a function, but a partial; .* give it what it needs"),
+        (cached, "is not a function, but a _lru_cache_wrapper"),
+        (Methods().bound, "is not a function, but a method"),
+        (hidden, "test_plugin_values.plain is not the function that was passed"),
+        (Methods, "is not a function, but a type"),
     ],
 )
 def test_functions_without_a_name_are_refused(function: Any, said: str) -> None:

@@ -176,7 +176,7 @@ TYPED = [
     ),
     pytest.param(
         ["run", "--worker-hosts", "2", "--join", "nowhere", "-m", "workers.train"],
-        ["must be told where their torchruns meet: --rendezvous HOST:29400"],
+        ["the torchruns of the hosts need a place to meet: add --rendezvous HOST:29400"],
         id="hosts-that-meet-nowhere",
     ),
     pytest.param(
@@ -350,8 +350,8 @@ def test_bad_input_peer_of_another_protocol_version(shell: Terminal) -> None:
     url = serving.wait_for("^or      luwu run --join '(.*)' SCRIPT")[1]
     done = shell.run("run", "--join", url, str(other))
     assert done.process.returncode == 2, done.err
-    versions = f"{PROTOCOL_VERSION + 1} is spoken by you, {PROTOCOL_VERSION} here"
-    assert re.search(f"protocol version {versions}; install the same luwu", done.err)
+    versions = f"you use protocol version {PROTOCOL_VERSION + 1}, this side {PROTOCOL_VERSION}"
+    assert re.search(f"{versions}; install the same luwu", done.err)
     assert done.seconds < SECONDS_MAX
 
     done = shell.run("run", "--join", url, str(script))

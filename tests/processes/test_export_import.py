@@ -56,7 +56,7 @@ def test_export_import_between_runs_of_four_and_two_workers(
         assert shell.leftovers() == []
 
 
-@pytest.mark.feature("export: as a whole or not at all")
+@pytest.mark.feature("export: complete or not at all")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_export_import_stopped_by_a_signal_leaves_nothing(
     number: signal.Signals, tmp_path: Path

@@ -45,7 +45,7 @@ print('{"loss": 1}')
 
 
 @pytest.mark.feature("progress bars of worker 0")
-@pytest.mark.feature("--resume says where it begins")
+@pytest.mark.feature("--resume reports where it begins")
 def test_first_hour_output_and_resume(shell: Terminal) -> None:
     """Goal: standard output is the script's alone; at most three lines of ours come before its
     first; --resume says what it found: nothing, and then a state in which nothing is left to do."""

@@ -102,7 +102,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     return Seen(directory, secrets, cluster, security, heard, heard_ns)
 
 
-@pytest.mark.feature("a key that is taken back in mid-run")
+@pytest.mark.feature("revoking a key during a run")
 def test_a_key_is_taken_back_in_mid_run(seen: Seen) -> None:
     """Goal: within seconds its connection ends, and it gets no other; the rest trains on to the
     end, with no step replayed."""
@@ -114,7 +114,7 @@ def test_a_key_is_taken_back_in_mid_run(seen: Seen) -> None:
     assert seen.heard_ns < 5 * 10**9
     assert isinstance(failed, PeerFailed), failed
     assert failed.final
-    assert "refused our key" in str(failed.error)
+    assert "rejected our key" in str(failed.error)
     events = seen.cluster.run_directory.events("node").read_text()
     assert '"node.abort"' not in events
     assert events.count('"name":"node.step"') == STEPS
@@ -132,7 +132,7 @@ def test_the_end_of_the_handler_ends_the_run(tmp_path: Path) -> None:
     script = ["-m", "tests.light_job", "--steps", "5"]
     with Cluster.run(tmp_path, *script, flags=flags, environ=environ) as cluster:
         assert cluster.wait(60) == 3, cluster.output
-        assert "the handler that says which keys may connect has ended" in cluster.output
+        assert "the thread that checks keys has ended" in cluster.output
         assert cluster.wait_until_clean() == []
 
 

@@ -56,7 +56,7 @@ def test_a_bad_network_changes_no_bit_and_is_accounted_for(
 
 
 @pytest.mark.feature("emulated links")
-@pytest.mark.feature("a cluster that is slowed down as a whole")
+@pytest.mark.feature("slowing down a whole cluster")
 @pytest.mark.usefixtures("on_the_cpu")
 def test_dilation_slows_compute_link_and_disk(tmp_path: Path) -> None:
     """Goal: the keys reach whoever slows down. Method: dilated by 10, a step takes at least the

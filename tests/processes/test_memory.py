@@ -62,7 +62,7 @@ def planned(arm: dict[str, Any]) -> dict[str, int]:
     return found
 
 
-@pytest.mark.feature("the memory of all processes, each page counted once")
+@pytest.mark.feature("the memory of all processes, counting each page once")
 @pytest.mark.parametrize("transport", ["shm", pytest.param("ipc", marks=pytest.mark.slow)])
 def test_no_process_takes_more_than_was_planned(tmp_path: Path, transport: str) -> None:
     """I5. Goal: node, switch and workers stay within the plan, a tenth more, and what Python and

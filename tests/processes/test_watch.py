@@ -36,7 +36,7 @@ luwu.finish()
 """
 
 
-@pytest.mark.feature("numbers of the script, luwu.log")
+@pytest.mark.feature("values that the script logs, luwu.log")
 @pytest.mark.feature("TensorBoard")
 def test_numbers_of_the_script_are_kept_with_their_steps(tmp_path: Path) -> None:
     """Goal: what is logged before and after step() belongs to the step whose backward ran last;

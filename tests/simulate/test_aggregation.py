@@ -93,7 +93,7 @@ def test_everything_at_once_in_a_tree(seed: int, spec: str, tree: Tree) -> None:
     cluster.run()
 
 
-@pytest.mark.feature("integers that are added")
+@pytest.mark.feature("aggregation in integers")
 @pytest.mark.parametrize("spec", SPECS)
 def test_integers_have_one_digest_in_each_fidelity(spec: str) -> None:
     """I3. Goal: one digest for every tree, number of nodes and order of arrival, with slots or

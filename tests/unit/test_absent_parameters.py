@@ -168,7 +168,7 @@ def check(plan: Plan, name: str, update: str, directory: Path, **changes: Any) -
         assert_same(found.results[0]["state"], get_optimizer_state_dict(plain, reference)["state"])
 
 
-@pytest.mark.feature("freezing and thawing in the course of training")
+@pytest.mark.feature("freezing and unfreezing during training")
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 def test_ranks_that_freeze_other_parameters_are_refused(update: str, tmp_path: Path) -> None:
     """I6. Goal: what is frozen is part of what all ranks state of a step; who differs is named."""
@@ -215,7 +215,7 @@ def test_parameters_without_a_gradient_are_skipped(
     check(plan, name, update, tmp_path)
 
 
-@pytest.mark.feature("freezing and thawing in the course of training")
+@pytest.mark.feature("freezing and unfreezing during training")
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 @pytest.mark.parametrize("seed", range(3, 5))

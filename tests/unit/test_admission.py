@@ -85,7 +85,7 @@ def test_a_key_speaks_for_its_role(
         assert (fault == "") == is_allowed, (role, fault)
 
 
-@pytest.mark.feature("a rank of another key")
+@pytest.mark.feature("claiming the rank of another key")
 def test_a_rank_is_its_holders_while_it_lives(admission: Admission) -> None:
     """Goal: another key cannot have it, however late its start; once the connection is gone it can,
     for launchers give ranks anew."""

@@ -246,7 +246,7 @@ def test_float32_adds_in_rank_order() -> None:
     ("spec", "text"),
     [
         ("int8", "'int8' is not known here; there are float32, shared-exponent, fixed-scale"),
-        ("fixed-scale:many", "'many' is no scale"),
+        ("fixed-scale:many", "'many' is not a scale"),
         ("fixed-scale:0", "not a finite number above 0"),
         ("fixed-scale:nan", "not a finite number above 0"),
         ("fixed-scale:1e-320", "not a finite number above 0"),

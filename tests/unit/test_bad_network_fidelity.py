@@ -23,9 +23,12 @@ KIB, MIB = 1024, 1024**2
     [
         ("compare --slots 0 --fidelity protocol", "--slots: '0' is not a whole number of at least"),
         ("compare --fidelity exact", "--fidelity: 'exact' is not one of functional, protocol"),
-        ("compare --fidelity timed --arms luwu", "timed is protocol on links .*; give --link too"),
+        (
+            "compare --fidelity timed --arms luwu",
+            "timed is protocol with .*; give --link too",
+        ),
         ("compare --slots 4 --arms luwu", "slots: 4 asked for, .*; give --fidelity protocol too"),
-        ("up --slots 4", "slots: 4 asked for, but in functional fidelity .* leave --slots out"),
+        ("up --slots 4", "slots: 4 asked for, but with functional fidelity .* leave --slots out"),
         (
             "up --role node --fidelity protocol",
             "fidelity: protocol is that of the switch; give --fidelity to luwu up --role switch",

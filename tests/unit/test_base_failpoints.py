@@ -145,7 +145,7 @@ def test_the_page_lists_the_places() -> None:
 
 def test_a_place_named_twice() -> None:
     """I6. Goal: neither of two orders for one place is ignored."""
-    with pytest.raises(ConfigError, match=f"'{A}' stands there twice"):
+    with pytest.raises(ConfigError, match=f"'{A}' is named twice"):
         parse_failpoints(f"{A}=raise@1;{A}=raise@2")
 
 

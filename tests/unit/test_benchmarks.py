@@ -282,7 +282,7 @@ def test_counts_are_decimal(text: str, count: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "M", "-1", "0", "1.5", "nan", "2X"])
 def test_what_is_no_count_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no count"):
+    with pytest.raises(ConfigError, match="is not a count"):
         harness.parse_count(text)
 
 

@@ -142,11 +142,11 @@ for = "5s"
         ("count = 0", "count is 0, not a whole number of at least 1"),
         ("every = 30", "every: '30' has no unit"),
         ("every = '0s'", "give a time above 0"),
-        ("[[fault]]\nkill = 'node'", "say when"),
+        ("[[fault]]\nkill = 'node'", "give the time"),
         ("[[fault]]\nafter = '1s'", "either kill or stall"),
         ("[[fault]]\nkill='node'\nstall='node'\nafter = '1s'", "either kill or stall"),
-        ("[[fault]]\nkill='node'\nafter='1s'\nfor='2s'", "a kill lasts for ever"),
-        ("count = 2\n[[fault]]\nkill='node'\nafter='1s'", "count is for faults that are drawn"),
+        ("[[fault]]\nkill='node'\nafter='1s'\nfor='2s'", "a kill has no duration"),
+        ("count = 2\n[[fault]]\nkill='node'\nafter='1s'", "count is for random faults"),
         ("[links]\nlos = 0.1", "unknown key 'los'; did you mean loss"),
         ("fault = 3", r"write \[\[fault\]\]"),
         ("a = [", "is not TOML"),
@@ -176,7 +176,7 @@ def test_restarts_are_counted_over_switch_and_node() -> None:
 @pytest.mark.feature("a plan that the run cannot survive")
 def test_what_ends_a_run_may_only_come_last() -> None:
     """I6. Goal: a plan whose rest could never happen is refused with what to change."""
-    with pytest.raises(ConfigError, match=r"fault 2 .* would end the run, for --worker-restarts"):
+    with pytest.raises(ConfigError, match=r"fault 2 .* would end the run: --worker-restarts"):
         outlooks([kill("worker-0"), kill("worker-1"), kill("node")], RULES, expect=None)
     found = outlooks([kill("worker-0")] * 3, RULES, expect="on")
     assert [each.ends for each in found] == [None] * 3
@@ -188,7 +188,7 @@ def test_other_reasons_for_an_end() -> None:
     assert outlooks([kill("switch")], in_ram, expect=None)[0].ends is None
     stall = replace(kill("worker-0"), kind="stall", stall_ns=10 * SECOND)
     assert "--grace is 10 s" in str(outlooks([stall], RULES, expect=None)[0].ends)
-    assert outlooks([stall], RULES, expect="end")[0].ends == "--expect end says so"
+    assert outlooks([stall], RULES, expect="end")[0].ends == "--expect end is set"
     drop = replace(RULES, on_worker_loss="drop", worker_restarts=0)
     found = outlooks([kill("worker-0"), kill("worker-1"), kill("worker-2")], drop, expect=None)
     assert [each.ends for each in found] == [None, None, "--workers-min is 1"]
@@ -227,7 +227,7 @@ def told(*events: tuple[str, int | None]) -> str:
         ((("node.step", 3), ("node.opened", 4), ("node.step", 4)), None),
         ((("node.step", 3), ("node.opened", 5), ("node.step", 5)), None),
         ((("node.opened", None), ("node.step", 0), ("node.opened", 1)), None),
-        ((("node.step", 3), ("node.opened", 3)), "came back with 3 steps"),
+        ((("node.step", 3), ("node.opened", 3)), "restarted with 3 steps"),
         ((("node.step", 3), ("node.step", 3)), "step 3 was decided after step 3: again"),
         ((("node.step", 3), ("node.step", 5)), "after step 3: with steps left out"),
     ],
@@ -292,7 +292,7 @@ def test_the_plan_of_a_seed_is_shown(capsys: pytest.CaptureFixture[str]) -> None
         ("--plan /no/such run -m a", "cannot read /no/such"),
         ("--plan x --kill node run -m a", "the file says it all; leave --kill out"),
         ("--kill worker run -m a", "fault 1 .* would end the run"),
-        ("--kill node run --restarts 3 -m a", "fault 4 .* would end the run, for --restarts is 3"),
+        ("--kill node run --restarts 3 -m a", "fault 4 .* would end the run: --restarts is 3"),
         ("--kill node --expect no run -m a", "'no' is not one of on, end"),
         ("--stall node --for 0 run -m a", "give a time above 0"),
     ],

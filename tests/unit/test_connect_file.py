@@ -90,12 +90,12 @@ def test_workers_learn_how_patient_an_emulated_link_wants_them(tmp_path: Path) -
     [
         ("tcp://h:1", "job, world_size, chunk_bytes missing"),
         ("tcp://h:1?job=1&world_size=2&chunk_byte=4", "did you mean chunk_bytes"),
-        ("tcp://h:1?job=x&world_size=2&chunk_bytes=4", "is no number"),
+        ("tcp://h:1?job=x&world_size=2&chunk_bytes=4", "is not a number"),
         ("http://h:1?job=1&world_size=2&chunk_bytes=4", "no tcp://, ipc://, shm://"),
         ("tcp://h:1?job=1&world_size=0&chunk_bytes=4", "world_size is 0"),
         ("tcp://h:1?job", "copy the line"),
         ("tcp://h:1?job=1&world_size=2&chunk_bytes=4&grace_s=0.0", "not a number above 0"),
-        ("tcp://h:1?job=1&world_size=2.5&chunk_bytes=4", "is no number"),
+        ("tcp://h:1?job=1&world_size=2.5&chunk_bytes=4", "is not a number"),
     ],
 )
 def test_a_url_that_lacks_something_is_refused(url: str, said: str) -> None:

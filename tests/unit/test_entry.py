@@ -64,4 +64,4 @@ def test_a_breakpoint_says_where_it_works(tmp_path: Path) -> None:
     said = run.log("worker-0").read_text()
     assert ended.returncode == 2, said
     assert "script.py" in said
-    assert "luwu.init_local() in place of luwu.init()" in said
+    assert "Replace luwu.init() with luwu.init_local()" in said

@@ -123,8 +123,8 @@ def test_entries_tell_all_three_things() -> None:
 def test_explain_tells_one_and_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "e203"]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("E203  the state is not that of this job\n")
-    assert "what to do next\n  - go on with it by --resume" in told
+    assert told.startswith("E203  the state belongs to another job\n")
+    assert "what to do next\n  - continue it with --resume" in told
     assert max(map(len, told.splitlines())) <= 100
     assert main(["explain"]) == 0
     lines = capsys.readouterr().out.splitlines()

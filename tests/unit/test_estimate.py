@@ -533,7 +533,7 @@ def test_the_command_refuses_what_cannot_work(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.feature("how far a prediction of the disk may be believed")
+@pytest.mark.feature("the accuracy of the disk prediction")
 @pytest.mark.parametrize(("ratio", "lines_count"), [(0.1, 3), (0.92, 4), (None, 3)])
 def test_what_of_a_prediction_may_be_believed(ratio: float | None, lines_count: int) -> None:
     """Goal: a prediction that is far off comes with the number to believe, and why."""

@@ -77,7 +77,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "header beyond our limit": (struct.pack("<Q", 2**24 + 1) + bytes(2**24 + 1), "most 16777216"),
     "no JSON": (with_header(b"PK\x03\x04...."), "header is damaged"),
     "no UTF-8": (with_header(b'{"\xff": 1}'), "header is damaged"),
-    "a list": (with_header([]), "no JSON object"),
+    "a list": (with_header([]), "not a JSON object"),
     "deep": (with_header(b"[" * 100_000), "nested too deeply"),
     "truncated": (with_header({"p": entry()}, bytes(7)), "take 8 bytes, 7 follow"),
     "trailing": (with_header({"p": entry()}, bytes(9)), "take 8 bytes, 9 follow"),
@@ -89,7 +89,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "twice": (
         with_header(b'{"p":{"dtype":"F32","shape":[],"data_offsets":[0,4]},'
                     b'"p":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}', bytes(4)),
-        "'p' stands there twice",
+        "'p' is listed twice",
     ),
     "backwards": (with_header({"p": entry(offsets=(8, 0))}, bytes(8)), "data_offsets [8, 0]"),
     "negative": (with_header({"p": entry(offsets=(-8, 0))}, bytes(8)), "data_offsets [-8, 0]"),
@@ -108,7 +108,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "dtype no text": (with_header({"p": entry(dtype=["F32"])}, bytes(8)), "unknown dtype"),
     "more keys": (with_header({"p": entry() | {"x": 1}}, bytes(8)), "not exactly"),
     "entry no object": (with_header({"p": [1]}, bytes(8)), "not exactly"),
-    "metadata no texts": (with_header({"__metadata__": {"a": 1}}), "no map of texts"),
+    "metadata no texts": (with_header({"__metadata__": {"a": 1}}), "not a map of texts"),
     "half a character": (
         with_header(b'{"\\ud800":' + json.dumps(entry()).encode() + b"}", bytes(8)), "is damaged",
     ),
@@ -173,7 +173,7 @@ def test_export_import_refuses_what_is_no_ordinary_set_of_files(out: Path) -> No
         TensorDirectory(out)
     index.unlink()
     os.mkfifo(out / "model.safetensors")
-    with pytest.raises(ConfigError, match="no ordinary file"):
+    with pytest.raises(ConfigError, match="not an ordinary file"):
         TensorDirectory(out)
 
 
@@ -200,15 +200,15 @@ DOCUMENTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "hyper no hex": (lambda d: d["record"].update(hyper="xyz"), "damaged"),
     "hyper no hyper": (lambda d: d["record"].update(hyper="c1"), "cannot be read"),
     "a crowd": (lambda d: d["record"].update(contributors=[[0, 0, 0]] * 1025), "at most 1024"),
-    "no digests": (lambda d: d.update(digests={}), "the export says None"),
-    "a digest lies": (lambda d: d["digests"].update(p3="0" * 32), "the export says 0000"),
-    "weights digest lies": (lambda d: d.update(weights_digest="0"), "the export says 0;"),
+    "no digests": (lambda d: d.update(digests={}), "the export records None"),
+    "a digest lies": (lambda d: d["digests"].update(p3="0" * 32), "the export records 0000"),
+    "weights digest lies": (lambda d: d.update(weights_digest="0"), "the export records 0;"),
     "a digest of any length": (
-        lambda d: d["digests"].update(p3="0" * 5000), "the export says 0000"),
+        lambda d: d["digests"].update(p3="0" * 5000), "the export records 0000"),
     "a dtype of any length": (
         lambda d: d["description"]["parameters"][0].__setitem__(2, "f" * 5000), "dtype ffff"),
     "weights digest of any length": (
-        lambda d: d.update(weights_digest="0" * 5000), "the export says 0000"),
+        lambda d: d.update(weights_digest="0" * 5000), "the export records 0000"),
     "unknown optimizer": (
         lambda d: d["description"].update(optimizer="magic"), "not known to this node"),
     "other shapes": (
@@ -358,7 +358,7 @@ def test_export_import_more_than_the_files_hold(made: Path, tmp_path: Path) -> N
 # ---------------------------------------------------------------------------- interrupted
 
 
-@pytest.mark.feature("export: as a whole or not at all")
+@pytest.mark.feature("export: complete or not at all")
 def test_export_import_that_is_stopped_leaves_nothing(made: Path, tmp_path: Path) -> None:
     """Goal: wherever somebody stops it, there is no directory, not even a hidden one."""
 
@@ -376,7 +376,7 @@ def test_export_import_that_is_stopped_leaves_nothing(made: Path, tmp_path: Path
         assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.feature("export: as a whole or not at all")
+@pytest.mark.feature("export: complete or not at all")
 @pytest.mark.parametrize("verb", ["export", "import"])
 def test_export_import_that_is_killed_is_not_taken_for_whole(
     verb: str, made: Path, tmp_path: Path

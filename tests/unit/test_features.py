@@ -9,7 +9,7 @@ import pytest
 from tests.features import main, page, problems
 
 GROUPS: list[dict[str, Any]] = [
-    {"title": "Some", "rows": [["one", "works", ""], ["two", "refused", "because"]]}
+    {"title": "Some", "rows": [["one", "works", ""], ["two", "rejected", "because"]]}
 ]
 
 
@@ -23,7 +23,7 @@ def test_rows_and_marks_must_fit() -> None:
     tests = {"one": ["tests/a.py::test", "tests/b.py::test"], "two": ["tests/c.py::test"]}
     assert problems(GROUPS, tests) == []
     assert "| one | works | `a.py::test` and 1 more |" in page(GROUPS, tests)
-    assert "| two | refused: because | `c.py::test` |" in page(GROUPS, tests)
+    assert "| two | rejected: because | `c.py::test` |" in page(GROUPS, tests)
     wrong: list[dict[str, Any]] = [
         {
             "title": "Some",
@@ -31,8 +31,8 @@ def test_rows_and_marks_must_fit() -> None:
         }
     ]
     assert problems(wrong, tests) == [
-        "mark 'two' is no row of docs/features.toml",
+        "mark 'two' is not a row of docs/features.toml",
         "row 'nine' has no test",
-        "row 'one' stands twice",
-        "row 'one': 'maybe' is not one of works, refused",
+        "row 'one' is listed twice",
+        "row 'one': 'maybe' is not one of works, rejected",
     ]

@@ -58,7 +58,7 @@ def test_the_loss_that_is_shown_is_that_of_rank_0() -> None:
     assert "rank0_loss=2.5" in printed.getvalue()
 
 
-@pytest.mark.feature("get_optimizer_state_dict of torch itself")
+@pytest.mark.feature("torch's own get_optimizer_state_dict")
 def test_torchs_own_optimizer_state_names_ours() -> None:
     """Goal: the call that works, from inside torch's function."""
     luwu.init_local(memory_budget="64MiB")

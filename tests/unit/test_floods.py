@@ -365,7 +365,7 @@ class Greets(Worker):
                 assert isinstance(answer, wire.Refuse | wire.Rejoin)
 
 
-@pytest.mark.feature("a second switch that says the state lacks steps")
+@pytest.mark.feature("a second switch that reports missing steps")
 def test_a_forged_hello_in_the_switch_name_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,6 +378,6 @@ def test_a_forged_hello_in_the_switch_name_changes_nothing(
         check(cluster, job, results)
     refusals = [line for line in log.lines if line["name"] == "node.refused"]
     assert refusals
-    assert "whose own connection is alive" in refusals[0]["text"]
+    assert "that is still connected" in refusals[0]["text"]
     assert refusals[0]["peer"].startswith("p-")
     assert len(log.lines) <= 100

@@ -96,7 +96,7 @@ class MeetingWorker(Worker):
 
 
 @pytest.mark.faults(31)
-@pytest.mark.feature("a node that comes back without decided steps")
+@pytest.mark.feature("a node that restarts without decided steps")
 def test_a_node_with_an_older_state_ends_in_words(tmp_path: Path) -> None:
     """I2. Goal: decided steps are not made again unless somebody says so: the node ends with the
     code of its own, and names both steps and what to do."""

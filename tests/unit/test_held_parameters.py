@@ -64,7 +64,7 @@ class Recurrent(nn.Module):
         return out
 
 
-@pytest.mark.feature("a parameter that is held elsewhere too")
+@pytest.mark.feature("a parameter that is also referenced elsewhere")
 @pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.parametrize("use", ["trained", "frozen", "evaluated"])
 @pytest.mark.parametrize("inner_first", [False, True])

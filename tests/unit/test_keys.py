@@ -97,9 +97,9 @@ class TestTheVerb:
             (["add", "x"], "say what it is for with --role"),
             (["add", "x", "--role", "wroker"], "did you mean worker?"),
             (["add", "node", "--role", "node"], "has a key already"),
-            (["add", "../x", "--role", "worker"], "is no name of a key"),
-            (["add", "x/y", "--role", "worker"], "is no name of a key"),
-            (["add", ".x", "--role", "worker"], "is no name of a key"),
+            (["add", "../x", "--role", "worker"], "is not a valid name of a key"),
+            (["add", "x/y", "--role", "worker"], "is not a valid name of a key"),
+            (["add", ".x", "--role", "worker"], "is not a valid name of a key"),
             (["revoke"], "needs the name of a key"),
             (["revoke", "nobody"], "has no key 'nobody'; it has "),
             (["list", "x"], "'x' is too much"),
@@ -160,19 +160,22 @@ class TestLooseFiles:
             ("[]", "no JSON object"),
             ('{"schema": 2, "keys": []}', "not written by this version"),
             ('{"schema": 1, "keys": {}}', "not written by this version"),
-            ('{"schema": 1, "keys": [1]}', "is no row"),
-            ('{"schema": 1, "keys": [{"name": "a", "role": "worker"}]}', "is no row"),
+            ('{"schema": 1, "keys": [1]}', "is not a row"),
+            ('{"schema": 1, "keys": [{"name": "a", "role": "worker"}]}', "is not a row"),
             ('{"schema": 1, "keys": [{"name": "a", "role": "king", "key": "KEY"}]}', "--role"),
             (
                 '{"schema": 1, "keys": [{"name": "../a", "role": "worker", "key": "KEY"}]}',
-                "no name",
+                "not a valid name",
             ),
-            ('{"schema": 1, "keys": [{"name": "a", "role": "worker", "key": "zz"}]}', "no public"),
+            (
+                '{"schema": 1, "keys": [{"name": "a", "role": "worker", "key": "zz"}]}',
+                "not a public",
+            ),
             ('{"schema": 1, "keys": [{"name": 1, "role": "worker", "key": "KEY"}]}', "be texts"),
             (
                 '{"schema": 1, "keys": [{"name": "a", "role": "worker", "key": "KEY"},'
                 ' {"name": "a", "role": "worker", "key": "KEY"}]}',
-                "stands there twice",
+                "is listed twice",
             ),
         ],
     )
@@ -188,7 +191,7 @@ class TestLooseFiles:
     def test_a_file_that_holds_no_key_is_refused(self, tmp_path: Path, content: str) -> None:
         directory = make_keys(tmp_path / "keys")
         (directory / "node.secret").write_text(content)
-        with pytest.raises(ConfigError, match="holds no key") as caught:
+        with pytest.raises(ConfigError, match="contains no key") as caught:
             read_secret(directory, "node")
         assert not content or content not in str(caught.value)
 
@@ -219,7 +222,7 @@ class TestSecrets:
             json.dumps({"secret": secret})
 
     def test_what_is_wrong_with_a_key_is_said_without_it(self) -> None:
-        with pytest.raises(ConfigError, match="63 characters are no public key") as caught:
+        with pytest.raises(ConfigError, match="63 characters are not a public key") as caught:
             parse_key("a" * 63, "there")
         assert "aaaa" not in str(caught.value)
 
@@ -242,13 +245,13 @@ class TestSecrets:
         found = own_security(tcp, 5)
         assert found is not None
         assert found.own.name == "worker-0"
-        with pytest.raises(ConfigError, match="is no name of a key"):
+        with pytest.raises(ConfigError, match="is not a valid name of a key"):
             own_security(tcp)  # a reader has no rank to put in
 
     def test_names_of_workers(self) -> None:
         assert worker_name(None, rank=3, local_rank=1) == "worker-3"
         assert worker_name("b-{local_rank}", rank=3, local_rank=1) == "b-1"
-        with pytest.raises(ConfigError, match="is no name of a key"):
+        with pytest.raises(ConfigError, match="is not a valid name of a key"):
             worker_name("../{rank}", rank=3, local_rank=1)
 
     def test_a_list_is_replaced_whole(self, tmp_path: Path) -> None:

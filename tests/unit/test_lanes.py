@@ -84,7 +84,7 @@ VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
         {"write": [(0, 0.5)], "read": [(0.4, 0.9)], "wait": [(0.2, 0.9)]}, "disk",
     ),
     "Update-bound": ({"update": [(0, 0.6)]}, "update"),
-    "meanwhile: node: update 40%. No engine limits the step by itself.": (
+    "meanwhile: node: update 40%. No single engine limits the step.": (
         {"compute": [(0, 0.3)], "wait": [(0.3, 1)], "update": [(0.5, 0.9)]}, "wait",
     ),
     "on messages, on each other, or for a turn on a core": (
@@ -181,7 +181,7 @@ def test_a_run_is_followed_as_it_grows(tmp_path: Path) -> None:
     assert sorted(history.decided_ns) == [0, 1, 2]
     assert history.seconds == pytest.approx([0.1, 0.1])
     assert [(flag.step, flag.text) for flag in history.flags()] == [
-        (0, "switch was started again"), (2, "the step was begun again: a peer"),
+        (0, "switch was started again"), (2, "the step was restarted: a peer"),
     ]  # fmt: skip
 
 

@@ -116,7 +116,7 @@ def test_a_switch_whose_workers_have_another_state_ends(has_switch: bool, tmp_pa
         with pytest.raises(ConfigError, match="the state is that of another job"):
             cluster.run(LeavingWorker(job))
         assert is_soon(lambda: bool(cluster.errors))
-        assert "the job was refused: the state is that of another job" in str(cluster.errors[0])
+        assert "the job was rejected: the state is that of another job" in str(cluster.errors[0])
 
 
 @pytest.mark.feature("different models or data on two workers")
@@ -197,7 +197,7 @@ def test_a_push_of_another_form_is_refused_by_name(
 
     with (
         cluster_for(job, tmp_path, has_switch=has_switch) as cluster,
-        pytest.raises(ConfigError, match="worker 1 was refused: ranks 1: extent 0") as caught,
+        pytest.raises(ConfigError, match="worker 1 was rejected: ranks 1: extent 0") as caught,
     ):
         workers = [Wrong(job), Wrong(job)]
         cluster.run(lambda nic: workers[nic.rank](nic))
@@ -213,6 +213,6 @@ def test_another_protocol_version_is_refused(
     Method: the workers state the next version."""
     monkeypatch.setattr("luwu.nic.core.membership.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
     text = refusal(Job(), tmp_path, has_switch=has_switch)
-    versions = f"{PROTOCOL_VERSION + 1} is spoken by you, {PROTOCOL_VERSION} here"
-    assert f"protocol version {versions}" in text
+    versions = f"you use protocol version {PROTOCOL_VERSION + 1}, this side {PROTOCOL_VERSION}"
+    assert versions in text
     assert "install the same luwu on both sides" in text

@@ -41,7 +41,7 @@ def test_a_wait_ends_and_says_what_for(has_switch: bool, tmp_path: Path) -> None
         assert is_soon(lambda: parent.waits_for() == "Hello of ranks 1")
 
 
-@pytest.mark.feature("another number of steps on a rank")
+@pytest.mark.feature("a different number of steps on one rank")
 def test_a_wait_for_a_gradient_says_which(tmp_path: Path) -> None:
     """I6. Goal: the rank that stopped is named by the switch, what cannot go on by the worker that
     waits. Method: rank 1 joins, pulls nothing, pushes nothing; rank 0 commits its step and wants

@@ -142,9 +142,9 @@ def test_children_must_be_disjoint(children: list[int]) -> None:
     [
         ({"protocol": PROTOCOL_VERSION + 1}, "install the same luwu"),
         ({"job": JOB + 1}, "you belong to another run"),
-        ({"contributors": 0b100}, "you speak for ranks 2, expected is one child each for ranks 0"),
-        ({"contributors": 0b11}, "you speak for ranks 0, 1"),
-        ({"contributors": 0}, "you speak for ranks"),
+        ({"contributors": 0b100}, "you serve ranks 2, expected is one child each for ranks 0"),
+        ({"contributors": 0b11}, "you serve ranks 0, 1"),
+        ({"contributors": 0}, "you serve ranks"),
         ({"description_hash": "0" * 64}, "does not have the hash you state"),
     ],
 )

@@ -75,7 +75,7 @@ def test_the_first_error_counts(mailbox: Mailbox) -> None:
         )  # fmt: skip
         each.post(refused)
         each.fail(ConnectionFailed("closed"))
-        with pytest.raises(kind, match="worker 1 was refused: no"):
+        with pytest.raises(kind, match="worker 1 was rejected: no"):
             each.raise_if_aborted()
     mailbox.fail(ConnectionFailed("closed"))
     with pytest.raises(ConnectionFailed, match="closed"):

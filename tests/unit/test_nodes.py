@@ -155,7 +155,7 @@ URL = "tcp://127.0.0.1:1?job=7&world_size=2&chunk_bytes=16384"
             ["--role", "switch", "--number", "1", "--join", URL],
             "number: it says which optimizer node this is",
         ),
-        (["--role", "node", "--number", "1"], "node 1 must be told of the one before it: --join"),
+        (["--role", "node", "--number", "1"], "node 1 needs the address of node 0: add --join"),
         (["--role", "node", "--number", "64"], "--number: '64' is not a whole number from 0 to"),
         (["--role", "node", "--join", URL], "join: only luwu up --role switch, or --role node"),
         (

@@ -56,7 +56,7 @@ def train(rank: int) -> list[float]:
     return losses
 
 
-@pytest.mark.feature("an aggregator of one's own")
+@pytest.mark.feature("a custom aggregator")
 @pytest.mark.usefixtures("example")
 def test_own_aggregator_trains(tmp_path: Path) -> None:
     """Goal: losses fall beside float32's, and the bits are the same wherever contributions meet: in
@@ -79,7 +79,7 @@ def test_own_aggregator_trains(tmp_path: Path) -> None:
     np.testing.assert_allclose(losses, plain_losses, rtol=0.05)
 
 
-@pytest.mark.feature("an aggregator of one's own")
+@pytest.mark.feature("a custom aggregator")
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), magnitude=st.sampled_from([1e-44, 1e-30, 1.0, 1e30]))
 def test_its_bound_holds(seed: int, magnitude: float, example: Any) -> None:

@@ -37,7 +37,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("luwu_signum")
 
 
-@pytest.mark.feature("an optimizer of one's own")
+@pytest.mark.feature("a custom optimizer")
 @pytest.mark.parametrize("update", ["at_step", "streaming"])
 @pytest.mark.parametrize("chunk_kib", [16, 64])
 def test_own_optimizer_trains(update: str, chunk_kib: int, example: Any, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_own_optimizer_trains(update: str, chunk_kib: int, example: Any, tmp_pat
     assert found.digest == digest_of(dict(model.named_parameters()))
 
 
-@pytest.mark.feature("an optimizer of one's own")
+@pytest.mark.feature("a custom optimizer")
 def test_an_update_that_is_not_installed_is_named(tmp_path: Path) -> None:
     """Goal: the node's host lacks the package: the worker is told, before anything is trained."""
 

@@ -80,11 +80,11 @@ def test_predict_laws_more_requests_wait_longer(catalogue: Catalogue) -> None:
 def test_arrivals_are_told(catalogue: Catalogue) -> None:
     """Goal: people see what was played; answers of one token have no time between tokens."""
     said = text(asked(catalogue))
-    assert "2 requests a second, of" in said
-    assert "between tokens" in said.partition("2 requests a second")[2]
+    assert "2 requests per second, of at most" in said
+    assert "between tokens" in said.partition("2 requests per second")[2]
     one = answer(make_question({**QUESTION, "output_tokens": 1}, catalogue), catalogue)
     assert one["arrivals"]["token_s"] is None
-    assert "between tokens" not in text(one).partition("2 requests a second")[2]
+    assert "between tokens" not in text(one).partition("2 requests per second")[2]
     rows = side_by_side({"a": one, "b": answer(
         make_question({k: v for k, v in QUESTION.items() if k != "arrivals"}, catalogue), catalogue
     )})  # fmt: skip
@@ -107,13 +107,13 @@ def test_arrivals_are_swept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"arrivals": 3}, r"^arrivals: 3 is no section; write \[arrivals\]"),
+        ({"arrivals": 3}, r"^arrivals: 3 is not a section; write \[arrivals\]"),
         ({"arrivals": {}}, r"^arrivals.per_second is missing"),
         ({"arrivals": {"per_secnd": 1}}, r"^arrivals.per_secnd is unknown .*mean per_second"),
         ({"arrivals": {"per_second": 0}}, r"^arrivals.per_second: 0; a number above 0 fits"),
         ({"arrivals": {"per_second": True}}, r"^arrivals.per_second: True; a number"),
-        ({"arrivals": {"per_second": 1, "seed": 0.5}}, r"^arrivals.seed: 0.5 is no whole number"),
-        ({"arrivals": {"per_second": 1, "requests": 0}}, r"^arrivals.requests: 0 is no whole"),
+        ({"arrivals": {"per_second": 1, "seed": 0.5}}, r"^arrivals.seed: 0.5 is not a whole"),
+        ({"arrivals": {"per_second": 1, "requests": 0}}, r"^arrivals.requests: 0 is not a whole"),
         ({"arrivals": {"per_second": 1, "requests": 1}}, r"^arrivals.requests: 1 for 2 copies; 2"),
         ({"batching": "static"}, r"^\[arrivals\] with batching 'static', .*continuous"),
         ({"batching": "sttic"}, r"^batching: 'sttic' .* mean static"),

@@ -37,8 +37,8 @@ def test_numbers_are_in_si() -> None:
         ("100 GB", Dimension.BYTES_PER_S, r"x: the unit 'GB' is one of bytes, but .*bytes_per_s"),
         ({"value": 3}, Dimension.BYTES, r"x: a unit is missing; it is one of B, kB"),
         ({"unit": "GB"}, Dimension.BYTES, r"x: a value is missing"),
-        ({"value": "3", "unit": "GB"}, Dimension.BYTES, r"x: '3' is no number"),
-        ({"value": float("nan"), "unit": "GB"}, Dimension.BYTES, r"x: nan is no number"),
+        ({"value": "3", "unit": "GB"}, Dimension.BYTES, r"x: '3' is not a number"),
+        ({"value": float("nan"), "unit": "GB"}, Dimension.BYTES, r"x: nan is not a number"),
         ("-3 GB", Dimension.BYTES, r"x: -3.0 is below zero"),
         (True, Dimension.RATIO, r"x: True is no"),
     ],
@@ -74,7 +74,7 @@ def test_a_user_adds_to_the_catalogue(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[devise.x]\n", r"\[devise\] is no kind of entry; did you mean device"),
+        ("[devise.x]\n", r"\[devise\] is not a kind of entry; did you mean device"),
         ('[device.x]\nlike = "A100"\n', r"device.x.like: no other device 'A100' is known"),
         (
             '[device.x]\nlike = "A100-80"\nbf61 = {value = 1, unit = "TFLOP/s"}\n',
@@ -85,8 +85,8 @@ def test_a_user_adds_to_the_catalogue(tmp_path: Path) -> None:
             r"device.x.memory_bytes: the unit 'GB/s' is one of bytes_per_s",
         ),
         ('[disk.x]\nread_rate = "1 GB/s"\n', r"disk.x.write_rate is missing; give it in one of"),
-        ("[device]\nx = 3\n", r"device.x is no table"),
-        ("[device.x\n", r"is no TOML"),
+        ("[device]\nx = 3\n", r"device.x is not a table"),
+        ("[device.x\n", r"is not TOML"),
         ("[model.x]\nlayers = 3\nhidden = 8\nheads = 2\n", r"model.x.vocab is missing"),
         (
             "[model.x]\nlayers = 3\nhidden = 8\nheads = 3\nkv_heads = 2\nvocab = 9\n",

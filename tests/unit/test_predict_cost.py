@@ -186,7 +186,7 @@ def of_radix(radix: int) -> Clos:
             ),
             r"topology.endpoints: the network has 64, but there are 65 hosts",
         ),
-        (lambda: Hosts(server=SERVER, count=0), r"hosts.count: 0 is no count"),
+        (lambda: Hosts(server=SERVER, count=0), r"hosts.count: 0 is not a count"),
         (lambda: Hosts(server=SERVER, count=1, nics=2), r"hosts.nics: 2 of them, but no nic"),
         (lambda: Hosts(server=SERVER, count=1, disks=2), r"hosts.disks: 2 of them, but no disk"),
         (

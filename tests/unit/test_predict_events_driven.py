@@ -385,9 +385,9 @@ def test_updates_of_a_whole_step_begin_with_what_forward_wants_first(
 def test_bad_prediction_of_driven_steps(catalogue: Catalogue) -> None:
     """Goal: what cannot be played is refused, with what would fit."""
     job, nodes = luwu(catalogue, batch=64)
-    with pytest.raises(ConfigError, match=r"streaming has one backward a step.*take at_step"):
+    with pytest.raises(ConfigError, match=r"streaming has one backward per step.*use at_step"):
         play_driven_steps(job, nodes, Playing(update="streaming"))
-    with pytest.raises(ConfigError, match=r"update: 'at-step' is none of.*did you mean at_step"):
+    with pytest.raises(ConfigError, match=r"update: 'at-step' is not one of.*did you mean at_step"):
         Playing(update="at-step")
     with pytest.raises(ConfigError, match="ahead at least 1"):
         Playing(ahead=0)

@@ -218,7 +218,7 @@ def test_experts_of_their_own_width_gather_nothing(job: TrainingJob) -> None:
         ({"expert": 8, "devices": 32}, r"expert: 8 groups of 2 ranks do not divide the 8 of a"),
         ({"expert_tensor": 4}, r"expert_tensor: 4 ranks of an expert do not divide the 2"),
         ({"sequence_parallel": False}, r"sequence_parallel: must be true where tensor parallel"),
-        ({"capacity": 0.0}, r"capacity: 0.0 is no factor above zero"),
+        ({"capacity": 0.0}, r"capacity: 0.0 is not a factor above zero"),
     ],
 )
 def test_bad_prediction_experts(job: TrainingJob, change: dict[str, Any], said: str) -> None:

@@ -305,8 +305,8 @@ def test_predict_laws_a_ring_of_flows_is_its_closed_form() -> None:
         ([flow("a", "d", 1)], r"flow ad: there is no node d"),
         ([flow("b", "a", 1)], r"flow ba: no way from b to a"),
         ([flow("a", "c", 1), flow("a", "c", 2)], r"flow ac: two of this name"),
-        ([flow("a", "c", 1, path=("a", "b"))], r"path is no way from a to c; \('a', 'b', 'c'\)"),
-        ([flow("a", "c", 1, path=("a", "c"))], r"flow ac: path is no way from a to c"),
+        ([flow("a", "c", 1, path=("a", "b"))], r"path is not a way from a to c; \('a', 'b', 'c'\)"),
+        ([flow("a", "c", 1, path=("a", "c"))], r"flow ac: path is not a way from a to c"),
         ([flow("a", "c", 1, path=("a", "x", "c"))], r"flow ac: there is no node x"),
     ],
 )

@@ -181,7 +181,7 @@ def test_bad_prediction_nodes(job: TrainingJob, nodes: OptimizerNodes, host: Hos
     """Goal: a node without drives for a state that is out of core, and shares that are none."""
     with pytest.raises(ConfigError, match="there is no disk"):
         predict_in_network_step(job, replace(nodes, host=replace(host, disk=None, disks=0)))
-    with pytest.raises(ConfigError, match="cached: 2 is no share"):
+    with pytest.raises(ConfigError, match="cached: 2 is not a share"):
         replace(nodes, cached=2)
     with pytest.raises(ConfigError, match="pulls are 1 or 2"):
         replace(nodes, pulls=3)

@@ -128,7 +128,7 @@ def test_training_beside_inference(catalogue: Catalogue) -> None:
     rows = {line[:22].strip(): line[22:].split() for line in side_by_side(found).splitlines()}
     assert rows["system"] == ["zero3", "inference", "inference-sockets", "zero3"]
     assert rows["first token"][0] == "-"
-    assert rows["against the first"][:3] == ["1.00", "-", "-"]
+    assert rows["relative to the first"][:3] == ["1.00", "-", "-"]
     assert rows["between tokens"][0] == rows["between tokens"][-1] == "-"
     assert "first token" not in side_by_side({"a": found["a"], "d": found["d"]})
 
@@ -136,22 +136,22 @@ def test_training_beside_inference(catalogue: Catalogue) -> None:
 @pytest.mark.parametrize(
     ("table", "change", "said"),
     [
-        (DEVICES, {"system": "inferense"}, r"'inferense' is none of .*did you mean inference"),
+        (DEVICES, {"system": "inferense"}, r"'inferense' is not one of .*did you mean inference"),
         (DEVICES, {"micro_batch": 1}, r"^micro_batch is unknown here; "),
         (DEVICES, {"output_token": 1}, r"^output_token is unknown .*mean output_tokens"),
         (DEVICES, {"input_tokens": None}, r"^input_tokens is missing"),
         (DEVICES, {"batch": "larges"}, r"batch: 'larges' is neither a whole number nor 'largest'"),
-        (DEVICES, {"batch": 0}, r"batch: 0 is no whole number above zero"),
+        (DEVICES, {"batch": 0}, r"batch: 0 is not a whole number above zero"),
         (DEVICES, {"batch": 10**6}, r"batch: 1000000 sequences .* a batch of \d+ fits"),
         (
             DEVICES,
             {"tensor": 1, "precision": "bf16"},
             r"tensor: 1 of H100-80 do not hold Llama3-70B",
         ),
-        (DEVICES, {"kv_precision": "fp9"}, r"kv_precision: 'fp9' is none of .* mean fp8"),
-        (DEVICES, {"precision": 8}, r"precision: 8 is no name"),
+        (DEVICES, {"kv_precision": "fp9"}, r"kv_precision: 'fp9' is not one of .* mean fp8"),
+        (DEVICES, {"precision": 8}, r"precision: 8 is not a name"),
         (DEVICES, {"batching": "continous"}, r"batching: 'continous' .* mean continuous"),
-        (DEVICES, {"replicas": 0}, r"replicas: 0 is no whole number above zero"),
+        (DEVICES, {"replicas": 0}, r"replicas: 0 is not a whole number above zero"),
         (DEVICES, {"device": "H100"}, r"device: no device 'H100' is known"),
         (SOCKETS, {"sockets": 3}, r"sockets: 3 ranks cannot share 64 heads"),
         (SOCKETS, {"device": "H100-80"}, r"^device is unknown here"),

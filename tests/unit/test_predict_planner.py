@@ -67,14 +67,14 @@ def test_predict_laws_nothing_near_the_best_is_better(catalogue: Catalogue) -> N
     ("change", "said"),
     [
         ({"tensor": 8}, r"tensor: is what a plan searches; leave it out"),
-        ({"systems": "3d"}, r"systems: '3d' is no list of names; one such as \['3d'\] fits"),
+        ({"systems": "3d"}, r"systems: '3d' is not a list of names; one such as \['3d'\] fits"),
         ({"systems": ["3d", "3d"]}, r"systems: '3d' is there twice"),
-        ({"model": 3}, r"model: 3 is no name"),
-        ({"systems": ["3dd"]}, r"systems: '3dd' is none of"),
+        ({"model": 3}, r"model: 3 is not a name"),
+        ({"systems": ["3dd"]}, r"systems: '3dd' is not one of"),
         ({"systems": ["luwu"]}, r"\[node\] is missing: luwu"),
         ({"model": None}, r"model is missing"),
-        ({"topology": 3}, r"topology: 3 is no section; write \[topology\] or"),
-        ({"topology": [{"kind": "clo"}]}, r"topology.kind: 'clo' is none of .* mean clos"),
+        ({"topology": 3}, r"topology: 3 is not a section; write \[topology\] or"),
+        ({"topology": [{"kind": "clo"}]}, r"topology.kind: 'clo' is not one of .* mean clos"),
         ({"cost": {"server": "H100x8", "rented": True, "luwu": {}}}, r"cost.luwu: none of the sys"),
         ({"cost": {"rented": True}}, r"cost.server is missing"),
         (
@@ -235,7 +235,7 @@ def test_predict_laws_plans_tell_break_even_tokens(mine: Catalogue) -> None:
     assert set(luwu.of_a_micro_batch) == {"pull", "push"}
     assert set(luwu.of_a_step) == {"disk read", "disk write"}
     text = plan_text(found)
-    assert re.search(r"^luwu, tokens of a device that hide the rest, at \d+ TFLOP/s:$", text, re.M)
+    assert re.search(r"^luwu, tokens per device that hide the rest, at \d+ TFLOP/s:$", text, re.M)
     assert re.search(r"^  gathers and reductions +[\d,]+ of a micro-batch", text, re.M)
     switch = plan({**NETWORKS, "topology": NETWORKS["topology"][0]}, mine, played=0)
     assert switch.break_even["luwu"].of_a_step == luwu.of_a_step

@@ -284,7 +284,7 @@ def test_optimizer_nodes_are_billed(catalogue: Catalogue) -> None:
 
 
 def test_rented_devices_cost_their_rental(catalogue: Catalogue) -> None:
-    """Goal: 2.06 USD an hour of each device, and nothing is said of what was not bought; training
+    """Goal: 2.06 USD per hour of each device, and nothing is said of what was not bought; training
     and inference stand side by side."""
     rented = {"server": "H100x8", "rented": True}
     train = answer(asked(THREE_D, catalogue, cost=rented), catalogue)
@@ -292,7 +292,7 @@ def test_rented_devices_cost_their_rental(catalogue: Catalogue) -> None:
     assert train["cost"]["dollars_per_h"] == pytest.approx(512 * 2.06)
     assert serve["cost"]["dollars_per_h"] == pytest.approx(32 * 2.06)
     assert "capex" not in train["cost"]
-    assert "rented: 1,054.72 USD an hour" in text(train)
+    assert "rented: 1,054.72 USD per hour" in text(train)
     table = side_by_side({"a": train, "b": serve})
     assert "tokens per dollar" in table
     assert "to buy" not in table
@@ -347,23 +347,23 @@ def test_predict_laws_break_even_is_where_times_are_equal(catalogue: Catalogue) 
 @pytest.mark.parametrize(
     ("table", "topology", "said"),
     [
-        (THREE_D, {}, r"topology.kind: None is none of single-switch, clos"),
-        (THREE_D, {"kind": "torsu"}, r"topology.kind: 'torsu' is none of .* did you mean torus"),
+        (THREE_D, {}, r"topology.kind: None is not one of single-switch, clos"),
+        (THREE_D, {"kind": "torsu"}, r"topology.kind: 'torsu' is not one of .* did you mean torus"),
         (THREE_D, {"kind": "clos"}, r"topology.radix is missing"),
         (THREE_D, {"kind": "clos", "radix": 64, "tapr": 2}, r"topology.tapr is .* mean taper"),
-        (THREE_D, {"kind": "clos", "radix": 64.0}, r"topology.radix: 64.0 is no whole number"),
-        (THREE_D, {"kind": "clos", "radix": 64, "taper": "2"}, r"topology.taper: '2' is no number"),
+        (THREE_D, {"kind": "clos", "radix": 64.0}, r"topology.radix: 64.0 is not a whole number"),
+        (THREE_D, {"kind": "clos", "radix": 64, "taper": "2"}, r"topology.taper: '2' is not a num"),
         (THREE_D, {"kind": "clos", "radix": 64, "taper": 0.5}, r"tapers: 0.5 does not fit"),
         (THREE_D, {"kind": "clos", "radix": 64, "endpoints": 500}, r"topology.endpoints: .* 512 o"),
         (THREE_D, {"kind": "single-switch", "radix": 64}, r"endpoints: 512 do not fit a single"),
-        (THREE_D, {"kind": "torus", "sizes": 8}, r"topology.sizes: 8 is no list of counts"),
+        (THREE_D, {"kind": "torus", "sizes": 8}, r"topology.sizes: 8 is not a list of counts"),
         (THREE_D, {"kind": "torus", "sizes": [8, 8]}, r"topology.sizes: .* 64 endpoints, but"),
         (THREE_D, {"kind": "torus", "sizes": [8, 8, 8]}, r"group: 16 ranks, every 4., are not w"),
         (THREE_D, {**RAIL_ONLY, "domain_rate": 450}, r"topology.domain_rate: 450 is not a number"),
         (SOCKETS, RAIL_ONLY, r"topology.domain_rate is missing"),
         (LUWU, {"kind": "clos", "radix": 64}, r"push needs switches that aggregate"),
         ({**LUWU, "node": {**LUWU["node"], "tiers": 2}}, TREE, r"node.tiers: \[topology\] says"),
-        (THREE_D, 3, r"topology: 3 is no section"),
+        (THREE_D, 3, r"topology: 3 is not a section"),
     ],
 )  # fmt: skip
 def test_bad_prediction_topologies(
@@ -382,7 +382,7 @@ def test_bad_prediction_topologies(
         ({"swich": "QM9700"}, r"cost.swich is unknown here; did you mean switch"),
         ({"pue": None}, r"cost.pue is missing: what is bought"),
         ({"pue": 0.9}, r"tariff.cost.pue: 0.9 is too small"),
-        ({"life_years": "4 years"}, r"cost.life_years: '4 years' is no number of years"),
+        ({"life_years": "4 years"}, r"cost.life_years: '4 years' is not a number of years"),
         ({"energy_price": 0.1}, r"cost.energy_price: 0.1 is not a number with a unit"),
         ({"tariff": "ours"}, r"cost.life_years: the tariff has it"),
         ({"rented": True}, r"cost.switch: what is rented has none"),
@@ -391,7 +391,7 @@ def test_bad_prediction_topologies(
         ({"link": None}, r"cost.link is missing: 512 are needed"),
         ({"switch": "Tofino-1"}, r"switch.Tofino-1.port_rate: 100 Gbit/s"),
         ({"node_server": "node"}, r"cost.node_server, node_nic: nothing here has"),
-        ({"server": "node"}, r"cost.server: 512 devices are no whole number of node"),
+        ({"server": "node"}, r"cost.server: 512 devices are not a whole number of node"),
         ({"disk": "PM9A3", "disks": 2}, r"disk.PM9A3.price is not known, but 128 disks"),
     ],
 )

@@ -94,18 +94,18 @@ def test_an_input_is_scaled_alone(catalogue: Catalogue) -> None:
 @pytest.mark.parametrize(
     ("table", "change", "said"),
     [
-        (THREE_D, {"system": "zero4"}, r"system: 'zero4' is none of luwu, .*did you mean zero3"),
+        (THREE_D, {"system": "zero4"}, r"system: 'zero4' is not one of luwu, .*did you mean zero3"),
         (THREE_D, {"batc": 3}, r"^batc is unknown here; did you mean batch"),
         (THREE_D, {"node": {}}, r"^node is unknown here"),
-        (THREE_D, {"tensor": 0}, r"^tensor: 0 is no whole number above zero"),
-        (THREE_D, {"tensor": 4.0}, r"^tensor: 4.0 is no whole number"),
+        (THREE_D, {"tensor": 0}, r"^tensor: 0 is not a whole number above zero"),
+        (THREE_D, {"tensor": 4.0}, r"^tensor: 4.0 is not a whole number"),
         (THREE_D, {"pipeline": 128, "virtual": 1}, r"pipeline: 128 stages, but GPT-175B has 96"),
         (
             THREE_D,
             {"model": "GPT-175"},
             r"model: no model 'GPT-175' .* did you mean GPT",
         ),
-        (THREE_D, {"device": 3}, r"device: 3 is no name"),
+        (THREE_D, {"device": 3}, r"device: 3 is not a name"),
         (THREE_D, {"sequence_parallel": 1}, r"sequence_parallel: 1 is neither true nor false"),
         (LUWU, {"tensor": 2}, r"tensor: luwu has data parallel ranks alone"),
         (LUWU, {"node": None}, r"\[node\] is missing"),
@@ -139,7 +139,7 @@ def test_the_command(tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[st
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "GPT-13B (12.8 B) by luwu on 8 x A100-40" in said
-    assert "binds " in said
+    assert "bottleneck " in said
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == 2
     assert main(["predict", "step", str(tmp_path / "none.toml")]) == 2
@@ -161,7 +161,7 @@ def test_systems_side_by_side(
     assert main(["predict", "compare", *names]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^system +zero3 +ddp$", said, re.MULTILINE)
-    assert re.search(r"^against the first +1\.00 +\d\.\d\d$", said, re.MULTILINE)
+    assert re.search(r"^relative to the first +1\.00 +\d\.\d\d$", said, re.MULTILINE)
     assert re.search(r"^warnings +none +1$", said, re.MULTILINE), said  # no whole model fits
     assert main(["predict", "compare", *names, "--json"]) == 0
     assert list(json.loads(capsys.readouterr().out)["answers"]) == names

@@ -115,7 +115,7 @@ def test_scaled_numbers_are_assumptions(catalogue: Catalogue) -> None:
         ),
         (
             '[scaling.y]\n[device.x]\nlike = "A100-80"\nscaling = "y"\ngenerations = 0.5\n',
-            r"device.x.generations: 0.5 is no whole number above zero",
+            r"device.x.generations: 0.5 is not a whole number above zero",
         ),
         ('[disk.x]\nlike = "PM9A3"\nscaling = "y"\n', r"disk.x.scaling is unknown"),
     ],

@@ -272,13 +272,13 @@ def test_bad_prediction_serving(catalogue: Catalogue) -> None:
         serve(made, [])
     with pytest.raises(ConfigError, match=r"tensor: 8 of H100-80 do not hold .*one sequence"):
         serve(made, requests_at_once(1, 10**8, 1))
-    with pytest.raises(ConfigError, match=r"input_tokens: 0 is no count of at least 1"):
+    with pytest.raises(ConfigError, match=r"input_tokens: 0 is not a count of at least 1"):
         Request(input_tokens=0, output_tokens=1)
     with pytest.raises(ConfigError, match=r"arrive_s: -1; a finite number"):
         Request(arrive_s=-1, input_tokens=1, output_tokens=1)
-    with pytest.raises(ConfigError, match=r"per_s: 0 requests a second; a finite number above 0"):
+    with pytest.raises(ConfigError, match=r"per_s: 0 requests per second; a finite number above 0"):
         requests_at_random(1, 0, 1, 1, 1)
-    with pytest.raises(ConfigError, match=r"count: 0 is no count"):
+    with pytest.raises(ConfigError, match=r"count: 0 is not a count"):
         requests_at_random(0, 1, 1, 1, 1)
     with pytest.raises(ConfigError, match=r"share: 0; 0.5 is the median"):
         percentile([1.0], 0)

@@ -111,7 +111,7 @@ def test_a_slowdown_has_no_tenth_less(catalogue: Catalogue) -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [(0.9, "1 is none, and more is slower"), (0, "1 is none, and more is slower"),
-     (-1, "below zero"), (float("nan"), "no number"), (float("inf"), "no number"),
+     (-1, "below zero"), (float("nan"), "not a number"), (float("inf"), "not a number"),
      ("20 ms", "ms")],
 )  # fmt: skip
 def test_bad_prediction_of_a_slowdown(catalogue: Catalogue, value: Any, said: str) -> None:

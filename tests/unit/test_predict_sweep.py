@@ -152,22 +152,22 @@ def test_a_point_that_cannot_be_says_why(catalogue: Catalogue) -> None:
     ("over", "said"),
     [
         ([], r"^over: no key; write --over KEY=v1,v2"),
-        (["batch"], r"^over: 'batch' is no key with values"),
-        (["=3"], r"^over: '=3' is no key with values"),
+        (["batch"], r"^over: 'batch' is not a key with values"),
+        (["=3"], r"^over: '=3' is not a key with values"),
         (["batch=1,,2"], r"^over: a value of batch is empty"),
-        (["batch=32,32"], r"^over: '32' stands twice among the values of batch"),
-        (["batch=32", "batch:devices=32:8"], r"^over: batch stands twice"),
+        (["batch=32,32"], r"^over: '32' is listed twice among the values of batch"),
+        (["batch=32", "batch:devices=32:8"], r"^over: batch is given twice"),
         (["devices:batch=8"], r"^over: '8' has 1 values, but devices:batch are 2 keys"),
         ([f"batch={','.join(map(str, range(1, 1002)))}"], r"^over: 1,001 combinations; up to"),
         (["batc=32,64"], r"^batc is unknown here; did you mean batch"),
-        (["batch=32.5"], r"^batch: 32.5 is no whole number"),
+        (["batch=32.5"], r"^batch: 32.5 is not a whole number"),
         (["model=GPT-13"], r"^model: no model 'GPT-13' is known; did you mean GPT-13B"),
         (["node.dsks=4"], r"^node.dsks is unknown here; did you mean disks"),
         (["host.disks=4"], r"^host.disks: the question has no \[host\]; its tables are \[node\]"),
         (["host.disk.power=4 W"], r"^host.disk.power: the question has no \[host\]"),
         (["netwrk.rate=1 GB/s"], r"^netwrk.rate: the question names no 'netwrk' .* mean network"),
         (["model.layers=4"], r"^model.layers: the question names no 'model' that has numbers"),
-        (["network.rte=1 GB/s"], r"^network.rte is no number of a network; did you mean rate"),
+        (["network.rte=1 GB/s"], r"^network.rte is not a number of a network; did you mean rate"),
         (["network.rate=100"], r"^network.rate: 100 is not a number with a unit"),
         (["network.rate=100 GB"], r"^network.rate: the unit 'GB' is one of bytes"),
         (["device.all_reduce=1"], r"^device.all_reduce is a measured curve, no number of a device"),
@@ -183,7 +183,7 @@ def test_bad_prediction_sweeps(catalogue: Catalogue, over: list[str], said: str)
 def test_bad_prediction_metrics(catalogue: Catalogue) -> None:
     """Goal: a number that no answer has is refused, with those there are."""
     found = sweep(LUWU, [parse_axis("batch=32")], catalogue)
-    with pytest.raises(ConfigError, match=r"of: 'step' is no number .* mean step_s\?; they are"):
+    with pytest.raises(ConfigError, match=r"of: 'step' is not a number .* mean step_s\?; they are"):
         found.numbers("step")
 
 
@@ -203,7 +203,7 @@ def test_the_sweep_command(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert lines[0].split()[:3] == ["devices", "node.network.rate", "batch"]
     assert "parts_s.tail" in lines[0]
     assert len(lines) == 7
-    assert "cannot be: batch: 64 sequences cannot be shared by 12" in lines[3]
+    assert "rejected: batch: 64 sequences cannot be shared by 12" in lines[3]
     svg = ElementTree.fromstring(picture_file.read_text())
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
     assert len(list(svg.iter("{http://www.w3.org/2000/svg}circle"))) == 4
@@ -298,7 +298,7 @@ def test_bad_prediction_pictures() -> None:
     record = Record([Span("gpu", "unit 0", 0.0, 2.0, 1.0)])
     with pytest.raises(ConfigError, match=r"from 2 s to 3 s: nothing happens then; .* ends at 2 s"):
         picture(record, start_s=2.0, end_s=3.0)
-    with pytest.raises(ConfigError, match=r"'cpu' is no engine of the record; they are gpu"):
+    with pytest.raises(ConfigError, match=r"'cpu' is not an engine here; they are gpu"):
         picture(record, engines=["cpu"])
 
 

@@ -135,8 +135,8 @@ def test_a_refusal_is_noted_and_sent(is_older: bool) -> None:
         (0, 1, "has no decided step, but step 0 was announced as decided: step 0 is lost"),
         (2, 3, "ends with step 1, but step 2 was announced as decided: step 2 is lost"),
         (2, 4, "ends with step 1, but step 3 was announced as decided: steps 2 to 3 are lost"),
-        (3, 3, "has 3 decided steps, as was announced, but is an older copy: "
-               "it knows less of what came after them than its workers"),
+        (3, 3, "has 3 decided steps, as announced, but is an older copy: "
+               "its workers know of later events that it does not contain"),
     ],
 )  # fmt: skip
 def test_lost_steps_are_named(found: int, known: int, expected: str) -> None:
@@ -145,7 +145,7 @@ def test_lost_steps_are_named(found: int, known: int, expected: str) -> None:
     assert text == f"the state of the optimizer node {expected}"
     refusal = refusal_text(found, known)
     assert refusal.startswith(f"{text}. ")
-    assert f"steps from {found} on again" in refusal
+    assert f"recompute the steps from {found} on," in refusal
     for option in ("--state", "--resume", "--on-lost-steps redo"):
         assert option in refusal
 

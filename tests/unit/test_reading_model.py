@@ -183,7 +183,7 @@ def test_dtype_may_be_chosen(tmp_path: Path) -> None:
     in_cluster(tmp_path, work)
 
 
-@pytest.mark.feature("a parameter that is held elsewhere too")
+@pytest.mark.feature("a parameter that is also referenced elsewhere")
 def test_who_holds_a_parameter_reads_no_first_values(tmp_path: Path) -> None:
     """Goal: a variable that held a parameter before read_from is refused where it is used."""
 
@@ -344,7 +344,7 @@ class Written(nn.Module):
         return y
 
 
-@pytest.mark.feature("read_from: refusals")
+@pytest.mark.feature("read_from: rejected calls")
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     """Goal: each mistake raises where it is made, with the remedy; afterwards all works."""
 
@@ -392,7 +392,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         read.does = ""
         assert torch.equal(read(x), expected)
         assert torch.equal(kept, luwu.get_model_state_dict(trained)["line.weight"][:8])
-        with pytest.raises(ConfigError, match="this Linear is no unit of the job; its units are"):
+        with pytest.raises(ConfigError, match="Linear is not a unit of the job; its units are"):
             reading.register_forward_method(read.line, "forward")
         with pytest.raises(ConfigError, match="Written has no method thrice"):
             reading.register_forward_method(read, "thrice")

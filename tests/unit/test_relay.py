@@ -69,7 +69,7 @@ def test_a_line_of_ours_does_not_begin_inside_a_progress_bar(
     assert results.getvalue() == "42"
 
 
-@pytest.mark.feature("--resume says where it begins")
+@pytest.mark.feature("--resume reports where it begins")
 def test_a_resumed_run_says_where_it_begins(run: RunDirectory) -> None:
     """Goal: no state, a state and a finished one are told apart, in words; a last line that is
     still being written is left out."""
@@ -89,7 +89,7 @@ def test_a_resumed_run_says_where_it_begins(run: RunDirectory) -> None:
     assert ending(run, state, 7) is None
 
 
-@pytest.mark.feature("Ctrl-C: the step that is kept, and the command that goes on")
+@pytest.mark.feature("Ctrl-C: the step that is kept, and the command to continue")
 def test_a_run_that_was_stopped_says_how_it_goes_on(run: RunDirectory) -> None:
     """Goal: the last decided step, and a command that can be pasted as it stands."""
     flags = {"workers": "2", "state": "my state", "no_switch": "true", "run_dir": "old"}

@@ -109,7 +109,7 @@ def test_each_model_has_first_weights_of_its_own(tmp_path: Path) -> None:
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.feature("two models that are trained")
+@pytest.mark.feature("training two models")
 def test_two_models_that_are_trained_are_refused() -> None:
     """Goal: also where blocks were sharded and the model around them was forgotten."""
     with worker(FakeNetwork(1)):
@@ -136,7 +136,7 @@ def test_a_parameter_of_two_models_is_refused() -> None:
             luwu.optim.SGD((p for p in student.parameters() if p.requires_grad), lr=0.1)
 
 
-@pytest.mark.feature("a model that is only computed with, without an optimizer")
+@pytest.mark.feature("a model used without an optimizer")
 @pytest.mark.parametrize("is_graph_made", [False, True])
 def test_a_forward_before_any_optimizer(is_graph_made: bool, tmp_path: Path) -> None:
     """Goal: a script without an optimizer gets what torch computes, on every rank; unshard too; an

@@ -299,4 +299,4 @@ def test_several_nodes_that_run_elsewhere_are_refused(
     assert main(["snapshot", str(tmp_path / "connect.json"), str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert "spread over 2 optimizer nodes" in said
-    assert "Name its state directory when it has ended" in said
+    assert "Give its state directory after it has ended" in said

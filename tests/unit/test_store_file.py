@@ -224,9 +224,9 @@ def test_an_io_error_stops_the_store(
                 take_step(store, version + 1, attempt=attempt)
             except StateError as exc:
                 errors.append(exc)
-                with pytest.raises(StateError, match="takes no more calls"):
+                with pytest.raises(StateError, match="accepts no more calls"):
                     store.record_attempt(attempt + 1)
-                with pytest.raises(StateError, match="takes no more calls"):
+                with pytest.raises(StateError, match="accepts no more calls"):
                     read(store, 0, version)
             else:
                 break

@@ -112,14 +112,14 @@ def test_opening_makes_durable_what_it_found(device: Device) -> None:
 
 def test_a_failed_flush_stops_the_store_for_good(device: Device) -> None:
     """Goal: a flush is never tried again: the second succeeds, and what it was to make durable is
-    gone. Method: let one fail; the store takes no more calls, and reopens one version back."""
+    gone. Method: let one fail; the store accepts no more calls, and reopens one version back."""
     with device.open() as store:
         take_step(store, 0)
         write_pages(store, range(7), 1)
         device.arm("eio_flush")
         with pytest.raises(StateError, match="Input/output error"):
             store.prepare(DecidedStep(version=1, attempt=0))
-        with pytest.raises(StateError, match="takes no more calls"):
+        with pytest.raises(StateError, match="accepts no more calls"):
             store.prepare(DecidedStep(version=1, attempt=0))
     with device.open() as store:
         assert store.decided is not None
@@ -135,7 +135,7 @@ def test_a_failed_write_stops_the_store(device: Device, kind: str, error: type[E
         device.arm(kind)
         with pytest.raises(error, match=device.path.name):
             write_pages(store, [2], 1)
-        with pytest.raises(StateError, match="takes no more calls"):
+        with pytest.raises(StateError, match="accepts no more calls"):
             write_pages(store, [3], 1)
     with device.open() as store:
         assert contents(store, 0) == [record(store, page, 0) for page in range(7)]

@@ -28,5 +28,5 @@ def test_a_number_from_the_environment_is_taken_as_it_stands(
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert (threads_per_worker(2), threads_alone(2)) == (3, 3)
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    with pytest.raises(ConfigError, match="is no number"):
+    with pytest.raises(ConfigError, match="is not a number"):
         threads_alone(2)

@@ -255,7 +255,7 @@ def test_units_know_their_extents() -> None:
 @pytest.mark.parametrize("units", [None, {}, [["a"]], [["a", -1]], [[1, "a"]], [["a", True]]])
 def test_units_that_are_none_are_refused(tmp_path: Path, units: object) -> None:
     (tmp_path / "node.jsonl").write_text(lines([clock(), about(units=units)]))
-    with pytest.raises(ConfigError, match=r"node\.jsonl:2: units are no list"):
+    with pytest.raises(ConfigError, match=r"node\.jsonl:2: units are not a list"):
         list(records(tmp_path / "node.jsonl"))
     with pytest.raises(ConfigError, match=r"node\.jsonl:2"):
         write_timeline(tmp_path, tmp_path / "trace.json")

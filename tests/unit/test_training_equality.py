@@ -294,7 +294,7 @@ def test_checkpoint_inside_a_unit(reentrant: bool) -> None:
     compare(make, update="streaming")
 
 
-@pytest.mark.feature("a graph that is run backward twice")
+@pytest.mark.feature("two backwards through one graph")
 def test_retained_graph_runs_backward_twice() -> None:
     """Goal: both backwards of one graph are parts of the step."""
 

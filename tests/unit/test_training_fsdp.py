@@ -170,7 +170,7 @@ def test_flags_are_flags() -> None:
                 method(1)
 
 
-@pytest.mark.feature("methods of FSDP2 that mean nothing here")
+@pytest.mark.feature("methods of FSDP2 that have no meaning here")
 @pytest.mark.parametrize("name", sorted(_MEANINGLESS))
 def test_methods_that_mean_nothing_are_refused(name: str) -> None:
     """Goal: a script of FSDP2 that calls one is told why."""

@@ -231,7 +231,7 @@ def test_optimizer_arguments(session: Session) -> None:
         luwu.optim.AdamW(model.parameters())
 
 
-@pytest.mark.feature("a model that is changed after its optimizer is made")
+@pytest.mark.feature("a model that changes after its optimizer is created")
 def test_use_before_and_after_training(session: Session) -> None:
     """Goal: a frozen or replaced parameter later is loud."""
     model = make_sharded()

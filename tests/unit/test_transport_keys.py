@@ -96,7 +96,7 @@ class TestWhoIsLetIn(WithKeys):
         stranger.connect(target.address)
         stranger.send(b"")
         stranger.send(b"hello")
-        assert "It was not let in" in refused(listener)
+        assert "It was rejected" in refused(listener)
         stranger.close()
         nobody_came(listener)
         still_works(make, listener, where)
@@ -106,8 +106,8 @@ class TestWhoIsLetIn(WithKeys):
         [
             ("unknown", "is not in"),
             ("revoked", "is not in"),
-            ("node", "its key is that of 'node', a node; let in here are worker"),
-            ("reader", "a reader; let in here are worker"),
+            ("node", "its key is that of 'node', a node; accepted roles are worker"),
+            ("reader", "a reader; accepted roles are worker"),
         ],
     )
     def test_keys_that_are_not_allowed_are_refused(
@@ -130,7 +130,7 @@ class TestWhoIsLetIn(WithKeys):
                 assert str(keys / ALLOWED) in text
             while not (event := failed(stranger)).final:
                 pass
-            assert "refused our key" in str(event.error)
+            assert "rejected our key" in str(event.error)
         nobody_came(listener)
         still_works(make, listener, where)
 
@@ -225,9 +225,9 @@ class TestRevocation(WithKeys):
             other.replace(file)
         else:
             file.chmod(0o644)
-        assert "everybody who comes is refused from now on" in refused(listener)
+        assert "no new connection is accepted from now on" in refused(listener)
         outside.dial("parent", where)
-        assert "nobody is let in" in refused(listener)
+        assert "no new connection is accepted" in refused(listener)
         inside.send("parent", b"h")
         assert message(listener).header == b"h"
         file.unlink(missing_ok=True)
@@ -251,7 +251,7 @@ class TestTheHandler(WithKeys):
         monkeypatch.setattr(zap_module.ZapHandler, "_answer", fail)
         first = make(name="worker-0")
         first.dial("parent", where)
-        with pytest.raises(KeysFailed, match=r"which keys may connect has ended.*planted"):
+        with pytest.raises(KeysFailed, match=r"that checks keys has ended.*planted"):
             while True:
                 listener.receive(DEADLINE_NS)
         second = make(name="worker-1")
@@ -274,7 +274,7 @@ class TestTheHandler(WithKeys):
         stranger.dial("parent", where)
         up(stranger)
         stranger.send("parent", b"let me in")
-        assert "was let in by mistake" in refused(listener)
+        assert "was accepted by mistake" in refused(listener)
         nobody_came(listener)
 
     def test_its_silence_is_noticed(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ class TestTheHandler(WithKeys):
         listener = make(name="switch", accepts=("worker",))
         (keys / ALLOWED).unlink()
         with free_port() as port:
-            with pytest.raises(ConfigError, match="nobody may connect"):
+            with pytest.raises(ConfigError, match="no process may connect"):
                 listener.listen(f"tcp://127.0.0.1:{port}")
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", port), timeout=10)
@@ -379,7 +379,7 @@ class TestTheWire(WithKeys):
             down(listener)
         with socket.create_connection((where.host, where.port)) as again:
             again.sendall(recorded)
-            assert "It was not let in" in refused(listener)
+            assert "It was rejected" in refused(listener)
         nobody_came(listener)
 
 

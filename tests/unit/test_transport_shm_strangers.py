@@ -99,7 +99,7 @@ class TestStrangers(OverShm):
         with ZeroMqTransport(timing=QUICK) as silent:
             silent.dial("parent", where.replace("shm://", "ipc://"))
             up(silent)
-        assert "ended without a greeting" in str(refused(listener).error)
+        assert "disconnected without a greeting" in str(refused(listener).error)
 
     def test_a_listener_of_another_kind(self, make: Make, tmp_path: Path) -> None:
         """Goal: what listens without passing descriptors is told, and never up."""

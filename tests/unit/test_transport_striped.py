@@ -177,7 +177,7 @@ class TestLinks(OverStripes):
             dialler = make()
             dialler.dial("parent", between.endpoint)
             event = failed(dialler)
-            while "dialled anew" not in str(event.error):  # the silent one is told of first
+            while "Connecting again" not in str(event.error):  # the silent one is told of first
                 assert "it is not this run" in str(event.error)
                 event = failed(dialler)
             assert (event.peer, event.final) == ("parent", False)

@@ -208,7 +208,7 @@ class TestStrangersThatWeDial(OverZeroMq):
         port = service.bind_to_random_port("tcp://127.0.0.1")
         dialler = make()
         dialler.dial("parent", f"tcp://127.0.0.1:{port}")
-        assert "is encrypted and we came without a key" in str(final(dialler).error)
+        assert "is encrypted, and this process connected without a key" in str(final(dialler).error)
 
     def test_a_frame_too_large_ends_the_connection(self, make: Make, raw: Raw) -> None:
         """Goal: libzmq would never try again after that; we do."""

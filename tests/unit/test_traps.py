@@ -107,7 +107,7 @@ def test_a_mistake_raises_where_it_is_made(mistake: str) -> None:
             do(model)
 
 
-@pytest.mark.feature("model.to() of what it is on already")
+@pytest.mark.feature("model.to() with the current device and dtype")
 def test_a_model_that_is_where_it_should_be_is_not_moved() -> None:
     """Goal: .to(device) of a script that says it once more changes nothing, but for buffers."""
     with worker(FakeNetwork(1)):

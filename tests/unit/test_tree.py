@@ -41,7 +41,7 @@ BAD = {
         r'go round: a -> b -> a; one needs parent = "node"',
     ),
     "own parent": ('[a]\nparent="a"\nworkers="0-3"', "go round: a -> a"),
-    "no such parent": ('[a]\nparent="c"\nworkers="0-3"', r"\[a\]: its parent 'c' is not there"),
+    "no such parent": ('[a]\nparent="c"\nworkers="0-3"', r"\[a\]: its parent 'c' is not in it"),
     "two roots": (
         '[a]\nparent="node"\nworkers="0-1"\n[b]\nparent="node"\nworkers="2-3"',
         "a and b all have the node as their parent.*give them a common parent",
@@ -64,10 +64,10 @@ BAD = {
     "no TOML": ("[a", "is not TOML"),
     "no parent": ("[a]\nworkers=[0]", "parent is None"),
     "unknown key": ('[a]\nparent="node"\nranks="0-3"', "unknown key 'ranks'"),
-    "bad range": ('[a]\nparent="node"\nworkers="3-0"', "'3-0' is no rank"),
+    "bad range": ('[a]\nparent="node"\nworkers="3-0"', "'3-0' is neither a rank"),
     "bad list": ('[a]\nparent="node"\nworkers=["0"]', "workers is"),
-    "bad name": ('[A]\nparent="node"\nworkers="0-3"', "is no name of a switch"),
-    "called node": ('[node]\nparent="node"\nworkers="0-3"', "is no name of a switch"),
+    "bad name": ('[A]\nparent="node"\nworkers="0-3"', "is not a name of a switch"),
+    "called node": ('[node]\nparent="node"\nworkers="0-3"', "is not a name of a switch"),
     "no table": ("a = 3", "write a table"),
 }
 
@@ -198,7 +198,7 @@ def test_bad_network_leaves_that_are_none(tmp_path: Path, leaves: list[object]) 
     path = tmp_path / "connect.json"
     write_connection(path, IN_TREE)
     path.write_text(json.dumps({**json.loads(path.read_text()), "leaves": leaves}))
-    with pytest.raises(ConfigError, match=r"is no leaf|is no rank"):
+    with pytest.raises(ConfigError, match=r"is not a leaf|is neither a rank"):
         read_connection(path)
 
 

@@ -215,10 +215,10 @@ def test_back_is_refused_when_the_next_step_has_begun(
     before = image(state)
     code, said = verify(capsys, state, "--roll-back")
     assert code == 5
-    assert "version 2 is not whole, so nothing was changed: page 2 of side0.dat" in said
+    assert "version 2 is damaged, so nothing was changed: page 2 of side0.dat" in said
     assert image(state) == before
     code, said = verify(capsys, state, "--full")
-    assert (code, "version 2, the one before, is not whole any more" in said) == (0, True), said
+    assert (code, "version 2, the one before, is no longer intact" in said) == (0, True), said
 
 
 def test_back_is_refused_when_the_next_step_is_prepared(
@@ -228,7 +228,7 @@ def test_back_is_refused_when_the_next_step_is_prepared(
         write_pages(store, range(7), 4)
         store.prepare(DecidedStep(version=4, attempt=0))
     code, said = verify(capsys, state, "--roll-back")
-    assert (code, "is not there any more" in said) == (5, True), said
+    assert (code, "no longer exists" in said) == (5, True), said
     assert "version 4 is prepared" in verify(capsys, state)[1]
 
 

@@ -28,8 +28,8 @@ def links_of(config: RunConfig) -> Links:
         )  # fmt: skip
     if config.tree is None and "switch" in links.named:
         raise ConfigError(
-            "link: no switch stands above another one here, so there is no link of a switch; say "
-            "worker=... for those below the switch and node=... for the one above it"
+            "link: no switch is above another one here, so there is no link of a switch; set "
+            "worker=... for the links below the switch and node=... for the link above it"
         )
     if config.no_switch and "node" in links.named:
         raise ConfigError(

@@ -65,32 +65,32 @@ _TABLE: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "system": lambda a: a["system"],
     "model": lambda a: a["asked"]["model"],
     "devices": lambda a: f"{a['asked']['devices']} x {a['asked']['device']}",
-    "tokens a step": lambda a: f"{a['tokens']:,}",
+    "tokens per step": lambda a: f"{a['tokens']:,}",
     "step": lambda a: f"{a['step_s']:.3f} s",
     "batch": lambda a: f"{a['batch']:.0f}",
     "first token": lambda a: f"{1e3 * a['first_token_s']:,.2f} ms",
     "between tokens": lambda a: f"{1e3 * a['token_s']:,.2f} ms",
     "first token, p95": lambda a: f"{1e3 * a['arrivals']['first_token_s']['p95']:,.2f} ms",
     "whole answer, p95": lambda a: f"{1e3 * a['arrivals']['answer_s']['p95']:,.2f} ms",
-    "tokens/s of a device": lambda a: f"{a['tokens_per_s_per_device']:,.0f}",
+    "tokens/s per device": lambda a: f"{a['tokens_per_s_per_device']:,.0f}",
     "MFU, HFU": lambda a: f"{a['mfu']:.1%}, {a['hfu']:.1%}",
-    "in the open": lambda a: f"{a['exposed_ratio']:.1%}",
-    "binds": lambda a: words(a["binding"]),
+    "exposed": lambda a: f"{a['exposed_ratio']:.1%}",
+    "bottleneck": lambda a: words(a["binding"]),
     "memory": lambda a: format_bytes(sum(a["memory_bytes"].values())),
     "network": lambda a: f"{a['topology']['kind']}, {a['topology']['switches']} switches",
     "to buy": lambda a: f"{a['cost']['capex']:,.0f} USD",
-    "at work": lambda a: f"{a['cost']['watts'] / 1e3:,.1f} kW",
-    "of a million tokens": lambda a: f"{a['cost']['dollars_per_million_tokens']:,.3g} USD",
+    "power": lambda a: f"{a['cost']['watts'] / 1e3:,.1f} kW",
+    "per million tokens": lambda a: f"{a['cost']['dollars_per_million_tokens']:,.3g} USD",
     "tokens per dollar": lambda a: f"{a['cost']['tokens_per_dollar']:,.0f}",
     "warnings": lambda a: str(len(a["warnings"]) or "none"),
 }
 _NEEDS: Final = {
-    "tokens a step": ("tokens",), "step": ("step_s",), "batch": ("batch",),
+    "tokens per step": ("tokens",), "step": ("step_s",), "batch": ("batch",),
     "first token": ("first_token_s",), "between tokens": ("token_s",),
     "first token, p95": ("arrivals",), "whole answer, p95": ("arrivals",), "MFU, HFU": ("mfu",),
-    "in the open": ("exposed_ratio",), "tokens/s of a device": ("tokens_per_s_per_device",),
-    "network": ("topology",), "to buy": ("cost", "capex"), "at work": ("cost", "watts"),
-    "of a million tokens": ("cost",), "tokens per dollar": ("cost",),
+    "exposed": ("exposed_ratio",), "tokens/s per device": ("tokens_per_s_per_device",),
+    "network": ("topology",), "to buy": ("cost", "capex"), "power": ("cost", "watts"),
+    "per million tokens": ("cost",), "tokens per dollar": ("cost",),
 }  # fmt: skip
 """Keys that a row needs in a document."""
 _NOT_THERE: Final = object()
@@ -105,7 +105,7 @@ def side_by_side(documents: dict[str, dict[str, Any]]) -> str:
         for name in _TABLE
         if any(_found(each, _NEEDS.get(name, ())) is not _NOT_THERE for each in columns)
     }
-    rows["against the first"] = [_against(columns[0], each) for each in columns]
+    rows["relative to the first"] = [_against(columns[0], each) for each in columns]
     rows = {"": list(documents), **rows}
     widths = [max(map(len, column)) for column in zip(*rows.values(), strict=True)]
     return "\n".join(

@@ -54,8 +54,9 @@ def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
 def arrivals_text(document: dict[str, Any]) -> list[str]:
     """For people."""
     lines = [
-        f"{document['per_second']:g} requests a second, of {document['bound_per_second']:,.2f} "
-        f"that can be answered ({document['requests']:,} played, seed {document['seed']}):",
+        f"{document['per_second']:g} requests per second, of at most "
+        f"{document['bound_per_second']:,.2f} ({document['requests']:,} simulated, "
+        f"seed {document['seed']}):",
         f"  {'':<18}" + "".join(f"{name:>14}" for name in _SHARES),
     ]
     for name, key in _TIMES.items():
@@ -66,6 +67,6 @@ def arrivals_text(document: dict[str, Any]) -> list[str]:
             )
     return [
         *lines,
-        f"  {document['tokens_per_s']:,.0f} tokens a second, to the end of the last answer; "
-        f"{document['sequences']:,.1f} sequences at once in a copy, on the mean",
+        f"  {document['tokens_per_s']:,.0f} tokens per second, to the end of the last answer; "
+        f"{document['sequences']:,.1f} concurrent sequences per copy, on average",
     ]

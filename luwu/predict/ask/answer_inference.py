@@ -108,7 +108,7 @@ def socket_answer(question: SocketQuestion, catalogue: Catalogue) -> dict[str, A
     unknown, prefill = {}, served.prefill
     if prefill is None:
         why = (
-            f"processor.{job.processor.name}.bf16 is not known, and prefill is bound by it; "
+            f"processor.{job.processor.name}.bf16 is not known, and it limits prefill; "
             "give the peak of its matrix products"
         )
         unknown = dict.fromkeys(("first_token_s", "tokens_per_s"), why)
@@ -198,17 +198,17 @@ def inference_text(document: dict[str, Any]) -> str:
         f"between tokens    {_seconds(document['token_s'])}",
         "tokens            "
         + (
-            f"{rate:,.0f} a second, {document['tokens_per_s_per_device']:,.1f} of a {each}"
+            f"{rate:,.0f} per second, {document['tokens_per_s_per_device']:,.1f} per {each}"
             if rate is not None
-            else f"{document['decode_tokens_per_s']:,.1f} a second in decode; in all: not known"
+            else f"{document['decode_tokens_per_s']:,.1f} per second in decode; total: not known"
         ),
-        f"binds             {words(document['binding'])}",
+        f"bottleneck        {words(document['binding'])}",
         "",
         "between tokens:",
         *parts_text(document["parts_s"], document["token_s"]),
     ]
     if document["prefill_parts_s"] is not None:
-        lines += ["", f"to the first token, bound by {words(document['prefill_binding'])}:"]
+        lines += ["", f"to the first token, limited by {words(document['prefill_binding'])}:"]
         lines += parts_text(document["prefill_parts_s"], document["first_token_s"])
     if "arrivals" in document:
         lines += ["", *arrivals_text(document["arrivals"])]

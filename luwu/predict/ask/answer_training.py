@@ -127,15 +127,15 @@ def training_text(document: dict[str, Any]) -> str:
         f"recompute {asked['recompute']}, {asked['precision']}",
         "",
         f"step              {step_s:.3f} s",
-        f"tokens            {document['tokens_per_s']:,.0f} a second, "
-        f"{document['tokens_per_s_per_device']:,.0f} of a device",
+        f"tokens            {document['tokens_per_s']:,.0f} per second, "
+        f"{document['tokens_per_s_per_device']:,.0f} per device",
         f"utilisation       MFU {document['mfu']:.1%}, HFU {document['hfu']:.1%}",
-        f"binds             {words(document['binding'])}",
+        f"bottleneck        {words(document['binding'])}",
         "",
     ]
     lines += parts_text(document["parts_s"], step_s)
     if document["resources_s"]:
-        lines += ["", "busy in a step:"]
+        lines += ["", "busy per step:"]
         lines += [f"  {words(name):<24} {s:9.3f} s" for name, s in document["resources_s"].items()]
     lines += ["", memory_text(document), *hangs_text(document, "the step")]
     return "\n".join(lines)

@@ -1,8 +1,8 @@
 """Tokens per device and step with which compute hides the rest of the step.
 
-Compute of T tokens takes o Psi T/F on a device that achieves F operations a second, where o is 8
-with full recomputation and 6 without; an exchange takes so many bytes of each parameter over its
-rate. They are equal at
+Compute of T tokens takes o Psi T/F on a device that achieves F operations per second, where o is 8
+with full recomputation and 6 without; an exchange takes its bytes per parameter, times Psi, over
+its rate. They are equal at
 
     B8   pull         F pulls e / (o B_down), of a micro-batch
     B9   push         F e_g / (o B_up), of a micro-batch
@@ -166,7 +166,7 @@ def _drives(achieved: float, nodes: OptimizerNodes, operations: float) -> dict[s
 def break_even_text(found: dict[str, Any]) -> list[str]:
     """For people; `found` is a document."""
     lines = [
-        f"tokens of a device that hide the rest, at {found['achieved_operations_per_s'] / 1e12:.0f}"
+        f"tokens per device that hide the rest, at {found['achieved_operations_per_s'] / 1e12:.0f}"
         " TFLOP/s:"
     ]
     for what, has in (("micro_batch", "micro_batch_tokens"), ("step", "step_tokens")):

@@ -63,7 +63,7 @@ def picture(
     known = list(dict.fromkeys(span.engine for span in sorted(record.spans, key=_start)))
     for engine in engines:
         if engine not in known:
-            raise ConfigError(f"{engine!r} is no engine of the record; they are {', '.join(known)}")
+            raise ConfigError(f"{engine!r} is not an engine here; they are {', '.join(known)}")
     rows = []
     for engine in engines or known:
         rows += _rows(engine, [span for span in inside if span.engine == engine], start_s, end_s)

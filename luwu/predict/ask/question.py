@@ -60,7 +60,7 @@ def read_table(path: Path) -> dict[str, Any]:
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        raise ConfigError(f"{path}: is no TOML: {exc}") from exc
+        raise ConfigError(f"{path}: is not TOML: {exc}") from exc
 
 
 def read_question(path: Path, catalogue: Catalogue) -> AnyQuestion:
@@ -73,7 +73,8 @@ def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> AnyQuestion
     system = table.get("system")
     if system not in SYSTEMS:
         raise ConfigError(
-            f"system: {system!r} is none of {', '.join(SYSTEMS)}{suggestion(str(system), SYSTEMS)}"
+            f"system: {system!r} is not one of {', '.join(SYSTEMS)}"
+            f"{suggestion(str(system), SYSTEMS)}"
         )
     own = {key: value for key, value in table.items() if key not in SHARED}
     network, spent = (optional_section_of(table, key) for key in SHARED)

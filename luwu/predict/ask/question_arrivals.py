@@ -58,6 +58,6 @@ def make_arrivals(table: Mapping[str, Any], job: InferenceJob) -> Arrivals:
     if type(rate) not in (int, float) or not 0 < rate < math.inf:
         raise ConfigError(f"{_PLACE}per_second: {rate!r}; a number above 0 fits")
     if type(seed) is not int:
-        raise ConfigError(f"{_PLACE}seed: {seed!r} is no whole number")
+        raise ConfigError(f"{_PLACE}seed: {seed!r} is not a whole number")
     requests = whole_of(_PLACE, table, "requests") if "requests" in table else REQUESTS
     return Arrivals(per_second=float(rate), requests=requests, seed=seed)

@@ -128,7 +128,7 @@ def _tariff(table: Mapping[str, Any], catalogue: Catalogue) -> Tariff:
             )
     years = table["life_years"]
     if isinstance(years, bool) or not isinstance(years, int | float):
-        raise ConfigError(f"{_PLACE}life_years: {years!r} is no number of years")
+        raise ConfigError(f"{_PLACE}life_years: {years!r} is not a number of years")
     place = f"{_PLACE}energy_price"
     return Tariff(
         name="cost", life_s=units.to_si(f"{_PLACE}life_years", years, "year", Dimension.SECONDS),
@@ -147,7 +147,7 @@ def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
         each = 1
     elif not each or place.ranks % each:
         raise ConfigError(
-            f"{_PLACE}server: {place.ranks} devices are no whole number of {costs.server.name}, "
+            f"{_PLACE}server: {place.ranks} devices are not a whole number of {costs.server.name}, "
             f"which has {each}; another server, or another number of devices fits"
         )
     if place.host_devices not in (None, each):
@@ -251,7 +251,7 @@ def document_text(said: dict[str, Any]) -> list[str]:
     """The same for people."""
     how = "rented" if said["rented"] else "bought"
     lines = [
-        f"{how}: {said['dollars_per_h']:,.2f} USD an hour, "
+        f"{how}: {said['dollars_per_h']:,.2f} USD per hour, "
         f"{said['dollars_per_million_tokens']:,.3g} USD per million tokens, "
         f"{said['tokens_per_dollar']:,.0f} tokens per dollar"
     ]
@@ -259,12 +259,12 @@ def document_text(said: dict[str, Any]) -> list[str]:
         return lines
     lines += [
         f"to buy {said['capex']:,.0f} USD: {_by_item(said['capex_by_item'], ',.0f')}",
-        f"at work {said['watts'] / 1e3:,.2f} kW: {_by_item(said['watts_by_item'], ',.2f', 1e3)}",
+        f"power {said['watts'] / 1e3:,.2f} kW: {_by_item(said['watts_by_item'], ',.2f', 1e3)}",
     ]
-    joules = [f"{said['joules_per_token']:,.3g} J a token"]
+    joules = [f"{said['joules_per_token']:,.3g} J per token"]
     if "joules_of_a_step" in said:
-        joules.insert(0, f"{said['joules_of_a_step'] / 1e6:,.3g} MJ a step")
-    return [*lines, f"energy: {', '.join(joules)}, without the site's own"]
+        joules.insert(0, f"{said['joules_of_a_step'] / 1e6:,.3g} MJ per step")
+    return [*lines, f"energy: {', '.join(joules)}, without that of the site"]
 
 
 def _by_item(amounts: dict[str, float], form: str, unit: float = 1.0) -> str:

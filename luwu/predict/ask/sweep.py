@@ -83,7 +83,7 @@ class Sweep:
         if of not in known:
             said = [name for name in known if not name.startswith("elasticities.")]
             raise ConfigError(
-                f"of: {of!r} is no number of an answer{suggestion(of, known)}; they are "
+                f"of: {of!r} is not a number in the answer{suggestion(of, known)}; they are "
                 f"{', '.join(said)}, and elasticities.NAME"
             )
         absent = 0.0 if of.startswith(_ADDING_UP) else None
@@ -129,7 +129,7 @@ def parse_axis(text: str) -> Axis:
     name, equals, rest = text.partition("=")
     keys = tuple(each.strip() for each in name.split(":"))
     if not equals or not all(keys):
-        raise ConfigError(f"over: {text!r} is no key with values; write KEY=v1,v2,...")
+        raise ConfigError(f"over: {text!r} is not a key with values; write KEY=v1,v2,...")
     values = tuple(
         tuple(_value(name, each) for each in value.split(":")) for value in rest.split(",")
     )
@@ -140,7 +140,7 @@ def parse_axis(text: str) -> Axis:
                 f"write {':'.join(['value'] * len(keys))}"
             )
         if values.count(value) > 1:
-            raise ConfigError(f"over: {label(value)!r} stands twice among the values of {name}")
+            raise ConfigError(f"over: {label(value)!r} is listed twice among the values of {name}")
     return Axis(keys, values)
 
 
@@ -164,7 +164,7 @@ def sweep(table: Mapping[str, Any], axes: Sequence[Axis], catalogue: Catalogue) 
     keys = [key for axis in axes for key in axis.keys]
     for key in keys:
         if keys.count(key) > 1:
-            raise ConfigError(f"over: {key} stands twice; a key has one list of values")
+            raise ConfigError(f"over: {key} is given twice; a key has one list of values")
     if not axes:
         raise ConfigError("over: no key; write --over KEY=v1,v2,...")
     count = math.prod(len(axis.values) for axis in axes)
@@ -239,7 +239,7 @@ def _with_number(table: dict[str, Any], key: str, value: Value, catalogue: Catal
     every = keys_of(KINDS[kind])
     keys = {each.name: each for each in every.values() if len(each.dimensions) == 1}
     if name not in keys:
-        why = "is a measured curve, no number" if name in every else "is no number"
+        why = "is a measured curve, no number" if name in every else "is not a number"
         raise ConfigError(
             f"{key} {why} of a {kind}{suggestion(name, keys)}; they are {', '.join(keys)}"
         )

@@ -225,7 +225,7 @@ class _Exchange:
                 case nic.Done(handle):
                     self._done.add((rank, handle))
                 case nic.Refused():
-                    raise AssertionError(f"a worker was refused: {action}")
+                    raise AssertionError(f"a worker was rejected: {action}")
                 case _:
                     pass
 

@@ -118,22 +118,22 @@ class Playing:
             )
         if self.update not in (None, *UPDATES):
             raise ConfigError(
-                f"update: {self.update!r} is none of {', '.join(UPDATES)}"
+                f"update: {self.update!r} is not one of {', '.join(UPDATES)}"
                 f"{suggestion(self.update, UPDATES)}"
             )
         if self.extent_chunks < 1:
-            raise ConfigError(f"extent_chunks: {self.extent_chunks} cannot travel; give at least 1")
+            raise ConfigError(f"extent_chunks: {self.extent_chunks} is below 1; give at least 1")
         if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads: {self.threads}, but somebody must update pages")
+            raise ConfigError(f"threads: {self.threads}, but updating pages needs at least 1")
         if not self.prepare_s >= 0:
-            raise ConfigError(f"prepare_s: {self.prepare_s!r} is no time; give 0 or more")
+            raise ConfigError(f"prepare_s: {self.prepare_s!r} is not a time; give 0 or more")
 
     def order(self, job: TrainingJob) -> str:
         """The order of work for a job. Raises ConfigError."""
         if self.update == "streaming" and job.micro_batches > 1:
             raise ConfigError(
-                f"update: streaming has one backward a step, and this job has {job.micro_batches} "
-                "micro-batches; take at_step, or a batch of one micro-batch a worker"
+                f"update: streaming has one backward per step, and here are {job.micro_batches} "
+                "micro-batches; use at_step, or a batch of one micro-batch per worker"
             )
         return self.update or ("streaming" if job.micro_batches == 1 else "at_step")
 

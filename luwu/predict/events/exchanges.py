@@ -6,8 +6,9 @@
     A6  hashed     each flow takes one of the shortest paths, by a hash, as switches choose (ECMP);
                    flows that meet on a link share it, and all wait for the last one
 
-Several channels between two ranks are as many flows of equal parts, each hashed by itself. Bytes
-alone take time here, no latency. What switches sum or copy (push, pull) is no flow from end to end.
+Several channels between two ranks are as many flows of equal parts, each hashed separately. Only
+bytes take time here; there is no latency. Data that switches sum or copy (push, pull) is not an
+end-to-end flow.
 Sources: `flows.py`, `topology_graphs.py`; derived.
 """
 

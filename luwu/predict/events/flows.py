@@ -11,8 +11,8 @@ go one way; what takes no link (to itself) takes the latency alone. A record has
 ("flow NAME") from its beginning to its arrival, and of each link as long as its load stays the
 same, with what it carried.
 
-More capacity everywhere makes all flows faster, as much as it is more. On one link alone it may
-make others slower: who gets on there takes a fair share of a link that others had to themselves.
+More capacity on all links speeds up all flows in proportion. More capacity on one link may slow
+others down: flows that become faster there take a fair share of links that others had alone.
 Sources: Bertsekas and Gallager, Data Networks, 2nd ed., 6.5 (A2); derived.
 """
 
@@ -79,7 +79,7 @@ def route_of(graph: nx.DiGraph, flow: Flow) -> Route:
     links = list(zip(flow.path, flow.path[1:], strict=False))
     if ends != (flow.source, flow.target) or not all(graph.has_edge(*link) for link in links):
         raise ConfigError(
-            f"flow {flow.name}: path is no way from {flow.source} to {flow.target}; "
+            f"flow {flow.name}: path is not a way from {flow.source} to {flow.target}; "
             f"{hashed_path(graph, flow.source, flow.target, flow.name)} would be one"
         )
     shares: dict[Link, float] = defaultdict(float)
@@ -134,7 +134,7 @@ def _capacity(graph: nx.DiGraph, link: Link) -> float:
     value = graph.edges[link].get("capacity")
     if value is None or not 0 < value < math.inf:
         raise ConfigError(
-            f"link {link[0]} -> {link[1]}: capacity is {value!r}; bytes a second above 0 fit"
+            f"link {link[0]} -> {link[1]}: capacity is {value!r}; bytes per second above 0 fit"
         )
     return float(value)
 

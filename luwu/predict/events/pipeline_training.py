@@ -9,11 +9,11 @@
                        first, the output layer of the last (a copy of it, where they are tied)
 
 All seconds of a layer are those of the closed form (T3, T4); its data parallel exchange and its
-optimizer are shared by parameters. What the closed form has not: stages that differ, a pipeline
-that waits for sends all along and not only at its ends, exchange and optimizer of stages that end
+optimizer are shared by parameters. The closed form does not have: stages that differ, a pipeline
+that waits for sends throughout and not only at its ends, exchange and optimizer of stages that end
 at different times, gathers that the first forward waits for, stages that are slow in other places
 than the last, which is where a job's slowdown is. Forward and backward share exchanges of tensor
-parallel ranks by the number of them (2 of 4, 5 or 6), which says nothing of a step of equal stages
+parallel ranks by the number of them (2 of 4, 5 or 6), which does not change a step of equal stages
 (E3).
 Sources: `training.py`, `schedules.py`; derived.
 """

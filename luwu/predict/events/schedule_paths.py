@@ -3,9 +3,9 @@
     E6  a task ends    its seconds after the stage's task before it and the send that it waits for
                        have both ended; a send begins after its task and the link's send before
 
-Orders are fixed, so this is all there is to a step of one job: the event core gives the same to
-rounding, with a record of everything, and takes tens of times as long. Here times are asked for of
-the same step without its sends and its exchange: what each of them adds.
+Orders are fixed, so this determines the step of one job: the event core gives the same result up
+to rounding, with a record of every event, and takes tens of times as long. The same step without
+its sends and its exchange is computed here too, which gives what each of them adds.
 Source: derived.
 """
 

@@ -12,10 +12,10 @@
     E5  sends of c    a micro-batch of 1F1B takes f + b + 2 c (p - 1)/p in the long run: p of them
                       are under way, and a way through all stages and back has 2 (p - 1) sends
 
-A stage does its tasks in this order and waits for what is not there yet; sends run beside compute,
-one at a time from a stage to another. The share o of a part's data parallel exchange runs beside
-compute: its gather beside the first forward, which ends no sooner; its reduction from the beginning
-of the last backward on, as gradients come layer by layer. The rest is in the open at the end:
+A stage does its tasks in this order and waits for missing inputs; sends overlap with compute, one
+at a time from a stage to another. The share o of a part's data parallel exchange overlaps with
+compute: its gather with the first forward, which ends no sooner; its reduction from the beginning
+of the last backward on, as gradients come layer by layer. The rest is exposed at the end:
 reduction, optimizer, gather.
 Sources: Narayanan et al. SC'21 (E1, E2, as Megatron-LM orders them); derived (E3 to E5).
 """
@@ -95,10 +95,10 @@ class Pipeline:
         if self.virtual > 1 and (self.stages == 1 or self.micro_batches % self.stages):
             raise ConfigError(
                 f"micro_batches: an interleaved pipeline takes {self.stages} at a time, from 2 "
-                f"stages on; {self.micro_batches} are no multiple"
+                f"stages on; {self.micro_batches} are not a multiple"
             )
         if not 0 <= self.data_overlap <= 1:
-            raise ConfigError(f"data_overlap: {self.data_overlap!r} is no share from 0 to 1")
+            raise ConfigError(f"data_overlap: {self.data_overlap!r} is not a share from 0 to 1")
         self._check_seconds()
         if len(self.optimizer_s) not in (0, self.stages):
             raise ConfigError(

@@ -5,7 +5,7 @@
     IN9   piece      of c tokens of a prompt after o others: attention sees c (2 o + c)/2 in all,
                      so it is that of c tokens of prompts of 2 o + c; all pieces add up to a prompt
     IN10  admission  first come, first served, where the batch has a place and memory holds the
-                     whole sequence at its end (F1, F3): none is ever put out again
+                     whole sequence at its end (F1, F3): none is ever evicted
     IN11  stages     p groups of sequences, each in a round of its own; a stage does one of them at
                      a time; a group's next round begins when its last has left the last stage
 
@@ -153,7 +153,7 @@ def requests_at_random(
     """So many a second on the mean, independent of each other (Poisson); a seed gives the same."""
     check_count("count", count)
     if not 0 < per_s < math.inf:
-        raise ConfigError(f"per_s: {per_s!r} requests a second; a finite number above 0 fits")
+        raise ConfigError(f"per_s: {per_s!r} requests per second; a finite number above 0 fits")
     source, at, found = random.Random(seed), 0.0, []
     for _ in range(count):
         at += source.expovariate(per_s)

@@ -135,7 +135,7 @@ def load(*more: Path) -> Catalogue:
         except OSError as exc:
             raise ConfigError(f"catalogue {path}: cannot be read: {exc.strerror}") from exc
         except tomllib.TOMLDecodeError as exc:
-            raise ConfigError(f"catalogue {path}: is no TOML: {exc}") from exc
+            raise ConfigError(f"catalogue {path}: is not TOML: {exc}") from exc
     catalogue = Catalogue()
     for kind, entries in sorted(tables.items(), key=lambda each: each[0] != _SCALING):
         catalogue.entries[kind] = {
@@ -156,12 +156,12 @@ def _merge(
     for kind, entries in more.items():
         if kind not in kinds or not isinstance(entries, dict):
             raise ConfigError(
-                f"{file}: [{kind}] is no kind of entry{suggestion(kind, kinds)}; kinds are "
+                f"{file}: [{kind}] is not a kind of entry{suggestion(kind, kinds)}; kinds are "
                 f"{', '.join(kinds)}"
             )
         for name, entry in entries.items():
             if not isinstance(entry, dict):
-                raise ConfigError(f"{file}: {kind}.{name} is no table of numbers")
+                raise ConfigError(f"{file}: {kind}.{name} is not a table of numbers")
             tables.setdefault(kind, {}).setdefault(name, {}).update(entry)
 
 
@@ -215,7 +215,9 @@ def _scaled(catalogue: Catalogue, kind: str, made: Any, entry: Mapping[str, Any]
         raise ConfigError(f"{place}.{_GENERATIONS}: has no effect without {_SCALING}, by its name")
     generations = entry.get(_GENERATIONS, 1)
     if type(generations) is not int or generations < 1:
-        raise ConfigError(f"{place}.{_GENERATIONS}: {generations!r} is no whole number above zero")
+        raise ConfigError(
+            f"{place}.{_GENERATIONS}: {generations!r} is not a whole number above zero"
+        )
     scaling = catalogue.scaling(str(entry[_SCALING]), f"{place}.{_SCALING}")
     for key, factor in factors(made, scaling, generations).items():
         known = catalogue.known[f"{place}.{key}"]
@@ -241,12 +243,12 @@ def _about(place: str, value: Any, unless_told: str | None = None) -> Known:
     table = value if isinstance(value, dict) else {}
     source, tag, date = (table.get(name) for name in _ABOUT)
     if tag is not None and tag not in TAGS:
-        raise ConfigError(f"{place}.tag: {tag!r} is none of {', '.join(TAGS)}")
+        raise ConfigError(f"{place}.tag: {tag!r} is not one of {', '.join(TAGS)}")
     if date is not None:
         try:
             datetime.date.fromisoformat(str(date))
         except ValueError as exc:
-            raise ConfigError(f"{place}.date: {date!r} is no date; write 2026-11-22") from exc
+            raise ConfigError(f"{place}.date: {date!r} is not a date; write 2026-11-22") from exc
     if unless_told is not None:
         return Known(str(source or unless_told), str(tag or "assumed"), str(date or ""))
     return Known(str(source or "given by the user"), str(tag or "stated"), str(date or ""))

@@ -1,6 +1,6 @@
 """Parts of machines, as the catalogue describes them; frozen, in SI.
 
-A field's dimension stands in its type, and the catalogue's reader (`catalogue.py`) refuses any
+A field's type gives its dimension, and the catalogue's reader (`catalogue.py`) rejects any
 other. A field without a default must be given; None where a device does not have something.
 
     N14  streams    a port carries min(rate, streams * rate of one) * efficiency of long messages

@@ -35,7 +35,7 @@ def check_keys(
 def text_of(place: str, table: Mapping[str, Any], key: str) -> str:
     """A name."""
     if not isinstance(table[key], str):
-        raise ConfigError(f"{place}{key}: {table[key]!r} is no name")
+        raise ConfigError(f"{place}{key}: {table[key]!r} is not a name")
     found: str = table[key]
     return found
 
@@ -44,7 +44,7 @@ def whole_of(place: str, table: Mapping[str, Any], key: str) -> int:
     """A count of at least 1."""
     value = table[key]
     if type(value) is not int or value < 1:
-        raise ConfigError(f"{place}{key}: {value!r} is no whole number above zero")
+        raise ConfigError(f"{place}{key}: {value!r} is not a whole number above zero")
     return value
 
 
@@ -74,7 +74,9 @@ def optional_section_of(table: Mapping[str, Any], key: str) -> Mapping[str, Any]
     if key not in table:
         return None
     if not isinstance(table[key], dict):
-        raise ConfigError(f"{key}: {table[key]!r} is no section; write [{key}] and its keys below")
+        raise ConfigError(
+            f"{key}: {table[key]!r} is not a section; write [{key}] and its keys below"
+        )
     found: Mapping[str, Any] = table[key]
     return found
 

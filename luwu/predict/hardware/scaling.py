@@ -14,9 +14,10 @@
     Q2  an exchange       t_0 + (t - t_0)/factor^generations, where t_0 is that of the shortest that
                           was measured: latency does not shrink with rates
 
-What a factor is, nobody can read anywhere: without a source it is an assumption of the user, and
-numbers that come of it are tagged so. Curves of products keep their shape: a product of the same
-size reaches the same share. Power, prices and latencies stay; give them. Source: derived.
+No publication has these factors: without a source a factor is an assumption of the user, and
+numbers derived from it are tagged so. Curves of products keep their shape: a product of the same
+size reaches the same share. Power, prices and latencies are unchanged unless given.
+Source: derived.
 """
 
 from __future__ import annotations

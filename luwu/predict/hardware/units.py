@@ -71,9 +71,11 @@ def units_of(dimension: Dimension) -> str:
 def to_si(key: str, value: Any, unit: str, dimension: Dimension) -> float:
     """A number in the SI unit of its dimension. Raises ConfigError, which names the key."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{key}: {value!r} is no number; write {{value = 1.5, unit = {unit!r}}}")
+        raise ConfigError(
+            f"{key}: {value!r} is not a number; write {{value = 1.5, unit = {unit!r}}}"
+        )
     if value < 0:
-        raise ConfigError(f"{key}: {value!r} is below zero; nothing here can be")
+        raise ConfigError(f"{key}: {value!r} is below zero; give 0 or more")
     scale = _UNITS[dimension].get(unit)
     if scale is None:
         other = next((d for d, units in _UNITS.items() if unit in units), None)

@@ -1,7 +1,7 @@
 """The time of answers: prefill of the prompt, decode of a token per sequence, batches.
 
     IN1  product        max(operations / rate, bytes / memory rate); the rate is measured of a cube
-                        with as many operations: what is flat or thin is bound by its bytes
+                        with as many operations: flat or thin products are limited by bytes
     IN2  attention      of decode: max(cache / memory rate, operations / rate); of prefill:
                         operations / rate
     IN3  a layer        products + attention + passes over memory + 2 all-reduces + launches
@@ -9,14 +9,14 @@
                         with m parts of a batch in p stages no faster than m times the slowest stage
     IN5  static batch   prefill + (output - 1) decodes at the mean length
     IN6  continuous     of b sequences each round decodes one token, and prefills b input / output
-                        tokens for those that take the place of what ended; b is bound by memory and
-                        by the budget of a round
+                        tokens for sequences that replace those that ended; b is limited by memory
+                        and by the budget of a round
     IN7  small          an all-reduce of n ranks by NCCL's protocol for small messages: base +
                         2 (n - 1) hop + 2 (n - 1)/n S / (share of the rate)
 
-An all-reduce takes what was measured at its size, or IN7 where that is faster, as in decode, where
+An all-reduce takes the time measured at its size, or IN7 if that is shorter, as in decode, where
 sizes are a few KB.
-Sources: LIMINAL's form, max(compute, memory) and exchanges in the open; NCCL's tuning (IN7).
+Sources: LIMINAL's form, max(compute, memory) and exposed exchanges; NCCL's tuning (IN7).
 """
 
 from __future__ import annotations

@@ -39,14 +39,14 @@ def check_choice(key: str, found: str, known: tuple[str, ...]) -> None:
     """Raises ConfigError for what is none of those known."""
     if found not in known:
         raise ConfigError(
-            f"{key}: {found!r} is none of {', '.join(known)}{suggestion(found, known)}"
+            f"{key}: {found!r} is not one of {', '.join(known)}{suggestion(found, known)}"
         )
 
 
 def check_count(key: str, found: int) -> None:
     """Raises ConfigError for what is no count of at least one."""
     if type(found) is not int or found < 1:
-        raise ConfigError(f"{key}: {found!r} is no count of at least 1")
+        raise ConfigError(f"{key}: {found!r} is not a count of at least 1")
 
 
 def check_tensor(key: str, ranks: int, model: Transformer) -> None:

@@ -6,9 +6,9 @@
                         in hosts and between them (N11)
     K3  prefill         the same with the prompt's operations
 
-t sockets. Where the peak of a processor is not known, decode is taken to be bound by memory, which
-holds for batches of a few sequences. Token numbers are broadcast,
-and of the logits only the best few are reduced, so neither takes time that counts.
+t sockets. Where the peak of a processor is not known, decode is assumed to be limited by memory,
+which holds for batches of a few sequences. Token numbers are broadcast, and only the best few
+logits are reduced, so both take negligible time.
 Source: xFasterTransformer, arXiv 2407.00029 and 2407.07304.
 """
 
@@ -63,7 +63,7 @@ class SocketJob:
         check_tensor("sockets", self.sockets, self.model)
         if self.sockets > self.host_sockets and self.sockets % self.host_sockets:
             raise ConfigError(
-                f"sockets: {self.sockets} are no multiple of host_sockets = {self.host_sockets}"
+                f"sockets: {self.sockets} are not a multiple of host_sockets = {self.host_sockets}"
             )
         self._check_memory()
 
@@ -123,7 +123,7 @@ def predict_socket_prefill(job: SocketJob) -> SocketTime:
     published calibrates it. Raises ConfigError where that peak is not known."""
     if job.processor.bf16 is None:
         raise ConfigError(
-            f"processor.{job.processor.name}.bf16 is missing, and prefill is bound by it; give the "
+            f"processor.{job.processor.name}.bf16 is missing, and it limits prefill; give the "
             "peak of its matrix products, such as 100 TFLOP/s"
         )
     tokens = job.batch * job.input_tokens

@@ -1,7 +1,7 @@
 """A step of LuWu on this machine: workers, switch and node are processes that share its cores.
 
-Floors are seconds of a core, or of the disk, of one part alone; a job says how often each is
-needed. No run is looked at. With W workers, an extent of b bytes:
+Floors are seconds of a core, or of the disk, of one part alone; the job gives how often each is
+needed. No run is measured. With W workers, an extent of b bytes:
 
     X5  push     each worker: copy b, an end;  wire b;  switch: W ends, sum of W b, an end;  wire b;
                  node: an end. And its receipt: an end at the node, 1 + W at the switch, one at each
@@ -21,11 +21,11 @@ needed. No run is looked at. With W workers, an extent of b bytes:
                  shorter than work / cores, than the disk's time, or than the play on cores without
                  number
 
-    X11  crowd   one share of X10, fitted once for all cases: what no part alone shows, as processes
-                 take caches from one another, and wait for the interpreter's lock and to be woken
+    X11  crowd   one share of X10, fitted once for all cases: effects that no single part shows, as
+                 processes compete for caches, and wait for the interpreter's lock and to be woken
 
 An *end* is a message that a process sends or receives, with all that its state machine does for it.
-Who sends what, and what waits for what, the cores decide; X5 to X7 are what comes of it.
+The protocol cores decide which process sends what and waits for what; X5 to X7 are the result.
 Source: derived.
 """
 
@@ -90,9 +90,9 @@ class MachineFloors:
         for each in fields(self):
             value = getattr(self, each.name)
             if not (value >= 0 and math.isfinite(value)):
-                raise ConfigError(f"{each.name}: {value!r} is no floor; give 0 or more")
+                raise ConfigError(f"{each.name}: {value!r} is not a floor; give 0 or more")
         if self.root_ratio > 1:
-            raise ConfigError(f"root_ratio: {self.root_ratio} is no share; give 0 to 1")
+            raise ConfigError(f"root_ratio: {self.root_ratio} is not a share; give 0 to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@
     Q4  thread  does its work in the order in which it came, one piece at a time
     Q5  device  serves requests in their order, on no core
 
-So work is conserved: what was done is what was asked for, and cores are busy for as long as all
-work takes, divided by their number, and by as many as there are threads where these are fewer.
+So work is conserved: the work done is the work requested, and cores are busy for the time of all
+work divided by their number, or by the number of threads if that is smaller.
 Source: processor sharing (Kleinrock, Queueing Systems, vol. 2, ch. 4); derived.
 """
 

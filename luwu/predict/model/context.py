@@ -8,7 +8,7 @@ at the rank after the block's owner and arrive at the owner after c - 1 steps to
     X1  a block       2 g/t d n elements, of g heads over t tensor parallel ranks, d wide each
     X2  forward       a rank sends (c - 1) blocks: (c - 1)/c of the keys and values of the sequence
     X3  backward      2 (c - 1) blocks: with gradients
-    X4  in the open   (c - 1) times what V1 leaves of one send beside the attention of one block,
+    X4  exposed       (c - 1) times what V1 leaves of one send beside the attention of one block,
                       which is 1/c of the layer's; the last block's attention has no send beside it
 
 A causal mask leaves the ranks equal work, as each has a piece of the sequence's beginning and one

@@ -1,9 +1,9 @@
 """Experts: of E in a layer a token passes k, and ranks share them.
 
 Of the t x c x d ranks of a stage (tensor, context, data), w next to each other share one expert,
-x groups of these have different experts, and what is left has copies. A rank comes with n/t tokens;
-C is the capacity factor: how many tokens the fullest expert takes, over its even share; all wait
-for it, and buffers have its size.
+x groups of these have different experts, and the remaining ranks have copies. A rank brings n/t
+tokens; C is the capacity factor: the tokens of the fullest expert over its even share; all wait for
+it, and buffers have its size.
 
     J1  rows          of an expert's products: n (x w/t) k C/E, of width f/w; its rank has E/x of
                       them, in one grouped product whose rows are those of all
@@ -13,13 +13,13 @@ for it, and buffers have its size.
     J4  in an expert  w ranks gather their tokens, n w/t k C of them, n w/t where x is 1: copies of
                       a token are made where it is used
     J5  passes        3 k C + 2 rows of h for each token: the router reads it (too narrow a product
-                      to be bound by anything else), copies are made, and summed
+                      to be limited by anything else), copies are made, and summed
     J6  gradients     of experts are reduced over their t c d/(x w) copies, of all else over d c
 
-One expert that w = t ranks share is the MLP of a dense model, in each of these. All-to-alls are in
-the open. Rows that are fewer than a kernel's tile cost nothing more here, which is too little where
-experts are many and tokens few. Sources: Megatron-LM's MoE (w is t unless told, and the ranks of a
-stage are w times x times copies; tensor parallel ranks need sequence parallelism); derived.
+One expert that w = t ranks share is the MLP of a dense model, in each of these. All-to-alls are
+exposed. Rows that do not fill a kernel's tile cost nothing more here, which is too little with many
+experts and few tokens. Sources: Megatron-LM's MoE (w is t unless set, and the ranks of a stage are
+w times x times copies; tensor parallel ranks need sequence parallelism); derived.
 """
 
 from __future__ import annotations

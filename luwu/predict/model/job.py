@@ -50,10 +50,11 @@ class TrainingJob:
     def __post_init__(self) -> None:
         inner = self.tensor * self.pipeline * self.context
         if self.recompute not in RECOMPUTE:
-            raise ConfigError(f"recompute: {self.recompute!r} is none of {', '.join(RECOMPUTE)}")
+            raise ConfigError(f"recompute: {self.recompute!r} is not one of {', '.join(RECOMPUTE)}")
         if self.devices % inner:
             raise ConfigError(
-                f"devices: {self.devices} are no multiple of tensor x pipeline x context = {inner}"
+                f"devices: {self.devices} are not a multiple of tensor x pipeline x context = "
+                f"{inner}"
             )
         if self.batch % (self.data * self.micro_batch):
             raise ConfigError(
@@ -107,7 +108,7 @@ class TrainingJob:
                 "among them, as each brings tokens of its own"
             )
         if self.capacity is not None and not self.capacity > 0:
-            raise ConfigError(f"capacity: {self.capacity!r} is no factor above zero")
+            raise ConfigError(f"capacity: {self.capacity!r} is not a factor above zero")
 
     def _check_interleaving(self) -> None:
         parts = self.pipeline * self.virtual
@@ -118,8 +119,9 @@ class TrainingJob:
             )
         if self.micro_batches % self.pipeline:
             raise ConfigError(
-                f"virtual: {self.micro_batches} micro-batches are no multiple of {self.pipeline} "
-                "stages, which an interleaved pipeline takes them in; change batch or micro_batch"
+                f"virtual: {self.micro_batches} micro-batches are not a multiple of "
+                f"{self.pipeline} stages, as an interleaved pipeline needs; change batch or "
+                "micro_batch"
             )
 
     @property

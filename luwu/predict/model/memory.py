@@ -1,13 +1,13 @@
 """Memory of a device in training.
 
-    Y1  states of 3-D training    18 bytes a parameter: 2 of weights, 4 of gradients, 12 of Adam
-    Y2  activations of a layer    what backward needs of it, unless it is computed again; of experts
+    Y1  states of 3-D training    18 bytes per parameter: 2 of weights, 4 of gradients, 12 of Adam
+    Y2  activations of a layer    what backward needs of it, unless it is recomputed; of experts
                                   also what goes in and what comes out, for each copy of a token
     Y3  of a first stage          as many layers' worth as the model has; more, if interleaved
-    Y4  sharded states            16 bytes a parameter over all ranks, and a window of whole layers
+    Y4  sharded states            16 bytes per parameter over all ranks; a window of whole layers
 
 Sources: Korthikanti et al. arXiv 2205.05198 (Y1 to Y3; its bars imply 18 bytes); Rajbhandari et al.
-arXiv 1910.02054 (Y4). Without embeddings, as these sources count: they are on one stage alone.
+arXiv 1910.02054 (Y4). Without embeddings, as in these sources: they are on one stage only.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 O1   product      operations / (rate of its smallest dimension * scale)
 O2   pass         bytes / (memory rate * efficiency)
 O3   attention    operations / (16-bit peak * efficiency), where it is one kernel
-O4   slow device  each of these so many times longer
+O4   slow device  each of these longer by the given factor
 
 The rate of a product is a measured curve of the device. The scale is fitted, one number for each
 family of devices: what frameworks lose or gain against that measurement.

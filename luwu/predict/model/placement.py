@@ -6,9 +6,9 @@
     G3  a ring        of n ranks in one domain has the domain's rate; through several, the sum of
                       the k ports that its ranks have in each, but no more than the domain's rate;
                       a flat one, the fitted share of one port
-    G4  a step        of a ring in which all wait for all, takes as long as its slowest hop
+    G4  a step        of a ring whose ranks wait for each other takes as long as its slowest hop
 
-A domain are the devices with a fast network of their own: `domain_count` of the catalogue, 8 in a
+A domain is a set of devices with its own fast network: `domain_count` of the catalogue, 8 in a
 DGX and 72 in an NVL72. Sources: Megatron-LM's order tp-cp-ep-dp-pp (G1); NCCL, which makes a ring
 for each port of a host (G3); derived (G2, G4).
 """

@@ -155,7 +155,7 @@ def make_topology(table: Mapping[str, Any]) -> TopologyChoice:
     kind = table.get("kind")
     if kind not in KINDS:
         raise ConfigError(
-            f"{_PLACE}kind: {kind!r} is none of {', '.join(KINDS)}{suggestion(str(kind), KINDS)}"
+            f"{_PLACE}kind: {kind!r} is not one of {', '.join(KINDS)}{suggestion(str(kind), KINDS)}"
         )
     needed, optional = KINDS[kind]
     check_keys(_PLACE, table, ("kind", *needed, *optional), needed)
@@ -183,11 +183,11 @@ def _tapers(value: Any) -> tuple[float, ...]:
 
 def _ratio(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{_PLACE}{key}: {value!r} is no number; 1 is full bisection")
+        raise ConfigError(f"{_PLACE}{key}: {value!r} is not a number; 1 is full bisection")
     return float(value)
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or not value:
-        raise ConfigError(f"{_PLACE}sizes: {value!r} is no list of counts, such as [8, 8]")
+        raise ConfigError(f"{_PLACE}sizes: {value!r} is not a list of counts, such as [8, 8]")
     return tuple(whole_of(_PLACE, {"sizes": each}, "sizes") for each in value)

@@ -1,13 +1,13 @@
 """The cost of machines and networks: to buy, per hour, per token; and the energy of a step.
 
     B1  to buy        sum of count * price, at work sum of count * power
-    B2  a network     its switches, its links, and two transceivers a link
+    B2  a network     its switches, its links, and two transceivers per link
     B3  a second      B1 / life + power * PUE * price of energy; rented: devices * rental
-    B4  tokens        tokens a second / dollars a second; its inverse for a million of them
+    B4  tokens        tokens per second / dollars per second; its inverse for a million tokens
     B5  a step        sum of count * power * seconds of the step
 
-A price or power that nobody knows is an error that names it, not a zero. Dollars, watts, joules,
-seconds. Derived; with P a port's price and c a transceiver's, B2 of a Clos of t
+An unknown price or power is an error that names it, not a zero. Dollars, watts, joules, seconds.
+Derived; with P a port's price and c a transceiver's, B2 of a Clos of t
 tiers is n [(2t - 1) P + 2 t c].
 """
 

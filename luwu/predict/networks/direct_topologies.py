@@ -6,8 +6,8 @@
     D3  dragonfly   g groups of a routers with p endpoints and h = p/taper global ports each; every
                     pair in a group has a link, every pair of groups m = floor(a h/(g - 1))
     D4  its middle  m floor(g/2) ceil(g/2) links; in one group, of its routers the same way
-    D5  all-to-all  in a torus what n/2 ranks send across the middle binds, 4 D2/n of a port; in a
-                    dragonfly what leaves a group, or its local links, of which a message to
+    D5  all-to-all  in a torus, limited by what n/2 ranks send across the middle, 4 D2/n of a port;
+                    in a dragonfly by what leaves a group, or its local links, of which a message to
                     another group takes two: a g/(p (2g - 1)) of a port
     D6  neighbours  the links between two neighbours, or half of all that leave, by detours: what
                     adaptive routing takes, whichever is more

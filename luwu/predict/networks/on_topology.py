@@ -14,7 +14,7 @@
     S16  busiest link  what a port sends / its share (S12): where flows meet
 
 Bytes are of one step, or of one decode round, and of one direction. A topology never makes a port
-faster than it is; what it slows down is told by the step's parts.
+faster than it is; the parts of the step show what it slows down.
 Sources: S5 to S8, D5, D6; Z1; Narayanan et al. SC'21 (S14); derived.
 """
 

@@ -94,7 +94,7 @@ class Topology(Protocol):
 def whole(key: str, value: object, least: int = 1) -> None:
     """Refuse what is no count. Raises ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{key}: {value!r} is no count; a whole number from {least} on fits")
+        raise ConfigError(f"{key}: {value!r} is not a count; a whole number from {least} on fits")
 
 
 def check_exchange(topology: Topology, group: RankGroup, collective: str, sums: bool) -> None:

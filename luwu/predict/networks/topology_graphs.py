@@ -1,7 +1,7 @@
 """Networks as graphs, switch by switch and link by link, where they are small.
 
 Nodes are ("host", endpoint), ("switch", rail, tier, number) and ("domain", number); an edge goes
-one way and has a `capacity` in bytes a second and `links`, how many cables lie there (none within a
+one way and has a `capacity` in bytes per second and `links`, the number of cables (none within a
 domain). The closed forms of `topologies.py` count what these graphs have, and their rates are those
 that flows get here: the tests compare them (`tests/unit/graph_flows.py`).
 

@@ -93,7 +93,7 @@ def plan_text(found: Plan[Any], shown: int = SHOWN) -> str:
     if len(found.best) > shown:
         lines.append(f"and {len(found.best) - shown} more; --json shows all")
     if found.refused:
-        lines.append(f"the first that cannot be: {found.first_refusal}")
+        lines.append(f"the first rejected: {found.first_refusal}")
     if not is_inference:
         lines += _not_played(found)
     for name, each in found.break_even.items():
@@ -124,7 +124,7 @@ def _line(each: Found, columns: Columns) -> str:
     again = "-" if played is None else f"{played:.3f} s"
     left = f"{each.left_bytes / 2**30:4.1f} GiB"
     own = f"{each.tokens_per_s:12,.0f} {each.step.seconds:8.3f} s {again:>10} {left}"
-    what = f"{_degrees(job)}, {job.micro_batch}, {job.recompute}; binds: {each.step.binding}"
+    what = f"{_degrees(job)}, {job.micro_batch}, {job.recompute}; bottleneck: {each.step.binding}"
     shared = columns.cells(_shared(each))
     return "  ".join([own, *shared, f"{each.question.system:<13}", what])
 
@@ -150,7 +150,7 @@ def _inference_line(each: FoundInference, columns: Columns) -> str:
     first, between = 1e3 * each.first_token_s, 1e3 * each.token_s
     own = f"{each.tokens_per_s:12,.0f} {first:9,.1f} ms {between:7,.2f} ms"
     shared = columns.cells(_shared(each))
-    return "  ".join([own, *shared, f"{_what(each)}; binds: {each.binding}"])
+    return "  ".join([own, *shared, f"{_what(each)}; bottleneck: {each.binding}"])
 
 
 def _what(found: FoundInference) -> str:

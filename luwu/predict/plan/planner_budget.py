@@ -147,7 +147,7 @@ def make_wish(
     goal = table.get("goal", goals[0])
     if goal not in goals:
         raise ConfigError(
-            f"goal: {goal!r} is none of {', '.join(goals)}{suggestion(str(goal), goals)}"
+            f"goal: {goal!r} is not one of {', '.join(goals)}{suggestion(str(goal), goals)}"
         )
     if goal in GOALS[1:]:
         _check_costs("goal", goal, costs)
@@ -175,10 +175,10 @@ def batch_of(table: Mapping[str, Any], devices: int) -> int:
     """Sequences of a step of so many devices. Raises ConfigError."""
     if "batch_per_device" not in table:
         if "batch" not in table:
-            raise ConfigError("batch is missing; sequences of a step, or batch_per_device")
+            raise ConfigError("batch is missing; give the sequences per step, or batch_per_device")
         return whole_of("", table, "batch")
     if "batch" in table:
-        raise ConfigError("batch_per_device: batch is told too; leave one of them out")
+        raise ConfigError("batch_per_device: batch is set too; omit one of them")
     return devices * whole_of("", table, "batch_per_device")
 
 

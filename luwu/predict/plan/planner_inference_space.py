@@ -77,8 +77,8 @@ def systems_of(table: Mapping[str, Any]) -> list[str]:
     for name in asked:
         if name not in INFERENCE:
             raise ConfigError(
-                f"systems: {name!r} is none of {', '.join(INFERENCE)}; a plan is of inference or "
-                f"of training{suggestion(str(name), INFERENCE)}"
+                f"systems: {name!r} is not one of {', '.join(INFERENCE)}; a plan is for inference "
+                f"or for training{suggestion(str(name), INFERENCE)}"
             )
     return list(asked)
 

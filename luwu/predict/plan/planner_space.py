@@ -47,7 +47,7 @@ def topologies(table: Mapping[str, Any]) -> list[TopologyChoice | None]:
         return [None]
     several = found if isinstance(found, list) else [found]
     if not several or not all(isinstance(each, dict) for each in several):
-        raise ConfigError(f"topology: {found!r} is no section; write [topology] or [[topology]]")
+        raise ConfigError(f"topology: {found!r} is not a section; write [topology] or [[topology]]")
     return [make_topology(each) for each in several]
 
 
@@ -61,7 +61,7 @@ def costs_by_system(
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise ConfigError(f"cost: {found!r} is no section; write [cost] and its keys below")
+        raise ConfigError(f"cost: {found!r} is not a section; write [cost] and its keys below")
     common = {key: value for key, value in found.items() if not isinstance(value, dict)}
     for key, value in found.items():
         if isinstance(value, dict) and key not in systems:
@@ -175,7 +175,7 @@ def check_systems(asked: Any) -> None:
     if asked is None:
         return
     if not isinstance(asked, list) or not asked or not all(isinstance(e, str) for e in asked):
-        raise ConfigError(f"systems: {asked!r} is no list of names; one such as ['3d'] fits")
+        raise ConfigError(f"systems: {asked!r} is not a list of names; one such as ['3d'] fits")
     for name in asked:
         if asked.count(name) > 1:
             raise ConfigError(f"systems: {name!r} is there twice; each once fits")
@@ -190,7 +190,7 @@ def systems_of(table: Mapping[str, Any]) -> list[str]:
     for name in asked:
         if name not in TRAINING:
             raise ConfigError(
-                f"systems: {name!r} is none of {', '.join(TRAINING)}"
+                f"systems: {name!r} is not one of {', '.join(TRAINING)}"
                 f"{suggestion(str(name), TRAINING)}"
             )
         if SECTIONS.get(name) not in (None, *table):

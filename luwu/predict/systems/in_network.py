@@ -7,20 +7,21 @@
     L3  read      12 Psi (1 - cached) / drives        L4  write    the same
     L5  memory    [28 + 24 (1 - cached) dma + m (gradient + pulls * 2)] Psi / memory rate
     L6  a step    its phases one after the other, each as long as its slowest resource, and the
-                  tail; at least L4, which goes on behind the next step
+                  tail; at least L4, which overlaps with the next step
         forward   compute, half of the pulls
         backward  compute, the other half; in the last of a step, read and memory too: a unit is
-                  updated when its gradient is there, and needed again first what came last
-        push      goes on behind the next forward, so it binds over all of them: from the end of
-                  the first forward on, m pushes, the last of them beside read and memory
+                  updated when its gradient is there, and the last one updated is needed first
+        push      overlaps with the next forward, so it limits all of them together: from the end
+                  of the first forward on, m pushes, the last of them beside read and memory
     L7  tail      the first unit's gradient is the last to come, and its weights the first to be
                   needed: its push, read, update and pull, which nothing hides
 
-It is right where resources bind, and not the order of work: windows, threads and pages that must be
-written before they are read again are seen by `luwu/predict/driven`, which plays the cores.
+It is right where resources are the limit, and not the order of work: `luwu/predict/driven`, which
+runs the protocol cores, models windows, threads and pages that must be written before they are read
+again.
 
 Up and down are two directions of a link, so they do not compete. Psi is divided by the nodes.
-Source: arXiv 2409.00918 (what is hidden behind what); derived.
+Source: arXiv 2409.00918 (what overlaps with what); derived.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class OptimizerNodes:
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached <= 1:
-            raise ConfigError(f"cached: {self.cached} is no share; give 0 to 1")
+            raise ConfigError(f"cached: {self.cached} is not a share; give 0 to 1")
         if self.nodes < 1 or self.tiers < 0 or self.pulls not in (1, 2):
             raise ConfigError("nodes is at least 1, tiers at least 0, and pulls are 1 or 2")
 

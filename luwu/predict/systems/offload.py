@@ -2,13 +2,13 @@
 
     U1  PCIe          gradients down, weights up, of a device's share, each direction at once
     U2  optimizer     Adam on the processors (H1), of the share of a host's devices
-    U3  drives        12 bytes a parameter of that share read and written, and the 16-bit weights
+    U3  drives        12 bytes per parameter of that share read and written, and the 16-bit weights
                       read for each gather where they are on drives too
     U4  a step        micro-batches as ZeRO-3 (Z2), then the optimizer stage, which is not hidden
     U5  its stage     U1 (up), U2 and U3, one after the other, which is DeepSpeed's default; in a
                       pipeline, the longest of them
 
-Sources: arXiv 2101.06840 and 2104.07857; that the optimizer stage is in the open by default, an
+Sources: arXiv 2101.06840 and 2104.07857; that the optimizer stage is exposed by default, an
 independent study of GPUs that idle 40 to 70 % of a step.
 """
 

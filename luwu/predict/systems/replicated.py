@@ -3,8 +3,8 @@
     R1  DDP      compute and an all-reduce of the gradients at once (V1), then Adam
     R2  ATP      the same, by a switch that sums: each byte goes up and comes down once
 
-What a host's software reaches of the link with in-network sums is fitted: switches of this kind sum
-integers that hosts make of floats. Sources: DisDP's comparison with ATP (C9).
+The share of the link that a host's software reaches with in-network sums is fitted: switches of
+this kind sum integers that hosts convert from floats. Sources: DisDP's comparison with ATP (C9).
 """
 
 from __future__ import annotations

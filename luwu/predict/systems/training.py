@@ -1,16 +1,16 @@
 """A step of 3-D parallel training: tensor and sequence, pipeline, context and data parallel ranks.
 
-    T3  a stage's micro-batch its layers (`layers.py`), forward, backward, what is computed again,
-                              and what its ranks exchange in the open (X4, J3)
+    T3  a stage's micro-batch its layers (`layers.py`), forward, backward, recomputation, and the
+                              exposed exchanges of its ranks (X4, J3)
     T4  a step                m stages + (p - 1)/v stages of the bubble + data parallel exchanges
-                              + optimizer, all of it longer by what the slowest of n devices takes
+                              + optimizer, all slowed down by the slowest of n devices
 
-Of slower devices one is in the last stage, which sets the pace: the bubble is that of the others.
+One slower device is in the last stage, which sets the pace: the bubble is that of the others.
 m is the number of micro-batches, p of stages, v of parts of the model that a stage has. The last
-stage also has the output layer, in the place of a layer or besides, and the others wait for it.
+stage also has the output layer, in place of a layer or in addition, and the others wait for it.
 Gradients are reduced over the data and the context parallel ranks, which have the same weights;
 those of experts over their copies (J6).
-What is in a domain and what goes over the network is said by `placement.py`.
+`placement.py` decides what stays in a domain and what crosses the network.
 Sources: Narayanan et al. SC'21 (T3, T4, bubble).
 """
 

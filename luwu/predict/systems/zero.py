@@ -5,8 +5,8 @@
                               reduction, which nothing hides
     Z3  a step                micro-batches one after the other, then Adam on a share
 
-Weights are gathered for forward and again for backward; where forward is computed again, they are
-there already. What carries it depends on the ring: one that goes through all ports of a host in
+Weights are gathered for forward and again for backward; where forward is recomputed, they are
+there already. Their carrier depends on the ring: one that goes through all ports of a host in
 parallel has their sum, a flat one has one of them. Source: Rajbhandari et al. arXiv 1910.02054;
 rows of SC'21, table 2.
 """

@@ -217,7 +217,7 @@ class ReadModel(Closing):
         """
         if module not in self._units_of:
             raise ConfigError(
-                f"register_forward_method: this {class_name(module)} is no unit of the job; its "
+                f"register_forward_method: this {class_name(module)} is not a unit of the job; its "
                 f"units are {', '.join(unit.name for unit in self._units)}"
             )
         method = getattr(module, name, None)

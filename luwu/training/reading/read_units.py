@@ -220,8 +220,8 @@ def _check_usable(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, AwayParameter):
             raise ConfigError(
-                "read_from: this model reads from a job already; use refresh() of what read_from "
-                "returned, or close() it and make the model anew"
+                "read_from: this model reads from a job already; call refresh() on the object that "
+                "read_from returned, or close() it and create the model again"
             )
         if parameter.device.type not in ("cpu", "meta"):
             raise ConfigError(

@@ -214,10 +214,10 @@ def _open_nic() -> Nic:
 def _environment(name: str) -> int:
     text = os.environ.get(name, "")
     if not text.isdigit():
-        found = f"is {text!r}, which is no number" if text else "is not set"
+        found = f"is {text!r}, which is not a number" if text else "is not set"
         raise ConfigError(
-            "start this script with `luwu run SCRIPT`, or with torchrun and LUWU_CONNECT; one "
-            f"process by itself calls luwu.init_local(). {name} {found} in the environment, so "
+            "start this script with `luwu run SCRIPT`, or with torchrun and LUWU_CONNECT; a "
+            f"single process calls luwu.init_local(). {name} {found} in the environment, so "
             "there is no job to join"
         )
     return int(text)

@@ -26,9 +26,9 @@ from switch_emu.node.core.steps import Steps
 
 OLDER_STATE_CODE = "E508"
 _NOT_BELIEVED = (
-    "you say that the state lacks steps, in the name of a switch whose own connection is alive and "
-    "that knows of none: not believed. If this is a switch that was started again, start it once "
-    "more when the former one has ended; if it is a stranger, keys (luwu keys) keep it out"
+    "you report that the state lacks steps, in the name of a switch that is still connected and "
+    "reports none: ignored. If this is a switch that was restarted, start it again when the former "
+    "one has ended; if it is an unknown process, use keys (luwu keys) to reject it"
 )
 
 

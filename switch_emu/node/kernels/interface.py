@@ -163,7 +163,7 @@ def check_contributions(contributions: Contributions, elems: int) -> None:
     if not contributions:
         raise ValueError("nothing to sum: there is no contribution")
     if elems % CELL_ELEMS:
-        raise ValueError(f"{elems} elements are no multiple of {CELL_ELEMS}")
+        raise ValueError(f"{elems} elements are not a multiple of {CELL_ELEMS}")
     for index, (payload, dtype) in enumerate(contributions):
         _check_payload(f"contribution {index}", payload, dtype, elems)
 
@@ -208,7 +208,7 @@ def check_update(kernel: UpdateKernel, call: UpdateCall) -> bool:
 def check_cast(weights: F32Array, dtype: str, into: memoryview) -> None:
     """Raises ValueError as `UpdateKernel.cast` needs it."""
     if weights.size % CELL_ELEMS:
-        raise ValueError(f"{weights.size} elements are no multiple of {CELL_ELEMS}")
+        raise ValueError(f"{weights.size} elements are not a multiple of {CELL_ELEMS}")
     _check_array(weights, weights.size)
     _check_payload("the wire", into, dtype, weights.size)
 
@@ -217,7 +217,7 @@ def _check_pieces(pieces: Pieces, elems: int) -> None:
     borders, squares = pieces.borders, pieces.squares
     count = len(borders)
     if borders.dtype != np.int64 or borders.shape != (count, 2) or not borders.flags.c_contiguous:
-        raise ValueError(f"{borders.dtype} {borders.shape} are no borders of pieces")
+        raise ValueError(f"{borders.dtype} {borders.shape} are not borders of pieces")
     if squares.dtype != np.float64 or squares.shape != (3, count) or not squares.flags.c_contiguous:
         raise ValueError(f"{squares.dtype} {squares.shape} is no room for {count} pieces")
     starts, stops = borders[:, 0], borders[:, 1]
@@ -236,7 +236,7 @@ def _check_pages(array: F32Array, shape: tuple[int, ...], strides: tuple[int, ..
     are_apart = len(shape) == 2 and strides[1] == 4 and strides[0] >= page_bytes
     if not is_like or not (is_one or are_apart) or strides[0] % 4:
         raise ValueError(
-            f"{array.dtype} {array.shape}, strides {array.strides}, are no float32 {list(shape)} "
+            f"{array.dtype} {array.shape}, strides {array.strides}, are not float32 {list(shape)} "
             f"in pages that lie like the others, {strides} apart"
         )
     if are_apart and shape[0] > 1 and shape[1] % NORM_BLOCK_ELEMS:
@@ -245,7 +245,7 @@ def _check_pages(array: F32Array, shape: tuple[int, ...], strides: tuple[int, ..
 
 def _check_array(array: F32Array, elems: int) -> None:
     if array.dtype != np.float32 or array.shape != (elems,) or not array.flags.c_contiguous:
-        raise ValueError(f"{array.dtype} {array.shape} is no float32 [{elems}] in one piece")
+        raise ValueError(f"{array.dtype} {array.shape} is not float32 [{elems}] in one piece")
 
 
 def _check_payload(what: str, payload: memoryview, dtype: str, elems: int) -> None:

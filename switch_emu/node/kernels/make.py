@@ -37,7 +37,7 @@ def make_kernel(
         return Made(portable, "the portable kernel was asked for")
     if (optimizer, state_fields) not in COMPILED and not compiled:
         portable = portable_kernel(optimizer, state_fields)
-        return Made(portable, f"nobody wrote a compiled version of {name}")
+        return Made(portable, f"there is no compiled version of {name}")
     try:
         built = build(cache)
         kernel = CompiledKernel(built.library, name, optimizer, state_fields)

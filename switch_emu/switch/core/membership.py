@@ -225,7 +225,7 @@ class Membership:
         if m.is_older or self.joined:
             return  # a node whose state is older ends itself, and can say more
         if self._uplink.answered("hello"):
-            self._outbox.actions.append(End(f"the job was refused: {m.text}"))
+            self._outbox.actions.append(End(f"the job was rejected: {m.text}"))
 
     def ranks_joined(self, m: wire.Received) -> None:
         """The parent knows which ranks have joined: children wait for the others."""
