@@ -22,7 +22,7 @@ help:
 	@echo 'make gpu-check on a machine with a GPU, in under 8 minutes: its tests, LuWu and what torch has'
 	@echo 'make test      run the tests, except those marked slow (ARGS="-m slow" runs these)'
 	@echo 'make campaign  all campaigns of docs/reliability.md, some hours; goes on where it was stopped'
-	@echo 'make lint      ruff, mypy and the import rules'
+	@echo 'make lint      ruff, mypy, the import rules and words of texts'
 	@echo 'make docs      build the documents as a site, in site'
 	@echo 'make wheel     build wheel and sdist of luwu-emulator, in dist'
 	@echo 'make clean     remove .venv, caches and build products; keeps runs and training state'
@@ -60,6 +60,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python .ci/words.py
 
 docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
