@@ -250,8 +250,8 @@ class Links:
         who = link.known_as
         error = RemoteProtocolError(
             f"{f'peer {who!r}' if who else 'something at our listener'} sent more than "
-            f"{self._held_bytes_max} bytes out of order. Its connections are closed; does the "
-            f"peer have the same version?"
+            f"{self._held_bytes_max} bytes ahead of their turn. Its connections are closed; does "
+            f"the peer have the same version?"
         )
         self.ready.append(PeerFailed(who, error, final=False))
         if link.is_up:

@@ -121,7 +121,7 @@ def check_message(
     for pattern in said:
         assert re.search(pattern, message), f"{pattern!r} is not in:\n{message}"
     assert message.splitlines()[0].startswith(("luwu", "run"))
-    assert code == 4 or "Traceback" not in message or "refused" in message
+    assert code == 4 or "Traceback" not in message or "rejected" in message
     made = {path.name for path in directory.iterdir()} - set(leaves)
     assert not made, f"left: {made}"
 
