@@ -219,7 +219,7 @@ class PipelineArm(Closing):
         grad = self._gradients.of(extent)
         payload = Payload(memoryview(grad.view(np.uint8)))
         return Update(
-            chunk=extent.index, step=self._step, attempt=0, divisor=2.0, grad_norm=None,
+            extent=extent.index, step=self._step, attempt=0, divisor=2.0, grad_norm=None,
             hyper=self._hyper, publish=False,
             contributions=(Contribution(3, 2.0, True, "float32", payload, payload.nbytes),),
             absent=0,

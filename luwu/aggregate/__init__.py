@@ -6,7 +6,7 @@
     fixed_scale.py      int32 at a scale given beforehand; what overflows is sent again as float32
     named.py            an aggregator by its name, those of other packages included
     dtypes.py           gradients of any dtype, widened to float32
-    sum_in_order.py     the float32 sum of a chunk, in the order given
+    sum_in_order.py     the float32 sum of an extent, in the order given
 
 Arithmetic only, in NumPy: no socket, no clock, no torch. Workers, switches and nodes import it.
 """

@@ -1,4 +1,4 @@
-"""The sum of a chunk over ranks: float32, in the order given, whatever type travelled.
+"""The sum of an extent over ranks: float32, in the order given, whatever type travelled.
 
 A fixed order, because float addition does not associate (Higham, Accuracy and Stability of
 Numerical Algorithms, 2nd ed., ch. 4): arrival must not choose the last bits.

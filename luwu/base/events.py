@@ -3,8 +3,8 @@
     12:00:03.214 INFO node.step step=41 chunk_count=768 read_s=0.412 update_s=0.388
 
 `Recorder.event` marks an instant (at_ns in the file), `Recorder.span` a stretch of work (start_ns,
-end_ns; all of the monotonic clock) and whatever names it: step, unit, chunk. INFO is for once a
-step or rarer and is printed; DEBUG is for chunks and goes to the file alone. A `Recorder` without a
+end_ns; all of the monotonic clock) and whatever names it: step, unit, extent. INFO is for once a
+step or rarer and is printed; DEBUG is for extents and goes to the file alone. A `Recorder` with no
 file only prints, and so does one whose file cannot be written any more. Records wait in a buffer
 until an INFO event, the first record a second after the last flush, `flush`, the end of the
 interpreter or `flush_all`: a process that is killed by SIGKILL loses what it recorded since.

@@ -52,7 +52,7 @@ PLACES: Final = {
     "store.open.after_flush": "a store is open, but not yet used",
     "store.open.after_lock": "a store that is being opened is locked, but not yet read",
     "store.open.before_flush": "a store that is being opened has recorded its new generation",
-    "switch.before_sum": "a switch has all gradients of a chunk, but has not added them",
+    "switch.before_sum": "a switch has all gradients of an extent, but has not added them",
     "worker.before_commit": "a worker has pushed all gradients of a step, but not committed them",
     "worker.before_push": "a worker has computed the gradients of a unit, but not sent them",
     "zap.request": "a client connects, and its key is about to be checked",

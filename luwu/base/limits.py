@@ -13,7 +13,7 @@ DATA_HEADER_BYTES_MAX: Final = 1024
 CONTROL_HEADER_BYTES_MAX: Final = 4096
 
 PAYLOAD_BYTES_MAX: Final = 64 * MIB
-"""One frame: a chunk, or a layout description. Larger chunks are refused by the configuration."""
+"""One frame: an extent, or a layout description. Larger ones are refused by the configuration."""
 
 CHUNK_COUNT_MAX: Final = 4 * 1024 * 1024
 """Chunks in one job: bounds what a hostile layout description can make a node hold."""
@@ -22,7 +22,7 @@ WORLD_SIZE_MAX: Final = 1024
 """Ranks in one job; contributor sets are bitmaps of this many bits."""
 
 SEGMENTS_MAX: Final = 4096
-"""Parameters that may have a part in one chunk; a push has a bit for each of them."""
+"""Parameters with a part in one chunk, and segments of an extent: a push has a bit for each."""
 
 TEXT_CHARS_MAX: Final = 940
 """Reasons and refusals; four bytes each and with all other fields they fit a control header."""
@@ -65,8 +65,8 @@ ARENA_BYTES_MIN: Final = 64 * MIB
 """Shared memory that a process of a job must be able to make, where links are shm://."""
 
 POOL_BYTES_DEFAULT: Final = 256 * MIB
-"""Memory for a switch's slots, and as much for its copies of weights, where chunks are not so large
-that a few of them need more."""
+"""Memory for a switch's slots, and as much for its copies of weights, where extents are not so
+large that a few of them need more."""
 
 QUEUED_MESSAGES_MAX: Final = 1024
 """Messages of one connection that a listener holds unread; what is beyond waits at its sender."""
@@ -97,6 +97,6 @@ INT64_MAX: Final = 2**63 - 1
 
 assert DATA_HEADER_BYTES_MAX <= CONTROL_HEADER_BYTES_MAX < ZERO_COPY_BYTES_MIN < PAYLOAD_BYTES_MAX
 assert PAYLOAD_BYTES_MAX <= TURN_BYTES_MAX  # a turn takes any message
-assert PAYLOAD_BYTES_MAX <= GRADIENT_BYTES <= ARENA_BYTES_MIN  # a chunk finds room, shared or not
+assert PAYLOAD_BYTES_MAX <= GRADIENT_BYTES <= ARENA_BYTES_MIN  # one finds room, shared or not
 assert PAYLOAD_BYTES_MAX + CONTROL_HEADER_BYTES_MAX <= CREDIT_BYTES_DEFAULT  # so does a message
 assert PAYLOAD_BYTES_MAX <= POOL_BYTES_DEFAULT

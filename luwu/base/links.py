@@ -46,7 +46,7 @@ _RETRY_FACTOR_MAX: Final = 8
 """The pause doubles three times."""
 _HOST_NS: Final = 10_000_000
 """The time that the host may add to a round trip; a window must cover it."""
-_CHUNKS_UNDER_WAY_MIN: Final = 4
+_EXTENTS_UNDER_WAY_MIN: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,17 +158,17 @@ class LinkPair:
         """True if a message of either direction may never arrive."""
         return self.up.can_lose or self.down.can_lose
 
-    def window_bytes(self, chunk_bytes: int) -> int | None:
+    def window_bytes(self, extent_bytes: int) -> int | None:
         """Pushes under way that keep the link busy; more would only wait. None: no limit of rate.
 
-        Twice what the link carries in a round trip, and no less than a few chunks.
+        Twice what the link carries in a round trip, and no less than a few extents.
         """
         rate = self.up.rate_bytes_per_s
         if rate is None:
             return None
         delays_ns = (spec.delay_ns + spec.jitter_ns for spec in (self.up, self.down))
-        round_trip_ns = sum(delays_ns) + self.up.serialise_ns(chunk_bytes) + _HOST_NS
-        return max(_CHUNKS_UNDER_WAY_MIN * chunk_bytes, int(2 * rate * round_trip_ns / 1e9))
+        round_trip_ns = sum(delays_ns) + self.up.serialise_ns(extent_bytes) + _HOST_NS
+        return max(_EXTENTS_UNDER_WAY_MIN * extent_bytes, int(2 * rate * round_trip_ns / 1e9))
 
     def retry(self) -> RetryPolicy:
         """The retry policy of a sender over this link.
@@ -178,7 +178,7 @@ class LinkPair:
         """
         first_ns = round(self.up.longest_ns(0) + self.down.longest_ns(0))
         ns_per_byte = sum(
-            spec.serialise_ns(1) * (1 + spec.reorder_window / _CHUNKS_UNDER_WAY_MIN)
+            spec.serialise_ns(1) * (1 + spec.reorder_window / _EXTENTS_UNDER_WAY_MIN)
             for spec in (self.up, self.down)
         )
         default = RetryPolicy()
@@ -316,9 +316,9 @@ def retry_over(link: LinkPair) -> RetryPolicy | None:
     return None if link.is_ideal else link.retry()
 
 
-def push_window_bytes(link: LinkPair | None, chunk_bytes: int, most_bytes: int) -> int:
+def push_window_bytes(link: LinkPair | None, extent_bytes: int, most_bytes: int) -> int:
     """The window of pushes over a link: at most so much, and no more than keeps the link busy."""
-    wanted = None if link is None else link.window_bytes(chunk_bytes)
+    wanted = None if link is None else link.window_bytes(extent_bytes)
     return most_bytes if wanted is None else min(most_bytes, wanted)
 
 

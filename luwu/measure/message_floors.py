@@ -2,7 +2,7 @@
 
 A real `SwitchShell` with its core and transport stands between two children and a parent that only
 encode, send, receive and decode; a burst of extents goes through it as in a step: gradients, sums,
-receipts, pulls, weights. Each is one chunk: more of them change bytes alone. All of it runs in one
+receipts, pulls, weights. Each is one extent: more of them change bytes alone. All of it runs in one
 thread. Counted is what that thread took of a processor in the switch's turns, and half of what the
 threads of libzmq took: by message that comes in or goes out, that is an *end* of a message. Other
 work on the machine hardly changes it.
@@ -41,7 +41,7 @@ BURST: Final = 4
 """Chunks that are under way at once. An end took 73 us with one, 50 with four and 30 with 64, for
 who is woken finds more at once; in a run with chunks of 16 KiB it was 46 to 53."""
 PAYLOAD_BYTES: Final = 4096
-CHUNKS: Final = 4096
+EXTENTS: Final = 4096
 """Each comes once; 4,096 last for some seconds."""
 ENDS: Final = 4 * CHILDREN + 4
 """Messages per extent at the switch: push, pull and their answers, per child and to the parent."""
@@ -99,7 +99,7 @@ class _Rehearsal(Closing):
         self._shell = SwitchShell(self.transport, core, recorder, grace_s=60.0)
         self._gradients = [child.reserve(PAYLOAD_BYTES) for child in self._children]
         self._weights = memoryview(bytearray(PAYLOAD_BYTES))
-        self._chunk = self._left = self._joined_count = 0
+        self._extent = self._left = self._joined_count = 0
         self._heard_count = self._sent_count = 0
         self._peers_s = 0.0
         self._described = _job().to_bytes()
@@ -114,7 +114,7 @@ class _Rehearsal(Closing):
         found: list[float] = []
         start_ns = SYSTEM_CLOCK.now_ns()
         while len(found) < 3 or (
-            self._chunk + BURST <= CHUNKS and SYSTEM_CLOCK.now_ns() - start_ns < seconds * 1e9
+            self._extent + BURST <= EXTENTS and SYSTEM_CLOCK.now_ns() - start_ns < seconds * 1e9
         ):
             self._peers_s, own_s, all_s = 0.0, cpu_seconds("thread"), cpu_seconds()
             self._push()
@@ -166,18 +166,18 @@ class _Rehearsal(Closing):
                         self._parent_received(item.peer, message)
 
     def _push(self) -> None:
-        """Both children push the next chunks."""
+        """Both children push the next extents."""
         before_s = cpu_seconds("thread")
         self._left = BURST * CHILDREN
         for _ in range(BURST):
             for rank, child in enumerate(self._children):
                 push = wire.Push(
-                    **_common(Role.WORKER, rank), part=0, chunk=self._chunk,
+                    **_common(Role.WORKER, rank), part=0, index=self._extent,
                     contributors=1 << rank, absent=0, weight=1.0, last=True, raw=False,
                     dtype="float32",
                 )  # fmt: skip
                 self._send(child, PARENT, push, self._gradients[rank])
-            self._chunk += 1
+            self._extent += 1
         self._peers_s += cpu_seconds("thread") - before_s
 
     def _send(
@@ -199,7 +199,7 @@ class _Rehearsal(Closing):
         if isinstance(message, wire.Welcome):
             self._joined_count += 1
         elif isinstance(message, wire.Received):
-            pull = wire.Pull(**_common(Role.WORKER, rank), part=0, chunk=message.chunk)
+            pull = wire.Pull(**_common(Role.WORKER, rank), part=0, index=message.index)
             self._send(self._children[rank], PARENT, pull)
         elif isinstance(message, wire.Weights):
             self._left -= 1
@@ -213,24 +213,24 @@ class _Rehearsal(Closing):
             self._send(self._parent, peer, welcome)
         elif isinstance(message, wire.Push):
             receipt = wire.Received(
-                **ours, part=0, chunk=message.chunk, verb=Verb.PUSH,
+                **ours, part=0, index=message.index, verb=Verb.PUSH,
                 contributors=message.contributors,
             )  # fmt: skip
             self._send(self._parent, peer, receipt)
         elif isinstance(message, wire.Pull):
             weights = wire.Weights(
-                **ours, part=0, chunk=message.chunk, dtype="float32", in_place=False
+                **ours, part=0, index=message.index, dtype="float32", in_place=False
             )
             self._send(self._parent, peer, weights, self._weights)
 
 
 def _job() -> Description:
-    """A job of so many chunks: a switch looks at each push whether it is one of the job's."""
+    """A job of so many extents: a switch looks at each push whether it is one of the job's."""
     shape = (PAYLOAD_BYTES // 4,)
     return Description(
         layout=Layout(
-            parameters=tuple(Parameter(name=f"p{n}", shape=shape) for n in range(CHUNKS)),
-            units=tuple(Unit(name=f"u{n}", parameters=(n,)) for n in range(CHUNKS)),
+            parameters=tuple(Parameter(name=f"p{n}", shape=shape) for n in range(EXTENTS)),
+            units=tuple(Unit(name=f"u{n}", parameters=(n,)) for n in range(EXTENTS)),
             chunk_bytes=16 * 1024,
         ),
         optimizer="sgd",

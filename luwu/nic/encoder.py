@@ -59,7 +59,7 @@ class Encoder:
         used = self.aggregator.encode(values, action.agreed, cell.data)
         cell.data = cell.data[:used]
         self._recorder.span(
-            "encode", start_ns, SYSTEM_CLOCK.now_ns(), step=push.step, extent=push.chunk,
+            "encode", start_ns, SYSTEM_CLOCK.now_ns(), step=push.step, extent=push.index,
             rank=self._rank, bytes=used,
         )  # fmt: skip
         return cell

@@ -198,7 +198,7 @@ class Nic(Closing):
             handle = self._new("load", 0, self._units.chunks[chunk].unit)
             handle.about = {"chunk": chunk, "bytes": data.nbytes}
             entry = nic.Gradient(
-                chunk=chunk, payload=data, payload_bytes=data.nbytes, dtype="float32"
+                index=chunk, payload=data, payload_bytes=data.nbytes, dtype="float32"
             )
             number = self._register(handle)
             self._command(lambda now, n=number, e=entry: self._core.load(now, n, [e]))  # type: ignore[misc]
@@ -256,7 +256,7 @@ class Nic(Closing):
             gradients = [ExtentGradient(index, None) for index in extents]
         entries = [
             nic.Gradient(
-                chunk=index,
+                index=index,
                 payload=cell,
                 payload_bytes=0 if cell is None else cell.data.nbytes,
                 dtype=dtype,
@@ -268,7 +268,7 @@ class Nic(Closing):
         try:
             handle = self._new("push", step, unit)
             handle.about = {
-                "extents": ranges_text(entry.chunk for entry in entries),
+                "extents": ranges_text(entry.index for entry in entries),
                 "bytes": sum(entry.payload_bytes for entry in entries),
             }
             number = self._register(handle)
@@ -531,14 +531,14 @@ class Nic(Closing):
         handle = self._handles[fill.handle]
         assert isinstance(fill.payload, Delivery)
         assert handle.incoming is not None
-        extent = self._units.extents[fill.chunk]
+        extent = self._units.extents[fill.extent]
         nbytes = fill.payload.buffers[0].nbytes
         if nbytes != extent.wire_bytes:
             raise RemoteProtocolError(
-                f"weights of extent {fill.chunk}: {nbytes} bytes came, expected "
+                f"weights of extent {fill.extent}: {nbytes} bytes came, expected "
                 f"{extent.wire_bytes}; the parent has another layout"
             )
-        handle.incoming.add(fill.chunk, fill.payload, in_place=fill.in_place)
+        handle.incoming.add(fill.extent, fill.payload, in_place=fill.in_place)
 
     def _forget(self, number: int) -> list[nic.Action]:
         handle = self._handles.pop(number, None)

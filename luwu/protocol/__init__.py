@@ -5,7 +5,7 @@ actions.py       actions that every core may ask of its shell
 children.py      the children of a switch or a node, and answers to those that are behind
 members.py       membership: every rank claimed once, all with the same job
 uplink.py        requests to the parent: repeated until answered, payloads within a window
-contribution.py  contributions to a chunk, with the set of their ranks
+contribution.py  contributions to an extent, with the set of their ranks
 push_form.py     checks of a push, so that only what fits is summed
 sum_order.py     the order of a float32 sum in a tree of switches
 outcomes.py      verdicts and decisions that were announced; sent again on request

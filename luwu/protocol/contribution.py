@@ -1,4 +1,4 @@
-"""Contributions to a chunk, from which switch and node make one sum in rank order."""
+"""Contributions to an extent, from which switch and node make one sum in rank order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class OverlapError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The contribution of one child to a chunk."""
+    """The contribution of one child to an extent."""
 
     contributors: int
     """Bitmap of the ranks it speaks for."""
@@ -26,7 +26,7 @@ class Contribution:
     """None: no gradient."""
     payload_bytes: int = 0
     absent: int = 0
-    """Bitmap of the chunk's segments without a gradient; see `wire.Push`."""
+    """Bitmap of the extent's segments without a gradient; see `wire.Push`."""
 
 
 def common_absent(contributions: Iterable[Contribution]) -> int:

@@ -47,9 +47,9 @@ class Outbox:
 
     def receipt(self, m: wire.Message, verb: Verb, contributors: int = 0) -> wire.Received:
         """The receipt of a message."""
-        chunk, part = (m.chunk, m.part) if isinstance(m, wire.DataMessage) else (0, 0)
+        index, part = (m.index, m.part) if isinstance(m, wire.DataMessage) else (0, 0)
         return self.stamped(
-            wire.Received, step=m.step, chunk=chunk, part=part, verb=verb, contributors=contributors
+            wire.Received, step=m.step, index=index, part=part, verb=verb, contributors=contributors
         )
 
     def send(self, peer: str, message: wire.Message) -> None:

@@ -31,34 +31,34 @@ class PushForm:
 
     def fault(self, m: Push, payload_bytes: int, *, has_payload: bool) -> str:
         """The fault of a push: what was found, and what was expected; empty if there is none."""
-        if m.chunk >= len(self._elems) or not self._elems[m.chunk]:
-            return f"extent {m.chunk} is not one that is pushed; there are {len(self._elems)}"
+        if m.index >= len(self._elems) or not self._elems[m.index]:
+            return f"extent {m.index} is not one that is pushed; there are {len(self._elems)}"
         if not has_payload:
             return "segments are absent from a push without a payload" if m.absent else ""
         return self._fault_of_bytes(m, payload_bytes) or self._fault_of_segments(m)
 
     def _fault_of_bytes(self, m: Push, payload_bytes: int) -> str:
-        elems, aggregator = self._elems[m.chunk], self._aggregator
+        elems, aggregator = self._elems[m.index], self._aggregator
         # As it was before it was encoded a gradient comes only where its encoded sum overflowed.
         if aggregator.is_plain or (aggregator.may_overflow and m.part >= RESENT_PART):
             expected = elems * DTYPE_BYTES.get(m.dtype, 0)
             if m.dtype not in DTYPE_BYTES or payload_bytes != expected:
                 return (
-                    f"extent {m.chunk} has {elems} elements, and a push of it {payload_bytes} "
+                    f"extent {m.index} has {elems} elements, and a push of it {payload_bytes} "
                     f"bytes of {m.dtype}, expected {expected}"
                 )
         elif m.dtype != ENCODED or not aggregator.fits(elems, payload_bytes):
             return (
-                f"extent {m.chunk}: {payload_bytes} bytes of {m.dtype} are not {elems} elements as "
+                f"extent {m.index}: {payload_bytes} bytes of {m.dtype} are not {elems} elements as "
                 f"{aggregator.name} encodes them"
             )
         return ""
 
     def _fault_of_segments(self, m: Push) -> str:
-        count = self._segments[m.chunk]
+        count = self._segments[m.index]
         if m.absent and m.absent >= (1 << count) - 1:
             return (
-                f"extent {m.chunk} has {count} segments, and a push of it lacks {m.absent:#b}; one "
+                f"extent {m.index} has {count} segments, and a push of it lacks {m.absent:#b}; one "
                 "that lacks all of them has no payload"
             )
         return ""

@@ -1,6 +1,6 @@
 """The order of a float sum in a tree of switches, for contributions that a switch did not sum.
 
-A chunk without a slot goes on raw (S5), so what a leaf would have added meets above it, or at the
+An extent without a slot goes on raw (S5), so what a leaf would have added meets above it, or at the
 node, beside what other leaves have added. I3 says that the bits depend on the tree and not on who
 found a slot: so whoever adds them groups them as the switches would have (`Tree.groups`).
 

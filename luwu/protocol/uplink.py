@@ -38,8 +38,8 @@ class _OneOf:
 
     def alone(self) -> Send:
         """The request for this extent alone."""
-        chunk = self.message.chunk + self.index
-        return Send((PARENT,), replace(self.message, chunk=chunk, count=1))
+        index = self.message.index + self.index
+        return Send((PARENT,), replace(self.message, index=index, count=1))
 
 
 class Uplink:

@@ -224,7 +224,7 @@ class Timed:
     end_ns: int | None
     """None for an instant."""
     fields: dict[str, Any]
-    """The fields that identify it: step, unit, chunk and so on."""
+    """The fields that identify it: step, unit, extent, chunk and so on."""
 
 
 def timed(file: EventFile, found: Survey, steps: Steps | None = None) -> Iterator[Timed]:

@@ -16,7 +16,7 @@ Kind = type[Message] | None
 """None: a message that could not be read."""
 
 DATA_KINDS: Final = tuple(kind for kind in MESSAGE_TYPES if kind.IS_DATA)
-"""Messages about one chunk."""
+"""Messages about one extent, chunk or piece."""
 
 
 @dataclass(slots=True)

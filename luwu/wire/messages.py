@@ -7,7 +7,7 @@ an announcement that is lost is therefore only late.
     Hello    joins; names the job       Welcome | Refuse                    either
     Load     initial weights            Received                            received
     Begin    hyper-parameters of step   Received                            received
-    Push     a gradient chunk           Received                            received
+    Push     an extent's gradient       Received                            received
     Propose  what encoding needs        Agreed                              agreed
     Confirm  did the sum overflow?      Confirmed                           confirmed
     Pull     weights for a step         Weights                             weights came
@@ -27,8 +27,8 @@ an announcement that is lost is therefore only late.
 A child is a worker or a switch, a parent a switch or the optimizer node. A switch merges what its
 children send into one message of each kind; `contributors` holds the ranks that it stands for.
 
-Propose and Confirm are for aggregators that need them (`luwu.aggregate`): the first before a chunk
-is encoded and pushed, the second after. A chunk whose sum overflowed is pushed again, as it was
+Propose and Confirm are for aggregators that need them (`luwu.aggregate`): the first before an
+extent is encoded and pushed, the second after. One whose sum overflowed is pushed again, as it was
 before it was encoded, under a part of its own (`RESENT_PART`).
 
 Open, Read and Shut are those of a reader, which is no member and belongs to no attempt: a switch
@@ -78,13 +78,14 @@ class Message:
 
 @stamped
 class DataMessage(Message):
-    """About one extent; Load, Read and Content about one chunk."""
+    """About one extent, or about what `index` says."""
 
     IS_DATA: ClassVar[bool] = True
 
-    chunk: int
+    index: int
+    """Of an extent; of a chunk in Load, Read and Content; of a piece in Keep."""
     part: int
-    """In a push: the number of the rank's push of this chunk within the step. In a pull and its
+    """In a push: the number of the rank's push of this extent within the step. In a pull and its
     weights: which of the rank's uses of them within the step (forward, backward, ...)."""
 
 
@@ -99,17 +100,17 @@ class Load(DataMessage):
 
 @message(2, payload=PayloadRule.OPTIONAL)
 class Push(DataMessage):
-    """A rank's gradient of a chunk, or the sum over several ranks; no payload: none has one."""
+    """A rank's gradient of an extent, or the sum over several ranks; no payload: none has one."""
 
     contributors: int
     """Bitmap of ranks whose gradient this holds, or who say that they have none."""
     absent: int
-    """Bitmap of the chunk's segments (`Layout.segments`) for which none of these ranks has a
-    gradient: the payload holds zeros there, which do not count. 0 without a payload."""
+    """Bitmap of the extent's segments (`Layout.extent_segments`) for which none of these ranks has
+    a gradient: the payload holds zeros there, which do not count. 0 without a payload."""
     weight: float
     """Sum of the contributors' weights; 0 in every part but the last."""
     last: bool
-    """No further part of this chunk follows in this step."""
+    """No further part of this extent follows in this step."""
     raw: bool
     """Found no slot: must be summed at the node and in no switch."""
     dtype: str
@@ -126,7 +127,7 @@ class Pull(DataMessage):
 
 @message(4, payload=PayloadRule.ONE)
 class Weights(DataMessage):
-    """The weights of a chunk for a step; tentative until the verdict of the step before it."""
+    """The weights of an extent for a step; tentative until the verdict of the step before it."""
 
     dtype: str
     in_place: bool
@@ -164,7 +165,7 @@ class Content(DataMessage):
 
 @message(8, payload=PayloadRule.ONE)
 class Keep(DataMessage):
-    """A piece of a worker's attachment to the version that `step` makes; `chunk` counts pieces.
+    """A piece of a worker's attachment to the version that `step` makes.
 
     Where the hyper-parameters of a step say so, it is decided only with those of all ranks.
     """
@@ -176,7 +177,7 @@ class Keep(DataMessage):
 
 @message(9, payload=PayloadRule.ONE)
 class Propose(DataMessage):
-    """Facts of a chunk that all ranks need before any encodes it; empty: these have no gradient."""
+    """Facts of an extent that all need before any encodes it; empty: these have no gradient."""
 
     IS_DATA: ClassVar[bool] = False  # small, and folded on the way: its payload is plain bytes
 
@@ -185,14 +186,14 @@ class Propose(DataMessage):
 
 @message(10, payload=PayloadRule.ONE)
 class Agreed(DataMessage):
-    """The proposals of all ranks for a chunk, combined: it may be encoded. Empty: no gradient."""
+    """The proposals of all ranks for an extent, combined: it may be encoded. Empty: no gradient."""
 
     IS_DATA: ClassVar[bool] = False
 
 
 @message(11)
 class Confirm(DataMessage):
-    """The encoded chunk was received: did the sum over all ranks overflow?"""
+    """The encoded extent was received: did the sum over all ranks overflow?"""
 
 
 @message(12)
@@ -200,7 +201,7 @@ class Confirmed(DataMessage):
     """The sum over all ranks is complete."""
 
     fits: bool
-    """False: it is none; every rank must push the chunk again, raw, as it was."""
+    """False: it is none; every rank must push the extent again, raw, as it was."""
 
 
 @message(16, payload=PayloadRule.ONE)
@@ -279,7 +280,7 @@ class Begin(Message):
 
 @message(21, payload=PayloadRule.ONE)
 class Commit(Message):
-    """All pushes of the step are out: `parts` of every chunk. Payload: its hyper-parameters."""
+    """All pushes of the step are out: `parts` of every extent. Payload: its hyper-parameters."""
 
     contributors: int
     hyper_hash: str

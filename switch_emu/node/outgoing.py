@@ -10,12 +10,12 @@ class Outgoing:
     """Memory for outgoing weights: their place in shared memory, or a copy."""
 
     def __init__(
-        self, places: WeightsPlaces | None, buffers: Buffers, chunk: int, step: int, attempt: int,
+        self, places: WeightsPlaces | None, buffers: Buffers, extent: int, step: int, attempt: int,
         *, dtype: str, nbytes: int,
     ) -> None:  # fmt: skip
         """`nbytes`: size of the copy, if the place is not free; 0: no copy."""
-        self._places, self._key = places, (chunk, step, attempt)
-        place = None if places is None else places.claim(chunk, step, attempt)
+        self._places, self._key = places, (extent, step, attempt)
+        place = None if places is None else places.claim(extent, step, attempt)
         self.is_in_place = place is not None
         self._payload: Payload | None = None
         if place is None and nbytes:

@@ -246,8 +246,8 @@ class Pipeline:
         return now_ns
 
     def _update(self, action: Update, scratch: Scratch) -> None:
-        pages = self._pages_of(action.chunk)
-        wire = self._wire(action.chunk, action.step + 1, action.attempt, needed=action.publish)
+        pages = self._pages_of(action.extent)
+        wire = self._wire(action.extent, action.step + 1, action.attempt, needed=action.publish)
         squares: tuple[float, ...] = ()
         is_finite = True
         for each in pages:
@@ -284,7 +284,7 @@ class Pipeline:
             found, read_bytes = own, own.memory.nbytes
         target = self._rows_to_fill(action, group) or own
         read_ns = self._span(
-            "read", start_ns, step=action.step, extent=action.chunk, chunk=chunk, bytes=read_bytes
+            "read", start_ns, step=action.step, extent=action.extent, chunk=chunk, bytes=read_bytes
         )
         source = record_views(pages.kind, found, self._kernel.state_fields)
         result = (
@@ -318,7 +318,7 @@ class Pipeline:
         if pieces is not None:
             self.statistics.add(action, group, pieces)
         self._span(
-            "update", read_ns, step=action.step, extent=action.chunk, chunk=chunk,
+            "update", read_ns, step=action.step, extent=action.extent, chunk=chunk,
             bytes=group.elems * SUM_BYTES, held_bytes=self._held_bytes(),
         )  # fmt: skip
         return _Updated(squares, target)
@@ -330,7 +330,7 @@ class Pipeline:
         except StaleAttempt:
             pass  # the attempt was given up meanwhile; the core knows
         self._span(
-            "write", start_ns, step=action.step, extent=action.chunk, chunk=group.chunks[0],
+            "write", start_ns, step=action.step, extent=action.extent, chunk=group.chunks[0],
             bytes=rows.count * rows.record_bytes,
         )  # fmt: skip
         failpoint("node.after_write")
@@ -381,13 +381,13 @@ class Pipeline:
         self._sums_room.acquire()
         if self._is_closing:
             return
-        memory, payload = self._sums.take(self._layout.extents[action.chunk].sum_bytes)
+        memory, payload = self._sums.take(self._layout.extents[action.extent].sum_bytes)
         start_ns = SYSTEM_CLOCK.now_ns()
         squares: tuple[float, ...] = ()
-        for pages in self._pages_of(action.chunk):
+        for pages in self._pages_of(action.extent):
             part = pages.group.part(memory, "float32")
             squares += self._fold_pages(action, pages.group, part)
-        self._span("fold", start_ns, step=action.step, extent=action.chunk, bytes=memory.nbytes)
+        self._span("fold", start_ns, step=action.step, extent=action.extent, bytes=memory.nbytes)
         self._report(lambda: self._folded(action, squares, payload))
 
     def _fold_pages(
@@ -411,16 +411,16 @@ class Pipeline:
         start_ns = SYSTEM_CLOCK.now_ns()
         payload, in_place = None, True
         if self._places is not None:
-            payload = self._places.get(action.chunk, action.step, action.attempt)
+            payload = self._places.get(action.extent, action.step, action.attempt)
         if payload is None:
-            wire = self._wire(action.chunk, action.step, action.attempt, needed=True)
+            wire = self._wire(action.extent, action.step, action.attempt, needed=True)
             try:
                 self._read_weights(action, wire, scratch)
                 payload, in_place = wire.written(), wire.is_in_place
             except VersionMissing:  # decided or aborted meanwhile: no longer needed
                 wire.given_up()
         self._span(
-            "read_weights", start_ns, step=action.step, extent=action.chunk,
+            "read_weights", start_ns, step=action.step, extent=action.extent,
             bytes=0 if payload is None else payload.nbytes,
         )  # fmt: skip
         self._report(lambda: self._core.weights_read(action, payload, in_place=in_place))
@@ -433,7 +433,7 @@ class Pipeline:
                 assert decided is not None
                 version = decided.version
             try:
-                for pages in self._pages_of(action.chunk):
+                for pages in self._pages_of(action.extent):
                     self._copy_weights(pages, version, wire, scratch)
                 return
             except VersionMissing:

@@ -355,7 +355,7 @@ class NodeShell(Shell):
             read = self._waiting_reads.popleft()
             placed = None
             if self._places is not None:
-                placed = self._places.get(read.chunk, read.step, read.attempt)
+                placed = self._places.get(read.extent, read.step, read.attempt)
             if placed is not None:
                 self.do(self.core.weights_read(read, placed, in_place=True))
             elif self._waiting_bytes() < self._plan.outgoing_bytes:

@@ -43,7 +43,7 @@ def is_encoded(action: Sum) -> bool:
 def combine(action: Sum, buffers: Buffers, aggregator: Aggregator) -> Payload:
     """The combination of an action's encoded payloads. Raises ValueError if they do not match."""
     if any(dtype != ENCODED for dtype in action.dtypes):
-        raise ValueError(f"chunk {action.key[2]}: {action.dtypes} cannot be added to each other")
+        raise ValueError(f"extent {action.key[2]}: {action.dtypes} cannot be added to each other")
     parts = [payload.view() for payload in action.payloads if isinstance(payload, Payload)]
     memory, payload = buffers.take(aggregator.combined_bytes(parts))
     used = aggregator.combine(parts, memory)
@@ -153,9 +153,9 @@ class SwitchShell(Shell):
         else:
             total = add_up(action, self._buffers, self._add)
         now_ns = SYSTEM_CLOCK.now_ns()
-        step, _, chunk = action.key
+        step, _, extent = action.key
         self.recorder.span(
-            "sum", start_ns, now_ns, step=step, extent=chunk, bytes=total.nbytes,
+            "sum", start_ns, now_ns, step=step, extent=extent, bytes=total.nbytes,
             slots=len(self.core.pool),
         )  # fmt: skip
         self.do(self.core.summed(now_ns, action, total, total.nbytes))

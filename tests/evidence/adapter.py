@@ -11,12 +11,14 @@ action or a field that is called otherwise today is translated here; the records
     an event is given in another way       `call`
     an action or a value is renamed        `RENAMED_TYPES`: new class -> the name in the records
     a field of one is renamed              `RENAMED_FIELDS`: (name in the records, field) -> new
+    a field of a note is renamed           `RENAMED_NOTED`: (note, new) -> field in the records
     texts for people were changed          `TEXTS_ARE_COMPARED = False`
     a difference that is meant             a recording of its own, in the commit that means it
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from luwu.aggregate import make_aggregator
@@ -26,6 +28,7 @@ from luwu.nic.core import actions as nic_actions
 from luwu.nic.core import reader as reader_actions
 from luwu.nic.core.reader import ReaderCore
 from luwu.protocol import actions as wire_actions
+from luwu.wire.messages import MESSAGE_TYPES, DataMessage
 from luwu.wire.reading import VersionFacts
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as node_actions
@@ -66,6 +69,8 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
 RENAMED_EVENTS: Final[dict[tuple[str, str], str]] = {("worker", "keep"): "attach"}
 RENAMED_PARAMETERS: Final[dict[tuple[str, str, str], str]] = {
     ("node", CONSTRUCTOR, "place"): "node",
+    ("worker", "pull", "chunks"): "extents",
+    ("worker", "push", "chunks"): "extents",
 }
 
 _TYPES: Final[tuple[type[Any], ...]] = (
@@ -90,7 +95,13 @@ RENAMED_TYPES: Final[dict[type[Any], str]] = {
     node_actions.NodeNumber: "NodePlace",
     reader_actions.FieldReceived: "FieldCame",
 }
-RENAMED_FIELDS: Final[dict[tuple[str, str], str]] = {}
+RENAMED_FIELDS: Final[dict[tuple[str, str], str]] = {
+    ("Gradient", "chunk"): "index",
+    **{(m.__name__, "chunk"): "index" for m in MESSAGE_TYPES if issubclass(m, DataMessage)},
+    **{(name, "chunk"): "extent" for name in ("Fill", "Inspect", "Fold", "Update", "ReadWeights")},
+}
+RENAMED_NOTED: Final[dict[tuple[str, str], str]] = {("node.overflow", "extent"): "chunk"}
+"""(name of a note, its field today) -> the field in the records."""
 
 NAME_OF_TYPE: Final = {each: RENAMED_TYPES.get(each, each.__name__) for each in _TYPES}
 TYPE_OF_NAME: Final = {name: each for each, name in NAME_OF_TYPE.items()}
@@ -104,6 +115,12 @@ TEXT_FIELDS: Final = frozenset({"text"})
 def field_of(type_name: str, field: str) -> str:
     """What a field of the records is called today."""
     return RENAMED_FIELDS.get((type_name, field), field)
+
+
+def noted(note: wire_actions.Note) -> wire_actions.Note:
+    """A note with the fields that it has in the records."""
+    named = ((RENAMED_NOTED.get((note.name, name), name), value) for name, value in note.fields)
+    return replace(note, fields=tuple(named))
 
 
 def method_of(kind: str, event: str) -> str:

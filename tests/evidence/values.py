@@ -25,6 +25,7 @@ from typing import Any
 
 from luwu.aggregate import Aggregator
 from luwu.base.errors import RemoteProtocolError
+from luwu.protocol.actions import Note
 from luwu.wire.codec import decode, encode
 from luwu.wire.messages import Message
 from tests.evidence import adapter
@@ -93,6 +94,8 @@ class Coder:
 
     def _fields(self, value: Any) -> dict[str, list[Any]]:
         name = adapter.NAME_OF_TYPE[type(value)]
+        if isinstance(value, Note):
+            value = adapter.noted(value)
         if name not in self._schema:
             self._schema[name] = [each.name for each in fields(value)]
         found = [getattr(value, adapter.field_of(name, each)) for each in self._schema[name]]

@@ -69,7 +69,7 @@ class Messages:
             "rank": random.randrange(4), "generation": random.randrange(3),
         }  # fmt: skip
         if message_type.IS_DATA:
-            fixed |= {"chunk": random.randrange(11), "part": random.randrange(3)}
+            fixed |= {"index": random.randrange(11), "part": random.randrange(3)}
         header = encode(random_message(random, message_type, **fixed))
         count = random.choice(payload_counts(message_type))
         if random.random() < 0.5:

@@ -165,12 +165,12 @@ def forged_messages(target: Target, random: Random) -> str:
         (target.said(wire.Cancel, text="give it up", lost=bits, **own), None),
         (target.said(wire.Present, contributors=bits, roll=random.randrange(9), **own), None),
         (target.said(wire.Leave, contributors=bits, **own), None),
-        (target.said(wire.Push, chunk=0, part=0, contributors=bits, absent=0, weight=1.0,
+        (target.said(wire.Push, index=0, part=0, contributors=bits, absent=0, weight=1.0,
                      last=True, raw=False, dtype="float32", **own), bytes(4096)),
-        (target.said(wire.Load, chunk=0, part=0, **own), bytes(4096)),
+        (target.said(wire.Load, index=0, part=0, **own), bytes(4096)),
         (target.said(wire.Commit, contributors=bits, hyper_hash="0" * 64, parts=1, skip=True,
                      **own), b"{}"),
-        (target.said(wire.Pull, chunk=0, part=0, **own), None),
+        (target.said(wire.Pull, index=0, part=0, **own), None),
     ]  # fmt: skip
     return _lie(target, "spare", [random.choice(kinds)], (wire.Rejoin,))
 

@@ -111,7 +111,7 @@ def made(
 ) -> tuple[bytes, list[bytes]]:
     """A valid message of a type, and the frames behind its header."""
     names = kind.__dataclass_fields__
-    for name, value in (("contributors", 1 << fixed["rank"]), ("lost", 0), ("chunk", 0)):
+    for name, value in (("contributors", 1 << fixed["rank"]), ("lost", 0), ("index", 0)):
         if name in names:
             fixed.setdefault(name, value)
     count = random.choice(payload_counts(kind))

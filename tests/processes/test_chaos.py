@@ -137,7 +137,7 @@ def test_a_run_that_goes_on_already(tmp_path: Path) -> None:
 
 
 def test_failpoints_of_switch_and_worker(tmp_path: Path) -> None:
-    """I1, I3. Goal: a switch killed with all gradients of a chunk in its hands goes on, once; a
+    """I1, I3. Goal: a switch killed with all gradients of an extent in its hands goes on, once; a
     worker that fails at a place ends the run, and says at which."""
     outside = Outside(tmp_path / "switch.tmp")
     with Cluster.run(

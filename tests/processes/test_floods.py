@@ -62,7 +62,7 @@ def connection_to(endpoint: str, keys: Path | None) -> Iterator[zmq.Socket[bytes
 def flood(stranger: zmq.Socket[bytes], stamp: dict[str, Any], nbytes: int, count: int) -> None:
     """Send so many pushes; return when the last message after them is answered."""
     push = encode(
-        wire.Push(**stamp, role=Role.WORKER, chunk=0, part=0, contributors=1, absent=0,
+        wire.Push(**stamp, role=Role.WORKER, index=0, part=0, contributors=1, absent=0,
                   weight=1.0, last=True, raw=False, dtype="float32")
     )  # fmt: skip
     payload = bytes(nbytes)

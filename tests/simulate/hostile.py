@@ -5,7 +5,7 @@
     stale       Hello of a member's earlier start, of a wrong job, of wrong ranks, to a parent that
                 knows its children: one that was just started believes the first that comes
     absurd      out-of-range fields on the connection of a member, which it is believed to be (but
-                for a push, or a pull of no chunk: a member that sends these is heard no more)
+                for a push, or a pull of no extent: a member that sends these is heard no more)
 
 None of it may change anything: a history with them ends as one without. What a member may do that
 nobody could tell from training (push wrong gradients, never push) is not among them, nor a Hello
@@ -120,11 +120,11 @@ class Attacker:
         stamp = {each.name: getattr(like, each.name) for each in fields(Message)}
         far = {**stamp, "step": HUGE}
         kinds: list[Message] = [
-            wire.Pull(**far, chunk=0, part=0),
+            wire.Pull(**far, index=0, part=0),
             wire.Commit(**far, contributors=1, hyper_hash="x", parts=HUGE, skip=True),
             wire.Begin(**far, contributors=1, hyper_hash="x"),
-            wire.Confirm(**far, chunk=HUGE, part=HUGE),
-            wire.Keep(**far, chunk=HUGE, part=0, contributors=1 << 50, pieces=HUGE),
+            wire.Confirm(**far, index=HUGE, part=HUGE),
+            wire.Keep(**far, index=HUGE, part=0, contributors=1 << 50, pieces=HUGE),
         ]  # fmt: skip
         message = self._random.choice(kinds)
         return message, self._payload(message, None)

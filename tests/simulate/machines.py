@@ -340,11 +340,11 @@ class Node(Process):
         return self.core.inspected(action, fits=not self.core.aggregator.overflowed(parts))
 
     def _fold(self, action: node_actions.Fold) -> Any:
-        total = self._total(action.chunk, action.contributions)
+        total = self._total(action.extent, action.contributions)
         if action.total is not None:
             total = action.total.payload.read() + total  # type: ignore[union-attr]
         squares: tuple[float, ...] = ()
-        for page in self._pages(action.chunk):
+        for page in self._pages(action.extent):
             squares += self._squares(total[page.start : page.start + page.elems])
         return self.core.folded(action, squares, Payload(total, self.account), total.nbytes)
 
@@ -356,9 +356,9 @@ class Node(Process):
     ) -> Any:
         """Page by page, and time passes between two: whatever happens, it may happen in between.
         All pages but the last are written before the core knows of any."""
-        pages = self._pages(action.chunk)
+        pages = self._pages(action.extent)
         page = pages[at]
-        total = self._total(action.chunk, action.contributions)
+        total = self._total(action.extent, action.contributions)
         total = total[page.start : page.start + page.elems]
         weights, momentum = self._owned.read(page.chunks[0], action.step)
         grad = total / np.float32(action.divisor)
@@ -392,7 +392,7 @@ class Node(Process):
         self, action: node_actions.ReadWeights, version: int | None, found: list[Any]
     ) -> Any:
         """Page by page, of one version; again from the first, if another was decided since."""
-        pages = self._pages(action.chunk)
+        pages = self._pages(action.extent)
         weights = self._owned.read_weights(pages[len(found)].chunks[0], version)
         if weights is None and action.version is None:
             return self._read(action)

@@ -68,7 +68,7 @@ def test_a_switch_that_only_hands_on(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", seeds(30))
 def test_no_slots_at_all(seed: int) -> None:
-    """I1, I3. Goal: chunks that find no slot are summed at the node, with the same bits."""
+    """I1, I3. Goal: extents that find no slot are summed at the node, with the same bits."""
     limits = SwitchLimits(slot_bytes_max=60_000 * (seed % 2), push_window_bytes=50_000)
     job = Job(make_layout(), switch_limits=limits)
     cluster = Cluster(seed, job, ROUGH)

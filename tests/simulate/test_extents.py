@@ -143,7 +143,7 @@ class Eager(Node):
     def _written(
         self, action: node_actions.Update, chunk: int, weights: object, momentum: object
     ) -> object:
-        first = self._pages(action.chunk)[0].chunks[0]
+        first = self._pages(action.extent)[0].chunks[0]
         self._owned.write(first, action.step + 1, action.attempt, weights, momentum)
         return super()._written(action, chunk, weights, momentum)
 

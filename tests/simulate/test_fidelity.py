@@ -29,9 +29,9 @@ def pool_of(cluster: Cluster) -> FixedSlotPool:
 
 @pytest.mark.parametrize("slot_count", [1, 2, 3, 8, 64])
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
-def test_no_chunk_is_raw_where_nothing_is_lost(update: str, slot_count: int) -> None:
+def test_no_extent_is_raw_where_nothing_is_lost(update: str, slot_count: int) -> None:
     """F2, I3. Goal: where nothing is lost or overtaken, the window of pushes is the
-    self-clocked window: however few slots there are, every chunk of every step finds its own free,
+    self-clocked window: however few slots there are, every extent of every step finds its own free,
     and each is summed once in the switch."""
     job = Job(
         make_layout(units=6), world_size=3, update=update, slot_count=slot_count, switch_limits=WIDE
@@ -83,6 +83,6 @@ def test_several_backwards_through_few_slots(seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds(8))
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 def test_absent_gradients_take_slots_too(seed: int, update: str) -> None:
-    """I1, I3. Goal: a chunk without gradient on some ranks, or all, goes through its slot."""
+    """I1, I3. Goal: an extent without gradient on some ranks, or all, goes through its slot."""
     job = Job(make_layout(), update=update, absent_unit=1, slot_count=2, switch_limits=WIDE)
     Cluster(seed, job, ROUGH).run()

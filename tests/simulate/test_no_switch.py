@@ -129,7 +129,7 @@ def test_what_passes_between_the_cores_waits_and_is_shared() -> None:
     assert pair.waits_for() == "initial weights of 2 chunks from rank 0"
 
     payload = Payload(np.zeros(4096, np.float32))
-    load = wire.Load(**stamp, attempt=1, generation=1, chunk=0, part=0)
+    load = wire.Load(**stamp, attempt=1, generation=1, index=0, part=0)
     actions = pair.outward(pair.received(0, "worker", load, payload, payload.nbytes))
     assert not [each for each in actions if isinstance(each, Send) and PARENT in each.peers]
     (page,) = [each for each in carried() if isinstance(each, do.LoadPage)]

@@ -1,6 +1,6 @@
 """Trees of switches on a rough network: I1, I2, I3 whatever happens to whichever switch.
 
-The reference of a history adds as its tree does (`tests/simulate/job.py`), so a chunk that was
+The reference of a history adds as its tree does (`tests/simulate/job.py`), so an extent that was
 summed in another order than that of the tree fails bit for bit.
 """
 
@@ -52,7 +52,7 @@ def test_rough_network(seed: int, update: str, tree: Tree) -> None:
 
 @every_tree
 def test_one_gradient_travels_up_each_link(tree: Tree) -> None:
-    """Goal: on a whole network every switch pushes each chunk to its parent once, and pulls it
+    """Goal: on a whole network every switch pushes each extent to its parent once, and pulls it
     once a use, however many children it has.
     Method: count the data messages on each link of a job of two steps."""
     job = job_in(tree, steps=2, begins_early=False, switch_limits=SwitchLimits())
@@ -83,8 +83,8 @@ def test_one_gradient_travels_up_each_link(tree: Tree) -> None:
 @pytest.mark.parametrize("seed", seeds(6, quick=2))
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 def test_no_slots_in_some_switches(seed: int, update: str, tree: Tree) -> None:
-    """I3, S5. Goal: chunks that find no slot are added at the node in the order of the tree.
-    Method: no switch, every switch in turn, or all of them, have slots for few chunks."""
+    """I3, S5. Goal: extents that find no slot are added at the node in the order of the tree.
+    Method: no switch, every switch in turn, or all of them, have slots for few extents."""
     limits = SwitchLimits(slot_bytes_max=60_000 * (seed % 2), push_window_bytes=50_000)
     job = job_in(
         tree, update=update, backwards=2 if update == "at_step" else 1, switch_limits=limits

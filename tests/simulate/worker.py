@@ -226,7 +226,7 @@ class Worker(Process):
         handle = self._new()
         gradients = [
             nic.Gradient(
-                chunk=chunk.index,
+                index=chunk.index,
                 payload=Payload(initial(self._job.layout, chunk.index), self.account),
                 payload_bytes=chunk.sum_bytes,
                 dtype="float32",
@@ -313,7 +313,7 @@ class Worker(Process):
                 chunks_of(self._job.layout, extent, values)[chunks[step % len(chunks)]][3] = np.nan
             gradients.append(
                 nic.Gradient(
-                    chunk=extent,
+                    index=extent,
                     payload=None if values is None else Payload(values, self.account),
                     payload_bytes=0 if values is None else values.nbytes,
                     dtype="float32",

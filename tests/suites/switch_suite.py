@@ -40,7 +40,7 @@ LAYOUT = Layout(
     chunk_bytes=CHUNK_BYTES,
 )
 DESCRIPTION = Description(layout=LAYOUT, optimizer="test")
-CHUNKS = LAYOUT.trainable_extents(0)
+EXTENTS = LAYOUT.trainable_extents(0)
 """Five, all of them full and of four segments, in the order of a backward."""
 WINDOW_BYTES = 10**6
 
@@ -96,12 +96,12 @@ class Bench:
         self._do(self.core.received(self.now_ns, peer, message, payload, payload_bytes(payload)))
 
     def push(
-        self, rank: int, chunk: int, values: Any, *, step: int = 0, part: int = 0,
+        self, rank: int, extent: int, values: Any, *, step: int = 0, part: int = 0,
         last: bool = True, weight: float = 1.0, raw: bool = False, absent: int = 0,
     ) -> None:  # fmt: skip
         """A child's contribution; None: it has no gradient. Raw: it found no slot further down."""
         push = self.of(
-            wire.Push, rank, step=step, chunk=chunk, part=part, contributors=1 << rank,
+            wire.Push, rank, step=step, index=extent, part=part, contributors=1 << rank,
             absent=absent, weight=weight if last else 0.0, last=last, raw=raw, dtype="float32",
         )  # fmt: skip
         self.deliver(child(rank), push, None if values is None else Payload(values.copy()))
@@ -121,7 +121,7 @@ class Bench:
 
     def parent_has(self, push: wire.Push) -> None:
         self.parent_says(
-            wire.Received, step=push.step, chunk=push.chunk, part=push.part, verb=Verb.PUSH,
+            wire.Received, step=push.step, index=push.index, part=push.part, verb=Verb.PUSH,
             contributors=push.contributors,
         )  # fmt: skip
 
@@ -130,9 +130,9 @@ class Bench:
         return [m for _, m in self.told if isinstance(m, kind)]
 
     def receipts(self) -> list[tuple[str, int]]:
-        """(child, chunk) of the pushes that were answered since the last call."""
+        """(child, extent) of the pushes that were answered since the last call."""
         found = [
-            (peer, m.chunk) for peer, m in self.told
+            (peer, m.index) for peer, m in self.told
             if isinstance(m, wire.Received) and m.verb is Verb.PUSH
         ]  # fmt: skip
         for peer, m in self.told:
@@ -205,52 +205,52 @@ class SwitchSuite:
     @pytest.mark.parametrize("seed", range(6))
     def test_sums_are_exact_in_rank_order(self, seed: int) -> None:
         """S1, S3. Goal: one push of all ranks, with the bits of rank order and their weights,
-        however contributions arrive and how often. Method: several chunks, shuffled."""
+        however contributions arrive and how often. Method: several extents, shuffled."""
         bench, rng = self.bench(), Random(seed)
-        grads = {chunk: gradients(seed + chunk) for chunk in CHUNKS}
+        grads = {extent: gradients(seed + extent) for extent in EXTENTS}
         arrivals = [
-            (r, c) for r in range(WORLD) for c in CHUNKS for _ in range(rng.randrange(1, 4))
+            (r, c) for r in range(WORLD) for c in EXTENTS for _ in range(rng.randrange(1, 4))
         ]
         rng.shuffle(arrivals)
-        for rank, chunk in arrivals:
-            bench.push(rank, chunk, grads[chunk][rank], weight=0.1 + rank)
+        for rank, extent in arrivals:
+            bench.push(rank, extent, grads[extent][rank], weight=0.1 + rank)
         pushes = bench.take_parent()
-        assert sorted(push.chunk for push, _ in pushes) == list(CHUNKS)
+        assert sorted(push.index for push, _ in pushes) == list(EXTENTS)
         for push, values in pushes:
             assert (push.contributors, push.raw, push.dtype) == (ALL, False, "float32")
             assert push.weight == (0.1 + 1.1) + 2.1
-            np.testing.assert_array_equal(values, in_rank_order(grads[push.chunk]))
+            np.testing.assert_array_equal(values, in_rank_order(grads[push.index]))
             bench.parent_has(push)
         assert Payload.live_count == 0
         assert bench.core.raw_count == 0
-        assert bench.core.duplicates.total() == len(arrivals) - WORLD * len(CHUNKS)
+        assert bench.core.duplicates.total() == len(arrivals) - WORLD * len(EXTENTS)
         assert set(bench.core.duplicates) <= {f"ranks {rank}" for rank in range(WORLD)}
 
     def test_every_child_hears_of_its_sum_once(self) -> None:
         """I6. Goal: who contributed has one receipt when the sum is out, whoever came last."""
         bench = self.bench()
         for rank, values in enumerate(gradients(1)):
-            bench.push(rank, CHUNKS[0], values)
-        assert sorted(bench.receipts()) == [(child(rank), CHUNKS[0]) for rank in range(WORLD)]
+            bench.push(rank, EXTENTS[0], values)
+        assert sorted(bench.receipts()) == [(child(rank), EXTENTS[0]) for rank in range(WORLD)]
 
     @pytest.mark.parametrize("state", ["filling", "summed", "at the parent", "decided"])
     def test_a_repetition_is_answered_to_its_peer_alone(self, state: str) -> None:
         """S1, F5. Goal: a duplicate hears what it missed, nobody else does, and nothing is added.
-        Method: at every stage of a chunk's life."""
+        Method: at every stage of an extent's life."""
         bench, grads = self.bench(), gradients(2)
         for rank in range(1 if state == "filling" else WORLD):
-            bench.push(rank, CHUNKS[0], grads[rank])
+            bench.push(rank, EXTENTS[0], grads[rank])
         if state in ("at the parent", "decided"):
             [(push, _)] = bench.take_parent()
             bench.parent_has(push)
         if state == "decided":
             bench.parent_says(wire.Decided, step=0, applied=True, grad_norm=1.0)
         bench.receipts()
-        bench.push(0, CHUNKS[0], grads[0])
-        assert bench.receipts() == [(child(0), CHUNKS[0])]
+        bench.push(0, EXTENTS[0], grads[0])
+        assert bench.receipts() == [(child(0), EXTENTS[0])]
         assert bench.core.duplicates == {"ranks 0": 1}
         for rank in range(1, WORLD) if state == "filling" else ():
-            bench.push(rank, CHUNKS[0], grads[rank])
+            bench.push(rank, EXTENTS[0], grads[rank])
         for push, values in bench.take_parent():
             assert not push.raw
             np.testing.assert_array_equal(values, in_rank_order(grads))
@@ -260,7 +260,7 @@ class SwitchSuite:
         """S3. Goal: ranks without a gradient count as contributors and add nothing."""
         bench, grads = self.bench(), gradients(3)
         for rank in range(WORLD):
-            bench.push(rank, CHUNKS[0], None if rank in absent else grads[rank])
+            bench.push(rank, EXTENTS[0], None if rank in absent else grads[rank])
         [(push, values)] = bench.take_parent()
         assert (push.contributors, push.raw) == (ALL, False)
         present = [grads[rank] for rank in range(WORLD) if rank not in absent]
@@ -278,7 +278,7 @@ class SwitchSuite:
             bench, grads = self.bench(), gradients(5)
             for rank, absent in enumerate(of_ranks):
                 values = None if absent is None else grads[rank]
-                bench.push(rank, CHUNKS[0], values, absent=absent or 0)
+                bench.push(rank, EXTENTS[0], values, absent=absent or 0)
             [(push, _)] = bench.take_parent()
             assert push.absent == expected
             bench.parent_has(push)
@@ -289,7 +289,7 @@ class SwitchSuite:
             ({}, CHUNK_BYTES // 4 - 64, "has 4096 elements, and a push of it 16128 bytes"),
             ({"dtype": "bfloat16"}, CHUNK_BYTES // 4, "of bfloat16, expected 8192"),
             ({"dtype": ENCODED}, CHUNK_BYTES // 4, "of encoded, expected 0"),
-            ({"chunk": 5}, CHUNK_BYTES // 4, "extent 5 is not one that is pushed"),
+            ({"index": 5}, CHUNK_BYTES // 4, "extent 5 is not one that is pushed"),
             ({"absent": 0b10000}, CHUNK_BYTES // 4, "has 4 segments, and a push of it lacks"),
             ({"absent": 0b1111}, CHUNK_BYTES // 4, "has 4 segments, and a push of it lacks"),
             ({"absent": 0b1}, None, "without a payload"),
@@ -304,9 +304,9 @@ class SwitchSuite:
         its sender is heard no more, also if it says Hello again, and a later start of it may come.
         """
         bench, grads = self.bench(), gradients(6)
-        bench.push(0, CHUNKS[0], grads[0])
+        bench.push(0, EXTENTS[0], grads[0])
         fields = {
-            "chunk": CHUNKS[0], "part": 0, "contributors": 0b10, "absent": 0, "weight": 1.0,
+            "index": EXTENTS[0], "part": 0, "contributors": 0b10, "absent": 0, "weight": 1.0,
             "last": True, "raw": False, "dtype": "float32",
         }  # fmt: skip
         values = None if payload_elems is None else Payload(np.zeros(payload_elems, np.float32))
@@ -314,7 +314,7 @@ class SwitchSuite:
         [refusal] = bench.heard(wire.Refuse)
         assert text in refusal.text
         assert bench.expelled == [child(1)]
-        bench.push(1, CHUNKS[0], grads[1])
+        bench.push(1, EXTENTS[0], grads[1])
         assert bench.take_parent() == [], "it is no member any more"
 
         hello = bench.of(
@@ -331,19 +331,19 @@ class SwitchSuite:
         assert Payload.live_count == 1
 
     @pytest.mark.parametrize("kind", [wire.Pull, wire.Propose])
-    def test_questions_about_no_chunk_end_their_sender(self, kind: type[wire.Message]) -> None:
-        """I5. Goal: nothing is kept of chunks that the job does not have."""
+    def test_questions_about_no_extent_end_their_sender(self, kind: type[wire.Message]) -> None:
+        """I5. Goal: nothing is kept of extents that the job does not have."""
         bench = self.bench()
         fields = {"contributors": 0b10} if kind is wire.Propose else {}
-        said = bench.of(kind, 1, chunk=5, part=0, **fields)
+        said = bench.of(kind, 1, index=5, part=0, **fields)
         bench.deliver(child(1), said, b"" if kind is wire.Propose else None)
         [refusal] = bench.heard(wire.Refuse)
         assert f"it sent {kind.__name__} of extent 5; there are 5" in refusal.text
         assert bench.expelled == [child(1)]
 
     def test_parts_and_steps_never_meet(self) -> None:
-        """S2. Goal: two parts of a chunk, and the same chunk of the next step, have sums of their
-        own, though their contributions come mixed."""
+        """S2. Goal: two parts of an extent, and the same extent of the next step, have sums of
+        their own, though their contributions come mixed."""
         bench = self.bench()
         places = [(0, 0), (0, 1), (1, 0)]
         grads = {place: gradients(10 + index) for index, place in enumerate(places)}
@@ -351,7 +351,7 @@ class SwitchSuite:
             for step, part in places:
                 last = (step, part) != (0, 0)
                 bench.push(
-                    rank, CHUNKS[0], grads[step, part][rank], step=step, part=part, last=last
+                    rank, EXTENTS[0], grads[step, part][rank], step=step, part=part, last=last
                 )  # fmt: skip
         # In fixed slots two of them may have one place: then one is raw, and summed at the node.
         sums: dict[tuple[int, int], list[Any]] = {}
@@ -365,39 +365,39 @@ class SwitchSuite:
 
     # ------------------------------------------------------------------ no slot
 
-    def test_a_chunk_without_a_slot_goes_on_raw(self) -> None:
-        """S5. Goal: with room for one chunk, those that find none travel singly, all of each or
+    def test_an_extent_without_a_slot_goes_on_raw(self) -> None:
+        """S5. Goal: with room for one extent, those that find none travel singly, all of each or
         nothing, are counted, and the node's sum has the same bits.
-        Method: the first rank is ahead with all chunks, the others follow from the last on."""
+        Method: the first rank is ahead with all extents, the others follow from the last on."""
         bench = Bench(self.limits(1))
-        grads = {chunk: gradients(20 + chunk) for chunk in CHUNKS}
+        grads = {extent: gradients(20 + extent) for extent in EXTENTS}
         for rank in range(WORLD):
-            for chunk in CHUNKS if rank == 0 else reversed(CHUNKS):
-                bench.push(rank, chunk, grads[chunk][rank])
+            for extent in EXTENTS if rank == 0 else reversed(EXTENTS):
+                bench.push(rank, extent, grads[extent][rank])
         found: dict[int, dict[int, Any]] = {}
         while pushes := bench.take_parent():  # the window opens as the parent answers
             for push, values in pushes:
-                found.setdefault(push.chunk, {})[push.contributors] = values
+                found.setdefault(push.index, {})[push.contributors] = values
                 assert push.raw is (push.contributors != ALL)
                 bench.parent_has(push)
-        raw = [chunk for chunk, parts in found.items() if len(parts) > 1]
-        assert sorted(found) == list(CHUNKS)
-        assert 0 < len(raw) < len(CHUNKS)
+        raw = [extent for extent, parts in found.items() if len(parts) > 1]
+        assert sorted(found) == list(EXTENTS)
+        assert 0 < len(raw) < len(EXTENTS)
         assert bench.core.raw_count == WORLD * len(raw)
-        for chunk, parts in found.items():
-            assert sorted(parts) == ([1, 2, 4] if chunk in raw else [ALL])
+        for extent, parts in found.items():
+            assert sorted(parts) == ([1, 2, 4] if extent in raw else [ALL])
             np.testing.assert_array_equal(
-                in_rank_order([parts[key] for key in sorted(parts)]), in_rank_order(grads[chunk])
+                in_rank_order([parts[key] for key in sorted(parts)]), in_rank_order(grads[extent])
             )
         assert Payload.live_count == 0
 
-    def test_a_chunk_that_loses_its_slot_goes_on_raw_as_a_whole(self) -> None:
-        """S5, I6. Goal: what a slot held when a raw contribution came for its chunk travels singly
-        too, each once; every child has heard of its own, and the slot is free for another chunk."""
+    def test_an_extent_that_loses_its_slot_goes_on_raw_as_a_whole(self) -> None:
+        """S5, I6. Goal: what a slot held when a raw contribution came for its extent travels
+        singly too, each once; every child has heard of its own, and the slot is free for others."""
         bench, grads = Bench(self.limits(1)), gradients(8)
-        bench.push(0, CHUNKS[0], grads[0])
-        bench.push(2, CHUNKS[0], grads[2], raw=True)
-        bench.push(1, CHUNKS[0], grads[1])
+        bench.push(0, EXTENTS[0], grads[0])
+        bench.push(2, EXTENTS[0], grads[2], raw=True)
+        bench.push(1, EXTENTS[0], grads[1])
         found = {}
         while pushes := bench.take_parent():
             for push, values in pushes:
@@ -407,12 +407,12 @@ class SwitchSuite:
                 bench.parent_has(push)
         for rank in range(WORLD):
             np.testing.assert_array_equal(found[1 << rank], grads[rank])
-        assert sorted(set(bench.receipts())) == [(child(rank), CHUNKS[0]) for rank in range(WORLD)]
+        assert sorted(set(bench.receipts())) == [(child(rank), EXTENTS[0]) for rank in range(WORLD)]
         assert bench.core.raw_count == WORLD
         for rank in range(WORLD):
-            bench.push(rank, CHUNKS[2], grads[rank])
+            bench.push(rank, EXTENTS[2], grads[rank])
         [(push, _)] = bench.take_parent()
-        assert (push.chunk, push.contributors, push.raw) == (CHUNKS[2], ALL, False)
+        assert (push.index, push.contributors, push.raw) == (EXTENTS[2], ALL, False)
         bench.parent_has(push)
         assert Payload.live_count == 0
 
@@ -420,14 +420,14 @@ class SwitchSuite:
 
     def test_an_abort_leaves_nothing(self) -> None:
         """I1. Goal: a new attempt forgets what was held, what is late of the old one adds nothing,
-        and the same chunk can be summed again."""
+        and the same extent can be summed again."""
         bench, old, new = self.bench(), gradients(4), gradients(5)
-        bench.push(0, CHUNKS[0], old[0])
+        bench.push(0, EXTENTS[0], old[0])
         for rank in range(WORLD):
-            bench.push(rank, CHUNKS[1], old[rank])
+            bench.push(rank, EXTENTS[1], old[rank])
         bench.take_parent()
         late = bench.of(
-            wire.Push, 1, chunk=CHUNKS[0], part=0, contributors=2, absent=0, weight=1.0, last=True,
+            wire.Push, 1, index=EXTENTS[0], part=0, contributors=2, absent=0, weight=1.0, last=True,
             raw=False, dtype="float32",
         )  # fmt: skip
         bench.attempt = 1
@@ -436,7 +436,7 @@ class SwitchSuite:
         bench.deliver(child(1), late, Payload(old[1].copy()))
         assert bench.take_parent() == []
         for rank in range(WORLD):
-            bench.push(rank, CHUNKS[0], new[rank])
+            bench.push(rank, EXTENTS[0], new[rank])
         [(push, values)] = bench.take_parent()
         np.testing.assert_array_equal(values, in_rank_order(new))
         assert push.attempt == 1
@@ -464,7 +464,7 @@ class SwitchSuite:
         bench.core = SwitchCore(
             job=JOB, incarnation=2, children=[1, 2, 4], limits=bench.limits, retry=RETRY
         )
-        bench.push(0, CHUNKS[0], gradients(6)[0])
+        bench.push(0, EXTENTS[0], gradients(6)[0])
         assert [type(m) for _, m in bench.told[-1:]] == [wire.Rejoin]
         assert Payload.live_count == 0
 
@@ -472,7 +472,7 @@ class SwitchSuite:
         """I6. Goal: a sum, or its receipt, that was lost comes again, with the same bits."""
         bench, grads = self.bench(), gradients(7)
         for rank in range(WORLD):
-            bench.push(rank, CHUNKS[0], grads[rank])
+            bench.push(rank, EXTENTS[0], grads[rank])
         [(first, _)] = bench.take_parent()
         bench.tick(RETRY.first_ns)
         [(again, values)] = bench.take_parent()

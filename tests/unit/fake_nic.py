@@ -67,7 +67,7 @@ class _Page:
 
 
 class _Pushed(NamedTuple):
-    """One rank's gradient of one chunk."""
+    """One rank's gradient of one extent."""
 
     data: memoryview | None
     dtype: str
@@ -83,7 +83,7 @@ class _Step:
     pushes: dict[tuple[int, int], dict[int, dict[int, _Pushed] | None]] = field(
         default_factory=dict
     )
-    """(part, unit) -> rank -> chunk -> its gradient: the worker's own memory."""
+    """(part, unit) -> rank -> extent -> its gradient: the worker's own memory."""
     weights_of_ranks: dict[int, float] = field(default_factory=dict)
     begun: dict[int, bytes] = field(default_factory=dict)
     commits: dict[int, tuple[int, bytes]] = field(default_factory=dict)
@@ -185,10 +185,10 @@ class FakeNetwork:
 
     def _stream(self, part: int, unit: int) -> None:
         whole = self._is_whole(part, unit)
-        chunks = self.layout.trainable_extents(unit)
-        if whole and chunks and chunks[0] not in self.now.made:
+        extents = self.layout.trainable_extents(unit)
+        if whole and extents and extents[0] not in self.now.made:
             total = self._sums(unit, 1)
-            for index in chunks:
+            for index in extents:
                 self._update(index, total, scale=1.0)
 
     def _all_pushed(self) -> bool:
@@ -203,9 +203,9 @@ class FakeNetwork:
 
     def _is_whole(self, part: int, unit: int) -> bool:
         came = self.now.pushes.get((part, unit), {})
-        chunks_count = len(self.layout.trainable_extents(unit))
+        extents_count = len(self.layout.trainable_extents(unit))
         return len(came) == self.world_size and all(
-            chunks is None or len(chunks) == chunks_count for chunks in came.values()
+            extents is None or len(extents) == extents_count for extents in came.values()
         )
 
     def _decide(self) -> None:
@@ -241,9 +241,9 @@ class FakeNetwork:
         total: F32Array | None = None
         for part in range(parts):
             of_part: F32Array | None = None
-            for _, chunks in sorted(self.now.pushes.get((part, unit), {}).items()):
-                if chunks is not None:
-                    floats = np.concatenate([self._floats(i, chunks[i]) for i in sorted(chunks)])
+            for _, extents in sorted(self.now.pushes.get((part, unit), {}).items()):
+                if extents is not None:
+                    floats = np.concatenate([self._floats(i, extents[i]) for i in sorted(extents)])
                     of_part = floats if of_part is None else of_part + floats
             if of_part is not None:
                 total = of_part if total is None else total + of_part
@@ -255,14 +255,14 @@ class FakeNetwork:
         return _floats(pushed.data, pushed.dtype)
 
     def _absent(self, index: int) -> int:
-        """Segments of a chunk for which no rank had a gradient in any backward."""
+        """Segments of an extent for which no rank had a gradient in any backward."""
         unit = self.layout.chunks[index].unit
         everything = (1 << self.layout.segments_count(index)) - 1
         common = everything
         for (_, of_unit), ranks in self.now.pushes.items():
-            for chunks in ranks.values() if of_unit == unit else ():
-                if chunks is not None and chunks[index].data is not None:
-                    common &= chunks[index].absent
+            for extents in ranks.values() if of_unit == unit else ():
+                if extents is not None and extents[index].data is not None:
+                    common &= extents[index].absent
         return common
 
     def _update(self, index: int, total: F32Array | None, *, scale: float) -> None:
@@ -411,9 +411,9 @@ class FakeNic:
             else:
                 mine = came.setdefault(self.rank, {})
                 assert mine is not None, f"unit {unit}, part {part} was pushed twice"
-                for chunk, cell, absent in gradients:
-                    assert chunk not in mine, f"chunk {chunk}, part {part} was pushed twice"
-                    mine[chunk] = _Pushed(None if cell is None else cell.data, dtype, absent)
+                for extent, cell, absent in gradients:
+                    assert extent not in mine, f"extent {extent}, part {part} was pushed twice"
+                    mine[extent] = _Pushed(None if cell is None else cell.data, dtype, absent)
             network.now.weights_of_ranks[self.rank] = weight
             handle = FakeHandle(self._attempt, (step, part, unit), None)
             handle.done = network.eager

@@ -3,7 +3,7 @@
 A test is a table of (event, result, actions): the call of a part's method, what it returns, and the
 actions that the part leaves in the outbox, each as one line:
 
-    Push 0.1.4 g4         a data message: its step, part and chunk; the payload, if it has one
+    Push 0.1.4 g4         a data message: its step, part and index; the payload, if it has one
     Commit 0 b'hyper'     another message: its step; the payload, if it has one
     Pull 0.1.4 @2         of another attempt than 1
     Drop g4               another action: its class and what it carries
@@ -52,16 +52,16 @@ def from_parent(kind: type[Any], step: int = 0, **values: Any) -> Any:
     return kind(**{**blank, **_STAMP, "step": step, **values})
 
 
-def receipt(verb: Verb, step: int = 0, part: int = 0, chunk: int = 0, **values: Any) -> Any:
+def receipt(verb: Verb, step: int = 0, part: int = 0, index: int = 0, **values: Any) -> Any:
     """A `Received` of the parent."""
-    return from_parent(wire.Received, step, part=part, chunk=chunk, verb=verb, **values)
+    return from_parent(wire.Received, step, part=part, index=index, verb=verb, **values)
 
 
-def gradient(chunk: int, payload: Any = "", payload_bytes: int = 60) -> Gradient:
-    """A gradient with a payload that is called after its chunk; two do not fit the window."""
-    payload = f"g{chunk}" if payload == "" else payload
+def gradient(index: int, payload: Any = "", payload_bytes: int = 60) -> Gradient:
+    """A gradient with a payload that is called after its index; two do not fit the window."""
+    payload = f"g{index}" if payload == "" else payload
     nbytes = 0 if payload is None else payload_bytes
-    return Gradient(chunk=chunk, payload=payload, payload_bytes=nbytes, dtype="float32")
+    return Gradient(index=index, payload=payload, payload_bytes=nbytes, dtype="float32")
 
 
 def check(outbox: Outbox, triples: Sequence[Triple]) -> None:
@@ -79,7 +79,7 @@ def short(action: Any) -> str:
         return " ".join([type(action).__name__, *map(_value, values)])
     assert action.peers == (PARENT,)
     m = action.message
-    place = f"{m.step}.{m.part}.{m.chunk}" if isinstance(m, wire.DataMessage) else str(m.step)
+    place = f"{m.step}.{m.part}.{m.index}" if isinstance(m, wire.DataMessage) else str(m.step)
     if getattr(m, "count", 1) > 1:
         place += f" x{m.count}"
     payload = "" if action.payload is None else f" {action.payload}"
@@ -93,4 +93,4 @@ def _value(value: Any) -> str:
 
 def short_message(m: Any) -> str:
     """A message within another action."""
-    return f"({type(m).__name__} {m.step}.{m.part}.{m.chunk})"
+    return f"({type(m).__name__} {m.step}.{m.part}.{m.index})"

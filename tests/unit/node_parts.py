@@ -1,7 +1,7 @@
 """Parts of the node's core, each built alone, and their actions as short lines.
 
-    switch: Received chunk=0 part=0 verb=PUSH     a message to the peers before the colon
-    switch: Weights chunk=0 ... + page-0          the same, with its data payload
+    switch: Received index=0 part=0 verb=PUSH     a message to the peers before the colon
+    switch: Weights index=0 ... + page-0          the same, with its data payload
     drop g0                                       a payload that is released
     Prepare version=1 ...                         any other action, without empty fields
 
@@ -41,7 +41,7 @@ Triple = tuple[Callable[[], Any], Any, list[str]]
 class Parts:
     """What most parts are handed: a node with an open store and a child that has joined.
 
-    The job has two chunks and two ranks; of two nodes, each owns one chunk.
+    The job has two extents, of a chunk each, and two ranks; of two nodes, each owns one.
     """
 
     def __init__(
@@ -80,20 +80,20 @@ class Parts:
         """A message of the child in the attempt that counts."""
         return kind(**{**self._stamp(role), **own})
 
-    def push(self, chunk: int, ranks: int = RANKS, **own: Any) -> tuple[str, wire.Push]:
+    def push(self, extent: int, ranks: int = RANKS, **own: Any) -> tuple[str, wire.Push]:
         """The arguments of a push of these ranks: a sum, or raw from one of them."""
         raw = ranks.bit_count() == 1
         return CHILD, self.m(
             wire.Push,
             **{
-                "chunk": chunk, "part": 0, "contributors": ranks, "absent": 0, "last": True,
+                "index": extent, "part": 0, "contributors": ranks, "absent": 0, "last": True,
                 "weight": float(ranks.bit_count()), "raw": raw, "dtype": "float32", **own,
             },
         )  # fmt: skip
 
-    def nbytes(self, chunk: int) -> int:
-        """Of a gradient of a chunk."""
-        return self.job.layout.chunks[chunk].elems * DTYPE_BYTES["float32"]
+    def nbytes(self, index: int) -> int:
+        """Of an extent's gradient, or a chunk's weights."""
+        return self.job.layout.chunks[index].elems * DTYPE_BYTES["float32"]
 
     def _stamp(self, role: Role) -> dict[str, Any]:
         outbox = self.outbox

@@ -1,4 +1,4 @@
-"""A switch between children and a parent that agree on a chunk, with messages made by hand."""
+"""A switch between children and a parent that agree on an extent, with messages made by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.unit.switch_parts import Handed, message
 STAMP: dict[str, Any] = {"job": 1, "epoch": 0, "step": 0, "attempt": 0, "generation": 0}
 CHILDREN = {"left": 0b0011, "right": 0b0100}
 """Another switch, which speaks for two ranks, and a worker."""
-PLACE = {"part": 0, "chunk": 2}
+PLACE = {"part": 0, "index": 2}
 
 
 def described(aggregate: str) -> Description:
@@ -85,7 +85,7 @@ def test_statements_are_folded_and_the_answer_goes_to_all() -> None:
     assert not said(propose(core, "right", bytes([3, 200])), Propose)
     assert not said(propose(core, "right", bytes([3, 200])), Propose)  # a repetition is not a child
     ((peers, message, folded),) = said(propose(core, "left", bytes([9, 100])), Propose)
-    assert (peers, message.contributors, message.chunk) == ((PARENT,), 0b111, 2)
+    assert (peers, message.contributors, message.index) == ((PARENT,), 0b111, 2)
     assert folded == bytes([9, 200])
     answer = Agreed(**parent(), **PLACE)
     ((peers, _, agreed),) = said(core.received(2, PARENT, answer, bytes([9, 210])), Agreed)
@@ -107,13 +107,13 @@ def test_a_child_without_a_gradient_leaves_the_others_alone() -> None:
 
 
 def test_statements_that_do_not_fit_end_the_attempt() -> None:
-    """Goal: children that measure different chunks are not folded, and the reason is said."""
+    """Goal: children that measure different extents are not folded, and the reason is said."""
     core = joined("shared-exponent")
     propose(core, "left", bytes([1, 2]))
     actions = propose(core, "right", bytes([1, 2, 3]))
     assert not said(actions, Propose)
     ((_, cancel, _),) = said(actions, Cancel)
-    assert "chunk 2" in cancel.text
+    assert "extent 2" in cancel.text
 
 
 def test_the_parent_is_asked_once_whether_a_sum_fits() -> None:
@@ -129,7 +129,7 @@ def test_the_parent_is_asked_once_whether_a_sum_fits() -> None:
     assert not said(core.received(3, PARENT, answer), Confirmed)
     ((peers, message, _),) = said(core.received(4, "right", confirm), Confirmed)
     assert (peers, message.fits) == (("right",), False)
-    unasked = replace(answer, chunk=3, fits=True)
+    unasked = replace(answer, index=3, fits=True)
     assert len(said(core.received(5, PARENT, unasked), Confirmed)) == 1
     core.received(6, PARENT, Decided(**parent(), applied=True, grad_norm=1.0))
     ((_, message, _),) = said(core.received(7, "left", confirm), Confirmed)
@@ -139,7 +139,7 @@ def test_the_parent_is_asked_once_whether_a_sum_fits() -> None:
 def test_a_question_about_no_extent_harms_nobody() -> None:
     """I6. Goal: whoever asks for what there is not goes on being a child; the parent ignores it."""
     core = joined("fixed-scale")
-    confirm = Confirm(**child("left"), **{**PLACE, "chunk": 1 << 60})
+    confirm = Confirm(**child("left"), **{**PLACE, "index": 1 << 60})
     (only,) = core.received(1, "left", confirm)
     assert said([only], Confirm)
 
@@ -153,35 +153,35 @@ def test_a_switch_that_lacks_the_aggregator_says_so() -> None:
 
 
 def test_the_part_alone() -> None:
-    """Goal: what goes up and what comes back, of a chunk before and after it is pushed."""
+    """Goal: what goes up and what comes back, of an extent before and after it is pushed."""
     handed = Handed()
     handed.children.members.description = described("fixed-scale").to_bytes()
     part = Agreement(handed.outbox, handed.children, handed.uplink, handed.attempts)
     part.learn("left")
     assert part.aggregator.name == "fixed-scale"
-    confirm = message(Confirm, chunk=2)
-    confirmed = message(Confirmed, chunk=2, fits=True)
+    confirm = message(Confirm, index=2)
+    confirmed = message(Confirmed, index=2, fits=True)
     handed.play(
         part,
         [
-            ("confirm", (handed.left, confirm), ["parent: Confirm chunk=2"]),
+            ("confirm", (handed.left, confirm), ["parent: Confirm index=2"]),
             ("confirm", (handed.right, confirm), []),
-            ("confirmed", (confirmed,), ["left,right: Confirmed chunk=2 fits=True"]),
+            ("confirmed", (confirmed,), ["left,right: Confirmed index=2 fits=True"]),
             ("confirmed", (confirmed,), []),
-            ("confirm", (handed.right, confirm), ["right: Confirmed chunk=2 fits=True"]),
+            ("confirm", (handed.right, confirm), ["right: Confirmed index=2 fits=True"]),
             ("forget", (0,), []),
-            ("confirm", (handed.right, confirm), ["parent: Confirm chunk=2"]),
+            ("confirm", (handed.right, confirm), ["parent: Confirm index=2"]),
         ],
     )
 
 
-def test_the_part_alone_before_a_chunk() -> None:
+def test_the_part_alone_before_an_extent() -> None:
     """Goal: the same of proposals; of a step that is too far ahead none is taken."""
     handed = Handed()
     handed.children.members.description = described("shared-exponent").to_bytes()
     part = Agreement(handed.outbox, handed.children, handed.uplink, handed.attempts)
     part.learn("left")
-    propose = message(Propose, chunk=2)
+    propose = message(Propose, index=2)
     low, high = bytes([1, 9]), bytes([5, 6])
     handed.play(
         part,
@@ -189,9 +189,9 @@ def test_the_part_alone_before_a_chunk() -> None:
             ("propose", (handed.left, message(Propose, step=2), low), []),
             ("propose", (handed.left, propose, low), []),
             ("propose", (handed.right, propose, high),
-             [f"parent: Propose chunk=2 contributors=7 + {bytes([5, 9])!r}"]),
-            ("agreed", (message(Agreed, chunk=2), high),
-             [f"left,right: Agreed chunk=2 + {high!r}"]),
-            ("propose", (handed.left, propose, low), [f"left: Agreed chunk=2 + {high!r}"]),
+             [f"parent: Propose index=2 contributors=7 + {bytes([5, 9])!r}"]),
+            ("agreed", (message(Agreed, index=2), high),
+             [f"left,right: Agreed index=2 + {high!r}"]),
+            ("propose", (handed.left, propose, low), [f"left: Agreed index=2 + {high!r}"]),
         ],
     )  # fmt: skip

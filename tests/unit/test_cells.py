@@ -67,7 +67,7 @@ def test_what_is_under_way_is_bounded() -> None:
 
 
 def test_a_cell_larger_than_the_limit_travels_alone() -> None:
-    """I5. Goal: a chunk larger than the limit is not refused, and waits for all others."""
+    """I5. Goal: an extent larger than the limit is not refused, and waits for all others."""
     waits = Waits()
     cells = Cells(Memory().reserve, waits.wait_until, limit_bytes=256)
     first = cells.take(128)
@@ -135,7 +135,7 @@ def test_a_larger_cell_is_used_where_there_is_no_room() -> None:
 
 
 def test_what_can_never_fit_is_refused() -> None:
-    """I6. Goal: a chunk larger than all of the memory is an error, not a wait without end."""
+    """I6. Goal: an extent larger than all of the memory is an error, not a wait without end."""
     cells = Cells(Memory(512).reserve, Waits().wait_until, limit_bytes=4096)
     with pytest.raises(CreditExceeded):
         cells.take(1024)

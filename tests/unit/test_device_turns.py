@@ -105,7 +105,7 @@ def turns(nic: FakeNic) -> Iterator[TurnNic]:
 
 
 def push(turns: TurnNic, unit: int, *written: Written) -> Any:
-    gradients = [ExtentGradient(chunk, each) for chunk, each in enumerate(written)] or None
+    gradients = [ExtentGradient(index, each) for index, each in enumerate(written)] or None
     return turns.push(0, 0, unit, gradients, "float32", last=True)
 
 

@@ -32,15 +32,15 @@ def make_pool(slot_count: int, *, units: int = 3, frozen: bool = True) -> FixedS
 
 
 def in_turn(pool: FixedSlotPool, passes: int, *, units: int = 3) -> list[SlotKey]:
-    """The chunks of some passes in the order of their turns, a step each."""
+    """The extents of some passes in the order of their turns, a step each."""
     turns, count = push_turns(make_layout(units=units))
-    chunks = sorted((c for c, turn in enumerate(turns) if turn != NO_TURN), key=lambda c: turns[c])
-    assert len(chunks) == count
-    return [(step, 0, chunk) for step in range(passes) for chunk in chunks]
+    extents = sorted((c for c, turn in enumerate(turns) if turn != NO_TURN), key=lambda c: turns[c])
+    assert len(extents) == count
+    return [(step, 0, extent) for step in range(passes) for extent in extents]
 
 
 def fill(pool: FixedSlotPool, key: SlotKey) -> bool:
-    """All children contribute to a chunk and its sum goes out; False if there is no room."""
+    """All children contribute to an extent and its sum goes out; False if there is no room."""
     for rank in range(3):
         pool.passes(key, 1 << rank)
         slot = pool.room(key, BYTES)
@@ -77,8 +77,8 @@ def test_consecutive_users_of_a_slot_take_different_copies(slot_count: int) -> N
         copy_of[slot] = copy
 
 
-def test_a_chunk_that_is_never_pushed_has_no_place() -> None:
-    """F1, I5. Goal: a frozen chunk, one beyond the layout, and any before the layout is known."""
+def test_an_extent_that_is_never_pushed_has_no_place() -> None:
+    """F1, I5. Goal: a frozen extent, one beyond the layout, and any before the layout is known."""
     pool = make_pool(2)
     frozen = next(c.index for c in make_layout().chunks if not c.trainable)
     strange = [(0, 0, frozen), (0, 0, 10**6)]
@@ -92,7 +92,7 @@ def test_a_chunk_that_is_never_pushed_has_no_place() -> None:
 
 
 def test_no_contribution_is_larger_than_a_slot() -> None:
-    """F4. Goal: a payload of more than a chunk finds no room, whatever is free."""
+    """F4. Goal: a payload of more than an extent finds no room, whatever is free."""
     pool = make_pool(4)
     assert pool.room((0, 0, 0), BYTES + 1) is None
     assert pool.room((0, 0, 0), BYTES) is not None
@@ -122,7 +122,7 @@ def test_a_copy_is_kept_until_parent_and_children_are_done_with_it() -> None:
 
 
 def test_a_filling_copy_loses_no_bit() -> None:
-    """F3, S1. Goal: a child ahead of others does not take itself out of a chunk they fill.
+    """F3, S1. Goal: a child ahead of others does not take itself out of an extent they fill.
     Method: it fills both copies and speaks of the next users of each; all is there at the end."""
     pool = make_pool(1)
     keys = in_turn(pool, 1)[:4]
@@ -170,7 +170,7 @@ def test_a_decided_step_leaves_nothing() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_children_within_their_window_always_find_room(seed: int, slot_count: int) -> None:
     """F2. Goal: where nothing is lost, children that send turn n + S after the result of n fill
-    every slot in turn, and no chunk is raw; and where the parent takes S sums at most.
+    every slot in turn, and no extent is raw; and where the parent takes S sums at most.
     Method: four passes of three children, in any interleaving a seed draws."""
     rng = Random(seed)
     pool = make_pool(slot_count)
@@ -221,7 +221,7 @@ def test_any_history(seed: int) -> None:
     rng = Random(seed)
     slot_count = rng.choice([1, 2, 3])
     pool, model = make_pool(slot_count), Model()
-    keys = [(step, part, chunk) for step, _, chunk in in_turn(pool, 2) for part in range(2)]
+    keys = [(step, part, extent) for step, _, extent in in_turn(pool, 2) for part in range(2)]
     for _ in range(400):
         key, rank = rng.choice(keys[: rng.choice([6, len(keys)])]), rng.randrange(3)
         place = pool.place(key)

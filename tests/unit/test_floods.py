@@ -97,7 +97,7 @@ class Log:
 
 
 KINDS: dict[str, tuple[type[Any], dict[str, Any]]] = {
-    "pulls": (wire.Pull, {"chunk": 0, "part": 0}),
+    "pulls": (wire.Pull, {"index": 0, "part": 0}),
     "cancels": (wire.Cancel, {"lost": 1, "text": "x" * 900}),
     "opens": (wire.Open, {"role": Role.READER, "reader": 7}),
     "shuts": (wire.Shut, {"role": Role.READER, "reader": 7}),
@@ -177,7 +177,7 @@ def test_headers_beyond_the_limits_end_their_connection(
         before_ns = shell._progress_ns
         stranger.linger, stranger.probe_router = 0, 1
         stranger.connect(cluster.endpoints[next(reversed(cluster.endpoints))])
-        stranger.send(said(cluster, wire.Pull, chunk=0, part=0))
+        stranger.send(said(cluster, wire.Pull, index=0, part=0))
         for _ in range(500):
             stranger.send(bytes(CONTROL_HEADER_BYTES_MAX + 1))
         assert is_soon(lambda: len(log.lines) >= MALFORMED_MESSAGES_MAX)
@@ -356,7 +356,7 @@ class Greets(Worker):
         with connected(cluster.endpoints["node"]) as stranger:
             for _ in range(200):
                 stranger.send(SWITCH, hello, [description.to_bytes()])
-            stranger.send(SWITCH, said(cluster, wire.Pull, chunk=0, part=0, incarnation=2**62))
+            stranger.send(SWITCH, said(cluster, wire.Pull, index=0, part=0, incarnation=2**62))
             answer = None
             while not isinstance(answer, wire.Rejoin):
                 heard = stranger.receive(10**10)

@@ -89,7 +89,7 @@ def test_a_switch_of_a_tree_names_its_own_and_hands_on_what_its_parent_knows() -
         "job": JOB, "epoch": 0, "step": 0, "attempt": 0, "generation": 0, "role": Role.SWITCH,
         "rank": 0, "incarnation": 3,
     }  # fmt: skip
-    said = Received(**parent, chunk=0, part=0, verb=Verb.HELLO, contributors=0b0011)
+    said = Received(**parent, index=0, part=0, verb=Verb.HELLO, contributors=0b0011)
     assert leaf.from_parent(7 * S, said) == [
         "worker.misses 0: ranks 2-3 have not joined",
         "worker.misses 1: ranks 2-3 have not joined",

@@ -23,7 +23,7 @@ def test_a_worker_ahead_of_the_decision_asks_when_it_can_be_answered() -> None:
     def pulls(actions: list[Any]) -> list[tuple[int, int]]:
         sent = [action.message for action in actions if isinstance(action, Send)]
         return [
-            (pull.step, pull.chunk + index)
+            (pull.step, pull.index + index)
             for pull in sent
             if isinstance(pull, Pull)
             for index in range(pull.count)
@@ -53,12 +53,12 @@ def test_a_receipt_for_what_was_not_sent_yet_is_nobodys() -> None:
     }  # fmt: skip
 
     def receipt(chunk: int) -> Received:
-        return Received(**parent, chunk=chunk, part=0, verb=Verb.LOAD, contributors=0)
+        return Received(**parent, index=chunk, part=0, verb=Verb.LOAD, contributors=0)
 
     core.join(0, b"job", "hash")
     core.received(1, Welcome(**parent, loaded=False, push_window_bytes=100, contributors=1))
     chunks = [
-        Gradient(chunk=chunk, payload=object(), payload_bytes=100, dtype="float32")
+        Gradient(index=chunk, payload=object(), payload_bytes=100, dtype="float32")
         for chunk in range(2)
     ]
     core.load(2, 1, chunks)

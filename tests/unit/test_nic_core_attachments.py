@@ -20,8 +20,8 @@ def test_every_piece_is_sent_until_the_parent_has_it() -> None:
     switch passes to all its children, counts for nothing."""
     attachments, outbox, uplink = make()
     large = b"." * WINDOW_BYTES
-    own = receipt(Verb.KEEP, chunk=0, contributors=CONTRIBUTORS)
-    other = receipt(Verb.KEEP, chunk=0, contributors=1)
+    own = receipt(Verb.KEEP, index=0, contributors=CONTRIBUTORS)
+    other = receipt(Verb.KEEP, index=0, contributors=1)
     check(outbox, [
         ((attachments.attach, (0, [large, b"b"])), None, [f"Keep 0.0.0 {large!r}"]),
         ((attachments.received, (other,)), None, []),
@@ -35,7 +35,7 @@ def test_a_piece_names_its_rank_and_their_number() -> None:
     attachments, outbox, _ = make()
     attachments.attach(4, [b"a", b"b"])
     sent = [each.message for each in outbox.take() if isinstance(each, Send)]
-    found = [(m.step, m.chunk, m.pieces, m.contributors) for m in sent]
+    found = [(m.step, m.index, m.pieces, m.contributors) for m in sent]
     assert found == [(4, 0, 2, CONTRIBUTORS), (4, 1, 2, CONTRIBUTORS)]
 
 

@@ -21,7 +21,7 @@ NO_PAYLOAD = gradient(4, payload=None)
 
 
 class Bench:
-    """Encodings of an aggregator, and one push of chunk 4."""
+    """Encodings of an aggregator, and one push of extent 4."""
 
     def __init__(self, aggregator: str) -> None:
         self.outbox, self.uplink = make_ends()
@@ -30,7 +30,7 @@ class Bench:
 
     def push(self, entry: Gradient | None = None) -> wire.Push:
         """Push a gradient; the message that would carry it as it is."""
-        push: wire.Push = from_parent(wire.Push, part=0, chunk=4, dtype="float32")
+        push: wire.Push = from_parent(wire.Push, part=0, index=4, dtype="float32")
         self.encodings.push(push, entry or gradient(4))
         return push
 
@@ -52,11 +52,11 @@ def overflowing() -> Bench:
 
 
 def agreed(answer: bytes) -> tuple[Any, bytes]:
-    return from_parent(wire.Agreed, part=0, chunk=4), answer
+    return from_parent(wire.Agreed, part=0, index=4), answer
 
 
 def confirmed(*, fits: bool) -> Any:
-    return from_parent(wire.Confirmed, part=0, chunk=4, fits=fits)
+    return from_parent(wire.Confirmed, part=0, index=4, fits=fits)
 
 
 def test_a_gradient_is_measured_agreed_on_encoded_and_sent(asking: Bench) -> None:
@@ -70,8 +70,8 @@ def test_a_gradient_is_measured_agreed_on_encoded_and_sent(asking: Bench) -> Non
         ((encodings.agreed, agreed(b"xy")), None, ["Encode (Push 0.0.4) g4 b'xy'"]),
         ((encodings.agreed, agreed(b"xy")), None, []),
         ((encodings.encoded, (encode, "e4", 9)), None, ["Push 0.0.4 e4"]),
-        ((encodings.received, (receipt(Verb.PUSH, chunk=4),)), None, ["Drop g4"]),
-        ((encodings.received, (receipt(Verb.PUSH, chunk=4),)), None, []),
+        ((encodings.received, (receipt(Verb.PUSH, index=4),)), None, ["Drop g4"]),
+        ((encodings.received, (receipt(Verb.PUSH, index=4),)), None, []),
     )
 
 
@@ -91,7 +91,7 @@ def test_a_rank_without_a_gradient_takes_part_in_each_stage(asking: Bench) -> No
     asking.check(
         (lambda: None, None, ["Propose 0.0.4 b''"]),
         ((asking.encodings.agreed, agreed(b"xy")), None, ["Push 0.0.4"]),
-        ((asking.encodings.received, (receipt(Verb.PUSH, chunk=4),)), None, []),
+        ((asking.encodings.received, (receipt(Verb.PUSH, index=4),)), None, []),
     )
 
 
@@ -109,7 +109,7 @@ def test_a_sum_that_fits_drops_the_gradient(overflowing: Bench) -> None:
     overflowing.check(
         (lambda: None, None, ["Encode (Push 0.0.4) g4 b''"]),
         ((encodings.encoded, (Encode(push, "g4", b""), "e4", 9)), None, ["Push 0.0.4 e4"]),
-        ((encodings.received, (receipt(Verb.PUSH, chunk=4),)), None, ["Confirm 0.0.4"]),
+        ((encodings.received, (receipt(Verb.PUSH, index=4),)), None, ["Confirm 0.0.4"]),
         ((encodings.confirmed, (confirmed(fits=True),)), None, ["Drop g4"]),
         ((encodings.confirmed, (confirmed(fits=True),)), None, []),
     )
@@ -128,10 +128,10 @@ def test_a_gradient_whose_sum_overflowed_is_pushed_raw(overflowing: Bench) -> No
 def test_a_verdict_confirms_all_pushes_of_its_step(overflowing: Bench) -> None:
     """Goal: what waits for a confirmation that was lost is dropped; later steps are not."""
     overflowing.push()
-    later: wire.Push = from_parent(wire.Push, 1, part=0, chunk=5)
+    later: wire.Push = from_parent(wire.Push, 1, part=0, index=5)
     overflowing.encodings.push(later, gradient(5))
     overflowing.outbox.take()
-    overflowing.encodings.received(receipt(Verb.PUSH, chunk=4))
+    overflowing.encodings.received(receipt(Verb.PUSH, index=4))
     overflowing.check(
         (lambda: len(overflowing.uplink), 1, ["Confirm 0.0.4"]),
         ((overflowing.encodings.judged, (0,)), None, ["Drop g4"]),
@@ -142,7 +142,7 @@ def test_a_verdict_confirms_all_pushes_of_its_step(overflowing: Bench) -> None:
 
 def test_what_is_encoded_after_its_attempt_is_dropped(asking: Bench) -> None:
     """Goal: a shell may be slow; neither its statement nor its encoding travels, also if the same
-    chunk was pushed again meanwhile."""
+    extent was pushed again meanwhile."""
     old, encodings = asking.push(), asking.encodings
     asking.check((lambda: None, None, ["Measure (Push 0.0.4) g4"]))
     asking.check((encodings.clear, None, ["Drop g4"]))

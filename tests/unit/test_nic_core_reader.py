@@ -18,7 +18,7 @@ def make() -> ReaderCore:
 
 
 def content(chunk: int, reader: int = READER) -> tuple[Any, str]:
-    return from_parent(wire.Content, part=0, chunk=chunk, reader=reader, field="m"), f"c{chunk}"
+    return from_parent(wire.Content, part=0, index=chunk, reader=reader, field="m"), f"c{chunk}"
 
 
 def test_every_answer_to_a_reader_has_a_method() -> None:
@@ -36,7 +36,7 @@ def test_fields_are_received_once() -> None:
         (content(4, reader=1), ["Drop c4"]),
         (content(4), ["FieldReceived 4 m c4"]),
         (content(4), ["Drop c4"]),
-        ((from_parent(wire.Weights, part=0, chunk=4), "w4"), ["Drop w4"]),
+        ((from_parent(wire.Weights, part=0, index=4), "w4"), ["Drop w4"]),
     ]:
         core.out.actions += core.received(*given)
         check(core.out, [(lambda: None, None, expected)])

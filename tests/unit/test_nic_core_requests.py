@@ -1,4 +1,4 @@
-"""The requests of a worker's core alone: loads, pulls and pushes until all chunks are answered."""
+"""The requests of a worker's core alone: loads, pulls and pushes until all is answered."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def make() -> tuple[Requests, Outbox]:
     return Requests(outbox, uplink), outbox
 
 
-def weights(requests: Requests, step: int, chunk: int) -> Any:
-    """The event: weights of a chunk are received."""
-    message = from_parent(wire.Weights, step, part=0, chunk=chunk, in_place=True)
-    return requests.weights, (message, f"w{chunk}")
+def weights(requests: Requests, step: int, extent: int) -> Any:
+    """The event: weights of an extent are received."""
+    message = from_parent(wire.Weights, step, part=0, index=extent, in_place=True)
+    return requests.weights, (message, f"w{extent}")
 
 
-def test_a_pull_is_done_with_its_last_chunk() -> None:
-    """Goal: each chunk fills its handle once; the same chunk again is dropped."""
+def test_a_pull_is_done_with_its_last_extent() -> None:
+    """Goal: each extent fills its handle once; the same extent again is dropped."""
     requests, outbox = make()
     check(outbox, [
         ((requests.pull, (1, 0, 0, [4, 5])), None, ["Pull 0.0.4 x2"]),
@@ -60,16 +60,16 @@ def test_a_load_is_done_when_all_its_chunks_are_received() -> None:
     requests, outbox = make()
     check(outbox, [
         ((requests.load, (1, [gradient(0), gradient(1)])), None, ["Load 0.0.0 g0"]),
-        ((requests.receipt, (receipt(Verb.LOAD, chunk=1),)), None, []),
-        ((requests.receipt, (receipt(Verb.LOAD, chunk=0),)), 1, ["Drop g0", "Load 0.0.1 g1"]),
+        ((requests.receipt, (receipt(Verb.LOAD, index=1),)), None, []),
+        ((requests.receipt, (receipt(Verb.LOAD, index=0),)), 1, ["Drop g0", "Load 0.0.1 g1"]),
         ((requests.received, (1, 0)), None, []),
-        ((requests.receipt, (receipt(Verb.LOAD, chunk=1),)), 1, ["Drop g1"]),
+        ((requests.receipt, (receipt(Verb.LOAD, index=1),)), 1, ["Drop g1"]),
         ((requests.received, (1, 1)), None, ["Done 1"]),
     ])  # fmt: skip
 
 
 def test_a_request_of_nothing_is_done_at_once() -> None:
-    """Goal: a unit without trainable chunks does not wait for ever."""
+    """Goal: a unit without trainable extents does not wait for ever."""
     requests, outbox = make()
     check(outbox, [
         ((requests.load, (1, [])), None, ["Done 1"]),
@@ -122,7 +122,7 @@ def test_people_are_shown_the_first_answer_that_is_missing() -> None:
     requests.pull(1, 3, 2, [4])
     assert requests.waits_for() == "", "it is too early to request this"
     requests.pull(2, 1, 2, [4])
-    assert requests.waits_for() == "weights for the pull of step 1, chunk 4, part 2"
+    assert requests.waits_for() == "weights for the pull of step 1, extent 4, part 2"
     requests.forget(2)
     requests.load(3, [gradient(6)])
     assert requests.waits_for() == "a receipt for the load of step 0, chunk 6, part 0"

@@ -12,7 +12,7 @@ RUNS = {4: ((0, 3),), 5: ((3, 2),)}
 
 
 class Bench:
-    """A pull of two chunks into memory of the worker's own, and the sender's memory."""
+    """A pull of two extents into memory of the worker's own, and the sender's memory."""
 
     def __init__(self, *, in_place: bool = True) -> None:
         self.own = bytearray(5)
@@ -26,15 +26,15 @@ class Bench:
         return memoryview(self.own)
 
     def add(
-        self, chunk: int, *, at: int = 4, is_shared: bool = True, in_place: bool = True
+        self, extent: int, *, at: int = 4, is_shared: bool = True, in_place: bool = True
     ) -> None:
-        """Deliver a chunk of the vector that begins `at` an offset of the sender's memory."""
-        ((start, length),) = RUNS[chunk]
+        """Deliver an extent of the vector that begins `at` an offset of the sender's memory."""
+        ((start, length),) = RUNS[extent]
         view = memoryview(self.sender)[at + start : at + start + length]
         delivery = Delivery(
-            "parent", b"", [view], lambda: self.released.append(chunk), is_shared=is_shared
+            "parent", b"", [view], lambda: self.released.append(extent), is_shared=is_shared
         )
-        self.incoming.add(chunk, delivery, in_place=in_place)
+        self.incoming.add(extent, delivery, in_place=in_place)
 
 
 def test_a_unit_in_one_piece_is_used_where_it_is() -> None:
@@ -54,7 +54,7 @@ def test_a_unit_in_one_piece_is_used_where_it_is() -> None:
 @pytest.mark.parametrize("is_shared", [True, False])
 @pytest.mark.parametrize("sender", [True, False])
 def test_weights_are_copied_unless_all_agree(pull: bool, is_shared: bool, sender: bool) -> None:
-    """Goal: the pull, the memory and the sender must allow it, for all chunks."""
+    """Goal: the pull, the memory and the sender must allow it, for all extents."""
     bench = Bench(in_place=pull)
     bench.add(4)
     bench.add(5, is_shared=is_shared, in_place=sender)
@@ -66,7 +66,7 @@ def test_weights_are_copied_unless_all_agree(pull: bool, is_shared: bool, sender
 
 
 def test_a_unit_in_several_pieces_is_copied() -> None:
-    """Goal: chunks that are not one behind the other are no flat vector."""
+    """Goal: extents that are not one behind the other are no flat vector."""
     bench = Bench()
     bench.add(4)
     bench.add(5, at=6)
@@ -76,8 +76,8 @@ def test_a_unit_in_several_pieces_is_copied() -> None:
 
 
 def test_a_later_delivery_replaces_the_earlier_one() -> None:
-    """Goal: after a skipped step chunks come again; the void ones are released, and those of a pull
-    that is not needed any more."""
+    """Goal: after a skipped step extents come again; the void ones are released, and those of a
+    pull that is not needed any more."""
     bench = Bench()
     bench.add(4)
     bench.add(4)

@@ -34,7 +34,7 @@ def test_a_run_without_steps_ends_when_its_first_weights_are_decided() -> None:
     core.received(0, "child", hello, description.to_bytes())
     actions = []
     for chunk in job.layout.chunks:
-        load = wire.Load(**STAMP, chunk=chunk.index, part=0)
+        load = wire.Load(**STAMP, index=chunk.index, part=0)
         core.received(0, "child", load, object(), chunk.sum_bytes)
         actions = core.page_loaded(do.LoadPage(chunk.index, 1, None))
     (prepare,) = (each for each in actions if isinstance(each, do.Prepare))

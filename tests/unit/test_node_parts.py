@@ -30,14 +30,14 @@ from tests.unit.node_parts import CHILD, RANKS, Parts
 SQUARES = {2.0: [8.0]}
 """Of a sum over two ranks: the mean gradient has the norm sqrt(8) / 2."""
 NORM = math.sqrt(2.0)
-RECEIVED = "Received chunk=0 part=0 verb="
+RECEIVED = "Received index=0 part=0 verb="
 
 
-def taken(parts: Parts, chunk: int = 0) -> None:
-    """A whole sum of a chunk is in, and its Begin and Commit are."""
+def taken(parts: Parts, extent: int = 0) -> None:
+    """A whole sum of an extent is in, and its Begin and Commit are."""
     step = parts.steps.at(parts.outbox.step)
     step.hyper, step.parts = parts.job.hyper, 1
-    gathering_of(parts).push(*parts.push(chunk), "g", parts.nbytes(chunk))
+    gathering_of(parts).push(*parts.push(extent), "g", parts.nbytes(extent))
     parts.lines()
 
 
@@ -106,10 +106,10 @@ def test_first_weights_are_written_once_and_then_prepared() -> None:
     first = FirstWeights(parts.outbox, parts.children, parts.shard, parts.state)
 
     def load(chunk: int, payload: str, nbytes: int | None = None) -> None:
-        m = parts.m(wire.Load, chunk=chunk, part=0)
+        m = parts.m(wire.Load, index=chunk, part=0)
         first.load(CHILD, m, payload, parts.nbytes(chunk) if nbytes is None else nbytes)
 
-    received = "switch: Received chunk={} part=0 verb=LOAD contributors=0"
+    received = "switch: Received index={} part=0 verb=LOAD contributors=0"
     parts.check(
         (lambda: load(0, "w0"), None, ["LoadPage chunk=0 attempt=1 payload=w0"]),
         (lambda: load(0, "again"), None, ["drop again"]),
@@ -132,7 +132,7 @@ def test_first_weights_wait_until_older_pages_are_discarded() -> None:
     parts = Parts(version=None)
     first = FirstWeights(parts.outbox, parts.children, parts.shard, parts.state)
     parts.state.must_discard = True
-    m = parts.m(wire.Load, chunk=0, part=0)
+    m = parts.m(wire.Load, index=0, part=0)
     parts.check(
         (lambda: first.load(CHILD, m, "w0", parts.nbytes(0)), None, []),
         (first.start, None, []),
@@ -182,33 +182,33 @@ def test_gathering_refuses_what_does_not_fit() -> None:
     gathering, nbytes = gathering_of(parts), parts.nbytes(0)
     gathering.push(*parts.push(0, 0b01), "g0", nbytes)
     parts.lines()
-    overlap = AbortRequest("chunk 0: ranks 0b1 are in two different contributions")
+    overlap = AbortRequest("extent 0: ranks 0b1 are in two different contributions")
     parts.check(
         (lambda: gathering.push(*parts.push(0, 0b11), "sum", nbytes), overlap, ["drop sum"]),
         (lambda: gathering.push(*parts.push(0, step=2), "ahead", nbytes), False, ["drop ahead"]),
     )
     assert gathering.push(*parts.push(0, 0b10), "short", 4) is False
     (note, drop) = parts.lines()
-    assert note.startswith("note node.misfit {'chunk': 0, 'dtype': 'float32', 'bytes': 4, ")
+    assert note.startswith("note node.misfit {'extent': 0, 'dtype': 'float32', 'bytes': 4, ")
     assert drop == "drop short"
 
 
-def test_gathering_folds_the_parts_of_a_chunk_in_order() -> None:
+def test_gathering_folds_the_parts_of_an_extent_in_order() -> None:
     """Goal: `at_step`, part 1 waits for the fold of part 0, whose total it is added to."""
     parts = Parts(update="at_step")
     gathering, nbytes = gathering_of(parts), parts.nbytes(0)
     push = [parts.push(0, part=part, last=part == 1) for part in (0, 1)]
     first = do.Fold(0, 0, 1, 0, None, (), 0)
     assert gathering.push(*push[1], "g1", nbytes) is True
-    assert parts.lines() == ["switch: Received chunk=0 part=1 verb=PUSH contributors=3"]
+    assert parts.lines() == ["switch: Received index=0 part=1 verb=PUSH contributors=3"]
     assert gathering.push(*push[0], "g0", nbytes) is True
     (fold,) = [each for each in parts.outbox.take() if isinstance(each, do.Fold)]
     assert (fold.part, fold.total, [c.payload for c in fold.contributions]) == (0, None, ["g0"])
     parts.check(
         (lambda: gathering.folded(fold, (1.0,), "t0", nbytes), None,
          ["drop g0",
-          "Fold chunk=0 step=0 attempt=1 part=1 total=t0 contributions=g1 absent=0"]),
-        (lambda: parts.steps.at(0).sums.chunks[0].folded_count, 1, []),
+          "Fold extent=0 step=0 attempt=1 part=1 total=t0 contributions=g1 absent=0"]),
+        (lambda: parts.steps.at(0).sums.extents[0].folded_count, 1, []),
     )  # fmt: skip
     parts.outbox.attempt = 2
     parts.check((lambda: gathering.folded(first, (1.0,), "old", nbytes), None, ["drop old"]))
@@ -222,14 +222,14 @@ def test_gathering_inspects_encoded_sums_and_asks_again_for_those_that_overflow(
     gathering.push(*push, "g0", nbytes)
     (_, inspect) = parts.outbox.take()
     assert isinstance(inspect, do.Inspect)
-    confirm = parts.m(wire.Confirm, chunk=0, part=0)
+    confirm = parts.m(wire.Confirm, index=0, part=0)
     parts.check(
         (lambda: gathering.confirm(CHILD, confirm), None, []),
         (lambda: gathering.inspected(inspect, fits=False), None,
-         ["drop g0", "note node.overflow {'step': 0, 'chunk': 0}",
-          "switch: Confirmed chunk=0 part=0 fits=False"]),
+         ["drop g0", "note node.overflow {'step': 0, 'extent': 0}",
+          "switch: Confirmed index=0 part=0 fits=False"]),
         (lambda: gathering.confirm(CHILD, confirm), None,
-         ["switch: Confirmed chunk=0 part=0 fits=False"]),
+         ["switch: Confirmed index=0 part=0 fits=False"]),
         (lambda: gathering.push(*push, "integers", nbytes), False,
          ["drop integers", f"switch: {RECEIVED}PUSH contributors=3"]),
         (lambda: gathering.overflow_count, 1, []),
@@ -261,8 +261,8 @@ def test_begin_and_commit_make_a_step() -> None:
 def test_attachments_are_confirmed_when_they_are_put_aside() -> None:
     parts = Parts(keeps=True)
     attachments = Attachments(parts.outbox, parts.children, parts.steps)
-    m = parts.m(wire.Keep, chunk=0, part=0, contributors=0b01, pieces=1)
-    both = parts.m(wire.Keep, chunk=0, part=0, contributors=0b11, pieces=1)
+    m = parts.m(wire.Keep, index=0, part=0, contributors=0b01, pieces=1)
+    both = parts.m(wire.Keep, index=0, part=0, contributors=0b11, pieces=1)
     piece = do.KeepPiece(0, 1, 0b01, 0, 1, "k")
     received = f"switch: {RECEIVED}KEEP contributors=1"
     parts.check(
@@ -285,40 +285,40 @@ def test_an_update_hands_out_weights_that_are_waited_for() -> None:
     updates = Updates(parts.outbox, parts.shard, parts.steps, parts.budget, parts.serving, 1)
     taken(parts)
     step = parts.steps.at(0)
-    pull = parts.m(wire.Pull, chunk=0, part=0, step=1)
+    pull = parts.m(wire.Pull, index=0, part=0, step=1)
     parts.check(
         (lambda: parts.serving.pull(CHILD, pull), None, []),
         (lambda: updates.start(step), None,
-         ["Update chunk=0 step=0 attempt=1 contributions=g absent=0 divisor=2.0 "
+         ["Update extent=0 step=0 attempt=1 contributions=g absent=0 divisor=2.0 "
           f"hyper={parts.job.hyper} publish=True"]),
     )  # fmt: skip
     (update,) = updates.under_way.values()
     parts.check(
         (lambda: updates.updated(update, (8.0,)), True, ["drop g"]),
         (lambda: parts.serving.publish(update, "w", in_place=False), None,
-         ["switch: Weights chunk=0 part=0 dtype=float32 in_place=False step=1 + w"]),
+         ["switch: Weights index=0 part=0 dtype=float32 in_place=False step=1 + w"]),
         (lambda: len(updates.under_way), 1, []),
         (lambda: updates.written(update), None, []),
         (lambda: len(updates.under_way), 0, []),
         (lambda: parts.serving.pull(CHILD, pull), None,
-         ["ReadWeights chunk=0 step=1 version=1 attempt=1 parts=0"]),
+         ["ReadWeights extent=0 step=1 version=1 attempt=1 parts=0"]),
     )  # fmt: skip
 
 
 def test_serving_reads_a_few_at_a_time_and_nothing_of_an_older_attempt() -> None:
     parts = Parts()
     serving = parts.serving
-    pulls = [parts.m(wire.Pull, chunk=chunk, part=0) for chunk in (0, 1, 7)]
+    pulls = [parts.m(wire.Pull, index=extent, part=0) for extent in (0, 1, 7)]
     read = do.ReadWeights(0, 0, 0, 1, (0,))
     parts.check(
         (lambda: serving.pull(CHILD, pulls[2]), None, []),
         (lambda: serving.pull(CHILD, pulls[0]), None,
-         ["ReadWeights chunk=0 step=0 version=0 attempt=1 parts=0"]),
+         ["ReadWeights extent=0 step=0 version=0 attempt=1 parts=0"]),
         (lambda: serving.reads_before(1), True, []),
         (lambda: serving.pull(CHILD, pulls[1]), None, []),
         (lambda: serving.weights_read(read, "w0", in_place=True), None,
-         ["switch: Weights chunk=0 part=0 dtype=float32 in_place=True + w0", "drop w0",
-          "ReadWeights chunk=1 step=0 version=0 attempt=1 parts=0"]),
+         ["switch: Weights index=0 part=0 dtype=float32 in_place=True + w0", "drop w0",
+          "ReadWeights extent=1 step=0 version=0 attempt=1 parts=0"]),
         (serving.forget, None, []),
     )  # fmt: skip
     parts.outbox.attempt = 2
@@ -328,12 +328,12 @@ def test_serving_reads_a_few_at_a_time_and_nothing_of_an_older_attempt() -> None
 
 def test_weights_of_a_page_without_gradients_are_those_of_both_versions() -> None:
     parts = Parts()
-    gathering, pull = gathering_of(parts), parts.m(wire.Pull, chunk=0, part=0, step=1)
+    gathering, pull = gathering_of(parts), parts.m(wire.Pull, index=0, part=0, step=1)
     parts.check(
         (lambda: parts.serving.pull(CHILD, pull), None, []),
         (lambda: gathering.push(*parts.push(0), None, 0), True,
          [f"switch: {RECEIVED}PUSH contributors=3",
-          "ReadWeights chunk=0 step=1 attempt=1 parts=0"]),
+          "ReadWeights extent=0 step=1 attempt=1 parts=0"]),
         (lambda: parts.steps.at(0).written, {0}, []),
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.state import State
 from switch_emu.node.core.steps import Steps
-from switch_emu.node.core.sums import ChunkSum, PartSum, StepSums
+from switch_emu.node.core.sums import ExtentSum, PartSum, StepSums
 from tests.simulate.job import JOB, Job, make_layout
 from tests.unit.node_parts import CHILD, RANKS, Parts
 
@@ -91,19 +91,19 @@ def test_a_receipt_waits_for_room_or_for_its_page() -> None:
     parts = Parts()
     budget = GradientBudget(parts.outbox, parts.children, bytes_max=100, raw_bytes_max=None)
 
-    def owe(name: str, nbytes: int, chunk: int) -> None:
-        _, push = parts.push(chunk)
+    def owe(name: str, nbytes: int, extent: int) -> None:
+        _, push = parts.push(extent)
         budget.add_or_owe(name, nbytes, parts.outbox.receipt(push, Verb.PUSH, RANKS))
 
-    def answered(chunk: int) -> str:
-        return f"{CHILD}: Received chunk={chunk} part=0 verb=PUSH contributors={RANKS}"
+    def answered(extent: int) -> str:
+        return f"{CHILD}: Received index={extent} part=0 verb=PUSH contributors={RANKS}"
 
     parts.check(
         (lambda: owe("a", 80, 1), None, [answered(1)]),
         (lambda: owe("b", 60, 2), None, []),
         (lambda: owe("c", 10, 3), None, []),
         (lambda: owe("d", 50, 4), None, []),
-        (lambda: [budget.owes(0, 0, chunk) for chunk in (1, 2, 3)], [False, True, True], []),
+        (lambda: [budget.owes(0, 0, extent) for extent in (1, 2, 3)], [False, True, True], []),
         (lambda: budget.release("c"), None, [answered(3), "drop c"]),
         (lambda: budget.release("a"), None, ["drop a", answered(2)]),
         (lambda: (budget.bytes_used, budget.owed_count, budget.spilled_count), (60, 3, 0), []),
@@ -140,7 +140,7 @@ def test_a_part_is_complete_when_all_ranks_are_in() -> None:
     assert sums.add(part, contribution(0b011, "g01", 2.0))
     assert (part.complete, sums.missing_ranks(4)) == (True, 0)
     assert [each.payload for each in part.payloads()] == ["g01", "g2"]
-    assert sums.chunks[4].weight == 3.0
+    assert sums.extents[4].weight == 3.0
     assert sums.part(4, 0) is part
 
 
@@ -161,9 +161,9 @@ def test_the_payloads_of_a_step_are_those_of_its_parts_and_totals() -> None:
     for number, payload in enumerate(["g0", None, "g2"]):
         sums.add(sums.part(0, number), contribution(0b11, payload))
     sums.part(1, 0)
-    sums.chunks[1].total = contribution(0b11, "total")
+    sums.extents[1].total = contribution(0b11, "total")
     assert sums.payloads() == ["g0", "g2", "total"]
-    assert [sums.chunks[0].complete_up_to(count) for count in (3, 4)] == [True, False]
+    assert [sums.extents[0].complete_up_to(count) for count in (3, 4)] == [True, False]
 
 
 def test_weights_are_added_as_a_tree_of_switches_would() -> None:
@@ -171,8 +171,8 @@ def test_weights_are_added_as_a_tree_of_switches_would() -> None:
     weights = (1.0, 2.0**-53, 2.0**-53, 2.0**-53)
     entries = [contribution(1 << rank, "g", weight) for rank, weight in enumerate(weights)]
     part = PartSum(0b1111, entries, complete=True)
-    assert ChunkSum((), {0: part}).weight == 1.0
-    assert ChunkSum((0b0011, 0b1100), {0: part}).weight == 1.0 + 2.0**-52
+    assert ExtentSum((), {0: part}).weight == 1.0
+    assert ExtentSum((0b0011, 0b1100), {0: part}).weight == 1.0 + 2.0**-52
 
 
 # -------------------------------------------------------------------------- steps
@@ -258,18 +258,18 @@ def test_weights_pulled_ahead_are_read_when_their_page_is_written() -> None:
     it was pulled is that of its forward."""
     parts = Parts()
     serving = serving_of(parts)
-    ahead = [parts.m(wire.Pull, chunk=chunk, part=0, step=1) for chunk in (1, 0)]
+    ahead = [parts.m(wire.Pull, index=extent, part=0, step=1) for extent in (1, 0)]
     parts.check(
         (lambda: serving.pull(CHILD, ahead[0]), None, []),
         (lambda: serving.pull(CHILD, ahead[1]), None, []),
         (lambda: serving.awaits(1, 1), True, []),
         (lambda: parts.steps.at(0).written.add(1), None, []),
         (lambda: serving.serve(1, 1), None,
-         ["ReadWeights chunk=1 step=1 version=1 attempt=1 parts=0"]),
+         ["ReadWeights extent=1 step=1 version=1 attempt=1 parts=0"]),
         (lambda: serving.awaits(1, 1), False, []),
         (parts.steps.close, None, []),
         (serving.was_decided, None,
-         ["ReadWeights chunk=0 step=1 version=1 attempt=1 parts=0"]),
+         ["ReadWeights extent=0 step=1 version=1 attempt=1 parts=0"]),
         (lambda: list(parts.steps.at(1).pulled), [1, 0], []),
     )  # fmt: skip
 
@@ -280,11 +280,11 @@ def test_weights_of_a_skipped_step_are_not_read() -> None:
     serving = serving_of(parts, reads_max=1)
     step = parts.steps.at(0)
     step.written.update((0, 1))
-    pulls = [parts.m(wire.Pull, chunk=chunk, part=0, step=1) for chunk in (0, 1)]
+    pulls = [parts.m(wire.Pull, index=extent, part=0, step=1) for extent in (0, 1)]
     read = do.ReadWeights(0, 1, 1, 1, (0,))
     parts.check(
         (lambda: serving.pull(CHILD, pulls[0]), None,
-         ["ReadWeights chunk=0 step=1 version=1 attempt=1 parts=0"]),
+         ["ReadWeights extent=0 step=1 version=1 attempt=1 parts=0"]),
         (lambda: serving.pull(CHILD, pulls[1]), None, []),
         (serving.was_skipped, None, []),
         (lambda: serving.weights_read(read, None, in_place=False), None, []),
@@ -298,20 +298,20 @@ def test_weights_of_a_skipped_step_are_not_read() -> None:
     )
 
 
-def test_a_pull_of_a_chunk_for_two_uses_is_read_once() -> None:
+def test_a_pull_of_an_extent_for_two_uses_is_read_once() -> None:
     """Goal: while no read may start, later uses join; an update sends its weights to all uses."""
     parts = Parts()
     serving = serving_of(parts)
     update = do.Update(
-        chunk=0, step=0, attempt=1, contributions=(), absent=0, divisor=2.0, grad_norm=None,
+        extent=0, step=0, attempt=1, contributions=(), absent=0, divisor=2.0, grad_norm=None,
         hyper=b"", publish=True,
     )  # fmt: skip
-    pulls = [parts.m(wire.Pull, chunk=0, part=part, step=1) for part in (1, 0)]
+    pulls = [parts.m(wire.Pull, index=0, part=part, step=1) for part in (1, 0)]
     parts.check(
         (lambda: serving.pull(CHILD, pulls[0]), None, []),
         (lambda: serving.pull(CHILD, pulls[1]), None, []),
         (lambda: serving.publish(update, "w", in_place=True), None,
-         ["switch: Weights chunk=0 part=0 dtype=float32 in_place=True step=1 + w",
-          "switch: Weights chunk=0 part=1 dtype=float32 in_place=True step=1 + w"]),
+         ["switch: Weights index=0 part=0 dtype=float32 in_place=True step=1 + w",
+          "switch: Weights index=0 part=1 dtype=float32 in_place=True step=1 + w"]),
         (lambda: serving.publish(update, "w", in_place=True), None, []),
     )  # fmt: skip

@@ -88,11 +88,11 @@ def test_a_message_goes_to_those_it_concerns() -> None:
     parents = Parents(3)
     assert parents.names == parent_names(3) == ("parent", "parent-1", "parent-2")
     assert routed(
-        parents, message(wire.Pull, chunk=1), message(wire.Push, chunk=5, last=True),
+        parents, message(wire.Pull, index=1), message(wire.Push, index=5, last=True),
         message(wire.Begin), message(wire.Cancel), message(wire.Present, roll=1),
     ) == [
-        "parent-1: Pull chunk=1",
-        "parent-2: Push chunk=5 last=True",
+        "parent-1: Pull index=1",
+        "parent-2: Push index=5 last=True",
         "parent,parent-1,parent-2: Begin",
         "parent: Cancel",
         "parent: Present roll=1",
@@ -114,9 +114,9 @@ def test_an_extent_goes_to_the_node_of_its_chunks() -> None:
     assert owned == [[0, 2, 4], [1, 3], [5, 7, 9], [6, 8]]
     parents = Parents(2)
     parents.learn(layout)
-    pulls = [message(wire.Pull, chunk=extent) for extent in range(4)]
-    loads = [message(wire.Load, chunk=chunk) for chunk in (2, 3)]
-    unknown = message(wire.Confirm, chunk=1 << 60)
+    pulls = [message(wire.Pull, index=extent) for extent in range(4)]
+    loads = [message(wire.Load, index=chunk) for chunk in (2, 3)]
+    unknown = message(wire.Confirm, index=1 << 60)
     to = [each.partition(":")[0] for each in routed(parents, *pulls, *loads, unknown)]
     assert to == ["parent", "parent-1", "parent-1", "parent", "parent", "parent-1", "parent"]
 
@@ -155,7 +155,7 @@ def test_one_parent_is_called_parent() -> None:
 
 def test_a_core_with_two_parents() -> None:
     """Goal: the wiring inside the core: Hello goes to both, children are welcomed when both have
-    welcomed the switch, a Pull goes to the owner of its chunk, and readers are refused."""
+    welcomed the switch, a Pull goes to the owner of its extent, and readers are refused."""
     core = SwitchCore(job=1, incarnation=1, children=[LEFT], parents_count=2)
     description = replace(DESCRIPTION, layout=replace(DESCRIPTION.layout, node_count=2))
     greeting = hello(LEFT, description_hash=description.hash)
@@ -169,8 +169,8 @@ def test_a_core_with_two_parents() -> None:
     assert not core.is_joined
     (down,) = core.received(7, "parent-1", admitted)
     assert line(down).startswith("left: Welcome")
-    (pull,) = core.received(8, "left", message(wire.Pull, chunk=1, generation=1))
-    assert line(pull) == "parent-1: Pull chunk=1"
+    (pull,) = core.received(8, "left", message(wire.Pull, index=1, generation=1))
+    assert line(pull) == "parent-1: Pull index=1"
     (gone,) = core.received(9, "reader", message(wire.Open, reader=3))
     assert line(gone).startswith("reader: Gone reader=3 text=a job with several optimizer nodes")
     assert [core.name_of(peer) for peer in ("parent-1", "left")] == ["parent-1", "ranks 0, 1"]

@@ -156,9 +156,10 @@ def test_predict_laws_driven_engines_do_one_thing(catalogue: Catalogue) -> None:
         spans = sorted(played.record.of(engine), key=lambda span: span.start_s)
         assert spans
         assert all(a.end_s <= b.start_s for a, b in pairwise(spans))
-    pushed = {span.fields: span.end_s for span in played.record.of("up")}
-    for span in played.told["node"].of("read"):
-        assert span.start_s >= pushed[span.fields]
+    ups = (dict(span.fields) | {"end_s": span.end_s} for span in played.record.of("up"))
+    pushed = {(up["step"], up["extent"]): up["end_s"] for up in ups}
+    for span in played.told["node"].of("read"):  # an extent is one chunk
+        assert span.start_s >= pushed[dict(span.fields)["step"], dict(span.fields)["chunk"]]
 
 
 def test_predict_laws_driven_runs_are_identical(catalogue: Catalogue) -> None:
@@ -255,7 +256,7 @@ def test_driven_messages_are_those_of_the_wire(
     assert {"Hello", "Welcome", "Pull", "Weights", "Begin", "Push", "Commit"} <= set(kinds)
     assert kinds["Verdict"] == kinds["Decided"] == 3 * 3  # node to switch, and to two workers
     assert kinds["Weights"] == 2 * kinds["Push"]
-    assert 0 < kinds["Pull"] <= kinds["Weights"], "one asks for all chunks of a unit"
+    assert 0 < kinds["Pull"] <= kinds["Weights"], "one asks for all extents of a unit"
 
 
 def test_cores_see_what_the_closed_form_does_not(catalogue: Catalogue) -> None:
@@ -274,17 +275,17 @@ def test_cores_see_what_the_closed_form_does_not(catalogue: Catalogue) -> None:
 
 def order_of(kind: type, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """What the node's core says to its surroundings, a run's or the prediction's: (what, step,
-    chunk) of each gradient that it received and each update that it began, in order."""
+    extent) of each gradient that it received and each update that it began, in order."""
     heard: list[tuple[str, int, int]] = []
     doing = kind._do  # type: ignore[attr-defined]
 
     def hearing(self: Any, actions: Any) -> None:
         for action in actions:
             if isinstance(action, do.Update):
-                heard.append(("update", action.step, action.chunk))
+                heard.append(("update", action.step, action.extent))
             message = getattr(action, "message", None)
             if isinstance(message, Received) and message.verb is Verb.PUSH:
-                heard.append(("push", message.step, message.chunk))
+                heard.append(("push", message.step, message.index))
         doing(self, actions)
 
     monkeypatch.setattr(kind, "_do", hearing)
@@ -329,7 +330,7 @@ def test_a_decision_of_the_node_changes_run_and_prediction(
     start = NodeCore._start_updates
 
     def late(self: NodeCore, step: Step) -> None:
-        sums = (step.sums.chunks.get(chunk) for chunk in self.shard.trainable)
+        sums = (step.sums.extents.get(extent) for extent in self.shard.trainable)
         if all(each is not None and each.complete_up_to(1) for each in sums):
             start(self, step)
 
@@ -353,13 +354,13 @@ def test_the_order_of_updates_changes_run_and_prediction(
     steps_s = []
     for way in (1, -1):
         monkeypatch.setattr(
-            Step, "forward_order", lambda self, chunks, way=way: sorted(chunks)[::way]
+            Step, "forward_order", lambda self, extents, way=way: sorted(extents)[::way]
         )
         run = run_cluster("at_step", monkeypatch)
         played, predicted = predict(catalogue, "at_step", monkeypatch)
         for heard in (run, predicted):
             for step in range(3):
-                order = [chunk for *said, chunk in heard if said == ["update", step]]
+                order = [extent for *said, extent in heard if said == ["update", step]]
                 assert order == sorted(order)[::way]
         steps_s.append(played.step_s)
     in_order_s, turned_s = steps_s
@@ -375,7 +376,7 @@ def test_updates_of_a_whole_step_begin_with_what_forward_wants_first(
     _, predicted = predict(catalogue, "at_step", monkeypatch)
     for heard in (run, predicted):
         for step in range(3):
-            order = [chunk for *said, chunk in heard if said == ["update", step]]
+            order = [extent for *said, extent in heard if said == ["update", step]]
             assert order == sorted(order), f"step {step}"
 
 

@@ -17,7 +17,7 @@ from tests.simulate.job import make_layout
 from tests.unit.switch_parts import DESCRIPTION, LEFT, RIGHT, hello, line, message
 
 LAYOUT = make_layout(units=2)
-"""Chunk 1: 3,008 elements of two parameters; chunk 4: frozen."""
+"""Extent 1: 3,008 elements of two parameters; extent 4: frozen."""
 
 
 def two_children() -> tuple[Outbox, Children]:
@@ -157,10 +157,10 @@ def form_of(aggregate: str = "float32") -> PushForm:
     return PushForm(LAYOUT, make_aggregator(aggregate, 3))
 
 
-def push(chunk: int, dtype: str = "float32", absent: int = 0, part: int = 0) -> wire.Push:
+def push(extent: int, dtype: str = "float32", absent: int = 0, part: int = 0) -> wire.Push:
     """A push of rank 0."""
     pushed: wire.Push = message(
-        wire.Push, chunk=chunk, dtype=dtype, absent=absent, part=part, contributors=1
+        wire.Push, index=extent, dtype=dtype, absent=absent, part=part, contributors=1
     )
     return pushed
 
@@ -182,7 +182,7 @@ def push(chunk: int, dtype: str = "float32", absent: int = 0, part: int = 0) -> 
 def test_a_push_of_another_form_is_named(
     pushed: wire.Push, payload_bytes: int, expected: str
 ) -> None:
-    """Goal: what does not fit the job's chunks is found before it meets other gradients."""
+    """Goal: what does not fit the job's extents is found before it meets other gradients."""
     fault = form_of().fault(pushed, payload_bytes, has_payload=True)
     assert expected in fault
     assert bool(fault) == bool(expected)

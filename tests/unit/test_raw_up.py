@@ -11,7 +11,7 @@ from switch_emu.switch.core.raw_up import RawUp
 from tests.unit.switch_parts import LEFT, RIGHT, Handed, message
 
 KEY = (0, 0, 7)
-PUSHED = "chunk=7 contributors={} weight=1.0 last=True raw=True dtype=float32 + {!r}"
+PUSHED = "index=7 contributors={} weight=1.0 last=True raw=True dtype=float32 + {!r}"
 
 
 def of(ranks: int, payload: Any, nbytes: int = 60) -> Contribution:
@@ -19,7 +19,7 @@ def of(ranks: int, payload: Any, nbytes: int = 60) -> Contribution:
 
 
 def receipt(ranks: int) -> Any:
-    return message(wire.Received, chunk=7, contributors=ranks, verb=Verb.PUSH)
+    return message(wire.Received, index=7, contributors=ranks, verb=Verb.PUSH)
 
 
 def test_a_contribution_is_answered_when_it_enters_the_window() -> None:
@@ -28,12 +28,12 @@ def test_a_contribution_is_answered_when_it_enters_the_window() -> None:
     handed = Handed()
     part = RawUp(handed.outbox, handed.uplink)
     left, right = PUSHED.format(LEFT, "l"), PUSHED.format(RIGHT, "r")
-    answer = "right: Received chunk=7 verb=PUSH contributors=4"
+    answer = "right: Received index=7 verb=PUSH contributors=4"
     handed.play(
         part,
         [
             ("push", ("left", KEY, of(LEFT, "l"), receipt(LEFT)),
-             [f"parent: Push {left}", "left: Received chunk=7 verb=PUSH contributors=3"]),
+             [f"parent: Push {left}", "left: Received index=7 verb=PUSH contributors=3"]),
             ("push", ("right", KEY, of(RIGHT, "r"), receipt(RIGHT)), []),
             ("push", ("right", KEY, of(RIGHT, "again"), receipt(RIGHT)), ["drop again"]),
         ],
@@ -68,7 +68,7 @@ def test_what_was_in_a_slot_goes_up_as_it_was_taken() -> None:
 
 
 def test_a_step_is_forgotten() -> None:
-    """Goal: a chunk of the next step has slots again."""
+    """Goal: an extent of the next step has slots again."""
     handed = Handed()
     part = RawUp(handed.outbox, handed.uplink)
     for step in (0, 1):

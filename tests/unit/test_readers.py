@@ -220,14 +220,14 @@ def test_the_desk_does_nothing_twice() -> None:
     assert (send.peers, send.message.step, send.payload) == (("p-2",), 7, b"facts")
     readers.received(1, "p-2", said(wire.Open), loaded=True)
     assert taken(actions) == [send]
-    ask = said(wire.Read, chunk=3, part=0, field="m", dtype="float32")
+    ask = said(wire.Read, index=3, part=0, field="m", dtype="float32")
     readers.received(2, "p-2", ask, loaded=True)
     readers.received(3, "p-2", ask, loaded=True)
     (read,) = taken(actions)
     assert read == ReadField(5, 3, "m", "float32")
     readers.field_read(read, "payload")
     content, drop = taken(actions)
-    assert (content.message.chunk, content.message.step) == (3, 7)
+    assert (content.message.index, content.message.step) == (3, 7)
     assert (content.payload, drop) == ("payload", Drop("payload"))
     readers.received(4, "p-2", said(wire.Shut), loaded=True)
     assert [type(each) for each in taken(actions)] == [Unpin, Send]
@@ -244,7 +244,7 @@ def test_the_desk_forgets_the_silent_and_bounds_the_many() -> None:
     found = taken(actions)
     assert len([each for each in found if isinstance(each, PinVersion)]) == 16
     assert all("try again later" in e.message.text for e in found if isinstance(e, Send))
-    readers.received(0, "p-1", said(wire.Read, 3, chunk=0, part=0, field="m", dtype="float32"),
+    readers.received(0, "p-1", said(wire.Read, 3, index=0, part=0, field="m", dtype="float32"),
                      loaded=True)  # fmt: skip
     taken(actions)
     readers.tick(LEASE_NS)
@@ -261,7 +261,7 @@ def test_a_full_desk_gives_the_place_of_a_silent_reader() -> None:
     readers, actions = desk()
     for number in range(READERS_MAX):
         readers.received(number, "p-1", said(wire.Open, number), loaded=True)
-    used = said(wire.Read, 0, chunk=0, part=0, field="m", dtype="float32")
+    used = said(wire.Read, 0, index=0, part=0, field="m", dtype="float32")
     readers.received(IDLE_NS, "p-1", used, loaded=True)
     taken(actions)
     readers.received(IDLE_NS, "p-2", said(wire.Open, 99), loaded=True)
@@ -281,9 +281,9 @@ def test_a_reader_takes_no_answer_twice() -> None:
     assert core.received(opened, facts.to_bytes()) == [VersionOpened(facts)]
     assert core.received(opened, facts.to_bytes()) == []
     core.read(0, 3, "m", "float32")
-    content = said(wire.Content, chunk=3, part=0, field="m", dtype="float32")
+    content = said(wire.Content, index=3, part=0, field="m", dtype="float32")
     assert len(core.received(content, "payload")) == 1
     assert core.received(content, "again") == [Drop("again")]
-    other = said(wire.Content, 6, chunk=3, part=0, field="m", dtype="float32")
+    other = said(wire.Content, 6, index=3, part=0, field="m", dtype="float32")
     assert core.received(other, "foreign") == [Drop("foreign")]
     assert core.received(said(wire.Gone, text="why"), None) == [ReaderGone("why")]

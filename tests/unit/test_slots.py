@@ -95,7 +95,7 @@ def test_an_overlap_leaves_the_slot_as_it_was() -> None:
 
 
 def test_keys_never_meet() -> None:
-    """S2. Goal: another step, part or chunk is another slot."""
+    """S2. Goal: another step, part or extent is another slot."""
     pool = SlotPool(ranks=3, child_count=2, bytes_max=10_000)
     keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
     for key in keys:
@@ -142,8 +142,8 @@ def test_a_slot_grows_with_its_largest_contribution() -> None:
 def test_slots_may_be_freed_while_going_through_them() -> None:
     """Goal: an abort frees every slot in one loop."""
     pool = SlotPool(ranks=3, child_count=2, bytes_max=10_000)
-    for chunk in range(5):
-        opened(pool, (0, 0, chunk))
+    for extent in range(5):
+        opened(pool, (0, 0, extent))
     for key in pool:
         pool.free(key)
     assert (len(pool), pool.bytes_used) == (0, 0)

@@ -117,9 +117,9 @@ def test_pieces_that_do_not_fit_are_refused(version: str, cache: Path) -> None:
 # -------------------------------------------------------------------------- the node, the wire
 
 
-def an_update(chunk: int, step: int, attempt: int, divisor: float = 2.0) -> Update:
+def an_update(extent: int, step: int, attempt: int, divisor: float = 2.0) -> Update:
     return Update(
-        chunk=chunk, step=step, attempt=attempt, contributions=(), absent=0, divisor=divisor,
+        extent=extent, step=step, attempt=attempt, contributions=(), absent=0, divisor=divisor,
         grad_norm=None, hyper=b"", publish=False,
     )  # fmt: skip
 

@@ -98,8 +98,8 @@ def test_a_new_attempt_awaits_no_answer_of_the_former() -> None:
 
 @pytest.mark.parametrize("slot_count", [None, 1])
 def test_a_pool_is_of_the_fidelity_that_its_limits_ask_for(slot_count: int | None) -> None:
-    """S1. Goal: both pools hold a chunk until its sum is with the parent; where slots are fixed, a
-    child is answered when its chunk is summed. A third chunk finds no room in either."""
+    """S1. Goal: both pools hold an extent until its sum is with the parent; where slots are fixed,
+    a child is answered when its extent is summed. A third one finds no room in either."""
     slots = None if slot_count is None else PoolRange(slot_count=slot_count, slot_bytes=40)
     limits = SwitchLimits(slot_bytes_max=160, slots=slots)
     pool = make_pool(limits, ranks=LEFT | RIGHT, child_count=2)
@@ -113,7 +113,7 @@ def test_a_pool_is_of_the_fidelity_that_its_limits_ask_for(slot_count: int | Non
     assert pool.room((0, 0, 2), 40) is None
     assert pool.contribute(slot, Contribution(LEFT, 1.0, True, "float32", "l", 40))
     assert not pool.contribute(slot, Contribution(LEFT, 1.0, True, "float32", "l", 40))
-    assert pool.waits_for(str) == f"step 0: chunk 0 of ranks [{LEFT}]"
+    assert pool.waits_for(str) == f"step 0: extent 0 of ranks [{LEFT}]"
     assert pool.contribute(slot, Contribution(RIGHT, 1.0, True, "float32", "r", 40))
     assert (pool[key], slot.full, pool.is_summed(key)) == (slot, True, False)
     pool.hand_out(key, 40)
@@ -128,17 +128,17 @@ def test_initial_weights_go_up_once() -> None:
     once when the state has weights."""
     handed = Handed()
     part = InitialWeights(handed.outbox, handed.children, handed.uplink)
-    load, received = message(wire.Load, chunk=3), message(wire.Received, chunk=3, verb=Verb.LOAD)
-    answer = "Received chunk=3 verb=LOAD"
+    load, received = message(wire.Load, index=3), message(wire.Received, index=3, verb=Verb.LOAD)
+    answer = "Received index=3 verb=LOAD"
     handed.play(
         part,
         [
-            ("load", (handed.left, load, "l", 5), ["parent: Load chunk=3 + 'l'"]),
+            ("load", (handed.left, load, "l", 5), ["parent: Load index=3 + 'l'"]),
             ("load", (handed.right, load, "r", 5), ["drop r"]),
             ("received", (received,), ["drop l", f"left,right: {answer}"]),
             ("load", (handed.right, load, "r", 5), ["drop r", f"right: {answer}"]),
             ("forget", (), []),
-            ("load", (handed.right, load, "r", 5), ["parent: Load chunk=3 + 'r'"]),
+            ("load", (handed.right, load, "r", 5), ["parent: Load index=3 + 'r'"]),
         ],
     )
     handed.children.loaded = True
@@ -167,24 +167,24 @@ def test_a_piece_of_an_attachment_goes_up_once() -> None:
 
 
 def test_contributions_meet_in_a_slot_and_one_sum_goes_up() -> None:
-    """I6, S1. Goal: the course of a chunk in a slot: receipts, the sum that is asked for, the push
-    of the sum, a repetition, and the end of it when the parent has it."""
+    """I6, S1. Goal: the course of an extent in a slot: receipts, the sum that is asked for, the
+    push of the sum, a repetition, and the end of it when the parent has it."""
     handed = Handed()
     raw = RawUp(handed.outbox, handed.uplink)
     weights = WeightsDown(handed.outbox, handed.children, handed.uplink, handed.limits)
     part = Aggregation(
         handed.outbox, handed.children, handed.uplink, handed.attempts, weights, raw, handed.limits
     )
-    given = {"chunk": 7, "dtype": "float32", "last": True, "weight": 1.0}
+    given = {"index": 7, "dtype": "float32", "last": True, "weight": 1.0}
     left, right = (message(wire.Push, contributors=each, **given) for each in (LEFT, RIGHT))
-    answer = "Received chunk=7 verb=PUSH contributors={}"
+    answer = "Received index=7 verb=PUSH contributors={}"
     handed.play(part, [("push", (handed.right, right, "r", 40), [f"right: {answer.format(4)}"])])
     part.push(handed.left, left, "l", 40)
     receipt, total = handed.outbox.take()
     assert line(receipt) == f"left: {answer.format(3)}"
     assert total == Sum((0, 0, 7), 0, ("l", "r"), ("float32", "float32"))
-    pushed = "Push chunk=7 contributors=7 weight=2.0 last=True dtype=float32 + 'sum'"
-    received = message(wire.Received, chunk=7, contributors=7, verb=Verb.PUSH)
+    pushed = "Push index=7 contributors=7 weight=2.0 last=True dtype=float32 + 'sum'"
+    received = message(wire.Received, index=7, contributors=7, verb=Verb.PUSH)
     handed.play(
         part,
         [
@@ -197,7 +197,7 @@ def test_contributions_meet_in_a_slot_and_one_sum_goes_up() -> None:
     assert len(handed.uplink) == 0
 
 
-def test_a_chunk_that_finds_no_slot_goes_up_raw() -> None:
+def test_an_extent_that_finds_no_slot_goes_up_raw() -> None:
     """S5. Goal: with no room every contribution goes up singly, and none is summed here."""
     handed = Handed(slot_bytes_max=0)
     raw = RawUp(handed.outbox, handed.uplink)
@@ -206,7 +206,7 @@ def test_a_chunk_that_finds_no_slot_goes_up_raw() -> None:
         handed.outbox, handed.children, handed.uplink, handed.attempts, weights, raw, handed.limits
     )
     for child in (handed.left, handed.right):
-        push = message(wire.Push, chunk=7, dtype="float32", contributors=child.ranks)
+        push = message(wire.Push, index=7, dtype="float32", contributors=child.ranks)
         part.push(child, push, child.peer, 40)
     sent = [each for each in handed.outbox.take() if isinstance(each, Send)]
     pushes = [each.message for each in sent if isinstance(each.message, wire.Push)]

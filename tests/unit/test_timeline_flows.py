@@ -190,7 +190,7 @@ def test_a_run_without_units_has_no_arrows_to_pulls(tmp_path: Path) -> None:
         tmp_path,
         worker_0=[clock(), span("push", 1, 2, step=0, unit="root", rank=0),
                   span("pull", 5, 6, step=1, unit="root")],
-        switch=[clock(), span("sum", 2, 3, step=0, chunk=0)],
+        switch=[clock(), span("sum", 2, 3, step=0, extent=0)],
         node=[clock(), span("update", 3, 4, step=0, chunk=0)],
     )  # fmt: skip
     events = trace_of(tmp_path)

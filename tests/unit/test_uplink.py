@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -20,16 +21,16 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 
 
-def push(chunk: int) -> Push:
+def push(extent: int) -> Push:
     return Push(
-        **COMMON, chunk=chunk, part=0, contributors=1, absent=0, weight=1.0, last=True,
+        **COMMON, index=extent, part=0, contributors=1, absent=0, weight=1.0, last=True,
         raw=False, dtype="float32",
     )  # fmt: skip
 
 
-def cargo(chunk: int, payload_bytes: int = 100, on_way: Any = None) -> Cargo:
-    payload = f"payload {chunk}" if payload_bytes else None
-    return Cargo(push(chunk), payload, payload_bytes, on_way)
+def cargo(extent: int, payload_bytes: int = 100, on_way: Any = None) -> Cargo:
+    payload = f"payload {extent}" if payload_bytes else None
+    return Cargo(push(extent), payload, payload_bytes, on_way)
 
 
 class Bench:
@@ -46,10 +47,10 @@ class Bench:
         return found
 
     def sent(self) -> list[int]:
-        """Chunks sent since the last look; nothing else may have been asked for."""
+        """Extents sent since the last look; nothing else may have been asked for."""
         found = self.taken()
         assert all(isinstance(action, Send) and action.peers == (PARENT,) for action in found)
-        return [action.message.chunk for action in found]
+        return [action.message.index for action in found]
 
 
 def test_requests_go_at_once_and_again() -> None:
@@ -74,8 +75,8 @@ def test_requests_go_at_once_and_again() -> None:
 def test_cargo_waits_for_room() -> None:
     """I5. Goal: never more payload under way than the window; first in, first out."""
     bench = Bench(window_bytes=250)
-    for chunk in range(5):
-        bench.uplink.load(0, chunk, cargo(chunk))
+    for extent in range(5):
+        bench.uplink.load(0, extent, cargo(extent))
     assert bench.sent() == [0, 1]
     assert bench.uplink.arrived(0, 1)
     assert bench.taken() == [Drop("payload 1"), Send((PARENT,), push(2), "payload 2")]
@@ -90,13 +91,13 @@ def test_cargo_waits_for_room() -> None:
 def test_small_cargo_does_not_overtake() -> None:
     """I3. Goal: a small payload behind a large one waits, or the large one might never go."""
     bench = Bench(window_bytes=100)
-    for chunk, payload_bytes in enumerate([60, 80, 10, 0]):
-        bench.uplink.load(0, chunk, cargo(chunk, payload_bytes))
+    for extent, payload_bytes in enumerate([60, 80, 10, 0]):
+        bench.uplink.load(0, extent, cargo(extent, payload_bytes))
     assert bench.sent() == [0]
     bench.uplink.arrived(0, 0)
     assert bench.taken()[1:] == [
-        Send((PARENT,), push(chunk), f"payload {chunk}" if chunk < 3 else None)
-        for chunk in (1, 2, 3)
+        Send((PARENT,), push(extent), f"payload {extent}" if extent < 3 else None)
+        for extent in (1, 2, 3)
     ]
 
 
@@ -104,22 +105,22 @@ def test_small_cargo_does_not_overtake() -> None:
 def test_cargo_larger_than_the_window_travels_alone(window_bytes: int) -> None:
     """I6. Goal: no payload is too large to go; a window that fits nothing is one at a time."""
     bench = Bench(window_bytes)
-    for chunk in range(3):
-        bench.uplink.load(0, chunk, cargo(chunk))
+    for extent in range(3):
+        bench.uplink.load(0, extent, cargo(extent))
     assert bench.sent() == [0]
-    for chunk in range(3):
-        assert bench.uplink.arrived(0, chunk)
+    for extent in range(3):
+        assert bench.uplink.arrived(0, extent)
     assert [type(action) for action in bench.taken()] == [Drop, Send, Drop, Send, Drop]
 
 
 def test_absent_gradients_take_no_room() -> None:
     """Goal: cargo without a payload is not dropped, and does not fill a window."""
     bench = Bench(window_bytes=100)
-    for chunk in range(3):
-        bench.uplink.load(0, chunk, cargo(chunk, 0))
+    for extent in range(3):
+        bench.uplink.load(0, extent, cargo(extent, 0))
     assert bench.sent() == [0, 1, 2]
-    for chunk in range(3):
-        bench.uplink.arrived(0, chunk)
+    for extent in range(3):
+        bench.uplink.arrived(0, extent)
     assert bench.taken() == []
 
 
@@ -155,8 +156,8 @@ def test_on_way_is_called_when_it_enters_the_window() -> None:
     """I5. Goal: a switch may answer for raw cargo only once it counts against the window."""
     bench = Bench(window_bytes=100)
     called: list[int] = []
-    for chunk in range(3):
-        bench.uplink.load(0, chunk, cargo(chunk, 100, lambda chunk=chunk: called.append(chunk)))
+    for extent in range(3):
+        bench.uplink.load(0, extent, cargo(extent, 100, partial(called.append, extent)))
     assert called == [0]
     bench.uplink.arrived(0, 0)
     bench.uplink.arrived(0, 1)
@@ -168,10 +169,10 @@ def test_on_way_is_called_when_it_enters_the_window() -> None:
 def test_forget_drops_each_payload_once() -> None:
     """I1. Goal: a new attempt lets go of all cargo and requests, and opens the whole window."""
     bench = Bench(window_bytes=250)
-    for chunk in range(4):
-        bench.uplink.load(0, chunk, cargo(chunk, 100 if chunk else 0))
+    for extent in range(4):
+        bench.uplink.load(0, extent, cargo(extent, 100 if extent else 0))
     for name in ("commit", "leave"):
-        bench.uplink.ask(0, name, Pull(**COMMON, chunk=0, part=0))
+        bench.uplink.ask(0, name, Pull(**COMMON, index=0, part=0))
     bench.taken()
     bench.uplink.forget(keep=lambda name: name == "leave")
     assert sorted(action.payload for action in bench.taken()) == [
@@ -179,9 +180,9 @@ def test_forget_drops_each_payload_once() -> None:
     ]  # fmt: skip
     assert not bench.uplink.asks("commit")
     assert bench.uplink.asks("leave")
-    assert not any(bench.uplink.holds(chunk) for chunk in range(4))
-    for chunk in (5, 6):
-        bench.uplink.load(0, chunk, cargo(chunk))
+    assert not any(bench.uplink.holds(extent) for extent in range(4))
+    for extent in (5, 6):
+        bench.uplink.load(0, extent, cargo(extent))
     assert bench.sent() == [5, 6]
     bench.uplink.forget()
     assert len(bench.uplink) == 0
@@ -190,8 +191,8 @@ def test_forget_drops_each_payload_once() -> None:
 def test_a_wider_window_is_used_from_the_next_event() -> None:
     """Goal: the credit of `Welcome` counts for what is loaded after it."""
     bench = Bench(window_bytes=0)
-    for chunk in range(3):
-        bench.uplink.load(0, chunk, cargo(chunk))
+    for extent in range(3):
+        bench.uplink.load(0, extent, cargo(extent))
     assert bench.sent() == [0]
     bench.uplink.window_bytes = 1000
     bench.uplink.load(0, 3, cargo(3))
@@ -207,7 +208,7 @@ def test_any_history(seed: int) -> None:
     bench = Bench(window_bytes)
     loaded = 0
     waiting: dict[int, int] = {}
-    """Loaded and not dropped: chunk -> bytes."""
+    """Loaded and not dropped: extent -> bytes."""
     sent: set[int] = set()
     now_ns = 0
     for _ in range(600):
@@ -222,19 +223,19 @@ def test_any_history(seed: int) -> None:
                 bench.uplink.load(now_ns, loaded, cargo(loaded, waiting[loaded]))
                 loaded += 1
             case _:
-                chunk = rng.choice([*sent, loaded + 5])
-                assert bench.uplink.arrived(now_ns, chunk) is (chunk in sent)
+                extent = rng.choice([*sent, loaded + 5])
+                assert bench.uplink.arrived(now_ns, extent) is (extent in sent)
         for action in bench.taken():
             if isinstance(action, Drop):
-                chunk = int(str(action.payload).split()[1])
-                del waiting[chunk]
-                sent.discard(chunk)
+                extent = int(str(action.payload).split()[1])
+                del waiting[extent]
+                sent.discard(extent)
             else:
-                assert action.message.chunk in waiting
-                sent.add(action.message.chunk)
-        under_way = sum(waiting[chunk] for chunk in sent)
+                assert action.message.index in waiting
+                sent.add(action.message.index)
+        under_way = sum(waiting[extent] for extent in sent)
         assert under_way <= window_bytes or len(sent) == 1
-        assert {chunk for chunk in waiting if bench.uplink.holds(chunk)} == set(waiting)
+        assert {extent for extent in waiting if bench.uplink.holds(extent)} == set(waiting)
         assert bool(sent) or not waiting, "cargo waits although nothing is under way"
     bench.uplink.forget()
     assert len([a for a in bench.taken() if isinstance(a, Drop)]) == len(waiting)

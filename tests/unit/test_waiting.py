@@ -21,7 +21,7 @@ from tests.simulate.seeds import seeds
 from tests.simulate.world import Payload
 from tests.suites.switch_suite import (
     CHUNK_BYTES,
-    CHUNKS,
+    EXTENTS,
     WORLD,
     Bench,
     child,
@@ -30,12 +30,12 @@ from tests.suites.switch_suite import (
 )
 from tests.unit.switch_parts import message as blank
 
-GRADS = {chunk: gradients(chunk) for chunk in CHUNKS}
-FIRST, SECOND, THIRD = CHUNKS[:3]
+GRADS = {extent: gradients(extent) for extent in EXTENTS}
+FIRST, SECOND, THIRD = EXTENTS[:3]
 
 
-def test_chunks_wait_in_the_order_in_which_they_began_to() -> None:
-    """S7. Goal: what waits for one chunk is handed out at once, and a decided step forgets
+def test_extents_wait_in_the_order_in_which_they_began_to() -> None:
+    """S7. Goal: what waits for one extent is handed out at once, and a decided step forgets
     its own."""
 
     def held(ranks: int, nbytes: int) -> Held:
@@ -44,8 +44,8 @@ def test_chunks_wait_in_the_order_in_which_they_began_to() -> None:
         return Held(f"child {ranks}", contribution, receipt)
 
     waiting = Waiting()
-    for step, chunk, ranks, nbytes in ((0, 5, 1, 0), (0, 3, 1, 40), (1, 5, 2, 40), (0, 5, 2, 80)):
-        waiting.add((step, 0, chunk), held(ranks, nbytes))
+    for step, extent, ranks, nbytes in ((0, 5, 1, 0), (0, 3, 1, 40), (1, 5, 2, 40), (0, 5, 2, 80)):
+        waiting.add((step, 0, extent), held(ranks, nbytes))
     assert list(waiting) == [(0, 0, 5), (0, 0, 3), (1, 0, 5)]
     assert (waiting.ranks((0, 0, 5)), waiting.nbytes((0, 0, 5))) == (3, 80)
     assert waiting.ranks((0, 0, 4)) == 0
@@ -62,21 +62,21 @@ def bench(slot_count: int = 1) -> Bench:
     )
 
 
-def push(found: Bench, rank: int, *chunks: int) -> None:
-    for chunk in chunks:
-        found.push(rank, chunk, GRADS[chunk][rank])
+def push(found: Bench, rank: int, *extents: int) -> None:
+    for extent in extents:
+        found.push(rank, extent, GRADS[extent][rank])
 
 
 def sums(found: Bench, *, raw_count: int = 0) -> list[int]:
-    """Chunks whose sums went up since the last call, as the parent receives them: exact."""
-    chunks = []
+    """Extents whose sums went up since the last call, as the parent receives them: exact."""
+    extents = []
     for message, values in found.take_parent():
         assert not message.raw
-        np.testing.assert_array_equal(values, in_rank_order(GRADS[message.chunk]))
-        chunks.append(message.chunk)
+        np.testing.assert_array_equal(values, in_rank_order(GRADS[message.index]))
+        extents.append(message.index)
         found.parent_has(message)
     assert found.core.raw_count == raw_count
-    return chunks
+    return extents
 
 
 def test_who_is_ahead_waits_and_is_answered_when_it_has_a_slot() -> None:
@@ -112,17 +112,17 @@ def test_a_repetition_of_what_waits_is_dropped() -> None:
 
 def test_who_pushes_in_another_order_goes_up_raw() -> None:
     """S6, S5. Goal: a child that is not in an open slot does not wait, and takes along what waits
-    for the same chunk."""
+    for the same extent."""
     found = bench()
     push(found, 0, FIRST, SECOND)
     push(found, 1, SECOND)
-    raw = [(m.chunk, m.contributors) for m, _ in found.take_parent() if m.raw]
+    raw = [(m.index, m.contributors) for m, _ in found.take_parent() if m.raw]
     assert raw == [(SECOND, 0b001), (SECOND, 0b010)]
     assert sorted(found.receipts()) == [(child(0), FIRST), (child(0), SECOND), (child(1), SECOND)]
 
 
-def test_who_waits_for_another_chunk_than_the_one_that_got_a_slot_goes_up_raw() -> None:
-    """S6. Goal: rank 1, whose push of the second chunk was lost, waits with the third; the second
+def test_who_waits_for_another_extent_than_the_one_that_got_a_slot_goes_up_raw() -> None:
+    """S6. Goal: rank 1, whose push of the second extent was lost, waits with the third; the second
     gets a slot without it, and so it waits no more."""
     found = bench()
     push(found, 0, FIRST, SECOND)
@@ -132,21 +132,21 @@ def test_who_waits_for_another_chunk_than_the_one_that_got_a_slot_goes_up_raw() 
     [(total, _), *none] = found.take_parent()
     assert none == []
     found.parent_has(total)
-    raw = [(m.chunk, m.contributors) for m, _ in found.take_parent()]
+    raw = [(m.index, m.contributors) for m, _ in found.take_parent()]
     assert raw == [(THIRD, 0b010)]
     assert (child(1), THIRD) in found.receipts()
 
 
 def test_nothing_waits_for_a_pool_that_is_empty() -> None:
-    """Goal: a chunk that no slot could ever hold goes up raw at once."""
+    """Goal: an extent that no slot could ever hold goes up raw at once."""
     found = bench(slot_count=0)
     push(found, 0, FIRST)
     assert found.core.raw_count == 1
     assert found.receipts() == [(child(0), FIRST)]
 
 
-def test_a_larger_chunk_is_not_overtaken() -> None:
-    """S7. Goal: a chunk for which there would be room waits behind one for which there is none."""
+def test_a_larger_extent_is_not_overtaken() -> None:
+    """S7. Goal: an extent that would find room waits behind one for which there is none."""
     found = Bench(
         SwitchLimits(slot_bytes_max=5 * CHUNK_BYTES, slots_are_awaited=True)
     )  # one slot, and room for less than another
@@ -177,33 +177,33 @@ def test_an_attempt_that_ends_drops_what_waits() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_all_is_summed_whatever_the_orders(seed: int) -> None:
     """S1, S5, S6. Goal: with any number of slots, each rank pushing in its own order with one or
-    two unanswered, every chunk arrives whole and once, and no rank waits for ever."""
+    two unanswered, every extent arrives whole and once, and no rank waits for ever."""
     rng = Random(seed)
     found = bench(slot_count=rng.randrange(1, 4))
-    orders = {rank: list(CHUNKS) for rank in range(WORLD)}
+    orders = {rank: list(EXTENTS) for rank in range(WORLD)}
     for order in orders.values():
         if rng.random() < 0.5:
             rng.shuffle(order)
     unanswered: dict[int, set[int]] = {rank: set() for rank in range(WORLD)}
-    arrived: dict[int, int] = dict.fromkeys(CHUNKS, 0)
+    arrived: dict[int, int] = dict.fromkeys(EXTENTS, 0)
     while any(orders.values()) or any(unanswered.values()):
         can = [rank for rank in orders if orders[rank] and len(unanswered[rank]) < 1 + seed % 2]
         if can and rng.random() < 0.8:
             rank = rng.choice(can)
-            chunk = orders[rank].pop(0)
-            unanswered[rank].add(chunk)
-            push(found, rank, chunk)
+            extent = orders[rank].pop(0)
+            unanswered[rank].add(extent)
+            push(found, rank, extent)
         else:
             came = found.take_parent()
             assert came or can, f"all wait: {orders}, {unanswered}; seed {seed}"
             for message, _ in came:
-                assert not arrived[message.chunk] & message.contributors
-                arrived[message.chunk] |= message.contributors
+                assert not arrived[message.index] & message.contributors
+                arrived[message.index] |= message.contributors
                 found.parent_has(message)
-        for peer, chunk in found.receipts():
-            unanswered[int(peer.rpartition("-")[2])].discard(chunk)
+        for peer, extent in found.receipts():
+            unanswered[int(peer.rpartition("-")[2])].discard(extent)
     for message, _ in found.take_parent():
-        arrived[message.chunk] |= message.contributors
+        arrived[message.index] |= message.contributors
     assert set(arrived.values()) == {(1 << WORLD) - 1}
 
 
@@ -211,7 +211,7 @@ def test_all_is_summed_whatever_the_orders(seed: int) -> None:
 @pytest.mark.parametrize("any_order", [False, True])
 @pytest.mark.parametrize("seed", seeds(6, quick=2))
 def test_weights_are_the_same_with_few_slots(seed: int, any_order: bool, update: str) -> None:
-    """I1, I5. Goal: clusters with one slot for their chunks finish on a rough network, with the
+    """I1, I5. Goal: clusters with one slot for their extents finish on a rough network, with the
     weights of any other; some contributions find it taken."""
     limits = SwitchLimits(
         slot_bytes_max=60_000, push_window_bytes=50_000, slots_are_awaited=True

@@ -51,8 +51,8 @@ def part_of(
 
 def cached(part: WeightsDown, handed: Handed, extent: int, *, step: int = 0, now: str) -> None:
     """The weights of an extent come, asked for or not, and are copied."""
-    part.pull(handed.left, message(wire.Pull, chunk=extent, step=step))
-    part.weights(message(wire.Weights, chunk=extent, step=step), "bytes", 5)
+    part.pull(handed.left, message(wire.Pull, index=extent, step=step))
+    part.weights(message(wire.Weights, index=extent, step=step), "bytes", 5)
     part.cached(Cache(extent, step, 0, 0, "float32", "bytes"), now, 5)
     handed.outbox.take()
 
@@ -71,10 +71,10 @@ def test_one_pull_goes_up_for_all_uses_of_a_step() -> None:
     """Goal: forward and backward of both children, with one pull to the parent."""
     handed = Handed()
     part, extent = part_of(handed), FIRST[0]
-    forward, backward = (message(wire.Pull, chunk=extent, part=use) for use in (0, 1))
-    came = message(wire.Weights, chunk=extent, dtype="float32")
+    forward, backward = (message(wire.Pull, index=extent, part=use) for use in (0, 1))
+    came = message(wire.Weights, index=extent, dtype="float32")
     copy = Cache(extent, 0, 0, 0, "float32", "bytes")
-    where = f"chunk={extent} " * (extent > 0)
+    where = f"index={extent} " * (extent > 0)
     handed.play(
         part,
         [
@@ -102,9 +102,9 @@ def test_the_next_weights_of_a_unit_are_asked_for_when_its_first_gradient_is_pus
     for extent in SECOND:
         cached(part, handed, extent, now=f"old {extent}")
     first, second = SECOND
-    pull = f"parent: Pull step=1 chunk={first} count=2"
-    late = message(wire.Pull, step=1, chunk=second)
-    came = message(wire.Weights, step=1, chunk=second, dtype="float32")
+    pull = f"parent: Pull step=1 index={first} count=2"
+    late = message(wire.Pull, step=1, index=second)
+    came = message(wire.Weights, step=1, index=second, dtype="float32")
     copy = Cache(second, 1, 0, 0, "float32", "bytes")
     handed.play(
         part,
@@ -113,11 +113,11 @@ def test_the_next_weights_of_a_unit_are_asked_for_when_its_first_gradient_is_pus
             ("pushed", (0, first), []),
             ("pull", (handed.left, late), []),
             ("weights", (came, "bytes", 5),
-             [f"left: Weights step=1 chunk={second} dtype=float32 + 'bytes'", "Cache extent"]),
+             [f"left: Weights step=1 index={second} dtype=float32 + 'bytes'", "Cache extent"]),
             ("cached", (copy, "new", 5), [f"drop old {second}", "drop bytes"]),
             ("pushed", (0, second), []),
             ("pull", (handed.right, late),
-             [f"right: Weights step=1 chunk={second} dtype=float32 + 'new'"]),
+             [f"right: Weights step=1 index={second} dtype=float32 + 'new'"]),
             ("forget", (0,), [f"drop old {first}"]),
         ],
     )  # fmt: skip
@@ -148,8 +148,8 @@ def test_frozen_weights_serve_every_step_of_an_attempt() -> None:
     cached(part, handed, FROZEN, now="frozen")
     handed.play(part, [("forget", (0,), [])])
     handed.outbox.step = 7
-    pull = message(wire.Pull, chunk=FROZEN, step=7)
-    sent = f"left: Weights step=7 chunk={FROZEN} dtype=float32 + 'frozen'"
+    pull = message(wire.Pull, index=FROZEN, step=7)
+    sent = f"left: Weights step=7 index={FROZEN} dtype=float32 + 'frozen'"
     handed.play(part, [("pull", (handed.left, pull), [sent]), ("forget", (), ["drop frozen"])])
     assert part.cache.bytes_used == 0
 
@@ -174,8 +174,8 @@ def test_weights_that_are_used_in_place_are_not_cached() -> None:
     """Goal: where the node has them in shared memory, nothing is copied nor asked for ahead."""
     handed = Handed()
     part = part_of(handed)
-    came = message(wire.Weights, chunk=SECOND[0], dtype="float32", in_place=True)
-    part.pull(handed.left, message(wire.Pull, chunk=SECOND[0]))
+    came = message(wire.Weights, index=SECOND[0], dtype="float32", in_place=True)
+    part.pull(handed.left, message(wire.Pull, index=SECOND[0]))
     part.weights(came, "place", 5)
     assert not [each for each in handed.outbox.take() if isinstance(each, Cache)]
     handed.play(part, [("pushed", (0, SECOND[0]), []), ("applied", (0,), [])])
@@ -188,7 +188,7 @@ def test_a_skipped_step_and_an_abort_drop_what_streamed_ahead() -> None:
     [(pull, _)] = bench.take_parent(wire.Pull)
     assert (pull.step, pull.count) == (1, 5)
     weights = bench.of(
-        wire.Weights, 0, role=Role.NODE, incarnation=1, step=1, chunk=0, part=0, dtype="float32",
+        wire.Weights, 0, role=Role.NODE, incarnation=1, step=1, index=0, part=0, dtype="float32",
         in_place=False,
     )  # fmt: skip
     bench.deliver(PARENT, weights, Payload(np.ones(CHUNK_BYTES // 4, np.float32)))
@@ -199,7 +199,7 @@ def test_a_skipped_step_and_an_abort_drop_what_streamed_ahead() -> None:
     )
     assert bench.core.counts()["cache_bytes_now"] == 0
     bench.take_parent(wire.Pull)
-    bench.deliver(child(0), bench.of(wire.Pull, 0, step=1, chunk=0, part=0, count=1))
+    bench.deliver(child(0), bench.of(wire.Pull, 0, step=1, index=0, part=0, count=1))
     assert len(bench.take_parent(wire.Pull)) == 1
 
 
@@ -241,7 +241,7 @@ class Counted(Node):
 
     def _do(self, actions: list[Any]) -> None:
         self.reads = getattr(self, "reads", [])
-        self.reads += [(a.step, a.chunk) for a in actions if isinstance(a, ReadWeights)]
+        self.reads += [(a.step, a.extent) for a in actions if isinstance(a, ReadWeights)]
         super()._do(actions)
 
 

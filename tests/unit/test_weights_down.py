@@ -16,10 +16,10 @@ KEY: CopyKey = (1, 0, 7)
 
 
 def weights(key: CopyKey = KEY) -> Weights:
-    step, part, chunk = key
+    step, part, extent = key
     return Weights(
         job=1, epoch=0, step=step, attempt=1, role=Role.SWITCH, rank=0, incarnation=1,
-        generation=1, chunk=chunk, part=part, dtype="float32", in_place=False,
+        generation=1, index=extent, part=part, dtype="float32", in_place=False,
     )  # fmt: skip
 
 
@@ -69,11 +69,11 @@ def test_a_child_that_asks_again_is_fetched_for_again() -> None:
 def test_no_room_keeps_nothing() -> None:
     """I5. Goal: beyond the budget a copy goes as soon as those who asked have it."""
     copies = WeightsCopies(child_count=2, bytes_max=150)
-    for chunk in range(3):
-        key = (1, 0, chunk)
+    for extent in range(3):
+        key = (1, 0, extent)
         copies.asked(key, "a")
-        assert copies.came(key, weights(key), chunk, 100) == ("a",)
-        assert copies.trim(key) == ([] if chunk == 0 else [chunk])
+        assert copies.came(key, weights(key), extent, 100) == ("a",)
+        assert copies.trim(key) == ([] if extent == 0 else [extent])
     assert copies.bytes_used == 100
     assert copies.asked((1, 0, 2), "b") is None
     assert copies.fallback_count == 1
@@ -134,23 +134,23 @@ def test_any_history(seed: int) -> None:
 
 
 def test_one_pull_goes_up_and_a_copy_to_each_child() -> None:
-    """Goal: the course of a chunk's weights, with a child that asks late and one that asks again
+    """Goal: the course of an extent's weights, with a child that asks late and one that asks again
     when the copy has gone."""
     handed = Handed()
     part = WeightsDown(handed.outbox, handed.children, handed.uplink, handed.limits)
-    pull = message(wire.Pull, chunk=7)
-    came = message(wire.Weights, chunk=7, dtype="float32")
-    sent = "Weights chunk=7 dtype=float32 + 'bytes'"
+    pull = message(wire.Pull, index=7)
+    came = message(wire.Weights, index=7, dtype="float32")
+    sent = "Weights index=7 dtype=float32 + 'bytes'"
     handed.play(
         part,
         [
-            ("pull", (handed.left, pull), ["parent: Pull chunk=7"]),
+            ("pull", (handed.left, pull), ["parent: Pull index=7"]),
             ("pull", (handed.left, pull), []),
             ("weights", (came, "bytes", 5), [f"left: {sent}"]),
             ("weights", (came, "again", 5), ["drop again"]),
             ("pull", (handed.right, pull), [f"right: {sent}", "drop bytes"]),
-            ("pull", (handed.right, pull), ["parent: Pull chunk=7"]),
-            ("pull", (handed.right, message(wire.Pull, chunk=7, step=2)), []),
+            ("pull", (handed.right, pull), ["parent: Pull index=7"]),
+            ("pull", (handed.right, message(wire.Pull, index=7, step=2)), []),
             ("weights", (came, "bytes", 5), [f"right: {sent}", "drop bytes"]),
         ],
     )
@@ -163,8 +163,8 @@ def test_a_decided_step_takes_its_copies_along() -> None:
     handed = Handed()
     part = WeightsDown(handed.outbox, handed.children, handed.uplink, handed.limits)
     for step in (0, 1):
-        part.pull(handed.left, message(wire.Pull, chunk=7, step=step))
-        part.weights(message(wire.Weights, chunk=7, step=step), f"of {step}", 5)
+        part.pull(handed.left, message(wire.Pull, index=7, step=step))
+        part.weights(message(wire.Weights, index=7, step=step), f"of {step}", 5)
     handed.outbox.take()
     handed.play(part, [("forget", (0,), ["drop of 0"]), ("forget", (), ["drop of 1"])])
 
@@ -173,14 +173,14 @@ def test_where_nothing_is_shared_each_pull_goes_up() -> None:
     """Goal: with `only_forwards` every child's use is one of its own, and answered as its own."""
     handed = Handed(only_forwards=True)
     part = WeightsDown(handed.outbox, handed.children, handed.uplink, handed.limits)
-    pull = message(wire.Pull, chunk=7, part=1)
+    pull = message(wire.Pull, index=7, part=1)
     handed.play(
         part,
         [
-            ("pull", (handed.left, pull), ["parent: Pull chunk=7 part=2"]),
-            ("pull", (handed.right, pull), ["parent: Pull chunk=7 part=3"]),
-            ("weights", (message(wire.Weights, chunk=7, part=3), "bytes", 5),
-             ["right: Weights chunk=7 part=1 + 'bytes'", "drop bytes"]),
+            ("pull", (handed.left, pull), ["parent: Pull index=7 part=2"]),
+            ("pull", (handed.right, pull), ["parent: Pull index=7 part=3"]),
+            ("weights", (message(wire.Weights, index=7, part=3), "bytes", 5),
+             ["right: Weights index=7 part=1 + 'bytes'", "drop bytes"]),
         ],
     )  # fmt: skip
 
@@ -192,20 +192,20 @@ def test_copies_that_are_kept_hold_up_nobody_for_long() -> None:
     by right."""
     handed = Handed()
     part = WeightsDown(handed.outbox, handed.children, handed.uplink, handed.limits)
-    answer = message(wire.Weights, chunk=7, dtype="float32")
+    answer = message(wire.Weights, index=7, dtype="float32")
 
     def after(now_ns: int, *expected: str) -> None:
         handed.outbox.now_ns = now_ns
         handed.play(part, [("tick", (), list(expected))])
 
-    part.pull(handed.left, message(wire.Pull, chunk=7))
+    part.pull(handed.left, message(wire.Pull, index=7))
     handed.outbox.take()
     after(STALLED_NS)  # nothing is kept
     part.weights(answer, "kept", 5)
-    part.pull(handed.left, message(wire.Pull, chunk=3, step=1))
+    part.pull(handed.left, message(wire.Pull, index=3, step=1))
     handed.outbox.take()
     assert part.next_ns() is None  # nothing is due: that step has not begun
-    part.pull(handed.left, message(wire.Pull, chunk=8))
+    part.pull(handed.left, message(wire.Pull, index=8))
     handed.outbox.take()
     assert part.next_ns() == 2 * STALLED_NS
     after(2 * STALLED_NS - 1)
@@ -213,6 +213,6 @@ def test_copies_that_are_kept_hold_up_nobody_for_long() -> None:
     after(9 * STALLED_NS)
     assert part.copies.bytes_used == 0
     assert part.next_ns() is None
-    late = (handed.right, message(wire.Pull, chunk=7))
-    handed.play(part, [("pull", late, ["parent: Pull chunk=7"])])
+    late = (handed.right, message(wire.Pull, index=7))
+    handed.play(part, [("pull", late, ["parent: Pull index=7"])])
     assert part.copies.fallback_count == 1

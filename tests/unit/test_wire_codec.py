@@ -69,13 +69,13 @@ _COMMON: dict[str, Any] = {
     "job": 1, "epoch": 2, "step": 3, "attempt": 4, "role": Role.WORKER, "rank": 5,
     "incarnation": 6, "generation": 7,
 }  # fmt: skip
-_CHUNK: dict[str, Any] = {**_COMMON, "chunk": 8, "part": 9}
+_DATA: dict[str, Any] = {**_COMMON, "index": 8, "part": 9}
 
 GOLDEN: list[tuple[Message, str]] = [
-    (Load(**_CHUNK), "9b 01 01 02 03 04 01 05 06 07 08 09"),
+    (Load(**_DATA), "9b 01 01 02 03 04 01 05 06 07 08 09"),
     (
         Push(
-            **_CHUNK,
+            **_DATA,
             contributors=0b101,
             absent=0b10,
             weight=1.5,
@@ -86,13 +86,13 @@ GOLDEN: list[tuple[Message, str]] = [
         "dc 00 11 02 01 02 03 04 01 05 06 07 08 09 c4 01 05 c4 01 02 cb 3f f8 00 00 00 00 00 00 c3"
         " c2 a8 62 66 6c 6f 61 74 31 36",
     ),
-    (Pull(**_CHUNK, count=5), "9c 03 01 02 03 04 01 05 06 07 08 09 05"),
+    (Pull(**_DATA, count=5), "9c 03 01 02 03 04 01 05 06 07 08 09 05"),
     (
-        Weights(**_CHUNK, dtype="float32", in_place=True),
+        Weights(**_DATA, dtype="float32", in_place=True),
         "9d 04 01 02 03 04 01 05 06 07 08 09 a7 66 6c 6f 61 74 33 32 c3",
     ),
     (
-        Received(**_CHUNK, verb=Verb.PUSH, contributors=1 << 9),
+        Received(**_DATA, verb=Verb.PUSH, contributors=1 << 9),
         "9d 05 01 02 03 04 01 05 06 07 08 09 03 c4 02 00 02",
     ),
     (
@@ -154,21 +154,21 @@ GOLDEN: list[tuple[Message, str]] = [
     (Present(**_COMMON, contributors=1, roll=3), "9b 22 01 02 03 04 01 05 06 07 c4 01 01 03"),
     (Leave(**_COMMON, contributors=3), "9a 1a 01 02 03 04 01 05 06 07 c4 01 03"),
     (
-        Read(**_CHUNK, reader=11, field="m", dtype="float32"),
+        Read(**_DATA, reader=11, field="m", dtype="float32"),
         "9e 06 01 02 03 04 01 05 06 07 08 09 0b a1 6d a7 66 6c 6f 61 74 33 32",
     ),
     (
-        Content(**_CHUNK, reader=11, field="m", dtype="float32"),
+        Content(**_DATA, reader=11, field="m", dtype="float32"),
         "9e 07 01 02 03 04 01 05 06 07 08 09 0b a1 6d a7 66 6c 6f 61 74 33 32",
     ),
     (
-        Keep(**_CHUNK, contributors=2, pieces=3),
+        Keep(**_DATA, contributors=2, pieces=3),
         "9d 08 01 02 03 04 01 05 06 07 08 09 c4 01 02 03",
     ),
-    (Propose(**_CHUNK, contributors=2), "9c 09 01 02 03 04 01 05 06 07 08 09 c4 01 02"),
-    (Agreed(**_CHUNK), "9b 0a 01 02 03 04 01 05 06 07 08 09"),
-    (Confirm(**_CHUNK), "9b 0b 01 02 03 04 01 05 06 07 08 09"),
-    (Confirmed(**_CHUNK, fits=True), "9c 0c 01 02 03 04 01 05 06 07 08 09 c3"),
+    (Propose(**_DATA, contributors=2), "9c 09 01 02 03 04 01 05 06 07 08 09 c4 01 02"),
+    (Agreed(**_DATA), "9b 0a 01 02 03 04 01 05 06 07 08 09"),
+    (Confirm(**_DATA), "9b 0b 01 02 03 04 01 05 06 07 08 09"),
+    (Confirmed(**_DATA, fits=True), "9c 0c 01 02 03 04 01 05 06 07 08 09 c3"),
     (Open(**_COMMON, reader=11), "9a 1b 01 02 03 04 01 05 06 07 0b"),
     (Opened(**_COMMON, reader=11), "9a 1c 01 02 03 04 01 05 06 07 0b"),
     (Shut(**_COMMON, reader=11), "9a 1d 01 02 03 04 01 05 06 07 0b"),

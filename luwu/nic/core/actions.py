@@ -18,10 +18,10 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Weights of a chunk were received for a pull; the payload is the shell's from now on."""
+    """Weights of an extent were received for a pull; the payload is the shell's from now on."""
 
     handle: int
-    chunk: int
+    extent: int
     payload: Payload
     in_place: bool
     """The weights may be used where they are, if that is memory shared with the sender."""
@@ -107,12 +107,12 @@ Action = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradient:
-    """One chunk to push."""
+    """One extent to push, or chunk to load."""
 
-    chunk: int
+    index: int
     payload: Payload | None
     """None: this rank has no gradient for it."""
     payload_bytes: int
     dtype: str
     absent: int = 0
-    """Bitmap of the chunk's segments without a gradient, which hold zeros; 0 without a payload."""
+    """Bitmap of the extent's segments without a gradient, which hold zeros; 0 without a payload."""

@@ -35,7 +35,7 @@ class Attachments:
     def received(self, m: wire.Received) -> None:
         """The parent has a piece of this rank, or of another one."""
         if m.contributors == self._contributors:
-            self._uplink.arrived(self._out.now_ns, ("keep", m.step, m.chunk))
+            self._uplink.arrived(self._out.now_ns, ("keep", m.step, m.index))
 
     def decided(self, step: int) -> None:
         """A step is decided: its attachment is durable."""
@@ -54,7 +54,7 @@ class Attachments:
         pieces = self._pieces[step]
         for index, piece in enumerate(pieces):
             keep = self._out.stamped(
-                wire.Keep, step=step, part=0, chunk=index, contributors=self._contributors,
+                wire.Keep, step=step, part=0, index=index, contributors=self._contributors,
                 pieces=len(pieces),
             )  # fmt: skip
             cargo = Cargo(keep, piece, len(piece))

@@ -1,7 +1,7 @@
 """Gradients between a push and what travels, where an aggregator encodes them. Pure.
 
     pushed     `Encodings.push`       Measure, if the aggregator asks all ranks first; else Encode
-    measured   `Encodings.measured`   Propose is sent, while earlier chunks travel
+    measured   `Encodings.measured`   Propose is sent, while earlier extents travel
     agreed     `Encodings.agreed`     Encode
     encoded    `Encodings.encoded`    cargo of the uplink, as any push
     received   `Encodings.received`   the gradient is dropped; where sums may overflow: Confirm
@@ -26,7 +26,7 @@ from luwu.protocol.uplink import Cargo, Uplink
 from luwu.wire import messages as wire
 
 Key = tuple[int, int, int]
-"""(step, part, chunk) of a push."""
+"""(step, part, extent) of a push."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class _Pending:
 
 def key_of(m: wire.DataMessage) -> Key:
     """The push that a message is about."""
-    return m.step, m.part, m.chunk
+    return m.step, m.part, m.index
 
 
 class Encodings:
@@ -51,7 +51,7 @@ class Encodings:
         """The job's, set when the worker joins; a plain one has nothing to do here."""
         self._pending: dict[Key, _Pending] = {}
         self.resent_count = 0
-        """Chunks that were pushed again, raw, because their encoded sum overflowed."""
+        """Extents that were pushed again, raw, because their encoded sum overflowed."""
 
     def push(self, push: wire.Push, gradient: Gradient) -> None:
         """Encode a gradient and send it."""
@@ -77,7 +77,7 @@ class Encodings:
         pending = self._pending[key_of(m)]
         if pending.gradient.payload is not None and len(agreed) != len(asked.payload):  # type: ignore[arg-type]
             raise RemoteProtocolError(
-                f"chunk {m.chunk}: {len(agreed)} bytes were agreed on, proposed were "
+                f"extent {m.index}: {len(agreed)} bytes were agreed on, proposed were "
                 f"{len(asked.payload)}; the parent has another layout"  # type: ignore[arg-type]
             )
         self._encode(pending.push, pending.gradient, agreed)
@@ -97,7 +97,7 @@ class Encodings:
         if not self.aggregator.may_overflow:
             self._release(key_of(m))
             return
-        confirm = self._out.stamped(wire.Confirm, step=m.step, part=m.part, chunk=m.chunk)
+        confirm = self._out.stamped(wire.Confirm, step=m.step, part=m.part, index=m.index)
         self._uplink.ask(self._out.now_ns, ("confirm", *key_of(m)), confirm)
 
     def confirmed(self, m: wire.Confirmed) -> None:
@@ -134,11 +134,11 @@ class Encodings:
             self._out.drop(pending.gradient.payload)
 
     def _propose(self, push: wire.Push, statement: bytes) -> None:
-        step, part, chunk = key_of(push)
+        step, part, extent = key_of(push)
         propose = self._out.stamped(
-            wire.Propose, step=step, part=part, chunk=chunk, contributors=self._contributors
+            wire.Propose, step=step, part=part, index=extent, contributors=self._contributors
         )
-        self._uplink.ask(self._out.now_ns, ("propose", step, part, chunk), propose, statement)
+        self._uplink.ask(self._out.now_ns, ("propose", step, part, extent), propose, statement)
 
     def _encode(self, push: wire.Push, gradient: Gradient, agreed: bytes) -> None:
         if gradient.payload is None:

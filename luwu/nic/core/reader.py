@@ -82,7 +82,7 @@ class ReaderCore:
     def read(self, now_ns: int, chunk: int, field: str, dtype: str) -> list[Action]:
         """Request a field of a page."""
         read = self.out.stamped(
-            wire.Read, chunk=chunk, part=0, reader=self._reader, field=field, dtype=dtype
+            wire.Read, index=chunk, part=0, reader=self._reader, field=field, dtype=dtype
         )
         self.uplink.ask(now_ns, (chunk, field), read)
         return self.out.take()
@@ -128,8 +128,8 @@ class ReaderCore:
             self.out.actions.append(VersionOpened(parse_facts(payload)))
 
     def _content(self, m: wire.Content, payload: Payload) -> None:
-        if self.uplink.answered((m.chunk, m.field)):
-            self.out.actions.append(FieldReceived(m.chunk, m.field, payload))
+        if self.uplink.answered((m.index, m.field)):
+            self.out.actions.append(FieldReceived(m.index, m.field, payload))
         else:
             self.out.ignore(m, payload)
 

@@ -1,9 +1,9 @@
-"""Loads, pulls and pushes of a worker: the chunks each still misses, and whose answer is whose.
+"""Loads, pulls and pushes of a worker: what each still misses, and whose answer is whose.
 
-    opened      `Requests.open`      every chunk is missing
+    opened      `Requests.open`      every extent (of a load: every chunk) is missing
     sent        `Requests.send`      cargo of a load or push; its receipt is for this handle
                 `Requests.pull`      weights are requested; they are for this handle
-    answered    `Requests.received`  one chunk less; with the last one the handle is done
+    answered    `Requests.received`  one of them less; with the last one the handle is done
                 `Requests.weights`   the same, of a pull
     judged      `Requests.judged`    a pull is done only after the verdict of the step before
     skipped     `Requests.repeat`    weights that came are void, and are requested again
@@ -25,19 +25,19 @@ from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb
 
 Name = tuple[str, int, int, int]
-"""(verb, step, part, chunk) of a request, and so of its answer."""
+"""(verb, step, part, index) of a request, and so of its answer."""
 
 
 @dataclass(slots=True)
 class _Request:
     missing: set[int]
-    chunks: tuple[int, ...]
+    indices: tuple[int, ...]
     pull: tuple[int, int] | None
     """(step, part) of a pull."""
 
     def pull_names(self) -> list[Name]:
         """The names of a pull's messages; none of a load or push."""
-        return [("pull", *self.pull, chunk) for chunk in self.chunks] if self.pull else []
+        return [("pull", *self.pull, index) for index in self.indices] if self.pull else []
 
 
 class Requests:
@@ -52,26 +52,28 @@ class Requests:
 
     def load(self, handle: int, chunks: Sequence[Gradient]) -> None:
         """Send initial float32 weights."""
-        self.open(handle, [entry.chunk for entry in chunks])
+        self.open(handle, [entry.index for entry in chunks])
         for entry in chunks:
-            load = self._out.stamped(wire.Load, step=0, part=0, chunk=entry.chunk)
+            load = self._out.stamped(wire.Load, step=0, part=0, index=entry.index)
             self.send(handle, "load", load, entry)
         self.close_if_done(handle)
 
-    def pull(self, handle: int, step: int, part: int, chunks: Iterable[int]) -> None:
-        """Request weights of chunks."""
-        self.open(handle, chunks, pull=(step, part))
+    def pull(self, handle: int, step: int, part: int, extents: Iterable[int]) -> None:
+        """Request weights of extents."""
+        self.open(handle, extents, pull=(step, part))
         self._ask(handle)
         self.close_if_done(handle)
 
-    def open(self, handle: int, chunks: Iterable[int], pull: tuple[int, int] | None = None) -> None:
-        """A new handle that misses these chunks; of a pull, its (step, part)."""
-        chunks = tuple(chunks)
-        self._open[handle] = _Request(set(chunks), chunks, pull)
+    def open(
+        self, handle: int, indices: Iterable[int], pull: tuple[int, int] | None = None
+    ) -> None:
+        """A new handle that misses these extents, or chunks; of a pull, its (step, part)."""
+        indices = tuple(indices)
+        self._open[handle] = _Request(set(indices), indices, pull)
 
     def send(self, handle: int, verb: str, message: wire.DataMessage, entry: Gradient) -> None:
-        """Send a chunk as soon as the parent's window has room."""
-        name = (verb, message.step, message.part, message.chunk)
+        """Send an entry as soon as the parent's window has room."""
+        name = (verb, message.step, message.part, message.index)
         self.expect(handle, name)
         cargo = Cargo(message, entry.payload, entry.payload_bytes)
         self._uplink.load(self._out.now_ns, name, cargo)
@@ -81,29 +83,29 @@ class Requests:
         self._handle_of[name] = handle
 
     def weights(self, m: wire.Weights, payload: Payload) -> None:
-        """Weights of a chunk were received; ignored if no pull waits for them."""
-        name = ("pull", m.step, m.part, m.chunk)
+        """Weights of an extent were received; ignored if no pull waits for them."""
+        name = ("pull", m.step, m.part, m.index)
         handle = self._handle_of.pop(name, None)
         if not self._uplink.answered(name) or handle is None:
             self._out.ignore(m, payload)
             return
-        self._out.actions.append(Fill(handle, m.chunk, payload, m.in_place))
-        self.received(handle, m.chunk)
+        self._out.actions.append(Fill(handle, m.index, payload, m.in_place))
+        self.received(handle, m.index)
 
     def receipt(self, m: wire.Received) -> int | None:
-        """The parent has a chunk of a load or push; the handle it belongs to.
+        """The parent has an entry of a load or push; the handle it belongs to.
 
-        None if there is none, or if the chunk was not sent yet: then the receipt is for a former
-        start of this rank, which loaded or pushed the same chunk.
+        None if there is none, or if the entry was not sent yet: then the receipt is for a former
+        start of this rank, which loaded or pushed the same.
         """
-        name = ("push" if m.verb is Verb.PUSH else "load", m.step, m.part, m.chunk)
+        name = ("push" if m.verb is Verb.PUSH else "load", m.step, m.part, m.index)
         if not self._uplink.arrived(self._out.now_ns, name):
             return None
         return self._handle_of.pop(name, None)
 
-    def received(self, handle: int, chunk: int) -> None:
-        """A chunk of a handle is answered."""
-        self._open[handle].missing.discard(chunk)
+    def received(self, handle: int, index: int) -> None:
+        """One extent, or chunk, of a handle is answered."""
+        self._open[handle].missing.discard(index)
         self.close_if_done(handle)
 
     def close_if_done(self, handle: int) -> None:
@@ -130,7 +132,7 @@ class Requests:
         """Request all weights again under a new attempt; those that came must not be used."""
         for handle, entry in self._open.items():
             if entry.pull is not None:
-                entry.missing = set(entry.chunks)
+                entry.missing = set(entry.indices)
                 self._ask(handle)
 
     def forget(self, handle: int) -> None:
@@ -148,9 +150,10 @@ class Requests:
 
     def waits_for(self) -> str:
         """The first answer that is missing, for people; empty if none is."""
-        for verb, step, part, chunk in self._handle_of:
+        for verb, step, part, index in self._handle_of:
             answer = "weights" if verb == "pull" else "a receipt"
-            return f"{answer} for the {verb} of step {step}, chunk {chunk}, part {part}"
+            what = "chunk" if verb == "load" else "extent"
+            return f"{answer} for the {verb} of step {step}, {what} {index}, part {part}"
         return ""
 
     def _ask(self, handle: int) -> None:
@@ -163,8 +166,8 @@ class Requests:
         names = entry.pull_names()
         for name in names:
             self._handle_of[name] = handle
-        for first, count in neighbours(entry.chunks):
+        for first, count in neighbours(entry.indices):
             pull = self._out.stamped(
-                wire.Pull, step=step, part=part, chunk=entry.chunks[first], count=count
+                wire.Pull, step=step, part=part, index=entry.indices[first], count=count
             )
             self._uplink.ask_for(self._out.now_ns, names[first : first + count], pull)

@@ -1,16 +1,16 @@
 """The worker's side of the protocol as a state machine: push, pull and wait.
 
-`NicCore` turns "give me unit 3 for step 7" into chunk messages, repeats them until answered, and
+`NicCore` turns "give me unit 3 for step 7" into messages, repeats them until answered, and
 reports when it is done. It never computes and never waits: an event and a time in, actions out; its
 shell (`shell.py`) connects it to the transport and to the training thread.
 
     the script         sent to the parent              done when
     join               Hello                           Welcome                 -> Joined
     load (rank 0)      Load, every chunk               Received, every chunk   -> Done
-    pull               Pull, every chunk               Weights, every chunk    -> Fill each, and the
+    pull               Pull, runs of extents           Weights, every extent   -> Fill each, and the
                                                        verdict of the step before -> Done
     begin              Begin                           Received
-    push               Push, every chunk               Received, every chunk   -> Done
+    push               Push, every extent              Received, every extent  -> Done
                        (encoded: see `encoding.py`)
     commit             Commit                          Verdict -> Judged, Decided -> StepDecided
     attach             Keep, every piece               Received, every piece
@@ -59,8 +59,8 @@ class NicCore:
         wire.Verdict: "_verdict",
         wire.Decided: "_decided",
         wire.Weights: "requests.weights",
-        Verb.LOAD: "_chunk_received",
-        Verb.PUSH: "_chunk_received",
+        Verb.LOAD: "_cargo_received",
+        Verb.PUSH: "_cargo_received",
         wire.Agreed: "encodings.agreed",
         wire.Confirmed: "encodings.confirmed",
         Verb.BEGIN: "steps.begun",
@@ -117,29 +117,29 @@ class NicCore:
         return self.out.take()
 
     def pull(
-        self, now_ns: int, handle: int, step: int, part: int, chunks: Sequence[int]
+        self, now_ns: int, handle: int, step: int, part: int, extents: Sequence[int]
     ) -> list[Action]:
-        """Request weights of chunks; `part` counts this rank's uses of them within the step."""
+        """Request weights of extents; `part` counts this rank's uses of them within the step."""
         self.out.now_ns = now_ns
-        self.requests.pull(handle, step, part, chunks)
+        self.requests.pull(handle, step, part, extents)
         return self.out.take()
 
     def push(
-        self, now_ns: int, handle: int, step: int, part: int, chunks: Sequence[Gradient],
+        self, now_ns: int, handle: int, step: int, part: int, extents: Sequence[Gradient],
         *, weight: float = 1.0, last: bool,
     ) -> list[Action]:  # fmt: skip
         """Send gradients; every push carries its rank's weight in its last part."""
         self.out.now_ns = now_ns
-        self.requests.open(handle, [entry.chunk for entry in chunks])
-        for entry in chunks:
+        self.requests.open(handle, [entry.index for entry in extents])
+        for entry in extents:
             push = self.out.stamped(
-                wire.Push, step=step, part=part, chunk=entry.chunk, weight=weight, last=last,
+                wire.Push, step=step, part=part, index=entry.index, weight=weight, last=last,
                 contributors=1 << self.out.rank, absent=entry.absent, raw=False, dtype=entry.dtype,
             )  # fmt: skip
             if self.encodings.aggregator.is_plain:
                 self.requests.send(handle, "push", push, entry)
             else:
-                self.requests.expect(handle, ("push", step, part, entry.chunk))
+                self.requests.expect(handle, ("push", step, part, entry.index))
                 self.encodings.push(push, entry)
         self.requests.close_if_done(handle)
         return self.out.take()
@@ -285,12 +285,12 @@ class NicCore:
         if is_new:
             self.requests.decided()
 
-    def _chunk_received(self, m: wire.Received) -> None:
+    def _cargo_received(self, m: wire.Received) -> None:
         handle = self.requests.receipt(m)
         if handle is not None:
             if m.verb is Verb.PUSH:
                 self.encodings.received(m)
-            self.requests.received(handle, m.chunk)
+            self.requests.received(handle, m.index)
 
     # ---------------------------------------------------------------------- all parts together
 

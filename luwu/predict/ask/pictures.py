@@ -85,12 +85,12 @@ def steps_picture(played: Driven) -> Picture:
 
 
 def _named(span: Span) -> Span:
-    """With its step, and its unit or chunk, in the name of its job."""
+    """With its step, and its unit, extent or chunk, in the name of its job."""
     fields = dict(span.fields)
     words = [f"step {fields['step']}"] if "step" in fields else []
     words.append(span.job)
     words += [str(fields["unit"])] if "unit" in fields else []
-    words += [f"chunk {fields['chunk']}"] if "chunk" in fields else []
+    words += [f"{name} {fields[name]}" for name in ("extent", "chunk") if name in fields]
     return replace(span, job=" ".join(words))
 
 

@@ -174,7 +174,7 @@ class _Exchange:
     def _gradients(self) -> list[nic.Gradient]:
         return [
             nic.Gradient(
-                chunk=extent.index, payload=Token(extent.sum_bytes),
+                index=extent.index, payload=Token(extent.sum_bytes),
                 payload_bytes=extent.sum_bytes, dtype="float32",
             )
             for extent in self._layout.extents

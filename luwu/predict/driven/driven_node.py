@@ -112,7 +112,7 @@ class DrivenNode:
     def _update(self, action: do.Update) -> Process:
         thread = yield self._crew.get()
         yield from self._work.update(action, thread)
-        weights = self._weights_of(action.chunk) if action.publish else None
+        weights = self._weights_of(action.extent) if action.publish else None
         self._do(self.core.updated(action, SQUARES, weights, in_place=self._work.in_place))
         yield from self._work.write(action, thread)
         self._crew.put(thread)
@@ -122,8 +122,8 @@ class DrivenNode:
         thread = yield self._crew.get()
         yield from self._work.fold(action, thread)
         self._crew.put(thread)
-        nbytes = self._layout.extents[action.chunk].sum_bytes
-        total = Token(nbytes, self._cost(action.chunk, nbytes))
+        nbytes = self._layout.extents[action.extent].sum_bytes
+        total = Token(nbytes, self._cost(action.extent, nbytes))
         self._do(self.core.folded(action, SQUARES, total, nbytes))
 
     def _read_weights(self, action: do.ReadWeights) -> Process:
@@ -133,7 +133,7 @@ class DrivenNode:
         self._weights_read(action)
 
     def _weights_read(self, action: do.ReadWeights) -> None:
-        weights = self._weights_of(action.chunk)
+        weights = self._weights_of(action.extent)
         self._do(self.core.weights_read(action, weights, in_place=self._work.in_place))
 
     def _flush(self, action: do.Prepare | do.Decide) -> Process:

@@ -179,7 +179,7 @@ class DrivenWorker:
             nbytes = self._layout.extents[extent].elems * DTYPE_BYTES[dtype]
             payload = Token(nbytes, nbytes * self._script.scale)
             gradients.append(
-                nic.Gradient(chunk=extent, payload=payload, payload_bytes=nbytes, dtype=dtype)
+                nic.Gradient(index=extent, payload=payload, payload_bytes=nbytes, dtype=dtype)
             )
         number, done = self._open("push", step, index)
         actions = self._core.push(

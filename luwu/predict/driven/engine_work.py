@@ -95,14 +95,14 @@ class EngineWork:
         self._memory = Engine(env, record, "node memory")
 
     def update(self, action: do.Update, thread: Any) -> Process:
-        *pages, last = self._pages(action.chunk)
+        *pages, last = self._pages(action.extent)
         for page in pages:
             yield from self._update_page(action, page)
             yield from self._write_page(action, page)
         yield from self._update_page(action, last)
 
     def write(self, action: do.Update, thread: Any) -> Process:
-        yield from self._write_page(action, self._pages(action.chunk)[-1])
+        yield from self._write_page(action, self._pages(action.extent)[-1])
 
     def _update_page(self, action: do.Update, page: _Page) -> Process:
         about, start_s = page.about(action.step), self._env.now
@@ -127,7 +127,7 @@ class EngineWork:
     def fold(self, action: do.Fold, thread: Any) -> Process:
         start_s, all_bytes = self._env.now, 0.0
         before = () if action.total is None else (action.total,)
-        for page in self._pages(action.chunk):
+        for page in self._pages(action.extent):
             about = page.about(action.step)
             yield from self._read_back((*action.contributions, *before), page, about)
             passed = float(2 * _arrived_bytes(action.contributions, page))
@@ -138,7 +138,7 @@ class EngineWork:
 
     def read_weights(self, action: do.ReadWeights, thread: Any) -> Process:
         start_s, all_bytes = self._env.now, 0
-        for page in self._pages(action.chunk):
+        for page in self._pages(action.extent):
             about = page.about(action.step)
             if self._costs.weights_away and self._costs.away:
                 nbytes = page.elems * SUM_BYTES * self._costs.away
@@ -196,4 +196,4 @@ def _arrived_bytes(contributions: Sequence[Any], page: _Page) -> float:
 
 
 def _about(action: do.Fold | do.ReadWeights) -> Fields:
-    return (("step", action.step), ("extent", action.chunk))
+    return (("step", action.step), ("extent", action.extent))

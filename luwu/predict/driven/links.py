@@ -69,7 +69,7 @@ class Link:
         assert isinstance(message, DataMessage)
         assert self._rate is not None
         name, meant = type(message).__name__.lower(), payload.cost_bytes
-        fields = (("step", message.step), ("chunk", message.chunk))
+        fields = (("step", message.step), ("extent", message.index))
         yield from self._engine.work(name, meant / self._rate, meant, fields)
         self._after_latency(message, payload)
 

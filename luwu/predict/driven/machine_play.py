@@ -269,7 +269,7 @@ class _MachineWork:
         ]
 
     def update(self, action: do.Update, thread: Thread) -> Process:
-        *pages, last = self._pages(action.chunk)
+        *pages, last = self._pages(action.extent)
         for page in pages:
             yield from self._update_page(page, thread)
             yield from self._write_page(page)
@@ -277,7 +277,7 @@ class _MachineWork:
         yield self._handed()
 
     def write(self, action: do.Update, thread: Thread) -> Process:
-        yield from self._write_page(self._pages(action.chunk)[-1])
+        yield from self._write_page(self._pages(action.extent)[-1])
         yield self._handed()
 
     def _update_page(self, page: int, thread: Thread) -> Process:
@@ -297,7 +297,7 @@ class _MachineWork:
         raise AssertionError("streaming folds nothing")
 
     def read_weights(self, action: do.ReadWeights, thread: Thread) -> Process:
-        for page in self._pages(action.chunk):
+        for page in self._pages(action.extent):
             nbytes = self._world.page_bytes[page]
             if not self._stays[page]:
                 yield self._disk.do("read", nbytes * self._floors.pull_s_per_byte)
@@ -455,7 +455,7 @@ class _Worker:
             yield self._compute.do("copies", cost_bytes * world.floors.gradient_s_per_byte)
             payload = Token(nbytes, cost_bytes)
             gradients.append(
-                nic.Gradient(chunk=extent, payload=payload, payload_bytes=nbytes, dtype="float32")
+                nic.Gradient(index=extent, payload=payload, payload_bytes=nbytes, dtype="float32")
             )
         number, done = self._open("push")
         pushes.append(done)

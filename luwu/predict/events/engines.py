@@ -27,7 +27,7 @@ class Span:
     amount: float
     """Bytes, or another count of the engine."""
     fields: Fields = ()
-    """Its names in a timeline: step, unit, chunk."""
+    """Its names in a timeline: step, unit, extent, chunk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Handle(Protocol):
 
 
 class Cell(Protocol):
-    """Memory for the gradient of one chunk; from `take` on it belongs to the caller."""
+    """Memory for the gradient of one extent; from `take` on it belongs to the caller."""
 
     data: memoryview
     is_needed: bool
@@ -51,7 +51,7 @@ class Cell(Protocol):
 
 
 class Cells(Protocol):
-    """Memory for gradients, a cell per chunk."""
+    """Memory for gradients, a cell per extent."""
 
     def take_now(self, nbytes: int) -> Any:
         """A cell of this size, or None if one must be waited for."""
@@ -146,7 +146,7 @@ class Nic(Protocol):
         self, step: int, part: int, unit: int, gradients: Sequence[ExtentGradient] | None,
         dtype: str, *, last: bool, weight: float = 1.0,
     ) -> Handle:  # fmt: skip
-        """Send gradients of a unit's chunks; their cells belong to the push from now on.
+        """Send gradients of a unit's extents; their cells belong to the push from now on.
 
         None: this rank has no gradient for the unit.
         """

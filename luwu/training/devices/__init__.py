@@ -1,6 +1,6 @@
 """Memory of the host, which the network reads and writes, and memory of the device.
 
-gradients.py        which parts of a unit's gradients make up each chunk, and the copy
+gradients.py        which parts of a unit's gradients make up each extent, and the copy
 device.py           `CpuDevice`, `CudaDevice`; `write_unit` writes gradients to cells
 weights.py          the storage of a unit's weights on a CPU (`device_weights.py`: on a GPU)
 storages.py         which storages hold weights

@@ -135,7 +135,7 @@ class Spill:
 class Inspect:
     """Combine a part's encoded contributions and see whether they are a sum; `inspected`."""
 
-    chunk: int
+    extent: int
     step: int
     attempt: int
     part: int
@@ -149,7 +149,7 @@ class Fold:
     Two sums, so that it makes no difference where the part was summed; measure it; `folded`.
     """
 
-    chunk: int
+    extent: int
     step: int
     attempt: int
     part: int
@@ -157,20 +157,20 @@ class Fold:
     """Sum of the parts before; None if there are none."""
     contributions: tuple[Contribution, ...]
     absent: int
-    """Segments of the chunk that have a gradient neither in the total nor in this part."""
+    """Segments of the extent that have a gradient neither in the total nor in this part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """Read the page, add, divide, update, write it to its other side; `updated`, then `written`."""
+    """Read the pages, add, divide, update, write their other sides; `updated`, then `written`."""
 
-    chunk: int
+    extent: int
     step: int
     attempt: int
     contributions: tuple[Contribution, ...]
     """Gradients to add in this order, in float32."""
     absent: int
-    """Bitmap of the chunk's segments for which no rank has a gradient: they stay as they are."""
+    """Bitmap of the extent's segments for which no rank has a gradient: they stay as they are."""
     divisor: float
     """Total weight: the sum is divided by float32(divisor), once."""
     grad_norm: float | None
@@ -183,13 +183,13 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class ReadWeights:
-    """Read a page's weights in the wire dtype; `weights_read`."""
+    """Read pages' weights in the wire dtype; `weights_read`."""
 
-    chunk: int
+    extent: int
     step: int
     """The step they are for."""
     version: int | None
-    """The version of the page to read; None: the decided one, whichever that is by then."""
+    """The version of the pages to read; None: the decided one, whichever that is by then."""
     attempt: int
     parts: tuple[int, ...]
 

@@ -27,21 +27,21 @@ class Attachments:
             self._outbox.drop(payload)
             self._children.send_all(self._outbox.receipt(m, Verb.KEEP, m.contributors))
             return
-        key = (m.contributors, m.chunk)
+        key = (m.contributors, m.index)
         is_one_rank = m.contributors and not m.contributors & (m.contributors - 1)
         fits = is_one_rank and not m.contributors & ~self._children.members.active
-        if not (fits and m.chunk < m.pieces <= KEEP_PIECES_MAX and self._steps.takes(m.step)):
+        if not (fits and m.index < m.pieces <= KEEP_PIECES_MAX and self._steps.takes(m.step)):
             self._outbox.drop(payload)
             return
         step = self._steps.at(m.step)
-        if m.chunk in step.kept.get(m.contributors, ()):
+        if m.index in step.kept.get(m.contributors, ()):
             self._outbox.drop(payload)
             self._children.send_all(self._outbox.receipt(m, Verb.KEEP, m.contributors))
         elif key in step.keeping or step.pieces_count.setdefault(key[0], m.pieces) != m.pieces:
             self._outbox.drop(payload)
         else:
             step.keeping.add(key)
-            piece = KeepPiece(m.step, step.attempt, m.contributors, m.chunk, m.pieces, payload)
+            piece = KeepPiece(m.step, step.attempt, m.contributors, m.index, m.pieces, payload)
             self._outbox.actions.append(piece)
 
     def piece_kept(self, piece: KeepPiece) -> None:
@@ -52,7 +52,7 @@ class Attachments:
             step.keeping.discard((piece.ranks, piece.piece))
             step.kept.setdefault(piece.ranks, set()).add(piece.piece)
             receipt = self._outbox.stamped(
-                wire.Received, step=piece.step, chunk=piece.piece, part=0, verb=Verb.KEEP,
+                wire.Received, step=piece.step, index=piece.piece, part=0, verb=Verb.KEEP,
                 contributors=piece.ranks,
             )  # fmt: skip
             self._children.send_all(receipt)

@@ -53,10 +53,10 @@ class GradientBudget:
         self._children.send_all(receipt)
         self.add(payload, payload_bytes, is_raw=False)
 
-    def owes(self, step: int, part: int, chunk: int) -> bool:
+    def owes(self, step: int, part: int, extent: int) -> bool:
         """True if the receipt of this gradient waits."""
-        found = ((each.step, each.part, each.chunk) for _, each in self._owed.values())
-        return (step, part, chunk) in found
+        found = ((each.step, each.part, each.index) for _, each in self._owed.values())
+        return (step, part, extent) in found
 
     def release(self, payload: Payload | None) -> None:
         """Drop a payload; it may be one that was spilled, or whose receipt waits."""

@@ -33,17 +33,17 @@ class FirstWeights:
 
     def load(self, peer: str, m: wire.Load, payload: Payload, payload_bytes: int) -> None:
         """Initial weights of a chunk."""
-        if m.chunk in self._loaded or self._children.loaded:
-            self._confirm(m.chunk)
+        if m.index in self._loaded or self._children.loaded:
+            self._confirm(m.index)
             self._outbox.drop(payload)
-        elif m.chunk in self._loading or not self._shard.owns(m.chunk):
+        elif m.index in self._loading or not self._shard.owns(m.index):
             self._outbox.drop(payload)
-        elif payload_bytes not in self._sizes(m.chunk):
-            self._outbox.note("node.misfit", level="WARNING", chunk=m.chunk, bytes=payload_bytes)
+        elif payload_bytes not in self._sizes(m.index):
+            self._outbox.note("node.misfit", level="WARNING", chunk=m.index, bytes=payload_bytes)
             self._outbox.drop(payload)
         else:
-            self._loading.add(m.chunk)
-            self._waiting.append(LoadPage(m.chunk, self._outbox.attempt, payload))
+            self._loading.add(m.index)
+            self._waiting.append(LoadPage(m.index, self._outbox.attempt, payload))
             self.start()
 
     def start(self) -> None:
@@ -95,6 +95,6 @@ class FirstWeights:
 
     def _confirm(self, chunk: int) -> None:
         receipt = self._outbox.stamped(
-            wire.Received, step=0, chunk=chunk, part=0, verb=Verb.LOAD, contributors=0
+            wire.Received, step=0, index=chunk, part=0, verb=Verb.LOAD, contributors=0
         )
         self._children.send_all(receipt)

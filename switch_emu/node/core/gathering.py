@@ -1,9 +1,9 @@
 """The gradients of a step at the node, its hyper-parameters, and its Commit.
 
 A gradient is a sum that a switch made, or raw from one rank; it is kept, in RAM or spilled, until
-its page is updated. Where the order of work is `at_step`, the parts of a chunk are folded into one
-total as they become complete. Begin and each gradient are answered once they are kept; a whole sum
-that can be updated at once, and for which there is no room, when there is (`budget.py`).
+its pages are updated. Where the order of work is `at_step`, the parts of an extent are folded into
+one total as they become complete. Begin and each gradient are answered once they are kept; a whole
+sum that can be updated at once, and for which there is no room, when there is (`budget.py`).
 
 Where encoded sums may overflow, a part whose contributions are all in is inspected first. If it
 overflowed, it is dropped, and all ranks push it again in float (`RESENT_PART`). Pure.
@@ -45,7 +45,7 @@ class Gathering:
         self.duplicates: Counter[str] = Counter()
         """Gradients that had arrived before, and came again, by child."""
         self.overflow_count = 0
-        """Chunks whose encoded sum overflowed: they were sent again in float."""
+        """Extents whose encoded sum overflowed: they were sent again in float."""
 
     # ---------------------------------------------------------------------- gradients
 
@@ -63,7 +63,7 @@ class Gathering:
             return False
         step = self._steps.at(m.step)
         is_resent, number = m.part >= wire.RESENT_PART, m.part % wire.RESENT_PART
-        part = step.sums.part(m.chunk, number)
+        part = step.sums.part(m.index, number)
         if is_resent != (part.fits is False):  # integers of what overflowed; or floats unasked for
             outbox.drop(payload)
             if not is_resent:
@@ -74,9 +74,9 @@ class Gathering:
             is_new = step.sums.add(part, contribution)
         except OverlapError as exc:
             outbox.drop(payload)
-            return AbortRequest(f"chunk {m.chunk}: {exc}")
+            return AbortRequest(f"extent {m.index}: {exc}")
         if not is_new:
-            if not self._budget.owes(m.step, m.part, m.chunk):
+            if not self._budget.owes(m.step, m.part, m.index):
                 children.send_all(receipt)
             self._count_duplicate(m)
             outbox.drop(payload)
@@ -86,7 +86,7 @@ class Gathering:
         else:
             children.send_all(receipt)
             self._budget.add(payload, payload_bytes, is_raw=m.raw)
-        self._continue(step, part, m.chunk, number)
+        self._continue(step, part, m.index, number)
         return True
 
     def _can_owe(self, m: wire.Push, part: PartSum) -> bool:
@@ -107,40 +107,40 @@ class Gathering:
         assert form is not None
         fault = form.fault(m, payload_bytes, has_payload=payload is not None)
         is_of_ranks = m.contributors and not m.contributors & ~self._children.members.ranks
-        if not fault and is_of_ranks and self._shard.owns_extent(m.chunk):
+        if not fault and is_of_ranks and self._shard.owns_extent(m.index):
             return True
         misfit = {
-            "chunk": m.chunk, "dtype": m.dtype, "bytes": payload_bytes,
+            "extent": m.index, "dtype": m.dtype, "bytes": payload_bytes,
             "ranks": ranks_text([m.contributors]), "text": fault,
         }  # fmt: skip
         self._outbox.note("node.misfit", level="WARNING", **misfit)
         return False
 
-    def _continue(self, step: Step, part: PartSum, chunk: int, number: int) -> None:
+    def _continue(self, step: Step, part: PartSum, extent: int, number: int) -> None:
         """A contribution to a part came, or whether its sum overflowed is known."""
         if part.contributors == self._children.members.active and not part.complete:
-            self._inspect(step, part, chunk, number)
+            self._inspect(step, part, extent, number)
         if part.complete and not self._shard.is_streaming:
-            self._fold_next(step, chunk)
+            self._fold_next(step, extent)
         elif part.complete and number == 0 and part.contributions[0].last:
-            self.make_ready(step, chunk)
+            self.make_ready(step, extent)
 
-    def make_ready(self, step: Step, chunk: int) -> None:
-        """All of a chunk's gradient is there: update its page, or serve it as it is."""
-        if not step.make_ready(chunk):
-            self._serving.serve(step.number + 1, chunk)
+    def make_ready(self, step: Step, extent: int) -> None:
+        """All of an extent's gradient is there: update its page, or serve it as it is."""
+        if not step.make_ready(extent):
+            self._serving.serve(step.number + 1, extent)
 
     # ---------------------------------------------------------------------- sums of a part
 
-    def _fold_next(self, step: Step, chunk: int) -> None:
-        fold = step.next_fold(chunk, self._outbox.attempt)
+    def _fold_next(self, step: Step, extent: int) -> None:
+        fold = step.next_fold(extent, self._outbox.attempt)
         if fold is not None:
             self._outbox.actions.append(fold)
 
     def folded(
         self, fold: Fold, squares: tuple[float, ...], payload: Payload, payload_bytes: int
     ) -> None:
-        """A part was added to a chunk's total; `payload` is the new total."""
+        """A part was added to an extent's total; `payload` is the new total."""
         for contribution in (fold.total, *fold.contributions):
             self._budget.release(None if contribution is None else contribution.payload)
         if fold.attempt != self._outbox.attempt:
@@ -148,15 +148,15 @@ class Gathering:
             return
         step, ranks = self._steps.by_number[fold.step], self._children.members.active
         total = Contribution(ranks, 0.0, True, "float32", payload, payload_bytes, fold.absent)
-        step.folded(fold.chunk, squares, total)
+        step.folded(fold.extent, squares, total)
         self._budget.add(payload, payload_bytes, is_raw=False)
-        self._fold_next(step, fold.chunk)
+        self._fold_next(step, fold.extent)
 
-    def _inspect(self, step: Step, part: PartSum, chunk: int, number: int) -> None:
+    def _inspect(self, step: Step, part: PartSum, extent: int, number: int) -> None:
         """All ranks' encoded contributions to a part are in: find out whether they overflow."""
         attempt, contributions = self._outbox.attempt, tuple(part.contributions)
         part.contributions = [replace(c, payload=None) for c in contributions]
-        self._outbox.actions.append(Inspect(chunk, step.number, attempt, number, contributions))
+        self._outbox.actions.append(Inspect(extent, step.number, attempt, number, contributions))
 
     def inspected(self, done: Inspect, *, fits: bool) -> None:
         """The encoded contributions to a part fit in a sum, or overflowed: announce which."""
@@ -167,47 +167,47 @@ class Gathering:
         if not is_current:
             return
         step = self._steps.by_number[done.step]
-        part = step.sums.part(done.chunk, done.part)
+        part = step.sums.part(done.extent, done.part)
         if fits:
             part.contributions, part.fits, part.complete = list(done.contributions), True, True
         else:
             part.overflow()
             self.overflow_count += 1
-            self._outbox.note("node.overflow", level="DEBUG", step=done.step, chunk=done.chunk)
-        self._children.send_all(self._confirmed(done.step, done.part, done.chunk, fits=fits))
+            self._outbox.note("node.overflow", level="DEBUG", step=done.step, extent=done.extent)
+        self._children.send_all(self._confirmed(done.step, done.part, done.extent, fits=fits))
         if fits:
-            self._continue(step, part, done.chunk, done.part)
+            self._continue(step, part, done.extent, done.part)
 
     def confirm(self, peer: str, m: wire.Confirm, *_: object) -> None:
         """Repeat whether a sum fits, if that is known; else it is announced when it is."""
         fits: bool | None = True
         if m.step >= self._outbox.step:
             step = self._steps.by_number.get(m.step)
-            entry = None if step is None else step.sums.chunks.get(m.chunk)
+            entry = None if step is None else step.sums.extents.get(m.index)
             part = None if entry is None else entry.parts.get(m.part)
             fits = None if part is None else part.fits
         if fits is not None:
-            self._outbox.send(peer, self._confirmed(m.step, m.part, m.chunk, fits=fits))
+            self._outbox.send(peer, self._confirmed(m.step, m.part, m.index, fits=fits))
 
-    def _confirmed(self, step: int, part: int, chunk: int, *, fits: bool) -> wire.Confirmed:
-        return self._outbox.stamped(wire.Confirmed, step=step, part=part, chunk=chunk, fits=fits)
+    def _confirmed(self, step: int, part: int, extent: int, *, fits: bool) -> wire.Confirmed:
+        return self._outbox.stamped(wire.Confirmed, step=step, part=part, index=extent, fits=fits)
 
     # ---------------------------------------------------------------------- about a step
 
     def propose(self, peer: str, m: wire.Propose, statement: bytes, *_: object) -> None:
-        """All ranks have stated what they need to know of a chunk: send it back to all."""
+        """All ranks have stated what they need to know of an extent: send it back to all."""
         if not self._steps.takes(m.step):
             return
         shard = self._shard
         sizes = {0}
-        if shard.owns_extent(m.chunk) and shard.aggregator.asks_first:
-            elems = shard.layout.extents[m.chunk].elems
+        if shard.owns_extent(m.index) and shard.aggregator.asks_first:
+            elems = shard.layout.extents[m.index].elems
             sizes.add(shard.aggregator.statement_bytes(elems))
         if len(statement) in sizes:
-            agreed = self._outbox.stamped(wire.Agreed, step=m.step, part=m.part, chunk=m.chunk)
+            agreed = self._outbox.stamped(wire.Agreed, step=m.step, part=m.part, index=m.index)
             self._children.send_all(agreed, statement)
         else:
-            self._outbox.note("node.misfit", level="WARNING", chunk=m.chunk, bytes=len(statement))
+            self._outbox.note("node.misfit", level="WARNING", extent=m.index, bytes=len(statement))
 
     def begin(self, peer: str, m: wire.Begin, hyper: bytes, *_: object) -> bool:
         """The hyper-parameters of a step that streams; True if they may be new."""

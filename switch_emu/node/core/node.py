@@ -5,7 +5,7 @@ event and a time in, actions out; the pipeline does what the actions ask for and
 
 One step t, and what starts each change:
 
-    sums come in       `Push` of every chunk, by parts, from all ranks
+    sums come in       `Push` of every extent, by parts, from all ranks
     streaming          a complete sum is updated at once: Update -> updated -> written
     at_step            a complete part is folded: Fold -> folded; pages wait for the verdict
     verdict(t)         `Commit` is in and every sum is complete, measured and finite
@@ -317,7 +317,7 @@ class NodeCore:
     def folded(
         self, fold: do.Fold, squares: tuple[float, ...], payload: Payload, payload_bytes: int
     ) -> list[Action]:
-        """A part was added to a chunk's total; `payload` is the new total."""
+        """A part was added to an extent's total; `payload` is the new total."""
         self.gathering.folded(fold, squares, payload, payload_bytes)
         self._advance()
         return self.out.take()
@@ -460,8 +460,8 @@ class NodeCore:
             self.serving.was_skipped()
             out.note("node.skipped", level="WARNING", step=step.number, grad_norm=norm)
         elif not self.shard.is_streaming:
-            for chunk in step.forward_order(self.shard.trainable):
-                self.gathering.make_ready(step, chunk)
+            for extent in step.forward_order(self.shard.trainable):
+                self.gathering.make_ready(step, extent)
 
     def _start_updates(self, step: Step) -> None:
         if not self.state.must_discard:
@@ -537,7 +537,7 @@ class NodeCore:
 
     @property
     def overflow_count(self) -> int:
-        """Chunks whose encoded sum overflowed."""
+        """Extents whose encoded sum overflowed."""
         return self.gathering.overflow_count
 
     @property

@@ -57,7 +57,7 @@ class Readers:
             )
             self._send_gone(peer, m.reader, text)
         else:
-            read = ReadField(m.reader, m.chunk, m.field, m.dtype)
+            read = ReadField(m.reader, m.index, m.field, m.dtype)
             if read not in reader.under_way:
                 reader.under_way.add(read)
                 self._actions.append(read)
@@ -89,7 +89,7 @@ class Readers:
             else:
                 assert reader.opened is not None
                 content = self._outbox.stamped(
-                    wire.Content, step=reader.opened.step, chunk=read.chunk, part=0,
+                    wire.Content, step=reader.opened.step, index=read.chunk, part=0,
                     reader=read.reader, field=read.field, dtype=read.dtype,
                 )  # fmt: skip
                 self._actions.append(Send((reader.peer,), content, payload))

@@ -34,22 +34,22 @@ class Serving:
         self._shard, self._steps = shard, steps
         self._reads_max = reads_max
         self._wanted: dict[tuple[int, int], set[int]] = {}
-        """(step, chunk) -> uses for which it is wanted."""
+        """(step, extent) -> uses for which it is wanted."""
         self._queue: deque[ReadWeights] = deque()
         self._reads: set[ReadWeights] = set()
         """Under way."""
         self._pulled_ahead: dict[int, None] = {}
-        """Chunks of the step after the open one, in the order of their first pull."""
+        """Extents of the step after the open one, in the order of their first pull."""
 
     def pull(self, peer: str, m: wire.Pull, *_: object) -> None:
         """A child wants weights."""
         open_step = self._outbox.step
         if not open_step <= m.step <= open_step + 1:
             return
-        last = m.chunk + m.count - 1
-        if not (self._shard.owns_extent(m.chunk) and self._shard.owns_extent(last)):
+        last = m.index + m.count - 1
+        if not (self._shard.owns_extent(m.index) and self._shard.owns_extent(last)):
             return
-        for extent in range(m.chunk, last + 1):
+        for extent in range(m.index, last + 1):
             if m.step == open_step:
                 self._steps.at(m.step).pulled.setdefault(extent)
             else:
@@ -57,40 +57,40 @@ class Serving:
             self._wanted.setdefault((m.step, extent), set()).add(m.part)
             self.serve(m.step, extent)
 
-    def serve(self, number: int, chunk: int) -> None:
-        """Read the weights of a chunk for a step, if they are wanted and can be read."""
-        if not self._children.loaded or (number, chunk) not in self._wanted:
+    def serve(self, number: int, extent: int) -> None:
+        """Read the weights of an extent for a step, if they are wanted and can be read."""
+        if not self._children.loaded or (number, extent) not in self._wanted:
             return
         version: int | None = number
         if number == self._outbox.step + 1:
             step = self._steps.open
-            is_trainable = self._shard.layout.extents[chunk].trainable
-            if not is_trainable or (step and chunk in step.unchanged):
+            is_trainable = self._shard.layout.extents[extent].trainable
+            if not is_trainable or (step and extent in step.unchanged):
                 version = None  # the same in both versions
-            elif step is None or chunk not in step.written:
+            elif step is None or extent not in step.written:
                 return
             elif step.is_judged and not step.is_applied:
                 return  # what was written is void
-        parts = self._take(number, chunk)
-        self._queue.append(ReadWeights(chunk, number, version, self._outbox.attempt, parts))
+        parts = self._take(number, extent)
+        self._queue.append(ReadWeights(extent, number, version, self._outbox.attempt, parts))
         self._start_reads()
 
     def publish(self, update: Update, weights: Payload, *, in_place: bool) -> None:
         """An update hands its weights out to all that wait for them."""
-        parts = self._take(update.step + 1, update.chunk)
-        self._send(update.step + 1, update.chunk, parts, weights, in_place)
+        parts = self._take(update.step + 1, update.extent)
+        self._send(update.step + 1, update.extent, parts, weights, in_place)
 
     def weights_read(self, read: ReadWeights, payload: Payload | None, *, in_place: bool) -> None:
         """The weights that `read` asked for; None if that version has gone meanwhile."""
         self._reads.discard(read)
         if payload is not None and read.attempt == self._outbox.attempt:
-            self._send(read.step, read.chunk, read.parts, payload, in_place)
+            self._send(read.step, read.extent, read.parts, payload, in_place)
         self._outbox.drop(payload)
         self._start_reads()
 
-    def awaits(self, step: int, chunk: int) -> bool:
-        """True if weights of a chunk are wanted for a step."""
-        return (step, chunk) in self._wanted
+    def awaits(self, step: int, extent: int) -> bool:
+        """True if weights of an extent are wanted for a step."""
+        return (step, extent) in self._wanted
 
     def reads_before(self, step: int) -> bool:
         """True if weights for an older step are still being read."""
@@ -104,8 +104,8 @@ class Serving:
             self._pulled_ahead.clear()
         self._wanted = {key: parts for key, parts in self._wanted.items() if key[0] >= open_step}
         self._queue = deque(read for read in self._queue if read.step >= open_step)
-        for chunk in [chunk for step, chunk in self._wanted if step == open_step]:
-            self.serve(open_step, chunk)
+        for extent in [extent for step, extent in self._wanted if step == open_step]:
+            self.serve(open_step, extent)
 
     def was_skipped(self) -> None:
         """The open step is skipped: reads of what streamed ahead are void."""
@@ -117,9 +117,9 @@ class Serving:
         self._queue.clear()
         self._wanted.clear()
 
-    def _take(self, step: int, chunk: int) -> tuple[int, ...]:
-        """The uses for which a chunk is wanted; they are served by the caller."""
-        return tuple(sorted(self._wanted.pop((step, chunk), ())))
+    def _take(self, step: int, extent: int) -> tuple[int, ...]:
+        """The uses for which an extent is wanted; they are served by the caller."""
+        return tuple(sorted(self._wanted.pop((step, extent), ())))
 
     def _start_reads(self) -> None:
         while self._queue and len(self._reads) < self._reads_max:
@@ -128,11 +128,11 @@ class Serving:
             self._outbox.actions.append(read)
 
     def _send(
-        self, step: int, chunk: int, parts: tuple[int, ...], payload: Payload, in_place: bool
+        self, step: int, extent: int, parts: tuple[int, ...], payload: Payload, in_place: bool
     ) -> None:
-        dtype = self._shard.layout.extents[chunk].wire_dtype
+        dtype = self._shard.layout.extents[extent].wire_dtype
         for part in parts:
             weights = self._outbox.stamped(
-                wire.Weights, step=step, chunk=chunk, part=part, dtype=dtype, in_place=in_place
+                wire.Weights, step=step, index=extent, part=part, dtype=dtype, in_place=in_place
             )
             self._children.send_all(weights, payload)

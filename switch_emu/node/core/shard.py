@@ -13,7 +13,7 @@ class Shard:
     """The node's share of the job; known once the store is open."""
 
     layout: Layout
-    """Chunks of the whole job."""
+    """Chunks and extents of the whole job."""
     is_streaming: bool
     """Pages are updated while gradients arrive, not after the verdict."""
     norm_type: float

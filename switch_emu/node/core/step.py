@@ -14,7 +14,7 @@ from luwu.wire.hyper import decode_hyper
 from luwu.wire.messages import Verdict
 from luwu.wire.squares import Squares
 from switch_emu.node.core.actions import Fold, Update
-from switch_emu.node.core.sums import ChunkSum, StepSums
+from switch_emu.node.core.sums import ExtentSum, StepSums
 
 
 @dataclass(slots=True)
@@ -33,9 +33,9 @@ class Step:
     skip: bool = False
     """A rank wants it left out; known from `Commit`."""
     pulled: dict[int, None] = field(default_factory=dict)
-    """Chunks in the order of their first pull: the forward order."""
+    """Extents in the order of their first pull: the forward order."""
     ready: deque[int] = field(default_factory=deque)
-    """Chunks whose update may start."""
+    """Extents whose update may start."""
     updated: set[int] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
     unchanged: set[int] = field(default_factory=set)
@@ -51,20 +51,20 @@ class Step:
     pieces_count: dict[int, int] = field(default_factory=dict)
     """Ranks -> how many pieces they are."""
     measured_count: int = 0
-    """Trainable chunks, from the first on, whose sums are complete and measured: they stay so."""
+    """Trainable extents, from the first on, whose sums are complete and measured: they stay so."""
 
-    def make_ready(self, chunk: int) -> bool:
-        """All of a chunk's gradient is there. False if it is empty: the page stays as it is."""
-        if self._gradient(self.sums.chunks[chunk]):
-            self.ready.append(chunk)
+    def make_ready(self, extent: int) -> bool:
+        """All of an extent's gradient is there. False if it is empty: the page stays as it is."""
+        if self._gradient(self.sums.extents[extent]):
+            self.ready.append(extent)
             return True
-        for chunks in (self.unchanged, self.updated, self.written):
-            chunks.add(chunk)
+        for each in (self.unchanged, self.updated, self.written):
+            each.add(extent)
         return False
 
-    def take_gradient(self, chunk: int) -> tuple[Contribution, ...]:
-        """Hand a chunk's gradient out; its payloads belong to the caller from now on."""
-        entry = self.sums.chunks[chunk]
+    def take_gradient(self, extent: int) -> tuple[Contribution, ...]:
+        """Hand an extent's gradient out; its payloads belong to the caller from now on."""
+        entry = self.sums.extents[extent]
         gradient = self._gradient(entry)
         entry.total = None
         for part in entry.parts.values():
@@ -72,25 +72,25 @@ class Step:
         return gradient
 
     def next_update(self, attempt: int, *, publish: bool) -> Update:
-        """The update of the next chunk that is ready; `publish`: its weights are waited for."""
-        chunk = self.ready.popleft()
+        """The update of the next extent that is ready; `publish`: its weights are waited for."""
+        extent = self.ready.popleft()
         assert self.hyper is not None
-        gradient = self.take_gradient(chunk)
+        gradient = self.take_gradient(extent)
         return Update(
-            chunk=chunk,
+            extent=extent,
             step=self.number,
             attempt=attempt,
             contributions=gradient,
             absent=common_absent(gradient),
-            divisor=self.sums.chunks[chunk].weight,
+            divisor=self.sums.extents[extent].weight,
             grad_norm=None if self.verdict is None else self.verdict.grad_norm,
             hyper=self.hyper,
             publish=publish,
         )
 
-    def next_fold(self, chunk: int, attempt: int) -> Fold | None:
-        """The next part of a chunk to fold, if it is complete and none is being folded."""
-        entry = self.sums.chunks[chunk]
+    def next_fold(self, extent: int, attempt: int) -> Fold | None:
+        """The next part of an extent to fold, if it is complete and none is being folded."""
+        entry = self.sums.extents[extent]
         while not entry.folding and entry.complete_up_to(entry.folded_count + 1):
             number, part = entry.folded_count, entry.parts[entry.folded_count]
             present = tuple(part.payloads())
@@ -101,12 +101,12 @@ class Step:
             part.contributions = [replace(c, payload=None) for c in part.contributions]
             total, entry.total = entry.total, None
             absent = common_absent(present if total is None else (total, *present))
-            return Fold(chunk, self.number, attempt, number, total, present, absent)
+            return Fold(extent, self.number, attempt, number, total, present, absent)
         return None
 
-    def folded(self, chunk: int, squares: tuple[float, ...], total: Contribution) -> None:
-        """A part was folded: the chunk's new total, and its squares."""
-        entry = self.sums.chunks[chunk]
+    def folded(self, extent: int, squares: tuple[float, ...], total: Contribution) -> None:
+        """A part was folded: the extent's new total, and its squares."""
+        entry = self.sums.extents[extent]
         entry.squares, entry.folding, entry.total = squares, False, total
         entry.folded_count += 1
 
@@ -145,11 +145,11 @@ class Step:
         if self.parts is None:
             return False
         while self.measured_count < len(trainable):
-            chunk = trainable[self.measured_count]
-            entry = self.sums.chunks.get(chunk)
+            extent = trainable[self.measured_count]
+            entry = self.sums.extents.get(extent)
             if entry is None or not entry.complete_up_to(self.parts):
                 return False
-            if self.streaming and chunk not in self.updated:
+            if self.streaming and extent not in self.updated:
                 return False
             if not self.streaming and entry.folded_count < self.parts:
                 return False
@@ -159,11 +159,11 @@ class Step:
     def squares(self, trainable: Sequence[int]) -> Squares | None:
         """Block squares of the undivided sums, for the norm; None if a sum is not finite.
 
-        Chunks of equal total weight stand together: they are added, and divided once.
+        Extents of equal total weight stand together: they are added, and divided once.
         """
         blocks: dict[float, list[float]] = {}
-        for chunk in trainable:
-            entry = self.sums.chunks[chunk]
+        for extent in trainable:
+            entry = self.sums.extents[extent]
             if not entry.weight > 0:
                 return None  # nothing to divide by: no mean gradient
             blocks.setdefault(entry.weight, []).extend(entry.squares)
@@ -172,26 +172,26 @@ class Step:
         return blocks
 
     def forward_order(self, trainable: Sequence[int]) -> list[int]:
-        """The chunks in the order in which the next forward will want them."""
+        """The extents in the order in which the next forward will want them."""
         wanted = set(trainable)
-        first = [chunk for chunk in self.pulled if chunk in wanted]
-        return [*first, *(chunk for chunk in trainable if chunk not in self.pulled)]
+        first = [extent for extent in self.pulled if extent in wanted]
+        return [*first, *(extent for extent in trainable if extent not in self.pulled)]
 
     def waits_for(self, trainable: Sequence[int]) -> str:
         """The next event that the step waits for, as text."""
-        for chunk in trainable:
-            late = self.sums.missing_ranks(chunk)
+        for extent in trainable:
+            late = self.sums.missing_ranks(extent)
             if late:
-                return f"chunk {chunk} of ranks {ranks_text([late])}"
+                return f"extent {extent} of ranks {ranks_text([late])}"
         if self.parts is None:
             return "commit"
         if self.verdict is not None and self.keeps:
             missing = self.sums.ranks & ~self.kept_ranks
             if missing:
                 return f"what ranks {ranks_text([missing])} attached"
-        return f"{len(trainable) - len(self.written)} pages to be written"
+        return f"{len(trainable) - len(self.written)} extents to be written"
 
-    def _gradient(self, entry: ChunkSum) -> tuple[Contribution, ...]:
+    def _gradient(self, entry: ExtentSum) -> tuple[Contribution, ...]:
         if self.streaming:
             return tuple(entry.parts[0].payloads())
         return () if entry.total is None else (entry.total,)

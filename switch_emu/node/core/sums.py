@@ -1,7 +1,7 @@
-"""Contributions to one step, part by part, chunk by chunk.
+"""Contributions to one step, part by part, extent by extent.
 
 A contribution is a sum that a switch made, or raw from one rank when the switch had no slot. A part
-of a chunk is complete when its contributors are all ranks, and then its payloads are added in rank
+of an extent is complete when its contributors are all ranks: then its payloads are added in rank
 order; in a tree, as its switches would have (`sum_order.py`). Pure bookkeeping: payloads are opaque
 and nothing is added here.
 """
@@ -18,7 +18,7 @@ from luwu.protocol.sum_order import tree_weight
 
 @dataclass(slots=True)
 class PartSum:
-    """One backward's gradient of one chunk."""
+    """One backward's gradient of one extent."""
 
     contributors: int = 0
     contributions: list[Contribution] = field(default_factory=list)
@@ -37,8 +37,8 @@ class PartSum:
 
 
 @dataclass(slots=True)
-class ChunkSum:
-    """All that came in for one chunk in one step."""
+class ExtentSum:
+    """All that came in for one extent in one step."""
 
     groups: Sequence[int] = ()
     """Bitmaps of the ranks that each switch of a tree sums: weights are added in that order."""
@@ -72,7 +72,7 @@ class StepSums:
         self._groups = groups
         self.may_overflow = may_overflow
         """A part of which all contributions are in is complete only once it was inspected."""
-        self.chunks: dict[int, ChunkSum] = {}
+        self.extents: dict[int, ExtentSum] = {}
 
     def add(self, entry: PartSum, contribution: Contribution) -> bool:
         """Add a contribution to a part; False if it is a repetition. Raises OverlapError."""
@@ -85,21 +85,21 @@ class StepSums:
         )
         return True
 
-    def part(self, chunk: int, part: int) -> PartSum:
-        """One backward's gradient of a chunk."""
-        of_chunk = self.chunks.setdefault(chunk, ChunkSum(self._groups))
-        return of_chunk.parts.setdefault(part, PartSum())
+    def part(self, extent: int, part: int) -> PartSum:
+        """One backward's gradient of an extent."""
+        of_extent = self.extents.setdefault(extent, ExtentSum(self._groups))
+        return of_extent.parts.setdefault(part, PartSum())
 
-    def missing_ranks(self, chunk: int) -> int:
-        """Ranks of which nothing came for the chunk's first part, for reports."""
-        entry = self.chunks.get(chunk)
+    def missing_ranks(self, extent: int) -> int:
+        """Ranks of which nothing came for the extent's first part, for reports."""
+        entry = self.extents.get(extent)
         part = None if entry is None else entry.parts.get(0)
         return self.ranks if part is None else self.ranks & ~part.contributors
 
     def payloads(self) -> list[Payload]:
         """All payloads, to be dropped."""
         found: list[Payload] = []
-        for entry in self.chunks.values():
+        for entry in self.extents.values():
             for part in entry.parts.values():
                 found.extend(c.payload for c in part.contributions if c.payload is not None)
             if entry.total is not None and entry.total.payload is not None:

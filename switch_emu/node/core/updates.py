@@ -25,7 +25,7 @@ class Updates:
         self._outbox, self._shard, self._steps = outbox, shard, steps
         self._budget, self._serving, self._updates_max = budget, serving, updates_max
         self.under_way: dict[tuple[int, int], Update] = {}
-        """(attempt, chunk) -> update."""
+        """(attempt, extent) -> update."""
 
     def start(self, step: Step) -> None:
         """Update pages whose gradients are complete."""
@@ -35,7 +35,7 @@ class Updates:
         while step.ready and len(self.under_way) < self._updates_max:
             publish = self._serving.awaits(step.number + 1, step.ready[0])
             update = step.next_update(attempt, publish=publish)
-            self.under_way[attempt, update.chunk] = update
+            self.under_way[attempt, update.extent] = update
             self._outbox.actions.append(update)
 
     def updated(self, update: Update, squares: tuple[float, ...]) -> bool:
@@ -46,13 +46,13 @@ class Updates:
             return False
         step = self._steps.by_number[update.step]
         if self._shard.is_streaming:
-            step.sums.chunks[update.chunk].squares = squares
-        step.updated.add(update.chunk)
+            step.sums.extents[update.extent].squares = squares
+        step.updated.add(update.extent)
         return True
 
     def written(self, update: Update) -> None:
         """The page's new values are on its other side: they can be read."""
-        del self.under_way[update.attempt, update.chunk]
+        del self.under_way[update.attempt, update.extent]
         if update.attempt == self._outbox.attempt:
-            self._steps.by_number[update.step].written.add(update.chunk)
-            self._serving.serve(update.step + 1, update.chunk)
+            self._steps.by_number[update.step].written.add(update.extent)
+            self._serving.serve(update.step + 1, update.extent)

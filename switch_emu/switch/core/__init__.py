@@ -19,7 +19,7 @@
 
     begin_commit.py      N statements of a step become one; verdict and decision go back
     lateness.py          who is late with a step
-    agreement.py         what is agreed on about a chunk before and after it is pushed
+    agreement.py         what is agreed on about an extent before and after it is pushed
     weights_down.py      one pull to the parent, one copy of the weights to each child
     weights_cache.py     weights that all pulls of a step but the first are answered with
     initial_weights.py   before step 0, up

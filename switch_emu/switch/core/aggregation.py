@@ -1,13 +1,13 @@
-"""Pushes in slots: the contributions of all children to a chunk meet, and go up as one sum. Pure.
+"""Pushes in slots: the contributions of all children to an extent meet, and go up as one sum. Pure.
 
 A push fills a slot of the pool (`pool.py`). When the slot is full the shell is asked for the `Sum`
 of its contributions, in rank order, and the sum goes to the parent in one Push; the slot is freed
 when the parent has it. A contribution that finds no slot waits for one if its child is ahead of all
-others (`waiting.py`, where the limits say so); else the chunk goes up raw, all of it (S5;
+others (`waiting.py`, where the limits say so); else the extent goes up raw, all of it (S5;
 `raw_up.py`). When a child is sent `Received` depends on the pool:
 
     functional    its bytes are in a slot, or in the window to the parent
-    protocol      its chunk is summed and in the window to the parent: the result frees the next
+    protocol      its extent is summed and in the window to the parent: the result frees the next
                   send. A repetition for a slot that is not full is answered at once, so two
                   children that push in different orders wait for a timer and not for ever.
 
@@ -71,8 +71,8 @@ class Aggregation:
     # ---------------------------------------------------------------------- N gradients in, one out
 
     def push(self, child: Member, m: wire.Push, payload: Payload | None, nbytes: int) -> None:
-        """A child contributes to a chunk."""
-        key = (m.step, m.part, m.chunk)
+        """A child contributes to an extent."""
+        key = (m.step, m.part, m.index)
         contribution = contribution_of(m, payload, nbytes)
         receipt = self._outbox.receipt(m, Verb.PUSH, m.contributors)
         if m.step > self._outbox.step + 1:
@@ -81,7 +81,7 @@ class Aggregation:
             self._answer_repetition(child.peer, contribution, receipt)
         else:
             self.pool.passes(key, child.ranks)
-            self._weights.pushed(m.step, m.chunk)
+            self._weights.pushed(m.step, m.index)
             held = Held(child.peer, contribution, receipt)
             if m.raw or self._only_forwards or key in self._raw:
                 self._go_raw(key, held)
@@ -104,7 +104,7 @@ class Aggregation:
             self._go_raw(key, held)
 
     def _go_raw(self, key: SlotKey, *held: Held) -> None:
-        """All of a chunk goes on raw, or nothing (S5)."""
+        """All of an extent goes on raw, or nothing (S5)."""
         for each in self.pool.give_up(key):
             self._raw.push_held(key, each, self._answer_later(key, [each]))
         for one in (*self.waiting.take(key), *held):
@@ -119,7 +119,7 @@ class Aggregation:
             if slot is None and len(self.pool):
                 return
             if slot is None:
-                self._go_raw(key)  # one chunk is larger than the pool
+                self._go_raw(key)  # one extent is larger than the pool
                 continue
             for each in self.waiting.take(key):
                 self._contribute(each.peer, key, slot, each.contribution, each.receipt)
@@ -187,7 +187,7 @@ class Aggregation:
 
     def received(self, m: wire.Received) -> None:
         """The parent has a push: of a sum, its slot is free."""
-        key = (m.step, m.part, m.chunk)
+        key = (m.step, m.part, m.index)
         if self._uplink.arrived(self._outbox.now_ns, ("push", *key, m.contributors)):
             self.pool.arrived(key)
             self._admit()
@@ -204,12 +204,12 @@ class Aggregation:
 
     def _send_receipts(self, key: SlotKey, in_slot: Sequence[int]) -> None:
         """The sum is on its way: all who are in it are answered at once, and may send the next."""
-        step, part, chunk = key
+        step, part, extent = key
         for contributors in in_slot:
             peer = self._members.peer_of(contributors)
             if peer is not None:
                 receipt = self._outbox.stamped(
-                    wire.Received, step=step, chunk=chunk, part=part, verb=Verb.PUSH,
+                    wire.Received, step=step, index=extent, part=part, verb=Verb.PUSH,
                     contributors=contributors,
                 )  # fmt: skip
                 self._outbox.send(peer, receipt)

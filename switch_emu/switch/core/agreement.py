@@ -1,9 +1,9 @@
-"""Agreement of a switch's children about a chunk before and after they push it. Pure.
+"""Agreement of a switch's children about an extent before and after they push it. Pure.
 
     Propose    all children have sent it: one to the parent    Agreed, when the parent sends it
     Confirm    one to the parent                               Confirmed, when the parent sends it
 
-Propose says what a child must know of all before it encodes the chunk; Confirm asks whether the
+Propose says what a child must know of all before it encodes the extent; Confirm asks whether the
 encoded sum overflowed. An answer is held until its step is decided, for children that ask late or
 again. Which aggregator combines the proposals follows from the job's description, which the first
 child brings.
@@ -40,10 +40,10 @@ class Agreement:
         self._confirmed: dict[SlotKey, bool] = {}
 
     def forget(self, step: int | None = None) -> None:
-        """Forget the chunks up to a decided step; without one, all."""
-        for of_chunks in (self._proposed, self._agreed, self._confirmed):
-            for key in [key for key in of_chunks if step is None or key[0] <= step]:
-                del of_chunks[key]
+        """Forget the extents up to a decided step; without one, all."""
+        for of_extents in (self._proposed, self._agreed, self._confirmed):
+            for key in [key for key in of_extents if step is None or key[0] <= step]:
+                del of_extents[key]
 
     def learn(self, peer: str) -> None:
         """Make the aggregator of the first description; `peer`, who brought it, is refused if that
@@ -58,11 +58,11 @@ class Agreement:
         except ConfigError as exc:
             self._children.refuse(peer, RefusedError(f"the switch cannot add: {exc}"))
 
-    # ---------------------------------------------------------------------- before a chunk
+    # ---------------------------------------------------------------------- before an extent
 
     def propose(self, child: Member, m: wire.Propose, proposal: bytes) -> None:
         """A child states what it must agree on with all others; empty: it has no gradient."""
-        key = (m.step, m.part, m.chunk)
+        key = (m.step, m.part, m.index)
         agreed = self._agreed.get(key)
         if agreed is not None:
             self._outbox.send_all((child.peer,), self._agreement(key), agreed)
@@ -78,48 +78,48 @@ class Agreement:
             self._ask_parent(key, [each for each in proposed.values() if each])
 
     def _ask_parent(self, key: SlotKey, proposals: list[bytes]) -> None:
-        step, part, chunk = key
+        step, part, extent = key
         try:
             combined = self.aggregator.fold(proposals) if proposals else b""
         except ValueError as exc:
-            self._attempts.cancel(f"chunk {chunk}: {exc}")
+            self._attempts.cancel(f"extent {extent}: {exc}")
             return
         propose = self._outbox.stamped(
-            wire.Propose, step=step, part=part, chunk=chunk, contributors=self._members.active
+            wire.Propose, step=step, part=part, index=extent, contributors=self._members.active
         )
         self._uplink.ask(self._outbox.now_ns, ("propose", *key), propose, combined)
 
     def agreed(self, m: wire.Agreed, agreed: bytes) -> None:
         """The parent knows what all have proposed."""
-        key = (m.step, m.part, m.chunk)
+        key = (m.step, m.part, m.index)
         if self._uplink.answered(("propose", *key)):
             self._agreed[key] = agreed
             self._children.send_all(self._agreement(key), agreed)
 
     def _agreement(self, key: SlotKey) -> wire.Agreed:
-        step, part, chunk = key
-        return self._outbox.stamped(wire.Agreed, step=step, part=part, chunk=chunk)
+        step, part, extent = key
+        return self._outbox.stamped(wire.Agreed, step=step, part=part, index=extent)
 
-    # ---------------------------------------------------------------------- after a chunk
+    # ---------------------------------------------------------------------- after an extent
 
     def confirm(self, child: Member, m: wire.Confirm) -> None:
         """A child asks whether the encoded sum fits; that of a decided step did."""
-        key = (m.step, m.part, m.chunk)
+        key = (m.step, m.part, m.index)
         fits = True if m.step < self._outbox.step else self._confirmed.get(key)
         if fits is not None:
             self._outbox.send(child.peer, self._confirmation(key, fits=fits))
         elif not self._uplink.asks(("confirm", *key)):
-            confirm = self._outbox.stamped(wire.Confirm, step=m.step, part=m.part, chunk=m.chunk)
+            confirm = self._outbox.stamped(wire.Confirm, step=m.step, part=m.part, index=m.index)
             self._uplink.ask(self._outbox.now_ns, ("confirm", *key), confirm)
 
     def confirmed(self, m: wire.Confirmed) -> None:
         """The parent knows; it sends this to all, also unasked."""
-        key = (m.step, m.part, m.chunk)
+        key = (m.step, m.part, m.index)
         self._uplink.answered(("confirm", *key))
         if key not in self._confirmed and m.step >= self._outbox.step:
             self._confirmed[key] = m.fits
             self._children.send_all(self._confirmation(key, fits=m.fits))
 
     def _confirmation(self, key: SlotKey, *, fits: bool) -> wire.Confirmed:
-        step, part, chunk = key
-        return self._outbox.stamped(wire.Confirmed, step=step, part=part, chunk=chunk, fits=fits)
+        step, part, extent = key
+        return self._outbox.stamped(wire.Confirmed, step=step, part=part, index=extent, fits=fits)

@@ -28,7 +28,7 @@ class Attachments:
 
     def attach(self, child: Member, m: wire.Keep, payload: Payload, payload_bytes: int) -> None:
         """A worker sends a piece."""
-        key = (m.step, m.contributors, m.chunk)
+        key = (m.step, m.contributors, m.index)
         if m.contributors & ~child.ranks or m.step > self._outbox.step + 1:
             self._outbox.drop(payload)
         elif key in self._arrived or m.step < self._outbox.step:
@@ -38,7 +38,7 @@ class Attachments:
             self._outbox.drop(payload)
         else:
             keep = self._outbox.stamped(
-                wire.Keep, step=m.step, part=0, chunk=m.chunk, contributors=m.contributors,
+                wire.Keep, step=m.step, part=0, index=m.index, contributors=m.contributors,
                 pieces=m.pieces,
             )  # fmt: skip
             cargo = Cargo(keep, payload, payload_bytes)
@@ -46,7 +46,7 @@ class Attachments:
 
     def received(self, m: wire.Received) -> None:
         """The parent has a piece."""
-        key = (m.step, m.contributors, m.chunk)
+        key = (m.step, m.contributors, m.index)
         if self._uplink.arrived(self._outbox.now_ns, ("keep", *key)):
             self._arrived.add(key)
             self._children.send_all(self._outbox.receipt(m, Verb.KEEP, m.contributors))

@@ -1,15 +1,15 @@
 """The slots of a programmable switch: a fixed number, two copies each, and who has moved on.
 
-In place of `SlotPool` where the switch runs in protocol fidelity. A chunk has no choice of memory:
+In place of `SlotPool` where the switch runs in protocol fidelity. No extent has a choice of memory:
 its slot and its copy follow from its *turn*, a number that every child can compute. Turns count the
-chunks in the order in which a backward makes them (units from the last to the first, inside a unit
+extents in the order in which a backward makes them (units from the last to the first, inside a unit
 upwards), pass after pass; turn n uses slot n mod S, and copy (n div S) mod 2 of it. So consecutive
 users of a slot take different copies, and while one is summed the result of the other stays, for
 children that missed it. Learns from SwitchML (Sapio et al., NSDI 2021, section 4.3). Pure.
 
 A copy, its states, and the only method that makes each change:
 
-    FREE    -> FILLING  `room`        first contribution to a chunk whose turn it is
+    FREE    -> FILLING  `room`        first contribution to an extent whose turn it is
     FILLING -> SUMMED   `hand_out`    the sum is on its way to the parent
     SUMMED  -> DONE     `arrived`     the parent has it; the copy knows whose sum it was
     DONE    -> FREE     `passes`      every child has used the other copy since: it has moved on
@@ -17,21 +17,21 @@ A copy, its states, and the only method that makes each change:
 
 Invariants; the tests cite them by number (S1 to S3 are those of `slots.py` and hold here too):
 
-    F1  A chunk is only ever in the slot and copy of its turn; consecutive users of a slot take
+    F1  An extent is only ever in the slot and copy of its turn; consecutive users of a slot take
         different copies.
-    F2  A copy is given to another chunk only when it is free: never while it lacks a child, while
+    F2  A copy is given to another extent only when it is free: never while it lacks a child, while
         the parent lacks its sum, or while a child of it may still repeat its contribution.
     F3  A contribution to one copy, whether it finds room or not, takes its sender's bit out of the
         other copy, if that is summed; of one that is filling, no bit is ever taken out.
     F4  No contribution is larger than a slot, so what the pool holds is at most slots x 2 copies x
         children x bytes of a slot.
-    F5  A push of a chunk whose copy is summed or done is known to be a repetition.
+    F5  A push of an extent whose copy is summed or done is known to be a repetition.
 
-A chunk that finds its copy taken travels on raw (S5). That a slot passes from turn n to turn n + S
+What finds its copy taken travels on raw (S5). That a slot passes from turn n to turn n + S
 when the result of n is out is what bounds a child: its window is as many bytes as S slots have.
-Chunks are of different sizes, so a child with small ones may be more than S turns ahead; then its
-bits say too early that it has moved on, a chunk may be raw that need not be, and a repetition that
-comes very late is summed or handed on once more. The parent knows what it has and drops it.
+Extents are of different sizes, so a child with small ones may be more than S turns ahead; then its
+bits say too early that it has moved on, an extent may be raw that need not be, and a repetition
+that comes very late is summed or handed on once more. The parent knows what it has and drops it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PoolRange:
 
     slot_count: int
     slot_bytes: int
-    """Bytes of one contribution: a whole chunk in float32. One that an aggregator encodes counts by
+    """Bytes of one contribution: a full extent in float32. One that an aggregator encodes counts by
     its elements: with exponents, it takes 0.1 % more."""
     first_slot: int = 0
     """Where it begins in the switch's own pool."""
@@ -74,15 +74,15 @@ class PoolRange:
 
 
 def push_turns(layout: Layout) -> tuple[array[int], int]:
-    """The turn of each chunk within a pass (`NO_TURN`: it is never pushed), and how many there are.
+    """The turn of each extent within a pass (`NO_TURN`: it is never pushed), and how many they are.
 
     In the order in which a backward ends: units from the last to the first.
     """
     turns = array("q", [NO_TURN]) * len(layout.extents)
     count = 0
     for unit in reversed(range(len(layout.units))):
-        for chunk in layout.trainable_extents(unit):
-            turns[chunk] = count
+        for extent in layout.trainable_extents(unit):
+            turns[extent] = count
             count += 1
     return turns, count
 
@@ -92,7 +92,7 @@ class SlotCopy:
     """One of the two copies of a slot."""
 
     key: SlotKey | None = None
-    """Its chunk; of a finished one too, until the slot is reused."""
+    """Its extent; of a finished one too, until the slot is reused."""
     slot: Slot | None = None
     """Its content; None once the parent has the sum."""
     is_summed: bool = False
@@ -101,11 +101,11 @@ class SlotCopy:
 
     @property
     def is_free(self) -> bool:
-        """True if the next chunk may take it (F2)."""
+        """True if the next extent may take it (F2)."""
         return self.key is None or (self.is_summed and self.slot is None and not self.behind)
 
     def reset(self, key: SlotKey | None = None, slot: Slot | None = None) -> None:
-        """Give it to another chunk, or to none."""
+        """Give it to another extent, or to none."""
         self.key, self.slot, self.is_summed, self.behind = key, slot, False, 0
 
 
@@ -131,7 +131,7 @@ class FixedSlotPool:
         self._slots_used = 0
 
     def is_ahead(self, ranks: int) -> bool:
-        """Nobody waits for a fixed slot: it is the place of some chunks, however many are free."""
+        """Nobody waits for a fixed slot: it is the place of some extents, however many are free."""
         return False
 
     def __len__(self) -> int:
@@ -142,7 +142,7 @@ class FixedSlotPool:
         self._ranks = ranks
 
     def learn(self, job: Description) -> None:
-        """Set the chunks that are pushed, in order; the same for the whole job."""
+        """Set the extents that are pushed, in order; the same for the whole job."""
         if not self._turns_count:
             self._turns, self._turns_count = push_turns(job.layout)
             aggregator = make_aggregator(job.aggregate, self._world_size)
@@ -150,16 +150,16 @@ class FixedSlotPool:
             self._contribution_bytes_max = aggregator.encoded_bytes(elems)
 
     def place(self, key: SlotKey) -> tuple[int, int] | None:
-        """Slot and copy of a chunk (F1); None if it is none that is pushed."""
-        step, part, chunk = key
-        if chunk >= len(self._turns) or self._turns[chunk] == NO_TURN or part >= RESENT_PART:
+        """Slot and copy of an extent (F1); None if it is none that is pushed."""
+        step, part, extent = key
+        if extent >= len(self._turns) or self._turns[extent] == NO_TURN or part >= RESENT_PART:
             return None
-        turn = (step + part) * self._turns_count + self._turns[chunk]
+        turn = (step + part) * self._turns_count + self._turns[extent]
         rounds, slot = divmod(turn, self.range.slot_count)
         return slot, rounds % COPIES
 
     def passes(self, key: SlotKey, child: int) -> None:
-        """A child pushes a chunk that was not summed: it has moved on from the other copy (F3)."""
+        """A child pushes what was not summed: it has moved on from the other copy (F3)."""
         place = self.place(key)
         if place is not None:
             other = self._slots[place[0]][1 - place[1]]
@@ -167,7 +167,7 @@ class FixedSlotPool:
                 other.behind &= ~child
 
     def room(self, key: SlotKey, contribution_bytes: int) -> Slot | None:
-        """The slot of a chunk, opened if it must be; None if its copy is taken (F2, F4)."""
+        """The slot of an extent, opened if it must be; None if its copy is taken (F2, F4)."""
         copy = self._copy(key)
         if copy is None or contribution_bytes > self._contribution_bytes_max:
             return None
@@ -183,7 +183,7 @@ class FixedSlotPool:
         return slot
 
     def get(self, key: SlotKey) -> Slot | None:
-        """The open slot of a chunk."""
+        """The open slot of an extent."""
         copy = self._open.get(key)
         return None if copy is None else copy.slot
 
@@ -210,7 +210,7 @@ class FixedSlotPool:
             copy.slot = None
 
     def give_up(self, key: SlotKey) -> list[Contribution]:
-        """Hand out what a chunk holds that goes on raw; its copy is free."""
+        """Hand out what an extent holds that goes on raw; its copy is free."""
         copy = self._open.get(key)
         if copy is None:
             return []
@@ -220,7 +220,7 @@ class FixedSlotPool:
         return held
 
     def is_summed(self, key: SlotKey) -> bool:
-        """True if the sum of a chunk was handed out, as far as its copy knows (F5)."""
+        """True if the sum of an extent was handed out, as far as its copy knows (F5)."""
         copy = self._copy(key)
         return copy is not None and copy.key == key and copy.is_summed
 
@@ -247,7 +247,7 @@ class FixedSlotPool:
 
     @property
     def opened_count(self) -> int:
-        """Chunks that found their copy free."""
+        """Extents that found their copy free."""
         return sum(self._opened_counts)
 
     def slot_counts(self) -> dict[str, list[int]]:

@@ -30,17 +30,17 @@ class InitialWeights:
 
     def load(self, child: Member, m: wire.Load, payload: Payload, payload_bytes: int) -> None:
         """A child sends a chunk."""
-        if self._children.loaded or m.chunk in self._sent:
+        if self._children.loaded or m.index in self._sent:
             self._outbox.drop(payload)
-            if self._children.loaded or not self._uplink.holds(("load", m.chunk)):
+            if self._children.loaded or not self._uplink.holds(("load", m.index)):
                 self._outbox.send(child.peer, self._outbox.receipt(m, Verb.LOAD))
             return
-        self._sent.add(m.chunk)
-        load = self._outbox.stamped(wire.Load, step=0, part=0, chunk=m.chunk)
+        self._sent.add(m.index)
+        load = self._outbox.stamped(wire.Load, step=0, part=0, index=m.index)
         cargo = Cargo(load, payload, payload_bytes)
-        self._uplink.load(self._outbox.now_ns, ("load", m.chunk), cargo)
+        self._uplink.load(self._outbox.now_ns, ("load", m.index), cargo)
 
     def received(self, m: wire.Received) -> None:
         """The parent has a chunk."""
-        if self._uplink.arrived(self._outbox.now_ns, ("load", m.chunk)):
+        if self._uplink.arrived(self._outbox.now_ns, ("load", m.index)):
             self._children.send_all(self._outbox.receipt(m, Verb.LOAD))

@@ -288,7 +288,7 @@ class Membership:
 
     def _send_joined(self, ranks: int) -> None:
         receipt = self._outbox.stamped(
-            wire.Received, step=0, chunk=0, part=0, verb=Verb.HELLO, contributors=ranks
+            wire.Received, step=0, index=0, part=0, verb=Verb.HELLO, contributors=ranks
         )
         self._outbox.send_all(self._members.everyone, receipt)
 

@@ -4,8 +4,8 @@ The parts of the core send to `PARENT` and receive from it. With one parent noth
 With K, a message goes to those it concerns, and their answers become the one that is expected:
 
     the core sends             goes to            the core receives
-    Load, Push, Pull           the chunk's owner  its answer, as it is
-    Propose, Confirm           the chunk's owner  its answer, as it is
+    Load, Push, Pull           the owner          its answer, as it is
+    Propose, Confirm           the owner          its answer, as it is
     Keep, Cancel, Present      node 0             its answer, as it is
     Hello                      all                Welcome, when all have welcomed the switch and are
                                                   at the same attempt and step; Refuse of any
@@ -133,9 +133,9 @@ class Parents:
         if isinstance(m, wire.Keep | wire.Cancel | wire.Present):
             return (0,)
         if isinstance(m, wire.DataMessage):
-            if isinstance(m, wire.Load) or m.chunk >= len(self._owners):
-                return (m.chunk % len(self._all),)  # of an extent that there is not, none answers
-            return (self._owners[m.chunk],)
+            if isinstance(m, wire.Load) or m.index >= len(self._owners):
+                return (m.index % len(self._all),)  # of an extent that there is not, none answers
+            return (self._owners[m.index],)
         return self._all
 
     def learn(self, layout: Layout) -> None:

@@ -14,10 +14,10 @@ from switch_emu.switch.core.slots import Slot, SlotKey, SlotPool
 
 
 class Pool(Protocol):
-    """The choice of a slot for a chunk, and of when its children are sent `Received`."""
+    """The choice of a slot for an extent, and of when its children are sent `Received`."""
 
     answers_when_summed: bool
-    """A child is sent `Received` when its chunk is summed and on its way, not when it is held."""
+    """A child is sent `Received` when its extent is summed and on its way, not when it is held."""
 
     def serve(self, ranks: int) -> None:
         """Which ranks make a slot full, in the attempt that begins: all slots are empty."""
@@ -34,15 +34,15 @@ class Pool(Protocol):
         ...
 
     def passes(self, key: SlotKey, child: int) -> None:
-        """A child pushes a chunk that was not summed yet."""
+        """A child pushes an extent that was not summed yet."""
         ...
 
     def room(self, key: SlotKey, contribution_bytes: int) -> Slot | None:
-        """The slot of a chunk, opened or grown if it must be; None if there is no room."""
+        """The slot of an extent, opened or grown if it must be; None if there is no room."""
         ...
 
     def get(self, key: SlotKey) -> Slot | None:
-        """The open slot of a chunk, until the parent has its sum."""
+        """The open slot of an extent, until the parent has its sum."""
         ...
 
     def __getitem__(self, key: SlotKey) -> Slot: ...
@@ -60,11 +60,11 @@ class Pool(Protocol):
         ...
 
     def give_up(self, key: SlotKey) -> list[Contribution]:
-        """A chunk goes on raw: what its slot held, if it has one."""
+        """An extent goes on raw: what its slot held, if it has one."""
         ...
 
     def is_summed(self, key: SlotKey) -> bool:
-        """True if what comes for a chunk is a repetition: its sum was handed out."""
+        """True if what comes for an extent is a repetition: its sum was handed out."""
         ...
 
     def forget(self, step: int | None = None) -> list[Payload | None]:

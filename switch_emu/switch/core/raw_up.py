@@ -23,9 +23,9 @@ def push_up(
 
     `on_way` is called when it enters the window.
     """
-    step, part, chunk = key
+    step, part, extent = key
     push = outbox.stamped(
-        wire.Push, step=step, part=part, chunk=chunk, contributors=contribution.contributors,
+        wire.Push, step=step, part=part, index=extent, contributors=contribution.contributors,
         absent=contribution.absent, weight=contribution.weight, last=contribution.last, raw=raw,
         dtype=contribution.dtype,
     )  # fmt: skip
@@ -39,18 +39,18 @@ class RawUp:
     def __init__(self, outbox: Outbox, uplink: Uplink) -> None:
         self._outbox, self._uplink = outbox, uplink
         self._taken: dict[SlotKey, int] = {}
-        """Ranks of every chunk that is summed at the node and not here."""
+        """Ranks of every extent that is summed at the node and not here."""
         self._on_way: dict[SlotKey, int] = {}
         """Those whose bytes are, or were, in the window to the parent."""
         self.count = 0
         """Contributions that found no slot and went on raw."""
 
     def __contains__(self, key: SlotKey) -> bool:
-        """True if a chunk goes up raw."""
+        """True if an extent goes up raw."""
         return key in self._taken
 
     def forget(self, step: int | None = None) -> None:
-        """Forget the chunks of a decided step; without one, all."""
+        """Forget the extents of a decided step; without one, all."""
         for ranks_of in (self._taken, self._on_way):
             for key in [key for key in ranks_of if step is None or key[0] == step]:
                 del ranks_of[key]
@@ -77,7 +77,7 @@ class RawUp:
     def push_held(
         self, key: SlotKey, held: Contribution, answer: Callable[[], None] | None
     ) -> None:  # fmt: skip
-        """A contribution that was in a slot when the chunk lost it.
+        """A contribution that was in a slot when the extent lost it.
 
         `answer` sends its receipt as it enters the window; None: that was sent before.
         """

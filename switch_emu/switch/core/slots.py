@@ -1,9 +1,9 @@
-"""Aggregation slots: a bounded pool in which the contributions to a chunk meet.
+"""Aggregation slots: a bounded pool in which the contributions to an extent meet.
 
 This is the pool of functional fidelity, a budget of bytes; `fixed_slots.py` has that of protocol
 fidelity. `pool.py` is the interface of both.
 
-A slot holds what each child contributed to one (step, part, chunk) until all are in; then they are
+A slot holds what each child contributed to one (step, part, extent) until all are in; then they are
 summed in rank order, in one pass, and leave as one. Nothing is added before all are there: the sum
 does not depend on arrival, and an incomplete slot can still be handed on raw. Pure: payloads are
 opaque and nobody adds here.
@@ -16,11 +16,11 @@ opaque and nobody adds here.
 Invariants; the tests cite them by number:
 
     S1  A rank counts once in a slot, however often its message arrives.
-    S2  Contributions of different (step, part, chunk) never meet.
+    S2  Contributions of different (step, part, extent) never meet.
     S3  What a full slot hands out is in rank order, whatever the order of arrival.
     S4  The bytes of all open slots, each counted as if every child contributed as much as the
         largest contribution to it, stay within the pool.
-    S5  In float mode a chunk is summed in one place or the other, never in both: a chunk that finds
+    S5  In float mode an extent is summed in one place or the other, never in both: one that finds
         no slot goes on raw, all of it.
 """
 
@@ -34,12 +34,12 @@ from luwu.protocol.contribution import Contribution, merge, total_weight
 from luwu.wire.description import Description
 
 SlotKey = tuple[int, int, int]
-"""(step, part, chunk)."""
+"""(step, part, extent)."""
 
 
 @dataclass(slots=True)
 class Slot:
-    """One chunk on its way to a sum."""
+    """One extent on its way to a sum."""
 
     reserved_bytes: int
     contributors: int = 0
@@ -69,10 +69,10 @@ def oldest_unfilled(
     slots: Iterable[tuple[SlotKey, Slot]], missing: Callable[[list[int]], str]
 ) -> str:  # fmt: skip
     """The first slot that is not full and the ranks it misses, for people; or nothing."""
-    for (step, _, chunk), slot in slots:
+    for (step, _, extent), slot in slots:
         if not slot.full:
             there = [c.contributors for c in slot.contributions]
-            return f"step {step}: chunk {chunk} of ranks {missing(there)}"
+            return f"step {step}: extent {extent} of ranks {missing(there)}"
     return ""
 
 
@@ -87,7 +87,7 @@ class SlotPool:
         self._bytes_max = bytes_max
         self._slots: dict[SlotKey, Slot] = {}
         self._summed: set[SlotKey] = set()
-        """Chunks whose sum was handed out: what still comes for them is a repetition (S1)."""
+        """Extents whose sum was handed out: what still comes for them is a repetition (S1)."""
         self.bytes_used = 0
         self.slots_used_peak = 0
         self.opened_count = 0
@@ -100,7 +100,7 @@ class SlotPool:
         return iter(list(self._slots))
 
     def get(self, key: SlotKey) -> Slot | None:
-        """The open slot of a chunk."""
+        """The open slot of an extent."""
         return self._slots.get(key)
 
     def __getitem__(self, key: SlotKey) -> Slot:
@@ -112,7 +112,7 @@ class SlotPool:
         return bool(slots) and all(each.full or each.contributors & ranks for each in slots)
 
     def room(self, key: SlotKey, contribution_bytes: int) -> Slot | None:
-        """The slot of a chunk, opened or grown if it must be; None if the pool has no room (S4)."""
+        """The slot of an extent, opened or grown if it must be; None if the pool is full (S4)."""
         slot = self.get(key)
         if slot is None:
             return self.open(key, contribution_bytes)
@@ -164,7 +164,7 @@ class SlotPool:
             self.free(key)
 
     def give_up(self, key: SlotKey) -> list[Contribution]:
-        """Hand out what a chunk holds that goes on raw, and close its slot."""
+        """Hand out what an extent holds that goes on raw, and close its slot."""
         return self.free(key).contributions if key in self._slots else []
 
     def serve(self, ranks: int) -> None:
@@ -178,7 +178,7 @@ class SlotPool:
         """Nothing here depends on which sums a child has received."""
 
     def is_summed(self, key: SlotKey) -> bool:
-        """True if the sum of a chunk was handed out, its slot freed since or not."""
+        """True if the sum of an extent was handed out, its slot freed since or not."""
         return key in self._summed
 
     def forget(self, step: int | None = None) -> list[Payload | None]:
@@ -199,7 +199,7 @@ class SlotPool:
         }
 
     def slot_counts(self) -> dict[str, list[int]]:
-        """Nothing: a slot is memory for a chunk, and no place."""
+        """Nothing: a slot is memory for an extent, and no place."""
         return {}
 
     def waits_for(self, missing: Callable[[list[int]], str]) -> str:

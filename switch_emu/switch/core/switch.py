@@ -258,7 +258,7 @@ class SwitchCore:
             do(child, m, *(payload, payload_bytes)[:carried])
 
     def _fault(self, child: Member, m: wire.Message, payload: Any, payload_bytes: int) -> str:
-        """Which rule a child's message about a chunk breaks, for people; empty if none."""
+        """Which rule a child's message about an extent breaks, for people; empty if none."""
         if isinstance(m, wire.Push):
             assert self._form is not None, "a child that is not welcomed is not current"
             if not m.contributors or m.contributors & ~child.ranks:
@@ -267,7 +267,7 @@ class SwitchCore:
             return self._form.fault(m, payload_bytes, has_payload=payload is not None)
         if isinstance(m, wire.Pull | wire.Propose):
             count = 0 if self._form is None else self._form.extents_count
-            last = m.chunk + (m.count - 1 if isinstance(m, wire.Pull) else 0)
+            last = m.index + (m.count - 1 if isinstance(m, wire.Pull) else 0)
             if last >= count:
                 return f"it sent {type(m).__name__} of extent {last}; there are {count}"
         return ""

@@ -8,7 +8,7 @@ goes up raw instead would travel alone, and the node would have to keep it until
     S6  A child that waits is in every open slot that is not full. So each of these misses a child
         that does not wait, and some slot becomes full whatever the orders in which children push:
         who pushes in another order than the rest, and is not in some slot, goes up raw.
-    S7  Chunks get slots in the order in which they began to wait; none overtakes them.
+    S7  Extents get slots in the order in which they began to wait; none overtakes them.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class Waiting:
         return key in self._held
 
     def __iter__(self) -> Iterator[SlotKey]:
-        """The chunks, in the order in which they began to wait."""
+        """The extents, in the order in which they began to wait."""
         return iter(list(self._held))
 
     def nbytes(self, key: SlotKey) -> int:
-        """Bytes of the largest contribution to a chunk."""
+        """Bytes of the largest contribution to an extent."""
         return max(each.contribution.payload_bytes for each in self._held[key])
 
     def ranks(self, key: SlotKey) -> int:
-        """The ranks whose contributions to this chunk wait."""
+        """The ranks whose contributions to this extent wait."""
         found = 0
         for each in self._held.get(key, ()):
             found |= each.contribution.contributors
@@ -66,7 +66,7 @@ class Waiting:
         self.count += 1
 
     def take(self, key: SlotKey) -> list[Held]:
-        """All that waits for a slot of this chunk: it waits no more."""
+        """All that waits for a slot of this extent: it waits no more."""
         return self._held.pop(key, [])
 
     def forget(self, step: int | None = None) -> list[Payload | None]:

@@ -4,8 +4,8 @@
                for all children that ask
     Weights    from the parent: sent to all that have asked, and cached
 
-One entry per (step, use, chunk): who asked, who was served, and the bytes once they are here.
-Children ask for a chunk once per use (forward, backward, ...), so the entry is done when all were
+One entry per (step, use, extent): who asked, who was served, and the bytes once they are here.
+Children ask for an extent once per use (forward, backward, ...), so the entry is done when all were
 served. A child that asks when the bytes have gone is fetched for again and counted.
 
 A copy may lie in memory of the parent, in shared memory or in one process, and some child may never
@@ -32,12 +32,12 @@ from switch_emu.switch.core.weights_cache import WeightsCache
 STALLED_NS: Final = 1_000_000_000
 
 CopyKey = tuple[int, int, int]
-"""(step, part, chunk); the part of a pull is its use within the step."""
+"""(step, part, extent); the part of a pull is its use within the step."""
 
 
 @dataclass(slots=True)
 class Copy:
-    """One chunk of weights, for one use."""
+    """One extent of weights, for one use."""
 
     askers: list[str] = field(default_factory=list)
     served: set[str] = field(default_factory=set)
@@ -86,7 +86,7 @@ class WeightsCopies:
         return askers
 
     def awaits(self, key: CopyKey) -> bool:
-        """True if a child waits for the bytes of this chunk."""
+        """True if a child waits for the bytes of this extent."""
         copy = self._copies.get(key)
         return copy is not None and bool(copy.askers)
 
@@ -172,7 +172,7 @@ class WeightsDown:
         if not self._outbox.step <= m.step <= self._outbox.step + 1:
             return
         missing: list[int] = []
-        for extent in range(m.chunk, m.chunk + m.count):
+        for extent in range(m.index, m.index + m.count):
             if self._send_cached(child.peer, m.step, part, extent):
                 continue
             key = (m.step, part, extent)
@@ -189,7 +189,7 @@ class WeightsDown:
         if cached is None:
             return False
         weights = self._outbox.stamped(
-            wire.Weights, step=step, part=part, chunk=extent, dtype=cached.dtype, in_place=False
+            wire.Weights, step=step, part=part, index=extent, dtype=cached.dtype, in_place=False
         )
         self._outbox.send_all((peer,), weights, cached.payload)
         self.cache.hits_count += 1
@@ -221,13 +221,13 @@ class WeightsDown:
         runs = neighbours(extents) if self._parent_is_one else [(i, 1) for i in range(len(extents))]
         for first, count in runs:
             pull = self._outbox.stamped(
-                wire.Pull, step=step, part=part, chunk=extents[first], count=count
+                wire.Pull, step=step, part=part, index=extents[first], count=count
             )
             self._uplink.ask_for(self._outbox.now_ns, names[first : first + count], pull)
 
     def weights(self, m: wire.Weights, payload: Payload, payload_bytes: int) -> None:
         """The weights that were asked for are here."""
-        key = (m.step, m.part, m.chunk)
+        key = (m.step, m.part, m.index)
         is_answer = self._uplink.answered(("pull", *key))
         if is_answer and self._awaited[m.step]:
             self._awaited[m.step] -= 1
@@ -244,7 +244,7 @@ class WeightsDown:
         if self._only_forwards:
             part = m.part // len(self._children.members.children)
         weights = self._outbox.stamped(
-            wire.Weights, step=m.step, part=part, chunk=m.chunk, dtype=m.dtype,
+            wire.Weights, step=m.step, part=part, index=m.index, dtype=m.dtype,
             in_place=m.in_place,
         )  # fmt: skip
         askers = self.copies.came(key, weights, payload, payload_bytes)
@@ -256,9 +256,9 @@ class WeightsDown:
     def _cache(self, m: wire.Weights, payload: Payload) -> None:
         if m.in_place:
             self.cache.close()
-        elif self.cache.wants(m.step, m.chunk):
+        elif self.cache.wants(m.step, m.index):
             attempt = self._outbox.attempt
-            cache = Cache(m.chunk, m.step, m.part, attempt, m.dtype, payload)
+            cache = Cache(m.index, m.step, m.part, attempt, m.dtype, payload)
             self._outbox.actions.append(cache)
 
     def cached(self, done: Cache, payload: Payload, payload_bytes: int) -> None:
