@@ -214,6 +214,10 @@ class RunConfig:
         1, whole(1, NODE_COUNT_MAX), "N", SERVING,
         "number of optimizer nodes that share the pages; each has its own directory in --state",
     )  # fmt: skip
+    replicas: int = _key(
+        1, whole(1, NODE_COUNT_MAX), "R", SERVING,
+        "number of optimizer nodes that hold each page; they check each other at every step",
+    )  # fmt: skip
     state: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", SERVING,
         "directory of the training state (default: luwu-state; compare: the run directory)",

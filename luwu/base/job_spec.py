@@ -40,6 +40,8 @@ class JobSpec:
     """Chunks that travel together at most (`luwu.layout.Layout`)."""
     stripes: int = 1
     """Connections of each link, where it is not shm://."""
+    replicas: int = 1
+    """Optimizer nodes that hold each page."""
     retry: RetryPolicy | None = None
     """How patient a child is with its parent, where their link is emulated; None: as usual."""
     insecure: bool = False

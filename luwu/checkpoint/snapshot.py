@@ -12,8 +12,7 @@ hard link would share the bytes that the next steps write over.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,11 +20,11 @@ from typing import Final
 from uuid import uuid4
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
-from luwu.base.errors import ConfigError, Interrupted, StateError
+from luwu.base.errors import ConfigError, StateError
 from luwu.base.making import check_absent, flush_directory, making_directory
+from luwu.checkpoint.copying import check_running, copy_pages, decide, pieces_of
 from luwu.checkpoint.running import RunningState
-from switch_emu.store import DecidedStep, FilePageStore, StoreConfig, aligned_buffer
-from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
+from switch_emu.store import FilePageStore, StoreConfig, aligned_buffer
 from switch_emu.store.clone import NoReflinks, clone_store
 from switch_emu.store.striped import node_directory
 from switch_emu.store.verify import verify_state
@@ -33,7 +32,6 @@ from switch_emu.store.verify import verify_state
 CLONES_MAX: Final = 20
 """A job whose every step takes less than the clones of its files is copied instead."""
 CLONE_AGAIN_S: Final = 0.05
-THREADS_COUNT: Final = 4
 
 
 class _NotWholeYet(Exception):
@@ -130,7 +128,7 @@ def snapshot_of_running(
         buffer = aligned_buffer(max(kind.record_bytes for kind in config.kinds))
         store.record_attempt(record.attempt)
         for page in range(config.page_count):
-            _check_running(should_stop)
+            check_running(should_stop)
             kind = config.kind(page)
             whole = buffer[: kind.record_bytes]
             whole[:] = bytes(kind.record_bytes)
@@ -141,7 +139,7 @@ def snapshot_of_running(
             rank: [data[start : start + config.chunk_bytes] for start in _starts(data, config)]
             for rank, data in source.attached().items()
         }
-        _decide(store, record, pieces)
+        decide(store, record, pieces)
         store.record_attempt(source.attempt)
     return _made(out, record.version, 1, "copies", started_ns)
 
@@ -205,39 +203,9 @@ def _copy_store(
     target.parent.mkdir(exist_ok=True)
     with FilePageStore.create(target, config, first_version=version) as store:
         store.record_attempt(record.attempt)
-
-        def copy(first: int) -> None:
-            buffer = aligned_buffer(max(kind.record_bytes for kind in config.kinds))
-            for page in range(first, config.page_count, THREADS_COUNT):
-                _check_running(should_stop)
-                whole = buffer[: config.kind(page).record_bytes]
-                source.read(page, version, whole)
-                store.write(page, version, record.attempt, whole)
-
-        with ThreadPoolExecutor(THREADS_COUNT, thread_name_prefix="luwu-snapshot") as pool:
-            for _ in pool.map(copy, range(THREADS_COUNT)):
-                pass
-        files = AttachmentFiles(source.path, synced=False, decided=record, read_only=True)
-        with files, files.open(record) as kept:
-            pieces = {
-                rank: [kept.read(rank, piece) for piece in range(len(sizes))]
-                for rank, sizes in kept.sizes.items()
-            }
-        _decide(store, record, pieces)
+        copy_pages(store, record, lambda page: (source, page), should_stop)
+        decide(store, record, pieces_of(source, record))
         store.record_attempt(source.attempt)
-
-
-def _decide(store: FilePageStore, record: DecidedStep, pieces: Mapping[int, list[bytes]]) -> None:
-    """Put what ranks attached beside the pages, and make both the decided version."""
-    extra = {name: text for name, text in record.extra.items() if name != RECORD_KEY}
-    if pieces:
-        with AttachmentFiles(store.path, synced=True, decided=None) as files:
-            for rank, parts in pieces.items():
-                for piece, part in enumerate(parts):
-                    files.put(record.version, record.attempt, rank, piece, memoryview(part))
-            extra[RECORD_KEY] = files.seal(record.version, record.attempt)
-    store.prepare(replace(record, extra=extra))
-    store.decide(record.version, record.attempt)
 
 
 def _decided_version(store: FilePageStore, path: Path) -> int:
@@ -251,11 +219,6 @@ def _decided_version(store: FilePageStore, path: Path) -> int:
 def _starts(data: bytes, config: StoreConfig) -> Iterator[int]:
     """Where pieces of what a rank attached start; one at least."""
     yield from range(0, max(1, len(data)), config.chunk_bytes)
-
-
-def _check_running(should_stop: Callable[[], bool]) -> None:
-    if should_stop():
-        raise Interrupted("stopped before it was complete; nothing was left behind")
 
 
 def _made(out: Path, version: int, count: int, how: str, started_ns: int) -> Snapshot:

@@ -108,7 +108,8 @@ def description_of(configs: Sequence[StoreConfig], path: Path) -> Description:
         raise StateError(f"{path}: {exc}. Restore the state from an export.") from exc
     layout = description.layout
     pages_count = sum(config.page_count for config in configs)
-    if len(configs) != layout.node_count or pages_count != len(layout.chunks):
+    replicas, left = divmod(pages_count, len(layout.chunks))
+    if len(configs) != layout.node_count or left or not replicas:
         raise StateError(
             f"{path} has {pages_count} of {len(layout.chunks)} pages: the state is spread over "
             f"{layout.node_count} optimizer nodes; name the directory that holds node-0, node-1, "

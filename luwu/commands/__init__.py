@@ -19,6 +19,7 @@ export.py            `luwu export`
 import_.py           `luwu import`
 verify.py            `luwu verify`
 snapshot.py          `luwu snapshot`
+refill.py            `luwu refill`
 keys.py              `luwu keys`
 completion.py        `luwu completion`
 chaos.py             `luwu chaos`

@@ -26,6 +26,7 @@ KEY_GROUPS: Final = {
     ),
     "Memory": (
         "memory_budget", "switch_memory_budget", "chunk", "extent", "optimizer_nodes",
+        "replicas",
     ),
     "Network": ("transport", "stripes", "aggregate", "aggregate_scale", "no_switch", "tree"),
     "Several hosts": (

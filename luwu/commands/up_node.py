@@ -122,6 +122,11 @@ def _as_before(
             f"optimizer_nodes: {config.optimizer_nodes} asked for, but node 0 at {before.node} was "
             f"started with {count}; leave --optimizer-nodes out"
         )
+    if not resolved.is_default("replicas") and config.replicas != before.replicas:
+        raise ConfigError(
+            f"replicas: {config.replicas} asked for, but node 0 at {before.node} was started with "
+            f"{before.replicas}; leave --replicas out"
+        )
     known = 1 + len(before.more_nodes)
     if number != known or number >= count:
         following = f"is node {known}" if known < count else "is the switch"
@@ -131,5 +136,5 @@ def _as_before(
         )
     return replace(
         config, workers=before.world_size, optimizer_nodes=count, chunk=before.chunk_bytes,
-        extent=before.extent_bytes,
+        extent=before.extent_bytes, replicas=before.replicas,
     )  # fmt: skip

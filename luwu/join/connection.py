@@ -139,6 +139,8 @@ class Connection(JobSpec):
             asked["stripes"] = self.stripes
         if self.optimizer_nodes != 1:
             asked["optimizer_nodes"] = self.optimizer_nodes
+        if self.replicas != 1:
+            asked["replicas"] = self.replicas
         if self.more_nodes:
             asked["more_nodes"] = ",".join(self.more_nodes)
         for name in ("connect_timeout_s", "grace_s"):
@@ -292,6 +294,7 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     _in_limits(document, "arena_bytes", 0, INT64_MAX, where)
     _in_limits(document, "stripes", 1, STRIPES_MAX, where)
     _in_limits(document, "optimizer_nodes", 1, NODE_COUNT_MAX, where)
+    _in_limits(document, "replicas", 1, document.get("optimizer_nodes", 1), where)
     more_nodes = document.get("more_nodes", [])
     if not isinstance(more_nodes, list):
         raise ConfigError(f"{where}: more_nodes is {more_nodes!r:.60}, no list of endpoints")

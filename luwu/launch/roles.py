@@ -206,7 +206,7 @@ def job_spec(
     return JobSpec(
         job=job, chunk_bytes=chunk_bytes, extent_chunks=extent_chunks,
         grace_s=config.grace, arena_bytes=arena_bytes, stripes=config.stripes,
-        insecure=config.insecure,
+        replicas=config.replicas, insecure=config.insecure,
     )  # fmt: skip
 
 

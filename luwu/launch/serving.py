@@ -129,7 +129,7 @@ def decide_sizes(
     if count > 1:
         lines.append(
             f"optimizer nodes: {count}, each with {format_bytes(budget // count)} of the budget "
-            f"and every {count}th chunk"
+            f"and {config.replicas} in {count} of the chunks"
         )
     extent_chunks = _decide_extent(config, budget // count, chunk, auto=auto_extent)
     if extent_chunks > 1:
@@ -555,6 +555,7 @@ def connection_of(
         retry=retry_over(node_link(config)),
         tree="" if config.tree is None else groups_text(tree_of(config)),
         optimizer_nodes=config.optimizer_nodes,
+        replicas=config.replicas,
         insecure=config.insecure,
     )
 

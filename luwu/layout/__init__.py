@@ -1,7 +1,8 @@
-"""The place of every parameter: `layout.py`, of `parameters.py`. Integers only."""
+"""The place of every parameter: `layout.py`, of `parameters.py`; and `share.py`. Integers only."""
 
 from luwu.layout.layout import Chunk, Extent, Layout, Placement, Segment, segment_runs
 from luwu.layout.parameters import COUNT_BYTES, DTYPE_BYTES, SUM_BYTES, Parameter, Unit, padded
+from luwu.layout.share import Share, check_replicas, owners_of, stripes_of
 
 __all__ = [
     "COUNT_BYTES",
@@ -13,7 +14,11 @@ __all__ = [
     "Parameter",
     "Placement",
     "Segment",
+    "Share",
     "Unit",
+    "check_replicas",
+    "owners_of",
     "padded",
     "segment_runs",
+    "stripes_of",
 ]

@@ -201,17 +201,13 @@ class Layout:
         """Bytes of the unit's weights on the wire and in a worker's storage."""
         return sum(self.chunks[i].wire_bytes for i in self.unit_chunks[unit])
 
-    def owner(self, chunk: int) -> int:
-        """The optimizer node that stores the chunk's page."""
+    def stripe(self, chunk: int) -> int:
+        """The stripe of a chunk: `share.py` says which optimizer nodes hold it."""
         return chunk % self.node_count
 
-    def extent_owner(self, extent: int) -> int:
-        """The optimizer node that stores the extent's pages."""
-        return self.owner(self.extents[extent].chunks.start)
-
-    def page(self, chunk: int) -> int:
-        """The number of the chunk's page in the store of its owner."""
-        return chunk // self.node_count
+    def extent_stripe(self, extent: int) -> int:
+        """The stripe of an extent's chunks."""
+        return self.stripe(self.extents[extent].chunks.start)
 
     def segments(self, chunk: int) -> Iterator[Segment]:
         """The parts of parameters in a chunk, in order of position; only padding lies between."""

@@ -379,13 +379,16 @@ class Gone(Message):
 @message(31, payload=PayloadRule.OPTIONAL)
 class Measured(Message):
     """All sums of a step that this node owns are complete. The payload holds their exact squares
-    (`squares.py`); without one, a sum is not finite.
+    by stripe (`squares.py`); without one, a sum is not finite.
     """
 
 
-@message(32)
+@message(32, payload=PayloadRule.OPTIONAL)
 class Prepared(Message):
-    """This node could be decided at a version, after a crash too."""
+    """This node could be decided at a version, after a crash too.
+
+    Where pages have several owners, the payload holds a digest of each stripe of this node.
+    """
 
     version: int
 

@@ -58,6 +58,23 @@ def encode_squares(squares: Squares, norm_type: float = 2.0) -> bytes:
     return json.dumps(rows, separators=(",", ":")).encode()
 
 
+def encode_all(stripes: Sequence[Squares | None], norm_type: float = 2.0) -> bytes | None:
+    """A node's squares of each of its stripes; None: it has one, with a sum that is not finite."""
+    if len(stripes) == 1 and stripes[0] is None:
+        return None
+    return b"\n".join(b"" if each is None else encode_squares(each, norm_type) for each in stripes)
+
+
+def parse_all(encoded: bytes | None, count: int) -> list[Squares | None]:
+    """The squares of so many stripes that another node sent. Raises RemoteProtocolError."""
+    if count == 1:
+        return [None if encoded is None else parse_squares(encoded)]
+    rows = [] if encoded is None else encoded.split(b"\n")
+    if len(rows) != count:
+        raise RemoteProtocolError(f"squares of {len(rows)} stripes, expected are {count}")
+    return [parse_squares(row) if row else None for row in rows]
+
+
 def parse_squares(encoded: bytes) -> Squares:
     """The squares that another node sent. Raises RemoteProtocolError if they are malformed."""
     try:

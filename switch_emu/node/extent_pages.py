@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from luwu.layout import DTYPE_BYTES, Layout, Segment
+from luwu.layout import DTYPE_BYTES, Segment, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,17 @@ class PageGroup:
         return None if target is None else (self.part(*target), target[1])
 
 
-def extent_pages(layout: Layout, extent: int) -> tuple[PageGroup, ...]:
+def extent_pages(share: Share, extent: int) -> tuple[PageGroup, ...]:
     """The pages of an extent, in order, each a group of its own."""
     found: list[PageGroup] = []
+    layout = share.layout
     start = first_segment = 0
     for index in layout.extents[extent].chunks:
         segments = tuple(layout.segments(index))
         found.append(
             PageGroup(
                 chunks=(index,),
-                number=layout.page(index),
+                number=share.page(index),
                 start=start,
                 page_elems=layout.chunks[index].elems,
                 first_segment=first_segment,

@@ -10,7 +10,7 @@ import numpy as np
 from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import ConfigError
-from luwu.layout import Layout
+from luwu.layout import Layout, Share
 from luwu.wire.description import Description
 from switch_emu.node.kernels import kernel_name
 from switch_emu.store import DecidedStep, Field, PageKind, StoreConfig
@@ -33,7 +33,7 @@ class Pages(Protocol):
         ...
 
 
-def store_config(description: Description, node: int = 0) -> StoreConfig:
+def store_config(description: Description, node: int = 0, replicas: int = 1) -> StoreConfig:
     """A node's pages of a job: one per owned chunk; trained ones with moments, frozen ones without.
 
     Raises ConfigError on all nodes if one of them owns no chunk: then none makes a store.
@@ -45,7 +45,7 @@ def store_config(description: Description, node: int = 0) -> StoreConfig:
             f"optimizer_nodes: the model has {chunks_count} chunk{'s'[: chunks_count != 1]}, too "
             f"few for {layout.node_count} nodes; give fewer, or a smaller --chunk"
         )
-    chunks = [chunk for chunk in layout.chunks if layout.owner(chunk.index) == node]
+    chunks = [layout.chunks[index] for index in Share(layout, node, replicas).chunks()]
     kernel = kernel_name(description.optimizer, description.state_fields)
     kinds: dict[tuple[bool, int, int], int] = {}
     built: list[PageKind] = []
@@ -70,15 +70,18 @@ def store_config(description: Description, node: int = 0) -> StoreConfig:
         page_elems=tuple(chunk.elems for chunk in chunks),
         optimizer=kernel,
         chunk_bytes=layout.chunk_bytes,
-        layout_hash=node_layout_hash(description, node),
+        layout_hash=node_layout_hash(description, node, replicas),
         description=description.to_bytes(),
     )
 
 
-def node_layout_hash(description: Description, node: int) -> str:
+def node_layout_hash(description: Description, node: int, replicas: int) -> str:
     """The layout hash in a store's configuration; with several nodes, with the node."""
     count = description.layout.node_count
-    return description.hash if count == 1 else f"{description.hash}, node {node} of {count}"
+    if count == 1:
+        return description.hash
+    of = f"{description.hash}, node {node} of {count}"
+    return of if replicas == 1 else f"{of}, {replicas} replicas"
 
 
 def field_view(kind: PageKind, record: memoryview, name: str) -> F32Array:

@@ -27,7 +27,7 @@ from luwu.aggregate import Aggregator
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
-from luwu.layout import SUM_BYTES, Segment
+from luwu.layout import SUM_BYTES, Segment, Share
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, decode_hyper
 from switch_emu.node.block_norms import block_norms
@@ -81,6 +81,8 @@ class Stored:
     """Memory for weights that are sent as a copy."""
     places: WeightsPlaces | None = None
     """Weights that workers read in place; None: copies are sent."""
+    share: Share | None = None
+    """The chunks that the store holds; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +134,7 @@ class Pipeline:
         self._core, self._job = core, job
         self._store, self._attachments = stored.store, stored.attachments
         self._layout = description.layout
+        self._share = stored.share or Share(self._layout)
         self._places, self._sent = stored.places, stored.buffers
         self._kernel = kernel
         self._streaming = description.update == "streaming"
@@ -348,7 +351,7 @@ class Pipeline:
         if found is None:
             config = self._store.config
             groups = grouped(
-                extent_pages(self._layout, extent),
+                extent_pages(self._share, extent),
                 lambda page: config.kind(page).record_bytes,
                 self._pages_together,
             )
@@ -463,7 +466,7 @@ class Pipeline:
                 self._kernel.cast(weights, dtype, part)
 
     def _load(self, action: LoadPage, scratch: Scratch) -> None:
-        page = self._layout.page(action.chunk)
+        page = self._share.page(action.chunk)
         kind = self._store.config.kind(page)
         record = scratch.rows(page, 1).memory
         np.frombuffer(record, np.uint8)[:] = 0
@@ -516,9 +519,13 @@ class Pipeline:
                 extra=extra,
             )
         )
+        digests = b""
+        if len(self._share.stripes) > 1:  # another node holds the same, and they are compared
+            pages = map(self._share.pages_of, self._share.stripes)
+            digests = b"".join(self._store.digest(each, action.version) for each in pages)
         self._span("prepare", start_ns, step=action.version - 1)
         failpoint("node.after_prepare")
-        self._report(lambda: self._core.prepared(action))
+        self._report(lambda: self._core.prepared(action, digests))
 
     def _decoded(self, hyper: bytes) -> StepHyper:
         held = self._hyper

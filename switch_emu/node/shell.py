@@ -19,7 +19,7 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError, StateError
 from luwu.base.events import NODE_ABOUT, Recorder
 from luwu.base.limits import ZERO_COPY_BYTES_MIN
-from luwu.layout import Layout
+from luwu.layout import Layout, Share
 from luwu.protocol.actions import PARENT
 from luwu.transport.interface import PeerDown, PeerUp, Transport
 from luwu.wire.description import Description, parse_description
@@ -111,6 +111,7 @@ class NodeShell(Shell):
                 attachments=self._attachments,
                 buffers=Buffers(self._reserve_outgoing),
                 places=self._places,
+                share=Share(self.description.layout, self._node.number, self._node.replicas),
             ),
             self.description,
             job=self._job,

@@ -48,8 +48,8 @@ class NodeSpec(RoleSpec):
 
     @property
     def node(self) -> NodeNumber:
-        """Number and count as one value."""
-        return NodeNumber(number=self.number, count=self.count)
+        """Number, count and replicas as one value."""
+        return NodeNumber(number=self.number, count=self.count, replicas=self.replicas)
 
     def plan(self) -> NodePlan:
         """The memory plan. Raises ConfigError if the budget is too small."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from luwu.aggregate import Aggregator, make_aggregator
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
-from luwu.layout import Extent
+from luwu.layout import Extent, Share
 from luwu.wire.description import Description, parse_description
 from switch_emu.node.kernels.make import check_known
 from switch_emu.node.pages import node_layout_hash, store_config
@@ -89,13 +89,15 @@ class NodeStorage:
             )
         description = parse_description(store.config.description, spec.extent_chunks)
         count = description.layout.node_count
-        is_ours = store.config.layout_hash == node_layout_hash(description, spec.number)
+        ours = node_layout_hash(description, spec.number, spec.replicas)
+        is_ours = store.config.layout_hash == ours
         if count != spec.count or not is_ours:
             whose = "another" if count == spec.count else f"one of {count}"
             raise ConfigError(
                 f"{spec.state} belongs to {whose} "
                 f"optimizer node{'s'[: count != spec.count]}, this is node {spec.number} of "
-                f"{spec.count}; give the --state it was made with, and --optimizer-nodes {count}",
+                f"{spec.count} with {spec.replicas} of each page; give the --state it was made "
+                f"with, --optimizer-nodes {count}, and the --replicas of its first run",
                 code="E203",
             )
         return description
@@ -108,7 +110,7 @@ class NodeStorage:
                 f"optimizer_nodes: the workers have {description.layout.node_count}, there are "
                 f"{spec.count}; start both with the same --optimizer-nodes"
             )
-        config = store_config(description, spec.number)
+        config = store_config(description, spec.number, spec.replicas)
         # Reject unknown aggregators and optimizers before there are pages.
         make_aggregator(description.aggregate, spec.world_size)
         check_known(description.optimizer, description.state_fields)
@@ -130,7 +132,8 @@ class NodeStorage:
     def make_spill(self, description: Description) -> SpillFile:
         """Make the file for gradients that do not fit in RAM."""
         spec, layout = self._spec, description.layout
-        owned = [each for each in layout.extents if layout.extent_owner(each.index) == spec.number]
+        share = Share(layout, spec.number, spec.replicas)
+        owned = [each for each in layout.extents if share.owns_extent(each.index)]
         aggregator = make_aggregator(description.aggregate, spec.world_size)
         return SpillFile(
             spec.state,
@@ -171,7 +174,8 @@ class NodeStorage:
 
         def needed(chunk_bytes: int) -> int:
             layout = replace(description.layout, chunk_bytes=chunk_bytes)
-            return 2 * store_config(replace(description, layout=layout), spec.number).state_bytes
+            smaller = replace(description, layout=layout)
+            return 2 * store_config(smaller, spec.number, spec.replicas).state_bytes
 
         return budget_for_pages(
             needed, budget_bytes=spec.memory_budget_bytes, chunk_bytes=spec.chunk_bytes,

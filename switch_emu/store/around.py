@@ -81,6 +81,10 @@ class PageStoreAround(PageStore):
         """The inner store's."""
         return self._store.rows_to_fill(first, count, version, attempt)
 
+    def digest(self, pages: range, version: int) -> bytes:
+        """The inner store's."""
+        return self._store.digest(pages, version)
+
     def pin(self) -> Pin:
         """The inner store's."""
         return self._store.pin()

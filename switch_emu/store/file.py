@@ -377,6 +377,11 @@ class FilePageStore(PageStore):
                 failpoint("store.after_page_write")
         self._steps.note_written(first, entries)
 
+    def digest(self, pages: range, version: int) -> bytes:
+        """See PageStore."""
+        entries = self._steps.entries_to_read(pages.start, len(pages), version)
+        return xxhash.xxh3_128_digest(b"".join(entry.digests for entry in entries))
+
     def pin(self) -> Pin:
         """Pin the decided version; overwritten pages are saved to a file beside the sides."""
         self._check_running()

@@ -112,6 +112,13 @@ class PageStore(Closing):
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         """Fill `into` with one field of a record; checked like a whole record."""
 
+    @abstractmethod
+    def digest(self, pages: range, version: int) -> bytes:
+        """One checksum of the records of these pages, equal in stores that hold the same.
+
+        16 bytes (xxh3-128). Of a version that can be read; the pages are not.
+        """
+
     def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
         """Write the record of a page; see `write_rows`."""
         size = self.config.kind(page).record_bytes

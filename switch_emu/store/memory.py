@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import xxhash
+
 from luwu.base.errors import StateError
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import PageStore
@@ -117,6 +119,11 @@ class MemoryPageStore(PageStore):
     def _rows(self, first: int, sides: Sequence[int]) -> RecordRows | None:
         """The records on these sides, from page `first` on, if it is one side."""
         return self._sides[sides[0]].rows(first, len(sides)) if len(set(sides)) == 1 else None
+
+    def digest(self, pages: range, version: int) -> bytes:
+        """See PageStore."""
+        digests = (xxhash.xxh3_128_digest(self._record(page, version)) for page in pages)
+        return xxhash.xxh3_128_digest(b"".join(digests))
 
     def pin(self) -> Pin:
         """Pin the decided version; overwritten pages are saved to a file, not to RAM."""

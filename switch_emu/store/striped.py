@@ -1,18 +1,20 @@
 """The pages of several optimizer nodes read as one state, at rest.
 
-Node n of K owns every K-th chunk, from n on. Decisions of node 0 count: a node that was killed
-before it received one has that version prepared, which is read instead.
+Which node holds which page: `luwu/layout/share.py`. Decisions of node 0 count: a node that was
+killed before it received one has that version prepared, which is read instead.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, StateError
+from luwu.base.limits import NODE_COUNT_MAX
 from switch_emu.store.config import StoreConfig
-from switch_emu.store.directory import CONFIG_NAME
+from switch_emu.store.directory import CONFIG_NAME, read_config
 from switch_emu.store.file import FilePageStore
 from switch_emu.store.records import DecidedStep
 
@@ -26,14 +28,34 @@ def node_count_of(state: Path) -> int | None:
     """The number of nodes of a state; None if there is no state. Raises ConfigError."""
     if (state / CONFIG_NAME).is_file():
         return 1
-    count = sum(1 for _ in state.glob(f"node-*/{CONFIG_NAME}"))
-    missing = [n for n in range(count) if not (state / f"node-{n}" / CONFIG_NAME).is_file()]
+    if not any(state.glob(f"node-*/{CONFIG_NAME}")):
+        return None
+    count, present = present_nodes(state)
+    missing = [number for number in range(count) if number not in present]
     if missing:
         raise ConfigError(
-            f"{state} has directories of {count} optimizer nodes, but none of node {missing[0]}; "
-            "restore it from a checkpoint"
+            f"{state} has directories of {len(present)} of {count} optimizer nodes, but none of "
+            f"node {missing[0]}; make it from its replicas with luwu refill {state}, or restore "
+            "all directories from a snapshot"
         )
-    return count or None
+    return count
+
+
+def present_nodes(state: Path) -> tuple[int, tuple[int, ...]]:
+    """The number of nodes of a state, and the numbers of those whose directories are there.
+
+    Raises ConfigError if there is none.
+    """
+    found = {n: state / f"node-{n}" for n in range(NODE_COUNT_MAX)}
+    present = [n for n, path in found.items() if (path / CONFIG_NAME).is_file()]
+    if not present:
+        raise ConfigError(f"{state} has no directory of an optimizer node (node-0, node-1, ...)")
+    description = bytes(read_config(found[present[0]]).description)
+    try:
+        count = int(json.loads(description)["node_count"])
+    except (ValueError, LookupError, TypeError):  # who reads the description reports it
+        count = present[-1] + 1
+    return count, tuple(present)
 
 
 class StripedPages(Closing):
@@ -79,7 +101,7 @@ class StripedPages(Closing):
         return max(store.attempt for store in self._stores)
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
-        """Fill `into` with one field of the page of a chunk."""
+        """Fill `into` with one field of the page of a chunk, of the first node that holds it."""
         number, index = page % len(self._stores), page // len(self._stores)
         self._stores[number].read_field(index, version, field_name, into)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.source import RestingState
+from luwu.commands.main import main
 from luwu.testing.cluster import Cluster
 from tests import kill
 from tests.processes.jobs import SMALL, Outside, light_digest, plain_digest, text_file
@@ -27,22 +29,26 @@ def finished(cluster: Cluster, outside: Outside) -> dict[str, Any]:
 
 
 def start(
-    directory: Path, count: int, outside: Outside, *, workers: int = 2, script: Sequence[str] = ()
-) -> Cluster:
+    directory: Path, count: int, outside: Outside, *, replicas: int = 1, workers: int = 2,
+    script: Sequence[str] = (),
+) -> Cluster:  # fmt: skip
     return kill.start(
         directory, f"of-{count}", steps=STEPS, restarts=2, outside=outside, workers=workers,
         script=script,
         more_flags=[
-            "--optimizer-nodes", str(count), "--chunk", "16KiB", "--memory-budget", "64MiB",
+            "--optimizer-nodes", str(count), "--replicas", str(replicas), "--chunk", "16KiB",
+            "--memory-budget", "64MiB",
         ],
     )  # fmt: skip
 
 
+@pytest.mark.feature("replicas")
 def test_nodes_are_killed(tmp_path: Path) -> None:
-    """I1, I2, I3, I8. Goal: with two nodes, either of which is killed once, the digest is that of
-    plain torch, and the export of both directories has it too. Method: kill -9 in the middle."""
+    """I1, I2, I3, I8. Goal: with two nodes that hold the same pages, either of which is killed
+    once, the digest is that of plain torch; so has an export, after one directory was lost and
+    made again from the other. Method: kill -9 in the middle."""
     outside = Outside(tmp_path / "outside")
-    with start(tmp_path, 2, outside) as cluster:
+    with start(tmp_path, 2, outside, replicas=2) as cluster:
         for step, role in ((2, "node-1"), (5, "node")):
             cluster.wait_for(role)
             kill.wait_for_step(cluster, step, limit_s=150)
@@ -50,6 +56,8 @@ def test_nodes_are_killed(tmp_path: Path) -> None:
             cluster.wait_for(role, but=pid)
         found = finished(cluster, outside)
     assert found["weights_digest"] == light_digest(STEPS)
+    shutil.rmtree(tmp_path / "of-2.state" / "node-0")
+    assert main(["refill", str(tmp_path / "of-2.state")]) == 0
     with RestingState(tmp_path / "of-2.state") as source:
         exported = export_state(source, tmp_path / "exported", ExportOptions())
     assert (exported.step, exported.weights_digest) == (STEPS, light_digest(STEPS))
@@ -57,7 +65,8 @@ def test_nodes_are_killed(tmp_path: Path) -> None:
 
 @pytest.mark.feature("several optimizer nodes")
 def test_disk_work_divides(tmp_path: Path) -> None:
-    """I3. Goal: four nodes end with the digest of one, and each writes a quarter of its bytes.
+    """I3. Goal: four nodes end with the digest of one, and each writes a quarter of its bytes; of
+    three with two replicas, each writes two thirds, and receives as much.
     Method: our own count of page bytes, within two pages a step. One worker: the bytes of a state
     are the same with several."""
     script = (
@@ -65,14 +74,20 @@ def test_disk_work_divides(tmp_path: Path) -> None:
         "--data", str(text_file(tmp_path)), *SMALL,
     )  # fmt: skip
     ends = {}
-    for count in (1, 4):
+    for count, replicas in ((1, 1), (4, 1), (3, 2)):
         outside = Outside(tmp_path / f"outside-{count}")
-        with start(tmp_path, count, outside, workers=1, script=script) as cluster:
+        started = start(
+            tmp_path, count, outside, replicas=replicas, workers=1, script=script
+        )  # fmt: skip
+        with started as cluster:
             ends[count] = finished(cluster, outside)
-    plain, found = ends[1], ends[4]
-    assert found["weights_digest"] == plain["weights_digest"] == plain_digest(STEPS, 1)
-    written = [node["disk_bytes"]["written"] for node in found["nodes"]]
-    two_pages_bytes = 2 * 3 * 17 * 1024
-    assert len(written) == 4
-    for each in written:
-        assert abs(each - plain["disk_bytes"]["written"] / 4) <= (STEPS + 1) * two_pages_bytes
+    plain = ends[1]
+    assert plain["weights_digest"] == plain_digest(STEPS, 1)
+    pages_bytes = (STEPS + 1) * 2 * 3 * 17 * 1024
+    for count, share in ((4, 1 / 4), (3, 2 / 3)):
+        found = ends[count]
+        assert found["weights_digest"] == plain["weights_digest"]
+        assert len(found["nodes"]) == count
+        for node in found["nodes"]:
+            for of, name in (("disk_bytes", "written"), ("network_bytes", "into_node")):
+                assert abs(node[of][name] - plain[of][name] * share) <= pages_bytes

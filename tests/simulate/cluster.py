@@ -118,7 +118,7 @@ class Cluster:
             assert disk.version == self.job.steps, self._where(number)
             assert set(disk.ledger) == set(range(self.job.steps + 1)), self._where(number)
             assert disk.decided_attempt == self.disks[0].decided_attempt, self._where(number)
-            owned = [c.index for c in self.job.layout.chunks if c.index % len(self.disks) == number]
+            owned = sorted(disk.share.chunks())
             assert sorted(disk.pages) == owned, self._where(number)
             for chunk, (_, weights, _) in disk.pages.items():
                 where = self._where(chunk)

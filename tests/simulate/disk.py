@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from luwu.base.errors import LuwuError
 from luwu.base.tree import ranks_of
+from luwu.layout import Share
 from luwu.wire.description import parse_description
 from switch_emu.node.core import actions as node_actions
 from switch_emu.store import (
@@ -97,6 +100,11 @@ class Disk:
 
     forgotten_starts: int = 0
     """Of processes whose use a copy of the state that was put back knows nothing of."""
+
+    @functools.cached_property
+    def share(self) -> Share:
+        """The chunks whose pages lie on it."""
+        return Share(self.job.layout, self.number, self.job.replicas)
 
     @property
     def generation(self) -> int:
@@ -201,6 +209,20 @@ class Disk:
             action.version, action.attempt, action.applied, action.grad_norm, action.contributors
         )
 
+    def digests(self) -> bytes:
+        """Of the stripes, as the version that is prepared has them."""
+        pages = self.pages | self.tentative
+        return b"".join(
+            xxhash.xxh3_128_digest(
+                b"".join(pages[c][1].tobytes() + pages[c][2].tobytes() for c in self._chunks_of(s))
+            )
+            for s in self.share.stripes
+        )
+
+    def _chunks_of(self, stripe: int) -> range:
+        layout = self.job.layout
+        return range(stripe, len(layout.chunks), layout.node_count)
+
     def _note_prepare(self, action: node_actions.Prepare) -> None:
         self._contributors = action.contributors
         aside = action.kept_attempt is not None
@@ -248,7 +270,7 @@ class StoredDisk(Disk):
         super().__init__(job, number, count)
         self.device = Device(f"{job.world_size}-{number}-{random.getrandbits(48):x}", random)
         self._store: FilePageStore | None = None
-        self._owned = [c for c in job.layout.chunks if job.layout.owner(c.index) == number]
+        self._owned = [job.layout.chunks[index] for index in self.share.chunks()]
 
     @property
     def generation(self) -> int:
@@ -354,7 +376,7 @@ class StoredDisk(Disk):
         self.prepared = None
 
     def write(self, chunk: int, version: int, attempt: int, weights: Any, momentum: Any) -> None:
-        page = self.job.layout.page(chunk)
+        page = self.share.page(chunk)
         kind = self._now.config.kind(page)
         record = bytearray(kind.record_bytes)
         for name, values in (("weight", weights), ("momentum", momentum)):
@@ -366,7 +388,7 @@ class StoredDisk(Disk):
             self._note_written(chunk, version, attempt)
 
     def read(self, chunk: int, version: int) -> tuple[Any, Any]:
-        page = self.job.layout.page(chunk)
+        page = self.share.page(chunk)
         kind = self._now.config.kind(page)
         record = bytearray(kind.record_bytes)
         with self._calling():
@@ -384,7 +406,7 @@ class StoredDisk(Disk):
             if version is None:
                 assert store.decided is not None
                 version = store.decided.version
-            page = self.job.layout.page(chunk)
+            page = self.share.page(chunk)
             try:
                 store.read_field(page, version, "weight", weights.view(np.uint8).data)
             except VersionMissing:
@@ -407,6 +429,12 @@ class StoredDisk(Disk):
         self.prepared = node_actions.PreparedVersion(
             action.version, action.attempt, action.applied, action.grad_norm, action.contributors
         )
+
+    def digests(self) -> bytes:
+        assert self.prepared is not None
+        version, stripes = self.prepared.version, self.share.stripes
+        with self._calling():
+            return b"".join(self._now.digest(self.share.pages_of(s), version) for s in stripes)
 
     def decide(self, version: int, attempt: int) -> None:
         with self._calling():

@@ -146,6 +146,8 @@ class Job:
     session does while a streaming backward ends (design note 0025)."""
     keeps: bool = False
     """Every rank keeps something beside each version."""
+    replicas: int = 1
+    """Nodes that hold each page."""
     slot_count: int | None = None
     """Protocol fidelity with so many slots; None: functional."""
     any_order: bool = False

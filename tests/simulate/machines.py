@@ -56,6 +56,7 @@ class Switch(Process):
             job=JOB, incarnation=incarnation, children=tree.children(place),
             rank=tree.index(place), limits=job.limits, retry=job.retry,
             parents_count=len(self._parents),
+            replicas=job.replicas if len(self._parents) > 1 else 1,
         )  # fmt: skip
         for name in {self.name, self.parent_side}:
             world.listen(name, self._received, self)
@@ -170,7 +171,9 @@ class Node(Process):
             job=JOB,
             incarnation=self.disk.starts,
             ranks=(1 << self._job.world_size) - 1,
-            node=node_actions.NodeNumber(number=self._number, count=len(self._disks)),
+            node=node_actions.NodeNumber(
+                number=self._number, count=len(self._disks), replicas=self._job.replicas
+            ),
             limits=self._job.limits_of_node,
             groups=self._job.tree.groups,
             retry=self._job.retry,
@@ -305,7 +308,7 @@ class Node(Process):
         return self.core.page_loaded(action)
 
     def _pages(self, extent: int) -> tuple[PageGroup, ...]:
-        return extent_pages(self._job.layout, extent)
+        return extent_pages(self.disk.share, extent)
 
     def _total(self, extent: int, contributions: Any) -> Any:
         aggregator = self.core.aggregator
@@ -382,7 +385,7 @@ class Node(Process):
         return self.core.written(action)
 
     def _write(self, chunk: int, version: int, attempt: int, weights: Any, momentum: Any) -> None:
-        assert self._job.layout.owner(chunk) == self._number
+        assert self.disk.share.owns(chunk)
         self._owned.write(chunk, version, attempt, weights, momentum)
 
     def _read(self, action: node_actions.ReadWeights) -> Any:
@@ -413,7 +416,8 @@ class Node(Process):
 
     def _prepare(self, action: node_actions.Prepare) -> Any:
         self._owned.prepare(action)
-        return self.core.prepared(action)
+        is_shared = len(self.disk.share.stripes) > 1
+        return self.core.prepared(action, self._owned.digests() if is_shared else b"")
 
     def _is_joint(self, action: node_actions.Decide) -> bool:
         """I2: node 0 decides what all have prepared, the others what node 0 has decided."""

@@ -173,7 +173,7 @@ class Oracles(Watch):
         """Of each extent all pages are of this version, or none is; the attempt counts too."""
         layout = self._job.layout
         for extent in layout.extents if disk.applied else ():
-            if layout.extent_owner(extent.index) != disk.number:
+            if not disk.share.owns_extent(extent.index):
                 continue
             made = {disk.written.get(chunk) == (version, attempt) for chunk in extent.chunks}
             assert len(made) == 1, (
@@ -188,7 +188,7 @@ class Oracles(Watch):
             for rank in ranks_of(disk.ledger[version])
             for piece, data in enumerate(kept(rank, version - 1))
         }
-        if self._job.keeps and disk.number == 0:
+        if self._job.keeps and 0 in disk.share.stripes:
             found = disk.kept[version]
             assert found == expected, (
                 f"O3: beside version {version} lies {sorted(found)}, expected {sorted(expected)}"

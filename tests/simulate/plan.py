@@ -34,6 +34,8 @@ EXTENTS_RATIO = 0.75
 """Share of histories with extents, of those that may have any: of all, about half."""
 CACHE_RATIO = 0.5
 """Share of histories whose switches cache weights, of those that have switches of their own."""
+REPLICAS_RATIO = 0.5
+"""Share of histories whose pages have several owners, of those that have several nodes."""
 FINISH_MS = 60_000
 """Virtual time that the second phase may take (O4)."""
 
@@ -46,6 +48,8 @@ class Options:
     units: int = 2
     frozen: bool = False
     node_count: int = 1
+    replicas: int = 1
+    """Nodes that hold each page."""
     steps: int = 5
     update: str = "streaming"
     backwards: int = 1
@@ -92,6 +96,7 @@ class Options:
                 units=self.units, frozen=self.frozen, node_count=self.node_count, rows=self.rows,
                 extent_chunks=self.extent_chunks if self.may_have_extents else 1,
             ),
+            replicas=min(self.replicas, self.node_count),
             world_size=self.world_size if tree is None else tree.workers,
             steps=self.steps,
             update=self.update,
@@ -167,6 +172,7 @@ def make_history(seed: int, slot_count: int | None = None, *, own_switch: bool =
         faults = tuple(sorted((*faults, back), key=lambda fault: fault.at_ms))
     options = _with_extents(Random(derive(seed, "extents")), options)  # as are these two
     options = _with_cache(Random(derive(seed, "cache")), options)
+    options = _with_replicas(Random(derive(seed, "replicas")), options)
     return History(seed, options, faults)
 
 
@@ -184,6 +190,13 @@ def _with_cache(random: Random, options: Options) -> Options:
     if options.own_switch or random.random() >= CACHE_RATIO:
         return options
     return replace(options, cache_bytes_max=random.choice((40_000, 150_000, 1_000_000)))
+
+
+def _with_replicas(random: Random, options: Options) -> Options:
+    """Of several nodes, more than one hold each page in half of the histories."""
+    if options.node_count == 1 or random.random() >= REPLICAS_RATIO:
+        return options
+    return replace(options, replicas=random.randrange(2, options.node_count + 1))
 
 
 def make_options(random: Random) -> Options:

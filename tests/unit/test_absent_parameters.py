@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import luwu
 from luwu.base.errors import StateError
-from luwu.layout import Layout, Parameter, Unit
+from luwu.layout import Layout, Parameter, Share, Unit
 from luwu.wire.hyper import StepHyper
 from switch_emu.node import storage
 from switch_emu.node.extent_pages import extent_pages
@@ -259,7 +259,7 @@ def small_layout() -> Layout:
 def test_a_page_with_one_count_is_not_updated_in_part() -> None:
     """I4. Goal: in a state of an older version, a page is updated as a whole or refused by name."""
     layout = small_layout()
-    (page,) = extent_pages(layout, 0)
+    (page,) = extent_pages(Share(layout), 0)
     counts = UpdateCounts(layout, page, stored=[1], width=8)
     stored = np.array([[5, 0, 0, 0, 0, 0, 0, 0]])
     whole = update_runs(layout, page.segments[0], HYPER, counts.by_segment(stored, 0), 0)
@@ -273,7 +273,7 @@ def test_a_page_with_one_count_is_not_updated_in_part() -> None:
 def test_segments_have_counts_of_their_own() -> None:
     """I4. Goal: runs follow counts, groups and what is absent; counts of what is absent stay."""
     layout = small_layout()
-    (page,) = extent_pages(layout, 0)
+    (page,) = extent_pages(Share(layout), 0)
 
     def runs_of(counts: list[int], absent: int) -> list[Run]:
         return update_runs(layout, page.segments[0], HYPER, counts, absent)

@@ -40,8 +40,8 @@ def test_cores_answer_what_was_recorded() -> None:
 class Forgetful(adapter.CORES["node"]):  # type: ignore[misc]
     """A node that decides nothing."""
 
-    def prepared(self, prepare: Any) -> list[Any]:
-        super().prepared(prepare)
+    def prepared(self, prepare: Any, digests: bytes = b"") -> list[Any]:
+        super().prepared(prepare, digests)
         return []
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import luwu
-from luwu.layout import DTYPE_BYTES, Layout
+from luwu.layout import DTYPE_BYTES, Layout, Share
 from switch_emu.node import plan
 from switch_emu.node.extent_pages import extent_pages
 from tests.unit.local_job import (
@@ -170,9 +170,10 @@ def test_an_extent_is_split_to_its_pages(layout: Layout, extent_chunks: int, bit
     they are all of it."""
     layout = replace(layout, extent_chunks=extent_chunks)
     for extent in layout.extents:
-        pages = extent_pages(layout, extent.index)
+        share = Share(layout, layout.extent_stripe(extent.index))
+        pages = extent_pages(share, extent.index)
         assert [page.chunks for page in pages] == [(chunk,) for chunk in extent.chunks]
-        assert [page.number for page in pages] == [layout.page(i) for i in extent.chunks]
+        assert [page.number for page in pages] == [share.page(i) for i in extent.chunks]
         segments = list(layout.extent_segments(extent.index))
         bitmap = bits.getrandbits(len(segments))
         lacking = {

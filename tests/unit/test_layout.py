@@ -20,7 +20,7 @@ from luwu.base.limits import (
     PAYLOAD_BYTES_MAX,
     SEGMENTS_MAX,
 )
-from luwu.layout import DTYPE_BYTES, Layout, Parameter, Unit, padded
+from luwu.layout import DTYPE_BYTES, Layout, Parameter, Share, Unit, owners_of, padded
 from tests.unit.kernel_calls import group_runs
 
 FIXED = settings(derandomize=True, deadline=None, max_examples=150)
@@ -197,12 +197,42 @@ def test_values_do_not_move_with_the_chunk(layout: Layout, factor: int) -> None:
 
 @FIXED
 @given(layout=layouts())
-def test_every_page_has_one_owner(layout: Layout) -> None:
+def test_every_page_is_in_one_stripe(layout: Layout) -> None:
     """Goal: nodes share the pages evenly, and equal layouts agree on who owns what."""
     counts = [0] * layout.node_count
     for chunk in layout.chunks:
-        counts[layout.owner(chunk.index)] += 1
+        counts[layout.stripe(chunk.index)] += 1
     assert max(counts) - min(counts) <= 1
+
+
+@FIXED
+@given(layout=layouts(), data=st.data())
+def test_every_page_has_its_owners(layout: Layout, data: st.DataObject) -> None:
+    """Goal: each chunk's page is in the stores of its owners and in no other; the numbers of a
+    store's pages have no gap, and neighbours of a stripe are neighbours there."""
+    count = layout.node_count
+    replicas = data.draw(st.integers(1, count))
+    shares = [Share(layout, number, replicas) for number in range(count)]
+    for share in shares:
+        chunks = share.chunks()
+        assert [share.page(chunk) for chunk in chunks] == list(range(share.pages_count))
+        assert all(map(share.owns, chunks))
+        assert sum(map(share.owns, range(len(layout.chunks) + 3))) == share.pages_count
+        for stripe in share.stripes:
+            found = [share.page(c) for c in range(stripe, len(layout.chunks), count)]
+            assert found == list(share.pages_of(stripe))
+    for chunk in range(len(layout.chunks)):
+        owners = owners_of(layout.stripe(chunk), count, replicas)
+        assert len(set(owners)) == replicas
+        assert {share.number for share in shares if share.owns(chunk)} == set(owners)
+        assert shares[owners[0]].page(chunk) == chunk // count
+
+
+@pytest.mark.parametrize("replicas", [0, 3])
+def test_replicas_need_nodes(replicas: int) -> None:
+    """I6. Goal: more replicas than nodes, or none, are rejected with what would do."""
+    with pytest.raises(ConfigError, match="there are 2 optimizer nodes; give --optimizer-nodes"):
+        owners_of(0, 2, replicas)
 
 
 EXTENT_CHUNKS = st.sampled_from([1, 2, 3, 4, 100])
@@ -230,8 +260,9 @@ def test_every_chunk_is_in_one_extent(layout: Layout, extent_chunks: int) -> Non
     for extent in layout.extents:
         assert 1 <= len(extent.chunks) <= extent_chunks
         chunks = [layout.chunks[i] for i in extent.chunks]
-        assert {layout.owner(i) for i in extent.chunks} == {layout.extent_owner(extent.index)}
-        pages = [layout.page(i) for i in extent.chunks]
+        stripe = layout.extent_stripe(extent.index)
+        assert {layout.stripe(i) for i in extent.chunks} == {stripe}
+        pages = [Share(layout, stripe).page(i) for i in extent.chunks]
         assert pages == list(range(pages[0], pages[0] + len(pages)))
         travels = {(c.unit, c.trainable, c.wire_dtype) for c in chunks}
         assert travels == {(extent.unit, extent.trainable, extent.wire_dtype)}
@@ -320,7 +351,7 @@ def test_extents_of_one_are_chunks(layout: Layout) -> None:
         assert (extent.index, list(extent.chunks)) == (chunk.index, [chunk.index])
         assert extent.runs == ((chunk.start, chunk.elems),)
         assert list(layout.extent_segments(extent.index)) == list(layout.segments(chunk.index))
-        assert layout.extent_owner(extent.index) == layout.owner(chunk.index)
+        assert layout.extent_stripe(extent.index) == layout.stripe(chunk.index)
 
 
 @FIXED

@@ -410,9 +410,9 @@ def test_a_single_node_judges_and_decides_by_itself() -> None:
     parts.steps.at(0)
     parts.state.prepared = do.PreparedVersion(1, 1, True, NORM, RANKS)
     parts.check(
-        (lambda: joint.measured(0, SQUARES), Judgement(True, NORM, 2), []),
-        (lambda: joint.measured(0, None), Judgement(False, math.inf, 2), []),
-        (lambda: joint.prepared(1), None, ["Decide version=1 attempt=1"]),
+        (lambda: joint.measured(0, [SQUARES]), Judgement(True, NORM, 2), []),
+        (lambda: joint.measured(0, [None]), Judgement(False, math.inf, 2), []),
+        (lambda: joint.prepared(1, b""), None, ["Decide version=1 attempt=1"]),
         (lambda: joint.was_decided(1), None, []),
     )
 
@@ -434,9 +434,9 @@ def test_node_0_decides_when_all_nodes_are_prepared() -> None:
          ["n1: Welcome contributors=3 loaded=True push_window_bytes=0 began_with_skip=False "
           "skipped_step=0 grad_norm=0.0 redoes=False"]),
         (lambda: joint.node_at("n1", 5), 1, []),
-        (lambda: joint.measured(0, SQUARES), None, []),
+        (lambda: joint.measured(0, [SQUARES]), None, []),
         (lambda: joint.node_measured("n1", 1, measured, squares), Judgement(True, 2.0, 2), []),
-        (lambda: joint.prepared(1), None, []),
+        (lambda: joint.prepared(1, b""), None, []),
         (lambda: joint.node_prepared("n1", 1, prepared), None, ["Decide version=1 attempt=1"]),
         (parts.steps.close, None, []),
         (lambda: joint.was_decided(1), None, ["n1: Resolved version=1"]),
@@ -464,7 +464,7 @@ def test_an_abort_waits_for_the_decision_unless_what_came_in_is_lost() -> None:
     parts.check(
         (lambda: joint.request_abort(lost), False, []),
         (lambda: joint.welcome_node("n1"), None, []),
-        (lambda: joint.prepared(1), AbortRequest("a node was started again"), []),
+        (lambda: joint.prepared(1, b""), AbortRequest("a node was started again"), []),
         (lambda: joint.was_aborted("x"), None,
          ["n1: Welcome contributors=3 loaded=True push_window_bytes=0 began_with_skip=False "
           "skipped_step=0 grad_norm=0.0 redoes=False"]),
@@ -491,10 +491,10 @@ def test_a_following_node_asks_and_follows() -> None:
         (lambda: following.welcome(welcome), welcome, []),
         (lambda: following.taken_over(welcome), None, []),
         (lambda: following.is_current(verdict), True, []),
-        (lambda: following.measured(0, SQUARES), None,
+        (lambda: following.measured(0, [SQUARES]), None,
          [f"parent: Measured + {encode_squares(SQUARES, 2.0)!r}"]),
         (lambda: following.verdict(verdict), Judgement(True, 2.0, 1), []),
-        (lambda: following.prepared(1), None, ["parent: Prepared version=1"]),
+        (lambda: following.prepared(1, b""), None, ["parent: Prepared version=1"]),
         (lambda: following.resolved(resolved), None, []),
     )  # fmt: skip
     parts.state.prepared = do.PreparedVersion(1, 1, True, 2.0, RANKS)

@@ -19,6 +19,7 @@ from luwu.commands.main import main
 from luwu.join.connection import parse_url
 from luwu.launch.hosts.nodes import check_nodes, is_node, node_result, node_role, total_of_nodes
 from luwu.launch.serving import decide_sizes
+from luwu.layout import Share
 from luwu.wire.description import Description
 from switch_emu.node.pages import WEIGHT, store_config, weights_digest
 from switch_emu.store import DecidedStep, FilePageStore
@@ -29,12 +30,15 @@ JOB = Description(layout=make_layout(), optimizer="adamw", state_fields=("m", "v
 MIB = 1024 * 1024
 
 
-def write_version(store: FilePageStore, job: Description, node: int, version: int) -> None:
+def write_version(
+    store: FilePageStore, job: Description, node: int, version: int, replicas: int = 1
+) -> None:
     """Prepare a version whose weights tell the chunk and the version."""
     layout = job.layout
+    share = Share(layout, node, replicas)
     for chunk in layout.chunks:
-        if layout.owner(chunk.index) == node:
-            page = layout.page(chunk.index)
+        if share.owns(chunk.index):
+            page = share.page(chunk.index)
             kind = store.config.kind(page)
             record = np.zeros(kind.record_bytes, np.uint8)
             start, stop = kind.range(WEIGHT)
@@ -43,15 +47,18 @@ def write_version(store: FilePageStore, job: Description, node: int, version: in
     store.prepare(DecidedStep(version=version, attempt=store.attempt))
 
 
-def make_state(directory: Path, count: int, *, last_is_prepared: bool = False) -> Description:
+def make_state(
+    directory: Path, count: int, *, last_is_prepared: bool = False, replicas: int = 1
+) -> Description:
     """A state of `count` nodes at version 1; the last node may not have heard of it."""
     job = replace(JOB, layout=replace(JOB.layout, node_count=count))
     for node in range(count):
         path = node_directory(directory, node, count)
         path.parent.mkdir(exist_ok=True)
-        with FilePageStore.create(path, store_config(job, node), durability="none") as store:
+        config = store_config(job, node, replicas)
+        with FilePageStore.create(path, config, durability="none") as store:
             for version in (0, 1):
-                write_version(store, job, node, version)
+                write_version(store, job, node, version, replicas)
                 if version == 0 or not (last_is_prepared and node == count - 1):
                     store.decide(version, store.attempt)
     return job
@@ -87,7 +94,7 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     """I6. Goal: a state of which a node's directory is gone is refused by the node's number."""
     make_state(tmp_path, 3)
     (tmp_path / "node-1").rename(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="2 optimizer nodes, but none of node 1"):
+    with pytest.raises(ConfigError, match="2 of 3 optimizer nodes, but none of node 1"):
         node_count_of(tmp_path)
 
 
@@ -110,6 +117,7 @@ def test_more_nodes_than_chunks_are_refused(is_last: bool) -> None:
         (lambda state: RunConfig(optimizer_nodes=2, durability="none"), "keep their state on disk"),
         (lambda state: RunConfig(optimizer_nodes=2, state=state), "give --optimizer-nodes 3"),
         (lambda state: RunConfig(state=state), "give --optimizer-nodes 3"),
+        (lambda state: RunConfig(replicas=2), "give --optimizer-nodes 2 or more"),
     ],
 )
 def test_what_cannot_work_is_refused(

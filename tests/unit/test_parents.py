@@ -121,6 +121,30 @@ def test_an_extent_goes_to_the_node_of_its_chunks() -> None:
     assert to == ["parent", "parent-1", "parent-1", "parent", "parent", "parent-1", "parent"]
 
 
+def test_the_owners_of_a_page_are_one() -> None:
+    """Goal: a sum goes to all owners of its pages, and counts as received when each has it; the
+    extents of a stripe are pulled from its owners in turn. Method: three nodes, two replicas."""
+    layout = Layout(
+        parameters=(Parameter(name="a", shape=(12 * 4096,)),),
+        units=(Unit(name="a", parameters=(0,)),),
+        chunk_bytes=16 * 1024, node_count=3,
+    )  # fmt: skip
+    parents = Parents(3, 2)
+    parents.learn(layout)
+    ups = [message(kind, index=2) for kind in (wire.Load, wire.Push, wire.Propose, wire.Confirm)]
+    assert {each.partition(":")[0] for each in routed(parents, *ups)} == {"parent-2,parent"}
+    pulls = [message(wire.Pull, index=extent) for extent in range(0, 12, 3)]
+    to = [each.partition(":")[0] for each in routed(parents, *pulls)]
+    assert to == ["parent", "parent-1"] * 2
+    for verb in (Verb.PUSH, Verb.LOAD):
+        data = sent(wire.Received, 1, 0, verb=verb, index=5, contributors=3)
+        for number, received in ((2, []), (2, []), (0, [data]), (0, [])):
+            assert parents.received(number, data) == received
+    fits, overflowed = (sent(wire.Confirmed, 1, 0, index=1, fits=fits) for fits in (True, False))
+    assert parents.received(1, fits) == parents.received(2, overflowed) == []
+    assert parents.received(2, fits) == [fits]
+
+
 def test_answers_of_all_become_one() -> None:
     """Goal: a receipt of Begin counts when all have sent it, once; a Rejoin of any at once."""
     parents = greeted()

@@ -10,7 +10,15 @@ from fractions import Fraction
 import pytest
 
 from luwu.base.errors import RemoteProtocolError
-from luwu.wire.squares import encode_squares, exact_sum, norm_of, parse_squares
+from luwu.layout import stripes_of
+from luwu.wire.squares import (
+    Squares,
+    encode_all,
+    exact_sum,
+    norm_of,
+    parse_all,
+    parse_squares,
+)
 from switch_emu.node.core.ballot import Ballot
 
 
@@ -50,8 +58,39 @@ def test_norm_does_not_depend_on_nodes(seed: int, node_count: int) -> None:
     ballot = Ballot(node_count)
     for number in rng.sample(range(node_count), node_count):
         assert ballot.norm(2.0) is None
-        ballot.measured(number, parse_squares(encode_squares(nodes[number])))
+        ballot.measured(number, parse_all(encode_all([nodes[number]]), 1))
     assert ballot.norm(2.0) == norm_of([whole]), f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(("node_count", "replicas"), [(2, 2), (3, 2), (3, 3)])
+def test_norm_does_not_depend_on_replicas(seed: int, node_count: int, replicas: int) -> None:
+    """I3. Goal: a stripe that several nodes hold counts once; its owners must state the same."""
+    rng = random.Random(seed)
+    stripes: list[Squares | None] = [{4.0: drawn(rng, 20), 3.5: drawn(rng, 7)} for _ in range(3)]
+    stripes = stripes[:node_count]
+    ballot = Ballot(node_count, replicas)
+    for number in range(node_count):
+        own = [stripes[stripe] for stripe in stripes_of(number, node_count, replicas)]
+        ballot.measured(number, parse_all(encode_all(own), replicas))
+        held = stripes_of(number, node_count, replicas)
+        ballot.prepared(number, b"".join(bytes([stripe]) * 16 for stripe in held))
+    assert ballot.norm(2.0) == norm_of(stripes), f"seed {seed}"
+    assert ballot.is_prepared
+    assert ballot.differing(2.0) is None
+    ballot.prepared(1, bytes([1]) * 15 + b"x" + bytes([0]) * 16 * (replicas - 1))
+    assert ballot.differing(2.0) is not None
+    ballot.clear()
+    stripes[0] = None
+    for number in range(node_count):
+        own = [stripes[stripe] for stripe in stripes_of(number, node_count, replicas)]
+        ballot.measured(number, parse_all(encode_all(own), replicas))
+    assert ballot.norm(2.0) == math.inf
+    assert ballot.differing(2.0) is None
+    ballot.measured(1, [{1.0: [1.0]}, *[{2.0: [2.0]}] * (replicas - 1)])
+    found = ballot.differing(2.0)
+    assert found is not None
+    assert found.startswith("gradients of stripe 0 differ between nodes 0 and 1"), found
 
 
 def test_one_sum_that_is_not_finite_is_enough() -> None:

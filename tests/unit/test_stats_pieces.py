@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from luwu.base.errors import RemoteProtocolError
-from luwu.layout import Layout, Parameter, Unit
+from luwu.layout import Layout, Parameter, Share, Unit
 from luwu.wire.hyper import StepHyper, decode_hyper, encode_hyper
 from luwu.wire.reading import VersionFacts, parse_facts
 from luwu.wire.statistics import (
@@ -131,7 +131,7 @@ def test_attempts_do_not_mix() -> None:
     statistics = Statistics(layout)
 
     def add(chunk: int, step: int, attempt: int, square: float) -> None:
-        (page,) = extent_pages(layout, chunk)
+        (page,) = extent_pages(Share(layout), chunk)
         pieces = statistics.pieces(page)
         pieces.squares[:] = square
         statistics.add(an_update(chunk, step, attempt), page, pieces)
@@ -169,7 +169,7 @@ def test_pieces_are_segments_cut_by_blocks(chunk_bytes: int) -> None:
     groups = [
         group
         for extent in layout.extents
-        for group in grouped(extent_pages(layout, extent.index), sizes.__getitem__, 3)
+        for group in grouped(extent_pages(Share(layout), extent.index), sizes.__getitem__, 3)
     ]
     assert max(group.count for group in groups) > 1
     for group in groups:

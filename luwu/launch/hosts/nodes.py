@@ -17,6 +17,7 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import read_json, write_json
 from luwu.launch.processes.run_directory import RunDirectory
+from luwu.layout import check_replicas
 
 
 def node_role(number: int) -> str:
@@ -44,6 +45,7 @@ def check_nodes(config: RunConfig, state: Path | None) -> None:
     from switch_emu.store.striped import node_count_of
 
     count = config.optimizer_nodes
+    check_replicas(count, config.replicas)
     found = None if state is None else node_count_of(state)
     if found is not None and found != count:
         raise ConfigError(

@@ -45,6 +45,8 @@ class NodeNumber:
 
     number: int = 0
     count: int = 1
+    replicas: int = 1
+    """Nodes that hold each page."""
 
 
 @dataclass(frozen=True, slots=True)

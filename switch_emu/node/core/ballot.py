@@ -1,44 +1,86 @@
 """Statements of the optimizer nodes about the version that is to be decided. Pure.
 
-    measured    squares of its sums, or that one is not finite; all in: there is a joint norm
-    prepared    the version is durable there; all in: it may be decided
+    measured    squares of its sums, by stripe, or that one is not finite; all in: a joint norm
+    prepared    the version is durable there, and digests of its stripes; all in: it may be decided
 
-Node 0 keeps it; one node is a ballot of one. What was stated under an older attempt is forgotten.
+Owners of one stripe must state the same: they received the same sums. Node 0 keeps the ballot; one
+node is a ballot of one. What was stated under an older attempt is forgotten.
 """
 
 from __future__ import annotations
 
-from luwu.wire.squares import Squares, norm_of
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from luwu.layout import owners_of, stripes_of
+from luwu.wire.squares import Squares, encode_squares, norm_of
+
+DIGEST_BYTES = 16
+StatedT = TypeVar("StatedT")
 
 
 class Ballot:
     """See the module."""
 
-    def __init__(self, node_count: int) -> None:
-        self._node_count = node_count
-        self._squares: dict[int, Squares | None] = {}
-        self._prepared: set[int] = set()
+    def __init__(self, node_count: int, replicas: int = 1) -> None:
+        self._node_count, self._replicas = node_count, replicas
+        self._squares: dict[int, Sequence[Squares | None]] = {}
+        self._digests: dict[int, bytes] = {}
 
     def clear(self) -> None:
         """A version was decided, or an attempt given up."""
         self._squares.clear()
-        self._prepared.clear()
+        self._digests.clear()
 
-    def measured(self, node: int, squares: Squares | None) -> None:
-        """A node's sums of the step are complete."""
+    def measured(self, node: int, squares: Sequence[Squares | None]) -> None:
+        """A node's sums of the step are complete; their squares, in the order of its stripes. None:
+        a sum of the stripe is not finite."""
         self._squares[node] = squares
 
     def norm(self, norm_type: float) -> float | None:
-        """Norm of the mean gradient over all nodes; None while one has not measured it."""
+        """Norm of the mean gradient over all stripes; None while a node has not measured it."""
         if len(self._squares) < self._node_count:
             return None
-        return norm_of(self._squares.values(), norm_type)
+        return norm_of((own for own, *_ in self._squares.values()), norm_type)
 
-    def prepared(self, node: int) -> None:
-        """A node is prepared."""
-        self._prepared.add(node)
+    def prepared(self, node: int, digests: bytes = b"") -> None:
+        """A node is prepared; the digests of its stripes, in their order."""
+        self._digests[node] = digests
 
     @property
     def is_prepared(self) -> bool:
         """True if all nodes are."""
-        return len(self._prepared) == self._node_count
+        return len(self._digests) == self._node_count
+
+    def differing(self, norm_type: float) -> str | None:
+        """The owners of a stripe that state different things of it, as text; None: all agree."""
+        if self._replicas == 1:
+            return None
+        for stripe in range(self._node_count):
+            squares = self._stated(stripe, self._squares, lambda s, i: _encoded(s, i, norm_type))
+            digests = self._stated(stripe, self._digests, _digest)
+            for what, stated in (("gradients", squares), ("pages", digests)):
+                if len(set(stated.values())) > 1:
+                    nodes = " and ".join(map(str, sorted(stated)))
+                    return f"{what} of stripe {stripe} differ between nodes {nodes}"
+        return None
+
+    def _stated(
+        self, stripe: int, by_node: dict[int, StatedT], of: Callable[[StatedT, int], bytes]
+    ) -> dict[int, bytes]:
+        """What each owner of a stripe that has stated something says of it."""
+        found: dict[int, bytes] = {}
+        for node in owners_of(stripe, self._node_count, self._replicas):
+            if node in by_node:
+                index = stripes_of(node, self._node_count, self._replicas).index(stripe)
+                found[node] = of(by_node[node], index)
+        return found
+
+
+def _encoded(squares: Sequence[Squares | None], index: int, norm_type: float) -> bytes:
+    found = squares[index]
+    return b"" if found is None else encode_squares(found, norm_type)
+
+
+def _digest(digests: bytes, index: int) -> bytes:
+    return digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]

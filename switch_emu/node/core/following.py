@@ -10,6 +10,8 @@ node 0 is: so it waits while the store is busy, and decides a prepared version f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.base.outstanding import RetryPolicy
 from luwu.protocol.children import Children
@@ -17,7 +19,7 @@ from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb
-from luwu.wire.squares import Squares, encode_squares
+from luwu.wire.squares import Squares, encode_all
 from switch_emu.node.core.actions import GiveUp
 from switch_emu.node.core.joint import wrong_node_error
 from switch_emu.node.core.results import AbortRequest, Joined, Judgement
@@ -122,9 +124,9 @@ class Following:
 
     # ---------------------------------------------------------------------- the open step
 
-    def measured(self, step: int, squares: Squares | None) -> None:
-        """The sums of this node are complete; squares of None: one is not finite."""
-        payload = None if squares is None else encode_squares(squares, self._shard.norm_type)
+    def measured(self, step: int, squares: Sequence[Squares | None]) -> None:
+        """The sums of this node are complete; None: one of that stripe is not finite."""
+        payload = encode_all(squares, self._shard.norm_type)
         message = self._outbox.stamped(wire.Measured, step=step)
         self._uplink.ask(self._outbox.now_ns, "measured", message, payload)
 
@@ -133,12 +135,12 @@ class Following:
         if self._cancelling is not None:
             self._send_cancel()
 
-    def prepared(self, version: int) -> Announced | None:
+    def prepared(self, version: int, digests: bytes) -> Announced | None:
         """A version is durable here; what node 0 announced meanwhile, if it can be taken over."""
         if self._ahead is not None:
             return self._follow(self._ahead)
         message = self._outbox.stamped(wire.Prepared, version=version)
-        self._uplink.ask(self._outbox.now_ns, "prepared", message)
+        self._uplink.ask(self._outbox.now_ns, "prepared", message, digests or None)
         return None
 
     def was_decided(self, version: int) -> None:

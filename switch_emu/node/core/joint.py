@@ -23,6 +23,7 @@ enough for that: pages of the version after it are written only once it is decid
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from luwu.base.errors import RemoteProtocolError
 from luwu.protocol.children import Children
@@ -30,7 +31,8 @@ from luwu.protocol.members import Members, RefusedError
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb
-from luwu.wire.squares import Squares, parse_squares
+from luwu.wire.squares import Squares, parse_all
+from switch_emu.node.core.actions import GiveUp
 from switch_emu.node.core.ballot import Ballot
 from switch_emu.node.core.results import AbortRequest, Joined, Judgement
 from switch_emu.node.core.shard import Shard
@@ -55,7 +57,7 @@ class Joint:
         self._shard, self._state, self._steps = shard, state, steps
         others = range(1, shard.node.count)
         self._nodes = Members(job=outbox.job, children=[1 << number for number in others])
-        self._ballot = Ballot(shard.node.count)
+        self._ballot = Ballot(shard.node.count, shard.node.replicas)
         self._early: dict[int, tuple[str, wire.Hello, bytes]] = {}
         """Nodes that wait for this node's store to be open."""
         self._abort_text: str | None = None
@@ -113,7 +115,7 @@ class Joint:
             self._outbox.send(peer, verdict)
         elif m.step == self._outbox.step:
             try:
-                squares = None if payload is None else parse_squares(payload)
+                squares = parse_all(payload, self._shard.node.replicas)
             except RemoteProtocolError as exc:
                 self._outbox.note("node.misfit", level="WARNING", node=node, text=str(exc))
                 return False
@@ -121,14 +123,16 @@ class Joint:
             return self._judgement() or True
         return False
 
-    def node_prepared(self, peer: str, node: int, m: wire.Prepared, *_: object) -> None:
+    def node_prepared(
+        self, peer: str, node: int, m: wire.Prepared, digests: bytes | None = None
+    ) -> None:  # fmt: skip
         """A version is durable at another node."""
         version = self._state.version
         decided = -1 if version is None else version
         if m.version <= decided:
             self._outbox.send(peer, self._outbox.stamped(wire.Resolved, version=m.version))
         elif m.version == decided + 1:
-            self._ballot.prepared(node)
+            self._ballot.prepared(node, digests or b"")
             self._decide_if_prepared()
 
     def node_cancels(self, peer: str, node: int, m: wire.Cancel, *_: object) -> AbortRequest:
@@ -157,19 +161,19 @@ class Joint:
 
     # ---------------------------------------------------------------------- the open step
 
-    def measured(self, step: int, squares: Squares | None) -> Judgement | None:
-        """The sums of this node are complete; squares of None: one is not finite."""
+    def measured(self, step: int, squares: Sequence[Squares | None]) -> Judgement | None:
+        """The sums of this node are complete; None: one of that stripe is not finite."""
         self._ballot.measured(0, squares)
         return self._judgement()
 
     def was_judged(self) -> None:
         """The open step has its verdict."""
 
-    def prepared(self, version: int) -> AbortRequest | None:
+    def prepared(self, version: int, digests: bytes) -> AbortRequest | None:
         """A version is durable here; the abort that had to wait for that."""
         if self._is_lost:
             return self.waiting()
-        self._ballot.prepared(0)
+        self._ballot.prepared(0, digests)
         self._decide_if_prepared()
         return None
 
@@ -181,14 +185,29 @@ class Joint:
     def _judgement(self) -> Judgement | None:
         """All nodes have measured the open step: it is applied if its norm is finite."""
         step, norm = self._steps.open, self._ballot.norm(self._shard.norm_type)
-        if norm is None or step is None or step.is_judged:
+        if norm is None or step is None or step.is_judged or self._gives_up():
             return None
         applied = math.isfinite(norm) and not step.skip
         return Judgement(applied, norm, self._outbox.attempt + 1)
 
     def _decide_if_prepared(self) -> None:
-        if self._ballot.is_prepared and not self._state.is_sealing:
+        if self._ballot.is_prepared and not self._state.is_sealing and not self._gives_up():
             self._state.decide()
+
+    def _gives_up(self) -> bool:
+        """True if owners of a stripe differ: the step is not decided, and the job ends."""
+        text = self._ballot.differing(self._shard.norm_type)
+        if text is not None:
+            step = self._outbox.step
+            self._outbox.actions.append(
+                GiveUp(
+                    f"step {step}: {text}, which received the same sums; the step is not decided. "
+                    "Check the memory and the disks of these hosts (luwu verify --full), then "
+                    "continue with --resume",
+                    code="E509",
+                )
+            )
+        return text is not None
 
     # ---------------------------------------------------------------------- attempts
 

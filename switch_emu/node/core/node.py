@@ -356,10 +356,11 @@ class NodeCore:
         self._advance()
         return self.out.take()
 
-    def prepared(self, prepare: do.Prepare) -> list[Action]:
-        """A version is durable here, not yet announced."""
+    def prepared(self, prepare: do.Prepare, digests: bytes = b"") -> list[Action]:
+        """A version is durable here, not yet announced; `digests` of its stripes, where other
+        nodes hold them too."""
         self.state.was_prepared(prepare)
-        self._open_attempt(self.joint.prepared(prepare.version))
+        self._open_attempt(self.joint.prepared(prepare.version, digests))
         self._advance()
         return self.out.take()
 
@@ -430,7 +431,7 @@ class NodeCore:
         if step.verdict is None or self.updates.under_way or state.must_discard:
             return
         is_complete = not step.is_applied or len(step.written) == len(self.shard.trainable)
-        keeps = step.keeps and self._node.number == 0  # node 0 keeps it for all
+        keeps = step.keeps and 0 in self.shard.share.stripes  # its owners keep it for all
         if is_complete and (not keeps or step.has_kept(self.children.members.active)):
             step.preparing = True
             kept_attempt = step.attempt if keeps else None
@@ -439,7 +440,8 @@ class NodeCore:
     def _measure(self, step: Step) -> None:
         """All sums of this node are complete and measured."""
         step.is_stated = True
-        judgement = self.joint.measured(step.number, step.squares(self.shard.trainable))
+        squares = [step.squares(extents) for extents in self.shard.by_stripe]
+        judgement = self.joint.measured(step.number, squares)
         if judgement is not None:
             self._judge(step, judgement)
 

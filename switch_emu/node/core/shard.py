@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from luwu.aggregate import Aggregator, Float32, make_aggregator
-from luwu.layout import Layout
+from luwu.layout import Layout, Share
 from luwu.protocol.push_form import PushForm
 from luwu.wire.description import Description, parse_description
 from switch_emu.node.core.actions import NodeNumber
@@ -14,6 +14,8 @@ class Shard:
 
     layout: Layout
     """Chunks and extents of the whole job."""
+    share: Share
+    """Those that this node holds."""
     is_streaming: bool
     """Pages are updated while gradients arrive, not after the verdict."""
     norm_type: float
@@ -28,6 +30,8 @@ class Shard:
         """The required form of pushes."""
         self.trainable: tuple[int, ...] = ()
         """Indices of the extents that are updated, of those this node owns."""
+        self.by_stripe: tuple[tuple[int, ...], ...] = ()
+        """The same, by stripe: in the order of `share.stripes`."""
         self.chunks_count = 0
         """Chunks that this node owns."""
 
@@ -39,19 +43,15 @@ class Shard:
         self.is_streaming = description.update == "streaming"
         self.aggregator = make_aggregator(description.aggregate, self.world_size)
         self.form = PushForm(self.layout, self.aggregator)
-        self.chunks_count = sum(self.owns(chunk.index) for chunk in self.layout.chunks)
-        self.trainable = tuple(
-            each.index
-            for each in self.layout.extents
-            if each.trainable and self.owns_extent(each.index)
-        )
+        self.share = Share(self.layout, self.node.number, self.node.replicas)
+        self.chunks_count = self.share.pages_count
+        self.by_stripe = tuple(map(self.share.trainable, self.share.stripes))
+        self.trainable = tuple(sorted(extent for each in self.by_stripe for extent in each))
 
     def owns(self, chunk: int) -> bool:
         """True if a chunk exists and is this node's."""
-        layout = self.layout
-        return chunk < len(layout.chunks) and layout.owner(chunk) == self.node.number
+        return self.share.owns(chunk)
 
     def owns_extent(self, extent: int) -> bool:
         """True if an extent exists and is this node's."""
-        layout = self.layout
-        return extent < len(layout.extents) and layout.extent_owner(extent) == self.node.number
+        return self.share.owns_extent(extent)

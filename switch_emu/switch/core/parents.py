@@ -4,9 +4,11 @@ The parts of the core send to `PARENT` and receive from it. With one parent noth
 With K, a message goes to those it concerns, and their answers become the one that is expected:
 
     the core sends             goes to            the core receives
-    Load, Push, Pull           the owner          its answer, as it is
-    Propose, Confirm           the owner          its answer, as it is
-    Keep, Cancel, Present      node 0             its answer, as it is
+    Load, Push                 the page's owners  Received, when all of them have sent it
+    Propose, Confirm           the page's owners  Agreed, Confirmed, likewise
+    Pull                       one owner          Weights, as they are
+    Keep                       owners of stripe 0 Received, when all of them have sent it
+    Cancel, Present            node 0             its answer, as it is
     Hello                      all                Welcome, when all have welcomed the switch and are
                                                   at the same attempt and step; Refuse of any
     Begin, Leave               all                Received, when all have sent it
@@ -14,7 +16,8 @@ With K, a message goes to those it concerns, and their answers become the one th
     of an older attempt        all or one         Abort, when all are at the new attempt
     anything                                      Rejoin of any: then all are asked
 
-Node n owns every K-th chunk, from n on. So the core learns of a new attempt, or of the end of a
+With one replica a page has one owner, with R it has R (`luwu/layout/share.py`), which pulls are
+spread over. The core learns of a new attempt, or of the end of a
 step, only when it can go on at every node: nothing it sends next has to be sent twice. A node that
 stays behind while another repeats an Abort may have been started again when the core had nothing to
 ask of it: it is greeted, with the core's own Hello.
@@ -24,12 +27,13 @@ Readers are refused: the nodes' versions would have to be pinned as one. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from luwu.base.limits import TEXT_CHARS_MAX
-from luwu.layout import Layout
+from luwu.layout import Layout, owners_of
 from luwu.protocol.actions import PARENT, Send
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb
@@ -38,6 +42,9 @@ NO_READERS = (
     "a job with several optimizer nodes cannot be read while it runs; wait for its end, and "
     "export its state with `luwu export`, or train with --optimizer-nodes 1"
 )
+
+_OF_OWNERS: Final = (Verb.LOAD, Verb.PUSH, Verb.KEEP)
+"""Verbs whose receipts come from the owners of a page, or of stripe 0."""
 
 Position = tuple[int, int, int]
 """(generation, attempt, first undecided step): where a node is; it never goes back."""
@@ -71,18 +78,23 @@ class _Parent:
 class Parents:
     """See the module."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, replicas: int = 1) -> None:
+        """`replicas`: parents that own each page. Raises ValueError, ConfigError."""
         if count < 1:
             raise ValueError(f"a switch has at least one parent, got {count}")
+        self._owners = tuple(owners_of(stripe, count, replicas) for stripe in range(count))
+        """The nodes of each stripe."""
         self.names = parent_names(count)
         """Their connections, by number."""
         self.is_one = count == 1
         self._all = tuple(range(count))
-        self._owners: tuple[int, ...] = ()
-        """The node of each extent."""
+        self._stripes: tuple[int, ...] = ()
+        """The stripe of each extent."""
+        self._readers: tuple[int, ...] = ()
+        """The node that each extent is pulled from."""
         self._parents = [_Parent() for _ in self._all]
-        self._received: dict[tuple[int, int, Verb, int], set[int]] = {}
-        """(generation, attempt, verb, step) -> nodes that have it."""
+        self._received: dict[tuple[int, int, int, Hashable], set[int]] = {}
+        """(generation, attempt, step, what is answered) -> nodes that have answered."""
         self._hello: tuple[wire.Hello, object] | None = None
         """The core's last, and its payload."""
         self._behind: tuple[int, ...] = ()
@@ -130,17 +142,32 @@ class Parents:
         if isinstance(m, wire.Present) and self._hello is not None:
             hello, description = self._hello
             self._hello = (replace(hello, present=m.contributors, roll=m.roll), description)
-        if isinstance(m, wire.Keep | wire.Cancel | wire.Present):
+        if isinstance(m, wire.Cancel | wire.Present):
             return (0,)
         if isinstance(m, wire.DataMessage):
-            if isinstance(m, wire.Load) or m.index >= len(self._owners):
-                return (m.index % len(self._all),)  # of an extent that there is not, none answers
-            return (self._owners[m.index],)
+            return self._owners_of(m)
         return self._all
+
+    def _owners_of(self, m: wire.DataMessage) -> tuple[int, ...]:
+        if isinstance(m, wire.Keep):
+            return self._owners[0]
+        if isinstance(m, wire.Load) or m.index >= len(self._stripes):
+            return self._owners[m.index % len(self._all)]  # none answers of what there is not
+        if isinstance(m, wire.Pull):
+            return (self._readers[m.index],)
+        return self._owners[self._stripes[m.index]]
 
     def learn(self, layout: Layout) -> None:
         """The job's layout is known: nothing of an extent is sent before."""
-        self._owners = tuple(layout.extent_owner(each.index) for each in layout.extents)
+        if self.is_one:
+            return  # it may be a switch, to which the stripes of nodes are nothing
+        self._stripes = tuple(layout.extent_stripe(each.index) for each in layout.extents)
+        seen, readers = Counter[int](), []
+        for stripe in self._stripes:  # the extents of a stripe are pulled from its owners in turn
+            owners = self._owners[stripe]
+            readers.append(owners[seen[stripe] % len(owners)])
+            seen[stripe] += 1
+        self._readers = tuple(readers)
 
     def greetings(self) -> list[tuple[int, wire.Message, object]]:
         """Hello to the nodes to which it must be sent now: (node, message, payload)."""
@@ -188,7 +215,15 @@ class Parents:
                 parent.decided = m
             return [*self._decided(m), *self._agreed()]
         if isinstance(m, wire.Received) and m.verb in (Verb.BEGIN, Verb.LEAVE):
-            return self._all_received(number, m)
+            return self._when_all(number, m, self._all, m.verb)
+        if isinstance(m, wire.Received) and m.verb in _OF_OWNERS:
+            owners = self._owners_of(m)
+            if m.verb is not Verb.PUSH:
+                owners = self._owners[m.index % len(self._all) if m.verb is Verb.LOAD else 0]
+            return self._when_all(number, m, owners, (m.verb, m.index, m.part, m.contributors))
+        if isinstance(m, wire.Agreed | wire.Confirmed):
+            fits = m.fits if isinstance(m, wire.Confirmed) else None
+            return self._when_all(number, m, self._owners_of(m), (type(m), m.index, m.part, fits))
         if isinstance(m, wire.Rejoin):
             parent.welcome = None
         return [m]
@@ -217,7 +252,7 @@ class Parents:
             # again is stamped with the attempt of now, which may have come by an abort since.
             self._skipped(newest)
         self._known_step = max(self._known_step, m.step + 1)
-        for key in [key for key in self._received if key[3] < m.step]:
+        for key in [key for key in self._received if key[2] < m.step]:
             del self._received[key]
         return [newest]
 
@@ -238,11 +273,16 @@ class Parents:
                 return v
         return None
 
-    def _all_received(self, number: int, m: wire.Received) -> list[wire.Message]:
-        key = (m.generation, m.attempt, m.verb, m.step)
+    def _when_all(
+        self, number: int, m: wire.Message, nodes: Sequence[int], what: Hashable
+    ) -> list[wire.Message]:
+        """The answer of one node, once those nodes have all answered the same."""
+        if len(nodes) == 1:
+            return [m]
+        key = (m.generation, m.attempt, m.step, what)
         numbers = self._received.setdefault(key, set())
         numbers.add(number)
-        if len(numbers) < len(self._all):
+        if len(numbers) < len(nodes):
             return []
         del self._received[key]
         return [m]

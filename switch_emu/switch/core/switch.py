@@ -119,19 +119,20 @@ RECEIPTS: Final[Mapping[Verb, str]] = {
 class SwitchCore:
     """See the module. `children` are bitmaps of the ranks each child stands for.
 
-    `parents_count`: more than one where several optimizer nodes are the parent.
+    `parents_count`: more than one where several optimizer nodes are the parent; `replicas` of them
+    hold each page.
     """
 
     def __init__(
         self, *, job: int, incarnation: int, children: Sequence[int], rank: int = 0,
         limits: SwitchLimits | None = None, retry: RetryPolicy | None = None,
-        parents_count: int = 1,
+        parents_count: int = 1, replicas: int = 1,
     ) -> None:  # fmt: skip
         self.limits = limits = limits or SwitchLimits()
         self.outbox = out = Outbox(job=job, role=Role.SWITCH, rank=rank, incarnation=incarnation)
         self.children = Children(out, children, limits.extent_chunks)
         self.uplink = up = Uplink(out.actions, retry or RetryPolicy())
-        self.parents = Parents(parents_count)
+        self.parents = Parents(parents_count, replicas)
         self.readers = ReaderRoutes(out)
         self.attempts = Attempts(out, self.children, up)
         self.membership = Membership(out, self.children, up, self.attempts, limits)

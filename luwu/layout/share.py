@@ -1,0 +1,97 @@
+"""The share of one optimizer node: the chunks whose pages it holds, and the numbers of those pages.
+
+Chunk c is in stripe c % K of K nodes. With R replicas, stripe s is held by nodes s, s + 1, ...,
+s + R - 1 (modulo K), its *owners*; the first of them counts it where each chunk counts once.
+
+    K = 3, R = 2      stripe 0    stripe 1    stripe 2
+    node 0            pages 0-                pages n-      its own stripe first, then that of
+    node 1            pages n-    pages 0-                  the node before it, and so on
+    node 2                        pages n-    pages 0-
+
+So neighbours of a stripe are neighbours in each store that holds it. Everything is integer
+arithmetic on the layout, the number of the node and R.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from luwu.base.errors import ConfigError
+from luwu.layout.layout import Layout
+
+
+def owners_of(stripe: int, node_count: int, replicas: int) -> tuple[int, ...]:
+    """The nodes that hold a stripe; the first counts it. Raises ConfigError."""
+    check_replicas(node_count, replicas)
+    return tuple((stripe + i) % node_count for i in range(replicas))
+
+
+def stripes_of(node: int, node_count: int, replicas: int) -> tuple[int, ...]:
+    """The stripes that a node holds, its own first."""
+    return tuple((node - i) % node_count for i in range(replicas))
+
+
+def check_replicas(node_count: int, replicas: int) -> None:
+    """Raises ConfigError if there are fewer nodes than replicas."""
+    if not 1 <= replicas <= node_count:
+        raise ConfigError(
+            f"replicas: {replicas} of each page asked for, but there are {node_count} optimizer "
+            f"nodes; give --optimizer-nodes {max(replicas, 1)} or more, or fewer --replicas"
+        )
+
+
+class Share:
+    """See the module."""
+
+    def __init__(self, layout: Layout, number: int = 0, replicas: int = 1) -> None:
+        """Raises ConfigError for replicas that cannot be."""
+        check_replicas(layout.node_count, replicas)
+        self.layout, self.number = layout, number
+        count, chunks_count = layout.node_count, len(layout.chunks)
+        self.stripes = stripes_of(number, count, replicas)
+        """Those that the node holds, in the order of their pages."""
+        self._first_page: dict[int, int] = {}
+        first = 0
+        for stripe in self.stripes:
+            self._first_page[stripe] = first
+            first += len(range(stripe, chunks_count, count))
+        self.pages_count = first
+        """Pages of the node's store."""
+
+    def trainable(self, stripe: int) -> tuple[int, ...]:
+        """The trainable extents of a stripe, by index."""
+        layout = self.layout
+        return tuple(
+            each.index
+            for each in layout.extents
+            if each.trainable and layout.extent_stripe(each.index) == stripe
+        )
+
+    def owns(self, chunk: int) -> bool:
+        """True if a chunk exists and its page is in the node's store."""
+        layout = self.layout
+        return chunk < len(layout.chunks) and layout.stripe(chunk) in self._first_page
+
+    def owns_extent(self, extent: int) -> bool:
+        """True if an extent exists and its pages are in the node's store."""
+        layout = self.layout
+        return extent < len(layout.extents) and layout.extent_stripe(extent) in self._first_page
+
+    def page(self, chunk: int) -> int:
+        """The number of a chunk's page in the node's store."""
+        layout = self.layout
+        return self._first_page[layout.stripe(chunk)] + chunk // layout.node_count
+
+    def pages_of(self, stripe: int) -> range:
+        """The numbers of a stripe's pages in the node's store."""
+        first, layout = self._first_page[stripe], self.layout
+        return range(first, first + len(range(stripe, len(layout.chunks), layout.node_count)))
+
+    def chunks(self) -> Sequence[int]:
+        """The chunks of the node's pages, in the order of the pages."""
+        layout = self.layout
+        return [
+            chunk
+            for stripe in self.stripes
+            for chunk in range(stripe, len(layout.chunks), layout.node_count)
+        ]

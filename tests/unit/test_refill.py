@@ -1,0 +1,127 @@
+"""The directory of a lost optimizer node, made again from the nodes that hold the same pages."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.checkpoint.refill import refill
+from luwu.layout import Share
+from luwu.wire.description import Description
+from switch_emu.store import FilePageStore
+from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
+from switch_emu.store.striped import node_directory
+from tests.unit.test_nodes import make_state, write_version
+
+
+def content(state: Path, number: int, count: int) -> tuple[int | None, list[bytes]]:
+    """The decided version of a node, and the records of all its pages."""
+    with FilePageStore.open(node_directory(state, number, count), read_only=True) as store:
+        decided = store.decided
+        if decided is None:
+            return None, []
+        found = []
+        for page in range(store.config.page_count):
+            record = bytearray(store.config.kind(page).record_bytes)
+            store.read(page, decided.version, memoryview(record))
+            found.append(bytes(record))
+    return decided.version, found
+
+
+def step_ahead(
+    state: Path, job: Description, replicas: int, decided: set[int], ready: set[int]
+) -> None:
+    """Version 2 is prepared at some nodes, and decided at some of these."""
+    count = job.layout.node_count
+    for number in ready:
+        path = node_directory(state, number, count)
+        with FilePageStore.open(path, durability="none") as store:
+            write_version(store, job, number, 2, replicas)
+            if number in decided:
+                store.decide(2, store.attempt)
+
+
+@pytest.mark.parametrize(("count", "replicas"), [(2, 2), (3, 2), (3, 3)])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_directory_is_made_again(
+    tmp_path: Path, count: int, replicas: int, lost: int
+) -> None:
+    """I2, I3. Goal: the directory has the very pages that it had, at the same version."""
+    make_state(tmp_path, count, replicas=replicas)
+    before = content(tmp_path, lost, count)
+    shutil.rmtree(node_directory(tmp_path, lost, count))
+    found = refill(tmp_path)
+    assert (found.version, found.nodes) == (1, (lost,))
+    assert content(tmp_path, lost, count) == before
+    assert sorted(each.name for each in tmp_path.iterdir()) == [f"node-{n}" for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("lost", "decided", "ready", "version"),
+    [
+        (0, set(), {1, 2}, 2),  # it may have been decided and announced
+        (0, {1}, {1, 2}, 2),
+        (0, set(), {1}, 1),  # node 2 had not prepared it, so it was not decided
+        (1, {0}, {0, 2}, 2),
+        (1, set(), {0, 2}, 1),  # node 0 had not decided it
+    ],
+)
+def test_what_is_decided(
+    tmp_path: Path, lost: int, decided: set[int], ready: set[int], version: int
+) -> None:
+    """I2. Goal: no decided step is lost with a directory, and none becomes decided that was not."""
+    job = make_state(tmp_path, 3, replicas=2)
+    shutil.rmtree(node_directory(tmp_path, lost, 3))
+    step_ahead(tmp_path, job, 2, decided, ready)
+    assert refill(tmp_path).version == version
+    assert content(tmp_path, lost, 3)[0] == version
+
+
+def test_what_workers_attached_is_made_again(tmp_path: Path) -> None:
+    """I2. Goal: an owner of stripe 0 gets the pieces that are kept beside the step, too."""
+    job = make_state(tmp_path, 2, replicas=2)
+    directory = node_directory(tmp_path, 1, 2)
+    with FilePageStore.open(directory, durability="none") as store:
+        write_version(store, job, 1, 2, 2)
+        prepared = store.prepared
+        assert prepared is not None
+        store.abort(prepared.attempt)
+        store.record_attempt(prepared.attempt + 1)
+        share = Share(job.layout, 1, 2)
+        assert share.stripes == (1, 0)
+        with AttachmentFiles(directory, synced=False, decided=store.decided) as files:
+            files.put(2, store.attempt, 0, 0, memoryview(b"of rank 0"))
+            kept = files.seal(2, store.attempt)
+        step = replace(prepared, attempt=store.attempt, extra={RECORD_KEY: kept}, applied=False)
+        store.prepare(step)
+        store.decide(2, store.attempt)
+    shutil.rmtree(node_directory(tmp_path, 0, 2))
+    assert refill(tmp_path).version == 2
+    first = node_directory(tmp_path, 0, 2)
+    with ExitStack() as stack:
+        store = stack.enter_context(FilePageStore.open(first, read_only=True))
+        decided = store.decided
+        assert decided is not None
+        files = stack.enter_context(
+            AttachmentFiles(first, synced=False, decided=decided, read_only=True)
+        )
+        opened = stack.enter_context(files.open(decided))
+        assert bytes(opened.read(0, 0)) == b"of rank 0"
+
+
+def test_what_cannot_be_filled_is_rejected(tmp_path: Path) -> None:
+    """I6. Goal: nothing missing, no state, and pages of which no copy is left: each by name."""
+    with pytest.raises(ConfigError, match="no directory of an optimizer node"):
+        refill(tmp_path)
+    make_state(tmp_path, 3, replicas=2)
+    with pytest.raises(ConfigError, match="all 3 optimizer nodes; nothing is to be filled"):
+        refill(tmp_path)
+    for number in (0, 1):
+        shutil.rmtree(node_directory(tmp_path, number, 3))
+    with pytest.raises(ConfigError, match=r"all 2 copies of some pages are lost.*nodes 0, 1"):
+        refill(tmp_path)
