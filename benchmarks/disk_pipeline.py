@@ -200,7 +200,7 @@ class PipelineArm(Closing):
         self._under_way -= 1
         return []
 
-    def prepared(self, prepare: Prepare) -> list[Any]:
+    def prepared(self, prepare: Prepare, digests: bytes) -> list[Any]:
         """The core's answer: decide."""
         self._pipeline.start(Decide(prepare.version, prepare.attempt))
         return []

@@ -152,7 +152,7 @@ class Mixed(Node):
     """Takes the absent segments of an extent for those of each of its pages."""
 
     def _pages(self, extent: int) -> tuple[PageGroup, ...]:
-        pages = extent_pages(self._job.layout, extent)
+        pages = extent_pages(self.disk.share, extent)
         return tuple(replace(each, first_segment=0) for each in pages)
 
 
