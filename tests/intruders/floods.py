@@ -160,13 +160,16 @@ class Flood:
             job=self.job, epoch=0, step=0, attempt=0, role=Role.READER, rank=0, incarnation=1,
             generation=0, reader=_LAST_READER,
         )  # fmt: skip
-        self._send(transport, encode(shut), [])
+        was_sent = self._send(transport, encode(shut), [])
+        last: list[Any] = []
         while (heard := transport.receive(20 * 10**9)) is not None:
             if isinstance(heard, Delivery):
                 answer = decode(heard.header, len(heard.buffers))
                 if isinstance(answer, wire.Gone) and answer.reader == _LAST_READER:
                     return
-        self.failure = "its last message was not answered"
+                heard = answer
+            last = [*last[-4:], heard]
+        self.failure = f"its last message was not answered (sent: {was_sent}), but: {last}"
 
     def _next(self, random: Random, kind: type[wire.Message]) -> tuple[bytes, list[bytes]]:
         rank = random.randrange(2)
