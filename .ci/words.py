@@ -2,8 +2,7 @@
 
 Checked are the pages (but design notes, which are for developers), messages, help texts and the
 table of errors: string literals with a blank in them, docstrings and code blocks excepted. A
-message is wrong to read where a program "says" or "is told", and vague where "nobody" or "somebody"
-stands for a process that has a name.
+program sends and reports, so it does not "say"; and a process has a name, which "nobody" hides.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Refilled:
     nodes: tuple[int, ...]
     """Numbers of the nodes whose directories were made."""
     nbytes: int
-    """Of the pages that were copied."""
+    """Size of the copied pages."""
     seconds: float
 
 
@@ -70,8 +70,8 @@ def refill(state: Path, *, should_stop: Callable[[], bool] = lambda: False) -> R
                 "or an export"
             )
         record = _decided(stores, state)
+        source = _Sources(description, replicas, stores, owners, record)
         for number in lost:
-            source = _Sources(description, replicas, stores, owners, record)
             with making_directory(node_directory(state, number, count)) as new:
                 nbytes += source.fill(new, number, should_stop)
     return Refilled(

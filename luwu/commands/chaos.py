@@ -85,7 +85,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class _Voice:
-    """What is printed where."""
+    """Prints lines for people and the verdict; with --json only the verdict on standard output."""
 
     as_json: bool
 

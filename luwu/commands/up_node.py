@@ -58,7 +58,7 @@ def start_node(
     count = config.optimizer_nodes
     state = state_directory(config, STATE_DIRECTORY)
     own_state = None if state is None else directory_of_node(state, number, count)
-    alone = replace(config, optimizer_nodes=1, transport="tcp")
+    alone = replace(config, optimizer_nodes=1, replicas=1, transport="tcp")
     # Whoever joins by a URL that was written by hand need not know of extents.
     sizes = decide_sizes(alone, own_state, auto_extent=False)
     who = "node" if count == 1 else f"node {number}"

@@ -267,7 +267,7 @@ def config_of_arm(name: str, config: RunConfig) -> RunConfig:
     if name in (IN_RAM, MIRRORED):
         return replace(
             config, state=None, durability="none", memory_budget=None, disk_rate=None,
-            optimizer_nodes=1,
+            optimizer_nodes=1, replicas=1,
         )  # fmt: skip
     return replace(config, state=None) if name == "ps" else config
 

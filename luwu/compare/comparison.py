@@ -194,7 +194,8 @@ def cpu_name() -> str:
 
 
 def _peak_of_all(arm: ArmRun) -> int:
-    """Of profiled workers their own peaks: samples from outside have the profiler's memory too."""
+    """The sampled peak; with profiled workers, the sum of the peaks that they measured themselves,
+    since samples from outside include the profiler's memory."""
     if any(worker.get("profiled_step") for worker in arm.workers):
         return sum(worker["private_bytes_max"] or 0 for worker in arm.workers)
     return arm.memory_peak_of_all

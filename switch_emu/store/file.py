@@ -379,8 +379,7 @@ class FilePageStore(PageStore):
 
     def digest(self, pages: range, version: int) -> bytes:
         """See PageStore."""
-        entries = self._steps.entries_to_read(pages.start, len(pages), version)
-        return xxhash.xxh3_128_digest(b"".join(entry.digests for entry in entries))
+        return xxhash.xxh3_128_digest(self._steps.digests(pages, version))
 
     def pin(self) -> Pin:
         """Pin the decided version; overwritten pages are saved to a file beside the sides."""

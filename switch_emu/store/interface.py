@@ -116,7 +116,7 @@ class PageStore(Closing):
     def digest(self, pages: range, version: int) -> bytes:
         """One checksum of the records of these pages, equal in stores that hold the same.
 
-        16 bytes (xxh3-128). Of a version that can be read; the pages are not.
+        16 bytes (xxh3-128), of the decided or the prepared version. No page is read from disk.
         """
 
     def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:

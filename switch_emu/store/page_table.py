@@ -86,6 +86,11 @@ class PageTable:
             )
         ]  # fmt: skip
 
+    def digests(self, pages: range) -> bytes:
+        """The checksums of neighbouring pages."""
+        starts = self._shape.digest_starts
+        return bytes(self._digests[starts[pages.start] : starts[pages.stop]])
+
     def changed(self, entries: Mapping[int, PageEntry]) -> PageTable:
         """A copy with new entries for some pages; this table is unchanged."""
         shape = self._shape

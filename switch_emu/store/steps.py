@@ -53,11 +53,10 @@ class StepState:
     def entries_to_read(self, first: int, count: int, version: int) -> list[PageEntry]:
         """The same of so many pages from `first` on."""
         with self._lock:  # a reader must not see half of a `prepare`, `decide` or `abort`
-            if self.decided is not None and version == self.decided.version:
-                return self._table.entries(first, count)
+            table = self._table_of(version)
+            if table is not None:
+                return table.entries(first, count)
             if version == self.next_version:
-                if self._prepared is not None:
-                    return self._prepared[1].entries(first, count)
                 pages = range(first, first + count)
                 found = [self._tentative[page] for page in pages if page in self._tentative]
                 if len(found) == count:
@@ -72,6 +71,24 @@ class StepState:
                 f"{pages_text}: version {version} cannot be read; there is {self._decided_text()} "
                 f"and, for pages written in attempt {self.attempt}, version {self.next_version}"
             )
+
+    def digests(self, pages: range, version: int) -> bytes:
+        """The checksums of neighbouring pages, decided or prepared. Raises VersionMissing."""
+        with self._lock:
+            table = self._table_of(version)
+            if table is None:
+                raise VersionMissing(
+                    f"version {version} is not prepared; there is {self._decided_text()}"
+                )
+            return table.digests(pages)
+
+    def _table_of(self, version: int) -> PageTable | None:
+        """The table of a version that is decided or prepared."""
+        if self.decided is not None and version == self.decided.version:
+            return self._table
+        if self._prepared is not None and version == self._prepared[0].version:
+            return self._prepared[1]
+        return None
 
     def pin(self, make: Callable[[DecidedStep, PageTable], Pin]) -> Pin:
         """Pin the decided version with `make`; its table does not change any more."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.json_file import remove_partial
 from luwu.checkpoint.export_state import ExportOptions, export_state
+from luwu.checkpoint.refill import refill
 from luwu.checkpoint.source import RestingState
 from luwu.launch.processes.children import is_alive
 from luwu.testing.leftovers import until_empty
@@ -175,8 +177,19 @@ def test_a_tree_in_terminals_of_its_own(shell: Terminal) -> None:
 
 def test_nodes_in_terminals_of_their_own(shell: Terminal) -> None:
     """I2, I3. Goal: two nodes are started one by one, each by the line that the one before printed,
-    as on hosts of their own; what they export together is what one node makes."""
-    start = ["up", "--role", "node", "--optimizer-nodes", "2", "--chunk", "16KiB"]
+    as on hosts of their own; what they export together is what one node makes. The line carries the
+    replicas too: each node holds all pages."""
+    start = [
+        "up",
+        "--role",
+        "node",
+        "--optimizer-nodes",
+        "2",
+        "--replicas",
+        "2",
+        "--chunk",
+        "16KiB",
+    ]
     first = shell.start(*start, "--state", "state")
     line = first.wait_for(r"^or      luwu (up --role node --number 1 --join) '(tcp://.*)'$")
     second = shell.start(*line[1].split(), line[2], "--state", "state", "--memory-budget", "8MiB")
@@ -186,6 +199,8 @@ def test_nodes_in_terminals_of_their_own(shell: Terminal) -> None:
     workers = shell.start(*line[1].split(), line[2], *JOB)
     assert_all_end(workers, switch, second, first)
     assert {path.name for path in (shell.directory / "state").iterdir()} == {"node-0", "node-1"}
+    shutil.rmtree(shell.directory / "state" / "node-0")
+    assert refill(shell.directory / "state").nodes == (0,)
     with RestingState(shell.directory / "state") as source:
         exported = export_state(source, shell.directory / "exported", ExportOptions())
     assert (exported.step, exported.weights_digest) == (STEPS, light_digest(STEPS))

@@ -33,6 +33,16 @@ def content(state: Path, number: int, count: int) -> tuple[int | None, list[byte
     return decided.version, found
 
 
+def test_two_lost_directories_of_three_are_made_again(tmp_path: Path) -> None:
+    """I2, I3. Goal: with three replicas one directory is enough to make both others."""
+    make_state(tmp_path, 3, replicas=3)
+    before = [content(tmp_path, number, 3) for number in range(3)]
+    for number in (0, 2):
+        shutil.rmtree(node_directory(tmp_path, number, 3))
+    assert refill(tmp_path).nodes == (0, 2)
+    assert [content(tmp_path, number, 3) for number in range(3)] == before
+
+
 def step_ahead(
     state: Path, job: Description, replicas: int, decided: set[int], ready: set[int]
 ) -> None:

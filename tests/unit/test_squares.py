@@ -77,18 +77,20 @@ def test_norm_does_not_depend_on_replicas(seed: int, node_count: int, replicas: 
         ballot.prepared(number, b"".join(bytes([stripe]) * 16 for stripe in held))
     assert ballot.norm(2.0) == norm_of(stripes), f"seed {seed}"
     assert ballot.is_prepared
-    assert ballot.differing(2.0) is None
+    assert ballot.differing_gradients(2.0) is ballot.differing_pages() is None
     ballot.prepared(1, bytes([1]) * 15 + b"x" + bytes([0]) * 16 * (replicas - 1))
-    assert ballot.differing(2.0) is not None
+    found = ballot.differing_pages()
+    assert found is not None
+    assert found.startswith("pages of stripe 1 differ between nodes"), found
     ballot.clear()
     stripes[0] = None
     for number in range(node_count):
         own = [stripes[stripe] for stripe in stripes_of(number, node_count, replicas)]
         ballot.measured(number, parse_all(encode_all(own), replicas))
     assert ballot.norm(2.0) == math.inf
-    assert ballot.differing(2.0) is None
+    assert ballot.differing_gradients(2.0) is None
     ballot.measured(1, [{1.0: [1.0]}, *[{2.0: [2.0]}] * (replicas - 1)])
-    found = ballot.differing(2.0)
+    found = ballot.differing_gradients(2.0)
     assert found is not None
     assert found.startswith("gradients of stripe 0 differ between nodes 0 and 1"), found
 

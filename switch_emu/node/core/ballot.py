@@ -10,6 +10,7 @@ node is a ballot of one. What was stated under an older attempt is forgotten.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from luwu.layout import owners_of, stripes_of
@@ -52,32 +53,31 @@ class Ballot:
         """True if all nodes are."""
         return len(self._digests) == self._node_count
 
-    def differing(self, norm_type: float) -> str | None:
-        """The owners of a stripe that state different things of it, as text; None: all agree."""
-        if self._replicas == 1:
-            return None
-        for stripe in range(self._node_count):
-            squares = self._stated(stripe, self._squares, lambda s, i: _encoded(s, i, norm_type))
-            digests = self._stated(stripe, self._digests, _digest)
-            for what, stated in (("gradients", squares), ("pages", digests)):
-                if len(set(stated.values())) > 1:
-                    nodes = " and ".join(map(str, sorted(stated)))
-                    return f"{what} of stripe {stripe} differ between nodes {nodes}"
+    def differing_gradients(self, norm_type: float) -> str | None:
+        """Owners of a stripe whose squares of it differ, as text; None: all agree."""
+        return self._differing("gradients", self._squares, partial(_encoded, norm_type))
+
+    def differing_pages(self) -> str | None:
+        """Owners of a stripe whose digests of it differ, as text; None: all agree."""
+        return self._differing("pages", self._digests, _digest)
+
+    def _differing(
+        self, what: str, stated: dict[int, StatedT], part: Callable[[StatedT, int], bytes]
+    ) -> str | None:
+        count, replicas = self._node_count, self._replicas
+        for stripe in range(count if replicas > 1 else 0):
+            owners = owners_of(stripe, count, replicas)
+            parts = {
+                part(stated[node], stripes_of(node, count, replicas).index(stripe))
+                for node in owners
+            }
+            if len(parts) > 1:
+                nodes = " and ".join(map(str, sorted(owners)))
+                return f"{what} of stripe {stripe} differ between nodes {nodes}"
         return None
 
-    def _stated(
-        self, stripe: int, by_node: dict[int, StatedT], of: Callable[[StatedT, int], bytes]
-    ) -> dict[int, bytes]:
-        """What each owner of a stripe that has stated something says of it."""
-        found: dict[int, bytes] = {}
-        for node in owners_of(stripe, self._node_count, self._replicas):
-            if node in by_node:
-                index = stripes_of(node, self._node_count, self._replicas).index(stripe)
-                found[node] = of(by_node[node], index)
-        return found
 
-
-def _encoded(squares: Sequence[Squares | None], index: int, norm_type: float) -> bytes:
+def _encoded(norm_type: float, squares: Sequence[Squares | None], index: int) -> bytes:
     found = squares[index]
     return b"" if found is None else encode_squares(found, norm_type)
 

@@ -185,18 +185,21 @@ class Joint:
     def _judgement(self) -> Judgement | None:
         """All nodes have measured the open step: it is applied if its norm is finite."""
         step, norm = self._steps.open, self._ballot.norm(self._shard.norm_type)
-        if norm is None or step is None or step.is_judged or self._gives_up():
+        if norm is None or step is None or step.is_judged:
+            return None
+        if self._gives_up(self._ballot.differing_gradients(self._shard.norm_type)):
             return None
         applied = math.isfinite(norm) and not step.skip
         return Judgement(applied, norm, self._outbox.attempt + 1)
 
     def _decide_if_prepared(self) -> None:
-        if self._ballot.is_prepared and not self._state.is_sealing and not self._gives_up():
+        if not self._ballot.is_prepared or self._state.is_sealing:
+            return
+        if not self._gives_up(self._ballot.differing_pages()):
             self._state.decide()
 
-    def _gives_up(self) -> bool:
+    def _gives_up(self, text: str | None) -> bool:
         """True if owners of a stripe differ: the step is not decided, and the job ends."""
-        text = self._ballot.differing(self._shard.norm_type)
         if text is not None:
             step = self._outbox.step
             self._outbox.actions.append(

@@ -34,6 +34,8 @@ class Shard:
         """The same, by stripe: in the order of `share.stripes`."""
         self.chunks_count = 0
         """Chunks that this node owns."""
+        self._extents: frozenset[int] = frozenset()
+        """Extents that it owns: each push and each pull asks."""
 
     def open(self, description_bytes: bytes) -> None:
         """The description that the store was made with."""
@@ -45,6 +47,9 @@ class Shard:
         self.form = PushForm(self.layout, self.aggregator)
         self.share = Share(self.layout, self.node.number, self.node.replicas)
         self.chunks_count = self.share.pages_count
+        self._extents = frozenset(
+            each.index for each in self.layout.extents if self.share.owns_extent(each.index)
+        )
         self.by_stripe = tuple(map(self.share.trainable, self.share.stripes))
         self.trainable = tuple(sorted(extent for each in self.by_stripe for extent in each))
 
@@ -54,4 +59,4 @@ class Shard:
 
     def owns_extent(self, extent: int) -> bool:
         """True if an extent exists and is this node's."""
-        return self.share.owns_extent(extent)
+        return extent in self._extents
