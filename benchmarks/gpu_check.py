@@ -4,8 +4,9 @@
     make gpu-check PYTHON=/path/to/python     with that interpreter, if its torch sees a GPU
     python -m benchmarks.gpu_check --smoke    the arms on the CPU: no GPU result
 
-Runs:     the tests marked `gpu`, then the arms of `gpu_arms.py`: LuWu with two workers on one GPU,
-          FSDP2 over NCCL, the same with CPU offload, DDP, LuWu with one worker, plain torch.
+Runs:     the tests marked `gpu` and the documents' first scripts, then the arms of `gpu_arms.py`:
+          LuWu with two workers on one GPU, FSDP2 over NCCL, the same with CPU offload, DDP, LuWu
+          with one worker, plain torch.
 Result:   one JSON and one page of the same numbers (`gpu_page.py`). What fails is named in both,
           and the rest goes on.
 Code:     0 if all passed; 1 if a test or an arm failed, or losses differ; 2 without a GPU or
@@ -27,6 +28,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -38,7 +40,13 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 SECONDS_MAX = 450.0
 """When no arm is begun or goes on: 8 minutes without what surrounds them."""
-TESTS_SECONDS_MAX = 120.0
+TESTS_SECONDS_MAX = 180.0
+DOCUMENTS = (
+    "tests/unit/test_docstring_examples.py",
+    "tests/unit/test_init_local.py",
+    "tests/processes/test_readme.py::test_pages_blocks_run[README.md]",
+)
+"""Tests of what a reader copies first: the same code must run on a GPU."""
 OLDEST, NEWEST = (3, 11), (3, 13)
 PACKAGES = {
     "msgpack": "msgpack", "numpy": "numpy", "pytest": "pytest", "pytest_timeout": "pytest-timeout",
@@ -137,8 +145,8 @@ def _check(arguments: argparse.Namespace) -> int:
         if unknown:
             return _refuse(f"--cases: no {', '.join(unknown)} here; there are {', '.join(to_run)}")
         to_run = {name: to_run[name] for name in wanted}
-    _say("tests marked gpu")
-    tests = gpu_tests()
+    _say("tests")
+    tests = gpu_tests(() if arguments.smoke else DOCUMENTS)
     with tempfile.TemporaryDirectory(prefix="luwu-gpu-") as folder:
         found = gpu_arms.measure(
             to_run, Path(folder), gpus=gpus, end_ns=started_ns + int(SECONDS_MAX * 1e9)
@@ -157,8 +165,8 @@ def _check(arguments: argparse.Namespace) -> int:
     return exit_code(document)
 
 
-def gpu_tests() -> dict[str, Any]:
-    """Run the tests marked `gpu` with this interpreter: what came of them."""
+def gpu_tests(documents: Sequence[str]) -> dict[str, Any]:
+    """Run the tests marked `gpu`, and `documents`, with this interpreter: what came of them."""
     from luwu.base.clock import SYSTEM_CLOCK
 
     started_ns = SYSTEM_CLOCK.now_ns()
@@ -166,8 +174,8 @@ def gpu_tests() -> dict[str, Any]:
         report = Path(folder) / "tests.xml"
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
         command = [
-            sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider",
-            "--junitxml", str(report), "tests/gpu",
+            sys.executable, "-m", "pytest", "-q", "--gpu", "-m", "not slow",
+            "-p", "no:cacheprovider", "--junitxml", str(report), "tests/gpu", *documents,
         ]  # fmt: skip
         error = ""
         try:

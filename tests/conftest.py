@@ -21,6 +21,17 @@ ENDING_S = 2.0
 """How long a process that is ending may take once its test is over."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--gpu`: see the GPUs of this machine. Else every test is the same on any machine."""
+    parser.addoption("--gpu", action="store_true", help="let the tests see GPUs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs from torch here and from all processes that are started, unless asked for."""
+    if not config.getoption("gpu"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked `gpu` or `deepspeed` where there is none."""
     for mark, missing in (("gpu", _no_gpu), ("deepspeed", _no_deepspeed)):
@@ -35,7 +46,7 @@ def _no_gpu() -> str | None:
     import torch  # only if such a test is asked for: it takes seconds
 
     available = torch.cuda.is_available()
-    return None if available else f"no CUDA device here (torch {torch.__version__})"
+    return None if available else f"no CUDA device, or no --gpu (torch {torch.__version__})"
 
 
 def _no_deepspeed() -> str | None:

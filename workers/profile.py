@@ -40,10 +40,10 @@ _COLLECTIVES: Final = {
 class StepProfile:
     """Profiles one step; every other one costs nothing."""
 
-    def __init__(self, arm: Arm, options: Options) -> None:
+    def __init__(self, arm: Arm, options: Options, *, is_wanted: bool = True) -> None:
         steps = options.steps - arm.first_step
-        is_wanted = options.arm in ARMS and arm.device.type == "cpu" and steps >= STEPS_MIN
-        self._step = options.steps - 1 if is_wanted else None
+        can_be = options.arm in ARMS and arm.device.type == "cpu" and steps >= STEPS_MIN
+        self._step = options.steps - 1 if is_wanted and can_be else None
         self._arm = options.arm
         self.is_open = False
         """Whether this step is profiled."""

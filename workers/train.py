@@ -55,9 +55,13 @@ class Progress:
 
 
 def main(
-    arguments: Sequence[str] | None = None, make: Callable[..., Arm] = make_arm
+    arguments: Sequence[str] | None = None, make: Callable[..., Arm] = make_arm,
+    *, want_lanes: bool = True,
 ) -> int:  # fmt: skip
-    """Train as the command line says; returns the exit code. `make` joins the run as its arm."""
+    """Train as the command line says; returns the exit code. `make` joins the run as its arm.
+
+    `want_lanes`: profile a step of FSDP2. False where `make` profiles: torch has one profiler.
+    """
     try:
         options = parse_options(arguments)
         if "OMP_NUM_THREADS" in os.environ:
@@ -66,7 +70,7 @@ def main(
         batches = Batches(corpus.tokens, context=options.context, seed=options.seed)
         arm = make(options, data_digest=corpus.digest)
         arm.build(options.gpt(corpus.vocab))
-        progress = train(arm, batches, options)
+        progress = train(arm, batches, options, want_lanes=want_lanes)
         weights_digest = arm.weights_digest()
         write_result(arm, corpus, progress, weights_digest, options)
         arm.leave()
@@ -76,11 +80,11 @@ def main(
     return 0
 
 
-def train(arm: Arm, batches: Batches, options: Options) -> Progress:
+def train(arm: Arm, batches: Batches, options: Options, *, want_lanes: bool = True) -> Progress:
     """Run the remaining steps; goes back where a step was lost."""
     progress = Progress()
     recorder = Recorder(role="worker")
-    profile = StepProfile(arm, options)
+    profile = StepProfile(arm, options, is_wanted=want_lanes)
     step = arm.first_step
     finished = False
     while not finished:

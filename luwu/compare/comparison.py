@@ -110,6 +110,7 @@ def arm_document(
         "unit_bytes_max": _largest(workers, "unit_bytes_max"),
         "prefetch_units": _largest(workers, "prefetch_units"),
         "worker_optimizer_bytes": _largest(workers, "worker_optimizer_bytes"),
+        "device_bytes_max": _largest(workers, "device_bytes_max"),
         "switch_peak_rss_bytes": [
             peak for name, peak in sorted(arm.memory_peaks.items()) if kind_of(name) == "switch"
         ],

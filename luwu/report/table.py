@@ -43,6 +43,7 @@ def groups() -> dict[str, list[Row]]:
                 lambda arm: _bytes(arm["worker_parameter_bytes_peak"]),
             ),
             ("worker optimizer state", lambda arm: _bytes(arm["worker_optimizer_bytes"])),
+            ("GPU memory, peak", lambda arm: _bytes(arm.get("device_bytes_max"))),
             ("switch memory, peak", lambda arm: _memory(arm, "switch")),
             ("switch memory budget", lambda arm: _bytes(arm.get("switch_memory_budget_bytes"))),
             ("node memory, peak", lambda arm: _memory(arm, "node", "weights in place")),

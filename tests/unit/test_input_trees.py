@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils import _pytree as pytree
 
-from luwu.training.base.trees import map_leaves, map_tensors
+from luwu.training.base.trees import map_leaves, map_tensors, move_tensors
 
 Pair = namedtuple("Pair", "left right")
 
@@ -66,6 +67,27 @@ def test_plain_trees_are_mapped_as_torch_maps_them(seed: int) -> None:
 def test_other_trees_are_left_to_torch(tree: Any) -> None:
     found, expected = map_tensors(id, tree), pytree.tree_map_only(torch.Tensor, id, tree)
     assert (type(found), found) == (type(expected), expected)
+
+
+def test_tensors_are_moved_and_nothing_else() -> None:
+    """Goal: what FSDP2 moves to its device, and the rest is left. Method: the device `meta`."""
+    there = torch.device("meta")
+    opaque = Opaque()
+    tree = ((torch.ones(2), [3, None]), {"pair": Pair(torch.zeros(1), "text"), "other": opaque})
+    (first, rest), named = move_tensors(tree, there)
+    assert (first.device, rest) == (there, [3, None])
+    assert (type(named["pair"]), named["pair"].left.device) == (Pair, there)
+    assert (named["pair"].right, named["other"]) == ("text", opaque)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_batch_sizes_of_a_packed_sequence_stay(depth: int) -> None:
+    """Goal: recurrent layers want these on the CPU."""
+    packed = pack_sequence([torch.ones(3, 2), torch.ones(2, 2)])
+    tree = [packed] if depth else packed
+    moved = move_tensors(tree, torch.device("meta"))
+    moved = moved[0] if depth else moved
+    assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")
 
 
 def collected(walk: Callable[[], Any]) -> int:

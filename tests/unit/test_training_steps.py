@@ -377,6 +377,20 @@ def test_result_of_a_lost_step_is_not_read() -> None:
         assert optimizer.step().number == 1
 
 
+def test_step_returns_when_only_the_next_one_was_lost() -> None:
+    """I3. Goal: `step()` of a decided step returns, so that a loop which notes its loss after it
+    misses none. Method: lose attempts at the pulls for steps 1 and 3, which step() requests."""
+    network = FakeNetwork(1)
+    network.fail_at("pull", step=1)
+    network.fail_at("pull", step=3, unit=1)
+    with worker(network):
+        model, optimizer = small()
+        for step in range(5):
+            backward(model)
+            assert optimizer.step().number == step
+        assert network.attempt == 2
+
+
 def test_closure_of_a_decided_step_is_not_repeated() -> None:
     """Goal: an abort that only touches the next step's prefetch costs the closure nothing."""
     network = FakeNetwork(1)

@@ -52,8 +52,8 @@ def init(
         In a script that `luwu run --workers 2 train.py` starts:
 
         >>> session = luwu.init(agree={"data": "sha256:9f86d081"})
-        >>> print(f"worker {luwu.rank()} of {luwu.world_size()} on {luwu.device()}")
-        worker 0 of 1 on cpu
+        >>> print(f"worker {luwu.rank()} of {luwu.world_size()}")
+        worker 0 of 1
     """
     if getattr(_here, "session", None) is not None:
         raise ConfigError("luwu.init() was called before; call it once, or luwu.finish() between")

@@ -84,8 +84,8 @@ class Session:
             pushes=self.pushes, loss_scale=self.loss_scale,
         )  # fmt: skip
         self.hooks = Hooks(
-            self.nic, self.model, progress=self.progress, pulls=self.pulls, backward=self.backward,
-            begin_forward=self._begin_forward,
+            self.nic, self.model, device=self.device, progress=self.progress, pulls=self.pulls,
+            backward=self.backward, begin_forward=self._begin_forward,
         )  # fmt: skip
         self.stats_every: int | None = None
         """Steps with a number that it divides are measured."""
@@ -291,10 +291,16 @@ class Session:
             clip, pushes = self.clipping.take(), self.pushes.take()
             self._forget_step(number + 1)
             self.attachments.take(number + 1)
-            self.pulls.prefetcher.next_step(number + 1)
-            for handle in pushes:
-                if not handle.done:
-                    self.nic.wait(handle)
+        try:
+            with self.attempt():
+                self.pulls.prefetcher.next_step(number + 1)
+                for handle in pushes:
+                    if not handle.done:
+                        self.nic.wait(handle)
+        except StepAborted as error:
+            if error.step != number + 1:
+                raise
+            # This step is decided. Of the next one only pulls were lost, which are requested again.
         if clip is not None:
             clip.resolve(result)
         return result

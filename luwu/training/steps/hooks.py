@@ -1,6 +1,7 @@
 """Hooks around a unit's forward, and what they leave in the graph for backward.
 
-    before forward   pull, wait; a node on the inputs that closes the call in backward
+    before forward   a GPU's root: inputs on the CPU move to it; pull, wait; a node on the inputs
+                     that closes the call in backward
     after forward    a hook on the outputs that opens the call in backward; free
 
 In backward a forward may run again (activation checkpointing). A non-reentrant checkpoint wants the
@@ -25,7 +26,7 @@ from luwu.training.base.interface import Nic
 from luwu.training.base.names import class_name
 from luwu.training.base.progress import Progress
 from luwu.training.base.transforms import is_transformed, outside_transforms
-from luwu.training.base.trees import map_leaves
+from luwu.training.base.trees import map_leaves, move_tensors
 from luwu.training.base.uncompiled import uncompiled
 from luwu.training.devices.storages import WEIGHTS
 from luwu.training.steps.backward import Backward
@@ -41,10 +42,11 @@ class Hooks:
     """The hooks around the forwards of a session's units."""
 
     def __init__(
-        self, nic: Nic, model: Model, *, progress: Progress, pulls: Pulls, backward: Backward,
-        begin_forward: Callable[[Unit], None],
+        self, nic: Nic, model: Model, *, device: torch.device, progress: Progress, pulls: Pulls,
+        backward: Backward, begin_forward: Callable[[Unit], None],
     ) -> None:  # fmt: skip
         """`begin_forward`: called before each forward outside of backward."""
+        self._device = device
         self._nic, self._model, self._progress = nic, model, progress
         self._pulls, self._backward = pulls, backward
         self._begin_forward = begin_forward
@@ -77,6 +79,8 @@ class Hooks:
         self, unit: Unit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Pull the unit; returns the inputs to use."""
+        if unit.is_root and self._device.type != "cpu":
+            args, kwargs = move_tensors((args, kwargs), self._device)
         if self._has_no_parameters:
             return _cast_inputs(unit, args, kwargs)
         if is_transformed():
