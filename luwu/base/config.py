@@ -253,6 +253,10 @@ class RunConfig:
         SERVING,
         "minimum number of workers; with fewer, the job waits until dropped workers return",
     )
+    drop_node_after: float = _key(
+        10.0, seconds, "TIME", SERVING,
+        "with replicas: continue without an optimizer node that has been missing for this long",
+    )  # fmt: skip
     run_dir: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", EVERYWHERE, "directory of this run (default: luwu-runs/<time>-<id>)"
     )

@@ -78,7 +78,6 @@ def start_node(
         NodeEnds(
             listen=config.bind or LOOPBACK,
             advertise=config.advertise,
-            first=None if before is None else before.node,
         ),
         memory_budget_bytes=sizes.memory_budget_bytes,
         state=own_state,

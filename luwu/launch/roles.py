@@ -179,11 +179,10 @@ def wait_until_listens(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnds:
-    """Where a node listens, and the endpoint of node 0, for the others."""
+    """Where a node listens."""
 
     listen: str
     advertise: str | None = None
-    first: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,13 +218,14 @@ def node_spec(
     own.
     """
     role = node_role(number)
-    shared = replace(job, retry=retry_over(node_link(config)) if number else None)
+    is_one_of_several = config.optimizer_nodes > 1
+    shared = replace(job, retry=retry_over(node_link(config)) if is_one_of_several else None)
     spec = NodeSpec(
         **shared_fields(shared),
         world_size=config.workers,
         listen=ends.listen,
         advertise=ends.advertise,
-        keys=keys_of(config, ends.listen, ends.first or ""),
+        keys=keys_of(config, ends.listen),
         key_name=key_name or role,
         state=None if state is None else state.absolute(),
         durability=cast(Durability, config.durability),
@@ -237,7 +237,6 @@ def node_spec(
         summary=run.result(node_result(number, config.optimizer_nodes)),
         number=number,
         count=config.optimizer_nodes,
-        first=ends.first,
         fidelity=switch_fidelity(config),
         slots=config.slots,
         groups=tuple(groups),
@@ -307,6 +306,8 @@ def switch_spec(
         slots=config.slots,
         only_forwards=only_forwards,
         drop_after_s=drop_after_s(config),
+        drop_node_after_s=config.drop_node_after if config.replicas > 1 else None,
+        ranks_min=config.workers_min if drops_workers(config) else None,
         link_roles=tuple(roles),
         link=_emulated(links_of(config).below(roles, place.process)),
         link_seed=derive(config.seed, "links", place.process),

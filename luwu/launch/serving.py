@@ -306,7 +306,6 @@ def add_nodes(
         ends = NodeEnds(
             listen=f"{listen}-{number}" if number and is_file else listen,
             advertise=config.advertise if config.no_switch else None,
-            first=endpoints[0] if number else None,
         )
         spec = node_spec(
             config,

@@ -8,6 +8,8 @@ uplink.py        requests to the parent: repeated until answered, payloads withi
 contribution.py  contributions to an extent, with the set of their ranks
 push_form.py     checks of a push, so that only what fits is summed
 sum_order.py     the order of a float32 sum in a tree of switches
+counted_ranks.py ranks that are lost or back: others count in the next attempt
+epoch.py         the optimizer nodes that count, where there are several
 outcomes.py      verdicts and decisions that were announced; sent again on request
 lost_steps.py    decided steps that the state of a node lacks
 """

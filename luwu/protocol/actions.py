@@ -42,9 +42,11 @@ class Expel:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The job was refused for good: end with this text, once the children have been told."""
+    """The job cannot go on, for good: end with this text and error code, once the children have
+    been told."""
 
     text: str
+    code: str = "E207"
 
 
 @dataclass(frozen=True, slots=True)

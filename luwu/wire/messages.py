@@ -19,8 +19,6 @@ an announcement that is lost is therefore only late.
     Open     holds a decided version    Opened | Gone                       opened
     Read     a field of one page        Content | Gone                      content came
     Shut     releases the version       Gone                                gone
-    Measured its sums are complete      Verdict                             verdict
-    Prepared a version is durable here  Resolved                            resolved
     anything of an older attempt        Abort    the attempt and step that count
     anything of an unknown member       Rejoin   send Hello again
 
@@ -34,8 +32,17 @@ before it was encoded, under a part of its own (`RESENT_PART`).
 Open, Read and Shut are those of a reader, which is no member and belongs to no attempt: a switch
 forwards them unchanged, and the answers to the connection that asked.
 
-Measured and Prepared pass between optimizer nodes, where there are several: node 0 is the parent of
-the others, and also receives their Hello, Cancel and Leave.
+Where there are several optimizer nodes, their switch leads them, and these pass too:
+
+    switch -> node                      node -> switch                      repeated until
+    Hello    as above                   Standing                            standing
+    Adopt    an epoch and an attempt    Welcome                             welcome
+
+    node -> switch                      switch -> node                      repeated until
+    Measured its sums are complete      Verdict                             verdict
+    Prepared a version is durable here  Resolved                            resolved
+
+The switch sends these nodes the verdict, and decides which attempt counts; they send it Decided.
 """
 
 from __future__ import annotations
@@ -263,6 +270,8 @@ class Refuse(Message):
     text: str
     is_older: bool = False
     """The state lacks steps that were announced as decided (`lost_steps.py`)."""
+    is_left_out: bool = False
+    """The job goes on without this optimizer node."""
 
 
 @message(19)
@@ -395,16 +404,48 @@ class Prepared(Message):
 
 @message(33)
 class Resolved(Message):
-    """All nodes were prepared, and node 0 is decided at a version: follow it."""
+    """All nodes that count are prepared: a version is decided."""
 
     version: int
+
+
+@message(35, payload=PayloadRule.OPTIONAL)
+class Standing(Message):
+    """Where one of several optimizer nodes stands: `step` is its first undecided one, `epoch` and
+    `attempt` are as it has recorded them. The payload is that of Prepared, where it is prepared."""
+
+    members: int
+    """Bitmap of the nodes of that epoch; 0: none is recorded yet, and all are."""
+    loaded: bool
+    """The state has weights."""
+    is_prepared: bool
+    """It could be decided at the next version, after a crash too, ..."""
+    prepared_attempt: int
+    """... which was made under this attempt."""
+    redoes: bool
+    """As in `Welcome`."""
+
+
+@message(36)
+class Adopt(Message):
+    """`epoch` and `attempt` count from now: record them, and go on with `step`, once decided at the
+    version that it begins with."""
+
+    members: int
+    """Bitmap of the nodes that count."""
+    contributors: int
+    """As in `Welcome`."""
+    loaded: bool
+    """As in `Welcome`."""
+    text: str
+    """Why the attempt before it is given up."""
 
 
 MESSAGE_TYPES: tuple[type[Message], ...] = (
     Load, Push, Pull, Weights, Received, Read, Content, Keep,
     Propose, Agreed, Confirm, Confirmed,
     Hello, Welcome, Refuse, Rejoin, Begin, Commit, Verdict, Decided, Cancel, Abort, Leave,
-    Present, Open, Opened, Shut, Gone, Measured, Prepared, Resolved,
+    Present, Open, Opened, Shut, Gone, Measured, Prepared, Resolved, Standing, Adopt,
 )  # fmt: skip
 ReaderRequest = Open | Read | Shut
 ReaderAnswer = Opened | Content | Gone

@@ -519,13 +519,18 @@ class Pipeline:
                 extra=extra,
             )
         )
-        digests = b""
-        if len(self._share.stripes) > 1:  # another node holds the same, and they are compared
-            pages = map(self._share.pages_of, self._share.stripes)
-            digests = b"".join(self._store.digest(each, action.version) for each in pages)
+        digests = self.digests_of(action.version)
         self._span("prepare", start_ns, step=action.version - 1)
         failpoint("node.after_prepare")
         self._report(lambda: self._core.prepared(action, digests))
+
+    def digests_of(self, version: int | None) -> bytes:
+        """Of the stripes in a version that is prepared, where other nodes hold them too: they are
+        compared. `version`: None: nothing is prepared."""
+        if version is None or len(self._share.stripes) == 1:
+            return b""
+        pages = map(self._share.pages_of, self._share.stripes)
+        return b"".join(self._store.digest(each, version) for each in pages)
 
     def _decoded(self, hyper: bytes) -> StepHyper:
         held = self._hyper

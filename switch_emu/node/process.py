@@ -10,7 +10,6 @@ from luwu.base.events import Recorder
 from luwu.base.expendable import Expendable
 from luwu.base.json_file import write_json
 from luwu.base.links import push_window_bytes
-from luwu.protocol.actions import PARENT
 from luwu.transport.curve import open_security
 from luwu.transport.interface import Transport
 from luwu.transport.opening import open_transport
@@ -73,15 +72,13 @@ def serve_node(
             insecure=spec.insecure,
             security=open_security(spec.keys, spec.key_name, *spec.lets_in),
             stripes=spec.stripes,
-            peers_count=(1 if spec.has_switch else spec.world_size) + spec.count - 1,
+            peers_count=1 if spec.has_switch else spec.world_size,
         )
         with linked(inner, spec.link, seed=spec.link_seed) as transport:
             shell = make_node_shell(spec, transport, recorder, limits)
             try:
                 shell.open_existing()  # before we listen: a wrong directory is found at once
                 on_listening(transport.listen(spec.listen, advertise=spec.advertise))
-                if spec.first is not None:
-                    transport.dial(PARENT, spec.first)
                 is_finished = shell.run(should_stop)
                 shell.drain(2.0)
                 shell.write_counters()

@@ -20,8 +20,8 @@ from luwu.base.errors import LuwuError, StateError
 from luwu.base.events import NODE_ABOUT, Recorder
 from luwu.base.limits import ZERO_COPY_BYTES_MIN
 from luwu.layout import Layout, Share
-from luwu.protocol.actions import PARENT
-from luwu.transport.interface import PeerDown, PeerUp, Transport
+from luwu.protocol.epoch import Epoch
+from luwu.transport.interface import Transport
 from luwu.wire.description import Description, parse_description
 from luwu.wire.link_counts import LinkCounts
 from luwu.wire.messages import Message, Push, Weights
@@ -85,8 +85,6 @@ class NodeShell(Shell):
         self._reader_thread: ReaderThread | None = None
         self._waiting_reads: deque[ReadWeights] = deque()
         self._waiting_fields: deque[ReadField] = deque()
-        self._down: set[str] = set()
-        """Lost connections."""
         self._pair = None if own_switch is None else NodeWithSwitch(core, own_switch)
         self._front = self._pair or core
         """The core that has the connections."""
@@ -143,6 +141,8 @@ class NodeShell(Shell):
             applied=decided is None or decided.applied,
             grad_norm=0.0 if decided is None or decided.grad_norm is None else decided.grad_norm,
             prepared=prepared,
+            prepared_digests=self._pipeline.digests_of(prepared.version if prepared else None),
+            recorded=Epoch(*store.epoch),
         )
         self._record_units(self.description.layout)
         self.recorder.event(
@@ -165,11 +165,11 @@ class NodeShell(Shell):
         )  # fmt: skip
 
     def _resolve_prepared(self, store: PageStore) -> PreparedVersion | None:
-        """Resolve the version that a crash left prepared: a single node decides it, the first of
-        several aborts it, the others return it, to ask the first.
+        """Resolve the version that a crash left prepared: a single node decides it, one of several
+        returns it, as all of them together know whether it is decided.
         """
         prepared = store.prepared
-        if self._node.number:
+        if not self._node.is_alone:
             return (
                 None
                 if prepared is None
@@ -181,11 +181,9 @@ class NodeShell(Shell):
                     sum(1 << each.rank for each in prepared.contributors),
                 )
             )
-        if prepared is not None and self._node.count == 1:
+        if prepared is not None:
             store.decide(prepared.version, prepared.attempt)
         store.record_attempt(store.attempt + 1)
-        if store.prepared is not None:
-            store.abort(store.attempt - 1)
         return None
 
     def close(self) -> None:
@@ -204,32 +202,10 @@ class NodeShell(Shell):
 
     # ---------------------------------------------------------------------- Shell
 
-    def drain(self, limit_s: float) -> None:
-        """Wait until all messages have left; at node 0 also until the other nodes have ended, which
-        they do after the answer to their Leave.
-        """
-        super().drain(limit_s)
-        end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
-        while set(self.core.node_peers) - self._down and SYSTEM_CLOCK.now_ns() < end_ns:
-            item = self.transport.receive(10_000_000)
-            if item is not None:
-                self._handle(item)
-
-    def _handle(self, item: Any) -> None:
-        match item:
-            case PeerUp(peer):
-                self._down.discard(peer)
-            case PeerDown(peer):
-                self._down.add(peer)
-        super()._handle(item)
-
     def received(
         self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
     ) -> Sequence[Any]:
         return self._front.received(now_ns, peer, message, payload, payload_bytes)
-
-    def peer_up(self, now_ns: int, peer: str) -> Sequence[Any]:
-        return self.core.reconnected(now_ns) if peer == PARENT else ()
 
     def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
         if self._pair is not None:
@@ -254,9 +230,9 @@ class NodeShell(Shell):
                 self._open_new(description)
             case GiveUp(text, code):
                 raise StateError(f"{text} (the state is {self._storage.where})", code=code)
-            case RecordAttempt(attempt):
+            case RecordAttempt(attempt, epoch):
                 assert self.store is not None
-                self.store.record_attempt(attempt)
+                self.store.record_attempt(attempt, epoch)
             case Discard(attempt):
                 assert self.store is not None
                 self.store.abort(attempt - 1)

@@ -15,7 +15,7 @@ from switch_emu.switch.capacity import planned_slots
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec(RoleSpec):
-    """The specification of an optimizer node process; `retry`: of nodes after the first."""
+    """The specification of an optimizer node process; `retry`: of one of several."""
 
     world_size: int
     memory_budget_bytes: int
@@ -37,14 +37,11 @@ class NodeSpec(RoleSpec):
     number: int = 0
     count: int = 1
     """Number of optimizer nodes; `number` is this one."""
-    first: str | None = None
-    """Endpoint of node 0, for the others."""
 
     @property
     def lets_in(self) -> tuple[str, ...]:
         """Roles of the keys that may connect; workers only without a switch."""
-        children = ("switch",) if self.has_switch else ("worker", "reader")
-        return (*children, "node") if self.count > 1 else children
+        return ("switch",) if self.has_switch else ("worker", "reader")
 
     @property
     def node(self) -> NodeNumber:

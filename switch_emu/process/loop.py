@@ -12,7 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.errors import ConfigError, ConnectionFailed, LuwuError, RemoteProtocolError
+from luwu.base.errors import (
+    ConfigError,
+    ConnectionFailed,
+    LuwuError,
+    RemoteProtocolError,
+    StateError,
+)
 from luwu.base.events import Recorder
 from luwu.base.limits import (
     MALFORMED_MESSAGES_MAX,
@@ -227,8 +233,9 @@ class Shell:
                     payload.drop()  # type: ignore[attr-defined]
                 case Expel(peer):
                     self._expel(peer)
-                case End(text):
-                    self.end_with(ConfigError(text, code="E207"))
+                case End(text, code):
+                    kind = ConfigError if code == "E207" else StateError
+                    self.end_with(kind(text, code=code))
                 case Note(name, fields, level):
                     if name.rpartition(".")[2] not in _ABOUT_PEERS or self._may_log():
                         self.recorder.event(name, level=level, **dict(fields))
@@ -321,7 +328,7 @@ class Shell:
             case Delivery():
                 self._delivered(item)
             case PeerUp(peer, identity):
-                if peer != PARENT:
+                if not peer.startswith(PARENT):
                     self._children.add(peer)
                 self._admission.up(peer, identity)
                 self.do(self.peer_up(SYSTEM_CLOCK.now_ns(), peer))

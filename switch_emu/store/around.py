@@ -55,9 +55,14 @@ class PageStoreAround(PageStore):
         """The inner store's."""
         return self._store.disk_bytes
 
-    def record_attempt(self, attempt: int) -> None:
+    @property
+    def epoch(self) -> tuple[int, ...]:
+        """The inner store's."""
+        return self._store.epoch
+
+    def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:
         """Raise the attempt of the inner store."""
-        self._store.record_attempt(attempt)
+        self._store.record_attempt(attempt, epoch)
 
     def read_rows(self, first: int, version: int, into: RecordRows) -> None:
         """Read from the inner store."""

@@ -198,6 +198,7 @@ class FilePageStore(PageStore):
                 prepared = (step, new_table)
                 notes += self._repaired(self._prepared_ref, damaged)
         self._generation = int(counters["generation"])
+        self._epoch = tuple(map(int, counters.get("epoch", ())))
         self._steps = StepState(
             table, attempt=int(counters["attempt"]), decided=decided, prepared=prepared,
             first_version=first_version,
@@ -289,11 +290,17 @@ class FilePageStore(PageStore):
         """Bytes of all files, all allocated when the store was made."""
         return store_disk_bytes(self._config)
 
-    def record_attempt(self, attempt: int) -> None:
+    @property
+    def epoch(self) -> tuple[int, ...]:
+        """Numbers recorded with an attempt, by this process or an earlier one."""
+        return self._epoch
+
+    def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:
         """Raise the attempt, at the store's durability."""
         self._check_writable()
         self._steps.check_attempt(attempt)
-        if attempt != self._steps.attempt:
+        former, self._epoch = self._epoch, self._epoch if epoch is None else tuple(epoch)
+        if (attempt, self._epoch) != (self._steps.attempt, former):
             with self._stop_on_error(f"recording attempt {attempt}"):
                 self._write_counters(attempt)
             self._steps.attempt = attempt
@@ -480,6 +487,7 @@ class FilePageStore(PageStore):
             {
                 "generation": self._generation,
                 "attempt": attempt,
+                "epoch": self._epoch,
                 "durability": self._durability,
                 "pid": os.getpid(),
                 "host": socket.gethostname(),

@@ -90,9 +90,18 @@ class PageStore(Closing):
         """Bytes of all records of one version."""
         return self.config.state_bytes
 
+    @property
     @abstractmethod
-    def record_attempt(self, attempt: int) -> None:
-        """Raise the job's attempt, at the store's durability; it may be equal, not lower."""
+    def epoch(self) -> tuple[int, ...]:
+        """Numbers that were recorded with an attempt (`luwu.protocol.epoch`); none in a new
+        store."""
+
+    @abstractmethod
+    def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:
+        """Raise the job's attempt, at the store's durability; it may be equal, not lower.
+
+        `epoch`: numbers to keep beside it; None: those that are there.
+        """
 
     def read(self, page: int, version: int, into: memoryview) -> None:
         """Fill `into` with the record of a page; see `read_rows`."""

@@ -32,6 +32,7 @@ class MemoryPageStore(PageStore):
         self._config = config
         nothing = [0] * config.page_count
         self._steps = StepState(PageTable(TableShape(nothing, nothing)))
+        self._epoch: tuple[int, ...] = ()
         sizes = {page: config.kind(page).record_bytes for page in range(config.page_count)}
         self._sides: Sequence[RecordMemory] = (RecordMemory(sizes), RecordMemory(sizes))
         self._closed = False
@@ -71,11 +72,17 @@ class MemoryPageStore(PageStore):
         """0: no disk."""
         return 0
 
-    def record_attempt(self, attempt: int) -> None:
+    @property
+    def epoch(self) -> tuple[int, ...]:
+        """Numbers recorded with an attempt."""
+        return self._epoch
+
+    def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:
         """Raise the attempt."""
         self._check_open()
         self._steps.check_attempt(attempt)
         self._steps.attempt = attempt
+        self._epoch = self._epoch if epoch is None else epoch
 
     def read_rows(self, first: int, version: int, into: RecordRows) -> None:
         """Copy whole records into `into`."""

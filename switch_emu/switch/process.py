@@ -60,6 +60,10 @@ class SwitchSpec(RoleSpec):
     """Credit of each child."""
     link_roles: tuple[str, ...] = ("worker",)
     """Roles at the lower ends of emulated links, for the report."""
+    drop_node_after_s: float | None = None
+    """How long one of several optimizer nodes may be gone before the job goes on without it."""
+    ranks_min: int | None = None
+    """The job continues without lost workers while so many are left; of several optimizer nodes."""
     only_forwards: bool = False
     """True if it neither sums nor multicasts: the node is a parameter server."""
 
@@ -199,6 +203,7 @@ def _limits(spec: SwitchSpec) -> SwitchLimits:
         limits, push_window_bytes=window_bytes, only_forwards=spec.only_forwards,
         extent_chunks=spec.extent_chunks, patience_ns=patience_ns(spec.drop_after_s),
         cache_bytes_max=spec.cache_bytes_max, slots_are_awaited=spec.drop_after_s is None,
+        node_patience_ns=patience_ns(spec.drop_node_after_s), ranks_min=spec.ranks_min,
     )  # fmt: skip
     return with_slots(
         limits, spec.fidelity, spec.slots, child_count=len(spec.children),

@@ -123,7 +123,7 @@ class SwitchShell(Shell):
         return self.core.reconnected(now_ns, (self._parents.index(peer),))
 
     def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
-        return () if peer in self._parents else self.core.lost(now_ns, peer)
+        return self.core.lost(now_ns, peer)
 
     def do_own(self, action: Any) -> None:
         match action:

@@ -59,7 +59,6 @@ def start_chaos(cluster: Cluster, seed: int) -> None:
             lambda name=name: cluster.restart_switch(name),
             lambda node=node: cluster.restart_node(node),
             lambda name=name: cluster.reconnect_switch(name),
-            lambda node=node: cluster.reconnect_node(node),
             lambda rank=rank: cluster.reconnect(rank),
             lambda rank=rank: cluster.cancel(rank),
         )

@@ -12,7 +12,7 @@ import numpy as np
 
 from luwu.base.tree import Place
 from switch_emu.switch.core import SwitchCore
-from tests.simulate.disk import Disk
+from tests.simulate.disk import Disk, members_of
 from tests.simulate.job import Job, kept, reference
 from tests.simulate.machines import Node, Switch, node_name
 from tests.simulate.no_switch import NodeOfWorkers
@@ -39,7 +39,20 @@ class Cluster:
 
     def make_node(self, number: int) -> Node:
         kind = NodeOfWorkers if self.job.own_switch else Node
-        return kind(self.world, self.job, self.disks, number)
+        return self.watched(kind(self.world, self.job, self.disks, number))
+
+    def watched(self, node: Node) -> Node:
+        """A node whose end the switch of several learns of: its connection ends."""
+        if len(self.disks) > 1 and node.alive:
+            node.on_killed = lambda node: self.world.soon(lambda: self._connected(node))
+            self.world.soon(lambda: self._connected(node))
+        return node
+
+    def _connected(self, node: Node) -> None:
+        """The root switch learns that a node is there, or gone."""
+        switch = self.switches.get(self.job.tree.root.name)
+        if switch is not None and switch.alive:
+            switch.enter(lambda: switch.parent_is(node.number, there=node.alive))
 
     def make_switch(self, place: Place, incarnation: int) -> Switch:
         return Switch(self.world, self.job, place, incarnation=incarnation)
@@ -81,18 +94,19 @@ class Cluster:
     def restart_node(self, number: int = 0) -> None:
         """Kill a node; a new one opens the same disk."""
         self.nodes[number].kill()
+        self.world.at(30_000_000, lambda: self._start_node(number))
 
-        def start() -> None:
-            if not self.nodes[number].alive:
-                self.nodes[number] = self.make_node(number)
+    def lose_node(self, number: int, *, comes_back: bool = False) -> None:
+        """Kill a node, and delete its directory; another may start on an empty one."""
+        if self.nodes[number].alive:
+            self.nodes[number].kill()
+        self.disks[number].lose()
+        if comes_back:
+            self.world.at(30_000_000, lambda: self._start_node(number))
 
-        self.world.at(30_000_000, start)
-
-    def reconnect_node(self, number: int) -> None:
-        """A node's connection to node 0 is lost and comes back under another name."""
-        node = self.nodes[number]
-        if number and node.alive:
-            node.reconnected()
+    def _start_node(self, number: int) -> None:
+        if not self.nodes[number].alive:
+            self.nodes[number] = self.make_node(number)
 
     def reconnect(self, rank: int) -> None:
         """A worker's connection is lost; it comes back under another name."""
@@ -114,10 +128,12 @@ class Cluster:
             lambda: all(worker.finished for worker in self.workers), limit_ns=600 * 10**9
         )
         versions = reference(self.job)
-        for number, disk in enumerate(self.disks):
+        members = members_of(self.disks)
+        for disk in members:
+            number = disk.number
             assert disk.version == self.job.steps, self._where(number)
             assert set(disk.ledger) == set(range(self.job.steps + 1)), self._where(number)
-            assert disk.decided_attempt == self.disks[0].decided_attempt, self._where(number)
+            assert disk.decided_attempt == members[0].decided_attempt, self._where(number)
             owned = sorted(disk.share.chunks())
             assert sorted(disk.pages) == owned, self._where(number)
             for chunk, (_, weights, _) in disk.pages.items():
@@ -129,7 +145,8 @@ class Cluster:
                 for rank in range(self.job.world_size)
                 for piece, data in enumerate(kept(rank, version - 1))
             }
-            assert self.disks[0].kept[version] == expected, f"seed {self.seed}, version {version}"
+            [first, *_] = [disk for disk in members if 0 in disk.share.stripes]
+            assert first.kept[version] == expected, f"seed {self.seed}, version {version}"
         for worker in self.workers:
             for step, seen in worker.versions.items():
                 for chunk, weights in seen.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -21,6 +21,7 @@ import xxhash
 from luwu.base.errors import LuwuError
 from luwu.base.tree import ranks_of
 from luwu.layout import Share
+from luwu.protocol.epoch import NO_EPOCH, Epoch
 from luwu.wire.description import parse_description
 from switch_emu.node.core import actions as node_actions
 from switch_emu.store import (
@@ -41,7 +42,8 @@ Pieces = dict[tuple[int, int], bytes]
 
 
 _COPIED = (
-    "description", "attempt", "version", "applied", "pages", "tentative", "prepared", "ledger",
+    "description", "attempt", "recorded", "version", "applied", "pages", "tentative", "prepared",
+    "ledger",
     "decided_attempt", "put_aside", "kept", "written", "_sealed", "_contributors",
 )  # fmt: skip
 
@@ -74,6 +76,7 @@ class Disk:
     """Of processes that used it."""
     description: bytes | None = None
     attempt: int = 0
+    recorded: Epoch = NO_EPOCH
     version: int | None = None
     applied: bool = True
     pages: dict[int, tuple[int, Any, Any]] = field(default_factory=dict)
@@ -93,6 +96,10 @@ class Disk:
     """Chunk -> (version, attempt) of the last write of its page."""
     on_decided: Callable[[int, int], None] = lambda number, version: None
     """Told of every version as it is decided here."""
+    was_prepared: set[tuple[int, int]] = field(default_factory=set)
+    """All (version, attempt) that were, whatever became of the disk."""
+    is_lost: bool = False
+    """All that lay on it is gone; it holds no part of the state any more."""
     _sealed: Pieces = field(default_factory=dict)
     """What is kept beside the version that is prepared."""
     _contributors: int = 0
@@ -116,7 +123,7 @@ class Disk:
     def open(self) -> node_actions.StoreFacts | None:
         """A process starts on it; None: no store was made yet."""
         self.starts += 1
-        if self.number == 0 or self.prepared is None:  # what node 0 has not decided is not decided
+        if self.count == 1 or self.prepared is None:  # one of several cannot know what is decided
             self.tentative.clear()
             self.prepared = None
             self._sealed = {}
@@ -129,11 +136,20 @@ class Disk:
 
     def _facts(self) -> node_actions.StoreFacts:
         assert self.description is not None
-        self.attempt += self.number == 0
+        self.attempt += self.count == 1
         return node_actions.StoreFacts(
             description=self.description, generation=self.generation, attempt=self.attempt,
             epoch=0, job=JOB, version=self.version, applied=self.applied, prepared=self.prepared,
+            prepared_digests=self._prepared_digests, recorded=self.recorded,
         )  # fmt: skip
+
+    def lose(self) -> None:
+        """All that lies on it is gone."""
+        self.killed()
+        empty = Disk(self.job, self.number, self.count)
+        for name in _COPIED:
+            setattr(self, name, getattr(empty, name))
+        self.forgotten_starts, self.is_lost = self.starts, True
 
     def copy(self) -> Copy:
         """All that lies on it now."""
@@ -156,9 +172,13 @@ class Disk:
 
     # ---------------------------------------------------------------------- pages
 
-    def record_attempt(self, attempt: int) -> None:
-        assert attempt > self.attempt, "an attempt went back"
-        self.attempt = attempt
+    def record_attempt(self, attempt: int, epoch: Epoch | None) -> None:
+        self._note_attempt(attempt, epoch)
+
+    def _note_attempt(self, attempt: int, epoch: Epoch | None) -> None:
+        assert attempt >= self.attempt, "an attempt went back"
+        assert epoch is None or epoch >= self.recorded, "E3: an epoch, or a promise, went back"
+        self.attempt, self.recorded = attempt, epoch or self.recorded
 
     def discard(self, attempt: int) -> None:
         """Forget what was made under attempts before this one."""
@@ -219,11 +239,17 @@ class Disk:
             for s in self.share.stripes
         )
 
+    @property
+    def _prepared_digests(self) -> bytes:
+        is_shared = self.prepared is not None and len(self.share.stripes) > 1
+        return self.digests() if is_shared else b""
+
     def _chunks_of(self, stripe: int) -> range:
         layout = self.job.layout
         return range(stripe, len(layout.chunks), layout.node_count)
 
     def _note_prepare(self, action: node_actions.Prepare) -> None:
+        self.was_prepared.add((action.version, action.attempt))
         self._contributors = action.contributors
         aside = action.kept_attempt is not None
         found = self.put_aside.get((action.version, action.kept_attempt or 0), {})
@@ -263,6 +289,12 @@ class Disk:
         return weights
 
 
+def members_of(disks: Sequence[Disk]) -> list[Disk]:
+    """Those whose nodes count in the newest epoch that any of them has recorded."""
+    newest = max((disk.recorded for disk in disks), key=lambda recorded: recorded.number)
+    return [d for d in disks if not newest.members or newest.members >> d.number & 1]
+
+
 class StoredDisk(Disk):
     """The real page store on a simulated device; `device.simulated()` must be on."""
 
@@ -294,12 +326,10 @@ class StoredDisk(Disk):
         with self._calling():
             store = self._store = self.device.open()
             prepared = store.prepared
-            if self.number == 0:
-                if prepared is not None and self.count == 1:
+            if self.count == 1:
+                if prepared is not None:
                     store.decide(prepared.version, prepared.attempt)
                 store.record_attempt(store.attempt + 1)
-                if store.prepared is not None:
-                    store.abort(store.attempt - 1)
             decided, prepared = store.decided, store.prepared
         self._follow()
         assert store.attempt >= self.attempt, "P5: the recorded attempt went back"
@@ -315,6 +345,7 @@ class StoredDisk(Disk):
             attempt=store.attempt, epoch=0, job=JOB,
             version=None if decided is None else decided.version,
             applied=decided is None or decided.applied, prepared=self.prepared,
+            prepared_digests=self._prepared_digests, recorded=Epoch(*store.epoch),
         )  # fmt: skip
 
     def _follow(self) -> None:
@@ -328,6 +359,12 @@ class StoredDisk(Disk):
             self.version, self.applied = found, decided.applied
             ranks = sum(1 << each.rank for each in decided.contributors)
             self._note_decided(found, decided.attempt, ranks)
+
+    def lose(self) -> None:
+        super().lose()
+        self.device.files.clear()
+        self.device.right.clear()
+        self.device.config = None
 
     def copy(self) -> Copy:
         copied = super().copy()
@@ -364,11 +401,10 @@ class StoredDisk(Disk):
 
     # ---------------------------------------------------------------------- pages
 
-    def record_attempt(self, attempt: int) -> None:
-        assert attempt > self.attempt, "an attempt went back"
+    def record_attempt(self, attempt: int, epoch: Epoch | None) -> None:
         with self._calling():
-            self._now.record_attempt(attempt)
-        self.attempt = attempt
+            self._now.record_attempt(attempt, epoch)
+        self._note_attempt(attempt, epoch)
 
     def discard(self, attempt: int) -> None:
         with self._calling():

@@ -147,6 +147,17 @@ class GoBack(Lasting):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoseNode(Lasting):
+    """A node is killed, and its directory is gone; another may be started on an empty one."""
+
+    who: str
+    comes_back: bool
+
+    def strike(self, world: Simulation) -> None:
+        world.lose_node(self.who, self.for_ms, comes_back=self.comes_back)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cancel(Fault):
     """A worker asks for the attempt to be given up."""
 

@@ -16,7 +16,7 @@ from typing import Any
 from luwu.base.seeds import derive
 from tests.simulate.cluster import Cluster
 from tests.simulate.device import simulated
-from tests.simulate.disk import Copy, Disk, StoredDisk
+from tests.simulate.disk import Copy, Disk, StoredDisk, members_of
 from tests.simulate.faults import Hostile
 from tests.simulate.hostile import Attacker
 from tests.simulate.job import Job
@@ -61,6 +61,8 @@ class Simulation(Cluster):
         """Of switches and workers, by name: how often they were started again."""
         self._left: list[Process] = []
         """Zombies: another has their place."""
+        self._gone: set[int] = set()
+        """Nodes that are lost for good."""
         self._noise = 0
         self._stalls_until_ns = 0
         """When the last disk is as fast as ever."""
@@ -94,7 +96,7 @@ class Simulation(Cluster):
         node = kind(self.world, self.job, self.disks, number, on_failed=self._node_failed)
         if node.alive and not node.is_stalled:
             self.oracles.opened(number)
-        return self._limited(node)
+        return self.watched(self._limited(node))
 
     def make_switch(self, place: Any, incarnation: int) -> Switch:
         return self._limited(super().make_switch(place, incarnation))
@@ -154,9 +156,11 @@ class Simulation(Cluster):
     @property
     def is_refused(self) -> bool:
         """Somebody has found that the state lacks decided steps, and the launcher ends the run."""
-        return any(node.given_up for node in self.nodes) or any(
-            worker.refused_older for worker in self.workers
+        ended = (
+            *(node.given_up for node in self.nodes),
+            *(s.ended for s in self.switches.values()),
         )
+        return any(ended) or any(worker.refused_older for worker in self.workers)
 
     @property
     def _is_finished(self) -> bool:
@@ -167,7 +171,7 @@ class Simulation(Cluster):
 
     def _is_out(self, worker: Worker) -> bool:
         """Whether it was left out until the job was over."""
-        is_over = all(disk.version == self.job.steps for disk in self.disks)
+        is_over = all(disk.version == self.job.steps for disk in members_of(self.disks))
         return is_over and (worker.refused is not None or worker.core.membership.is_left_out)
 
     @property
@@ -180,7 +184,7 @@ class Simulation(Cluster):
         """
         return (
             all(w.finished or w.only_leaves or self._is_out(w) for w in self.workers)
-            and all(disk.version == self.job.steps for disk in self.disks)
+            and all(disk.version == self.job.steps for disk in members_of(self.disks))
             and not all(core.is_joined for core in self.switch_cores)
         )
 
@@ -267,6 +271,22 @@ class Simulation(Cluster):
         if power_cut and isinstance(process, Node):
             process.disk.power_cut()
         self._after(for_ms, lambda: self._start_again(process))
+
+    def lose_node(self, who: str, for_ms: int, *, comes_back: bool) -> None:
+        """A node and all that lies on its disk."""
+        node = self.process(who)
+        assert isinstance(node, Node)
+        is_done = any(disk.version == self.job.steps for disk in self.disks)
+        others = [disk for disk in self.disks if disk is not node.disk]
+        if is_done or node.is_superseded or any(disk.version is None for disk in others):
+            return  # what is lost before there are weights, or as all ends, is another matter
+        if node.alive:
+            node.kill()
+        node.disk.lose()
+        if comes_back:
+            self._after(for_ms, lambda: self._start_again(self.nodes[node.number]))
+        else:
+            self._gone.add(node.number)
 
     def _lose_child(self, worker: Worker) -> None:
         """The connection of a worker has ended."""
@@ -355,8 +375,10 @@ class Simulation(Cluster):
     def reconnect_process(self, who: str) -> None:
         """Break the connection to the parent."""
         process = self.process(who)
-        if isinstance(process, Node) and process is self.nodes[0]:
-            return
+        if isinstance(process, Node):
+            if len(self.nodes) == 1:
+                return
+            process = self.switch
         if process.alive:
             process.enter(process.reconnected)  # type: ignore[attr-defined]
 
@@ -395,6 +417,8 @@ class Simulation(Cluster):
 
     def _start_again(self, process: Process) -> None:
         """Start the successor of a process that is no more, unless it has one."""
+        if isinstance(process, Node) and (process.is_left_out or process.number in self._gone):
+            return
         if not process.alive and process not in self._left:
             self._replace(process)
 

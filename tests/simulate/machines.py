@@ -16,20 +16,20 @@ import numpy as np
 from luwu.aggregate.interface import ENCODED
 from luwu.aggregate.sum_in_order import sum_in_order
 from luwu.base.tree import NODE, Place
-from luwu.protocol.actions import PARENT, Drop, Note, Send
+from luwu.protocol.actions import Drop, End, Note, Send
 from luwu.protocol.sum_order import Group, combined, nested
-from luwu.wire.messages import Message, Refuse, Rejoin, Welcome
+from luwu.wire.messages import Adopt, Message, Refuse, Rejoin, Standing, Welcome
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as node_actions
 from switch_emu.node.extent_pages import PageGroup, extent_pages
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Cache, Sum
 from tests.simulate.device import ProcessEnded
-from tests.simulate.disk import Disk, DiskFailed
+from tests.simulate.disk import Disk, DiskFailed, members_of
 from tests.simulate.job import JOB, Job, apply_update, mask_of
 from tests.simulate.world import Payload, Process, World, drop, payload_bytes
 
-HANDSHAKE = (Welcome, Refuse, Rejoin)
+HANDSHAKE = (Welcome, Refuse, Rejoin, Standing)
 """What is said only in answer, on the connection that asked."""
 
 
@@ -52,6 +52,8 @@ class Switch(Process):
         """The name by which its parents know it: that of its connections, which end with it."""
         self.is_superseded = False
         """Another has its place, and its children: what it says to them reaches nobody."""
+        self.ended: tuple[str, str] | None = None
+        """(code, text) with which it ended the job: what the launcher would show."""
         self.core = SwitchCore(
             job=JOB, incarnation=incarnation, children=tree.children(place),
             rank=tree.index(place), limits=job.limits, retry=job.retry,
@@ -73,6 +75,11 @@ class Switch(Process):
         self.parent_side = f"{self.name}.zombie"
         self._world.listen(self.parent_side, self._received, self)
 
+    def parent_is(self, number: int, *, there: bool) -> None:
+        """The connection to one of several nodes is there, or has ended."""
+        now_ns, name = self._world.now_ns, self.core.parents.names[number]
+        self._do(self.core.reconnected(now_ns, [number]) if there else self.core.lost(now_ns, name))
+
     def child_lost(self, name: str) -> None:
         """The connection of a child has ended."""
         self._do(self.core.lost(self._world.now_ns, name))
@@ -81,7 +88,8 @@ class Switch(Process):
         """The connections to the nodes are lost, and come back under another name."""
         self.parent_side += "'"
         self._world.listen(self.parent_side, self._received, self)
-        self._do(self.core.reconnected(self._world.now_ns, range(len(self._parents))))
+        numbers = [n for n, name in enumerate(self._parents) if self._world.is_there(name)]
+        self._do(self.core.reconnected(self._world.now_ns, numbers))
 
     def _received(self, sender: str, message: Message, payload: Any) -> None:
         nbytes = payload_bytes(payload)
@@ -96,6 +104,8 @@ class Switch(Process):
         for action in actions:
             match action:
                 case Send(peers, message, payload):
+                    if isinstance(message, Adopt):
+                        self._world.proposed = message.members
                     for peer in peers:
                         if peer in self.core.parents.names:
                             parent = self._parents[self.core.parents.names.index(peer)]
@@ -107,6 +117,8 @@ class Switch(Process):
                 case Sum():
                     values = [p.read().copy() for p in action.payloads]  # type: ignore[attr-defined]
                     self.later(lambda action=action, values=values: self._sum(action, values))
+                case End(text, code):
+                    self.ended = (code, text)
                 case Cache():
                     copied = action.payload.read().copy()  # type: ignore[attr-defined]
                     self.later(lambda action=action, copied=copied: self._cache(action, copied))
@@ -146,16 +158,16 @@ class Node(Process):
         """Why it stopped by itself: an injected fault of its disk."""
         self.given_up = ""
         """Why it ended for good: what the launcher would show."""
+        self.is_left_out = False
+        """It ended as the job goes on without it."""
         self.is_superseded = False
         """Another has its disk. It can still speak, but nobody connects to it any more."""
         self._on_failed = on_failed
+        self.on_killed: Callable[[Node], None] = lambda node: None
         self.dies_for_ms, self.dies_by_power_cut = 30, False
         """How long it is gone if it ends inside its store, and whether that is a power cut."""
-        self.first_side = f"{self.name}.{self.disk.starts + 1}"
-        """The name by which node 0 knows it: that of a connection, which ends with the process."""
         self.disk_stalls_until_ns = 0
-        for name in (self.name, self.first_side):
-            world.listen(name, self._received, self)
+        world.listen(self.name, self._received, self)
         self.enter(self._start)
 
     def _start(self) -> None:
@@ -200,6 +212,7 @@ class Node(Process):
         super().kill()
         if not self.is_superseded:
             self.disk.killed()
+        self.on_killed(self)
 
     @property
     def number(self) -> int:
@@ -219,16 +232,9 @@ class Node(Process):
     def tick(self) -> None:
         self._do(self.core.tick(self._world.now_ns))
 
-    def reconnected(self) -> None:
-        """The connection to node 0 is lost, and comes back under another name."""
-        self.first_side += "'"
-        self._world.listen(self.first_side, self._received, self)
-        self._do(self.core.reconnected(self._world.now_ns))
-
     def _received(self, sender: str, message: Message, payload: Any) -> None:
         nbytes = payload_bytes(payload)
-        peer = PARENT if self._number and sender == node_name(0) else sender
-        self._do(self.core.received(self._world.now_ns, peer, message, payload, nbytes))
+        self._do(self.core.received(self._world.now_ns, sender, message, payload, nbytes))
 
     def _later(self, do: Any, more_ns: int = 0) -> None:
         """Work of the pipeline: it takes a while, longer while the disk stalls."""
@@ -240,10 +246,7 @@ class Node(Process):
         for peer in peers:
             if self.is_superseded and isinstance(message, HANDSHAKE):
                 continue  # an answer on a connection that its successor has now
-            if peer == PARENT:
-                self._world.send(self.first_side, node_name(0), message, payload)
-            else:
-                self._world.send(self.name, peer, message, payload)
+            self._world.send(self.name, peer, message, payload)
 
     def _do(self, actions: list[Any]) -> None:
         for action in actions:
@@ -258,8 +261,9 @@ class Node(Process):
                     payload.leave_memory()  # type: ignore[attr-defined]
                 case node_actions.RecordAttempt() | node_actions.Discard():
                     self._disk_at_once(action)
-                case node_actions.GiveUp(text):
-                    self.given_up = text
+                case node_actions.GiveUp(text, code):
+                    self.is_left_out = code == "E510"
+                    self.given_up = "" if self.is_left_out else text
                     self.kill()
                     return
                 case node_actions.OpenStore(description):
@@ -292,7 +296,7 @@ class Node(Process):
         if isinstance(action, node_actions.Discard):
             self.disk.discard(action.attempt)
         else:
-            self.disk.record_attempt(action.attempt)
+            self.disk.record_attempt(action.attempt, action.epoch)
 
     @property
     def _owned(self) -> Disk:
@@ -420,12 +424,11 @@ class Node(Process):
         return self.core.prepared(action, self._owned.digests() if is_shared else b"")
 
     def _is_joint(self, action: node_actions.Decide) -> bool:
-        """I2: node 0 decides what all have prepared, the others what node 0 has decided."""
+        """I2, E2, E5: a node decides what all have prepared that count, or are to."""
         made = (action.version, action.attempt)
-        if self._number:
-            return self._disks[0].decided_attempt.get(action.version) == action.attempt
-        prepared = [disk.prepared for disk in self._disks]
-        return all(p is not None and (p.version, p.attempt) == made for p in prepared)
+        ready = sum(1 << disk.number for disk in self._disks if made in disk.was_prepared)
+        members = sum(1 << disk.number for disk in members_of(self._disks))
+        return not members & ~ready or not (self._world.proposed or members) & ~ready
 
     def _decide(self, action: node_actions.Decide) -> Any:
         disk = self._owned

@@ -30,7 +30,7 @@ import numpy as np
 
 from luwu.base.tree import ranks_of
 from luwu.nic.core import actions as nic
-from tests.simulate.disk import Disk
+from tests.simulate.disk import Disk, members_of
 from tests.simulate.job import POISONER, Job, initial, kept
 from tests.simulate.worker import Watch, Worker
 
@@ -112,7 +112,7 @@ class Oracles(Watch):
         self._pushed[step, worker.rank].add(worker.start)
 
     def step_decided(self, worker: Worker, told: nic.StepDecided) -> None:
-        decided = self._disks[0].version
+        decided = self._first_disk.version
         if self._is_of_before(told.step + 1):
             self.told = max(self.told, -1 if self._redoes else told.step)
             return
@@ -120,7 +120,7 @@ class Oracles(Watch):
             f"O1: {worker.name} was told that step {told.step} is decided, the state is at version "
             f"{decided}"
         )
-        made_by = self._disks[0].ledger[told.step + 1]
+        made_by = self._first_disk.ledger[told.step + 1]
         is_left_out = self._job.is_left_out(told.step) and bool(made_by & 1 << POISONER)
         assert told.applied != is_left_out, (
             f"O2: {worker.name} was told that step {told.step} was applied: {told.applied}"
@@ -131,7 +131,7 @@ class Oracles(Watch):
         attempt = worker.core.out.attempt
         if self._is_of_before(step - 1):
             return
-        decided = self._disks[0].decided_attempt.get(step, attempt)
+        decided = self._first_disk.decided_attempt.get(step, attempt)
         made = decided if decided <= attempt else attempt
         self._check("O6", f"{worker.name} in step {step}", step, made, weights)
 
@@ -141,7 +141,10 @@ class Oracles(Watch):
         """A disk has decided a version."""
         disk = self._disks[number]
         attempt = disk.decided_attempt[version]
-        if number == 0 and self._announced is not None and not self._redoes:
+        is_first = not any(
+            version in other.decided_attempt for other in self._disks if other is not disk
+        )
+        if is_first and self._announced is not None and not self._redoes:
             known = self._known_steps()
             is_same = self._attempts_before.get(version) == attempt  # it was prepared by then
             assert version > known or is_same, (
@@ -151,10 +154,12 @@ class Oracles(Watch):
             self._check_ledger(disk.ledger[version], version, attempt)
             self._check_whole(disk, version, attempt)
             self._check_kept(disk, version)
-        first = self._disks[0].decided_attempt.get(version, attempt)
-        assert attempt == first, f"I2: version {version} was decided under two attempts"
-        if number == 0:
-            for other in self._disks[1:]:  # node 0 decides what all have prepared
+        attempts = {each.decided_attempt.get(version, attempt) for each in self._disks}
+        assert attempts == {attempt}, f"I2: version {version} was decided under two attempts"
+        if is_first:
+            for other in self._disks:  # E2: what all have prepared that count, or are to
+                if (version, attempt) not in other.was_prepared:
+                    continue
                 weights = other.made_weights()
                 self._check("O2", f"node {other.number}, prepared", version, attempt, weights)
         self._check("O2", f"node {number}, decided", version, attempt, disk.decided_weights())
@@ -199,8 +204,12 @@ class Oracles(Watch):
         if self._announced is not None:
             return  # whether it goes on is looked at when it decides something
         disk = self._disks[number]
+        if disk.is_lost or disk not in members_of(self._disks):
+            return  # it counts no more
         found = -1 if disk.version is None else disk.version
-        promised = self.told + (number == 0)  # another may still have to follow node 0
+        if self._went_back and disk.prepared is not None:
+            found = disk.prepared.version  # it was copied while another had decided it already
+        promised = self.told + 1  # what is announced is decided at all
         assert self.told < 0 or found >= promised, (
             f"O1: node {number} opened version {found}; step {self.told} was told to be decided"
         )
@@ -220,7 +229,7 @@ class Oracles(Watch):
 
     def _is_of_before(self, version: int) -> bool:
         """Whether a worker speaks of a version that went with the state, and was not told yet."""
-        return self._announced is not None and version > (self._disks[0].version or 0)
+        return self._announced is not None and version > (self._first_disk.version or 0)
 
     def at_a_refusal(self) -> None:
         """Somebody refused to go on: rightly so?"""
@@ -229,14 +238,15 @@ class Oracles(Watch):
     def at_the_end(self) -> str:
         """The job is done: the ledger is complete, and the digest that of the plain loop."""
         job, weights = self._job, {}
-        for disk in self._disks:
+        members = members_of(self._disks)
+        for disk in members:
             where = f"node {disk.number}"
             assert disk.version == job.steps, f"O2: {where} is at version {disk.version}"
             assert set(disk.ledger) == set(range(job.steps + 1)), f"O3: {where}: {disk.ledger}"
-            assert disk.decided_attempt == self._disks[0].decided_attempt, f"I2: {where}"
+            assert disk.decided_attempt == members[0].decided_attempt, f"I2: {where}"
             weights |= disk.decided_weights()
         assert len(weights) == len(job.layout.chunks), "O2: pages are missing"
-        last = self._candidates(job.steps, self._disks[0].decided_attempt[job.steps])
+        last = self._candidates(job.steps, members[0].decided_attempt[job.steps])
         digests = {_digest(weights[c.index] for c in job.layout.chunks)}
         expected = {_digest(c.page(i.index)[0] for i in job.layout.chunks) for c in last}
         assert digests <= expected, f"O2: {digests} is none of {expected}"
@@ -259,6 +269,16 @@ class Oracles(Watch):
             )
             candidates = left
 
+    @property
+    def _first_disk(self) -> Disk:
+        """One that counts, and holds the state."""
+        return max(members_of(self._disks), key=lambda d: -1 if d.version is None else d.version)
+
+    def _decided_attempt(self, version: int) -> int:
+        """The attempt under which a version was decided, wherever it is by now."""
+        found = (disk.decided_attempt.get(version) for disk in self._disks)
+        return next(attempt for attempt in found if attempt is not None)
+
     def _candidates(self, version: int, attempt: int) -> list[Candidate]:
         """What may explain a version that was made under an attempt."""
         if version == 0:
@@ -274,7 +294,7 @@ class Oracles(Watch):
             self._chosen_from[key] = starts
             before = self._first
             if step:
-                before = self._candidates(step, self._disks[0].decided_attempt[step])
+                before = self._candidates(step, self._decided_attempt(step))
             self._made[key] += [
                 Candidate(self._job, each, step, chosen)
                 for each in before

@@ -34,6 +34,10 @@ EXTENTS_RATIO = 0.75
 """Share of histories with extents, of those that may have any: of all, about half."""
 CACHE_RATIO = 0.5
 """Share of histories whose switches cache weights, of those that have switches of their own."""
+LOSSES_RATIO = 0.7
+"""Share of histories in which a node is lost for good, of those whose pages have several owners."""
+NODE_PATIENCE_MS = 1500
+"""After so long the job goes on without it: no fault takes one away for longer, but its loss."""
 REPLICAS_RATIO = 0.5
 """Share of histories whose pages have several owners, of those that have several nodes."""
 FINISH_MS = 60_000
@@ -50,6 +54,8 @@ class Options:
     node_count: int = 1
     replicas: int = 1
     """Nodes that hold each page."""
+    loses: bool = False
+    """The job goes on without nodes that are lost, where others hold their pages."""
     steps: int = 5
     update: str = "streaming"
     backwards: int = 1
@@ -113,6 +119,7 @@ class Options:
                 push_window_bytes=60_000,
                 patience_ns=PATIENCE_MS * 1_000_000 if self.drops else None,
                 slots_are_awaited=not self.drops,
+                node_patience_ns=NODE_PATIENCE_MS * 1_000_000 if self.loses else None,
             ),
             node_limits=replace(
                 SMALL_NODE, sum_bytes_max=self.sum_bytes_max,
@@ -173,7 +180,7 @@ def make_history(seed: int, slot_count: int | None = None, *, own_switch: bool =
     options = _with_extents(Random(derive(seed, "extents")), options)  # as are these two
     options = _with_cache(Random(derive(seed, "cache")), options)
     options = _with_replicas(Random(derive(seed, "replicas")), options)
-    return History(seed, options, faults)
+    return History(seed, *_with_losses(Random(derive(seed, "losses")), options, faults))
 
 
 def _with_extents(random: Random, options: Options) -> Options:
@@ -197,6 +204,26 @@ def _with_replicas(random: Random, options: Options) -> Options:
     if options.node_count == 1 or random.random() >= REPLICAS_RATIO:
         return options
     return replace(options, replicas=random.randrange(2, options.node_count + 1))
+
+
+def _with_losses(
+    random: Random, options: Options, faults: tuple[Fault, ...]
+) -> tuple[Options, tuple[Fault, ...]]:
+    """A node is lost with its directory, in most histories whose pages have several owners."""
+    if options.replicas == 1 or random.random() >= LOSSES_RATIO:
+        return options, faults
+    if any(isinstance(fault, f.GoBack | f.Blackout | f.DiskFault) for fault in faults):
+        return options, faults  # more than one loss at a time
+    at_ms, number = _when(random), random.randrange(options.node_count)
+    if not any(isinstance(fault, f.Noise) for fault in faults):
+        at_ms //= CALM_IS_FASTER
+    # E6: of two nodes, one that is lost together with the switch must come back, be it empty.
+    comes_back = random.random() < 0.5 or options.node_count == 2
+    loss = f.LoseNode(
+        at_ms=at_ms, for_ms=_long(random), who=f"node {number}", comes_back=comes_back
+    )
+    found = tuple(sorted((*faults, loss), key=lambda fault: fault.at_ms))
+    return replace(options, loses=True), found
 
 
 def make_options(random: Random) -> Options:

@@ -25,11 +25,14 @@ def run(seed: int, *faults: Crash, **options: object) -> Simulation:
 def test_a_node_refuses_to_make_decided_steps_again(
     seed: int, node_count: int, stored: bool
 ) -> None:
-    """I2, O1. Goal: the switch was told of later steps, so the node ends, and names both steps.
-    Method: all nodes are killed and come back with a copy of the state that is some steps older."""
+    """I2, O1. Goal: the switch was told of later steps, so the node ends, and names both steps; of
+    several, the switch says it to them and to the workers at once. Method: all nodes are killed and
+    come back with a copy of the state that is some steps older."""
     simulation = run(seed, node_count=node_count, stored=stored)
     assert simulation.is_refused
     texts = [node.given_up for node in simulation.nodes if node.given_up]
+    if node_count > 1:
+        texts += [str(each.refused) for each in simulation.workers if each.refused_older]
     known = max(switch.core.step for switch in simulation.switches.values())
     found = simulation.disks[0].version
     assert any(

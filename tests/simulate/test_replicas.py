@@ -5,6 +5,7 @@ Every `Cluster.run` checks each node's pages against the plain loop, and that no
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from tests.simulate.chaos import ROUGH
 from tests.simulate.cluster import Cluster
-from tests.simulate.job import Job, make_layout
+from tests.simulate.job import SMALL_SWITCH, Job, make_layout
 from tests.simulate.seeds import seeds
 from tests.simulate.world import Faults
 
@@ -65,8 +66,9 @@ def test_a_node_is_killed(seed: int, number: int) -> None:
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_replica_that_differs_is_found(update: str, number: int) -> None:
-    """I2. Goal: a page that is written with one wrong bit is found before its step is decided; the
-    step before it stays. Method: node `number` flips a bit in its copy of one page of step 2."""
+    """I2, E7. Goal: a page that is written with one wrong bit is found before its step is decided;
+    the step is made again, and if it comes out as before, the job ends; the step before it stays.
+    Method: node `number` flips a bit in its copy of one page of step 2, each time."""
     job = Job(make_layout(node_count=2), replicas=2, update=update)
     cluster = Cluster(0, job, ORDERED)
     disk, write = cluster.disks[number], cluster.disks[number].write
@@ -79,8 +81,69 @@ def test_a_replica_that_differs_is_found(update: str, number: int) -> None:
         write(chunk, version, attempt, weights, momentum)
 
     disk.write = with_a_wrong_bit  # type: ignore[method-assign]
-    cluster.world.run(lambda: bool(cluster.nodes[0].given_up), limit_ns=600 * 10**9)
-    assert cluster.nodes[0].given_up.startswith(
-        "step 2: pages of stripe 1 differ between nodes 0 and 1"
-    )
+    cluster.world.run(lambda: bool(cluster.switch.ended), limit_ns=600 * 10**9)
+    assert cluster.switch.ended is not None
+    code, text = cluster.switch.ended
+    assert code == "E509"
+    assert text.startswith("step 2: pages of stripe 1 differ between nodes 0 and 1")
     assert [each.version for each in cluster.disks] == [2, 2]
+    assert cluster.switch.core.outbox.attempt == 2  # it was made twice
+
+
+def losing(nodes: int, replicas: int, seed: int) -> Job:
+    """A job that goes on without a node that is gone for 0.3 virtual seconds."""
+    return Job(
+        make_layout(node_count=nodes),
+        replicas=replicas,
+        update=UPDATES[seed % 2],
+        keeps=seed % 3 == 0,
+        switch_limits=replace(SMALL_SWITCH, node_patience_ns=300_000_000),
+    )
+
+
+@pytest.mark.parametrize("seed", seeds(10))
+@pytest.mark.parametrize("comes_back", [False, True])
+@pytest.mark.parametrize(("nodes", "replicas"), SHAPES)
+def test_a_node_is_lost_with_its_directory(
+    nodes: int, replicas: int, comes_back: bool, seed: int
+) -> None:
+    """I1, I3, E4, E5. Goal: the job goes on without it, and ends with the bits of a quiet run.
+    Method: kill a node at any time and delete what lies on its disk; another is started on an
+    empty one, or none."""
+    cluster = Cluster(seed, losing(nodes, replicas, seed), ROUGH if seed % 2 else ORDERED)
+    number = cluster.world.random.randrange(nodes)
+    at_ns = 10**8 + cluster.world.random.randrange(2 * 10**9 if seed % 2 else 2 * 10**8)
+
+    def lose() -> None:
+        if all(disk.version is not None for disk in cluster.disks):
+            cluster.lose_node(number, comes_back=comes_back)
+
+    cluster.world.at(at_ns, lose)
+    cluster.run()
+
+
+@pytest.mark.parametrize("seed", seeds(6))
+def test_two_of_three_go_on_without_a_node_and_their_switch(seed: int) -> None:
+    """E3, E6. Goal: a new switch that hears most of three nodes leads them."""
+    cluster = Cluster(seed, losing(3, 2, seed), ORDERED)
+
+    def lose() -> None:
+        cluster.lose_node(seed % 3)
+        cluster.restart_switch()
+
+    cluster.world.at(10**8 + seed * 10**7, lose)
+    cluster.run()
+
+
+def test_one_of_two_does_not_go_on_under_a_new_switch() -> None:
+    """E3, E6. Goal: the other may be led by the former switch, so the job waits for it."""
+    cluster = Cluster(0, losing(2, 2, 0), ORDERED)
+
+    def lose() -> None:
+        cluster.lose_node(1)
+        cluster.restart_switch()
+
+    cluster.world.at(10**8, lose)
+    cluster.world.run(lambda: cluster.world.now_ns > 20 * 10**9, limit_ns=30 * 10**9)
+    assert not any(worker.finished for worker in cluster.workers)
+    assert "optimizer nodes 0, 1" in cluster.switch.core.waits_for()

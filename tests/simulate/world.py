@@ -167,6 +167,8 @@ class World:
     def __init__(self, seed: int, faults: Faults) -> None:
         self.random = Random(seed)
         self.faults = faults
+        self.proposed = 0
+        """Bitmap of the nodes that a switch last asked to take an epoch over."""
         self.now_ns = 0
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._order = 0
@@ -187,6 +189,11 @@ class World:
         """Do something later."""
         self._order += 1
         heapq.heappush(self._queue, (self.now_ns + delay_ns, self._order, do))
+
+    def is_there(self, name: str) -> bool:
+        """True if a process of that name is alive."""
+        _, process = self._handlers.get(name, (None, None))
+        return process is not None and process.alive
 
     def soon(self, do: Callable[[], None]) -> None:
         """Do something after a random short time, as work in another thread would."""

@@ -17,8 +17,8 @@ OF_CHILDREN = {
     wire.Commit, wire.Keep, wire.Cancel, wire.Leave, wire.Present,
 }  # fmt: skip
 """A worker or a switch sends these, and no parent."""
-OF_NODES = {wire.Measured, wire.Prepared, wire.Resolved}
-"""Optimizer nodes send these to each other."""
+OF_NODES = {wire.Measured, wire.Prepared, wire.Resolved, wire.Standing, wire.Adopt}
+"""Several optimizer nodes, and the switch that leads them, send these."""
 OF_READERS = {*get_args(wire.ReaderRequest), *get_args(wire.ReaderAnswer)}
 OF_SWITCHES = {Verb.PRESENT}
 """Receipts of what a worker never sends."""

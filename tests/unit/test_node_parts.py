@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 
 from luwu.base.outstanding import RetryPolicy
+from luwu.protocol.counted_ranks import Change, CountedRanks
+from luwu.protocol.epoch import Epoch
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role
 from luwu.wire.squares import encode_squares
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as do
 from switch_emu.node.core import node as tables
+from switch_emu.node.core.alone import Alone
 from switch_emu.node.core.attachments import Attachments
 from switch_emu.node.core.first_weights import FirstWeights
-from switch_emu.node.core.following import Following
 from switch_emu.node.core.gathering import Gathering
 from switch_emu.node.core.joint import Joint
 from switch_emu.node.core.membership import Membership
-from switch_emu.node.core.presence import Presence
 from switch_emu.node.core.results import AbortRequest, Joined, Judgement
 from switch_emu.node.core.updates import Updates
 from tests.simulate.job import JOB
@@ -47,14 +48,20 @@ def gathering_of(parts: Parts) -> Gathering:
     )
 
 
+def alone_of(parts: Parts) -> Alone:
+    return Alone(parts.outbox, parts.shard, parts.state, parts.steps)
+
+
 def joint_of(parts: Parts) -> Joint:
-    return Joint(parts.outbox, parts.children, parts.shard, parts.state, parts.steps)
-
-
-def following_of(parts: Parts) -> Following:
-    return Following(
-        parts.outbox, parts.children, parts.shard, parts.state, parts.steps, RetryPolicy()
-    )
+    joint = Joint(
+        parts.outbox, parts.children, parts.shard, parts.state, parts.steps, do.NodeLimits(),
+        RetryPolicy(),
+    )  # fmt: skip
+    assert joint.opened(do.StoreFacts(
+        description=b"", generation=1, attempt=1, epoch=0, job=JOB, version=0,
+        recorded=Epoch(4, 0b11, 20),
+    )) is None  # fmt: skip
+    return joint
 
 
 # -------------------------------------------------------------------------- state and first weights
@@ -345,7 +352,7 @@ def test_a_child_waits_for_the_store_and_joins() -> None:
     """Goal: one OpenStore for a new job; then the child joins, and is welcomed by the core."""
     parts = Parts(version=None)
     parts.shard.description = None
-    members = Membership(parts.outbox, parts.children, parts.shard.node, parts.shard, parts.steps)
+    members = Membership(parts.outbox, parts.children, parts.shard, parts.steps)
     hello = parts.hello()
     parts.check(
         (members.admit, None, []),
@@ -357,7 +364,7 @@ def test_a_child_waits_for_the_store_and_joins() -> None:
         (members.admit, None, []),
         (lambda: members.hello(CHILD, hello, parts.description), None, []),
         (lambda: members.store_refused("no room"), None,
-         ["switch: Refuse text=no room is_older=False"]),
+         ["switch: Refuse text=no room is_older=False is_left_out=False"]),
     )  # fmt: skip
 
 
@@ -366,7 +373,7 @@ def test_a_child_that_knows_more_steps_ends_the_node_or_its_attempt(redoes: bool
     """I2. Goal: a state that lacks decided steps is never used silently."""
     parts = Parts()
     parts.children.redoes = redoes
-    members = Membership(parts.outbox, parts.children, parts.shard.node, parts.shard, parts.steps)
+    members = Membership(parts.outbox, parts.children, parts.shard, parts.steps)
     hello = parts.hello(step=3, attempt=4, generation=2)
     members.hello(CHILD, hello, parts.description)
     joined = members.admit()
@@ -383,20 +390,23 @@ def test_a_child_that_knows_more_steps_ends_the_node_or_its_attempt(redoes: bool
     assert (parts.outbox.generation, parts.outbox.attempt) == (3, 4)
 
 
-def test_presence_counts_the_ranks_of_the_next_attempt() -> None:
+def test_ranks_of_the_next_attempt() -> None:
     """Goal: an older report does not undo a later one; too few ranks are only noted."""
     parts = Parts()
-    presence = Presence(parts.outbox, parts.children, parts.steps, ranks_min=1)
-    lost, back = AbortRequest("ranks 1 are lost"), AbortRequest("ranks 1 are back")
+    counted = CountedRanks(parts.outbox, RANKS, ranks_min=1)
+
+    def reported(present: int, roll: tuple[int, int]) -> Change | None:
+        counted.report(present, roll)
+        return counted.change()
+
     parts.check(
-        (lambda: presence.report(0b11, (5, 1)), None, []),
-        (lambda: presence.report(0b01, (5, 2)), lost, []),
-        (lambda: presence.report(0b11, (5, 1)), None, []),
-        (presence.apply, None, []),
-        (lambda: (parts.children.members.active, parts.outbox.epoch), (0b01, 1), []),
-        (lambda: presence.report(0, (5, 3)), None,
+        (lambda: reported(0b11, (5, 1)), None, []),
+        (lambda: reported(0b01, (5, 2)), Change("ranks 1 are lost", 0b10), []),
+        (lambda: reported(0b11, (5, 1)), None, []),
+        (lambda: counted.wanted, 0b01, []),
+        (lambda: reported(0, (5, 3)), None,
          ["note node.too_few {'ranks': '', 'least': 1}"]),
-        (lambda: presence.report(0b11, (5, 4)), back, []),
+        (lambda: reported(0b11, (5, 4)), Change("ranks 1 are back", 0), []),
     )  # fmt: skip
 
 
@@ -404,148 +414,145 @@ def test_presence_counts_the_ranks_of_the_next_attempt() -> None:
 
 
 def test_a_single_node_judges_and_decides_by_itself() -> None:
-    """Goal: a ballot of one; a norm that is not finite skips the step under the next attempt."""
+    """Goal: a norm that is not finite skips the step under the next attempt."""
     parts = Parts()
-    joint = joint_of(parts)
+    alone = alone_of(parts)
     parts.steps.at(0)
     parts.state.prepared = do.PreparedVersion(1, 1, True, NORM, RANKS)
     parts.check(
-        (lambda: joint.measured(0, [SQUARES]), Judgement(True, NORM, 2), []),
-        (lambda: joint.measured(0, [None]), Judgement(False, math.inf, 2), []),
-        (lambda: joint.prepared(1, b""), None, ["Decide version=1 attempt=1"]),
-        (lambda: joint.was_decided(1), None, []),
+        (lambda: alone.measured(0, [SQUARES]), Judgement(True, NORM, 2), []),
+        (lambda: alone.measured(0, [None]), Judgement(False, math.inf, 2), []),
+        (lambda: alone.prepared(1, b""), None, ["Decide version=1 attempt=1"]),
     )
-
-
-def test_node_0_decides_when_all_nodes_are_prepared() -> None:
-    """I2. Goal: verdict and decision wait for the other node, which then receives Resolved."""
-    parts = Parts(count=2)
-    joint = joint_of(parts)
-    parts.steps.at(0)
-    hello = parts.hello(0b10, role=Role.NODE)
-    measured = parts.m(wire.Measured, role=Role.NODE)
-    prepared = parts.m(wire.Prepared, role=Role.NODE, version=1)
-    squares = encode_squares(SQUARES, 2.0)
-    parts.state.prepared = do.PreparedVersion(1, 1, True, 2.0, RANKS)
-    parts.check(
-        (lambda: joint.node_at("n1", 5), None, []),
-        (lambda: joint.hello("n1", hello, parts.description), Joined("n1", hello, False), []),
-        (lambda: joint.welcome_node("n1"), None,
-         ["n1: Welcome contributors=3 loaded=True push_window_bytes=0 began_with_skip=False "
-          "skipped_step=0 grad_norm=0.0 redoes=False"]),
-        (lambda: joint.node_at("n1", 5), 1, []),
-        (lambda: joint.measured(0, [SQUARES]), None, []),
-        (lambda: joint.node_measured("n1", 1, measured, squares), Judgement(True, 2.0, 2), []),
-        (lambda: joint.prepared(1, b""), None, []),
-        (lambda: joint.node_prepared("n1", 1, prepared), None, ["Decide version=1 attempt=1"]),
-        (parts.steps.close, None, []),
-        (lambda: joint.was_decided(1), None, ["n1: Resolved version=1"]),
-        (lambda: joint.node_prepared("n1", 1, prepared), None, ["n1: Resolved version=1"]),
-        (lambda: joint.has_left, False, []),
-        (lambda: joint.node_leaves("n1", 1, parts.m(wire.Leave, contributors=2)), None,
-         [f"n1: {RECEIVED}LEAVE contributors=0"]),
-        (lambda: joint.has_left, True, []),
-    )  # fmt: skip
 
 
 def test_an_abort_waits_for_the_decision_unless_what_came_in_is_lost() -> None:
-    """Goal: after the verdict an abort waits; if a node lost its gradients, only for the store."""
-    parts = Parts(count=2)
-    joint = joint_of(parts)
+    """Goal: after the verdict an abort waits; if what is attached is lost, only for the store."""
+    parts = Parts()
+    alone = alone_of(parts)
     parts.steps.at(0).verdict = parts.m(wire.Verdict, applied=True, grad_norm=1.0)
-    asked, lost = AbortRequest("asked"), AbortRequest("a node was started again", is_lost=True)
+    asked, lost = AbortRequest("asked"), AbortRequest("ranks 1 are lost", is_lost=True)
     parts.check(
-        (joint.waiting, None, []),
-        (lambda: joint.request_abort(asked), False, []),
-        (joint.waiting, asked, []),
-        (lambda: joint.request_abort(lost), True, []),
+        (alone.waiting, None, []),
+        (lambda: alone.request_abort(asked), False, []),
+        (alone.waiting, asked, []),
+        (lambda: alone.request_abort(lost), True, []),
     )
     parts.state.is_sealing = True
     parts.check(
-        (lambda: joint.request_abort(lost), False, []),
-        (lambda: joint.welcome_node("n1"), None, []),
-        (lambda: joint.prepared(1, b""), AbortRequest("a node was started again"), []),
-        (lambda: joint.was_aborted("x"), None,
-         ["n1: Welcome contributors=3 loaded=True push_window_bytes=0 began_with_skip=False "
-          "skipped_step=0 grad_norm=0.0 redoes=False"]),
-        (joint.waiting, None, []),
-    )  # fmt: skip
-
-
-def test_a_following_node_asks_and_follows() -> None:
-    """I2. Goal: it decides only what node 0 has decided, and takes an attempt over when the store
-    has time for it."""
-    parts = Parts(number=1, count=2)
-    following = following_of(parts)
-    parts.steps.at(0).is_stated = True
-    welcome = parts.m(
-        wire.Welcome, role=Role.NODE, attempt=2, contributors=RANKS, loaded=True,
-        push_window_bytes=0,
-    )  # fmt: skip
-    verdict = parts.m(wire.Verdict, role=Role.NODE, applied=True, grad_norm=2.0)
-    resolved = parts.m(wire.Resolved, role=Role.NODE, version=1)
-    hello, _ = following.opened(), parts.lines()
-    assert hello == []
-    parts.check(
-        (lambda: following.is_current(verdict), False, []),
-        (lambda: following.welcome(welcome), welcome, []),
-        (lambda: following.taken_over(welcome), None, []),
-        (lambda: following.is_current(verdict), True, []),
-        (lambda: following.measured(0, [SQUARES]), None,
-         [f"parent: Measured + {encode_squares(SQUARES, 2.0)!r}"]),
-        (lambda: following.verdict(verdict), Judgement(True, 2.0, 1), []),
-        (lambda: following.prepared(1, b""), None, ["parent: Prepared version=1"]),
-        (lambda: following.resolved(resolved), None, []),
-    )  # fmt: skip
-    parts.state.prepared = do.PreparedVersion(1, 1, True, 2.0, RANKS)
-    abort = parts.m(
-        wire.Abort, role=Role.NODE, attempt=3, step=1, contributors=RANKS, loaded=True, text="t"
+        (lambda: alone.request_abort(lost), False, []),
+        (lambda: alone.prepared(1, b""), AbortRequest("ranks 1 are lost"), []),
+        (alone.forget, None, []),
+        (alone.waiting, None, []),
     )
+
+
+def adopt_of(parts: Parts, **values: Any) -> wire.Adopt:
+    stamp = {"attempt": 2, "epoch": 5, "incarnation": 30}
+    fields = {"members": 0b01, "contributors": RANKS, "loaded": True, "text": "t"}
+    found: wire.Adopt = parts.m(wire.Adopt, **{**stamp, **fields, **values})
+    return found
+
+
+def test_one_of_several_follows_the_switch() -> None:
+    """I2, E2. Goal: it states what it has, and decides only when the switch says so."""
+    parts = Parts(number=1, count=2)
+    joint = joint_of(parts)
+    parts.steps.at(0).is_stated = True
+    adopt = adopt_of(parts)
+    verdict = parts.m(wire.Verdict, attempt=2, applied=True, grad_norm=2.0)
+    resolved = parts.m(wire.Resolved, attempt=2, version=1)
     parts.check(
-        (lambda: following.resolved(resolved), None, ["Decide version=1 attempt=1"]),
-        (lambda: following.abort(abort), None, []),
+        (lambda: joint.verdict(verdict), None, []),
+        (lambda: joint.adopt(adopt), adopt, []),
+        (lambda: joint.taken_over(adopt), Epoch(5, 0b01, 30), []),
+    )
+    parts.outbox.attempt = 2
+    parts.check(
+        (lambda: joint.measured(0, [SQUARES]), None,
+         [f"switch: Measured + {encode_squares(SQUARES, 2.0)!r}"]),
+        (lambda: joint.verdict(verdict), Judgement(True, 2.0, 2), []),
+        (lambda: joint.prepared(1, b"d" * 16), None,
+         [f"switch: Prepared version=1 + {b'd' * 16!r}"]),
+        (lambda: joint.resolved(resolved), None, []),
+    )  # fmt: skip
+    parts.state.prepared = do.PreparedVersion(1, 2, True, 2.0, RANKS)
+    parts.check((lambda: joint.resolved(resolved), None, ["Decide version=1 attempt=2"]))
+
+
+def test_an_attempt_waits_for_the_version_that_it_goes_on_from() -> None:
+    """E5. Goal: what is decided elsewhere is decided before the attempt is taken over."""
+    parts = Parts(number=1, count=2)
+    joint = joint_of(parts)
+    parts.state.prepared = do.PreparedVersion(1, 1, True, 2.0, RANKS)
+    adopt = adopt_of(parts, step=1)
+    parts.check(
+        (lambda: joint.adopt(adopt), None, ["Decide version=1 attempt=1"]),
         (parts.steps.close, None, []),
         (lambda: parts.state.was_decided().version, 1,
          ["switch: Decided applied=True grad_norm=2.0 step=0",
           "note node.step {'step': 0, 'applied': True, 'grad_norm': 2.0, 'ranks': '0-1'}"]),
-        (lambda: following.was_decided(1), None, []),
-        (following.waiting, abort, []),
+        (joint.waiting, adopt, []),
     )  # fmt: skip
 
 
-def test_a_following_node_gives_up_on_a_state_of_another_version() -> None:
+def test_a_state_of_another_version_is_given_up() -> None:
     parts = Parts(number=1, count=2)
-    following = following_of(parts)
-    abort = parts.m(
-        wire.Abort, role=Role.NODE, attempt=3, step=4, contributors=RANKS, loaded=True, text="t"
-    )
-    assert following.abort(abort) is None
+    joint = joint_of(parts)
+    assert joint.adopt(adopt_of(parts, step=4)) is None
     (line,) = parts.lines()
-    assert "node 0 is at version 4, that of node 1 at version 0" in line
+    assert "node 1 is at version 0, those of the others at version 4" in line
+
+
+def test_an_older_switch_is_refused_after_a_newer_one_was_answered() -> None:
+    """E3. Goal: also by a process that was started since, and the promise is durable before the
+    answer."""
+    parts = Parts(number=1, count=2)
+    joint = joint_of(parts)
+    older = parts.hello(RANKS, incarnation=19)
+    joint.hello("old", older, parts.shard.description_bytes)
+    assert any("a later start of the switch leads" in line for line in parts.lines())
+    newer = parts.hello(RANKS, incarnation=21)
+    joint.hello("new", newer, parts.shard.description_bytes)
+    recorded, standing = parts.lines()
+    assert recorded == "RecordAttempt attempt=1 epoch=4+3+21"
+    assert standing.startswith("new: Standing members=3 loaded=True")
+
+
+def test_a_node_that_is_refused_ends_with_the_code_of_the_reason() -> None:
+    parts = Parts(number=1, count=2)
+    joint = joint_of(parts)
+    for fields, code in (
+        ({}, "E500"),
+        ({"is_older": True}, "E508"),
+        ({"is_left_out": True}, "E510"),
+    ):
+        joint.refused(parts.m(wire.Refuse, text="why", **fields))
+        (line,) = parts.lines()
+        assert f"code={code}" in line
+        assert "optimizer node 1: why" in line
 
 
 # -------------------------------------------------------------------------- the tables
 
 NOT_FOR_NODES = {
     wire.Weights, wire.Content, wire.Agreed, wire.Confirmed, wire.Decided, wire.Opened, wire.Gone,
+    wire.Welcome, wire.Abort, wire.Received, wire.Rejoin, wire.Measured, wire.Prepared,
+    wire.Standing,
 }  # fmt: skip
-"""What only a node sends, to children and readers."""
+"""What only a node sends, to children, to a switch that leads it, and to readers."""
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_every_message_has_a_place(number: int) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_every_message_has_a_place(count: int) -> None:
     """Goal: no message is forgotten, and each entry is a documented method."""
-    core = NodeCore(job=JOB, incarnation=1, ranks=RANKS, node=do.NodeNumber(number=number, count=2))
-    first = [tables.FROM_NODES] if number == 0 else [tables.FROM_FIRST, tables.FROM_FIRST_CURRENT]
-    for table in (tables.FROM_ANYONE, tables.FROM_MEMBER, tables.FROM_CHILD, *first):
+    core = NodeCore(job=JOB, incarnation=1, ranks=RANKS, node=do.NodeNumber(count=count))
+    every = [tables.FROM_ANYONE, tables.FROM_MEMBER, tables.FROM_CHILD, tables.FROM_LEAD]
+    for table in every if count > 1 else every[:-1]:
         for path in table.values():
             method: Any = attrgetter(path)(core)
             assert callable(method)
             assert path.startswith("_") or method.__doc__
-    every = (
-        tables.FROM_ANYONE, tables.FROM_MEMBER, tables.FROM_CHILD, tables.FROM_NODES,
-        tables.FROM_FIRST, tables.FROM_FIRST_CURRENT,
-    )  # fmt: skip
     placed = {kind for table in every for kind in table}
     assert placed.isdisjoint(NOT_FOR_NODES)
     assert placed | NOT_FOR_NODES == set(wire.MESSAGE_TYPES)

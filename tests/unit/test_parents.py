@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from luwu.layout import Layout, Parameter, Unit
-from luwu.protocol.actions import PARENT, Drop, Send
+from luwu.protocol.actions import PARENT, Send
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role, Verb
 from switch_emu.switch.core import SwitchCore
@@ -26,79 +26,18 @@ def sent(kind: type[Any], attempt: int, step: int, **values: Any) -> Any:
     return kind(**blank | given)
 
 
-def welcome(attempt: int, step: int) -> Any:
-    return sent(wire.Welcome, attempt, step, loaded=True, push_window_bytes=9)
-
-
-def skip(attempt: int, step: int) -> Any:
-    return sent(wire.Verdict, attempt, step, applied=False)
-
-
-def decided(attempt: int, step: int) -> Any:
-    return sent(wire.Decided, attempt, step, applied=False)
-
-
-def abort(attempt: int, step: int) -> Any:
-    return sent(wire.Abort, attempt, step, loaded=True)
-
-
-def greeted() -> Parents:
-    """Two nodes have welcomed the switch, at attempt 1 and step 0."""
-    parents = Parents(2)
-    hello = sent(wire.Hello, 0, 0, role=Role.SWITCH, contributors=1)
-    parents.concerned(hello, b"")
-    assert parents.received(0, welcome(1, 0)) == []
-    assert len(parents.received(1, welcome(1, 0))) == 1
-    return parents
-
-
-def test_a_repeated_decision_brings_no_attempt_along() -> None:
-    """I6. Goal: the core learns of an abort that follows a skipped step, though a node answers a
-    late Commit of that step under the attempt of now. Method: the order of messages of a history in
-    which nobody went on: skip, abort at node 0, its Decided repeated, then the abort of all."""
-    parents = greeted()
-    assert parents.received(0, skip(2, 0)) == []
-    assert parents.received(1, skip(2, 0)) == [skip(2, 0)]
-    assert parents.received(0, abort(3, 1)) == []
-    assert parents.received(1, decided(2, 0)) == []
-    (received,) = parents.received(0, decided(3, 0))
-    assert isinstance(received, wire.Decided)
-    (received,) = parents.received(1, abort(3, 1))
-    assert isinstance(received, wire.Abort)
-    assert received.attempt == 3
-
-
-def test_a_decision_without_its_verdict_brings_the_attempt_of_the_skip() -> None:
-    """Goal: where the verdict was lost, the core takes the new attempt from the decision, and no
-    abort to the same attempt follows it."""
-    parents = greeted()
-    assert parents.received(0, decided(2, 0)) == []
-    (received,) = parents.received(1, decided(2, 0))
-    assert isinstance(received, wire.Decided)
-    assert parents.received(0, abort(2, 1)) == []
-    assert parents.received(1, abort(2, 1)) == []
-
-
-def routed(parents: Parents, *messages: wire.Message) -> list[str]:
-    return [line(each) for each in parents.routed([Send((PARENT,), m) for m in messages])]
+def to(parents: Parents, *messages: wire.Message) -> list[tuple[int, ...]]:
+    return [parents.concerned(m) for m in messages]
 
 
 def test_a_message_goes_to_those_it_concerns() -> None:
-    """Goal: which nodes a message goes to, by kind, and that other actions pass unchanged."""
+    """Goal: which nodes a message goes to, by kind."""
     parents = Parents(3)
-    assert parents.names == parent_names(3) == ("parent", "parent-1", "parent-2")
-    assert routed(
+    assert parents.names == parent_names(3) == ("parent-0", "parent-1", "parent-2")
+    assert to(
         parents, message(wire.Pull, index=1), message(wire.Push, index=5, last=True),
-        message(wire.Begin), message(wire.Cancel), message(wire.Present, roll=1),
-    ) == [
-        "parent-1: Pull index=1",
-        "parent-2: Push index=5 last=True",
-        "parent,parent-1,parent-2: Begin",
-        "parent: Cancel",
-        "parent: Present roll=1",
-    ]  # fmt: skip
-    others = [Send(("left",), message(wire.Begin)), Drop("payload")]
-    assert parents.routed(others) == others
+        message(wire.Begin), message(wire.Leave),
+    ) == [(1,), (2,), (0, 1, 2), (0, 1, 2)]  # fmt: skip
 
 
 def test_an_extent_goes_to_the_node_of_its_chunks() -> None:
@@ -117,8 +56,8 @@ def test_an_extent_goes_to_the_node_of_its_chunks() -> None:
     pulls = [message(wire.Pull, index=extent) for extent in range(4)]
     loads = [message(wire.Load, index=chunk) for chunk in (2, 3)]
     unknown = message(wire.Confirm, index=1 << 60)
-    to = [each.partition(":")[0] for each in routed(parents, *pulls, *loads, unknown)]
-    assert to == ["parent", "parent-1", "parent-1", "parent", "parent", "parent-1", "parent"]
+    found = to(parents, *pulls, *loads, unknown)
+    assert found == [(0,), (1,), (1,), (0,), (0,), (1,), (0,)]
 
 
 def test_the_owners_of_a_page_are_one() -> None:
@@ -132,10 +71,9 @@ def test_the_owners_of_a_page_are_one() -> None:
     parents = Parents(3, 2)
     parents.learn(layout)
     ups = [message(kind, index=2) for kind in (wire.Load, wire.Push, wire.Propose, wire.Confirm)]
-    assert {each.partition(":")[0] for each in routed(parents, *ups)} == {"parent-2,parent"}
+    assert set(to(parents, *ups)) == {(2, 0)}
     pulls = [message(wire.Pull, index=extent) for extent in range(0, 12, 3)]
-    to = [each.partition(":")[0] for each in routed(parents, *pulls)]
-    assert to == ["parent", "parent-1"] * 2
+    assert to(parents, *pulls) == [(0,), (1,)] * 2
     for verb in (Verb.PUSH, Verb.LOAD):
         data = sent(wire.Received, 1, 0, verb=verb, index=5, contributors=3)
         for number, received in ((2, []), (2, []), (0, [data]), (0, [])):
@@ -146,28 +84,26 @@ def test_the_owners_of_a_page_are_one() -> None:
 
 
 def test_answers_of_all_become_one() -> None:
-    """Goal: a receipt of Begin counts when all have sent it, once; a Rejoin of any at once."""
-    parents = greeted()
+    """Goal: a receipt of Begin counts when all have sent it, once."""
+    parents = Parents(2)
     begun = sent(wire.Received, 1, 0, verb=Verb.BEGIN)
     for number, received in ((0, []), (0, []), (1, [begun])):
         assert parents.received(number, begun) == received
-    rejoin = sent(wire.Rejoin, 1, 0)
-    assert parents.received(1, rejoin) == [rejoin]
     data = sent(wire.Received, 1, 0, verb=Verb.PUSH)
     assert parents.received(0, data) == [data]
 
 
-def test_a_node_that_stays_behind_is_greeted() -> None:
-    """Goal: a node that knows nothing of an attempt that another repeats is sent Hello, with that
-    attempt in it. Method: node 1 was started again, and was not asked for anything since."""
-    parents = greeted()
-    parents.received(0, abort(2, 0))
-    assert routed(parents) == []
-    assert parents.received(0, abort(2, 0)) == []  # repeated, and node 1 is where it was
-    (greeting,) = parents.routed([])
-    assert greeting.peers == ("parent-1",)
-    assert (greeting.message.attempt, greeting.payload) == (2, b"")
-    assert parents.routed([]) == []
+def test_nodes_that_do_not_count_own_nothing() -> None:
+    """E4. Goal: what they were sent is sent to the other owners, whose answers are enough."""
+    parents = Parents(3, 2)
+    begun = sent(wire.Received, 1, 0, verb=Verb.BEGIN)
+    parents.received(0, begun)
+    parents.count_only(0b101)
+    assert [parents.covers(each) for each in (0b101, 0b110, 0b100)] == [True, True, False]
+    ups = [message(wire.Push, index=chunk) for chunk in (0, 1, 2)]
+    assert to(parents, *ups, message(wire.Begin)) == [(0,), (2,), (2, 0), (0, 2)]
+    for number, received in ((0, []), (2, [begun])):
+        assert parents.received(number, begun) == received
 
 
 def test_one_parent_is_called_parent() -> None:
@@ -179,22 +115,26 @@ def test_one_parent_is_called_parent() -> None:
 
 def test_a_core_with_two_parents() -> None:
     """Goal: the wiring inside the core: Hello goes to both, children are welcomed when both have
-    welcomed the switch, a Pull goes to the owner of its extent, and readers are refused."""
+    taken an attempt over, a Pull goes to the owner of its extent, and readers are refused."""
     core = SwitchCore(job=1, incarnation=1, children=[LEFT], parents_count=2)
     description = replace(DESCRIPTION, layout=replace(DESCRIPTION.layout, node_count=2))
     greeting = hello(LEFT, description_hash=description.hash)
-    (up,) = core.received(5, "left", greeting, description.to_bytes())
-    assert isinstance(up, Send)
-    assert up.peers == ("parent", "parent-1")
+    up = core.received(5, "left", greeting, description.to_bytes())
+    names = ["parent-0", "parent-1"]
+    assert [line(each).partition(" ")[0] for each in up] == [f"{name}:" for name in names]
+    standing = message(wire.Standing, generation=1, loaded=True)
+    assert core.received(6, "parent-0", standing) == []
+    adopts = core.received(6, "parent-1", standing)
+    assert [type(each.message) for each in adopts if isinstance(each, Send)] == [wire.Adopt] * 2
     admitted = message(
-        wire.Welcome, generation=1, loaded=True, contributors=LEFT, push_window_bytes=9
+        wire.Welcome, generation=1, attempt=1, loaded=True, contributors=LEFT, push_window_bytes=9
     )
-    assert core.received(6, "parent", admitted) == []
+    assert core.received(6, "parent-0", admitted) == []
     assert not core.is_joined
     (down,) = core.received(7, "parent-1", admitted)
     assert line(down).startswith("left: Welcome")
-    (pull,) = core.received(8, "left", message(wire.Pull, index=1, generation=1))
-    assert line(pull) == "parent-1: Pull index=1"
+    pull = message(wire.Pull, index=1, generation=1, attempt=1)
+    assert [line(each) for each in core.received(8, "left", pull)] == ["parent-1: Pull index=1"]
     (gone,) = core.received(9, "reader", message(wire.Open, reader=3))
     assert line(gone).startswith("reader: Gone reader=3 text=a job with several optimizer nodes")
     assert [core.name_of(peer) for peer in ("parent-1", "left")] == ["parent-1", "ranks 0, 1"]

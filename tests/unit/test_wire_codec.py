@@ -29,6 +29,7 @@ from luwu.wire.kinds import PayloadRule, Role, Verb
 from luwu.wire.messages import (
     MESSAGE_TYPES,
     Abort,
+    Adopt,
     Agreed,
     Begin,
     Cancel,
@@ -57,6 +58,7 @@ from luwu.wire.messages import (
     Rejoin,
     Resolved,
     Shut,
+    Standing,
     Verdict,
     Weights,
     Welcome,
@@ -123,8 +125,8 @@ GOLDEN: list[tuple[Message, str]] = [
         "00 00 c3",
     ),
     (
-        Refuse(**_COMMON, text="no", is_older=True),
-        "9b 12 01 02 03 04 01 05 06 07 a2 6e 6f c3",
+        Refuse(**_COMMON, text="no", is_older=True, is_left_out=False),
+        "9c 12 01 02 03 04 01 05 06 07 a2 6e 6f c3 c2",
     ),
     (Rejoin(**_COMMON), "99 13 01 02 03 04 01 05 06 07"),
     (
@@ -176,6 +178,21 @@ GOLDEN: list[tuple[Message, str]] = [
     (Measured(**_COMMON), "99 1f 01 02 03 04 01 05 06 07"),
     (Prepared(**_COMMON, version=12), "9a 20 01 02 03 04 01 05 06 07 0c"),
     (Resolved(**_COMMON, version=12), "9a 21 01 02 03 04 01 05 06 07 0c"),
+    (
+        Standing(
+            **_COMMON,
+            members=6,
+            loaded=True,
+            is_prepared=True,
+            prepared_attempt=3,
+            redoes=False,
+        ),
+        "9e 23 01 02 03 04 01 05 06 07 06 c3 c3 03 c2",
+    ),
+    (
+        Adopt(**_COMMON, members=6, contributors=3, loaded=True, text="why"),
+        "9d 24 01 02 03 04 01 05 06 07 06 c4 01 03 c3 a3 77 68 79",
+    ),
 ]
 EXAMPLES = {type(message): message for message, _ in GOLDEN}
 

@@ -8,7 +8,6 @@ shard.py            the chunks that this node owns, from the job's description
 state.py            the decided version, the one that is prepared, and the attempt, on disk
 first_weights.py    the initial weights, until version 0 is decided
 membership.py       the child joins and leaves
-presence.py         ranks that are lost or back: others count in the next attempt
 
 steps.py, step.py   the undecided steps; sums.py what has come in for one of them
 budget.py           bytes of gradients in RAM; what is over is spilled, or waits
@@ -17,8 +16,8 @@ updates.py          pages that are being updated
 attachments.py      what ranks attach to a step
 serving.py          weights that are pulled
 
-joint.py            node 0: two-phase commit of one node or many; ballot.py what they stated
-following.py        the other nodes: what they ask of node 0
+alone.py            a single node: it decides by itself
+joint.py            one of several nodes, which their switch leads
 readers.py          readers of a decided version, while training goes on
 
 with_switch.py      a node and its own switch (`--no-switch`), and what passes between them

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from luwu.protocol.actions import Drop, Note, Payload, Send
 from luwu.protocol.contribution import Contribution
+from luwu.protocol.epoch import NO_EPOCH, Epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +42,17 @@ class NodeLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeNumber:
-    """Which of how many optimizer nodes this is; node 0 speaks for all where they must agree."""
+    """Which of how many optimizer nodes this is."""
 
     number: int = 0
     count: int = 1
     replicas: int = 1
     """Nodes that hold each page."""
+
+    @property
+    def is_alone(self) -> bool:
+        """The job has one node, which decides by itself; several are led by their switch."""
+        return self.count == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,8 @@ class StoreFacts:
     description: bytes
     generation: int
     attempt: int
-    """Attempt of the job; at node 0 already raised durably for this opening, else as recorded."""
+    """Attempt of the job; at a single node already raised durably for this opening, else as
+    recorded."""
     epoch: int
     job: int
     version: int | None
@@ -78,7 +85,11 @@ class StoreFacts:
     grad_norm: float = 0.0
     """Gradient norm of the last decided step."""
     prepared: PreparedVersion | None = None
-    """A version that is not decided here; whether it is, node 0 knows."""
+    """A version that is not decided here; whether it is, all nodes together know."""
+    prepared_digests: bytes = b""
+    """Of its stripes, where other nodes hold them too."""
+    recorded: Epoch = NO_EPOCH
+    """The epoch of the nodes, where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +123,11 @@ class KeepPiece:
 
 @dataclass(frozen=True, slots=True)
 class RecordAttempt:
-    """Make the attempt durable before anything is sent under it."""
+    """Make the attempt, and the epoch of the nodes, durable before anything is sent under them."""
 
     attempt: int
+    epoch: Epoch | None = None
+    """None: as it is recorded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.description import differences
 from luwu.wire.kinds import Verb
-from switch_emu.node.core.actions import GiveUp, NodeNumber, OpenStore
+from switch_emu.node.core.actions import GiveUp, OpenStore
 from switch_emu.node.core.results import AbortRequest, Joined
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.steps import Steps
@@ -35,13 +35,11 @@ _NOT_BELIEVED = (
 class Membership:
     """The child, from its Hello to its Leave."""
 
-    def __init__(
-        self, outbox: Outbox, children: Children, node: NodeNumber, shard: Shard, steps: Steps
-    ) -> None:
+    def __init__(self, outbox: Outbox, children: Children, shard: Shard, steps: Steps) -> None:
         self._outbox, self._children = outbox, children
-        self._node, self._shard, self._steps = node, shard, steps
+        self._shard, self._steps = shard, steps
         self._waiting: tuple[str, wire.Hello, bytes] | None = None
-        """A child that waits for the store to be opened, and for node 0 to know us."""
+        """A child that waits for the store to be opened."""
         self._has_joined = False
         """Before that, no child can know of this opening of the store."""
         self._redone_to = 0
@@ -103,7 +101,7 @@ class Membership:
         )  # fmt: skip
         self._has_joined = True
         text = ""
-        if (is_older or is_later) and self._node.number == 0:
+        if is_older or is_later:
             text = self._go_beyond(hello, is_older=is_older)
         return Joined(peer, hello, is_restarted, text)
 

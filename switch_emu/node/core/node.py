@@ -20,8 +20,8 @@ An abort raises `attempt`, which is durable and never resets; whatever was compu
 one is stale. Between verdict(t) and decided(t) an abort waits: step t is as good as decided. A step
 whose sums are not finite is skipped: nothing of it stays, and a new attempt voids what streamed.
 
-Where there are several nodes, each owns some chunks, and `joint.py` takes verdict and decision for
-all; a single node is all of them.
+A single node decides by itself (`alone.py`). Several are led by their switch (`joint.py`): it sends
+the verdict once all have measured, and says when a version that all have prepared is decided.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from typing import Any, Final
 
 from luwu.aggregate import Aggregator
 from luwu.base.outstanding import RetryPolicy
-from luwu.protocol.actions import PARENT, Payload
+from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children
+from luwu.protocol.counted_ranks import CountedRanks
 from luwu.protocol.members import ranks_text
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role, Verb
 from switch_emu.node.core import actions as do
 from switch_emu.node.core.actions import Action
+from switch_emu.node.core.alone import Alone
 from switch_emu.node.core.attachments import Attachments
 from switch_emu.node.core.budget import GradientBudget
 from switch_emu.node.core.first_weights import FirstWeights
-from switch_emu.node.core.following import Announced, Following
 from switch_emu.node.core.gathering import Gathering
 from switch_emu.node.core.joint import Joint
 from switch_emu.node.core.membership import Membership
-from switch_emu.node.core.presence import Presence
 from switch_emu.node.core.readers import Readers
-from switch_emu.node.core.results import AbortRequest, Joined, Judgement, Result
+from switch_emu.node.core.results import AbortRequest, Judgement, Result
 from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.state import State
@@ -83,26 +83,13 @@ FROM_CHILD: Final[Table] = {
     wire.Leave: "membership.leave",
 }
 """From a child that has joined, in the attempt that counts."""
-FROM_NODES: Final[Table] = {
-    wire.Measured: "joint.node_measured",
-    wire.Prepared: "joint.node_prepared",
-    wire.Cancel: "joint.node_cancels",
-    wire.Leave: "joint.node_leaves",
-}
-"""At node 0, from another node that has joined, in the attempt that counts."""
-FROM_FIRST: Final[Table] = {
-    wire.Refuse: "joint.refuse",
-    wire.Rejoin: "joint.rejoin",
-    wire.Welcome: "_welcome",
-}
-"""At another node, from node 0: its answers to Hello."""
-FROM_FIRST_CURRENT: Final[Table] = {
-    wire.Abort: "joint.abort",
+FROM_LEAD: Final[Table] = {
+    wire.Adopt: "joint.adopt",
     wire.Verdict: "joint.verdict",
     wire.Resolved: "joint.resolved",
-    wire.Received: "joint.received",
+    wire.Refuse: "joint.refused",
 }
-"""At another node, from node 0, of this opening of its store and of no older attempt."""
+"""At one of several nodes: from the switch that leads them, in whatever attempt."""
 
 
 class NodeCore:
@@ -136,24 +123,22 @@ class NodeCore:
         )
         self.attachments = Attachments(outbox, children, steps)
         self.updates = Updates(outbox, shard, steps, budget, serving, limits.updates_max)
-        self.membership = Membership(outbox, children, node, shard, steps)
-        self.joint: Joint | Following
-        if node.number == 0:
-            ranks_min = limits.ranks_min
-            self.joint = Joint(outbox, children, shard, state, steps)
+        self.membership = Membership(outbox, children, shard, steps)
+        ranks_min = limits.ranks_min if node.is_alone else None
+        self.joint: Alone | Joint
+        if node.is_alone:
+            self.joint = Alone(outbox, shard, state, steps)
         else:
-            ranks_min = None
-            self.joint = Following(outbox, children, shard, state, steps, retry or RetryPolicy())
-        self.presence = Presence(outbox, children, steps, ranks_min)
+            retry = retry or RetryPolicy()
+            self.joint = Joint(outbox, children, shard, state, steps, limits, retry)
+        self.counted = CountedRanks(outbox, ranks, ranks_min)
         self.readers = Readers(outbox)
         self._with_attempt = (steps, state, self.first_weights, self.joint, serving)
         """Parts with something of an attempt, in the order in which they forget it."""
         self._from_anyone = self._bound(FROM_ANYONE)
         self._from_member = self._bound(FROM_MEMBER)
         self._from_child = self._bound(FROM_CHILD)
-        self._from_nodes = self._bound(FROM_NODES if node.number == 0 else {})
-        self._from_first = self._bound(FROM_FIRST if node.number else {})
-        self._from_first_current = self._bound(FROM_FIRST_CURRENT if node.number else {})
+        self._from_lead = self._bound({} if node.is_alone else FROM_LEAD)
 
     def _bound(self, table: Table) -> dict[type[wire.Message], Callable[..., Any]]:
         return {kind: attrgetter(path)(self) for kind, path in table.items()}
@@ -167,22 +152,21 @@ class NodeCore:
         """A message came. Data payloads are opaque, those of control messages are bytes."""
         m, kind, out = message, type(message), self.out
         out.now_ns = now_ns
-        if peer == PARENT:
-            self._node_0_sends(m)
-        elif m.role is Role.NODE and self._node.count > 1 and not m.IS_DATA:
-            self._node_sends(peer, m, payload)
-        elif kind in self._from_anyone:
+        if kind in self._from_anyone:
             self._from_anyone[kind](peer, m, payload)
         elif self.children.members.of(peer, m.incarnation) is None:
             out.ignore(m, payload)
             out.send(peer, out.stamped(wire.Rejoin))
+        elif kind in self._from_lead:
+            self._act_on(self._from_lead[kind](m))
         elif kind in self._from_member:
             self._from_member[kind](peer, m)
-        elif m.attempt > out.attempt:
+        elif m.attempt > out.attempt or not self.joint.is_enlisted:
             out.ignore(m, payload)  # it cannot be known before this node knows it
         elif m.attempt < out.attempt or m.generation != out.generation:
             out.ignore(m, payload)
-            self.children.answer_stale(peer, m)
+            if self._node.is_alone:
+                self.children.answer_stale(peer, m)
         elif kind in self._from_child:
             self._act_on(self._from_child[kind](peer, m, payload, payload_bytes))
         else:
@@ -205,16 +189,19 @@ class NodeCore:
             self._judge(step, found)
             self.joint.was_judged()
             self._advance()
-        elif isinstance(found, wire.Welcome | wire.Abort):
+        elif isinstance(found, wire.Adopt):
             self._take_over(found)
 
     def _hello(self, peer: str, m: wire.Hello, description: bytes) -> None:
+        if isinstance(self.joint, Joint):
+            self.joint.hello(peer, m, description)
+            return
         self.membership.hello(peer, m, description)
         self._admit()
 
     def _admit(self) -> None:
-        """Let a child join that waits for the store, or for node 0 to know us."""
-        if self.shard.description is None or not self.joint.is_enlisted:
+        """Let a child join that waits for the store."""
+        if self.shard.description is None:
             return
         joined = self.membership.admit()
         if joined is None:
@@ -226,76 +213,27 @@ class NodeCore:
             self._request_abort(AbortRequest("the switch was started again"))
         peer, hello = joined.peer, joined.hello
         self.out.send(peer, self.children.welcome(self._limits.push_window_bytes))
-        self._act_on(self.presence.report(hello.present, (hello.incarnation, hello.roll)))
+        self._count_ranks(hello.present, (hello.incarnation, hello.roll))
 
     def _present(self, peer: str, m: wire.Present) -> None:
         self.out.send(peer, self.out.receipt(m, Verb.PRESENT, m.contributors))
-        self._act_on(self.presence.report(m.contributors, (m.incarnation, m.roll)))
+        self._count_ranks(m.contributors, (m.incarnation, m.roll))
 
     def _reader(self, peer: str, m: wire.ReaderRequest, payload: object) -> None:
         self.readers.received(self.out.now_ns, peer, m, loaded=self.children.loaded)
-
-    # ---------------------------------------------------------------------- several nodes
-
-    def _node_sends(self, peer: str, m: wire.Message, payload: bytes | None) -> None:
-        """Another node asks this one, which should be node 0."""
-        out = self.out
-        node = self.joint.node_at(peer, m.incarnation)
-        if isinstance(m, wire.Hello):
-            self._welcome_node(self.joint.hello(peer, m, payload or b""))
-        elif node is None:
-            out.send(peer, out.stamped(wire.Rejoin))
-        elif m.attempt != out.attempt or m.generation != out.generation:
-            self.children.answer_stale(peer, m)
-        elif type(m) in self._from_nodes:
-            self._act_on(self._from_nodes[type(m)](peer, node, m, payload))
-
-    def _welcome_node(self, joined: Joined | None) -> None:
-        if joined is None:
-            return
-        joint = self.joint
-        assert isinstance(joint, Joint)
-        if joined.is_restarted:
-            node = joined.hello.contributors.bit_length() - 1
-            text = f"optimizer node {node} was started again"
-            self._request_abort(AbortRequest(text, is_lost=True))
-        joint.welcome_node(joined.peer)
-
-    def _node_0_sends(self, m: wire.Message) -> None:
-        joint, kind = self.joint, type(m)
-        if kind in self._from_first:
-            self._act_on(self._from_first[kind](m))
-        elif isinstance(joint, Following) and joint.is_current(m):
-            handler = self._from_first_current.get(kind)
-            if handler is not None:
-                self._act_on(handler(m))
-
-    def _welcome(self, m: wire.Welcome) -> None:
-        """Node 0 knows us, and announces what counts; perhaps with a verdict that we missed."""
-        joint = self.joint
-        assert isinstance(joint, Following)
-        skip = joint.missed_verdict(m)
-        if skip is not None:
-            self._act_on(joint.verdict(skip))
-        self._act_on(joint.welcome(m))
-
-    def reconnected(self, now_ns: int) -> list[Action]:
-        """The connection to node 0, or to its successor, is back."""
-        self.out.now_ns = now_ns
-        self.joint.reconnected()
-        return self.out.take()
 
     # ---------------------------------------------------------------------- what was done
 
     def store_opened(self, facts: do.StoreFacts) -> list[Action]:
         """The store is open: at the start, or because `OpenStore` asked for it."""
         if facts.job == self.out.job and facts.version is not None:
-            self.presence.run_goes_on()
+            self.counted.run_goes_on()
         self.shard.open(facts.description)
         self.state.opened(facts)
-        self._admit()
-        for joined in self.joint.opened():
-            self._welcome_node(joined)
+        if isinstance(self.joint, Joint):
+            self._act_on(self.joint.opened(facts))
+        else:
+            self._admit()
         return self.out.take()
 
     def store_refused(self, text: str) -> list[Action]:
@@ -368,11 +306,9 @@ class NodeCore:
         """The step is decided: announce it and go on with the next."""
         if self.children.loaded:
             self.steps.close()
-        version = self.state.was_decided()
-        self.joint.was_decided(version.version)
+        self.state.was_decided()
         self._open_attempt(self.joint.waiting())
-        self._act_on(self.presence.change())
-        self._leave_if_done()
+        self._recount()
         self.serving.was_decided()
         self._advance()
         return self.out.take()
@@ -424,7 +360,6 @@ class NodeCore:
         ):
             state.discard()
             self.first_weights.start()
-        self._leave_if_done()
         if step is None or step.preparing:
             return
         self._start_updates(step)
@@ -453,8 +388,8 @@ class NodeCore:
             self.state.raise_attempt(found.attempt)
         verdict = out.stamped(wire.Verdict, step=step.number, applied=found.applied, grad_norm=norm)
         step.verdict = outcomes.verdict = verdict
-        self.children.send_all(verdict)
-        self.joint.announce(verdict)
+        if self._node.is_alone:
+            self.children.send_all(verdict)
         out.note("node.verdict", level="DEBUG", step=step.number, applied=found.applied)
         if not found.applied:
             outcomes.skip = verdict
@@ -469,10 +404,6 @@ class NodeCore:
         if not self.state.must_discard:
             self.updates.start(step)
 
-    def _leave_if_done(self) -> None:
-        if self.joint.may_leave and self._is_done:
-            self.joint.leave()
-
     # ---------------------------------------------------------------------- attempts
 
     def _request_abort(self, request: AbortRequest) -> None:
@@ -483,7 +414,18 @@ class NodeCore:
             self._abort(request.text)
             self._advance()
 
-    def _open_attempt(self, found: AbortRequest | Announced | None) -> None:
+    def _count_ranks(self, present: int, roll: tuple[int, int]) -> None:
+        self.counted.report(present, roll)
+        self._recount()
+
+    def _recount(self) -> None:
+        """Other ranks count from the next attempt on, if others are present now."""
+        change = self.counted.change() if self.children.loaded else None
+        if change is not None:
+            is_lost = self.steps.lacks_pieces_of(change.lost)
+            self._request_abort(AbortRequest(change.text, is_lost))
+
+    def _open_attempt(self, found: AbortRequest | wire.Adopt | None) -> None:
         """The store has time for what had to wait."""
         if isinstance(found, AbortRequest):
             self._abort(found.text)
@@ -491,34 +433,31 @@ class NodeCore:
             self._take_over(found)
 
     def _abort(self, text: str) -> None:
-        """At node 0: give the attempt up, and open the next."""
-        joint = self.joint
-        assert isinstance(joint, Joint)
-        self.presence.apply()
+        """At a single node: give the attempt up, and open the next."""
+        members = self.children.members
+        if members.active != self.counted.wanted:
+            members.active = self.counted.wanted
+            self.out.epoch += 1
         self.state.raise_attempt(self.out.attempt + 1)
         self._forget(text)
-        joint.was_aborted(text)
+        self.children.send_all(self.children.abort(text))
 
-    def _take_over(self, m: Announced) -> None:
-        """At another node: the attempt that node 0 announced counts."""
+    def _take_over(self, m: wire.Adopt) -> None:
+        """At one of several: an attempt that the switch announced counts."""
         joint = self.joint
-        assert isinstance(joint, Following)
-        joint.taken_over(m)
+        assert isinstance(joint, Joint)
         self.children.members.active = m.contributors
-        self.state.raise_attempt(m.attempt)
-        text = "the optimizer nodes begin a new attempt"
-        self._forget(m.text if isinstance(m, wire.Abort) else text)
-        self._admit()
-        self._leave_if_done()
+        self.state.raise_attempt(m.attempt, joint.taken_over(m))
+        self._forget(m.text)
+        joint.was_taken_over()
         self._advance()
 
     def _forget(self, text: str) -> None:
-        """A new attempt: forget all that came in under the older one, and announce it."""
+        """A new attempt: forget all that came in under the older one."""
         for part in self._with_attempt:
             part.forget()
         step, attempt = self.out.step, self.out.attempt
         self.out.note("node.abort", level="WARNING", step=step, attempt=attempt, text=text)
-        self.children.send_all(self.children.abort(text))
 
     # ---------------------------------------------------------------------- questions
 
@@ -543,17 +482,8 @@ class NodeCore:
         return self.gathering.overflow_count
 
     @property
-    def node_peers(self) -> tuple[str, ...]:
-        """At node 0: connections of the other nodes."""
-        return self.joint.peers
-
-    @property
     def finished(self) -> bool:
-        """The child has left and nothing is under way; so is it at all nodes."""
-        return self.joint.has_left and self._is_done
-
-    @property
-    def _is_done(self) -> bool:
+        """The child has left and nothing is under way."""
         if not self.children.members.all_left:
             return False
         return not (
@@ -561,9 +491,8 @@ class NodeCore:
         )
 
     def is_member(self, peer: str) -> bool:
-        """True if a connection is that of a child that has joined, or of another node."""
-        is_node = peer == PARENT or peer in self.joint.peers
-        return is_node or self.children.members.member_at(peer) is not None
+        """True if a connection is that of a child that has joined."""
+        return self.children.members.member_at(peer) is not None
 
     def name_of(self, peer: str) -> str:
         """The name of a connection, as text."""

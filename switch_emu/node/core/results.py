@@ -4,7 +4,7 @@ None                    nothing more to do
 True                    something new is known: see what has become possible
 AbortRequest            the attempt is to be given up
 Judgement               the open step comes out like this
-wire.Welcome or Abort   at a following node: take over the attempt that node 0 announced
+wire.Adopt              at one of several nodes: take over the attempt that the switch announced
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Judgement(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A child, or another node, that has joined."""
+    """A child that has joined."""
 
     peer: str
     hello: wire.Hello
@@ -43,4 +43,4 @@ class Joined(NamedTuple):
     go beyond it."""
 
 
-Result = AbortRequest | Judgement | wire.Welcome | wire.Abort | bool | None
+Result = AbortRequest | Judgement | wire.Adopt | bool | None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from luwu.base.tree import ranges_text, ranks_of
 from luwu.protocol.children import Children
+from luwu.protocol.epoch import Epoch
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from switch_emu.node.core.actions import (
@@ -87,11 +88,14 @@ class State:
             self._announce_decided(version)
         return version
 
-    def raise_attempt(self, attempt: int) -> None:
-        """Make a new attempt the one that counts; what was written under the older is void."""
+    def raise_attempt(self, attempt: int, epoch: Epoch | None = None) -> None:
+        """Make a new attempt the one that counts; what was written under the older is void.
+
+        `epoch`: of several nodes, if it is another.
+        """
         self._outbox.attempt = attempt
         self.must_discard = True
-        self._outbox.actions.append(RecordAttempt(attempt))
+        self._outbox.actions.append(RecordAttempt(attempt, epoch))
 
     def discard(self) -> None:
         """Forget all pages of older attempts: nothing of them is under way."""

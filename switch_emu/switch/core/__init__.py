@@ -6,7 +6,9 @@
     membership.py        joining, leaving, which children count in an attempt
     presence.py          which ranks are present, where a job goes on without lost ones
     attempts.py          the request to give an attempt up
-    parents.py           several optimizer nodes as one parent
+    parents.py           several optimizer nodes: which messages concern which of them
+    lead.py              E1 to E7: attempts, verdicts and decisions of several nodes; who counts
+    ballot.py            what they state of a version
     reader_routes.py     requests of readers, up and back
 
     aggregation.py       pushes in slots: contributions meet, one sum goes up

@@ -67,6 +67,11 @@ class SwitchLimits:
     slots_are_awaited: bool = False
     """A child that is ahead of all others waits for a slot, and goes up raw where it cannot. Not
     where late children are left out: who is late shows when the others commit."""
+    node_patience_ns: int | None = None
+    """How long one of several optimizer nodes may be gone before the job goes on without it, where
+    others hold its pages; None: it is waited for."""
+    ranks_min: int | None = None
+    """With several optimizer nodes: `NodeLimits.ranks_min` of the job."""
     only_forwards: bool = False
     """Nothing is summed here and no copy shared, as where a parameter server does it all."""
 

@@ -48,6 +48,7 @@ from switch_emu.switch.core.attachments import Attachments
 from switch_emu.switch.core.attempts import Attempts
 from switch_emu.switch.core.begin_commit import BeginCommit
 from switch_emu.switch.core.initial_weights import InitialWeights
+from switch_emu.switch.core.lead import Lead
 from switch_emu.switch.core.membership import Membership
 from switch_emu.switch.core.parents import Parents
 from switch_emu.switch.core.pool import Pool
@@ -119,8 +120,8 @@ RECEIPTS: Final[Mapping[Verb, str]] = {
 class SwitchCore:
     """See the module. `children` are bitmaps of the ranks each child stands for.
 
-    `parents_count`: more than one where several optimizer nodes are the parent; `replicas` of them
-    hold each page.
+    `parents_count`: more than one where several optimizer nodes are the parent, which `lead.py`
+    leads; `replicas` of them hold each page.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class SwitchCore:
         self.children = Children(out, children, limits.extent_chunks)
         self.uplink = up = Uplink(out.actions, retry or RetryPolicy())
         self.parents = Parents(parents_count, replicas)
+        self.lead = Lead(out, self.children, self.parents, limits, retry or RetryPolicy())
         self.readers = ReaderRoutes(out)
         self.attempts = Attempts(out, self.children, up)
         self.membership = Membership(out, self.children, up, self.attempts, limits)
@@ -176,9 +178,9 @@ class SwitchCore:
             self.outbox.now_ns = now_ns
             self._from_parent(message, payload, payload_bytes)
             return self._take()
+        self.outbox.now_ns = now_ns
         number = self.parents.names.index(peer)
-        for each in self.parents.received(number, message):
-            self.outbox.now_ns = now_ns  # where nothing is received, ticks stay due as they were
+        for each in self.lead.received(number, message, payload):
             data, nbytes = (payload, payload_bytes) if each is message else (None, 0)
             self._from_parent(each, data, nbytes)
         return self._take()
@@ -200,14 +202,18 @@ class SwitchCore:
     def reconnected(self, now_ns: int, parents: Sequence[int] = (0,)) -> list[Action]:
         """The connections to these parents, by number, or to their successors, are back."""
         self.outbox.now_ns = now_ns
-        for number in parents:
-            self.parents.reconnected(number)
+        for number in () if self.parents.is_one else parents:
+            self.lead.reconnected(number)
         self.membership.reconnected()
         return self._take()
 
     def lost(self, now_ns: int, peer: str) -> list[Action]:
-        """The connection to a child, or of readers, has ended."""
+        """The connection to a child, to one of several parents, or of readers, has ended."""
         self.outbox.now_ns = now_ns
+        if peer in self.parents.names:
+            if not self.parents.is_one:
+                self.lead.lost(self.parents.names.index(peer))
+            return self._take()
         self.readers.lost(peer)
         self.membership.lost(peer)
         return self._take()
@@ -220,19 +226,33 @@ class SwitchCore:
         self.membership.tick()
         self.uplink.tick(now_ns)
         self.weights_down.tick()
+        if not self.parents.is_one:
+            self.lead.tick()
+            self._receive(self.lead.take_inbound())
         return self._take()
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do; None while nothing waits."""
         due = (
             self.uplink.next_tick_ns(), self.membership.next_ns(), self.begin_commit.late_ns(),
-            self.weights_down.next_ns(),
+            self.weights_down.next_ns(), self.lead.next_tick_ns(),
         )  # fmt: skip
         return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
     def _take(self) -> list[Action]:
         actions = self.outbox.take()
-        return actions if self.parents.is_one else self.parents.routed(actions)
+        if self.parents.is_one:
+            return actions
+        found: list[Action] = []
+        while actions:
+            found += self.lead.routed(actions)
+            self._receive(self.lead.take_inbound())
+            actions = self.outbox.take()
+        return found
+
+    def _receive(self, messages: Sequence[wire.Message]) -> None:
+        for each in messages:
+            self._from_parent(each, None, 0)
 
     # ---------------------------------------------------------------------- messages to methods
 
@@ -323,6 +343,7 @@ class SwitchCore:
             self.pool.learn(job)
             self.weights_down.cache.learn(job)
             self.parents.learn(job.layout)
+            self.lead.learn(job)
         skip = m.skip(self.outbox.attempt, self.outbox.generation)
         if skip is not None and self.membership.joined:
             self._judged(skip)
@@ -449,7 +470,11 @@ class SwitchCore:
             if late:
                 return late
         answers = f"step {self.outbox.step}: {len(self.uplink)} answers of the parent"
-        return self.membership.waits_for() or answers
+        return (
+            (self.membership.waits_for() or answers)
+            if self.parents.is_one
+            else (self.lead.waits_for() or self.membership.waits_for() or answers)
+        )
 
 
 def _carried(kind: type[wire.Message]) -> int:

@@ -1,0 +1,81 @@
+"""A single node: it decides by itself which attempt counts, and how a step comes out.
+
+An abort between the verdict of a step and its decision waits for the decision; but if what belongs
+to the step is lost, only for the store to have time. `joint.py` is one of several nodes. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from luwu.protocol.outbox import Outbox
+from luwu.wire.squares import Squares, norm_of
+from switch_emu.node.core.results import AbortRequest, Judgement
+from switch_emu.node.core.shard import Shard
+from switch_emu.node.core.state import State
+from switch_emu.node.core.steps import Steps
+
+
+class Alone:
+    """See the module."""
+
+    is_enlisted = True
+    """It knows which attempt counts."""
+    repeated_count = 0
+    """Messages that were repeated because no answer came in time."""
+
+    def __init__(self, outbox: Outbox, shard: Shard, state: State, steps: Steps) -> None:
+        self._outbox, self._shard = outbox, shard
+        self._state, self._steps = state, steps
+        self._abort_text: str | None = None
+        """An abort that waits for the open step to be decided, ..."""
+        self._is_lost = False
+        """... or, as what came in for the step is lost, only for the store to have time."""
+
+    # ---------------------------------------------------------------------- the open step
+
+    def measured(self, step: int, squares: Sequence[Squares | None]) -> Judgement | None:
+        """All sums are complete: the step is applied if its norm is finite."""
+        open_step, norm = self._steps.open, norm_of(squares, self._shard.norm_type)
+        assert open_step is not None
+        applied = math.isfinite(norm) and not open_step.skip
+        return Judgement(applied, norm, self._outbox.attempt + 1)
+
+    def was_judged(self) -> None:
+        """The open step has its verdict."""
+
+    def prepared(self, version: int, digests: bytes) -> AbortRequest | None:
+        """A version is durable: decide it; or the abort that had to wait for that."""
+        if self._is_lost:
+            return self.waiting()
+        self._state.decide()
+        return None
+
+    # ---------------------------------------------------------------------- attempts
+
+    def request_abort(self, request: AbortRequest) -> bool:
+        """True if the attempt may be given up now; else the abort waits."""
+        step = self._steps.open
+        is_judged = step is not None and step.is_judged
+        if self._state.is_sealing or (is_judged and not request.is_lost):
+            self._abort_text, self._is_lost = request.text, self._is_lost or request.is_lost
+            return False
+        return True
+
+    def waiting(self) -> AbortRequest | None:
+        """The abort that waits: the store has time for it."""
+        return None if self._abort_text is None else AbortRequest(self._abort_text)
+
+    def forget(self) -> None:
+        """A new attempt: no abort waits."""
+        self._abort_text, self._is_lost = None, False
+
+    # ---------------------------------------------------------------------- as of one of several
+
+    def tick(self) -> None:
+        """Nothing is asked."""
+
+    def next_tick_ns(self) -> int | None:
+        """Never."""
+        return None

@@ -1,0 +1,773 @@
+"""The root switch leads several optimizer nodes: attempts, verdicts, decisions, and who counts.
+
+No node is special. To the rest of the core they look like one parent; this part asks where they
+stand, proposes what counts, and answers the core in their name. See `node/core/joint.py`.
+
+    nodes send            this part
+    Standing              all members of the newest epoch have: it proposes the next (`Adopt`)
+    Welcome               all members have: the epoch and the attempt count; the core goes on
+    Measured              all members have: the verdict, to the nodes and to the core
+    Prepared              all members have: the version is decided (`Resolved`)
+    Decided               all members have: the core announces it
+
+Who may decide:
+
+    E1  An epoch (its number, its members, and the switch that leads it) and an attempt are durable
+        at every member before anything is stated or decided under them.
+    E2  A version is decided once every member has it prepared. That can be read from their disks,
+        so no disk is the log of decisions, and no node is special.
+    E3  A node that has answered a switch answers no older start of one, after a crash too. A switch
+        proposes its first epoch only after all members of the newest recorded one have answered;
+        of three or more, most are enough. Later ones may leave out up to half of its members. So
+        two switches never lead different parts of one job.
+    E4  A member that is lost is left out by an epoch that the others record. It hears nothing of
+        the later one, so it prepares nothing; it is refused when it comes back.
+    E5  A version that all members of a new epoch have prepared, under one attempt and with no
+        later one known, is decided with the epoch. Otherwise its step is made again.
+    E6  If too few members answer, or those that do lack a page, the job waits for the others.
+    E7  Owners of a page that state different sums or digests of it decide nothing: the odd one of
+        three is left out; of two, the one that states something else when the step is made again.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from luwu.base.errors import RemoteProtocolError
+from luwu.base.outstanding import Outstanding, RetryPolicy
+from luwu.protocol.actions import PARENT, End, Send
+from luwu.protocol.children import Children
+from luwu.protocol.counted_ranks import CountedRanks
+from luwu.protocol.epoch import nodes_of, nodes_text
+from luwu.protocol.lost_steps import lost_steps_text, refusal_text
+from luwu.protocol.outbox import Outbox
+from luwu.wire import messages as wire
+from luwu.wire.description import Description
+from luwu.wire.hyper import decode_hyper
+from luwu.wire.kinds import Verb
+from luwu.wire.squares import parse_all
+from switch_emu.switch.core.actions import SwitchLimits
+from switch_emu.switch.core.ballot import Ballot, Difference
+from switch_emu.switch.core.parents import Parents
+
+_STARTED_AGAIN: Final = "the switch was started again"
+
+
+@dataclass(slots=True)
+class _Node:
+    """An optimizer node, as this switch knows it."""
+
+    standing: wire.Standing | None = None
+    """Where it stands; None: where the switch does, or not known."""
+    incarnation: int = -1
+    """Number of its starts, by its last Standing."""
+    is_away: bool = True
+    """It has not said where it stands since its connection was lost, or it was started again."""
+    is_adopted: bool = False
+    """It has taken over the attempt that counts, and is connected."""
+    absent_ns: int | None = None
+    """Since when its connection is gone, or it was asked for the first time."""
+    digests: bytes = b""
+    """Of what it has prepared, by its last Standing."""
+    window_bytes: int = 0
+    """Its credit for pushes."""
+
+    def is_lost(self, now_ns: int, patience_ns: int | None) -> bool:
+        """True if it is gone for too long."""
+        if patience_ns is None or self.absent_ns is None:
+            return False
+        return now_ns >= self.absent_ns + patience_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Position:
+    """What counts: an epoch, an attempt, and the version to go on from."""
+
+    epoch: int = 0
+    members: int
+    """Bitmap of nodes."""
+    generation: int = 0
+    attempt: int = 0
+    version: int = -1
+    """Decided steps; -1: there are no weights yet."""
+
+    @property
+    def step(self) -> int:
+        """The first undecided step."""
+        return max(0, self.version)
+
+
+class Lead:
+    """See the module."""
+
+    def __init__(
+        self, outbox: Outbox, children: Children, parents: Parents, limits: SwitchLimits,
+        retry: RetryPolicy,
+    ) -> None:  # fmt: skip
+        self._outbox, self._children, self._parents = outbox, children, parents
+        self._patience_ns = limits.node_patience_ns
+        self._nodes = [_Node() for _ in range(parents.count)]
+        self._now = _Position(members=(1 << parents.count) - 1)
+        self._next: _Position | None = None
+        """Proposed, and not taken over by all its members."""
+        self._text = ""
+        """Why."""
+        self._is_installed = False
+        """An epoch of this start of the switch counts."""
+        self._base = 0
+        """Bitmap of the members of the newest epoch before that."""
+        self._redone_to = 0
+        """Steps before this were announced once; the operator lets the job make them again."""
+        self._counted = CountedRanks(outbox, children.members.ranks, limits.ranks_min)
+        self._ballot = Ballot(parents.count, parents.replicas)
+        self._verdict: wire.Verdict | None = None
+        """Of the open step."""
+        self._abort_text: str | None = None
+        """An abort that waits for the open step to be decided."""
+        self._suspected: dict[int, Difference] = {}
+        """Step -> how owners differed when it was made before."""
+        self._skips = self._keeps = False
+        """Of the open step: a rank wants it left out; something is attached to it."""
+        self._norm_type = 2.0
+        self._hello: tuple[wire.Hello, Any] | None = None
+        """The core's last, and the job's description."""
+        self._awaits_welcome = False
+        """The core has sent Hello and was not welcomed yet."""
+        self._leave: wire.Leave | None = None
+        """All children have left."""
+        self._left = 0
+        """Bitmap of the nodes that know."""
+        self._asked: Outstanding[Send] = Outstanding(retry)
+        self._inbound: list[wire.Message] = []
+        self._handlers: dict[type[wire.Message], Callable[[int, Any, Any], None]] = {
+            wire.Standing: self._stands, wire.Welcome: self._takes_over, wire.Cancel: self._cancels,
+            wire.Measured: self._measured, wire.Prepared: self._prepared,
+            wire.Decided: self._decided, wire.Rejoin: self._rejoins, wire.Received: self._received,
+        }  # fmt: skip
+        self.repeated_count = 0
+        """Messages that were repeated because no answer came in time."""
+
+    def learn(self, job: Description) -> None:
+        """The job is known: nothing is stated of a step before."""
+        self._norm_type = job.norm_type
+
+    # ---------------------------------------------------------------------- from and to the core
+
+    def routed(self, actions: Sequence[Any]) -> list[Any]:
+        """The same actions, with the nodes that a message concerns in place of the parent."""
+        found: list[Any] = []
+        for action in actions:
+            if isinstance(action, Send) and action.peers == (PARENT,):
+                found += self._sent(action)
+            else:
+                found.append(action)
+        return found
+
+    def take_inbound(self) -> list[wire.Message]:
+        """Messages that the core receives in the name of the nodes."""
+        taken, self._inbound = self._inbound, []
+        return taken
+
+    def _sent(self, send: Send) -> list[Send]:
+        m = send.message
+        match m:
+            case wire.Hello():
+                self._greets(m, send.payload)
+                return []
+            case wire.Present():
+                self._counted.report(m.contributors, (m.incarnation, m.roll))
+                self._inbound.append(self._outbox.receipt(m, Verb.PRESENT, m.contributors))
+                self._recount()
+                return []
+            case wire.Cancel():
+                if m.attempt == self._now.attempt:
+                    self._request_abort(m.text, lost=m.lost)
+                return []
+            case wire.Leave():
+                self._leave = m
+            case wire.Commit() if m.parts and m.step == self._now.step:
+                self._skips = m.skip
+                self._keeps = _keeps(send.payload)
+        numbers = self._parents.concerned(m)
+        return [Send(tuple(self._parents.names[n] for n in numbers), m, send.payload)]
+
+    # ---------------------------------------------------------------------- connections and time
+
+    def reconnected(self, number: int) -> None:
+        """A connection is there, or there again."""
+        self._away(number)
+        self._nodes[number].absent_ns = None
+        if self._hello is not None:
+            self._greet(number, again=True)
+
+    def lost(self, number: int) -> None:
+        """A connection has ended."""
+        self._away(number)
+        if self._nodes[number].absent_ns is None:
+            self._nodes[number].absent_ns = self._outbox.now_ns
+        if self._hello is not None:
+            self._greet(number)
+
+    def tick(self) -> None:
+        """Repeat what is due; go on without nodes that are gone for too long."""
+        due = self._asked.due(self._outbox.now_ns)
+        self.repeated_count += len(due)
+        self._outbox.actions.extend(due)
+        if self._lost:
+            self._consider()
+
+    def next_tick_ns(self) -> int | None:
+        """When `tick` has something to do."""
+        due = [self._asked.next_due_ns()]
+        if self._patience_ns is not None:
+            ends = (n.absent_ns + self._patience_ns for n in self._nodes if n.absent_ns is not None)
+            due += [at_ns for at_ns in ends if at_ns > self._outbox.now_ns]
+        return min((at_ns for at_ns in due if at_ns is not None), default=None)
+
+    def waits_for(self) -> str:
+        """The nodes that are waited for, as text; or nothing."""
+        members = self._now.members if self._next is None else self._next.members
+        away = sum(1 << n for n in nodes_of(members) if not self._nodes[n].is_adopted)
+        return f"optimizer {nodes_text(away)}" if away else ""
+
+    def _away(self, number: int) -> None:
+        node = self._nodes[number]
+        node.is_away, node.is_adopted, node.standing = True, False, None
+
+    @property
+    def _lost(self) -> int:
+        now_ns, patience_ns = self._outbox.now_ns, self._patience_ns
+        nodes = enumerate(self._nodes)
+        return sum(1 << number for number, node in nodes if node.is_lost(now_ns, patience_ns))
+
+    # ---------------------------------------------------------------------- where nodes stand
+
+    def received(self, number: int, m: wire.Message, payload: Any) -> list[wire.Message]:
+        """The messages that the core receives once a node has sent this one."""
+        if m.incarnation < self._nodes[number].incarnation:
+            self._outbox.ignore(m, payload)  # of a start that has a successor
+            return []
+        handler = self._handlers.get(type(m))
+        if handler is None:
+            return self._parents.received(number, m)
+        handler(number, m, payload)
+        return self.take_inbound()
+
+    def _greets(self, m: wire.Hello, description: Any) -> None:
+        """The core asks to join."""
+        self._hello, self._awaits_welcome = (m, description), True
+        self._counted.report(m.present, (m.incarnation, m.roll))
+        if any(member.known[0] for member in self._children.members.all_members):
+            self._counted.run_goes_on()
+        for number, node in enumerate(self._nodes):
+            if not (self._is_installed and node.is_adopted):
+                self._greet(number)
+        self._welcome_core()
+
+    def _greet(self, number: int, *, again: bool = False) -> None:
+        assert self._hello is not None
+        node, key = self._nodes[number], ("hello", number)
+        if node.absent_ns is None and node.incarnation < 0:
+            node.absent_ns = self._outbox.now_ns
+        if node.standing is None and (again or key not in self._asked):
+            hello, description = self._hello
+            self._ask(key, number, hello, description)
+
+    def _rejoins(self, number: int, m: wire.Rejoin, _: Any) -> None:
+        """A node does not know this switch: it was started again."""
+        self._away(number)
+        if self._hello is not None:
+            self._greet(number)
+
+    def _stands(self, number: int, m: wire.Standing, digests: bytes | None) -> None:
+        """A node says where it stands."""
+        node, bit = self._nodes[number], 1 << number
+        self._asked.pop(("hello", number))
+        is_same, node.incarnation = node.incarnation == m.incarnation, m.incarnation
+        node.is_away, node.absent_ns = False, None
+        if self._is_installed and not (self._now.members | self._proposed) & bit:
+            self._leave_out(number)
+            return
+        if is_same and node.is_adopted:
+            return  # it is late: the node has taken over since what it did not yet know then
+        if is_same and self._next is None and self._is_installed and self._follows(m):
+            node.is_adopted = True  # only the connection was lost
+            if self._verdict is not None:
+                self._send(number, self._verdict)
+            self._welcome_core()
+            return
+        node.standing, node.digests = m, digests or b""
+        self._consider()
+
+    def _follows(self, m: wire.Standing) -> bool:
+        """True if a node is in the attempt that counts, or in that before a step was skipped."""
+        verdict, now = self._verdict, self._now
+        is_skip = verdict is not None and not verdict.applied
+        attempts = (now.attempt - 1, now.attempt) if is_skip else (now.attempt,)
+        return m.generation == now.generation and m.attempt in attempts
+
+    def _takes_over(self, number: int, m: wire.Welcome, _: Any) -> None:
+        """A node has taken an attempt over."""
+        wanted = self._now if self._next is None else self._next
+        if (m.generation, m.attempt) != (wanted.generation, wanted.attempt):
+            return
+        if not wanted.members >> number & 1:
+            return
+        node = self._nodes[number]
+        self._asked.pop(("adopt", number))
+        node.is_adopted, node.standing, node.window_bytes = True, None, m.push_window_bytes
+        node.is_away = False
+        self._children.redoes = m.redoes
+        if self._next is None:
+            if self._leave is not None:
+                self._send(number, self._leave)
+        elif all(self._nodes[each].is_adopted for each in nodes_of(wanted.members)):
+            self._install()
+        else:
+            self._consider()
+
+    # ---------------------------------------------------------------------- what is to count
+
+    @property
+    def _proposed(self) -> int:
+        return 0 if self._next is None else self._next.members
+
+    def _consider(self) -> None:
+        """Propose what is to count, if what the nodes have stated, or who is gone, asks for it."""
+        if self._hello is None:
+            return
+        if self._leave is not None and self._is_installed and self._next is None:
+            self._consider_leaving()
+        elif self._is_installed:
+            self._consider_members()
+        else:
+            self._consider_first()
+
+    def _consider_first(self) -> None:
+        """E3: all members of the newest epoch must have answered; of three or more, most."""
+        standings = [node.standing for node in self._nodes if node.standing is not None]
+        if self._next is None and standings:
+            newest = max(standings, key=lambda s: s.epoch)
+            self._base = newest.members or self._now.members
+        members = self._base
+        answered = members & sum(
+            1 << n for n, node in enumerate(self._nodes) if node.standing or node.is_adopted
+        )
+        missing = members & ~answered
+        if missing or not answered:
+            most = members.bit_count() >= 3 and 2 * answered.bit_count() > members.bit_count()
+            if missing & ~self._lost or not most:
+                return  # E6
+        version = max(self._version_of(n) for n in nodes_of(answered))
+        if self._next is not None and self._are_at(answered, self._next.version):
+            self._adopt_again()
+        else:
+            self._go_on_with(answered, version, self._reason(0, missing) or _STARTED_AGAIN)
+
+    def _consider_members(self) -> None:
+        """Members are gone for too long, or were started again."""
+        members = self._proposed or self._now.members
+        lost = members & self._lost
+        back = sum(1 << n for n in nodes_of(members) if self._nodes[n].standing is not None)
+        if not lost and not back:
+            return
+        rest = members & ~lost
+        if self._next is not None and rest == members and self._are_at(back, self._next.version):
+            self._adopt_again()
+            return
+        is_known = not any(self._nodes[number].is_away for number in nodes_of(rest))
+        if not is_known or 2 * rest.bit_count() < self._now.members.bit_count():
+            return  # E3, E6
+        version = self._now.version
+        if rest == back:  # all were started again: of an older copy of the state, perhaps
+            version = max(self._version_of(n) for n in nodes_of(rest))
+        self._go_on_with(rest, version, self._reason(back, lost))
+
+    def _consider_leaving(self) -> None:
+        """Nothing is open any more: who was started again only has to know that all have left."""
+        position = self._now
+        for number in nodes_of(position.members):
+            node = self._nodes[number]
+            if node.standing is not None and self._are_at(1 << number, position.version):
+                self._ask(("adopt", number), number, self._adoption(position))
+        self._end_if_left()
+
+    def _go_on_with(self, members: int, version: int, text: str) -> None:
+        """Propose the nodes among `members` that are at a version, if together they have all."""
+        fit = sum(1 << n for n in nodes_of(members) if self._are_at(1 << n, version))
+        if not self._parents.covers(fit):
+            if self._parents.covers(members):
+                self._refuse_all(members)
+            return  # E6: who is gone has what is missing
+        announced = [member.known[2] for member in self._children.members.all_members]
+        known = max([self._outbox.step, *(step for step in announced if step > self._redone_to)])
+        is_older = max(0, version) < known and not self._finishes(fit, version)
+        if is_older and not self._redoes(fit):
+            refusal = refusal_text(max(0, version), known)
+            for number in nodes_of(members):
+                self._refuse(number, refusal, is_older=True)
+            self._inbound.append(self._outbox.stamped(wire.Refuse, text=refusal, is_older=True))
+            return
+        if is_older:
+            text = lost_steps_text(max(0, version), known)
+            self._outbox.note("switch.older", level="ERROR", text=text)
+            self._redone_to = known
+        self._propose(fit, version, text, is_older=is_older)
+
+    def _propose(self, members: int, version: int, text: str, *, is_older: bool = False) -> None:
+        """Ask nodes to record an epoch and an attempt, later than all that anybody knows."""
+        if self._finishes(members, version):
+            version += 1  # E5
+        if version >= 0:
+            self._counted.change()
+        known = [member.known for member in self._children.members.all_members]
+        stated: list[_Position | wire.Standing] = [
+            self._now,
+            *([] if self._next is None else [self._next]),
+        ]
+        stated += [node.standing for node in self._nodes if node.standing is not None]
+        generations = [each.generation for each in stated] + [k[0] for k in known]
+        attempts = [each.attempt for each in stated] + [k[1] for k in known]
+        epoch = max(each.epoch for each in stated)
+        is_other = (
+            not self._is_installed
+            or members != self._now.members
+            or self._counted.wanted != self._children.members.active
+        )
+        self._next = _Position(
+            epoch=epoch + is_other, members=members, version=version,
+            generation=max(generations) + is_older, attempt=max(attempts) + 1,
+        )  # fmt: skip
+        self._text = text
+        self._ballot.clear()
+        self._asked.clear(lambda key: isinstance(key, tuple) and key[0] == "hello")
+        for number in nodes_of(members):
+            self._nodes[number].is_adopted = False
+            self._ask(("adopt", number), number, self._adoption(self._next))
+
+    def _adopt_again(self) -> None:
+        """Members were started again while they were to take an attempt over."""
+        assert self._next is not None
+        for number in nodes_of(self._next.members):
+            node = self._nodes[number]
+            if node.standing is not None and ("adopt", number) not in self._asked:
+                node.is_adopted = False
+                self._ask(("adopt", number), number, self._adoption(self._next))
+
+    def _adoption(self, position: _Position) -> wire.Adopt:
+        return self._outbox.stamped(
+            wire.Adopt, epoch=position.epoch, step=position.step, attempt=position.attempt,
+            generation=position.generation, members=position.members,
+            contributors=self._counted.wanted, loaded=position.version >= 0, text=self._text[:900],
+        )  # fmt: skip
+
+    def _install(self) -> None:
+        """E1: all members have recorded it. From now on it counts."""
+        assert self._next is not None
+        former, self._now, self._next = self._now, self._next, None
+        position, was_installed = self._now, self._is_installed
+        self._is_installed = True
+        left_out = former.members & ~position.members if was_installed else 0
+        self._ballot.members = position.members
+        self._parents.count_only(position.members)
+        self._verdict, self._abort_text, self._left = None, None, 0
+        self._skips = self._keeps = False
+        missing = ((1 << self._parents.count) - 1) & ~position.members
+        if left_out or (missing and not was_installed):
+            self._outbox.note(
+                "switch.degraded", level="WARNING", epoch=position.epoch, step=position.step,
+                left_out=list(nodes_of(missing)), members=list(nodes_of(position.members)),
+                text=self._text,
+            )  # fmt: skip
+        for number in nodes_of(missing):
+            if self._nodes[number].absent_ns is None:
+                self._leave_out(number)
+        if not self._awaits_welcome:
+            self._inbound.append(
+                self._announced(
+                    wire.Abort,
+                    text=self._text,
+                    contributors=self._counted.wanted,
+                    redoes=self._children.redoes,
+                )
+            )
+        self._welcome_core()
+        self._recount()
+        self._consider()
+
+    def _welcome_core(self) -> None:
+        """Welcome the core, if it waits for that and all members are where it is to go on."""
+        members = nodes_of(self._now.members)
+        is_whole = self._is_installed and self._next is None
+        if not (self._awaits_welcome and is_whole) or not all(
+            self._nodes[number].is_adopted for number in members
+        ):
+            return
+        self._awaits_welcome = False
+        self._inbound.append(
+            self._announced(
+                wire.Welcome,
+                contributors=self._counted.wanted,
+                redoes=self._children.redoes,
+                push_window_bytes=min(self._nodes[number].window_bytes for number in members),
+            )
+        )
+
+    def _announced(self, kind: Any, **fields: Any) -> Any:
+        position = self._now
+        return self._outbox.stamped(
+            kind, epoch=position.epoch, step=position.step, attempt=position.attempt,
+            generation=position.generation, loaded=position.version >= 0, **fields,
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------------- versions of nodes
+
+    def _version_of(self, number: int) -> int:
+        """What a node is decided at."""
+        node = self._nodes[number]
+        if node.standing is not None:
+            return node.standing.step if node.standing.loaded else -1
+        if self._next is not None and node.is_adopted:
+            return self._next.version
+        return self._now.version
+
+    def _prepared_under(self, number: int) -> int | None:
+        """The attempt under which a node has the next version prepared."""
+        standing = self._nodes[number].standing
+        if standing is not None:
+            return standing.prepared_attempt if standing.is_prepared else None
+        return None if self._ballot.digests_of(number) is None else self._now.attempt
+
+    def _are_at(self, members: int, version: int) -> bool:
+        """True if these nodes are decided at a version, or can be."""
+        return all(
+            self._version_of(n) == version
+            or (self._version_of(n) == version - 1 and self._prepared_under(n) is not None)
+            for n in nodes_of(members)
+        )
+
+    def _finishes(self, members: int, version: int) -> bool:
+        """E5: the version after this one is prepared at all of them, under the last attempt, and
+        they agree on it."""
+        if any(self._version_of(n) != version for n in nodes_of(members)):
+            return False
+        under = {self._prepared_under(n) for n in nodes_of(members)}
+        standings = [node.standing.attempt for node in self._nodes if node.standing is not None]
+        known = [member.known[1] for member in self._children.members.all_members]
+        proposed = [] if self._next is None else [self._next.attempt]
+        last = max([self._now.attempt, *standings, *known, *proposed])
+        if under != {last}:
+            return False
+        digests = {}
+        for number in nodes_of(members):
+            stated = self._ballot.digests_of(number)
+            digests[number] = self._nodes[number].digests if stated is None else stated
+        return self._ballot.difference_of(digests) is None  # E7: else it was not decided
+
+    def _redoes(self, members: int) -> bool:
+        standings = (self._nodes[n].standing for n in nodes_of(members))
+        return any(standing is not None and standing.redoes for standing in standings)
+
+    def _reason(self, back: int, lost: int) -> str:
+        reasons = [f"optimizer {nodes_text(lost)} lost"] if lost else []
+        reasons += [f"optimizer {nodes_text(back)} started again"] if back else []
+        return " and ".join(reasons)
+
+    # ---------------------------------------------------------------------- nodes that do not fit
+
+    def _leave_out(self, number: int) -> None:
+        """E4: a node that does not count any more comes back."""
+        self._refuse(
+            number,
+            f"the job goes on without it since epoch {self._now.epoch} (step {self._now.step} and "
+            "later are not in its directory): when the job has ended, fill the directory from the "
+            "others with luwu refill, then continue with --resume",
+            is_left_out=True,
+        )
+
+    def _refuse_all(self, members: int) -> None:
+        """Members are at versions that are no state together."""
+        found = {n: self._version_of(n) for n in nodes_of(members)}
+        where = ", ".join(
+            f"node {n} at {'no version' if v < 0 else f'version {v}'}" for n, v in found.items()
+        )
+        text = (
+            f"the optimizer nodes are not parts of one state ({where}); restore all directories of "
+            "the state from the same checkpoint"
+        )
+        for number in found:
+            self._refuse(number, text)
+        self._outbox.actions.append(End(text, code="E500"))
+
+    def _refuse(self, number: int, text: str, **fields: bool) -> None:
+        self._send(number, self._outbox.stamped(wire.Refuse, text=text[:1000], **fields))
+
+    # ---------------------------------------------------------------------- the open step
+
+    def _is_of_now(self, number: int, m: wire.Message) -> bool:
+        """True if a node states something of the attempt that counts."""
+        position = self._now
+        counts = self._is_installed and self._next is None and position.members >> number & 1
+        return bool(counts) and (m.generation, m.attempt) == (
+            position.generation, position.attempt,
+        )  # fmt: skip
+
+    def _measured(self, number: int, m: wire.Measured, payload: bytes | None) -> None:
+        """The sums of a node are complete."""
+        verdict = self._verdict
+        if verdict is not None and verdict.step == m.step and self._next is None:
+            self._send(number, verdict)
+        elif m.step == self._now.step and self._is_of_now(number, m):
+            try:
+                squares = parse_all(payload, self._parents.replicas)
+            except RemoteProtocolError as exc:
+                self._outbox.note("switch.misfit", level="WARNING", node=number, text=str(exc))
+                return
+            self._ballot.measured(number, squares)
+            self._judge(m.step)
+
+    def _judge(self, step: int) -> None:
+        """All nodes have measured the open step: it is applied if its norm is finite."""
+        norm = self._ballot.norm(self._norm_type)
+        if norm is None or self._differs(self._ballot.differing_gradients(self._norm_type)):
+            return
+        applied = math.isfinite(norm) and not self._skips
+        if not applied:
+            self._now = replace(self._now, attempt=self._now.attempt + 1)
+        verdict = self._outbox.stamped(
+            wire.Verdict, step=step, applied=applied, grad_norm=norm, attempt=self._now.attempt,
+            generation=self._now.generation,
+        )  # fmt: skip
+        self._verdict = verdict
+        self._send_members(verdict)
+        self._inbound.append(verdict)
+
+    def _prepared(self, number: int, m: wire.Prepared, digests: bytes | None) -> None:
+        """A version is durable at a node."""
+        version = self._now.version
+        if m.version <= version and self._next is None:
+            self._send(number, self._resolved())
+        elif m.version == version + 1 and self._is_of_now(number, m):
+            self._ballot.prepared(number, digests or b"")
+            if self._ballot.is_prepared and not self._differs(self._ballot.differing_pages()):
+                self._decide()
+
+    def _decide(self) -> None:
+        """E2: all members have the next version prepared."""
+        self._now = replace(self._now, version=self._now.version + 1)
+        self._ballot.clear()
+        self._verdict, self._skips, self._keeps = None, False, False
+        self._suspected.clear()
+        self._send_members(self._resolved())
+        if self._abort_text is not None:
+            self._propose(self._now.members, self._now.version, self._abort_text)
+        else:
+            self._recount()
+
+    def _resolved(self) -> wire.Resolved:
+        position = self._now
+        return self._outbox.stamped(
+            wire.Resolved, version=position.version, step=position.step,
+            attempt=position.attempt, generation=position.generation,
+        )  # fmt: skip
+
+    def _decided(self, number: int, m: wire.Decided, _: Any) -> None:
+        """A version is decided at a node."""
+        members = self._parents.members
+        self._inbound += self._parents.when_all(number, m, members, wire.Decided)
+        self._parents.forget(m.step)
+
+    def _differs(self, found: Difference | None) -> bool:
+        """E7: True if owners of a stripe differ: nothing is decided."""
+        if found is None:
+            return False
+        position, step = self._now, self._now.step
+        before = self._suspected.get(step)
+        odd = found.odd or (0 if before is None else found.changed(before))
+        rest, text = position.members & ~odd, f"step {step}: {found}"
+        self._ballot.clear()
+        self._outbox.note("switch.differ", level="ERROR", step=step, text=text, odd=nodes_of(odd))
+        if odd and self._parents.covers(rest) and 2 * rest.bit_count() >= len(self._nodes_now):
+            self._propose(rest, position.version, f"{text}: {nodes_text(odd)} is left out")
+        elif before is None:
+            self._suspected[step] = found
+            self._propose(position.members, position.version, f"{text}: the step is made again")
+        else:
+            self._outbox.actions.append(
+                End(
+                    f"{text}, which received the same sums, and again when the step was made "
+                    "again; it is not decided. Check the memory and the disks of these hosts (luwu "
+                    "verify --full), then continue with --resume",
+                    code="E509",
+                )
+            )
+        return True
+
+    @property
+    def _nodes_now(self) -> tuple[int, ...]:
+        return nodes_of(self._now.members)
+
+    # ---------------------------------------------------------------------- aborts
+
+    def _cancels(self, number: int, m: wire.Cancel, _: Any) -> None:
+        """A node wants the attempt given up."""
+        if self._is_of_now(number, m):
+            self._request_abort(f"optimizer node {number}: {m.text}")
+
+    def _request_abort(self, text: str, *, lost: int = 0) -> None:
+        """Give the attempt up as soon as that is allowed; `lost`: ranks that were started again."""
+        if not self._is_installed or self._next is not None or self._now.version < 0:
+            return  # one begins anyway; or nothing was pushed yet
+        if self._verdict is not None and not (lost and self._keeps):
+            self._abort_text = text  # as good as decided
+        else:
+            self._propose(self._now.members, self._now.version, text)
+
+    def _recount(self) -> None:
+        """Other ranks count from the next attempt on, if others are present now."""
+        if not self._is_installed or self._next is not None or self._now.version < 0:
+            return
+        change = self._counted.change()
+        if change is not None:
+            self._request_abort(change.text, lost=change.lost)
+
+    # ---------------------------------------------------------------------- the end
+
+    def _received(self, number: int, m: wire.Received, _: Any) -> None:
+        if m.verb is not Verb.LEAVE or self._leave is None:
+            self._inbound += self._parents.received(number, m)
+            return
+        self._left |= 1 << number
+        self._end_if_left()
+
+    def _end_if_left(self) -> None:
+        """All nodes that are there know that the children have left."""
+        if self._leave is not None and not self._now.members & ~self._left & ~self._lost:
+            self._inbound.append(self._outbox.receipt(self._leave, Verb.LEAVE))
+
+    # ---------------------------------------------------------------------- what is sent
+
+    def _ask(self, key: tuple[str, int], number: int, m: wire.Message, payload: Any = None) -> None:
+        send = Send((self._parents.names[number],), m, payload)
+        self._asked.add(key, send, self._outbox.now_ns)
+        self._outbox.actions.append(send)
+
+    def _send(self, number: int, m: wire.Message) -> None:
+        self._outbox.actions.append(Send((self._parents.names[number],), m))
+
+    def _send_members(self, m: wire.Message) -> None:
+        names = tuple(self._parents.names[number] for number in nodes_of(self._now.members))
+        self._outbox.actions.append(Send(names, m))
+
+
+def _keeps(hyper: Any) -> bool:
+    """True if, by its hyper-parameters, every rank attaches something to a step."""
+    try:
+        return decode_hyper(hyper).keeps
+    except RemoteProtocolError:
+        return False  # the update of a page reports it

@@ -1,0 +1,317 @@
+"""The lead of several optimizer nodes, alone: what they state, what it makes of it (E1 to E7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from luwu.base.outstanding import RetryPolicy
+from luwu.protocol.actions import PARENT, End, Note, Send
+from luwu.protocol.children import Children
+from luwu.protocol.outbox import Outbox
+from luwu.wire import messages as wire
+from luwu.wire.kinds import Role, Verb
+from luwu.wire.squares import encode_all
+from switch_emu.switch.core.actions import SwitchLimits
+from switch_emu.switch.core.lead import Lead
+from switch_emu.switch.core.parents import Parents
+from tests.unit.switch_parts import LEFT, line, message
+
+PATIENCE_NS = 100
+SQUARES = {2.0: [8.0]}
+DIGEST, OTHER = b"d" * 16, b"o" * 16
+
+
+class Bench:
+    """A lead, and the messages between it, the nodes and the core."""
+
+    def __init__(self, count: int = 2, replicas: int = 2) -> None:
+        self.outbox = Outbox(job=1, role=Role.SWITCH, rank=0, incarnation=9)
+        self.children = Children(self.outbox, [LEFT])
+        self.count, self.replicas = count, replicas
+        parents = Parents(count, replicas)
+        limits = SwitchLimits(node_patience_ns=PATIENCE_NS)
+        self.lead = Lead(self.outbox, self.children, parents, limits, RetryPolicy())
+
+    def core_says(self, kind: type[Any], payload: Any = None, **values: Any) -> list[str]:
+        """What is sent when the core sends this, and what the core hears at once."""
+        attempt = values.pop("attempt", self.outbox.attempt)
+        m = message(kind, attempt=attempt, **values)
+        routed = self.lead.routed([Send((PARENT,), m, payload)])
+        return [line(each) for each in routed] + self.lines() + self.heard()
+
+    def says(self, node: int, kind: type[Any], payload: Any = None, **values: Any) -> list[str]:
+        """What is sent, and what the core hears, when a node sends this."""
+        m = message(kind, **{"role": Role.NODE, "rank": node, "incarnation": 1, **values})
+        heard = self.lead.received(node, m, payload)
+        return [*self.lines(), *(f"core: {shown(each)}" for each in heard)]
+
+    def heard(self) -> list[str]:
+        return [f"core: {shown(each)}" for each in self.lead.take_inbound()]
+
+    def lines(self) -> list[str]:
+        actions = [each for each in self.outbox.take() if not isinstance(each, Note)]
+        return [f"End {each.code}" if isinstance(each, End) else line(each) for each in actions]
+
+    def greet(self) -> None:
+        """The core's children have all joined."""
+        self.core_says(wire.Hello, b"job", contributors=LEFT, present=LEFT, roll=1)
+
+    def join(self, version: int = 0) -> None:
+        """All nodes stand at a version, and take the first attempt over."""
+        self.greet()
+        for node in range(self.count):
+            self.says(node, wire.Standing, step=version, loaded=True)
+        for node in range(self.count):
+            self.welcome(node, 1)
+
+    def welcome(self, node: int, attempt: int, **values: Any) -> list[str]:
+        return self.says(node, wire.Welcome, attempt=attempt, push_window_bytes=7, **values)
+
+    def measure(self, node: int, attempt: int = 1, step: int = 0, **values: Any) -> list[str]:
+        squares = encode_all([SQUARES] * self.replicas)
+        return self.says(node, wire.Measured, squares, attempt=attempt, step=step, **values)
+
+    def prepare(self, node: int, digest: bytes = DIGEST, attempt: int = 1) -> list[str]:
+        digests = digest * self.replicas
+        return self.says(node, wire.Prepared, digests, attempt=attempt, version=1)
+
+
+def shown(m: wire.Message) -> str:
+    return f"{type(m).__name__} step={m.step} attempt={m.attempt}"
+
+
+def starts(lines: Sequence[str], *expected: str) -> None:
+    assert [each[: len(text)] for each, text in zip(lines, expected, strict=True)] == [*expected]
+
+
+def test_an_attempt_counts_once_all_nodes_have_taken_it_over() -> None:
+    """E1, E3. Goal: first all say where they stand, then all record epoch and attempt, then the
+    core goes on."""
+    bench = Bench()
+    starts(
+        bench.core_says(wire.Hello, b"job", contributors=LEFT, present=LEFT),
+        "parent-0: Hello", "parent-1: Hello",
+    )  # fmt: skip
+    assert bench.says(1, wire.Standing, step=3, attempt=6, loaded=True, epoch=2) == []
+    starts(
+        bench.says(0, wire.Standing, step=3, attempt=5, loaded=True, epoch=2),
+        "parent-0: Adopt step=3 members=3", "parent-1: Adopt step=3 members=3",
+    )  # fmt: skip
+    assert bench.welcome(0, 7) == []
+    assert bench.welcome(1, 7) == ["core: Welcome step=3 attempt=7"]
+
+
+def test_a_step_is_judged_and_decided_when_all_have_stated_theirs() -> None:
+    """I2, E2. Goal: verdict, decision and announcement, each after the last statement; a node that
+    asks again is answered again."""
+    bench = Bench()
+    bench.join()
+    assert bench.measure(1) == []
+    starts(
+        bench.measure(0), "parent-0,parent-1: Verdict applied=True grad_norm=2.0",
+        "core: Verdict step=0 attempt=1",
+    )  # fmt: skip
+    starts(bench.measure(1), "parent-1: Verdict applied=True grad_norm=2.0")
+    assert bench.prepare(0) == []
+    starts(bench.prepare(1), "parent-0,parent-1: Resolved step=1 version=1")
+    starts(bench.prepare(0), "parent-0: Resolved step=1 version=1")
+    assert bench.says(0, wire.Decided, attempt=1, applied=True) == []
+    assert bench.says(1, wire.Decided, attempt=1, applied=True) == [
+        "core: Decided step=0 attempt=1"
+    ]
+
+
+def test_a_sum_that_is_not_finite_skips_the_step_under_the_next_attempt() -> None:
+    """I2. Goal: all nodes and the core go on in it without an abort."""
+    bench = Bench(replicas=1)
+    bench.join()
+    bench.measure(0)
+    starts(
+        bench.says(1, wire.Measured, None, attempt=1), "parent-0,parent-1: Verdict grad_norm=inf",
+        "core: Verdict step=0 attempt=2",
+    )  # fmt: skip
+
+
+def test_an_abort_waits_for_a_step_that_is_judged() -> None:
+    """Goal: it is as good as decided; before that, the attempt is given up at once."""
+    bench = Bench()
+    bench.join()
+    bench.outbox.attempt = 1
+    starts(bench.core_says(wire.Cancel, text="asked"), "parent-0: Adopt", "parent-1: Adopt")
+    assert bench.welcome(0, 2) == []
+    assert bench.welcome(1, 2) == ["core: Abort step=0 attempt=2"]
+    bench.outbox.attempt = 2
+    bench.measure(0, attempt=2)
+    bench.measure(1, attempt=2)
+    assert bench.core_says(wire.Cancel, text="asked again") == []
+    bench.prepare(0, attempt=2)
+    starts(
+        bench.prepare(1, attempt=2), "parent-0,parent-1: Resolved step=1 version=1",
+        "parent-0: Adopt step=1", "parent-1: Adopt step=1",
+    )  # fmt: skip
+
+
+def test_a_node_that_was_started_again_costs_the_attempt() -> None:
+    """I1, I2. Goal: what came in for the step is lost; a connection that was lost costs nothing."""
+    bench = Bench()
+    bench.join()
+    bench.lead.lost(1)
+    bench.lead.reconnected(1)
+    bench.lines()
+    where = {"attempt": 1, "loaded": True, "epoch": 1, "members": 3}
+    assert bench.says(1, wire.Standing, **where) == []
+    bench.measure(0)
+    starts(bench.says(1, wire.Rejoin, incarnation=2), "parent-1: Hello")
+    starts(
+        bench.says(1, wire.Standing, incarnation=2, **where), "parent-0: Adopt", "parent-1: Adopt"
+    )
+    assert bench.measure(1) == []  # of the former start, which has a successor
+
+
+def test_a_version_that_all_have_prepared_is_decided_with_the_epoch() -> None:
+    """E5. Goal: after a switch was lost, or a node, such a step is finished; where one has it not,
+    or under another attempt, or they differ, it is made again."""
+    ready = {"attempt": 4, "loaded": True, "is_prepared": True, "prepared_attempt": 4}
+    for second, digests, step in (
+        (ready, DIGEST * 2, 1),
+        ({**ready, "prepared_attempt": 3}, DIGEST * 2, 0),
+        ({**ready, "attempt": 5}, DIGEST * 2, 0),
+        ({**ready, "is_prepared": False}, b"", 0),
+        (ready, OTHER * 2, 0),
+    ):
+        bench = Bench()
+        bench.greet()
+        bench.says(0, wire.Standing, DIGEST * 2, **ready)
+        found = bench.says(1, wire.Standing, digests, **second)
+        assert [("step=1" in each) == bool(step) for each in found] == [True, True], second
+
+
+@pytest.mark.parametrize(
+    ("count", "replicas", "goes_on"), [(2, 2, True), (3, 2, True), (2, 1, False)]
+)
+def test_a_lost_node_is_left_out_where_others_hold_its_pages(
+    count: int, replicas: int, goes_on: bool
+) -> None:
+    """E4, E6. Goal: after its patience the job goes on without it, in an epoch that the others
+    record; a node that comes back from before is refused. Where nobody else holds its pages the job
+    waits."""
+    bench = Bench(count, replicas)
+    bench.join()
+    bench.outbox.now_ns = 50
+    bench.lead.lost(count - 1)
+    assert bench.lead.next_tick_ns() == 50 + PATIENCE_NS
+    bench.outbox.now_ns = 50 + PATIENCE_NS
+    bench.lines()
+    bench.lead.tick()
+    found = [each for each in bench.lines() if "Adopt" in each]
+    assert len(found) == (count - 1 if goes_on else 0)
+    if not goes_on:
+        assert "optimizer node 1" in bench.lead.waits_for()
+        return
+    members = (1 << count - 1) - 1
+    assert all(f"members={members}" in each for each in found)
+    for node in range(count - 1):
+        heard = bench.welcome(node, 2)
+    assert heard == ["core: Abort step=0 attempt=2"]
+    for node in range(count - 1):
+        heard = bench.measure(node, attempt=2)
+    assert any("Verdict applied=True grad_norm=" in each for each in heard)
+    bench.lead.reconnected(count - 1)
+    bench.lines()
+    refused = bench.says(count - 1, wire.Standing, attempt=1, loaded=True, incarnation=2)
+    starts(refused, f"parent-{count - 1}: Refuse")
+    assert "is_left_out=True" in refused[0]
+
+
+def test_a_new_switch_needs_all_members_of_two_and_most_of_three() -> None:
+    """E3, E6. Goal: so that no two switches lead different parts of one job."""
+    where = {"attempt": 3, "loaded": True, "epoch": 2}
+    for count, members, answering, goes_on in (
+        (2, 0b11, (0,), False),
+        (2, 0b01, (0,), True),
+        (3, 0b111, (0, 1), True),
+        (3, 0b111, (0,), False),
+    ):
+        bench = Bench(count)
+        bench.greet()
+        for node in answering:
+            bench.says(node, wire.Standing, members=members, **where)
+        bench.outbox.now_ns = PATIENCE_NS
+        bench.lines()
+        bench.lead.tick()
+        sent = [*bench.lines()]
+        is_proposed = bench.lead._next is not None
+        assert is_proposed == goes_on, (count, members, answering, sent)
+
+
+def test_a_node_with_an_empty_directory_is_left_out() -> None:
+    """E4. Goal: it holds nothing of what the others are decided at; it makes no store."""
+    bench = Bench()
+    bench.greet()
+    bench.says(0, wire.Standing, step=3, attempt=5, loaded=True, epoch=2, members=3)
+    found = bench.says(1, wire.Standing)
+    starts(found, "parent-0: Adopt step=3 members=1")
+    found = bench.welcome(0, 6)
+    starts(found, "parent-1: Refuse", "core: Welcome step=3 attempt=6")
+
+
+def test_owners_that_differ_decide_nothing() -> None:
+    """E7. Goal: of three the odd one is left out; of two the step is made again, and then the one
+    that states something else than before; if neither does, the job ends."""
+    bench = Bench(3, 3)
+    bench.join()
+    for node in range(3):
+        bench.measure(node)
+    bench.prepare(0)
+    bench.prepare(1, OTHER)
+    starts(bench.prepare(2), "parent-0: Adopt members=5", "parent-2: Adopt members=5")
+
+    for again, expected in ((OTHER, "End E509"), (DIGEST, "")):
+        bench = Bench()
+        bench.join()
+        for attempt, first, second in ((1, DIGEST, OTHER), (2, DIGEST, again)):
+            for node in range(2):
+                bench.measure(node, attempt=attempt)
+            bench.prepare(0, first, attempt)
+            found = bench.prepare(1, second, attempt)
+            if attempt == 1:
+                starts(found, "parent-0: Adopt members=3", "parent-1: Adopt members=3")
+                bench.welcome(0, 2)
+                bench.welcome(1, 2)
+        if expected:
+            assert found == [expected]
+        else:
+            starts(found, "parent-0,parent-1: Resolved step=1 version=1")
+
+
+def test_the_one_of_two_that_changes_its_mind_is_left_out() -> None:
+    """E7. Goal: the same sums gave another page the second time: that is the faulty one."""
+    bench = Bench()
+    bench.join()
+    for attempt, digests in ((1, (DIGEST, OTHER)), (2, (DIGEST, b"x" * 16))):
+        for node in range(2):
+            bench.measure(node, attempt=attempt)
+        for node in range(2):
+            found = bench.prepare(node, digests[node], attempt)
+        if attempt == 1:
+            bench.welcome(0, 2)
+            bench.welcome(1, 2)
+    starts(found, "parent-0: Adopt members=1")
+
+
+def test_the_end_is_known_when_all_nodes_know_it() -> None:
+    """Goal: a node that is started again as all ends, or is gone, keeps nobody."""
+    bench = Bench()
+    bench.join()
+    starts(bench.core_says(wire.Leave), "parent-0,parent-1: Leave")
+    left = {"verb": Verb.LEAVE, "attempt": 1}
+    assert bench.says(0, wire.Received, **left) == []
+    bench.says(1, wire.Rejoin, incarnation=2)
+    again = {"attempt": 1, "loaded": True, "epoch": 1, "members": 3, "incarnation": 2}
+    starts(bench.says(1, wire.Standing, **again), "parent-1: Adopt members=3")
+    starts(bench.welcome(1, 1, incarnation=2), "parent-1: Leave")
+    heard = bench.says(1, wire.Received, incarnation=2, **left)
+    assert [each.partition(" ")[0] for each in heard] == ["core:"]
