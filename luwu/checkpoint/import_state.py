@@ -23,13 +23,18 @@ from luwu.checkpoint.origin import Origin, OriginFiles
 from luwu.checkpoint.page_filler import PageFiller, filler_buffers
 from luwu.checkpoint.pieces import pieces_of
 from luwu.checkpoint.read_ahead import ReadAhead, Want
-from luwu.checkpoint.source import RestingState, description_of
+from luwu.checkpoint.source import RestingState
 from luwu.wire.description import Description
 from switch_emu.node.pages import WEIGHT, store_config
 from switch_emu.store import FilePageStore, StoreConfig, store_disk_bytes
 from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
 from switch_emu.store.directory import read_config
-from switch_emu.store.striped import node_count_of, node_directory
+from switch_emu.store.striped import (
+    description_of,
+    node_count_of,
+    node_directory,
+    present_nodes,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +103,9 @@ def description_at(path: Path) -> Description:
     """The job of a state directory, at rest or not, or of an export. Raises ConfigError."""
     count = node_count_of(path)
     if count is not None:
-        configs = [read_config(node_directory(path, number, count)) for number in range(count)]
-        return description_of(configs, path)
+        present = (0,) if count == 1 else present_nodes(path)[1]
+        configs = {n: read_config(node_directory(path, n, count)) for n in present}
+        return description_of(configs, path)[0]
     return read_document(path, is_whole=False).description
 
 

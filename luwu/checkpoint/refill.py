@@ -1,31 +1,29 @@
 """The directory of a lost optimizer node, made again from the nodes that hold the same pages.
 
-All nodes are at rest. What is decided, with these directories gone:
-
-    node 0 is there    the version that it has decided
-    it is lost         the version that any other has decided; or the one after it, if each node
-                       that is left has it prepared under one attempt: it may have been decided and
-                       announced, and nothing else was announced in its place
-
-Each page is verified as it is read, and each stripe compared with the store it was copied from.
+All nodes are at rest. A node is lost if its directory is missing, or if the job went on without it:
+then its directory is older, and is replaced. From then on all nodes count again, which each records
+as a new epoch. Each page is verified as it is read, and each stripe compared with the store it was
+copied from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.errors import ConfigError, RemoteProtocolError, StateError
+from luwu.base.errors import ConfigError, StateError
 from luwu.base.making import making_directory
 from luwu.checkpoint.copying import copy_pages, decide, pieces_of
 from luwu.layout import Share, owners_of
-from luwu.wire.description import Description, parse_description
-from switch_emu.node.pages import node_layout_hash, store_config
+from luwu.protocol.epoch import Epoch
+from switch_emu.node.pages import store_config
 from switch_emu.store import DecidedStep, FilePageStore
-from switch_emu.store.striped import node_directory, present_nodes
+from switch_emu.store.directory import read_counters
+from switch_emu.store.striped import StripedPages, members_of, node_directory, present_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,49 +45,73 @@ def refill(state: Path, *, should_stop: Callable[[], bool] = lambda: False) -> R
     """
     started_ns = SYSTEM_CLOCK.now_ns()
     count, present = present_nodes(state)
-    lost = tuple(number for number in range(count) if number not in present)
+    epochs = {n: tuple(read_counters(node_directory(state, n, count))["epoch"]) for n in present}
+    left = [number for number in members_of(epochs, count) if number in present]
+    lost = tuple(number for number in range(count) if number not in left)
     if not lost:
         raise ConfigError(
             f"{state} has the directories of all {count} optimizer nodes; nothing is to be filled"
         )
     nbytes = 0
     with ExitStack() as stack:
-        stores = {
-            number: stack.enter_context(
-                FilePageStore.open(node_directory(state, number, count), read_only=True)
-            )
-            for number in present
-        }
-        description, replicas = _job_of(stores, state)
-        owners = [owners_of(stripe, count, replicas) for stripe in range(count)]
-        gone = [stripe for stripe in range(count) if not set(owners[stripe]) & set(present)]
-        if gone:
-            raise ConfigError(
-                f"{state}: all {replicas} copies of some pages are lost, with the directories of "
-                f"nodes {', '.join(map(str, owners[gone[0]]))}; restore the state from a snapshot "
-                "or an export"
-            )
-        record = _decided(stores, state)
-        source = _Sources(description, replicas, stores, owners, record)
+        stale = {n: node_directory(state, n, count) for n in lost if n in present}
+        pages = stack.enter_context(_pages_of(state, count, left))
+        source = _Sources(pages)
         for number in lost:
-            with making_directory(node_directory(state, number, count)) as new:
+            with making_directory(_new(state, number, count)) as new:
                 nbytes += source.fill(new, number, should_stop)
+        for path in stale.values():
+            shutil.rmtree(path)
+        for number in lost:
+            _new(state, number, count).rename(node_directory(state, number, count))
+        version = source.record.version
+        newest = Epoch(*max(store.epoch for store in pages.stores.values()))
+    whole = newest._replace(number=newest.number + 1, members=(1 << count) - 1)
+    for number in (*left, *lost):
+        with FilePageStore.open(node_directory(state, number, count)) as store:
+            store.record_attempt(store.attempt, whole)
     return Refilled(
-        path=state, version=record.version, nodes=lost, nbytes=nbytes,
+        path=state, version=version, nodes=lost, nbytes=nbytes,
         seconds=(SYSTEM_CLOCK.now_ns() - started_ns) / 1e9,
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+def _new(state: Path, number: int, count: int) -> Path:
+    """Where a node's directory is made, before that which it replaces is removed."""
+    return node_directory(state, number, count).with_name(f"node-{number}.refilled")
+
+
+def _pages_of(state: Path, count: int, left: Sequence[int]) -> StripedPages:
+    """The pages of the nodes that are left. Raises ConfigError if they lack some; StateError."""
+    found = StripedPages(state, count, may_lack=True)
+    try:
+        if found.decided is None:
+            raise ConfigError(f"{state} has no weights yet; start a new job")
+        _, replicas = found.job
+    except StateError as exc:
+        found.close()
+        raise ConfigError(
+            f"{state}: all copies of some pages are lost; nodes {', '.join(map(str, left))} are "
+            "left; restore the state from a snapshot or an export"
+        ) from exc
+    except ConfigError:
+        found.close()
+        raise
+    assert replicas > 1, "one copy of each page, and a node is lost"
+    return found
+
+
 class _Sources:
     """The stores that are left, and what is decided."""
 
-    description: Description
-    replicas: int
-    stores: Mapping[int, FilePageStore]
-    owners: Sequence[tuple[int, ...]]
-    """The nodes of each stripe."""
-    record: DecidedStep
+    def __init__(self, pages: StripedPages) -> None:
+        self.description, self.replicas = pages.job
+        self.stores = pages.stores
+        count = self.description.layout.node_count
+        self.owners = [owners_of(stripe, count, self.replicas) for stripe in range(count)]
+        """The nodes of each stripe."""
+        assert pages.decided is not None
+        self.record = pages.decided
 
     def fill(self, new: Path, number: int, should_stop: Callable[[], bool]) -> int:
         """Make a node's store; the bytes of its pages."""
@@ -121,51 +143,6 @@ class _Sources:
         """The first store that is left of a stripe, and its share."""
         number = next(each for each in self.owners[stripe] if each in self.stores)
         return self.stores[number], Share(self.description.layout, number, self.replicas)
-
-
-def _job_of(stores: Mapping[int, FilePageStore], state: Path) -> tuple[Description, int]:
-    """The job that the stores were made for, and the nodes that hold each page."""
-    number, store = next(iter(stores.items()))
-    try:
-        description = parse_description(store.config.description)
-    except RemoteProtocolError as exc:
-        raise StateError(f"{state}: {exc}. Restore the state from an export.") from exc
-    for replicas in range(1, description.layout.node_count + 1):
-        hashes = {
-            n: node_layout_hash(description, n, replicas) == each.config.layout_hash
-            for n, each in stores.items()
-        }
-        if all(hashes.values()):
-            return description, replicas
-    raise StateError(
-        f"{state}: the directory of node {number} does not belong to this state; restore all "
-        "directories from the same checkpoint"
-    )
-
-
-def _decided(stores: Mapping[int, FilePageStore], state: Path) -> DecidedStep:
-    """The step that the state goes on from; see the module."""
-    decided = {number: store.decided for number, store in stores.items()}
-    found = [step for step in decided.values() if step is not None]
-    if not found:
-        raise ConfigError(f"{state} has no weights yet; start a new job")
-    newest = decided[0] if 0 in stores else max(found, key=lambda step: step.version)
-    if newest is None:
-        raise ConfigError(f"{state} has no weights yet; start a new job")
-    prepared = [store.prepared for store in stores.values()]
-    if 0 not in stores and None not in prepared:
-        ready = [step for step in prepared if step is not None]
-        if len({(step.version, step.attempt) for step in ready}) == 1:
-            newest = ready[0]
-    for number, store in stores.items():
-        reached = _steps(store)
-        if newest.version not in reached:
-            raise StateError(
-                f"{state}: step {newest.version} is decided, node {number} has "
-                f"{' and '.join(map(str, reached)) or 'none'}: they are not parts of one state; "
-                "restore all directories from the same checkpoint"
-            )
-    return newest
 
 
 def _steps(store: FilePageStore) -> dict[int, DecidedStep]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from luwu.base.closing import Closing
-from luwu.base.errors import ConfigError, RemoteProtocolError, StateError
-from luwu.wire.description import Description, parse_description
+from luwu.base.errors import ConfigError
+from luwu.wire.description import Description
 from switch_emu.node.pages import UPDATES, read_counts
-from switch_emu.store import DecidedStep, StoreConfig
+from switch_emu.store import DecidedStep
 from switch_emu.store.attachments import read_attachments
 from switch_emu.store.striped import StripedPages, node_count_of, node_directory
 
@@ -52,19 +52,19 @@ class StateSource(Protocol):
 class RestingState(Closing):
     """The decided version of a state that no node has open; it stays as it is.
 
-    A state of several nodes is a directory with one of each; what node 0 has decided counts.
+    A state of several nodes is a directory with one of each.
 
-    A step that was prepared and not decided when the node was killed is not in it: nobody was told
-    of it. The node's next start decides it.
+    A step that was prepared and not decided when the nodes were killed is not in it: nobody was
+    told of it. The next start decides it.
     """
 
     def __init__(self, path: Path) -> None:
         """Raises: ConfigError if there is no state or somebody has it open; StateError."""
         count = node_count_of(path) or 1
-        self._first = node_directory(path, 0, count)
         self._store = StripedPages(path, count)
         try:
-            self.description = description_of(self._store.configs, path)
+            self.description, _ = self._store.job
+            self._first = node_directory(path, self._store.first_holder, count)
             decided = self._store.decided
             if decided is None:
                 raise ConfigError(
@@ -88,8 +88,7 @@ class RestingState(Closing):
     def read_field(self, chunk: int, field: str, into: memoryview) -> None:
         """See StateSource."""
         if field == UPDATES:
-            configs = self._store.configs
-            kind = configs[chunk % len(configs)].kind(chunk // len(configs))
+            kind = self._store.kind_of(chunk)
             read = partial(self._store.read_field, chunk, self.record.version, UPDATES)
             read_counts(read, kind, into)
         else:
@@ -98,21 +97,3 @@ class RestingState(Closing):
     def close(self) -> None:
         """Close the store."""
         self._store.close()
-
-
-def description_of(configs: Sequence[StoreConfig], path: Path) -> Description:
-    """The job that the stores of a state were made for. Raises StateError."""
-    try:
-        description = parse_description(configs[0].description)
-    except RemoteProtocolError as exc:
-        raise StateError(f"{path}: {exc}. Restore the state from an export.") from exc
-    layout = description.layout
-    pages_count = sum(config.page_count for config in configs)
-    replicas, left = divmod(pages_count, len(layout.chunks))
-    if len(configs) != layout.node_count or left or not replicas:
-        raise StateError(
-            f"{path} has {pages_count} of {len(layout.chunks)} pages: the state is spread over "
-            f"{layout.node_count} optimizer nodes; name the directory that holds node-0, node-1, "
-            "... of all of them"
-        )
-    return description

@@ -83,6 +83,11 @@ def _roll_back(path: Path, count: int, should_stop: Any) -> None:
 
 def _lines(found: StateFound, *, is_full: bool) -> list[str]:
     lines = [line for node in found.nodes for line in _node_lines(node, is_full=is_full)]
+    for number in found.left_out:
+        lines.append(
+            f"node {number} was left out, and others hold its pages: luwu refill {found.path} makes "
+            "its directory again"
+        )
     for damage in found.damages:
         lines.append(f"{DAMAGED} {damage}")
     if found.damages:
@@ -140,4 +145,5 @@ def _document(found: StateFound, *, is_full: bool) -> dict[str, Any]:
         "version": found.version,
         "damages": found.damages,
         "nodes": nodes,
+        "left_out": found.left_out,
     }

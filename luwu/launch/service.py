@@ -159,6 +159,9 @@ class ServiceJob(Closing):
         self._service = service
         self._roles: list[str] = []
 
+    def expect_replicas(self, nodes_count: int, replicas: int) -> None:
+        """A job of a service has one node."""
+
     def add_role(self, role: str, spec: dict[str, Any]) -> str:
         """Have a role open the job and wait until it listens; its endpoint."""
         for stale in (ready_file(self.run, role), ended_file(self.run, role)):

@@ -66,6 +66,9 @@ class Starter(Protocol):
     private_directory: Path | None
     """Holds the sockets; removed at the end."""
 
+    def expect_replicas(self, nodes_count: int, replicas: int) -> None:
+        """The run may go on without a node whose pages others hold."""
+
     def add_role(self, role: str, spec: dict[str, Any]) -> str:
         """Start a role and wait until it listens; its endpoint."""
 
@@ -296,6 +299,7 @@ def add_nodes(
     """Start the optimizer nodes, the first first; their endpoints."""
     count = config.optimizer_nodes
     if count > 1:
+        supervisor.expect_replicas(count, config.replicas)
         assert state is not None
         state.parent.mkdir(parents=True, exist_ok=True)
         state.mkdir(mode=0o700, exist_ok=True)

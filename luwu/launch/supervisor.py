@@ -6,6 +6,7 @@ ending     workers gone; node and switch end by themselves   -> `wait` returns
 closed     everything is stopped within 2 s                  -> `close`, whatever happened
 
 a switch or node died      started again on the same state and endpoint, `restarts` times in all
+a node that others replace the run goes on without it (--replicas), once the switch has left it out
 it refused its input       the run ends with its message (exit codes 2, 3, 5)
 a worker was lost          the run ends with its traceback (exit code 4, or the error's own)
 """
@@ -31,7 +32,7 @@ from luwu.base.json_file import read_json
 from luwu.launch.agent import SAYS, own_agent_command
 from luwu.launch.attendance import Attendance
 from luwu.launch.hosts.hosts import Hosts
-from luwu.launch.hosts.nodes import kind_of
+from luwu.launch.hosts.nodes import Replicas, kind_of
 from luwu.launch.processes.allocator import WORKER_TUNABLES
 from luwu.launch.processes.children import Child, DiskBytes, exit_text, kill_marked, stop_all
 from luwu.launch.processes.console import Console, LogFollower
@@ -96,6 +97,7 @@ class Supervisor(Closing):
         self._prefix = prefix
         self._records = records
         self._roles: list[RoleProcess] = []
+        self._replicas = Replicas(1, 1)
         self._workers: list[WorkerGroup] = []
         self._attendance: Attendance | None = None
         self._relay: Relay | None = None
@@ -200,6 +202,10 @@ class Supervisor(Closing):
         command = guarded_command(self.run, run_id, self._prefix, script, starter)
         return [*hosts.enter_host(index), *command]
 
+    def expect_replicas(self, nodes_count: int, replicas: int) -> None:
+        """Several optimizer nodes hold each page: the run goes on without one that is lost."""
+        self._replicas = Replicas(nodes_count, replicas)
+
     # ---------------------------------------------------------------------- watching
 
     def wait(self) -> None:
@@ -263,9 +269,17 @@ class Supervisor(Closing):
             child.note_disk()
             role.ready()
             return
-        if code == 0:
+        if code == 0 or self._replicas.is_lost(role.role):
             return
         document = role.error()
+        is_final = code in FINAL_CODES or self._restarts_left == 0
+        if not is_starting and is_final and self._replicas.lose(role.role, document.get("code")):
+            why = document.get("message") or exit_text(code)
+            self._console.say(
+                f"{role.role} is lost ({why}); the run goes on without it, as other nodes hold its "
+                f"pages. Log {self.run.log(role.role)}"
+            )
+            return
         if code in FINAL_CODES:
             raise role_failure(self.run, role.role, code, document)
         if not is_starting and not role.is_restartable:
@@ -322,6 +336,8 @@ class Supervisor(Closing):
                 raise role_failure(self.run, role.role, code, role.error())
 
     def _has_ended(self, role: RoleProcess) -> bool:
+        if self._replicas.is_lost(role.role):
+            return True
         return role.child is not None and role.child.poll() == 0
 
     def _raise_if_stopped(self) -> None:

@@ -19,6 +19,7 @@ import os
 import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 from luwu.base.errors import ConfigError, StateError
 from luwu.base.failpoints import failpoint
@@ -140,17 +141,22 @@ def lock_directory(path: Path, *, read_only: bool = False) -> int:
     return fd
 
 
+def read_counters(path: Path) -> dict[str, Any]:
+    """What is recorded in LOCK, also of a store that is open. Raises ConfigError, StateError."""
+    config = read_config(path)
+    file = BlockFile(
+        path / LOCK_NAME, BUFFERED_BY_CHOICE, IoCounter(), synced=False, read_only=True
+    )
+    try:
+        return RecordRing(file, config.store_uuid).read()
+    finally:
+        file.close()
+
+
 def _holder(path: Path) -> str:
     """The process that has the store open, according to LOCK."""
     try:
-        config = read_config(path)
-        file = BlockFile(
-            path / LOCK_NAME, BUFFERED_BY_CHOICE, IoCounter(), synced=False, read_only=True
-        )
-        try:
-            counters = RecordRing(file, config.store_uuid).read()
-        finally:
-            file.close()
+        counters = read_counters(path)
         if counters["host"] == socket.gethostname() and not _is_alive(counters["pid"]):
             return "another process, which reads it (luwu export?)"
         return f"process {counters['pid']} on {counters['host']}"

@@ -1,20 +1,26 @@
 """The pages of several optimizer nodes read as one state, at rest.
 
-Which node holds which page: `luwu/layout/share.py`. Decisions of node 0 count: a node that was
-killed before it received one has that version prepared, which is read instead.
+Which node holds which page: `luwu/layout/share.py`. The nodes that count are those of the newest
+epoch that any directory has recorded (E1 to E4, `switch_emu/switch/core/lead.py`); a node that was
+left out has an older version, which is not read. What any that counts has decided is decided: one
+that was killed before has that version prepared, which is read instead.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from luwu.base.closing import Closing
-from luwu.base.errors import ConfigError, StateError
+from luwu.base.errors import ConfigError, RemoteProtocolError, StateError
 from luwu.base.limits import NODE_COUNT_MAX
-from switch_emu.store.config import StoreConfig
-from switch_emu.store.directory import CONFIG_NAME, read_config
+from luwu.layout import Share, owners_of
+from luwu.protocol.epoch import Epoch, nodes_of
+from luwu.wire.description import Description, parse_description
+from switch_emu.store.config import PageKind, StoreConfig
+from switch_emu.store.directory import CONFIG_NAME, read_config, read_counters
 from switch_emu.store.file import FilePageStore
 from switch_emu.store.records import DecidedStep
 
@@ -31,7 +37,8 @@ def node_count_of(state: Path) -> int | None:
     if not any(state.glob(f"node-*/{CONFIG_NAME}")):
         return None
     count, present = present_nodes(state)
-    missing = [number for number in range(count) if number not in present]
+    counted = members_of({n: _recorded(state / f"node-{n}") for n in present}, count)
+    missing = [number for number in counted if number not in present]
     if missing:
         raise ConfigError(
             f"{state} has directories of {len(present)} of {count} optimizer nodes, but none of "
@@ -39,6 +46,14 @@ def node_count_of(state: Path) -> int | None:
             "all directories from a snapshot"
         )
     return count
+
+
+def left_out_nodes(state: Path) -> tuple[int, ...]:
+    """The nodes that the job goes on without, as others hold their pages: their directories are
+    missing or older. Raises ConfigError if there is no state of several."""
+    count, present = present_nodes(state)
+    counted = members_of({n: _recorded(state / f"node-{n}") for n in present}, count)
+    return tuple(number for number in range(count) if number not in counted)
 
 
 def present_nodes(state: Path) -> tuple[int, tuple[int, ...]]:
@@ -58,54 +73,137 @@ def present_nodes(state: Path) -> tuple[int, tuple[int, ...]]:
     return count, tuple(present)
 
 
-class StripedPages(Closing):
-    """The decided version of all stores of a state, read-only."""
+def members_of(recorded: Mapping[int, tuple[int, ...]], count: int) -> tuple[int, ...]:
+    """The nodes that count, by what each has recorded (`luwu.protocol.epoch`); all, if nothing."""
+    newest = Epoch(*max(recorded.values(), default=()))
+    return nodes_of(newest.members or (1 << count) - 1)
 
-    def __init__(self, state: Path, count: int) -> None:
-        """Raises: ConfigError if a store is missing or open; StateError if they do not match."""
-        self._stores: list[FilePageStore] = []
+
+def missing_stripes(present: Container[int], count: int, replicas: int) -> list[int]:
+    """The stripes of which no node that is present has a copy."""
+    return [
+        stripe
+        for stripe in range(count)
+        if not any(node in present for node in owners_of(stripe, count, replicas))
+    ]
+
+
+def _recorded(directory: Path) -> tuple[int, ...]:
+    found: tuple[int, ...] = tuple(read_counters(directory).get("epoch", ()))
+    return found
+
+
+class StripedPages(Closing):
+    """The decided version of all stores of a state that count, read-only."""
+
+    def __init__(self, state: Path, count: int, *, may_lack: bool = False) -> None:
+        """`may_lack`: some that count may be missing, as long as others hold their pages.
+
+        Raises: ConfigError if a store is missing or open; StateError if they do not match.
+        """
+        self._path = state
+        self.stores: dict[int, FilePageStore] = {}
+        """By the number of their nodes."""
         try:
-            for number in range(count):
+            present = (0,) if count == 1 else present_nodes(state)[1]
+            for number in present:
                 directory = node_directory(state, number, count)
-                self._stores.append(FilePageStore.open(directory, read_only=True))
-            self._check(state)
+                self.stores[number] = FilePageStore.open(directory, read_only=True)
+            epochs = {number: store.epoch for number, store in self.stores.items()}
+            counted = members_of(epochs, count)
+            for number in [each for each in self.stores if each not in counted]:
+                self.stores.pop(number).close()
+            self._check(state, () if may_lack else counted)
         except BaseException:
             self.close()
             raise
 
-    def _check(self, state: Path) -> None:
-        decided = self.decided
-        version = None if decided is None else decided.version
-        for number, store in enumerate(self._stores):
+    def _check(self, state: Path, counted: Sequence[int]) -> None:
+        for number in counted:
+            if number not in self.stores:
+                raise ConfigError(f"{state} has no directory of optimizer node {number}")
+        version = None if self.decided is None else self.decided.version
+        for number, store in self.stores.items():
             reached = [s.version for s in (store.decided, store.prepared) if s is not None]
             if version is not None and version not in reached:
                 raise StateError(
-                    f"{state}: node 0 is decided at version {version}, node {number} has "
+                    f"{state}: version {version} is decided, node {number} has "
                     f"{' and '.join(map(str, reached)) or 'none'}: they are not parts of one "
                     "state; restore all directories from the same checkpoint"
                 )
 
+    @cached_property
+    def job(self) -> tuple[Description, int]:
+        """The job, and the number of nodes that hold each page. Raises StateError."""
+        return description_of(self.configs, self._path)
+
+    @cached_property
+    def _holders(self) -> list[tuple[FilePageStore, Share]]:
+        """The store that each stripe is read from."""
+        return [self._holder(stripe) for stripe in range(self.job[0].layout.node_count)]
+
+    def _holder(self, stripe: int) -> tuple[FilePageStore, Share]:
+        layout, replicas = self.job[0].layout, self.job[1]
+        owners = owners_of(stripe, layout.node_count, replicas)
+        number = next(each for each in owners if each in self.stores)
+        return self.stores[number], Share(layout, number, replicas)
+
     @property
-    def configs(self) -> Sequence[StoreConfig]:
-        """Configurations of all nodes' stores."""
-        return [store.config for store in self._stores]
+    def configs(self) -> dict[int, StoreConfig]:
+        """Configurations of the stores, by the number of their nodes."""
+        return {number: store.config for number, store in self.stores.items()}
 
     @property
     def decided(self) -> DecidedStep | None:
-        """The newest step that node 0 has decided."""
-        return self._stores[0].decided
+        """The newest step that any node has decided."""
+        found = [store.decided for store in self.stores.values() if store.decided is not None]
+        return max(found, key=lambda step: step.version, default=None)
 
     @property
     def attempt(self) -> int:
         """The highest attempt that any node has recorded."""
-        return max(store.attempt for store in self._stores)
+        return max(store.attempt for store in self.stores.values())
+
+    @property
+    def first_holder(self) -> int:
+        """The number of a node that keeps what workers attach to a version."""
+        store, _ = self._holders[0]
+        return next(number for number, each in self.stores.items() if each is store)
+
+    def kind_of(self, page: int) -> PageKind:
+        """The kind of the page of a chunk."""
+        store, share = self._holders[page % len(self._holders)]
+        return store.config.kind(share.page(page))
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         """Fill `into` with one field of the page of a chunk, of the first node that holds it."""
-        number, index = page % len(self._stores), page // len(self._stores)
-        self._stores[number].read_field(index, version, field_name, into)
+        store, share = self._holders[page % len(self._holders)]
+        store.read_field(share.page(page), version, field_name, into)
 
     def close(self) -> None:
         """Close all stores."""
-        for store in self._stores:
+        for store in self.stores.values():
             store.close()
+
+
+def description_of(configs: Mapping[int, StoreConfig], path: Path) -> tuple[Description, int]:
+    """The job that these nodes' stores were made for, and how many nodes hold each page.
+
+    Raises StateError.
+    """
+    try:
+        description = parse_description(next(iter(configs.values())).description)
+    except RemoteProtocolError as exc:
+        raise StateError(f"{path}: {exc}. Restore the state from an export.") from exc
+    layout = description.layout
+    for replicas in range(1, layout.node_count + 1):
+        shares = {number: Share(layout, number, replicas) for number in configs}
+        fits = all(shares[n].pages_count == config.page_count for n, config in configs.items())
+        if fits and not missing_stripes(configs, layout.node_count, replicas):
+            return description, replicas
+    pages_count = sum(config.page_count for config in configs.values())
+    raise StateError(
+        f"{path} has {pages_count} of {len(layout.chunks)} pages: the state is spread over "
+        f"{layout.node_count} optimizer nodes; name the directory that holds node-0, node-1, ... "
+        "of all of them"
+    )

@@ -19,7 +19,7 @@ from luwu.base.errors import Interrupted, StateError
 from switch_emu.store.attachments import AttachmentFiles
 from switch_emu.store.direct_io import aligned_buffer
 from switch_emu.store.file import FilePageStore
-from switch_emu.store.striped import StripedPages, node_directory
+from switch_emu.store.striped import StripedPages, left_out_nodes, node_directory
 
 DAMAGES_MAX = 100
 """Damages that are reported one by one; a lost store may have millions."""
@@ -59,11 +59,13 @@ class StateFound:
     nodes: tuple[NodeFound, ...]
     disagreement: str | None
     """The reason why the nodes' directories are not parts of one state."""
+    left_out: tuple[int, ...] = ()
+    """Numbers of nodes that the job went on without; they are not looked at."""
 
     @property
     def version(self) -> int | None:
-        """The decided version of node 0, which counts."""
-        return self.nodes[0].version
+        """The newest decided version."""
+        return max((n.version for n in self.nodes if n.version is not None), default=None)
 
     @property
     def damages(self) -> list[str]:
@@ -76,9 +78,11 @@ def verify_state(
     path: Path, count: int, *, full: bool, should_stop: Callable[[], bool] = lambda: False
 ) -> StateFound:
     """Verify the state of `count` nodes. Raises ConfigError if it is missing or in use."""
+    left_out = () if count == 1 else left_out_nodes(path)
     nodes = tuple(
         _verify_node(node_directory(path, number, count), full, should_stop)
         for number in range(count)
+        if number not in left_out
     )
     disagreement = None
     if not any(node.damages for node in nodes):
@@ -86,7 +90,7 @@ def verify_state(
             StripedPages(path, count).close()
         except StateError as exc:
             disagreement = str(exc)
-    return StateFound(path=path, nodes=nodes, disagreement=disagreement)
+    return StateFound(path=path, nodes=nodes, disagreement=disagreement, left_out=left_out)
 
 
 def _verify_node(directory: Path, full: bool, should_stop: Callable[[], bool]) -> NodeFound:

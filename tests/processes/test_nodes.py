@@ -63,6 +63,33 @@ def test_nodes_are_killed(tmp_path: Path) -> None:
     assert (exported.step, exported.weights_digest) == (STEPS, light_digest(STEPS))
 
 
+@pytest.mark.feature("a lost optimizer node")
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_node_is_lost_with_its_directory(number: int, tmp_path: Path) -> None:
+    """I1, I2, I3, E4. Goal: the job goes on without it and ends with the digest of plain torch; the
+    state says so, and is whole again after a refill. Method: kill -9, and delete its directory; the
+    process that is started in its place finds nothing, and is left out."""
+    outside = Outside(tmp_path / "outside")
+    role, directory = ("node", "node-1")[number], tmp_path / "of-2.state" / f"node-{number}"
+    with start(tmp_path, 2, outside, replicas=2) as cluster:
+        cluster.wait_for(role)
+        kill.wait_for_step(cluster, 3, limit_s=150)
+        shutil.rmtree(directory)
+        cluster.kill(role)
+        found = finished(cluster, outside)
+        said = cluster.output
+    assert f"{role} is lost (optimizer node {number}: the job goes on without it since" in said
+    assert found["weights_digest"] == light_digest(STEPS)
+    assert len(found["nodes"]) == 1
+    assert main(["refill", str(tmp_path / "of-2.state")]) == 0
+    assert main(["verify", "--full", str(tmp_path / "of-2.state")]) == 0
+    shutil.rmtree(tmp_path / "of-2.state" / f"node-{1 - number}")
+    assert main(["refill", str(tmp_path / "of-2.state")]) == 0
+    with RestingState(tmp_path / "of-2.state") as source:
+        exported = export_state(source, tmp_path / "exported", ExportOptions())
+    assert (exported.step, exported.weights_digest) == (STEPS, light_digest(STEPS))
+
+
 @pytest.mark.feature("several optimizer nodes")
 def test_disk_work_divides(tmp_path: Path) -> None:
     """I3. Goal: four nodes end with the digest of one, and each writes a quarter of its bytes; of

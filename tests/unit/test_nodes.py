@@ -86,7 +86,7 @@ def test_directories_of_different_states_are_not_one(tmp_path: Path) -> None:
     with FilePageStore.open(tmp_path / "node-0", durability="none") as store:
         write_version(store, job, 0, 2)
         store.decide(2, store.attempt)
-    with pytest.raises(StateError, match="node 0 is decided at version 2, node 1 has 1"):
+    with pytest.raises(StateError, match="version 2 is decided, node 1 has 1"):
         StripedPages(tmp_path, 2)
 
 

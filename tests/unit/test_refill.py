@@ -15,7 +15,7 @@ from luwu.layout import Share
 from luwu.wire.description import Description
 from switch_emu.store import FilePageStore
 from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
-from switch_emu.store.striped import node_directory
+from switch_emu.store.striped import StripedPages, node_directory
 from tests.unit.test_nodes import make_state, write_version
 
 
@@ -74,11 +74,10 @@ def test_a_lost_directory_is_made_again(
 @pytest.mark.parametrize(
     ("lost", "decided", "ready", "version"),
     [
-        (0, set(), {1, 2}, 2),  # it may have been decided and announced
+        (0, set(), {1, 2}, 1),  # what was announced was decided at all of them
         (0, {1}, {1, 2}, 2),
-        (0, set(), {1}, 1),  # node 2 had not prepared it, so it was not decided
         (1, {0}, {0, 2}, 2),
-        (1, set(), {0, 2}, 1),  # node 0 had not decided it
+        (1, set(), {0, 2}, 1),
     ],
 )
 def test_what_is_decided(
@@ -90,6 +89,28 @@ def test_what_is_decided(
     step_ahead(tmp_path, job, 2, decided, ready)
     assert refill(tmp_path).version == version
     assert content(tmp_path, lost, 3)[0] == version
+
+
+def test_the_directory_of_a_node_that_was_left_out_is_replaced(tmp_path: Path) -> None:
+    """E4. Goal: the job has gone on without it for a step; then all nodes count again."""
+    job = make_state(tmp_path, 3, replicas=2)
+    for number in (0, 2):
+        with FilePageStore.open(node_directory(tmp_path, number, 3), durability="none") as store:
+            store.record_attempt(store.attempt + 1, (7, 0b101, 3))
+            write_version(store, job, number, 2, 2)
+            store.decide(2, store.attempt)
+    expected = content(tmp_path, 2, 3)
+    with StripedPages(tmp_path, 3) as pages:
+        assert sorted(pages.stores) == [0, 2]
+    assert refill(tmp_path).nodes == (1,)
+    assert content(tmp_path, 2, 3) == expected
+    assert content(tmp_path, 1, 3)[0] == 2
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["node-0", "node-1", "node-2"]
+    for number in range(3):
+        with FilePageStore.open(node_directory(tmp_path, number, 3), read_only=True) as store:
+            assert store.epoch == (8, 0b111, 3)
+    with pytest.raises(ConfigError, match="nothing is to be filled"):
+        refill(tmp_path)
 
 
 def test_what_workers_attached_is_made_again(tmp_path: Path) -> None:
@@ -133,5 +154,5 @@ def test_what_cannot_be_filled_is_rejected(tmp_path: Path) -> None:
         refill(tmp_path)
     for number in (0, 1):
         shutil.rmtree(node_directory(tmp_path, number, 3))
-    with pytest.raises(ConfigError, match=r"all 2 copies of some pages are lost.*nodes 0, 1"):
+    with pytest.raises(ConfigError, match=r"all copies of some pages are lost; nodes 2 are left"):
         refill(tmp_path)

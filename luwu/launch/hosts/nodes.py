@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import read_json, write_json
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.layout import check_replicas
+from luwu.layout import check_replicas, owners_of
+
+OF_THE_JOB: Final = ("E500", "E508", "E509")
+"""Errors that are not of one node alone."""
 
 
 def node_role(number: int) -> str:
@@ -33,6 +36,33 @@ def node_result(number: int, count: int) -> str:
 def is_node(process: str) -> bool:
     """True if a process is an optimizer node."""
     return kind_of(process) == "node"
+
+
+def number_of(process: str) -> int:
+    """The number of a node, of its process's name."""
+    return int(process.partition("-")[2] or 0)
+
+
+class Replicas:
+    """The nodes of a run that are lost, where others hold their pages."""
+
+    def __init__(self, nodes_count: int, replicas: int) -> None:
+        self._owners = [owners_of(s, nodes_count, replicas) for s in range(nodes_count)]
+        self.lost: set[int] = set()
+
+    def is_lost(self, process: str) -> bool:
+        """True if a process is a node that the run goes on without."""
+        return is_node(process) and number_of(process) in self.lost
+
+    def lose(self, process: str, code: str | None) -> bool:
+        """A node has ended for good, with an error code; True if the run can go on without it."""
+        if not is_node(process) or code in OF_THE_JOB:
+            return False
+        lost = self.lost | {number_of(process)}
+        if any(lost.issuperset(owners) for owners in self._owners):
+            return False
+        self.lost = lost
+        return True
 
 
 def kind_of(process: str) -> str:
@@ -74,14 +104,12 @@ def fold_nodes(run: RunDirectory, state: Path | None, count: int) -> None:
     if count == 1:
         return
     assert state is not None
-    from luwu.wire.description import parse_description
     from switch_emu.node.pages import weights_digest
     from switch_emu.store.striped import StripedPages
 
-    nodes = [_summary(run, number, count) for number in range(count)]
     with StripedPages(state, count) as pages:
-        layout = parse_description(pages.configs[0].description).layout
-        digest = weights_digest(pages, layout)
+        digest = weights_digest(pages, pages.job[0].layout)
+        nodes = [_summary(run, number, count) for number in sorted(pages.stores)]
     first = nodes[0]
     folded = {
         **{key: first[key] for key in ("schema", "steps", "chunk_bytes")},

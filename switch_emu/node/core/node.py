@@ -447,17 +447,18 @@ class NodeCore:
         joint = self.joint
         assert isinstance(joint, Joint)
         self.children.members.active = m.contributors
+        level = "WARNING" if joint.is_enlisted else "INFO"
         self.state.raise_attempt(m.attempt, joint.taken_over(m))
-        self._forget(m.text)
+        self._forget(m.text, level)
         joint.was_taken_over()
         self._advance()
 
-    def _forget(self, text: str) -> None:
+    def _forget(self, text: str, level: str = "WARNING") -> None:
         """A new attempt: forget all that came in under the older one."""
         for part in self._with_attempt:
             part.forget()
         step, attempt = self.out.step, self.out.attempt
-        self.out.note("node.abort", level="WARNING", step=step, attempt=attempt, text=text)
+        self.out.note("node.abort", level=level, step=step, attempt=attempt, text=text)
 
     # ---------------------------------------------------------------------- questions
 

@@ -56,6 +56,7 @@ from switch_emu.switch.core.ballot import Ballot, Difference
 from switch_emu.switch.core.parents import Parents
 
 _STARTED_AGAIN: Final = "the switch was started again"
+_BEGINS: Final = "the job begins"
 
 
 @dataclass(slots=True)
@@ -367,7 +368,8 @@ class Lead:
         if self._next is not None and self._are_at(answered, self._next.version):
             self._adopt_again()
         else:
-            self._go_on_with(answered, version, self._reason(0, missing) or _STARTED_AGAIN)
+            usual = _STARTED_AGAIN if any(each.epoch for each in standings) else _BEGINS
+            self._go_on_with(answered, version, self._reason(0, missing) or usual)
 
     def _consider_members(self) -> None:
         """Members are gone for too long, or were started again."""
