@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -19,10 +22,33 @@ import luwu
 from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
 from tests.processes.jobs import text_file
-from workers import finetune
 from workers.data import Batches, load_corpus
 
+
+class Later:
+    """A module that is imported when a name of it is first used.
+
+    Every test process collects every module: importing these there takes it eight seconds.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
+finetune = Later("workers.finetune")
+luwu_trainer = Later("luwu.integrations.transformers")
+peft = Later("peft")
+transformers = Later("transformers")
+
 WORLD_SIZE = 2
+needs_hf = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("accelerate", "peft", "transformers")),
+    reason="transformers, accelerate and peft are not installed (the extra `hf`)",
+)
+"""Of a module whose tests need them."""
 Change = Callable[[nn.Module], object]
 
 

@@ -11,20 +11,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
-
 import luwu
 from luwu.base.errors import ConfigError, LuwuError, StepOrderError
 from luwu.nic.shell import Nic
-from tests.integrations.hugging_face import alone, cluster, make_batches, through_a_node
+from tests.integrations.hugging_face import (
+    alone,
+    cluster,
+    finetune,
+    make_batches,
+    needs_hf,
+    through_a_node,
+)
 from tests.unit.fake_nic import FakeNetwork
 from tests.unit.training_harness import (
     one_thread,  # noqa: F401 - for every test here
     worker,
 )
-from workers import finetune
 
+pytestmark = needs_hf
 FLOAT32 = 1e-4
 BFLOAT16 = 2e-2
 LORA_RANK = 2

@@ -19,15 +19,12 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
-
 from luwu.testing.cluster import Cluster
-from tests.integrations.hugging_face import alone, through_a_node
+from tests.integrations.hugging_face import alone, finetune, needs_hf, through_a_node
 from tests.processes.jobs import text_file
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
-from workers import finetune
 
+pytestmark = needs_hf
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "huggingface.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(

@@ -12,25 +12,24 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-pytest.importorskip("peft")
-
-from peft import PeftModel
-from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
-
 import luwu
 from luwu.base.errors import ConfigError, StepAborted
-from luwu.integrations.transformers import LuwuTrainer
 from luwu.nic.shell import Nic
-from tests.integrations.hugging_face import cluster
+from tests.integrations.hugging_face import (
+    cluster,
+    finetune,
+    luwu_trainer,
+    needs_hf,
+    peft,
+    transformers,
+)
 from tests.unit.fake_nic import FakeNetwork
 from tests.unit.training_harness import (
     one_thread,  # noqa: F401 - for every test here
     worker,
 )
-from workers import finetune
 
+pytestmark = needs_hf
 STEPS = 6
 
 
@@ -44,7 +43,7 @@ def rows(count: int) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": row, "labels": row} for row in tokens]
 
 
-def arguments_of(directory: Path, **changes: Any) -> TrainingArguments:
+def arguments_of(directory: Path, **changes: Any) -> Any:
     values = {
         "save_strategy": "no",
         "use_cpu": True,
@@ -55,7 +54,7 @@ def arguments_of(directory: Path, **changes: Any) -> TrainingArguments:
         "learning_rate": 3e-3,
         "per_device_train_batch_size": 4,
     }
-    return TrainingArguments(str(directory / "output"), **{**values, **changes})
+    return transformers.TrainingArguments(str(directory / "output"), **{**values, **changes})
 
 
 def history(trainer: Any, name: str) -> list[float]:
@@ -76,13 +75,13 @@ def compare(directory: Path, *, lora: int = 0, abs_max: float, **changes: Any) -
         names = ("loss", "grad_norm", "learning_rate")
         return {"evaluated": evaluated, **{name: history(trainer, name) for name in names}}
 
-    expected = train(Trainer, make_model(lora))
+    expected = train(transformers.Trainer, make_model(lora))
 
     def work(nic: Nic) -> Any:
         luwu.init(nic=nic, device="cpu")
         model = make_model(lora)
         luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
-        found = train(LuwuTrainer, model)
+        found = train(luwu_trainer.LuwuTrainer, model)
         luwu.finish()
         return found
 
@@ -132,7 +131,7 @@ def test_transformers_trainer_takes_an_optimizer_of_luwu(tmp_path: Path) -> None
         model = make_model()
         luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
         lion = (luwu.optim.Lion, {"lr": 1e-3})
-        trainer = LuwuTrainer(
+        trainer = luwu_trainer.LuwuTrainer(
             model, arguments_of(tmp_path), train_dataset=rows(32), optimizer_cls_and_kwargs=lion
         )
         trainer.train()
@@ -144,15 +143,15 @@ def test_transformers_trainer_takes_an_optimizer_of_luwu(tmp_path: Path) -> None
         made.run(work)
 
 
-class StopAt(TrainerCallback):
-    """Ends training after a step, with the schedule of the whole run."""
+def stop_at(step: int) -> Any:
+    """A callback that ends training after a step, with the schedule of the whole run."""
 
-    def __init__(self, step: int) -> None:
-        self._step = step
+    class StopAt(transformers.TrainerCallback):  # type: ignore[name-defined, misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+            control.should_training_stop = state.global_step == step
+            return control
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        control.should_training_stop = state.global_step == self._step
-        return control
+    return StopAt()
 
 
 @pytest.mark.feature("Trainer, resumed")
@@ -160,7 +159,9 @@ def test_transformers_trainer_goes_on_where_the_state_is(tmp_path: Path) -> None
     """Goal: a run that is resumed has the losses and the schedule of one that was not stopped, in
     the middle of an epoch and of an accumulation of batches, and trains no step twice."""
     changes = {"gradient_accumulation_steps": 2, "lr_scheduler_type": "cosine", "max_steps": 12}
-    plain = Trainer(make_model(), arguments_of(tmp_path, **changes), train_dataset=rows(28))
+    plain = transformers.Trainer(
+        make_model(), arguments_of(tmp_path, **changes), train_dataset=rows(28)
+    )
     plain.train()
     expected = history(plain, "loss")
     assert len(expected) == 12
@@ -170,8 +171,8 @@ def test_transformers_trainer_goes_on_where_the_state_is(tmp_path: Path) -> None
         model = make_model()
         luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
         arguments = arguments_of(tmp_path, **changes)
-        trainer = LuwuTrainer(
-            model, arguments, train_dataset=rows(28), callbacks=[StopAt(stop)]
+        trainer = luwu_trainer.LuwuTrainer(
+            model, arguments, train_dataset=rows(28), callbacks=[stop_at(stop)]
         )  # fmt: skip
         trainer.train()
         luwu.finish()
@@ -230,19 +231,21 @@ def test_transformers_trainer_refuses_arguments(case: str, sharded: Any, tmp_pat
     for name, value in changes.items():
         setattr(arguments, name, value)  # some of them want a GPU, or a package, when constructed
     with pytest.raises(ConfigError, match=message):
-        LuwuTrainer(sharded, arguments)
+        luwu_trainer.LuwuTrainer(sharded, arguments)
 
 
 @pytest.mark.feature("arguments of Trainer that have no meaning here")
 def test_transformers_trainer_refuses_optimizers(sharded: Any, tmp_path: Path) -> None:
-    other = LuwuTrainer(sharded, arguments_of(tmp_path, optim="adafactor"), train_dataset=rows(8))
+    other = luwu_trainer.LuwuTrainer(
+        sharded, arguments_of(tmp_path, optim="adafactor"), train_dataset=rows(8)
+    )
     with pytest.raises(ConfigError, match=r"optim='adafactor'.*adamw_torch.*luwu\.optim\.Lion"):
         other.train()
     plain = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     with pytest.raises(ConfigError, match=r"got a SGD, which would update nothing.*luwu\.optim"):
-        LuwuTrainer(sharded, arguments_of(tmp_path), optimizers=(plain, None))
+        luwu_trainer.LuwuTrainer(sharded, arguments_of(tmp_path), optimizers=(plain, None))
     given = (torch.optim.SGD, {"lr": 0.1})
-    trainer = LuwuTrainer(
+    trainer = luwu_trainer.LuwuTrainer(
         sharded, arguments_of(tmp_path), train_dataset=rows(8), optimizer_cls_and_kwargs=given
     )
     with pytest.raises(ConfigError, match=r"got a SGD, which would update nothing"):
@@ -252,16 +255,16 @@ def test_transformers_trainer_refuses_optimizers(sharded: Any, tmp_path: Path) -
 @pytest.mark.feature("arguments of Trainer that have no meaning here")
 def test_transformers_trainer_refuses_models(sharded: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"got a LlamaForCausalLM.*luwu\.fully_shard"):
-        LuwuTrainer(make_model(), arguments_of(tmp_path))
+        luwu_trainer.LuwuTrainer(make_model(), arguments_of(tmp_path))
     with pytest.raises(ConfigError, match=r"model_init.*model="):
-        LuwuTrainer(args=arguments_of(tmp_path), model_init=make_model)
+        luwu_trainer.LuwuTrainer(args=arguments_of(tmp_path), model_init=make_model)
     with pytest.raises(ConfigError, match=r'without args.*save_strategy="no"'):
-        LuwuTrainer(sharded)
+        luwu_trainer.LuwuTrainer(sharded)
 
 
 @pytest.mark.feature("arguments of Trainer that have no meaning here")
 def test_transformers_trainer_refuses_a_checkpoint(sharded: Any, tmp_path: Path) -> None:
-    trainer = LuwuTrainer(sharded, arguments_of(tmp_path), train_dataset=rows(8))
+    trainer = luwu_trainer.LuwuTrainer(sharded, arguments_of(tmp_path), train_dataset=rows(8))
     with pytest.raises(ConfigError, match=r"resume_from_checkpoint.*state directory"):
         trainer.train(resume_from_checkpoint=True)
 
@@ -275,7 +278,7 @@ def test_transformers_trainer_refuses_a_plateau_in_the_middle(sharded: Any, tmp_
     arguments = arguments_of(
         tmp_path, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps", eval_steps=1
     )
-    trainer = LuwuTrainer(
+    trainer = luwu_trainer.LuwuTrainer(
         sharded, arguments, train_dataset=rows(8), eval_dataset=rows(2),
         optimizers=(optimizer, None),
     )  # fmt: skip
@@ -296,7 +299,7 @@ def test_transformers_trainer_refuses_unsplit_data(
         model = make_model()
         luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
         with pytest.raises(ConfigError, match=message):
-            LuwuTrainer(model, arguments_of(tmp_path, **changes))
+            luwu_trainer.LuwuTrainer(model, arguments_of(tmp_path, **changes))
         session.is_finished = True  # no other rank comes
         session.nic.close()
 
@@ -308,7 +311,7 @@ def test_transformers_trainer_says_that_it_cannot_go_back(tmp_path: Path) -> Non
         model = make_model()
         luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
         network.fail_at("commit", step=1)
-        trainer = LuwuTrainer(model, arguments_of(tmp_path), train_dataset=rows(32))
+        trainer = luwu_trainer.LuwuTrainer(model, arguments_of(tmp_path), train_dataset=rows(32))
         with pytest.raises(StepAborted) as caught:
             trainer.train()
         assert "cannot go back to a step" in caught.value.__notes__[0]
@@ -329,7 +332,9 @@ def test_transformers_trainer_saves_weights(lora: int, tmp_path: Path) -> None:
         luwu.init(nic=nic, device="cpu")
         model = make_model(lora)
         luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
-        trainer = LuwuTrainer(model, arguments_of(tmp_path, **saving), train_dataset=rows(32))
+        trainer = luwu_trainer.LuwuTrainer(
+            model, arguments_of(tmp_path, **saving), train_dataset=rows(32)
+        )
         trainer.train()
         trainer.save_model(str(tmp_path / "saved"))
         with torch.no_grad():
@@ -339,9 +344,9 @@ def test_transformers_trainer_saves_weights(lora: int, tmp_path: Path) -> None:
 
     def loss_of(directory: Path) -> float:
         if lora:
-            loaded: Any = PeftModel.from_pretrained(make_model(), str(directory))
+            loaded: Any = peft.PeftModel.from_pretrained(make_model(), str(directory))
         else:
-            loaded = LlamaForCausalLM.from_pretrained(directory, local_files_only=True)
+            loaded = transformers.LlamaForCausalLM.from_pretrained(directory, local_files_only=True)
         with torch.no_grad():
             return float(loaded(**inputs).loss)
 
