@@ -167,10 +167,8 @@ def demo_budget_bytes(config: RunConfig) -> int:
 
 def parameters_count(config: RunConfig) -> int:
     """Parameters of the built-in GPT for this job, counted without storage."""
-    import torch
-
     from workers.data import load_corpus
-    from workers.gpt import GPT
+    from workers.gpt import without_storage
     from workers.options import Options
 
     asked = {
@@ -179,8 +177,7 @@ def parameters_count(config: RunConfig) -> int:
         if (value := getattr(config, name)) is not None
     }
     options = Options(arm="luwu", dtype=config.dtype, **asked)
-    with torch.device("meta"):
-        model = GPT(options.gpt(load_corpus(config.data).vocab))
+    model = without_storage(options.gpt(load_corpus(config.data).vocab))
     return sum(parameter.numel() for parameter in model.parameters())
 
 

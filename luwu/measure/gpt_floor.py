@@ -46,7 +46,8 @@ def gpt_seconds(
 
     def block(index: int) -> None:
         y = blocks[index](x.detach().requires_grad_())
-        y.backward(y.detach())
+        # Its gradient is y; to be given one, torch would import sympy, half a second.
+        torch.dot(y.flatten(), y.detach().flatten()).backward()
 
     with ThreadPoolExecutor(
         at_once, initializer=torch.set_num_threads, initargs=(threads,)

@@ -14,11 +14,11 @@ takes no others: what is set is then used for buffers and hyper-parameters only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.nic.reader import FieldRead, StateReader
@@ -30,7 +30,21 @@ from luwu.training.state.sources import GivenState
 from luwu.training.units.placeholder import Placeholder
 from luwu.wire.state_names import FIELD_NAMES, STEP, has_step
 
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
 _NAMES_SHOWN_MAX = 5
+
+
+@dataclass(frozen=True)
+class _Defaults:
+    """What torch's StateDictOptions() has; to import it takes half of the time of torch itself."""
+
+    full_state_dict: bool = False
+    cpu_offload: bool = False
+    ignore_frozen_params: bool = False
+    strict: bool = True
+    flatten_optimizer_state_dict: bool = False
 
 
 def get_model_state_dict(
@@ -367,7 +381,8 @@ def _returns_here(session: Session, options: StateDictOptions) -> bool:
 
 
 def _checked(options: StateDictOptions | None) -> StateDictOptions:
-    options = options or StateDictOptions()
+    if options is None:
+        return cast("StateDictOptions", _Defaults())
     if options.flatten_optimizer_state_dict:
         raise ConfigError(
             "flatten_optimizer_state_dict: the optimizer's state is returned by parameter here; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import luwu
+from luwu.optim.state_dict import _Defaults
 from tests.unit.real_training import digest_of, in_cluster, seeded
 from tests.unit.small_models import Block, Stack, batch
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
@@ -322,3 +324,8 @@ def test_torch_can_take_what_we_give(tmp_path: Path) -> None:
     steps(model, optimizer, 2, 4)
     steps(expected, other, 2, 4)
     assert_same(model.state_dict(), expected.state_dict())
+
+
+def test_options_that_are_not_given_are_those_of_torch() -> None:
+    """Goal: the defaults that stand here, so that nobody imports torch's for them, are torch's."""
+    assert all(getattr(StateDictOptions(), each.name) == each.default for each in fields(_Defaults))
