@@ -41,7 +41,7 @@ CHUNKS: Final = ("16KiB", "1MiB")
 STEPS: Final = 5
 LARGE: Final = Training(layers=8, width=512, context=32, batch=1, workers=2, steps=12)
 """25.4 M parameters, 305 MB of state."""
-SMALL: Final = Training(layers=1, width=32, context=8, batch=1, workers=2, steps=4)
+SMALL: Final = Training(layers=1, width=32, context=8, batch=1, workers=1, steps=4)
 COMPUTE_MS: Final = "100"
 """Of each unit's forward, and of its backward: 1.8 s a step."""
 DURABILITIES: Final = ("none", "process", "step")

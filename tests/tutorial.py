@@ -103,24 +103,36 @@ def _shown(printed: str, lines: str) -> str:
     return "".join(f"{line}\n" for line in [*before, *shown, *after])
 
 
+def pages(text: str, directory: Path) -> dict[Path, str]:
+    """The page and its pictures as they should be, of the page as it is."""
+    found = {PAGE: made(text, directory)}
+    for link in _PICTURE.findall(text):
+        file = PAGE.parent / link
+        found[file] = (directory / file.name).read_text(encoding="utf-8")
+    return found
+
+
+def stale(found: dict[Path, str]) -> list[Path]:
+    """Those of them that are not so."""
+    return [
+        file
+        for file, expected in found.items()
+        if not file.exists() or file.read_text(encoding="utf-8") != expected
+    ]
+
+
 def main(arguments: list[str]) -> int:
     """Write or check the page and its pictures; the exit code."""
     text = PAGE.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="luwu-tutorial-") as name:
-        found = {PAGE: made(text, Path(name))}
-        for link in _PICTURE.findall(text):
-            file = PAGE.parent / link
-            found[file] = (Path(name) / file.name).read_text(encoding="utf-8")
-    wrong = []
-    for file, expected in found.items():
-        if file.exists() and file.read_text(encoding="utf-8") == expected:
-            continue
-        wrong.append(file.name)
-        if "--check" not in arguments:
-            file.write_text(expected, encoding="utf-8")
+        found = pages(text, Path(name))
+    wrong = stale(found)
     if wrong and "--check" in arguments:
-        print(f"{', '.join(wrong)}: not up to date; run python -m tests.tutorial", file=sys.stderr)
+        names = ", ".join(file.name for file in wrong)
+        print(f"{names}: not up to date; run python -m tests.tutorial", file=sys.stderr)
         return 1
+    for file in wrong:
+        file.write_text(found[file], encoding="utf-8")
     return 0
 
 

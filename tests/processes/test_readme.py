@@ -10,6 +10,7 @@ do not see, says how:
     <!-- test: edit NAME -->          lines of this file are replaced
     <!-- test: commands -->           each command succeeds
     <!-- test: steps=4 width=64 -->   the same, with these flags behind each: a smaller job
+    <!-- test: read -->               the flags are read: a smaller such command has run before
     <!-- test: fails CODE -->         the command ends with this exit code
     <!-- test: kill TEXT -->          the command is killed when it has printed this
     <!-- test: programs -->           the same scripts as a diff's, which has run them
@@ -35,6 +36,8 @@ from pathlib import Path
 import pytest
 
 from luwu.commands.config import markdown_table
+from luwu.commands.flags import parse, resolve_parsed
+from luwu.commands.table import module_of
 from tests.processes.commands import Command, Terminal, terminal
 from tests.unit.training_harness import alone
 
@@ -135,6 +138,13 @@ def run_commands(shell: Terminal, block: Block) -> None:
         assert done.out + done.err, line
 
 
+def run_read(shell: Terminal, block: Block) -> None:
+    for line in block.lines:
+        name, *flags = words_of(line)
+        verb = module_of(name).VERB
+        resolve_parsed(verb, parse(verb, flags))
+
+
 def run_fails(shell: Terminal, block: Block) -> None:
     (line,) = block.lines
     assert shell.start(*words_of(line)).wait() == int(block.word), line
@@ -214,6 +224,7 @@ def run_config(shell: Terminal, block: Block) -> None:
 
 RUN: dict[str, Callable[[Terminal, Block], None]] = {
     "commands": run_commands,
+    "read": run_read,
     "fails": run_fails,
     "kill": run_kill,
     "script": run_script,
