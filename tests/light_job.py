@@ -4,10 +4,13 @@ A worker follows a script. Its gradient depends on the weights it pulled, its ra
 parameter, and the weights of every step depend on those before; so one wrong byte anywhere changes
 the digest. `tests/unit/local_job.py` compares it with a plain loop over `torch.optim`.
 
-    python -m tests.light_job --steps N [--compute-ms MS] [--gate FILE]
+    python -m tests.light_job --steps N [--compute-ms MS] [--gate FILE] [--gate-step N]
+                              [--again FILE]
 
-is a worker of `luwu run` that takes MS for a step, and waits before its last until FILE is there.
-It starts in a fifth of the time of one with torch, for tests of what happens to its processes.
+is a worker of `luwu run` that takes MS for a step, and waits before its last, or before the step
+that is given, until the gate's file is there. If it is started again, it waits for the other file
+first. It starts in a fifth of the time of one with torch, for tests of what happens to its
+processes.
 """
 
 from __future__ import annotations
@@ -239,22 +242,32 @@ class Worker:
 class StepWorker(Worker):
     """Takes its time, and says each step that it has pushed."""
 
-    def __init__(self, job: Job, *, compute_ms: float, gate: Path | None) -> None:
+    def __init__(
+        self, job: Job, *, compute_ms: float, gate: Path | None, gate_step: int | None = None
+    ) -> None:
         super().__init__(job)
         self._compute_s, self._gate = compute_ms / 1e3, gate
+        self._gate_step = job.steps - 1 if gate_step is None else gate_step
 
     def _step(self, nic: Nic, step: int, may_cancel: bool) -> StepHandle:
         sleep(self._compute_s)
-        while self._gate is not None and step == self.job.steps - 1 and not self._gate.exists():
-            sleep(POLL_S)
+        if self._gate is not None and step == self._gate_step:
+            wait_for(self._gate)
         handle = super()._step(nic, step, may_cancel)
         print(f"light step={step} ", file=sys.stderr, flush=True)
         return handle
 
 
+def wait_for(file: Path) -> None:
+    """Wait until somebody has made it."""
+    while not file.exists():
+        sleep(POLL_S)
+
+
 def train(
-    steps: int, *, shape: tuple[int, ...] = (), compute_ms: float = 0.0, gate: Path | None = None
-) -> None:
+    steps: int, *, shape: tuple[int, ...] = (), compute_ms: float = 0.0, gate: Path | None = None,
+    gate_step: int | None = None,
+) -> None:  # fmt: skip
     """Join the job that our environment names, and train; `shape`: of the only parameter."""
     connection = find_connection()
     layout = replace(
@@ -269,7 +282,7 @@ def train(
         )
     job = Job(layout=layout, world_size=connection.world_size, steps=steps)
     with closing(open_nic(int(os.environ["RANK"]), connection.world_size)) as nic:
-        StepWorker(job, compute_ms=compute_ms, gate=gate)(nic)
+        StepWorker(job, compute_ms=compute_ms, gate=gate, gate_step=gate_step)(nic)
         nic.leave()
 
 
@@ -279,8 +292,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--compute-ms", type=float, default=0.0)
     parser.add_argument("--gate", type=Path)
+    parser.add_argument("--gate-step", type=int)
+    parser.add_argument("--again", type=Path)
     asked = parser.parse_args(arguments)
-    train(asked.steps, compute_ms=asked.compute_ms, gate=asked.gate)
+    if asked.again is not None:
+        started = asked.again.with_name(f"started-{os.environ['RANK']}")
+        if started.exists():
+            wait_for(asked.again)
+        started.touch()
+    train(asked.steps, compute_ms=asked.compute_ms, gate=asked.gate, gate_step=asked.gate_step)
     return 0
 
 

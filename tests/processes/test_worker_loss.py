@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests import kill
-from tests.processes.jobs import SMALL, Outside, text_file
+from tests.processes.jobs import Outside
 
 STEPS = 40
 GATE = 20
@@ -39,9 +39,9 @@ def test_the_others_go_on(tmp_path: Path, more: tuple[str, ...]) -> None:
     outside = Outside(tmp_path / "outside")
     flags = (*DROP, "--worker-restarts", "1", *more)
     script = (
-        "-m", "tests.processes.gated_train", str(tmp_path), str(GATE), "--arm", "luwu",
-        "--steps", str(STEPS), "--log-every", "1", "--compute-ms", "15",
-        "--data", str(text_file(tmp_path)), *SMALL,
+        "-m", "tests.light_job", "--steps", str(STEPS), "--compute-ms", str(kill.COMPUTE_MS),
+        "--gate", str(tmp_path / "go"), "--gate-step", str(GATE),
+        "--again", str(tmp_path / "go-again"),
     )  # fmt: skip
     with kill.start(
         tmp_path, "run", steps=STEPS, restarts=0, outside=outside, more_flags=flags, workers=3,
@@ -53,7 +53,7 @@ def test_the_others_go_on(tmp_path: Path, more: tuple[str, ...]) -> None:
         (tmp_path / "go-again").touch()
         cluster.wait_for_text("ranks 2 are back", log="node")
         second = cluster.kill("worker", 1)
-        (tmp_path / f"go-{GATE}").touch()
+        (tmp_path / "go").touch()
         assert cluster.wait() == 0, cluster.output
         assert f"worker 1 (pid {second}) was lost: signal {signal.SIGKILL.name}" in cluster.output
         assert "the others go on without it" in cluster.output
