@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -160,8 +161,11 @@ def page_file_offences(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"R3: {dotted(node)}; page files are opened in {STORE_FOLDER}"
 
 
-def offences(path: str, source: str) -> list[str]:
-    """All offences of one file; `path` is relative to the root and decides which rules apply."""
+@cache
+def offences(path: str, source: str) -> tuple[str, ...]:
+    """All offences of one file; `path` is relative to the root and decides which rules apply.
+
+    A pure function: files that two tests have in common are read once."""
     tree = ast.parse(source, path)
     found = list(code_offences(tree))
     if path.split("/")[0] in PACKAGES:
@@ -169,7 +173,7 @@ def offences(path: str, source: str) -> list[str]:
             found += clock_offences(tree)
         if not path.startswith(STORE_FOLDER):
             found += page_file_offences(tree)
-    return [f"{path}:{line}: {what}" for line, what in sorted(found)]
+    return tuple(f"{path}:{line}: {what}" for line, what in sorted(found))
 
 
 def all_offences(root: Path) -> list[str]:
