@@ -33,6 +33,13 @@ def trees() -> list[tuple[Path, ast.Module]]:
     ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_syntax_tree_is_left() -> Iterator[None]:
+    """The garbage collector would look at all of them in every test that comes after these."""
+    yield
+    trees.cache_clear()
+
+
 @functools.cache
 def classes() -> dict[str, dict[str, object]]:
     """Every class of an error of ours -> its exit code and its own code (None: it has none)."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.house import circles, cores, labels, sizes, texts
 from tests.house.__main__ import COUNTS, Count, report
-from tests.house.source import ROOT
+from tests.house.source import ROOT, modules
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_syntax_tree_is_left() -> Iterator[None]:
+    """The garbage collector would look at all of them in every test that comes after these."""
+    yield
+    modules.cache_clear()
 
 
 @pytest.mark.parametrize("count", COUNTS, ids=[count.what for count in COUNTS])
