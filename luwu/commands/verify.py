@@ -85,8 +85,8 @@ def _lines(found: StateFound, *, is_full: bool) -> list[str]:
     lines = [line for node in found.nodes for line in _node_lines(node, is_full=is_full)]
     for number in found.left_out:
         lines.append(
-            f"node {number} was left out, and others hold its pages: luwu refill {found.path} makes "
-            "its directory again"
+            f"node {number} was left out, and others hold its pages: luwu refill {found.path} "
+            "makes its directory again"
         )
     for damage in found.damages:
         lines.append(f"{DAMAGED} {damage}")

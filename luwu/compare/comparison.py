@@ -87,6 +87,13 @@ def comparison(
     }
 
 
+_LARGEST_OF_WORKERS = (
+    "worker_parameter_bytes_peak", "unit_bytes_max", "prefetch_units", "worker_optimizer_bytes",
+    "device_bytes_max",
+)  # fmt: skip
+"""What the workers measured, of which the largest is shown."""
+
+
 def arm_document(
     arm: ArmRun, tokens_per_step: int, estimate: dict[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -106,11 +113,7 @@ def arm_document(
         "step_seconds_median": median,
         "tokens_per_second": tokens_per_step / median if median > 0 else None,
         "worker_peak_rss_bytes": [_worker_peak(arm, worker) for worker in workers],
-        "worker_parameter_bytes_peak": _largest(workers, "worker_parameter_bytes_peak"),
-        "unit_bytes_max": _largest(workers, "unit_bytes_max"),
-        "prefetch_units": _largest(workers, "prefetch_units"),
-        "worker_optimizer_bytes": _largest(workers, "worker_optimizer_bytes"),
-        "device_bytes_max": _largest(workers, "device_bytes_max"),
+        **{name: _largest(workers, name) for name in _LARGEST_OF_WORKERS},
         "switch_peak_rss_bytes": [
             peak for name, peak in sorted(arm.memory_peaks.items()) if kind_of(name) == "switch"
         ],
