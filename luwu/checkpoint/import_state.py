@@ -23,14 +23,13 @@ from luwu.checkpoint.origin import Origin, OriginFiles
 from luwu.checkpoint.page_filler import PageFiller, filler_buffers
 from luwu.checkpoint.pieces import pieces_of
 from luwu.checkpoint.read_ahead import ReadAhead, Want
-from luwu.checkpoint.source import RestingState
+from luwu.checkpoint.source import RestingState, description_of
 from luwu.wire.description import Description
 from switch_emu.node.pages import WEIGHT, store_config
 from switch_emu.store import FilePageStore, StoreConfig, store_disk_bytes
 from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
 from switch_emu.store.directory import read_config
 from switch_emu.store.striped import (
-    description_of,
     node_count_of,
     node_directory,
     present_nodes,

@@ -18,8 +18,10 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, StateError
 from luwu.base.making import making_directory
 from luwu.checkpoint.copying import copy_pages, decide, pieces_of
+from luwu.checkpoint.source import description_of
 from luwu.layout import Share, owners_of
 from luwu.protocol.epoch import Epoch
+from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
 from switch_emu.store import DecidedStep, FilePageStore
 from switch_emu.store.directory import read_counters
@@ -55,8 +57,9 @@ def refill(state: Path, *, should_stop: Callable[[], bool] = lambda: False) -> R
     nbytes = 0
     with ExitStack() as stack:
         stale = {n: node_directory(state, n, count) for n in lost if n in present}
-        pages = stack.enter_context(_pages_of(state, count, left))
-        source = _Sources(pages)
+        pages, description, replicas = _pages_of(state, count, left)
+        stack.enter_context(pages)
+        source = _Sources(pages, description, replicas)
         for number in lost:
             with making_directory(_new(state, number, count)) as new:
                 nbytes += source.fill(new, number, should_stop)
@@ -81,13 +84,18 @@ def _new(state: Path, number: int, count: int) -> Path:
     return node_directory(state, number, count).with_name(f"node-{number}.refilled")
 
 
-def _pages_of(state: Path, count: int, left: Sequence[int]) -> StripedPages:
-    """The pages of the nodes that are left. Raises ConfigError if they lack some; StateError."""
+def _pages_of(
+    state: Path, count: int, left: Sequence[int]
+) -> tuple[StripedPages, Description, int]:
+    """The pages of the nodes that are left, the job, and how many nodes hold each page.
+
+    Raises ConfigError if they lack some pages; StateError.
+    """
     found = StripedPages(state, count, may_lack=True)
     try:
         if found.decided is None:
             raise ConfigError(f"{state} has no weights yet; start a new job")
-        _, replicas = found.job
+        job = description_of(found.configs, state)
     except StateError as exc:
         found.close()
         raise ConfigError(
@@ -97,15 +105,14 @@ def _pages_of(state: Path, count: int, left: Sequence[int]) -> StripedPages:
     except ConfigError:
         found.close()
         raise
-    assert replicas > 1, "one copy of each page, and a node is lost"
-    return found
+    return found, *job
 
 
 class _Sources:
     """The stores that are left, and what is decided."""
 
-    def __init__(self, pages: StripedPages) -> None:
-        self.description, self.replicas = pages.job
+    def __init__(self, pages: StripedPages, description: Description, replicas: int) -> None:
+        self.description, self.replicas = description, replicas
         self.stores = pages.stores
         count = self.description.layout.node_count
         self.owners = [owners_of(stripe, count, self.replicas) for stripe in range(count)]

@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from luwu.base.closing import Closing
-from luwu.base.errors import ConfigError
-from luwu.wire.description import Description
+from luwu.base.errors import ConfigError, RemoteProtocolError, StateError
+from luwu.layout import Share
+from luwu.wire.description import Description, parse_description
 from switch_emu.node.pages import UPDATES, read_counts
-from switch_emu.store import DecidedStep
+from switch_emu.store import DecidedStep, StoreConfig
 from switch_emu.store.attachments import read_attachments
-from switch_emu.store.striped import StripedPages, node_count_of, node_directory
+from switch_emu.store.striped import (
+    StripedPages,
+    missing_stripes,
+    node_count_of,
+    node_directory,
+)
 
 MASTER_BYTES: Final = 4
 
@@ -63,7 +69,8 @@ class RestingState(Closing):
         count = node_count_of(path) or 1
         self._store = StripedPages(path, count)
         try:
-            self.description, _ = self._store.job
+            self.description, replicas = description_of(self._store.configs, path)
+            self._store.lay_out(self.description.layout, replicas)
             self._first = node_directory(path, self._store.first_holder, count)
             decided = self._store.decided
             if decided is None:
@@ -97,3 +104,26 @@ class RestingState(Closing):
     def close(self) -> None:
         """Close the store."""
         self._store.close()
+
+
+def description_of(configs: Mapping[int, StoreConfig], path: Path) -> tuple[Description, int]:
+    """The job that these nodes' stores were made for, and how many nodes hold each page.
+
+    Raises StateError.
+    """
+    try:
+        description = parse_description(next(iter(configs.values())).description)
+    except RemoteProtocolError as exc:
+        raise StateError(f"{path}: {exc}. Restore the state from an export.") from exc
+    layout = description.layout
+    for replicas in range(1, layout.node_count + 1):
+        shares = {number: Share(layout, number, replicas) for number in configs}
+        fits = all(shares[n].pages_count == config.page_count for n, config in configs.items())
+        if fits and not missing_stripes(configs, layout.node_count, replicas):
+            return description, replicas
+    pages_count = sum(config.page_count for config in configs.values())
+    raise StateError(
+        f"{path} has {pages_count} of {len(layout.chunks)} pages: the state is spread over "
+        f"{layout.node_count} optimizer nodes; name the directory that holds node-0, node-1, ... "
+        "of all of them"
+    )

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 
 from luwu.base.closing import Closing
-from luwu.base.errors import ConfigError, RemoteProtocolError, StateError
+from luwu.base.errors import ConfigError, StateError
 from luwu.base.limits import NODE_COUNT_MAX
-from luwu.layout import Share, owners_of
-from luwu.protocol.epoch import Epoch, nodes_of
-from luwu.wire.description import Description, parse_description
+from luwu.layout import Layout, Share, owners_of
 from switch_emu.store.config import PageKind, StoreConfig
 from switch_emu.store.directory import CONFIG_NAME, read_config, read_counters
 from switch_emu.store.file import FilePageStore
@@ -74,9 +71,11 @@ def present_nodes(state: Path) -> tuple[int, tuple[int, ...]]:
 
 
 def members_of(recorded: Mapping[int, tuple[int, ...]], count: int) -> tuple[int, ...]:
-    """The nodes that count, by what each has recorded (`luwu.protocol.epoch`); all, if nothing."""
-    newest = Epoch(*max(recorded.values(), default=()))
-    return nodes_of(newest.members or (1 << count) - 1)
+    """The nodes that count, by what each has recorded: (number of the epoch, bitmap of its nodes,
+    ...), or nothing; all, if none has recorded any."""
+    _, members, *_ = max(recorded.values(), default=()) or (0, 0)
+    members = members or (1 << count) - 1
+    return tuple(number for number in range(count) if members >> number & 1)
 
 
 def missing_stripes(present: Container[int], count: int, replicas: int) -> list[int]:
@@ -101,7 +100,8 @@ class StripedPages(Closing):
 
         Raises: ConfigError if a store is missing or open; StateError if they do not match.
         """
-        self._path = state
+        self._holders: list[tuple[FilePageStore, Share]] = []
+        """The store that each stripe is read from; known when the job is."""
         self.stores: dict[int, FilePageStore] = {}
         """By the number of their nodes."""
         try:
@@ -132,21 +132,13 @@ class StripedPages(Closing):
                     "state; restore all directories from the same checkpoint"
                 )
 
-    @cached_property
-    def job(self) -> tuple[Description, int]:
-        """The job, and the number of nodes that hold each page. Raises StateError."""
-        return description_of(self.configs, self._path)
-
-    @cached_property
-    def _holders(self) -> list[tuple[FilePageStore, Share]]:
-        """The store that each stripe is read from."""
-        return [self._holder(stripe) for stripe in range(self.job[0].layout.node_count)]
-
-    def _holder(self, stripe: int) -> tuple[FilePageStore, Share]:
-        layout, replicas = self.job[0].layout, self.job[1]
-        owners = owners_of(stripe, layout.node_count, replicas)
-        number = next(each for each in owners if each in self.stores)
-        return self.stores[number], Share(layout, number, replicas)
+    def lay_out(self, layout: Layout, replicas: int) -> None:
+        """The job is known: where the page of each chunk is, and how many nodes hold it."""
+        self._holders = []
+        for stripe in range(layout.node_count):
+            owners = owners_of(stripe, layout.node_count, replicas)
+            number = next(each for each in owners if each in self.stores)
+            self._holders.append((self.stores[number], Share(layout, number, replicas)))
 
     @property
     def configs(self) -> dict[int, StoreConfig]:
@@ -184,26 +176,3 @@ class StripedPages(Closing):
         """Close all stores."""
         for store in self.stores.values():
             store.close()
-
-
-def description_of(configs: Mapping[int, StoreConfig], path: Path) -> tuple[Description, int]:
-    """The job that these nodes' stores were made for, and how many nodes hold each page.
-
-    Raises StateError.
-    """
-    try:
-        description = parse_description(next(iter(configs.values())).description)
-    except RemoteProtocolError as exc:
-        raise StateError(f"{path}: {exc}. Restore the state from an export.") from exc
-    layout = description.layout
-    for replicas in range(1, layout.node_count + 1):
-        shares = {number: Share(layout, number, replicas) for number in configs}
-        fits = all(shares[n].pages_count == config.page_count for n, config in configs.items())
-        if fits and not missing_stripes(configs, layout.node_count, replicas):
-            return description, replicas
-    pages_count = sum(config.page_count for config in configs.values())
-    raise StateError(
-        f"{path} has {pages_count} of {len(layout.chunks)} pages: the state is spread over "
-        f"{layout.node_count} optimizer nodes; name the directory that holds node-0, node-1, ... "
-        "of all of them"
-    )

@@ -243,7 +243,7 @@ def test_a_new_switch_needs_all_members_of_two_and_most_of_three() -> None:
         bench.lines()
         bench.lead.tick()
         sent = [*bench.lines()]
-        is_proposed = bench.lead._next is not None
+        is_proposed = bench.lead.at.next is not None
         assert is_proposed == goes_on, (count, members, answering, sent)
 
 

@@ -104,11 +104,14 @@ def fold_nodes(run: RunDirectory, state: Path | None, count: int) -> None:
     if count == 1:
         return
     assert state is not None
+    from luwu.checkpoint.source import description_of
     from switch_emu.node.pages import weights_digest
     from switch_emu.store.striped import StripedPages
 
     with StripedPages(state, count) as pages:
-        digest = weights_digest(pages, pages.job[0].layout)
+        description, replicas = description_of(pages.configs, state)
+        pages.lay_out(description.layout, replicas)
+        digest = weights_digest(pages, description.layout)
         nodes = [_summary(run, number, count) for number in sorted(pages.stores)]
     first = nodes[0]
     folded = {

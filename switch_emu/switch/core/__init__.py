@@ -8,7 +8,7 @@
     attempts.py          the request to give an attempt up
     parents.py           several optimizer nodes: which messages concern which of them
     lead.py              E1 to E7: attempts, verdicts and decisions of several nodes; who counts
-    ballot.py            what they state of a version
+    standings.py         where each of them stands; ballot.py what they state of a version
     reader_routes.py     requests of readers, up and back
 
     aggregation.py       pushes in slots: contributions meet, one sum goes up

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from luwu.base.errors import RemoteProtocolError
@@ -54,53 +54,10 @@ from luwu.wire.squares import parse_all
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.ballot import Ballot, Difference
 from switch_emu.switch.core.parents import Parents
+from switch_emu.switch.core.standings import Position, Standings
 
 _STARTED_AGAIN: Final = "the switch was started again"
 _BEGINS: Final = "the job begins"
-
-
-@dataclass(slots=True)
-class _Node:
-    """An optimizer node, as this switch knows it."""
-
-    standing: wire.Standing | None = None
-    """Where it stands; None: where the switch does, or not known."""
-    incarnation: int = -1
-    """Number of its starts, by its last Standing."""
-    is_away: bool = True
-    """It has not said where it stands since its connection was lost, or it was started again."""
-    is_adopted: bool = False
-    """It has taken over the attempt that counts, and is connected."""
-    absent_ns: int | None = None
-    """Since when its connection is gone, or it was asked for the first time."""
-    digests: bytes = b""
-    """Of what it has prepared, by its last Standing."""
-    window_bytes: int = 0
-    """Its credit for pushes."""
-
-    def is_lost(self, now_ns: int, patience_ns: int | None) -> bool:
-        """True if it is gone for too long."""
-        if patience_ns is None or self.absent_ns is None:
-            return False
-        return now_ns >= self.absent_ns + patience_ns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Position:
-    """What counts: an epoch, an attempt, and the version to go on from."""
-
-    epoch: int = 0
-    members: int
-    """Bitmap of nodes."""
-    generation: int = 0
-    attempt: int = 0
-    version: int = -1
-    """Decided steps; -1: there are no weights yet."""
-
-    @property
-    def step(self) -> int:
-        """The first undecided step."""
-        return max(0, self.version)
 
 
 class Lead:
@@ -111,13 +68,12 @@ class Lead:
         retry: RetryPolicy,
     ) -> None:  # fmt: skip
         self._outbox, self._children, self._parents = outbox, children, parents
-        self._patience_ns = limits.node_patience_ns
-        self._nodes = [_Node() for _ in range(parents.count)]
-        self._now = _Position(members=(1 << parents.count) - 1)
-        self._next: _Position | None = None
-        """Proposed, and not taken over by all its members."""
+        self._ballot = Ballot(parents.count, parents.replicas)
+        self.at = Standings(
+            outbox, children, self._ballot, parents.count, limits.node_patience_ns
+        )  # fmt: skip
         self._text = ""
-        """Why."""
+        """Why an epoch or an attempt is proposed."""
         self._is_installed = False
         """An epoch of this start of the switch counts."""
         self._base = 0
@@ -125,7 +81,6 @@ class Lead:
         self._redone_to = 0
         """Steps before this were announced once; the operator lets the job make them again."""
         self._counted = CountedRanks(outbox, children.members.ranks, limits.ranks_min)
-        self._ballot = Ballot(parents.count, parents.replicas)
         self._verdict: wire.Verdict | None = None
         """Of the open step."""
         self._abort_text: str | None = None
@@ -186,12 +141,12 @@ class Lead:
                 self._recount()
                 return []
             case wire.Cancel():
-                if m.attempt == self._now.attempt:
+                if m.attempt == self.at.now.attempt:
                     self._request_abort(m.text, lost=m.lost)
                 return []
             case wire.Leave():
                 self._leave = m
-            case wire.Commit() if m.parts and m.step == self._now.step:
+            case wire.Commit() if m.parts and m.step == self.at.now.step:
                 self._skips = m.skip
                 self._keeps = _keeps(send.payload)
         numbers = self._parents.concerned(m)
@@ -201,16 +156,16 @@ class Lead:
 
     def reconnected(self, number: int) -> None:
         """A connection is there, or there again."""
-        self._away(number)
-        self._nodes[number].absent_ns = None
+        self.at.away(number)
+        self.at.nodes[number].absent_ns = None
         if self._hello is not None:
             self._greet(number, again=True)
 
     def lost(self, number: int) -> None:
         """A connection has ended."""
-        self._away(number)
-        if self._nodes[number].absent_ns is None:
-            self._nodes[number].absent_ns = self._outbox.now_ns
+        self.at.away(number)
+        if self.at.nodes[number].absent_ns is None:
+            self.at.nodes[number].absent_ns = self._outbox.now_ns
         if self._hello is not None:
             self._greet(number)
 
@@ -219,38 +174,25 @@ class Lead:
         due = self._asked.due(self._outbox.now_ns)
         self.repeated_count += len(due)
         self._outbox.actions.extend(due)
-        if self._lost:
+        if self.at.lost:
             self._consider()
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do."""
-        due = [self._asked.next_due_ns()]
-        if self._patience_ns is not None:
-            ends = (n.absent_ns + self._patience_ns for n in self._nodes if n.absent_ns is not None)
-            due += [at_ns for at_ns in ends if at_ns > self._outbox.now_ns]
+        due = [self._asked.next_due_ns(), self.at.next_lost_ns()]
         return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
     def waits_for(self) -> str:
         """The nodes that are waited for, as text; or nothing."""
-        members = self._now.members if self._next is None else self._next.members
-        away = sum(1 << n for n in nodes_of(members) if not self._nodes[n].is_adopted)
+        members = self.at.now.members if self.at.next is None else self.at.next.members
+        away = sum(1 << n for n in nodes_of(members) if not self.at.nodes[n].is_adopted)
         return f"optimizer {nodes_text(away)}" if away else ""
-
-    def _away(self, number: int) -> None:
-        node = self._nodes[number]
-        node.is_away, node.is_adopted, node.standing = True, False, None
-
-    @property
-    def _lost(self) -> int:
-        now_ns, patience_ns = self._outbox.now_ns, self._patience_ns
-        nodes = enumerate(self._nodes)
-        return sum(1 << number for number, node in nodes if node.is_lost(now_ns, patience_ns))
 
     # ---------------------------------------------------------------------- where nodes stand
 
     def received(self, number: int, m: wire.Message, payload: Any) -> list[wire.Message]:
         """The messages that the core receives once a node has sent this one."""
-        if m.incarnation < self._nodes[number].incarnation:
+        if m.incarnation < self.at.nodes[number].incarnation:
             self._outbox.ignore(m, payload)  # of a start that has a successor
             return []
         handler = self._handlers.get(type(m))
@@ -265,14 +207,14 @@ class Lead:
         self._counted.report(m.present, (m.incarnation, m.roll))
         if any(member.known[0] for member in self._children.members.all_members):
             self._counted.run_goes_on()
-        for number, node in enumerate(self._nodes):
+        for number, node in enumerate(self.at.nodes):
             if not (self._is_installed and node.is_adopted):
                 self._greet(number)
         self._welcome_core()
 
     def _greet(self, number: int, *, again: bool = False) -> None:
         assert self._hello is not None
-        node, key = self._nodes[number], ("hello", number)
+        node, key = self.at.nodes[number], ("hello", number)
         if node.absent_ns is None and node.incarnation < 0:
             node.absent_ns = self._outbox.now_ns
         if node.standing is None and (again or key not in self._asked):
@@ -281,22 +223,22 @@ class Lead:
 
     def _rejoins(self, number: int, m: wire.Rejoin, _: Any) -> None:
         """A node does not know this switch: it was started again."""
-        self._away(number)
+        self.at.away(number)
         if self._hello is not None:
             self._greet(number)
 
     def _stands(self, number: int, m: wire.Standing, digests: bytes | None) -> None:
         """A node says where it stands."""
-        node, bit = self._nodes[number], 1 << number
+        node, bit = self.at.nodes[number], 1 << number
         self._asked.pop(("hello", number))
         is_same, node.incarnation = node.incarnation == m.incarnation, m.incarnation
         node.is_away, node.absent_ns = False, None
-        if self._is_installed and not (self._now.members | self._proposed) & bit:
+        if self._is_installed and not (self.at.now.members | self._proposed) & bit:
             self._leave_out(number)
             return
         if is_same and node.is_adopted:
             return  # it is late: the node has taken over since what it did not yet know then
-        if is_same and self._next is None and self._is_installed and self._follows(m):
+        if is_same and self.at.next is None and self._is_installed and self._follows(m):
             node.is_adopted = True  # only the connection was lost
             if self._verdict is not None:
                 self._send(number, self._verdict)
@@ -307,27 +249,27 @@ class Lead:
 
     def _follows(self, m: wire.Standing) -> bool:
         """True if a node is in the attempt that counts, or in that before a step was skipped."""
-        verdict, now = self._verdict, self._now
+        verdict, now = self._verdict, self.at.now
         is_skip = verdict is not None and not verdict.applied
         attempts = (now.attempt - 1, now.attempt) if is_skip else (now.attempt,)
         return m.generation == now.generation and m.attempt in attempts
 
     def _takes_over(self, number: int, m: wire.Welcome, _: Any) -> None:
         """A node has taken an attempt over."""
-        wanted = self._now if self._next is None else self._next
+        wanted = self.at.now if self.at.next is None else self.at.next
         if (m.generation, m.attempt) != (wanted.generation, wanted.attempt):
             return
         if not wanted.members >> number & 1:
             return
-        node = self._nodes[number]
+        node = self.at.nodes[number]
         self._asked.pop(("adopt", number))
         node.is_adopted, node.standing, node.window_bytes = True, None, m.push_window_bytes
         node.is_away = False
         self._children.redoes = m.redoes
-        if self._next is None:
+        if self.at.next is None:
             if self._leave is not None:
                 self._send(number, self._leave)
-        elif all(self._nodes[each].is_adopted for each in nodes_of(wanted.members)):
+        elif all(self.at.nodes[each].is_adopted for each in nodes_of(wanted.members)):
             self._install()
         else:
             self._consider()
@@ -336,13 +278,13 @@ class Lead:
 
     @property
     def _proposed(self) -> int:
-        return 0 if self._next is None else self._next.members
+        return 0 if self.at.next is None else self.at.next.members
 
     def _consider(self) -> None:
         """Propose what is to count, if what the nodes have stated, or who is gone, asks for it."""
         if self._hello is None:
             return
-        if self._leave is not None and self._is_installed and self._next is None:
+        if self._leave is not None and self._is_installed and self.at.next is None:
             self._consider_leaving()
         elif self._is_installed:
             self._consider_members()
@@ -351,21 +293,21 @@ class Lead:
 
     def _consider_first(self) -> None:
         """E3: all members of the newest epoch must have answered; of three or more, most."""
-        standings = [node.standing for node in self._nodes if node.standing is not None]
-        if self._next is None and standings:
+        standings = [node.standing for node in self.at.nodes if node.standing is not None]
+        if self.at.next is None and standings:
             newest = max(standings, key=lambda s: s.epoch)
-            self._base = newest.members or self._now.members
+            self._base = newest.members or self.at.now.members
         members = self._base
         answered = members & sum(
-            1 << n for n, node in enumerate(self._nodes) if node.standing or node.is_adopted
+            1 << n for n, node in enumerate(self.at.nodes) if node.standing or node.is_adopted
         )
         missing = members & ~answered
         if missing or not answered:
             most = members.bit_count() >= 3 and 2 * answered.bit_count() > members.bit_count()
-            if missing & ~self._lost or not most:
+            if missing & ~self.at.lost or not most:
                 return  # E6
-        version = max(self._version_of(n) for n in nodes_of(answered))
-        if self._next is not None and self._are_at(answered, self._next.version):
+        version = max(self.at.version_of(n) for n in nodes_of(answered))
+        if self.at.next is not None and self.at.are_at(answered, self.at.next.version):
             self._adopt_again()
         else:
             usual = _STARTED_AGAIN if any(each.epoch for each in standings) else _BEGINS
@@ -373,42 +315,46 @@ class Lead:
 
     def _consider_members(self) -> None:
         """Members are gone for too long, or were started again."""
-        members = self._proposed or self._now.members
-        lost = members & self._lost
-        back = sum(1 << n for n in nodes_of(members) if self._nodes[n].standing is not None)
+        members = self._proposed or self.at.now.members
+        lost = members & self.at.lost
+        back = sum(1 << n for n in nodes_of(members) if self.at.nodes[n].standing is not None)
         if not lost and not back:
             return
         rest = members & ~lost
-        if self._next is not None and rest == members and self._are_at(back, self._next.version):
+        if (
+            self.at.next is not None
+            and rest == members
+            and self.at.are_at(back, self.at.next.version)
+        ):
             self._adopt_again()
             return
-        is_known = not any(self._nodes[number].is_away for number in nodes_of(rest))
-        if not is_known or 2 * rest.bit_count() < self._now.members.bit_count():
+        is_known = not any(self.at.nodes[number].is_away for number in nodes_of(rest))
+        if not is_known or 2 * rest.bit_count() < self.at.now.members.bit_count():
             return  # E3, E6
-        version = self._now.version
+        version = self.at.now.version
         if rest == back:  # all were started again: of an older copy of the state, perhaps
-            version = max(self._version_of(n) for n in nodes_of(rest))
+            version = max(self.at.version_of(n) for n in nodes_of(rest))
         self._go_on_with(rest, version, self._reason(back, lost))
 
     def _consider_leaving(self) -> None:
         """Nothing is open any more: who was started again only has to know that all have left."""
-        position = self._now
+        position = self.at.now
         for number in nodes_of(position.members):
-            node = self._nodes[number]
-            if node.standing is not None and self._are_at(1 << number, position.version):
+            node = self.at.nodes[number]
+            if node.standing is not None and self.at.are_at(1 << number, position.version):
                 self._ask(("adopt", number), number, self._adoption(position))
         self._end_if_left()
 
     def _go_on_with(self, members: int, version: int, text: str) -> None:
         """Propose the nodes among `members` that are at a version, if together they have all."""
-        fit = sum(1 << n for n in nodes_of(members) if self._are_at(1 << n, version))
+        fit = sum(1 << n for n in nodes_of(members) if self.at.are_at(1 << n, version))
         if not self._parents.covers(fit):
             if self._parents.covers(members):
                 self._refuse_all(members)
             return  # E6: who is gone has what is missing
         announced = [member.known[2] for member in self._children.members.all_members]
         known = max([self._outbox.step, *(step for step in announced if step > self._redone_to)])
-        is_older = max(0, version) < known and not self._finishes(fit, version)
+        is_older = max(0, version) < known and not self.at.finishes(fit, version)
         if is_older and not self._redoes(fit):
             refusal = refusal_text(max(0, version), known)
             for number in nodes_of(members):
@@ -423,25 +369,25 @@ class Lead:
 
     def _propose(self, members: int, version: int, text: str, *, is_older: bool = False) -> None:
         """Ask nodes to record an epoch and an attempt, later than all that anybody knows."""
-        if self._finishes(members, version):
+        if self.at.finishes(members, version):
             version += 1  # E5
         if version >= 0:
             self._counted.change()
         known = [member.known for member in self._children.members.all_members]
-        stated: list[_Position | wire.Standing] = [
-            self._now,
-            *([] if self._next is None else [self._next]),
+        stated: list[Position | wire.Standing] = [
+            self.at.now,
+            *([] if self.at.next is None else [self.at.next]),
         ]
-        stated += [node.standing for node in self._nodes if node.standing is not None]
+        stated += [node.standing for node in self.at.nodes if node.standing is not None]
         generations = [each.generation for each in stated] + [k[0] for k in known]
         attempts = [each.attempt for each in stated] + [k[1] for k in known]
         epoch = max(each.epoch for each in stated)
         is_other = (
             not self._is_installed
-            or members != self._now.members
+            or members != self.at.now.members
             or self._counted.wanted != self._children.members.active
         )
-        self._next = _Position(
+        self.at.next = Position(
             epoch=epoch + is_other, members=members, version=version,
             generation=max(generations) + is_older, attempt=max(attempts) + 1,
         )  # fmt: skip
@@ -449,19 +395,19 @@ class Lead:
         self._ballot.clear()
         self._asked.clear(lambda key: isinstance(key, tuple) and key[0] == "hello")
         for number in nodes_of(members):
-            self._nodes[number].is_adopted = False
-            self._ask(("adopt", number), number, self._adoption(self._next))
+            self.at.nodes[number].is_adopted = False
+            self._ask(("adopt", number), number, self._adoption(self.at.next))
 
     def _adopt_again(self) -> None:
         """Members were started again while they were to take an attempt over."""
-        assert self._next is not None
-        for number in nodes_of(self._next.members):
-            node = self._nodes[number]
+        assert self.at.next is not None
+        for number in nodes_of(self.at.next.members):
+            node = self.at.nodes[number]
             if node.standing is not None and ("adopt", number) not in self._asked:
                 node.is_adopted = False
-                self._ask(("adopt", number), number, self._adoption(self._next))
+                self._ask(("adopt", number), number, self._adoption(self.at.next))
 
-    def _adoption(self, position: _Position) -> wire.Adopt:
+    def _adoption(self, position: Position) -> wire.Adopt:
         return self._outbox.stamped(
             wire.Adopt, epoch=position.epoch, step=position.step, attempt=position.attempt,
             generation=position.generation, members=position.members,
@@ -470,9 +416,9 @@ class Lead:
 
     def _install(self) -> None:
         """E1: all members have recorded it. From now on it counts."""
-        assert self._next is not None
-        former, self._now, self._next = self._now, self._next, None
-        position, was_installed = self._now, self._is_installed
+        assert self.at.next is not None
+        former, self.at.now, self.at.next = self.at.now, self.at.next, None
+        position, was_installed = self.at.now, self._is_installed
         self._is_installed = True
         left_out = former.members & ~position.members if was_installed else 0
         self._ballot.members = position.members
@@ -487,7 +433,7 @@ class Lead:
                 text=self._text,
             )  # fmt: skip
         for number in nodes_of(missing):
-            if self._nodes[number].absent_ns is None:
+            if self.at.nodes[number].absent_ns is None:
                 self._leave_out(number)
         if not self._awaits_welcome:
             self._inbound.append(
@@ -504,10 +450,10 @@ class Lead:
 
     def _welcome_core(self) -> None:
         """Welcome the core, if it waits for that and all members are where it is to go on."""
-        members = nodes_of(self._now.members)
-        is_whole = self._is_installed and self._next is None
+        members = nodes_of(self.at.now.members)
+        is_whole = self._is_installed and self.at.next is None
         if not (self._awaits_welcome and is_whole) or not all(
-            self._nodes[number].is_adopted for number in members
+            self.at.nodes[number].is_adopted for number in members
         ):
             return
         self._awaits_welcome = False
@@ -516,63 +462,21 @@ class Lead:
                 wire.Welcome,
                 contributors=self._counted.wanted,
                 redoes=self._children.redoes,
-                push_window_bytes=min(self._nodes[number].window_bytes for number in members),
+                push_window_bytes=min(self.at.nodes[number].window_bytes for number in members),
             )
         )
 
     def _announced(self, kind: Any, **fields: Any) -> Any:
-        position = self._now
+        position = self.at.now
         return self._outbox.stamped(
             kind, epoch=position.epoch, step=position.step, attempt=position.attempt,
             generation=position.generation, loaded=position.version >= 0, **fields,
         )  # fmt: skip
 
-    # ---------------------------------------------------------------------- versions of nodes
-
-    def _version_of(self, number: int) -> int:
-        """What a node is decided at."""
-        node = self._nodes[number]
-        if node.standing is not None:
-            return node.standing.step if node.standing.loaded else -1
-        if self._next is not None and node.is_adopted:
-            return self._next.version
-        return self._now.version
-
-    def _prepared_under(self, number: int) -> int | None:
-        """The attempt under which a node has the next version prepared."""
-        standing = self._nodes[number].standing
-        if standing is not None:
-            return standing.prepared_attempt if standing.is_prepared else None
-        return None if self._ballot.digests_of(number) is None else self._now.attempt
-
-    def _are_at(self, members: int, version: int) -> bool:
-        """True if these nodes are decided at a version, or can be."""
-        return all(
-            self._version_of(n) == version
-            or (self._version_of(n) == version - 1 and self._prepared_under(n) is not None)
-            for n in nodes_of(members)
-        )
-
-    def _finishes(self, members: int, version: int) -> bool:
-        """E5: the version after this one is prepared at all of them, under the last attempt, and
-        they agree on it."""
-        if any(self._version_of(n) != version for n in nodes_of(members)):
-            return False
-        under = {self._prepared_under(n) for n in nodes_of(members)}
-        standings = [node.standing.attempt for node in self._nodes if node.standing is not None]
-        known = [member.known[1] for member in self._children.members.all_members]
-        proposed = [] if self._next is None else [self._next.attempt]
-        last = max([self._now.attempt, *standings, *known, *proposed])
-        if under != {last}:
-            return False
-        digests = {}
-        for number in nodes_of(members):
-            stated = self._ballot.digests_of(number)
-            digests[number] = self._nodes[number].digests if stated is None else stated
-        return self._ballot.difference_of(digests) is None  # E7: else it was not decided
+    # ---------------------------------------------------------------------- reasons
 
     def _redoes(self, members: int) -> bool:
-        standings = (self._nodes[n].standing for n in nodes_of(members))
+        standings = (self.at.nodes[n].standing for n in nodes_of(members))
         return any(standing is not None and standing.redoes for standing in standings)
 
     def _reason(self, back: int, lost: int) -> str:
@@ -586,15 +490,15 @@ class Lead:
         """E4: a node that does not count any more comes back."""
         self._refuse(
             number,
-            f"the job goes on without it since epoch {self._now.epoch} (step {self._now.step} and "
-            "later are not in its directory): when the job has ended, fill the directory from the "
-            "others with luwu refill, then continue with --resume",
+            f"the job goes on without it since epoch {self.at.now.epoch} (its directory does not "
+            f"have step {self.at.now.step} and later): when the job has ended, fill the directory "
+            "from the others with luwu refill, then continue with --resume",
             is_left_out=True,
         )
 
     def _refuse_all(self, members: int) -> None:
         """Members are at versions that are no state together."""
-        found = {n: self._version_of(n) for n in nodes_of(members)}
+        found = {n: self.at.version_of(n) for n in nodes_of(members)}
         where = ", ".join(
             f"node {n} at {'no version' if v < 0 else f'version {v}'}" for n, v in found.items()
         )
@@ -613,8 +517,8 @@ class Lead:
 
     def _is_of_now(self, number: int, m: wire.Message) -> bool:
         """True if a node states something of the attempt that counts."""
-        position = self._now
-        counts = self._is_installed and self._next is None and position.members >> number & 1
+        position = self.at.now
+        counts = self._is_installed and self.at.next is None and position.members >> number & 1
         return bool(counts) and (m.generation, m.attempt) == (
             position.generation, position.attempt,
         )  # fmt: skip
@@ -622,9 +526,9 @@ class Lead:
     def _measured(self, number: int, m: wire.Measured, payload: bytes | None) -> None:
         """The sums of a node are complete."""
         verdict = self._verdict
-        if verdict is not None and verdict.step == m.step and self._next is None:
+        if verdict is not None and verdict.step == m.step and self.at.next is None:
             self._send(number, verdict)
-        elif m.step == self._now.step and self._is_of_now(number, m):
+        elif m.step == self.at.now.step and self._is_of_now(number, m):
             try:
                 squares = parse_all(payload, self._parents.replicas)
             except RemoteProtocolError as exc:
@@ -640,10 +544,10 @@ class Lead:
             return
         applied = math.isfinite(norm) and not self._skips
         if not applied:
-            self._now = replace(self._now, attempt=self._now.attempt + 1)
+            self.at.now = replace(self.at.now, attempt=self.at.now.attempt + 1)
         verdict = self._outbox.stamped(
-            wire.Verdict, step=step, applied=applied, grad_norm=norm, attempt=self._now.attempt,
-            generation=self._now.generation,
+            wire.Verdict, step=step, applied=applied, grad_norm=norm, attempt=self.at.now.attempt,
+            generation=self.at.now.generation,
         )  # fmt: skip
         self._verdict = verdict
         self._send_members(verdict)
@@ -651,8 +555,8 @@ class Lead:
 
     def _prepared(self, number: int, m: wire.Prepared, digests: bytes | None) -> None:
         """A version is durable at a node."""
-        version = self._now.version
-        if m.version <= version and self._next is None:
+        version = self.at.now.version
+        if m.version <= version and self.at.next is None:
             self._send(number, self._resolved())
         elif m.version == version + 1 and self._is_of_now(number, m):
             self._ballot.prepared(number, digests or b"")
@@ -661,18 +565,18 @@ class Lead:
 
     def _decide(self) -> None:
         """E2: all members have the next version prepared."""
-        self._now = replace(self._now, version=self._now.version + 1)
+        self.at.now = replace(self.at.now, version=self.at.now.version + 1)
         self._ballot.clear()
         self._verdict, self._skips, self._keeps = None, False, False
         self._suspected.clear()
         self._send_members(self._resolved())
         if self._abort_text is not None:
-            self._propose(self._now.members, self._now.version, self._abort_text)
+            self._propose(self.at.now.members, self.at.now.version, self._abort_text)
         else:
             self._recount()
 
     def _resolved(self) -> wire.Resolved:
-        position = self._now
+        position = self.at.now
         return self._outbox.stamped(
             wire.Resolved, version=position.version, step=position.step,
             attempt=position.attempt, generation=position.generation,
@@ -688,7 +592,7 @@ class Lead:
         """E7: True if owners of a stripe differ: nothing is decided."""
         if found is None:
             return False
-        position, step = self._now, self._now.step
+        position, step = self.at.now, self.at.now.step
         before = self._suspected.get(step)
         odd = found.odd or (0 if before is None else found.changed(before))
         rest, text = position.members & ~odd, f"step {step}: {found}"
@@ -712,7 +616,7 @@ class Lead:
 
     @property
     def _nodes_now(self) -> tuple[int, ...]:
-        return nodes_of(self._now.members)
+        return nodes_of(self.at.now.members)
 
     # ---------------------------------------------------------------------- aborts
 
@@ -723,16 +627,16 @@ class Lead:
 
     def _request_abort(self, text: str, *, lost: int = 0) -> None:
         """Give the attempt up as soon as that is allowed; `lost`: ranks that were started again."""
-        if not self._is_installed or self._next is not None or self._now.version < 0:
+        if not self._is_installed or self.at.next is not None or self.at.now.version < 0:
             return  # one begins anyway; or nothing was pushed yet
         if self._verdict is not None and not (lost and self._keeps):
             self._abort_text = text  # as good as decided
         else:
-            self._propose(self._now.members, self._now.version, text)
+            self._propose(self.at.now.members, self.at.now.version, text)
 
     def _recount(self) -> None:
         """Other ranks count from the next attempt on, if others are present now."""
-        if not self._is_installed or self._next is not None or self._now.version < 0:
+        if not self._is_installed or self.at.next is not None or self.at.now.version < 0:
             return
         change = self._counted.change()
         if change is not None:
@@ -749,7 +653,7 @@ class Lead:
 
     def _end_if_left(self) -> None:
         """All nodes that are there know that the children have left."""
-        if self._leave is not None and not self._now.members & ~self._left & ~self._lost:
+        if self._leave is not None and not self.at.now.members & ~self._left & ~self.at.lost:
             self._inbound.append(self._outbox.receipt(self._leave, Verb.LEAVE))
 
     # ---------------------------------------------------------------------- what is sent
@@ -763,7 +667,7 @@ class Lead:
         self._outbox.actions.append(Send((self._parents.names[number],), m))
 
     def _send_members(self, m: wire.Message) -> None:
-        names = tuple(self._parents.names[number] for number in nodes_of(self._now.members))
+        names = tuple(self._parents.names[number] for number in nodes_of(self.at.now.members))
         self._outbox.actions.append(Send(names, m))
 
 

@@ -1,0 +1,136 @@
+"""Where several optimizer nodes stand, as the switch that leads them knows it. Pure.
+
+now, next      what counts, and what is proposed to count (`lead.py`)
+nodes          what each node has said since its connection was lost, or it was started again
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luwu.protocol.children import Children
+from luwu.protocol.epoch import nodes_of
+from luwu.protocol.outbox import Outbox
+from luwu.wire import messages as wire
+from switch_emu.switch.core.ballot import Ballot
+
+
+@dataclass(slots=True)
+class KnownNode:
+    """An optimizer node, as this switch knows it."""
+
+    standing: wire.Standing | None = None
+    """Where it stands; None: where the switch does, or not known."""
+    incarnation: int = -1
+    """Number of its starts, by its last Standing."""
+    is_away: bool = True
+    """It has not said where it stands since its connection was lost, or it was started again."""
+    is_adopted: bool = False
+    """It has taken over the attempt that counts, and is connected."""
+    absent_ns: int | None = None
+    """Since when its connection is gone, or it was asked for the first time."""
+    digests: bytes = b""
+    """Of what it has prepared, by its last Standing."""
+    window_bytes: int = 0
+    """Its credit for pushes."""
+
+    def is_lost(self, now_ns: int, patience_ns: int | None) -> bool:
+        """True if it is gone for too long."""
+        if patience_ns is None or self.absent_ns is None:
+            return False
+        return now_ns >= self.absent_ns + patience_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """What counts: an epoch, an attempt, and the version to go on from."""
+
+    epoch: int = 0
+    members: int
+    """Bitmap of nodes."""
+    generation: int = 0
+    attempt: int = 0
+    version: int = -1
+    """Decided steps; -1: there are no weights yet."""
+
+    @property
+    def step(self) -> int:
+        """The first undecided step."""
+        return max(0, self.version)
+
+
+class Standings:
+    """See the module."""
+
+    def __init__(
+        self, outbox: Outbox, children: Children, ballot: Ballot, count: int,
+        patience_ns: int | None,
+    ) -> None:  # fmt: skip
+        self._outbox, self._children, self._ballot = outbox, children, ballot
+        self.patience_ns = patience_ns
+        self.nodes = [KnownNode() for _ in range(count)]
+        self.now = Position(members=(1 << count) - 1)
+        self.next: Position | None = None
+        """Proposed, and not taken over by all its members."""
+
+    def away(self, number: int) -> None:
+        """A connection was lost, or a node was started again: where it stands is not known."""
+        node = self.nodes[number]
+        node.is_away, node.is_adopted, node.standing = True, False, None
+
+    def next_lost_ns(self) -> int | None:
+        """When a node that is gone is so for too long; None: never, or it has been already."""
+        if self.patience_ns is None:
+            return None
+        since = [node.absent_ns for node in self.nodes if node.absent_ns is not None]
+        ends = [at_ns + self.patience_ns for at_ns in since]
+        return min((at_ns for at_ns in ends if at_ns > self._outbox.now_ns), default=None)
+
+    @property
+    def lost(self) -> int:
+        """Bitmap of those that are gone for too long."""
+        now_ns, patience_ns = self._outbox.now_ns, self.patience_ns
+        nodes = enumerate(self.nodes)
+        return sum(1 << number for number, node in nodes if node.is_lost(now_ns, patience_ns))
+
+    def version_of(self, number: int) -> int:
+        """What a node is decided at."""
+        node = self.nodes[number]
+        if node.standing is not None:
+            return node.standing.step if node.standing.loaded else -1
+        if self.next is not None and node.is_adopted:
+            return self.next.version
+        return self.now.version
+
+    def prepared_under(self, number: int) -> int | None:
+        """The attempt under which a node has the next version prepared."""
+        standing = self.nodes[number].standing
+        if standing is not None:
+            return standing.prepared_attempt if standing.is_prepared else None
+        return None if self._ballot.digests_of(number) is None else self.now.attempt
+
+    def are_at(self, members: int, version: int) -> bool:
+        """True if these nodes are decided at a version, or can be."""
+        return all(
+            self.version_of(n) == version
+            or (self.version_of(n) == version - 1 and self.prepared_under(n) is not None)
+            for n in nodes_of(members)
+        )
+
+    def finishes(self, members: int, version: int) -> bool:
+        """E5: the version after this one is prepared at all of them, under the last attempt, and
+        they agree on it."""
+        if any(self.version_of(n) != version for n in nodes_of(members)):
+            return False
+        under = {self.prepared_under(n) for n in nodes_of(members)}
+        standings = [node.standing.attempt for node in self.nodes if node.standing is not None]
+        known = [member.known[1] for member in self._children.members.all_members]
+        proposed = [] if self.next is None else [self.next.attempt]
+        last = max([self.now.attempt, *standings, *known, *proposed])
+        if under != {last}:
+            return False
+        digests = {}
+        for number in nodes_of(members):
+            stated = self._ballot.digests_of(number)
+            digests[number] = self.nodes[number].digests if stated is None else stated
+        return self._ballot.difference_of(digests) is None  # E7: else it was not decided
