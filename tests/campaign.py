@@ -78,6 +78,7 @@ CAMPAIGNS: Final = (
         "--count {each} --seed {first} --processes 1",
     ),
     Campaign("kill node", "tests.kill", 12, 25, "--role node --count {each} --seed {share}"),
+    Campaign("lost node", "tests.kill", 8, 25, "--role lost-node --count {each} --seed {share}"),
     Campaign("kill worker", "tests.kill", 4, 25, "--role worker --count {each} --seed {share}"),
     Campaign("kill switch", "tests.kill", 4, 25, "--role switch --count {each} --seed {share}"),
     Campaign("system calls", "tests.syscalls", 20, 1, "--stride {shares} --first {share}"),

@@ -7,6 +7,10 @@ switch, node   one run, killed COUNT times: it must go on by itself, each time, 
                digest of plain torch in one process
 switch-NAME    the same for `top`, `left` or `right` of a small tree of switches
 worker         the same for the workers in turn, each started again alone (--on-worker-loss wait)
+lost-node      COUNT runs with two copies of each page on two or three optimizer nodes: one of them
+               is killed and its directory deleted, and half of them come back with nothing; the run
+               must go on without it, and end with that digest, and luwu refill must make the state
+               whole. Also said: how much longer than was allowed no step was decided
 worker-stop    COUNT runs, one kill each, where a lost worker ends the run: it must end within
                seconds with exit code 4 and say which worker was lost to which signal
 
@@ -19,8 +23,11 @@ was killed before is still starting. One line a kill, then what was seen; the la
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import shutil
 import signal
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -30,11 +37,15 @@ from random import Random
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import LuwuError
+from luwu.checkpoint.refill import refill
+from luwu.launch.hosts.nodes import node_role
 from luwu.testing.cluster import Cluster
+from switch_emu.store.verify import verify_state
 from tests.processes.jobs import ON_THE_CPU, Outside, light_digest
 
 ROLES = (
-    "node", "switch", "worker", "worker-stop", "switch-top", "switch-left", "switch-right",
+    "node", "switch", "worker", "worker-stop", "lost-node", "switch-top", "switch-left",
+    "switch-right",
 )  # fmt: skip
 WORKERS = 2
 TREE = """
@@ -53,6 +64,8 @@ STEPS_BETWEEN = 8
 """Steps in which each kill's moment is drawn."""
 COMPUTE_MS = 90.0
 """A step takes some 100 ms, so a moment is a place within a step."""
+DROP_S = 1.0
+"""A node that is missing for so long is left out."""
 STOP_S_MAX = 10.0
 """A worker's death ends the run within this."""
 
@@ -182,6 +195,59 @@ def kill_role(
     return f"the run went on each time and ended with digest {killed[:12]}, as plain torch does"
 
 
+def lose_nodes(directory: Path, kills: Kills, *, seed: int) -> str:
+    """Lose a node with its directory in each of some runs; the verdict. Raises TakenBadly."""
+    random, pauses_s = Random(seed), []
+    steps = 2 * STEPS_BETWEEN
+    plain = light_digest(steps, WORKERS)
+    for number in range(kills.count):
+        outside = Outside(directory / f"{number}.tmp")
+        nodes_count, comes_back = random.choice((2, 3)), random.random() < 0.5
+        lost = random.randrange(nodes_count)
+        moment = draw_moments(random.randrange(2**32), 1)[0]
+        flags = (
+            "--optimizer-nodes", str(nodes_count), "--replicas", "2", "--chunk", "16KiB",
+            "--memory-budget", "64MiB", "--drop-node-after", f"{DROP_S}s",
+        )  # fmt: skip
+        with start(
+            directory, str(number), steps=steps, restarts=int(comes_back), outside=outside,
+            more_flags=flags,
+        ) as cluster:  # fmt: skip
+            assert moment.step is not None
+            wait_for_step(cluster, moment.step)
+            sleep(moment.delay_ms / 1e3)
+            state = directory / f"{number}.state"
+            shutil.rmtree(state / f"node-{lost}")
+            killed_ns = SYSTEM_CLOCK.now_ns()
+            cluster.kill(node_role(lost))
+            found = finish(cluster, outside)
+            other = cluster.run_directory.events(node_role((lost + 1) % nodes_count))
+        pauses_s.append(_pause_s(other, killed_ns) - (0 if comes_back else DROP_S))
+        if found != plain:
+            raise TakenBadly(f"digest {found[:12]}, but {plain[:12]} of plain torch")
+        if refill(state).nodes != (lost,) or verify_state(state, nodes_count, full=True).damages:
+            raise TakenBadly(f"{state} is not whole after a refill of node {lost}")
+        kills.say(
+            f"node {lost} of {nodes_count}, {moment}; it came back empty: {comes_back}; no step "
+            f"for {pauses_s[-1]:.1f} s beyond what was allowed"
+        )
+        shutil.rmtree(state)
+    pauses_s.sort()
+    late_s = pauses_s[min(len(pauses_s) - 1, int(0.95 * len(pauses_s)))]
+    return (
+        f"each run went on and ended with digest {plain[:12]}; the pause was "
+        f"{statistics.median(pauses_s):.1f} s in the median, {late_s:.1f} s at the 95th percentile"
+    )
+
+
+def _pause_s(events: Path, killed_ns: int) -> float:
+    """From the last step that a node decided before a time to the first one after it."""
+    records = (json.loads(line) for line in events.read_text().splitlines())
+    steps_ns = [each["at_ns"] for each in records if each["name"] == "node.step"]
+    after_ns = min(at_ns for at_ns in steps_ns if at_ns > killed_ns)
+    return (after_ns - max(at_ns for at_ns in steps_ns if at_ns <= killed_ns)) / 1e9
+
+
 def kill_workers(directory: Path, kills: Kills, *, seed: int) -> str:
     """Kill a worker in each of some runs; the verdict. Raises TakenBadly."""
     random = Random(seed)
@@ -223,6 +289,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             if asked.role == "worker-stop":
                 said = kill_workers(Path(name), kills, seed=asked.seed)
+            elif asked.role == "lost-node":
+                said = lose_nodes(Path(name), kills, seed=asked.seed)
             else:
                 said = kill_role(
                     Path(name), asked.role, kills, seed=asked.seed, transport=asked.transport
