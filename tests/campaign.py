@@ -25,7 +25,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,8 +37,8 @@ PROGRAM: Final = ("luwu", "switch_emu", "workers")
 """Directories that a result is a statement about."""
 FILES: Final = ("constraints.txt", "pyproject.toml")
 """And what it was run with."""
-LEFT_OUT: Final = "luwu/predict/"
-"""The performance model: no campaign comes near it."""
+MODEL: Final = ("luwu/predict",)
+"""The performance model: one campaign is about it alone, and no other comes near it."""
 VERDICT: Final = re.compile(r"(\d+) trials, (\d+) violations")
 POLL_S: Final = 0.2
 
@@ -54,6 +54,8 @@ class Campaign:
     """Trials of a share; of a few programs, what they take for a count."""
     words: str
     """Arguments of a share, with {each}, {first} and {share} to be filled in."""
+    program: tuple[str, ...] = PROGRAM
+    """What its result is a statement about."""
 
     def arguments(self, share: int, each: int) -> list[str]:
         """Of one share."""
@@ -90,6 +92,7 @@ CAMPAIGNS: Final = (
         "floods", "tests.intruders.floods", 4, 90_000, "--count {each} --seed {share}",
     ),
     Campaign("versions", "tests.marked", 1, 1, "index"),
+    Campaign("predictions", "tests.predictions", 20, 5000, "--count {each} --seed {share}", MODEL),
 )  # fmt: skip
 UNDIVIDED: Final = {"system calls"}
 """A share of them is made smaller by fewer shares alone."""
@@ -128,13 +131,14 @@ def shares_of(campaign: Campaign, part: float) -> list[Share]:
     ]
 
 
-def program_digest(root: Path) -> str:
-    """Of the source of the program, by content alone."""
-    digest = hashlib.sha256()
-    for place in (*PROGRAM, *FILES):
+def program_digest(root: Path, program: tuple[str, ...]) -> str:
+    """Of the source of a program, by content alone."""
+    digest, model = hashlib.sha256(), root / MODEL[0]
+    for place in (*program, *FILES):
         for path in sorted({root / place, *(root / place).rglob("*")}):
             name = path.relative_to(root).as_posix()
-            if path.is_file() and "__pycache__" not in path.parts and not name.startswith(LEFT_OUT):
+            left_out = program != MODEL and model in path.parents
+            if path.is_file() and "__pycache__" not in path.parts and not left_out:
                 data = path.read_bytes()
                 digest.update(f"{name} {len(data)}\n".encode() + data)
     return digest.hexdigest()[:16]
@@ -143,26 +147,25 @@ def program_digest(root: Path) -> str:
 class Progress:
     """Shares that were done well, on disk as they come."""
 
-    def __init__(self, directory: Path, program: str) -> None:
+    def __init__(self, directory: Path, digests: Mapping[tuple[str, ...], str]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._path, self._program = directory / "progress.jsonl", program
-        self._done: dict[str, Result] = {}
+        self._path, self._digests = directory / "progress.jsonl", digests
+        self._done: dict[tuple[str, str], Result] = {}
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         for line in lines:
             found = json.loads(line)
-            if found["program"] == program:
-                self._done[found["share"]] = Result(found["trials"], 0)
+            self._done[found["program"], found["share"]] = Result(found["trials"], 0)
 
     def result(self, share: Share) -> Result | None:
         """None if it is still to be done."""
-        return self._done.get(share.key)
+        return self._done.get((self._digests[share.campaign.program], share.key))
 
     def keep(self, share: Share, result: Result, seconds: float) -> None:
         """It was done, and nothing was violated."""
         self._done[share.key] = result
         line = {
             "share": share.key, "trials": result.trials, "seconds": round(seconds, 1),
-            "program": self._program,
+            "program": self._digests[share.campaign.program],
         }  # fmt: skip
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -256,8 +259,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen or not 0 < asked.part <= 1 or asked.jobs < 1:
         names = ", ".join(campaign.name for campaign in CAMPAIGNS)
         parser.error(f"--part is above 0 and at most 1, --jobs at least 1, --only one of {names}")
-    program = program_digest(ROOT)
-    progress = Progress(asked.directory, program)
+    digests = {program: program_digest(ROOT, program) for program in (PROGRAM, MODEL)}
+    progress = Progress(asked.directory, digests)
     queues = [shares_of(campaign, asked.part) for campaign in chosen]
     if asked.list:
         for campaign, queue in zip(chosen, queues, strict=True):
@@ -268,7 +271,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # the handler is not inherited, so each program has its own, which cleans up.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    print(f"program {program}, progress in {asked.directory}", flush=True)
+    print(
+        f"program {digests[PROGRAM]}, model {digests[MODEL]}, progress in {asked.directory}",
+        flush=True,
+    )
     results = run(list(taking_turns(queues)), progress, asked.directory, asked.jobs)
     for campaign, queue in zip(chosen, queues, strict=True):
         print(f"{campaign.name}: {total(results[share] for share in queue)}")

@@ -74,6 +74,7 @@ def test_shares_are_the_whole() -> None:
     assert counts["crash images"] == 100_000
     assert [counts[f"kill {role}"] for role in ("node", "worker", "switch")] == [300, 100, 100]
     assert counts["fuzzed headers"] == 10**7
+    assert counts["predictions"] == 100_000
     keys = [share.key for one in CAMPAIGNS for share in shares_of(one, 1.0)]
     assert len(set(keys)) == len(keys)
     small = [share for one in CAMPAIGNS for share in shares_of(one, 0.001)]

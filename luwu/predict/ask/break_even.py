@@ -27,9 +27,10 @@ from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import compute_time, operators_of
 from luwu.predict.model.operators import WIRE_BYTES
 from luwu.predict.model.overlap import eta
+from luwu.predict.model.traffic import GATHERS
 from luwu.predict.networks.rank_groups import port_rate
 from luwu.predict.systems.in_network import OptimizerNodes
-from luwu.predict.systems.zero import GATHERS, sharded_path
+from luwu.predict.systems.zero import sharded_path
 
 OPERATIONS: Final = 6
 """Operations per parameter and token, forward and backward; recomputation adds 2."""

@@ -1,12 +1,12 @@
 """A question once more, played in virtual time, where that can be done.
 
 LuWu's steps are decided by its own cores, with a chunk for each unit (`driven/driven.py`), steps of
-3-D training go task by task through their pipeline's schedule (`events/pipeline_training.py`), on a
-network that is known link by link with the ports that each exchange has there. A replay that is
-left out has its reason. The work is counted in *tasks*, forwards and backwards of a pipeline: m
-micro-batches, p stages and v parts are 2 m p v. A micro-batch of a unit of LuWu takes as long as
-UNIT_TASKS. A plan that would play more than TASKS_MAX in all leaves out what does not fit into the
-rest.
+3-D training go task by task through their pipeline's schedule (`events/pipeline_training.py`), here
+by its longest path (E6), on a network that is known link by link with the ports that each exchange
+has there. A replay that is left out has its reason. The work is counted in *tasks*, forwards and
+backwards of a pipeline: m micro-batches, p stages and v parts are 2 m p v. A micro-batch of a unit
+of LuWu takes as long as UNIT_TASKS. A plan that would play more than TASKS_MAX in all leaves out
+what does not fit into the rest.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from luwu.predict.events.pipeline_training import (
     ClosedForm,
     PlayedTraining,
     play_training_step,
+    played_step_s,
 )
 from luwu.predict.networks.on_topology import on_topology, three_d_step
 from luwu.predict.systems.training import predict_step
 
-TASKS_MAX: Final = 100_000
-"""Played for one plan in all: some ten seconds, as a task takes 0.05 to 0.1 ms."""
-UNIT_TASKS: Final = 16
+TASKS_MAX: Final = 1_000_000
+"""Played for one plan in all: some five to ten seconds, as a task takes 5 to 10 us."""
+UNIT_TASKS: Final = 200
 """Tasks of a unit and micro-batch: its pulls and its push, at worker, switch and node, in all
 steps."""
 PLAYED: Final = ("luwu", "3d")
@@ -74,13 +75,16 @@ def tasks_of(question: Question) -> int:
 def _step_s(question: Question, on: Question) -> float:
     if on.nodes is not None:
         return play_driven_steps(on.job, on.nodes, quick_playing(on.job)).step_s
-    return play_three_d(question).step.seconds
+    return played_step_s(question.job, predict=_closed_form(question))
 
 
 def play_three_d(question: Question) -> PlayedTraining:
     """A step of a question of 3-D training, on its network. Raises ConfigError."""
-    predict: ClosedForm = predict_step
-    if question.topology is not None:
-        _, _, found = on_topology(question.topology, question.system, question.job, None)
-        predict = partial(three_d_step, found=found, predict=predict_step)
-    return play_training_step(question.job, predict=predict)
+    return play_training_step(question.job, predict=_closed_form(question))
+
+
+def _closed_form(question: Question) -> ClosedForm:
+    if question.topology is None:
+        return predict_step
+    _, _, found = on_topology(question.topology, question.system, question.job, None)
+    return partial(three_d_step, found=found, predict=predict_step)

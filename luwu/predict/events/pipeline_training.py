@@ -9,9 +9,10 @@
                        first, the output layer of the last (a copy of it, where they are tied)
 
 All seconds of a layer are those of the closed form (T3, T4); its data parallel exchange and its
-optimizer are shared by parameters. The closed form does not have: stages that differ, a pipeline
-that waits for sends throughout and not only at its ends, exchange and optimizer of stages that end
-at different times, gathers that the first forward waits for, stages that are slow in other places
+optimizer are shared by parameters. Sends and the exchange have an engine each, so that what one
+port needs for both is added as the closed form adds it (P2). The closed form does not have: stages
+that differ, sends that wait for each other, exchange and optimizer of stages that end at different
+times, gathers that the first forward waits for, stages that are slow in other places
 than the last, which is where a job's slowdown is. Forward and backward share exchanges of tensor
 parallel ranks by the number of them (2 of 4, 5 or 6), which does not change a step of equal stages
 (E3).
@@ -29,7 +30,8 @@ from luwu.predict.events.schedules import Part, Pipeline, play_pipeline
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import head_time, layer_time, operators_of
 from luwu.predict.model.operators import WIRE_BYTES
-from luwu.predict.systems.training import predict_step
+from luwu.predict.model.traffic import stage_bytes, three_d_busy
+from luwu.predict.systems.training import predict_step, shown_sends, waiting_for
 
 OF_STEP = (
     "output layer", "bubble", "pipeline exchange", "data exchange", "optimizer", "straggling",
@@ -87,7 +89,7 @@ def pipeline_of(job: TrainingJob, *, predict: ClosedForm = predict_step) -> Pipe
     )
     return Pipeline(
         parts=parts, micro_batches=job.micro_batches, send_s=seconds[0].send_s,
-        sent_bytes=sent_bytes(job),
+        sent_bytes=stage_bytes(job),
         optimizer_s=tuple(
             seconds[stage].optimizer_s(stage, layers[stage]) for stage in range(job.pipeline)
         ),
@@ -104,18 +106,20 @@ def play_training_step(job: TrainingJob, *, predict: ClosedForm = predict_step) 
     played = play_pipeline(pipeline)
     closed = predict(job)
     parts = _parts(_seconds_of_stages(job, predict), pipeline, layers_of_stages(job))
+    parts |= waiting_for(parts, three_d_busy(job))[0]
     rest = closed.seconds - closed.parts["straggling"]
-    parts["straggling"] = played.seconds * closed.parts["straggling"] / rest
+    parts["straggling"] = sum(parts.values()) * closed.parts["straggling"] / rest
     step = StepTime(parts=parts, micro_batches=job.micro_batches, notes=closed.notes)
     return PlayedTraining(step, closed, played.record, pipeline)
 
 
-def sent_bytes(job: TrainingJob) -> float:
-    """Activations of a micro-batch that a device sends to the next stage; none of one stage."""
-    if job.pipeline == 1:
-        return 0.0
-    shared = job.tensor if job.sequence_parallel else 1
-    return WIRE_BYTES * job.micro_batch * job.sequence / job.context * job.model.hidden / shared
+def played_step_s(job: TrainingJob, *, predict: ClosedForm = predict_step) -> float:
+    """The step of `play_training_step` by its longest path (E6), without a record: a tenth of the
+    time. Raises ConfigError."""
+    closed = predict(job)
+    rest = closed.seconds - closed.parts["straggling"]
+    path_s = longest_path_s(pipeline_of(job, predict=predict))
+    return max(path_s, *three_d_busy(job).values()) * closed.seconds / rest
 
 
 class _Seconds:
@@ -127,10 +131,10 @@ class _Seconds:
         self.layer = {
             name: seconds / micro_batches / job.stage_layers
             for name, seconds in closed.parts.items()
-            if name not in OF_STEP
+            if name not in OF_STEP and not name.startswith("waiting for")
         }
         self.head_s = head_time(job, self._operators)
-        sends = 2 * (job.pipeline - 1)
+        sends = shown_sends(job)
         self.send_s = closed.parts["pipeline exchange"] / sends if sends else 0.0
         self._own = job.model.parameters / job.pipeline
         self._optimizer_s = closed.parts["optimizer"]

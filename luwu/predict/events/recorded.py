@@ -20,7 +20,7 @@ from typing import Any, Final
 from luwu.base.errors import ConfigError
 from luwu.base.events import CLOCK
 from luwu.predict.events.engines import Record
-from luwu.predict.events.schedules import compute_of, data_of, link_of
+from luwu.predict.events.schedules import compute_of, data_of, port_of
 
 BOOT: Final = "predicted"
 """Names the clock: no host ever had this boot."""
@@ -32,11 +32,9 @@ def told_by_stages(record: Record, stages: int) -> dict[str, Record]:
     process_of = {
         engine: f"worker-{stage}"
         for stage in range(stages)
-        for engine in (
-            compute_of(stage), data_of(stage), *(link_of(stage, to) for to in range(stages))
-        )
-    }  # fmt: skip
-    sends = {link_of(stage, to) for stage in range(stages) for to in range(stages)}
+        for engine in (compute_of(stage), data_of(stage), port_of(stage))
+    }
+    sends = {port_of(stage) for stage in range(stages)}
     for span in record.spans:
         name = "send" if span.engine in sends else span.job.split()[0]
         told[process_of[span.engine]].spans.append(

@@ -1,7 +1,7 @@
 """The longest path through a pipeline's schedule: its step without playing it.
 
     E6  a task ends    its seconds after the stage's task before it and the send that it waits for
-                       have both ended; a send begins after its task and the link's send before
+                       have both ended; a send begins after its task and its port's send before
 
 Orders are fixed, so this determines the step of one job: the event core gives the same result up
 to rounding, with a record of every event, and takes tens of times as long. The same step without
@@ -36,7 +36,8 @@ class _Paths:
         self._now = [0.0] * plan.stages
         self._reduced = [each[-1] for each in self._gathered]
         """When the exchange beside compute is done with what it has."""
-        self._free: dict[tuple[int, int], float] = {}
+        self._sent = [0.0] * plan.stages
+        """When the port of a stage is done with what it has."""
         self._arrived: dict[tuple[int, Task], float] = {
             (0, task): 0.0 for task in self._tasks[0] if task.kind == FORWARD and task.part == 0
         }
@@ -70,8 +71,8 @@ class _Paths:
             self._arrived[stage, Task(BACKWARD, task.part, task.micro_batch)] = end
             return stage
         part, target = divmod(place, plan.stages)
-        arrived = max(end, self._free.get((stage, target), 0.0)) + plan.send_s
-        self._free[stage, target] = arrived
+        arrived = max(end, self._sent[stage]) + plan.send_s
+        self._sent[stage] = arrived
         self._arrived[target, Task(task.kind, part, task.micro_batch)] = arrived
         return target
 

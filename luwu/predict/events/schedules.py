@@ -13,10 +13,10 @@
                       are under way, and a way through all stages and back has 2 (p - 1) sends
 
 A stage does its tasks in this order and waits for missing inputs; sends overlap with compute, one
-at a time from a stage to another. The share o of a part's data parallel exchange overlaps with
-compute: its gather with the first forward, which ends no sooner; its reduction from the beginning
-of the last backward on, as gradients come layer by layer. The rest is exposed at the end:
-reduction, optimizer, gather.
+at a time from a stage, which has one port. The share o of a part's data parallel exchange overlaps
+with compute: its gather with the first forward, which ends no sooner; its reduction from the
+beginning of the last backward on, as gradients come layer by layer. The rest is exposed at the
+end: reduction, optimizer, gather.
 Sources: Narayanan et al. SC'21 (E1, E2, as Megatron-LM orders them); derived (E3 to E5).
 """
 
@@ -188,9 +188,9 @@ def data_of(stage: int) -> str:
     return f"stage {stage} data"
 
 
-def link_of(stage: int, target: int) -> str:
-    """That of sends from a stage to another."""
-    return f"stage {stage} to {target}"
+def port_of(stage: int) -> str:
+    """That of sends from a stage to others."""
+    return f"stage {stage} port"
 
 
 def play_pipeline(pipeline: Pipeline) -> PlayedPipeline:
@@ -207,7 +207,7 @@ class _World:
         stages = range(pipeline.stages)
         self._compute = [self._engine(compute_of(stage)) for stage in stages]
         self._data = [self._engine(data_of(stage)) for stage in stages]
-        self._links: dict[tuple[int, int], Engine] = {}
+        self._ports = [self._engine(port_of(stage)) for stage in stages]
         self._ready: dict[tuple[int, Task], simpy.Event] = {}
         """Events that announce the input of a task from another stage."""
         self._ends = [0.0] * pipeline.stages
@@ -260,10 +260,8 @@ class _World:
 
     def _send(self, stage: int, target: int, task: Task, ready: simpy.Event) -> Process:
         plan = self._pipeline
-        if (stage, target) not in self._links:
-            self._links[stage, target] = self._engine(link_of(stage, target))
-        link = self._links[stage, target]
-        yield from link.work(task.name, plan.send_s, plan.sent_bytes, task.fields)
+        fields = (*task.fields, ("to_stage", target))
+        yield from self._ports[stage].work(task.name, plan.send_s, plan.sent_bytes, fields)
         ready.succeed()
 
     def _gather(self, stage: int, gathered: list[simpy.Event]) -> Process:

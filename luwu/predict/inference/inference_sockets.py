@@ -3,7 +3,7 @@
     K1  a token         max((weights / t + cache) / (memory rate x share), operations / (t peak))
                         + exchanges
     K2  exchanges       two all-reduces in each layer, one where attention and MLP run side by side,
-                        in hosts and between them (N11)
+                        in hosts and between them (N11), where the sockets of a host share its port
     K3  prefill         the same with the prompt's operations
 
 t sockets. Where the peak of a processor is not known, decode is assumed to be limited by memory,
@@ -14,7 +14,7 @@ Source: xFasterTransformer, arXiv 2407.00029 and 2407.07304.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from luwu.base.errors import ConfigError
@@ -156,7 +156,8 @@ def _time(job: SocketJob, tokens: float, cache: float, attention: float) -> Sock
 def _all_reduce(job: SocketJob, nbytes: float) -> float:
     """Seconds of an all-reduce of a layer's activations among all sockets (K2)."""
     in_host = min(job.sockets, job.host_sockets)
-    inside, between = _path(job.inside), _path(job.network)
+    inside, port = _path(job.inside), _path(job.network)
+    between = replace(port, rate=port.rate / in_host)  # the parts of all its sockets at once
     return hierarchical_all_reduce(job.hosts, in_host, nbytes, inside, between)
 
 

@@ -4,18 +4,12 @@
                        ranks in each, a ring through their ports is k rings, domain after domain
     S12  a port        an exchange has min(1, what the topology leaves) of it (S5, D6), and the
                        latency of the switches on its longest way
-    S13  sharded       m (gathers 2 + gradient) Psi (N - 1)/N over the rings; DDP 2 gradient Psi
-                       (N - 1)/N once a step
-    S14  3-D           gradients: (gradient + back) Psi/(t p) (n - 1)/n over the rings of n data and
-                       context ranks; a stage: 2 m v of 2 n h bytes, to the next and to the one
-                       before; tensor ranks: 2 (D - 1)/D of each all-reduce over k, of D domains;
-                       context ranks: X2 and X3; ranks of experts: J2, but for what stays inside
     S15  LuWu          up m gradient Psi, down m pulls 2 Psi: on each link once
     S16  busiest link  what a port sends / its share (S12): where flows meet
 
 Bytes are of one step, or of one decode round, and of one direction. A topology never makes a port
 faster than it is; the parts of the step show what it slows down.
-Sources: S5 to S8, D5, D6; Z1; Narayanan et al. SC'21 (S14); derived.
+Sources: S5 to S8, D5, D6; `traffic.py` (bytes of training); derived.
 """
 
 from __future__ import annotations
@@ -27,23 +21,16 @@ from typing import Any
 from luwu.predict.hardware.hardware import Network
 from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.inference.inference_sockets import SocketJob
-from luwu.predict.model.context import sent_bytes
-from luwu.predict.model.experts import all_to_alls, dispatched_bytes, expert_group
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.operators import WIRE_BYTES
-from luwu.predict.model.placement import (
-    context_group,
-    domain_count,
-    pipeline_group,
-    placed,
-    tensor_group,
-)
+from luwu.predict.model.placement import domain_count, pipeline_group, placed, tensor_group
+from luwu.predict.model.traffic import ports, three_d_busy, three_d_bytes, whole_ring_bytes
 from luwu.predict.networks.choice import Built, TopologyChoice
 from luwu.predict.networks.direct_topologies import Torus
 from luwu.predict.networks.rank_groups import Connection, RankGroup, port_rate
 from luwu.predict.networks.topologies import AggregationTree
 from luwu.predict.systems.in_network import OptimizerNodes
-from luwu.predict.systems.zero import GATHERS
+from luwu.predict.systems.training import waiting_for
 
 _PARTS = {
     "tensor": "tensor exchange", "context": "context exchange", "data": "data exchange",
@@ -85,25 +72,25 @@ def training_exchanges(
             "push": Exchange(group=everyone, collective="push", port_bytes=m * gradients),
             "pull": Exchange(group=everyone, collective="pull", port_bytes=down),
         }
-    if system == "atp":
+    if system == "atp" and job.devices > 1:
         return {
             "sum": Exchange(
                 group=everyone, collective="in_network_all_reduce", port_bytes=gradients
             )
         }
-    return _three_d(job) if system == "3d" else _rings(system, job, gradients)
+    if system == "atp":
+        return {}
+    return _three_d(job) if system == "3d" else _rings(system, job)
 
 
-def _rings(system: str, job: TrainingJob, gradients: float) -> dict[str, Exchange]:
+def _rings(system: str, job: TrainingJob) -> dict[str, Exchange]:
     """Through all devices."""
-    if system == "ddp":
-        return _ring("gradients", job, job.devices, 1, 2 * gradients, "all_reduce")
-    both = gradients + GATHERS * WIRE_BYTES * job.model.parameters
-    return _ring("states", job, job.devices, 1, job.micro_batches * both)
+    name, collective = ("gradients", "all_reduce") if system == "ddp" else ("states", "all_gather")
+    return _ring(name, job, job.devices, 1, whole_ring_bytes(job, system), collective)
 
 
 def _ring(
-    name: str, job: TrainingJob, size: int, stride: int, nbytes: float,
+    name: str, job: TrainingJob, size: int, stride: int, port_bytes: float,
     collective: str = "all_gather",
 ) -> dict[str, Exchange]:  # fmt: skip
     """Ring of every stride-th device, if they are in several domains: through all ports that its
@@ -112,48 +99,30 @@ def _ring(
     group = placed(job, size, stride)
     if group.is_inside:
         return {}
-    ports = group.inside if job.software.ring == "hierarchical" else 1
-    ranks = RankGroup(size=size // ports, stride=stride * ports)
-    port_bytes = nbytes * (size - 1) / size / ports
+    each = ports(job, group)
+    ranks = RankGroup(size=size // each, stride=stride * each)
     whole = RankGroup(size=size, stride=stride)
     return {name: Exchange(group=ranks, collective=collective, port_bytes=port_bytes, whole=whole)}
 
 
 def _three_d(job: TrainingJob) -> dict[str, Exchange]:
-    m, found = job.micro_batches, {}
-    layer = WIRE_BYTES * job.micro_batch * job.sequence / job.context * job.model.hidden
-    tensor, stages = tensor_group(job), pipeline_group(job)
-    if not tensor.is_inside:
-        count = {"full": 6.0, "half": 5.0}.get(job.recompute, 4.0)
-        count += 0.5 if job.sequence_parallel else 0.0
-        between = 2 * (tensor.domains - 1) / tensor.domains * layer / tensor.inside
-        found["tensor"] = Exchange(
-            group=RankGroup(size=tensor.domains, stride=tensor.inside), collective="all_reduce",
-            port_bytes=m * count * job.stage_layers * between,
-        )  # fmt: skip
-    if not context_group(job).is_inside:
-        found["context"] = Exchange(
-            group=RankGroup(size=job.context, stride=job.tensor), collective="send",
-            port_bytes=m * job.stage_layers * sum(sent_bytes(job)),
-        )  # fmt: skip
-    experts = expert_group(job)
-    if not experts.is_inside:
-        leaving = dispatched_bytes(job) * (experts.size - experts.inside) / experts.size
-        found["expert"] = Exchange(
-            group=RankGroup(size=experts.size, stride=job.expert_width), collective="all_to_all",
-            port_bytes=m * job.stage_layers * all_to_alls(job) * leaving,
-        )  # fmt: skip
-    inner = job.tensor * job.context
-    own = job.model.parameters / (job.tensor * job.pipeline)
-    back = WIRE_BYTES if job.software.shards_optimizer else job.software.gradient_bytes
-    both = own * (job.software.gradient_bytes + back)
-    found |= _ring("data", job, job.data * job.context, job.tensor, both)
-    if not stages.is_inside:
-        shared = job.tensor if job.sequence_parallel else 1
-        found["pipeline"] = Exchange(
-            group=RankGroup(size=stages.domains, stride=inner * job.data * stages.inside),
-            collective="send", port_bytes=2 * m * job.virtual * layer / shared,
-        )  # fmt: skip
+    """Those of `traffic.py`, each with its ranks."""
+    sent = three_d_bytes(job)
+    found: dict[str, Exchange] = {}
+    tensor, stages, inner = tensor_group(job), pipeline_group(job), job.tensor * job.context
+    groups = {
+        "tensor": (tensor.domains, tensor.inside, "all_reduce"),
+        "context": (job.context, job.tensor, "send"),
+        "expert": (job.expert, job.expert_width, "all_to_all"),
+        "pipeline": (stages.domains, inner * job.data * stages.inside, "send"),
+    }
+    for name, nbytes in sent.items():
+        if name == "data":
+            found |= _ring("data", job, job.data * job.context, job.tensor, nbytes)
+        else:
+            size, stride, collective = groups[name]
+            group = RankGroup(size=size, stride=stride)
+            found[name] = Exchange(group=group, collective=collective, port_bytes=nbytes)
     return found
 
 
@@ -241,14 +210,19 @@ def three_d_step(
 ) -> StepTime:
     """A 3-D step in which every exchange has what the network leaves to its own group."""
     base = predict(replace(job, network=slowest(job.network, list(found.values()))))
-    parts = dict(base.parts)
+    parts = {name: s for name, s in base.parts.items() if not name.startswith("waiting for")}
     straggling = parts.pop("straggling")
-    share = straggling / sum(parts.values())
+    share = straggling / (base.seconds - straggling)
+    busy, sent = three_d_busy(job), three_d_bytes(job)
     for name, connection in found.items():
         one = predict(replace(job, network=slowed(job.network, connection)))
         parts[_PARTS[name]] = one.parts[_PARTS[name]]
+        alone_s = sent[name] / min(connection.rate, port_rate(job.network))
+        busy["network port"] = max(busy["network port"], alone_s)
+    waits, bound_by = waiting_for(parts, busy)
+    parts |= waits
     parts["straggling"] = share * sum(parts.values())
-    return replace(base, parts=parts)
+    return replace(base, parts=parts, bound_by=bound_by)
 
 
 # ---------------------------------------------------------------------- what is said of it

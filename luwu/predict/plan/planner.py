@@ -27,14 +27,15 @@ cannot have, with the first reason. What remains is scored by closed forms; the 
 those that no other beats in all of tokens a second, memory left on a device, and with [cost]
 dollars per million tokens, price and power; with several numbers of devices and nothing that is
 bought, also in few devices. The best of it are played (`ask/replay.py`), where that can be done,
-and both numbers are told. The order of search is fixed, and of two equal ones the first counts, so
-two searches are the same.
+and count as they were played; where others beat them now, these are played too, PLAYED_MAX in all.
+Where play and closed form differ by more than DIFFERS, the row says so. The order of search is
+fixed, and of two equal ones the first counts, so two searches are the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -63,8 +64,10 @@ from luwu.predict.plan.planner_space import (
 )
 from luwu.predict.plan.search import Plan, Search
 
-PLAYED_MAX: Final = 20
-"""Configurations of the Pareto set that are played, from the first, while tasks are left."""
+PLAYED_MAX: Final = 100
+"""Configurations that are played, the best first, while tasks are left."""
+DIFFERS: Final = 0.1
+"""Share of the closed form's step by which a play differs enough to be marked."""
 _BREAK_EVEN: Final = ("luwu", "zero3")
 
 
@@ -86,9 +89,20 @@ class Found:
         return self.question.job.devices
 
     @property
+    def step_s(self) -> float:
+        """As it was played; if it was not, the closed form's."""
+        played_s = None if self.replay is None else self.replay.step_s
+        return self.step.seconds if played_s is None else played_s
+
+    @property
+    def differs(self) -> bool:
+        """It was played, and the closed form says something else."""
+        return abs(self.step_s / self.step.seconds - 1) > DIFFERS
+
+    @property
     def tokens_per_s(self) -> float:
         """Tokens per second of all devices."""
-        return self.question.job.tokens / self.step.seconds
+        return self.question.job.tokens / self.step_s
 
     @property
     def dollars_per_million_tokens(self) -> float | None:
@@ -119,10 +133,13 @@ def plan(
                 needs = _look_at(search, replace(question, topology=choice))
                 least_bytes = min(least_bytes, needs)
     _check(search, least_bytes)
-    found = search.plan(wish, costs, lambda each: _order(each, wish.goal))
-    return replace(
-        found, best=tuple(_played(list(found.best), played)), break_even=_break_even(search.found)
-    )
+    best = search.plan(wish, costs, lambda each: _order(each, wish.goal))
+    for _ in range(played):
+        left = played - sum(each.replay is not None for each in search.found)
+        if not _play(search.found, best.best, left):
+            break
+        best = search.plan(wish, costs, lambda each: _order(each, wish.goal))
+    return replace(best, break_even=_break_even(search.found))
 
 
 def _look_at(search: Search[Found], question: Question) -> float:
@@ -146,14 +163,18 @@ def _order(found: Found, goal: str) -> float:
     return order_by(goal, value, found.expense)
 
 
-def _played(best: list[Found], count: int) -> list[Found]:
-    """The first so many, played as long as there are tasks left."""
-    left, shown = TASKS_MAX, []
-    for each in best[:count]:
+def _play(found: list[Found], best: Sequence[Found], count: int) -> bool:
+    """Play the first so many of the best, as long as there are tasks left; True if one was not
+    yet."""
+    done = [each.replay for each in found if each.replay is not None]
+    left = TASKS_MAX - sum(each.tasks for each in done if each.step_s is not None)
+    places = {id(each): place for place, each in enumerate(found)}
+    waiting = [each for each in best if each.replay is None][:count]
+    for each in waiting:
         again = replay(each.question, tasks_max=left)
         left -= 0 if again.step_s is None else again.tasks
-        shown.append(replace(each, replay=again))
-    return shown + best[count:]
+        found[places[id(each)]] = replace(each, replay=again)
+    return bool(waiting)
 
 
 def _check(search: Search[Found], least_bytes: float) -> None:

@@ -2,8 +2,11 @@
 
     T3  a stage's micro-batch its layers (`layers.py`), forward, backward, recomputation, and the
                               exposed exchanges of its ranks (X4, J3)
-    T4  a step                m stages + (p - 1)/v stages of the bubble + data parallel exchanges
-                              + optimizer, all slowed down by the slowest of n devices
+    T4  a step                m stages + (p - 1)/v stages of the bubble + T5 + data parallel
+                              exchanges + optimizer, all slowed down by the slowest of n devices;
+                              never less than its port needs (P2)
+    T5  sends that show       2 (p - 1) (1 + (m - 1)/p) in 1F1B, which waits all along (E5);
+                              2 (p v - 1) if interleaved, where only the ends wait
 
 One slower device is in the last stage, which sets the pace: the bubble is that of the others.
 m is the number of micro-batches, p of stages, v of parts of the model that a stage has. The last
@@ -35,6 +38,7 @@ from luwu.predict.model.placement import (
     pipeline_group,
     ring_path,
 )
+from luwu.predict.model.traffic import all_reduces, stage_bytes, three_d_busy
 
 OPTIMIZER_BYTES = 30
 """That Adam passes over for a parameter: master, two moments, gradient and the 16-bit copy."""
@@ -56,8 +60,20 @@ def predict_step(job: TrainingJob) -> StepTime:
     parts["pipeline exchange"] = _pipeline_exchange(job)
     parts["data exchange"] = _data_exchange(job) * (1 - job.software.data_overlap)
     parts["optimizer"] = _optimizer(job, operators)
+    waits, bound_by = waiting_for(parts, three_d_busy(job))
+    parts |= waits
     parts["straggling"] = sum(parts.values()) * fitted("straggling") * math.log(job.devices)
-    return StepTime(parts=parts, micro_batches=m, notes=notes)
+    return StepTime(parts=parts, micro_batches=m, notes=notes, bound_by=bound_by)
+
+
+def waiting_for(
+    parts: dict[str, float], busy: dict[str, float]
+) -> tuple[dict[str, float], str]:  # fmt: skip
+    """What a step of these parts still waits for, as its busiest resource needs longer (P2), and
+    the name of that one; neither if it does not."""
+    name = max(busy, key=lambda each: busy[each])
+    left = busy[name] - sum(parts.values())
+    return ({f"waiting for {name}": left}, name) if left > 0 else ({}, "")
 
 
 def _stage(job: TrainingJob, operators: Operators) -> tuple[dict[str, float], float]:
@@ -73,13 +89,9 @@ def _stage(job: TrainingJob, operators: Operators) -> tuple[dict[str, float], fl
 
 
 def _tensor_exchange(job: TrainingJob, operators: Operators) -> float:
-    """Exchange of a stage's micro-batch: two all-reduces of a layer forward, two backward, two if
-    forward is recomputed; with sequence parallel ranks, an all-gather of sharded activations.
-    """
-    count = {"full": 6.0, "half": 5.0}.get(job.recompute, 4.0)
-    count += 0.5 if job.sequence_parallel else 0.0
+    """Exchange of a stage's micro-batch, without what is behind products."""
     shown = 1 - fitted("tensor_overlap") if job.software.overlaps_tensor else 1.0
-    return job.stage_layers * count * shown * layer_time(job, operators).exchange
+    return job.stage_layers * all_reduces(job) * shown * layer_time(job, operators).exchange
 
 
 def _context_exchange(job: TrainingJob, operators: Operators) -> float:
@@ -90,18 +102,25 @@ def _context_exchange(job: TrainingJob, operators: Operators) -> float:
 
 
 def _pipeline_exchange(job: TrainingJob) -> float:
-    """Activations between stages, while the pipeline fills and drains (G2)."""
-    if job.pipeline == 1:
-        return 0.0
-    n = job.micro_batch * job.sequence / job.context
-    shared = job.tensor if job.sequence_parallel else 1
-    nbytes = WIRE_BYTES * n * job.model.hidden / shared
-    stages = pipeline_group(job)
-    crossings, inside = stages.domains - 1, stages.size - stages.domains
-    return 2 * (
-        crossings * send(nbytes, network_path(job.network))
-        + inside * send(nbytes, domain_path(job.device))
-    )
+    """Sends between stages that the step waits for (T5)."""
+    return shown_sends(job) * _send_time(job) if job.pipeline > 1 else 0.0
+
+
+def shown_sends(job: TrainingJob) -> float:
+    """Their number (T5)."""
+    p, v, m = job.pipeline, job.virtual, job.micro_batches
+    return 2 * (p - 1) * (1 + (m - 1) / p) if v == 1 else 2 * (p * v - 1)
+
+
+def _send_time(job: TrainingJob) -> float:
+    """Activations of a micro-batch from a stage to the next, the mean of all of a way (G2)."""
+    stages, nbytes = pipeline_group(job), stage_bytes(job)
+    back = (job.virtual - 1) * (stages.domains > 1)  # from the last stage to the first
+    crossings = (stages.domains - 1) * job.virtual + back
+    inside = stages.size * job.virtual - 1 - crossings
+    whole = crossings * send(nbytes, network_path(job.network))
+    whole += inside * send(nbytes, domain_path(job.device))
+    return whole / (crossings + inside)
 
 
 def _data_exchange(job: TrainingJob) -> float:

@@ -23,9 +23,8 @@ from luwu.predict.model.layers import compute_time, operators_of
 from luwu.predict.model.operators import WIRE_BYTES
 from luwu.predict.model.overlap import KAPPA, eta, overlapped
 from luwu.predict.model.placement import placed, ring_path
+from luwu.predict.model.traffic import GATHERS
 from luwu.predict.systems.training import OPTIMIZER_BYTES
-
-GATHERS = 2
 
 
 def predict_sharded_step(job: TrainingJob) -> StepTime:

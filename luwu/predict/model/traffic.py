@@ -1,0 +1,128 @@
+"""Bytes that the busiest device sends in a step, by exchange: through its port, and in its domain.
+
+    S13  sharded       m (gathers 2 + gradient) Psi (N - 1)/N over the rings; DDP 2 gradient Psi
+                       (N - 1)/N once a step
+    S14  3-D           gradients: (gradient + back) Psi/(t p) (n - 1)/n over the rings of n data and
+                       context ranks, those of experts over their copies; a stage: P1; tensor ranks:
+                       2 (D - 1)/D of each all-reduce over k, of D domains; context ranks: X2 and
+                       X3; ranks of experts: J2, but for what stays inside
+    P1   a stage       sends m v micro-batches to the next and as many to the one before, of 2 n h
+                       bytes; the last sends m (v - 1) to the first, and the first back. Where a
+                       domain has several stages in a row, only one of the two leaves it
+    P2   a step        is never shorter than what one port sends takes, whatever overlaps
+
+m micro-batches, p stages of v parts. Sources: Narayanan et al. SC'21 (S14, P1); derived.
+"""
+
+from __future__ import annotations
+
+from luwu.predict.model.context import sent_bytes
+from luwu.predict.model.experts import (
+    all_to_alls,
+    copies_group,
+    dispatched_bytes,
+    expert_group,
+    own_parameters,
+)
+from luwu.predict.model.job import TrainingJob
+from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.placement import (
+    Group,
+    context_group,
+    domain_path,
+    gradient_group,
+    network_path,
+    pipeline_group,
+    placed,
+    tensor_group,
+)
+
+GATHERS = 2
+"""Of weights, in a micro-batch: forward and backward."""
+
+
+def layer_bytes(job: TrainingJob) -> float:
+    """Activations of a micro-batch between two layers, of all tensor parallel ranks."""
+    return WIRE_BYTES * job.micro_batch * job.sequence / job.context * job.model.hidden
+
+
+def stage_bytes(job: TrainingJob) -> float:
+    """What a device sends of a micro-batch to the next stage; none of one stage."""
+    shared = job.tensor if job.sequence_parallel else 1
+    return layer_bytes(job) / shared if job.pipeline > 1 else 0.0
+
+
+def all_reduces(job: TrainingJob) -> float:
+    """All-reduces of tensor parallel ranks, of a layer and micro-batch: two forward, two backward,
+    two if forward is recomputed; with sequence parallel ranks, an all-gather of activations."""
+    count = {"full": 6.0, "half": 5.0}.get(job.recompute, 4.0)
+    return count + (0.5 if job.sequence_parallel else 0.0)
+
+
+def ports(job: TrainingJob, group: Group) -> int:
+    """Ports of a domain that a ring through the group uses at once."""
+    return group.inside if job.software.ring == "hierarchical" else 1
+
+
+def ring_bytes(job: TrainingJob, group: Group, nbytes: float) -> float:
+    """That each port sends of a tensor that goes once around (S11); none inside of a domain."""
+    if group.is_inside:
+        return 0.0
+    return nbytes * (group.size - 1) / group.size / ports(job, group)
+
+
+def whole_ring_bytes(job: TrainingJob, system: str) -> float:
+    """Through each port, of rings through all devices: zero3 and what offloads, or ddp (S13)."""
+    gradients = job.software.gradient_bytes * job.model.parameters
+    if system == "ddp":
+        nbytes = 2 * gradients
+    else:
+        nbytes = job.micro_batches * (gradients + GATHERS * WIRE_BYTES * job.model.parameters)
+    return ring_bytes(job, placed(job, job.devices, 1), nbytes)
+
+
+def three_d_bytes(job: TrainingJob) -> dict[str, float]:
+    """Through each port (S14), without exchanges that stay in domains."""
+    layers = job.micro_batches * job.stage_layers
+    tensor, context, experts = tensor_group(job), context_group(job), expert_group(job)
+    back = WIRE_BYTES if job.software.shards_optimizer else job.software.gradient_bytes
+    both, own = job.software.gradient_bytes + back, own_parameters(job)
+    found = {
+        "tensor": layers * all_reduces(job) * layer_bytes(job)
+        * 2 * (tensor.domains - 1) / tensor.domains / tensor.inside,
+        "context": 0.0 if context.is_inside else layers * sum(sent_bytes(job)),
+        "expert": layers * all_to_alls(job) * dispatched_bytes(job)
+        * (experts.size - experts.inside) / experts.size,
+        "data": ring_bytes(job, gradient_group(job), own.shared * both)
+        + ring_bytes(job, copies_group(job), own.experts * both),
+        "pipeline": _sends(job, leaving=True) * stage_bytes(job),
+    }  # fmt: skip
+    return {name: nbytes for name, nbytes in found.items() if nbytes}
+
+
+def _domain_bytes(job: TrainingJob) -> float:
+    """Through each device's link to its domain, at least: what does not leave it."""
+    layers, tensor, context = job.micro_batches * job.stage_layers, tensor_group(job), 0.0
+    if context_group(job).is_inside:
+        context = layers * sum(sent_bytes(job))
+    reduced = layers * all_reduces(job) * layer_bytes(job) * 2 * (tensor.inside - 1) / tensor.inside
+    return reduced + context + _sends(job, leaving=False) * stage_bytes(job)
+
+
+def _sends(job: TrainingJob, *, leaving: bool) -> int:
+    """Micro-batches that a device in the middle sends out of its domain, or inside of it (P1)."""
+    group, most = pipeline_group(job), job.micro_batches * job.virtual
+    if job.pipeline == 1:
+        return 0
+    both = 2 * most if job.pipeline > 2 else 2 * most - job.micro_batches
+    if group.inside == 1 or group.is_inside:
+        return both if leaving == (group.inside == 1) else 0
+    return most if leaving or group.inside == 2 else both
+
+
+def three_d_busy(job: TrainingJob) -> dict[str, float]:
+    """Seconds that a device's port and its link to its domain are busy in a step, at least (P2)."""
+    return {
+        "network port": sum(three_d_bytes(job).values()) / network_path(job.network).rate,
+        "domain link": _domain_bytes(job) / domain_path(job.device).rate,
+    }

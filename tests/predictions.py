@@ -1,0 +1,274 @@
+"""Random questions of all systems: no step is shorter than its busiest resource needs.
+
+    python -m tests.predictions --count 1000 --seed 0
+
+What a resource needs is counted here, apart from the model's forms: operations at the peak, bytes
+of ports as `luwu predict flows` sends them, bytes of drives and memories, each over its rate, for a
+step or for a token. Networks are up to a thousand times slower than those of the catalogue, so that
+each resource limits some of the questions. A part of the pipelines is played too. The last line is
+`N trials, V violations`; a violation is printed with its question.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from luwu.base.errors import ConfigError
+from luwu.predict.ask.question import (
+    SYSTEMS,
+    AnyQuestion,
+    InferenceQuestion,
+    SocketQuestion,
+    make_question,
+)
+from luwu.predict.ask.replay import replay
+from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.model.job import utilisation
+from luwu.predict.networks.on_topology import connections
+
+ROUNDING = 1 - 1e-9
+PLAYED_SHARE = 0.1
+TOPOLOGY_SHARE = 0.2
+TASKS_MAX = 2_000
+"""Of a pipeline that is played."""
+SOFTWARE = (
+    "megatron-2021", "megatron-2022", "megatron-2023", "nemo-2024", "deepspeed-2021",
+    "composer-2023", "torchtitan-2024", "deepspeed-2023", "llama-2024",
+)  # fmt: skip
+DEVICES = ("A100-80", "A100-40", "H100-80", "H200-141", "GB200", "B200-180")
+NETWORKS = ("virtio-10g", "roce-100g", "roce-400g", "ib-hdr", "ib-ndr")
+MODELS = ("GPT-1.3B", "GPT-13B", "GPT-175B", "Llama3-8B", "Llama3-70B", "Llama3-405B")
+HOST = {
+    "processor": "Xeon-5320", "memory_bytes": "512 GB", "disk": "P5510-3.84T", "disks": 4,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A question, what it takes, and what each resource needs of that."""
+
+    table: dict[str, Any]
+    seconds: float
+    needs: dict[str, float]
+    played_s: float | None = None
+
+    @property
+    def violations(self) -> list[str]:
+        """Resources that need longer than the answer, or than the play."""
+        found = []
+        for what, seconds in (("answer", self.seconds), ("play", self.played_s)):
+            found += [
+                f"{name} needs {need:.6g} s, the {what} takes {seconds:.6g} s"
+                for name, need in self.needs.items()
+                if seconds is not None and not seconds >= need * ROUNDING
+            ]
+        return found
+
+
+def trials(count: int, seed: int, catalogue: Catalogue) -> Iterator[Trial]:
+    """So many questions that can be answered."""
+    random = Random(seed)
+    for number in range(count):
+        trial = None
+        while trial is None:
+            trial = _trial(tuple(SYSTEMS)[number % len(SYSTEMS)], random, catalogue)
+        yield trial
+
+
+def _trial(system: str, random: Random, catalogue: Catalogue) -> Trial | None:
+    """None: impossible, as degrees that do not divide."""
+    table, slower = _table(system, random), 10 ** random.uniform(-3, 0)
+    plays = random.random() < PLAYED_SHARE
+    try:
+        question = _slowed(make_question(table, catalogue), slower)
+        answer = question.answer()
+        needs = _needs(question)
+    except ConfigError:
+        return None
+    table["network_rate"] = question.job.network.rate
+    if isinstance(question, InferenceQuestion):
+        return Trial(table, answer.inference.token_s, needs)
+    if isinstance(question, SocketQuestion):
+        return Trial(table, answer.token.seconds, needs)
+    played_s = replay(question, tasks_max=TASKS_MAX).step_s if plays and system == "3d" else None
+    return Trial(table, answer.seconds, needs, played_s)
+
+
+def _slowed(question: Any, slower: float) -> Any:
+    """The same on a slower network, at the node too."""
+    network = question.job.network
+    network = replace(network, rate=network.rate * slower)
+    changed = replace(question, job=replace(question.job, network=network))
+    if getattr(question, "nodes", None) is not None:
+        changed = replace(changed, part=replace(question.nodes, network=network))
+    return changed
+
+
+# ---------------------------------------------------------------------- questions
+
+
+def _table(system: str, random: Random) -> dict[str, Any]:
+    if system == "inference":
+        return _inference(random)
+    if system == "inference-sockets":
+        return _sockets(random)
+    table: dict[str, Any] = {
+        "system": system, "model": random.choice(MODELS), "device": random.choice(DEVICES),
+        "network": random.choice(NETWORKS), "software": random.choice(SOFTWARE),
+        "devices": 2 ** random.randint(0, 10), "sequence": 2 ** random.randint(9, 15),
+        "micro_batch": 2 ** random.randint(0, 3),
+        "recompute": random.choice(("none", "selective", "half", "full")),
+    }  # fmt: skip
+    data = table["devices"]
+    if system == "3d":
+        for key, most in (("tensor", 4), ("pipeline", 4), ("context", 2)):
+            table[key] = 2 ** random.randint(0, most)
+            data = max(1, data // table[key])
+        table["virtual"] = random.choice((1, 1, 2, 3, 5, 12))
+        table["sequence_parallel"] = random.random() < 0.5
+    table["batch"] = data * table["micro_batch"] * 2 ** random.randint(0, 6)
+    if random.random() < TOPOLOGY_SHARE:
+        table["topology"] = {"kind": "clos", "radix": 64, "taper": random.choice((1, 2, 4)),
+                             "aggregates": True}  # fmt: skip
+    if system == "luwu":
+        table["node"] = HOST | {
+            "disks": random.randint(1, 12), "nodes": random.randint(1, 4),
+            "cached": random.choice((0.0, 0.5, 1.0)), "pulls": random.randint(1, 2),
+        }  # fmt: skip
+    if system in ("zero-offload", "zero-infinity"):
+        table["host"] = HOST | {
+            "devices": random.choice((1, 4, 8)), "disks": random.randint(1, 8),
+            "pipelined": random.random() < 0.5,
+        }  # fmt: skip
+        if system == "zero-infinity":
+            table["host"]["weights_to_disk"] = random.random() < 0.5
+    return table
+
+
+def _inference(random: Random) -> dict[str, Any]:
+    return {
+        "system": "inference", "model": random.choice(MODELS), "device": random.choice(DEVICES),
+        "network": random.choice(NETWORKS), "tensor": 2 ** random.randint(0, 5),
+        "pipeline": 2 ** random.randint(0, 4), "precision": random.choice(("bf16", "fp8")),
+        "batch": 2 ** random.randint(0, 8), "batching": random.choice(("static", "continuous")),
+        "input_tokens": 2 ** random.randint(4, 14), "output_tokens": 2 ** random.randint(2, 12),
+    }  # fmt: skip
+
+
+def _sockets(random: Random) -> dict[str, Any]:
+    return {
+        "system": "inference-sockets", "model": random.choice(MODELS), "processor": "Xeon-8563C",
+        "network": random.choice(NETWORKS), "sockets": 2 ** random.randint(0, 3),
+        "host_sockets": random.choice((1, 2)), "batch": 2 ** random.randint(0, 4),
+        "input_tokens": 128, "output_tokens": 2 ** random.randint(2, 12),
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------------- what each resource needs
+
+
+def _needs(question: AnyQuestion) -> dict[str, float]:
+    """Seconds of each resource, for a step or for a token."""
+    if isinstance(question, InferenceQuestion):
+        return _inference_needs(question)
+    if isinstance(question, SocketQuestion):
+        return _socket_needs(question)
+    job = question.job
+    operations = utilisation(job, 1.0)["mfu"]
+    by_port = {name: each.port_bytes for name, each in question.exchanges().items()}
+    directions = by_port if question.system == "luwu" else {"port": sum(by_port.values())}
+    found = {name: nbytes / job.network.port_rate for name, nbytes in directions.items()}
+    built = question.build()
+    if built is not None:
+        found |= {
+            f"links of {name}": by_port[name] / min(each.rate, job.network.port_rate)
+            for name, each in connections(built, question.exchanges()).items()
+        }
+    found |= {"compute": operations * (job.slowdown if job.pipeline == 1 else 1.0)}
+    found |= _state_needs(question)
+    return found
+
+
+def _state_needs(question: Any) -> dict[str, float]:
+    """Of the host that has the state: 12 bytes of a parameter read and written."""
+    psi, part = float(question.job.model.parameters), question.part
+    if question.nodes is not None:
+        away, host = 12 * psi * (1 - part.cached) / part.nodes, part.host
+        wire = 2 * psi * question.job.micro_batches * part.pulls / part.nodes
+        return {
+            "disk read": away / (host.disks * host.disk.read_rate),
+            "disk write": away / (host.disks * host.disk.write_rate),
+            "node memory": 28 * psi / part.nodes / (host.processors * host.processor.memory_rate),
+            "node port": wire / part.network.port_rate,
+        }
+    if part is None:
+        return {}
+    share, host = psi * part.devices / question.job.devices, part.host
+    found = {
+        "PCIe": 2 * share / part.devices / question.job.device.host_rate,
+        "host memory": 28 * share / (host.processors * host.processor.memory_rate),
+    }
+    if part.to_disk:
+        gathers = 4 * share * question.job.micro_batches if part.weights_to_disk else 0.0
+        found["disk read"] = (12 * share + gathers) / (host.disks * host.disk.read_rate)
+        found["disk write"] = 12 * share / (host.disks * host.disk.write_rate)
+    return found
+
+
+def _inference_needs(question: InferenceQuestion) -> dict[str, float]:
+    """Of a token of each sequence: weights once, all of the cache, operations, sends."""
+    job = question.job
+    model = job.model
+    weights = {"bf16": 2.0, "fp8": 1.0}[job.precision] * model.layers * model.layer_parameters
+    peak = job.device.peak(job.precision)
+    assert peak is not None
+    batch = question.answer().inference.batch
+    operations = 2 * batch * model.layers * model.layer_parameters
+    sent = {name: each.port_bytes for name, each in question.exchanges().items()}
+    found = {
+        "memory": weights / job.tensor / job.device.memory_rate,
+        "compute": operations / job.devices / peak,
+    }
+    found["port"] = batch / job.batch * sum(sent.values()) / job.network.port_rate
+    return found
+
+
+def _socket_needs(question: SocketQuestion) -> dict[str, float]:
+    job = question.job
+    weights = 2 * job.model.layers * job.model.layer_parameters / job.sockets
+    sent = sum(each.port_bytes for each in question.exchanges().values())
+    return {
+        "memory": weights / job.processor.memory_rate,
+        "port": sent / job.network.port_rate,
+    }
+
+
+# ---------------------------------------------------------------------- the program
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Ask and count; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.predictions", allow_abbrev=False)
+    parser.add_argument("--count", type=int, default=1000, help="questions (1000)")
+    parser.add_argument("--seed", type=int, default=0, help="of their choice (0)")
+    asked = parser.parse_args(arguments)
+    violations, limits = 0, Counter[str]()
+    for trial in trials(asked.count, asked.seed, load()):
+        limits[max(trial.needs, key=lambda name: trial.needs[name])] += 1
+        for violation in trial.violations:
+            violations += 1
+            print(f"{violation}: {json.dumps(trial.table)}")
+    print("needed longest:", ", ".join(f"{name} {n}" for name, n in limits.most_common()))
+    print(f"{asked.count} trials, {violations} violations")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

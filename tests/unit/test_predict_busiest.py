@@ -1,0 +1,63 @@
+"""No step is shorter than its busiest resource needs: closed form, `flows` and play agree on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from luwu.predict.ask.question import make_question
+from luwu.predict.ask.question_training import Question
+from luwu.predict.ask.replay import play_three_d
+from luwu.predict.hardware.catalogue import Catalogue
+from tests.predictions import Trial, main, trials
+
+SLOW: dict[str, Any] = {
+    "system": "3d", "model": "Llama3-70B", "device": "H100-80", "network": "ib-ndr",
+    "software": "nemo-2024", "devices": 64, "sequence": 8192, "batch": 128, "tensor": 4,
+    "pipeline": 4, "virtual": 20, "sequence_parallel": True, "recompute": "selective",
+}  # fmt: skip
+
+
+def test_predict_laws_no_step_is_shorter_than_its_busiest_resource(catalogue: Catalogue) -> None:
+    """P2. Goal: of a thousand random questions of all systems none is answered, or played, with
+    less than a port, a device, a memory or a drive needs; and each limits some of them. Method:
+    needs are counted apart from the model; `make campaign` asks 100,000."""
+    found = list(trials(1000, 0, catalogue))
+    assert [(trial.violations, trial.table) for trial in found if trial.violations] == []
+    longest = {max(each.needs, key=lambda name: each.needs[name]) for each in found}
+    assert {"port", "compute", "memory", "push", "pull", "disk read", "disk write"} <= longest
+    assert sum(each.played_s is not None for each in found) > 5
+
+
+def test_bad_prediction_is_found() -> None:
+    """Goal: the count can fail: a step, and a play, that are shorter than a need."""
+    trial = Trial({}, seconds=1.0, needs={"port": 2.0, "compute": 0.5}, played_s=1.5)
+    assert trial.violations == [
+        "port needs 2 s, the answer takes 1 s", "port needs 2 s, the play takes 1.5 s",
+    ]  # fmt: skip
+
+
+def test_predictions_end_with_their_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: the campaign's program counts what it asked."""
+    assert main(["--count", "20"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "20 trials, 0 violations"
+
+
+def test_predict_laws_an_interleaved_pipeline_takes_what_its_port_needs(
+    catalogue: Catalogue,
+) -> None:
+    """P1, P2, T5. Goal: 70B in twenty parts a stage on 12.5 Gbit/s a device: the closed form says
+    what the port needs, and is within 10 % of the play, which is never shorter either."""
+    question = make_question(SLOW, catalogue)
+    assert isinstance(question, Question)
+    network = replace(question.job.network, rate=12.5e9 / 8)
+    question = replace(question, job=replace(question.job, network=network))
+    sent = sum(each.port_bytes for each in question.exchanges().values())
+    port_s = sent / question.job.network.port_rate
+    step = question.answer()
+    assert step.binding == "network port"
+    assert step.seconds - step.parts["straggling"] == pytest.approx(port_s)
+    played = play_three_d(question)
+    assert port_s < played.step.seconds < 1.1 * step.seconds
