@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from importlib import resources
 from typing import Any
 
-from benchmarks.blind import inference, networks, testbed, training
-from benchmarks.blind.rows import BlindRow
+from luwu.predict.check.blind.seen import blind_rows
 from luwu.predict.hardware.catalogue import Catalogue
 
 SCHEMA = 1
 PARAMETERS = "luwu/predict/data/fitted.toml"
-
-
-def blind_rows(catalogue: Catalogue) -> list[BlindRow]:
-    """All of them, in a fixed order."""
-    parts: Iterable[Iterable[BlindRow]] = (
-        each(catalogue)
-        for each in (training.rows, inference.rows, testbed.rows, networks.rows)
-    )  # fmt: skip
-    return [row for part in parts for row in part]
 
 
 def parameters_sha256() -> str:

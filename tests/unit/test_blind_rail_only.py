@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.blind.rail_only import (
+from luwu.base.errors import ConfigError
+from luwu.predict.check.blind.rail_only import (
     RailOnlySaving,
     all_to_all_overhead,
     rail_only_saving,
     rail_only_savings,
     switch_of_radix,
 )
-from luwu.base.errors import ConfigError
 from tests.unit.test_predict_cost import LINK, NET, SWITCH
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.blind import __main__ as program
-from benchmarks.blind.document import blind_rows, document, parameters_sha256, text
+from benchmarks.blind.document import document, parameters_sha256, text
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.catalogue import load
+from luwu.predict.check.blind.seen import blind_rows, holds, seen_rows
+from luwu.predict.hardware.catalogue import Catalogue, load
 
 FROZEN = Path(__file__).parents[2] / "docs" / "predict" / "blind.json"
 
@@ -51,3 +52,30 @@ def test_bad_prediction_outside_of_a_checkout(
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(ConfigError, match="not in a git checkout"):
         program.model_commit()
+
+
+def test_published_rows_stand_beside_the_frozen_ones(catalogue: Catalogue) -> None:
+    """Goal: what was published is there for every row that has it, its frozen prediction is that of
+    docs/predict/blind.json, and a row that is in no mean says why."""
+    frozen = {row["name"]: row["value"] for row in json.loads(FROZEN.read_text())["rows"]}
+    rows = seen_rows(catalogue)
+    assert len(rows) == len({row["name"] for row in rows}) == 108
+    assert all(row["frozen"] == frozen[row["name"]] for row in rows)
+    assert sum(bool(row["left_out"]) for row in rows) == 14 + 1 + 2 + 2
+    assert sum(row["holds"] is not None for row in rows) == 8 + 2 + 2
+
+
+def test_bounds_ranges_and_classes() -> None:
+    """Goal: a bound holds from its value on, a range in itself, a class up to the next."""
+    bounds = {
+        "at_least": ["bound"], "ranges": [["range", 1.1, 1.2]], "largest": ["size"],
+        "classes": [13, 175, 276],
+    }  # fmt: skip
+    found = [
+        holds(bounds, name, 175, value)
+        for name, value in (
+            ("bound", 175), ("bound", 174), ("range", 1.1), ("range", 1.21), ("size", 275),
+            ("size", 276), ("other", 1),
+        )
+    ]  # fmt: skip
+    assert found == [True, False, True, False, True, False, None]

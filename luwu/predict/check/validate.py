@@ -1,7 +1,10 @@
 """Published results beside predictions, all families: signed errors, and what they come to.
 
-Of each family the mean and the maximum of errors, and whether rows of one source in one unit keep
-their order (`rankings.py`).
+Of each family and each group of its rows the mean and the maximum of errors, and whether rows of
+one source in one unit keep their order (`rankings.py`). All rows calibrate the model. Some were
+predicted blind, before their published results were seen (`blind/seen.py`): their frozen
+predictions and errors stand beside those of today, and only those say how good the model was at
+what it had not seen.
 """
 
 from __future__ import annotations
@@ -9,13 +12,17 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
+from luwu.predict.check.blind.seen import seen_rows, wrong_winners
 from luwu.predict.check.calibration import Compared, compare, compare_memory, training_rows
 from luwu.predict.check.inference_calibration import compare_inference
 from luwu.predict.check.offload_calibration import compare_offload
 from luwu.predict.check.rankings import rankings
 from luwu.predict.hardware.catalogue import Catalogue
 
-SCHEMA = 1
+SCHEMA = 2
+"""2: rows that were predicted blind; a summary of each group."""
+_FAMILY_OF = {"testbed": "offload"}
+"""Of rows that were predicted blind, where it is not called the same."""
 
 
 def document(catalogue: Catalogue) -> dict[str, Any]:
@@ -39,14 +46,44 @@ def document(catalogue: Catalogue) -> dict[str, Any]:
             _named(each) | {"source": each.source} for each in compare_inference(catalogue)
         ],
     }  # fmt: skip
-    summary = {}
-    for name, rows in families.items():
-        errors = [abs(row["error"]) for row in rows]
-        summary[name] = {
-            "rows": len(rows), "mean": mean(errors), "max": max(errors),
-            "rankings": rankings(rows),
-        }  # fmt: skip
-    return {"schema": SCHEMA, **families, "summary": summary}
+    blind = seen_rows(catalogue)
+    summary = {
+        name: _summary([*families.get(name, ()), *(row for row in blind if _counts(row, name))])
+        for name in (*families, "networks")
+    }
+    return {
+        "schema": SCHEMA, **families, "blind": blind, "wrong_winners": wrong_winners(blind),
+        "summary": summary,
+    }  # fmt: skip
+
+
+def _counts(row: dict[str, Any], family: str) -> bool:
+    """A row that was predicted blind is in the means of a family."""
+    of = _FAMILY_OF.get(row["family"], row["family"])
+    return of == family and not row["left_out"] and row["holds"] is None
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["group"], []).append(row)
+    return {
+        **_errors(rows, "error"),
+        "rankings": rankings(row for row in rows if "frozen" not in row or "/" in row["unit"]),
+        "groups": [
+            {"group": name, **_errors(own, "error"), "blind": _errors(own, "frozen_error")}
+            for name, own in groups.items()
+        ],
+    }  # fmt: skip
+
+
+def _errors(rows: list[dict[str, Any]], key: str) -> dict[str, Any]:
+    """How many rows have such an error, its mean and the largest; None where none has."""
+    errors = [abs(row[key]) for row in rows if key in row]
+    return {
+        "rows": len(errors), "mean": mean(errors) if errors else None,
+        "max": max(errors, default=None),
+    }  # fmt: skip
 
 
 def _named(each: Compared) -> dict[str, Any]:
@@ -74,10 +111,27 @@ def text(found: dict[str, Any]) -> str:
         lines.append(
             f"{row['name']:<48} {published} {predicted} {row['unit']} {row['error']:+7.1%}"
         )
-    lines.append("")
+    lines += ["", "predicted blind, then seen, now calibration: published, frozen, of today", ""]
+    lines += [_blind_line(row) for row in found["blind"]]
+    lines += [f"wrong winner: {name}" for name in found["wrong_winners"]] + [""]
     for name, each in found["summary"].items():
-        within = f"{each['mean']:.1%} in the mean, {each['max']:.1%} at most"
-        lines.append(f"{name}: {each['rows']} rows, {within}")
+        lines.append(f"{name}: {each['rows']} rows, {_within(each)}")
+        for one in each["groups"]:
+            frozen = f"; blind {_within(one['blind'])}" if one["blind"]["rows"] else ""
+            lines.append(f"  {one['group']:<22} {one['rows']:>3} rows, {_within(one)}{frozen}")
         orders = [f"{one['group']} {one['tau']:+.2f} ({one['rows']})" for one in each["rankings"]]
-        lines.append(f"  rank correlation by group (rows): {', '.join(orders)}")
+        lines.append(f"  rank correlation by group (rows): {', '.join(orders) or '-'}")
     return "\n".join(lines)
+
+
+def _within(each: dict[str, Any]) -> str:
+    return f"{each['mean']:.1%} in the mean, {each['max']:.1%} at most"
+
+
+def _blind_line(row: dict[str, Any]) -> str:
+    said = f"{row['error']:+7.1%}"
+    if row["holds"] is not None:
+        said = "holds" if row["holds"] else "does not hold"
+    left_out = f" (left out: {row['left_out']})" if row["left_out"] else ""
+    numbers = " ".join(f"{row[key]:>9,.4g}" for key in ("published", "frozen", "predicted"))
+    return f"{row['name']:<80} {numbers} {row['unit']} {row['tag']} {said}{left_out}"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from benchmarks.blind.rows import BlindRow
 from luwu.predict.ask.question import Question, make_question
+from luwu.predict.check.blind.rows import BlindRow
 from luwu.predict.check.offload_calibration import DEVICES, MICRO_BATCH, testbed_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.curves import Notes

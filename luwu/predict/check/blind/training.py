@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.blind.rows import BlindRow
-from luwu.predict.check.calibration import ALONE, published_operations
+from luwu.predict.check.blind.rows import BlindRow
+from luwu.predict.check.calibration import ALONE, published_operations, read
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import software
 from luwu.predict.model.job import StepTime, TrainingJob, utilisation
@@ -37,8 +35,7 @@ def rows(catalogue: Catalogue) -> Iterator[BlindRow]:
 
 
 def _data() -> list[dict[str, Any]]:
-    file = Path(__file__).with_name("training.toml")
-    series: list[dict[str, Any]] = tomllib.loads(file.read_text(encoding="utf-8"))["series"]
+    series: list[dict[str, Any]] = read("blind_training.toml")["series"]
     return series
 
 

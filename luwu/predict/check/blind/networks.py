@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from benchmarks.blind.rail_only import RailOnlySaving, rail_only_savings
-from benchmarks.blind.rows import BlindRow
+from luwu.predict.check.blind.rail_only import RailOnlySaving, rail_only_savings
+from luwu.predict.check.blind.rows import BlindRow
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import software
 from luwu.predict.model.job import TrainingJob

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from benchmarks.blind.rows import BlindRow
+from luwu.predict.check.blind.rows import BlindRow
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.inference.inference import Inference, predict_inference, with_largest_batch
 from luwu.predict.inference.inference_job import InferenceJob

@@ -1,0 +1,7 @@
+"""Configurations that were predicted blind, and what was published of them (`seen.py`).
+
+training.py   jobs of `data/calibration/blind_training.toml`, and memory
+inference.py  answers on devices and on sockets
+testbed.py    the testbed of arXiv 2409.00918, and what follows from it
+networks.py   rails, rates, devices
+"""
