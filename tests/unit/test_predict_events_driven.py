@@ -69,7 +69,7 @@ def test_predict_laws_driven_steps_are_the_closed_form(
     job, nodes = luwu(catalogue, micro_batch=micro_batch, batch=8 * micro_batch, node=node)
     closed = predict_in_network_step(job, nodes)
     step_s = play_driven_steps(job, nodes).step_s
-    assert step_s == pytest.approx(closed.seconds - closed.parts["straggling"], rel=0.03)
+    assert step_s == pytest.approx(closed.seconds, rel=0.03)
 
 
 @pytest.mark.parametrize("cached", [0.0, 0.25, 1.0])
@@ -106,7 +106,7 @@ def test_predict_laws_driven_pushes_go_on_behind_the_next_forward(
     )  # fmt: skip
     closed = predict_in_network_step(job, nodes)
     step_s = play_driven_steps(job, nodes, COARSE).step_s
-    assert step_s == pytest.approx(closed.seconds - closed.parts["straggling"], rel=0.05)
+    assert step_s == pytest.approx(closed.seconds, rel=0.05)
 
 
 def test_predict_laws_driven_steps_wait_for_drives(catalogue: Catalogue) -> None:
@@ -126,7 +126,7 @@ def test_predict_laws_driven_weights_are_kept(catalogue: Catalogue) -> None:
     job, nodes = luwu(catalogue, node={"pulls": 1, "cached": 1.0})
     closed = predict_in_network_step(job, nodes)
     played = play_driven_steps(job, nodes)
-    assert played.step_s == pytest.approx(closed.seconds - closed.parts["straggling"], rel=0.03)
+    assert played.step_s == pytest.approx(closed.seconds, rel=0.03)
     assert played.record.amount("down") == pytest.approx(6 * job.model.parameters, rel=1e-4)
 
 
@@ -183,7 +183,8 @@ def test_predict_laws_driven_more_is_never_slower(catalogue: Catalogue, micro_ba
         "threads": (job, nodes, replace(COARSE, threads=12)),
     }
     for name, (of_job, of_nodes, how) in faster.items():
-        assert play_driven_steps(of_job, of_nodes, how).step_s <= base * (1 + 1e-9), name
+        # more threads change the order of updates, and with it a step by a fraction of a unit
+        assert play_driven_steps(of_job, of_nodes, how).step_s <= base * (1 + 1e-3), name
 
 
 def test_predict_laws_driven_chunks_hardly_matter(catalogue: Catalogue) -> None:
@@ -216,7 +217,7 @@ def test_predict_laws_driven_micro_batches(catalogue: Catalogue) -> None:
     folds, updates = (len(played.told["node"].of(name)) for name in ("fold", "update"))
     assert folds == 4 * updates
     closed = predict_in_network_step(job, nodes)
-    least = closed.seconds - closed.parts["straggling"] - closed.parts["tail"]
+    least = closed.seconds - closed.parts["tail"]
     most = least + node_resources(job, nodes, job.model.parameters)["node memory"]
     assert least <= played.step_s * 1.01
     assert played.step_s <= most * 1.01

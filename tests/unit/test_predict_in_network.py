@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
+from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Processor
 from luwu.predict.hardware.hosts import Host
@@ -46,12 +47,12 @@ def test_predict_laws_the_node_does_not_feel_the_workers(
     job: TrainingJob, nodes: OptimizerNodes
 ) -> None:
     """Goal: bytes and seconds of each resource of the node are the same for 1 and for 1,000
-    workers; but for the straggling, so is the step."""
+    workers, and so is the step."""
     found = [
         predict_in_network_step(replace(job, devices=n, batch=2 * n), nodes) for n in (1, 8, 1000)
     ]
     assert found[0].resources == found[1].resources == found[2].resources
-    steps = [step.seconds - step.parts["straggling"] for step in found]
+    steps = [step.seconds for step in found]
     assert steps[0] == pytest.approx(steps[1]) == pytest.approx(steps[2])
 
 
@@ -153,8 +154,7 @@ def test_predict_laws_offload(job: TrainingJob, host: Host) -> None:
     drives = replace(memory, to_disk=True, pipelined=True)
     sharded = predict_sharded_step(job)
     in_memory, on_drives = (predict_offload_step(job, each) for each in (memory, drives))
-    rest = sharded.parts["optimizer"] + sharded.parts["straggling"]
-    assert sharded.seconds - rest <= in_memory.seconds <= on_drives.seconds
+    assert sharded.seconds - sharded.parts["optimizer"] <= in_memory.seconds <= on_drives.seconds
     few = replace(drives, host=replace(host, disks=1))
     assert on_drives.seconds < predict_offload_step(job, few).seconds
     assert predict_offload_step(job, few).parts["optimizer stage"] == pytest.approx(
@@ -189,3 +189,21 @@ def test_bad_prediction_nodes(job: TrainingJob, nodes: OptimizerNodes, host: Hos
         Offload(host=host, devices=0)
     with pytest.raises(ConfigError, match="only with to_disk"):
         Offload(host=host, devices=1, weights_to_disk=True)
+
+
+def test_predict_laws_pulls_ahead_hide_behind_all_compute(
+    job: TrainingJob, nodes: OptimizerNodes
+) -> None:
+    """L6. Goal: pulled ahead, a step is compute or all pulls, whichever is longer, and its tail;
+    never longer than with a window; and as the cores have a window, it is not played."""
+    ahead = replace(nodes, pulls_ahead=True)
+    for micro_batch in (1, 4, 32):
+        one = replace(job, micro_batch=micro_batch, batch=8 * micro_batch)
+        step, window = (predict_in_network_step(one, each) for each in (ahead, nodes))
+        assert step.seconds <= window.seconds
+        least = max(step.resources.values())
+        assert least <= step.seconds
+        if step.bound_by in ("compute", "pull"):
+            assert step.seconds == pytest.approx(least + step.parts["tail"])
+    with pytest.raises(ConfigError, match=r"node.pulls_ahead: .* not played; leave it out"):
+        play_driven_steps(job, ahead)

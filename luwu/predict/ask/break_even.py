@@ -26,11 +26,10 @@ from luwu.predict.hardware.hosts import STATE_BYTES
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import compute_time, operators_of
 from luwu.predict.model.operators import WIRE_BYTES
-from luwu.predict.model.overlap import eta
 from luwu.predict.model.traffic import GATHERS
 from luwu.predict.networks.rank_groups import port_rate
 from luwu.predict.systems.in_network import OptimizerNodes
-from luwu.predict.systems.zero import sharded_path
+from luwu.predict.systems.zero import kept_rate, sharded_path
 
 OPERATIONS: Final = 6
 """Operations per parameter and token, forward and backward; recomputation adds 2."""
@@ -129,7 +128,7 @@ def break_even(job: TrainingJob, nodes: OptimizerNodes | None) -> BreakEven:
         exchanges = {
             "gathers and reductions": sharded_tokens(
                 achieved, sharded_path(job).rate, devices=job.devices,
-                interference=eta(job.devices), gradient_bytes=gradient, operations=operations,
+                interference=kept_rate(job), gradient_bytes=gradient, operations=operations,
             )
         }  # fmt: skip
         states: dict[str, float] = {}

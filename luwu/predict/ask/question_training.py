@@ -74,7 +74,16 @@ _NEEDED: Final = (
 )  # fmt: skip
 _HOST_KEYS: Final = ("processor", "processors", "memory_bytes", "disk", "disks")
 _OWN_KEYS: Final = {
-    "node": (*_HOST_KEYS, "network", "nodes", "cached", "aggregate_rate", "tiers", "pulls"),
+    "node": (
+        *_HOST_KEYS,
+        "network",
+        "nodes",
+        "cached",
+        "aggregate_rate",
+        "tiers",
+        "pulls",
+        "pulls_ahead",
+    ),
     "host": (*_HOST_KEYS, "devices", "weights_to_disk", "pipelined"),
 }
 Part = OptimizerNodes | Offload | None
@@ -207,8 +216,9 @@ def _nodes(
         values["aggregate_rate"] = rate
     own = catalogue.network(table["network"], "node.network") if "network" in table else None
     return OptimizerNodes(
-        host=_host("node.", table, catalogue), network=own or job.network, **values
-    )
+        host=_host("node.", table, catalogue), network=own or job.network,
+        pulls_ahead=flag_of("node.", table, "pulls_ahead"), **values,
+    )  # fmt: skip
 
 
 def _offload(

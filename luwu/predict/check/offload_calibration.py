@@ -21,6 +21,7 @@ _TESTBED: Final[dict[str, Any]] = {
 }  # fmt: skip
 _NODE: Final = {
     "processor": "Xeon-5320", "memory_bytes": "512 GB", "disk": "P5510-3.84T", "disks": 12,
+    "pulls_ahead": True,
 }  # fmt: skip
 _WORKER: Final = {
     "processor": "Xeon-4214", "memory_bytes": "256 GB", "disk": "P5510-3.84T", "disks": 1,

@@ -143,6 +143,11 @@ def play_driven_steps(
 ) -> Driven:
     """Play steps as the project's cores decide them. Raises ConfigError."""
     how = playing or Playing()
+    if nodes.pulls_ahead:
+        raise ConfigError(
+            "node.pulls_ahead: the project's own cores pull within a window, so such steps are not "
+            "played; leave it out to play them"
+        )
     units = units_of(job)
     chunk_bytes = how.chunk_bytes or _chunk_bytes(job)
     scale = -(-how.extent_chunks * chunk_bytes // PAYLOAD_BYTES_MAX)

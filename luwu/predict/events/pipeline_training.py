@@ -93,7 +93,8 @@ def pipeline_of(job: TrainingJob, *, predict: ClosedForm = predict_step) -> Pipe
         optimizer_s=tuple(
             seconds[stage].optimizer_s(stage, layers[stage]) for stage in range(job.pipeline)
         ),
-        data_overlap=job.software.data_overlap,
+        data_overlap=job.software.hidden,
+        open_sends=1 - job.software.hidden if job.virtual > 1 else 0.0,
     )  # fmt: skip
 
 
@@ -107,8 +108,7 @@ def play_training_step(job: TrainingJob, *, predict: ClosedForm = predict_step) 
     closed = predict(job)
     parts = _parts(_seconds_of_stages(job, predict), pipeline, layers_of_stages(job))
     parts |= waiting_for(parts, three_d_busy(job))[0]
-    rest = closed.seconds - closed.parts["straggling"]
-    parts["straggling"] = sum(parts.values()) * closed.parts["straggling"] / rest
+    parts["straggling"] = closed.parts["straggling"]
     step = StepTime(parts=parts, micro_batches=job.micro_batches, notes=closed.notes)
     return PlayedTraining(step, closed, played.record, pipeline)
 
@@ -116,10 +116,8 @@ def play_training_step(job: TrainingJob, *, predict: ClosedForm = predict_step) 
 def played_step_s(job: TrainingJob, *, predict: ClosedForm = predict_step) -> float:
     """The step of `play_training_step` by its longest path (E6), without a record: a tenth of the
     time. Raises ConfigError."""
-    closed = predict(job)
-    rest = closed.seconds - closed.parts["straggling"]
     path_s = longest_path_s(pipeline_of(job, predict=predict))
-    return max(path_s, *three_d_busy(job).values()) * closed.seconds / rest
+    return max(path_s, *three_d_busy(job).values()) + predict(job).parts["straggling"]
 
 
 class _Seconds:
@@ -138,8 +136,7 @@ class _Seconds:
         self.send_s = closed.parts["pipeline exchange"] / sends if sends else 0.0
         self._own = job.model.parameters / job.pipeline
         self._optimizer_s = closed.parts["optimizer"]
-        open_job = replace(job, software=replace(job.software, data_overlap=0.0))
-        self._exchange_s = predict(open_job).parts["data exchange"]
+        self._exchange_s = closed.parts["data exchange"] / (1 - job.software.hidden)
 
     @property
     def embedding_s(self) -> tuple[float, float]:

@@ -73,6 +73,7 @@ class _Paths:
         part, target = divmod(place, plan.stages)
         arrived = max(end, self._sent[stage]) + plan.send_s
         self._sent[stage] = arrived
+        self._now[stage] += plan.open_sends * plan.send_s
         self._arrived[target, Task(task.kind, part, task.micro_batch)] = arrived
         return target
 

@@ -13,10 +13,10 @@
                       are under way, and a way through all stages and back has 2 (p - 1) sends
 
 A stage does its tasks in this order and waits for missing inputs; sends overlap with compute, one
-at a time from a stage, which has one port. The share o of a part's data parallel exchange overlaps
-with compute: its gather with the first forward, which ends no sooner; its reduction from the
-beginning of the last backward on, as gradients come layer by layer. The rest is exposed at the
-end: reduction, optimizer, gather.
+at a time from a stage, which has one port; for a share of each the stage waits before it goes on.
+The share o of a part's data parallel exchange overlaps with compute: its gather with the first
+forward, which ends no sooner; its reduction from the beginning of the last backward on, as
+gradients come layer by layer. The rest is exposed at the end: reduction, optimizer, gather.
 Sources: Narayanan et al. SC'21 (E1, E2, as Megatron-LM orders them); derived (E3 to E5).
 """
 
@@ -81,6 +81,8 @@ class Pipeline:
     """Seconds per stage; empty: it takes no time."""
     data_overlap: float = 0.0
     """Share of the exchange among data parallel ranks that overlaps with compute."""
+    open_sends: float = 0.0
+    """Share of a send that its stage waits for before its next task."""
 
     def __post_init__(self) -> None:
         if not self.parts or not self.parts[0]:
@@ -97,8 +99,9 @@ class Pipeline:
                 f"micro_batches: an interleaved pipeline takes {self.stages} at a time, from 2 "
                 f"stages on; {self.micro_batches} are not a multiple"
             )
-        if not 0 <= self.data_overlap <= 1:
-            raise ConfigError(f"data_overlap: {self.data_overlap!r} is not a share from 0 to 1")
+        for key in ("data_overlap", "open_sends"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ConfigError(f"{key}: {getattr(self, key)!r} is not a share from 0 to 1")
         self._check_seconds()
         if len(self.optimizer_s) not in (0, self.stages):
             raise ConfigError(
@@ -241,13 +244,15 @@ class _World:
             yield from self._compute[stage].work(task.name, seconds, 1.0, task.fields)
             if task.kind == FORWARD and task.micro_batch == 0:
                 yield gathered[task.part]
-            self._pass_on(stage, task)
+            if self._pass_on(stage, task) and plan.open_sends:
+                yield self._env.timeout(plan.open_sends * plan.send_s)
         yield self._env.all_of(reductions)
         yield from self._end(stage)
         self._ends[stage] = self._env.now
 
-    def _pass_on(self, stage: int, task: Task) -> None:
-        """To the stage that goes on with it; after the model's last part, backward begins."""
+    def _pass_on(self, stage: int, task: Task) -> bool:
+        """To the stage that goes on with it; after the model's last part, backward begins. True if
+        it is sent."""
         plan = self._pipeline
         step = 1 if task.kind == FORWARD else -1
         place = task.part * plan.stages + stage + step
@@ -257,6 +262,8 @@ class _World:
             part, target = divmod(place, plan.stages)
             ready = self._ready[target, Task(task.kind, part, task.micro_batch)]
             self._env.process(self._send(stage, target, task, ready))
+            return True
+        return False
 
     def _send(self, stage: int, target: int, task: Task, ready: simpy.Event) -> Process:
         plan = self._pipeline

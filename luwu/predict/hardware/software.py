@@ -25,23 +25,34 @@ class Software:
     """Scores are never written to memory."""
     counts_causal: float
     """Share of the scores that its attention computes: 1, or 1/2 if masked blocks are skipped."""
-    overlaps_tensor: bool
-    """Some of what tensor parallel ranks exchange is behind matrix products."""
-    data_overlap: float
-    """Share of the exchange of data parallel ranks that overlaps with backward and forward."""
+    overlaps: str
+    """Exchanges of 3-D parallel ranks that run beside compute: `none`; `tensor`, where those of
+    tensor parallel ranks do beside one product; `all`, where those of tensor and data parallel
+    ranks and sends of interleaved pipelines do."""
     gradient_bytes: float
     """That data parallel ranks reduce, of each parameter."""
     shards_optimizer: bool
-    hides_gathers: bool = True
-    """Exchanges of sharded states run beside compute, else in the open."""
+    exposed_gathers: float = 0.0
+    """Share of the exchanges of sharded states that compute does not hide, at least."""
     kernels: str = "vendor"
     """`vendor`: Megatron's and NeMo's own; `torch`: what PyTorch and its compiler make;
-    `deepspeed`: DeepSpeed's of 2023."""
+    `deepspeed_2021`, `deepspeed`: DeepSpeed's of 2021 and of 2023."""
     ring: str = "hierarchical"
     """Ring of exchanges between all devices: `hierarchical` uses all network ports of a host at
     once, `flat` one of them."""
     host_devices: int | None = None
     """Devices of a host, each with its own port, for a testbed without the device's domain."""
+
+    @property
+    def hidden(self) -> float:
+        """Share of the exchange of data parallel ranks, and of sends of interleaved pipelines, that
+        compute hides."""
+        return fitted("overlap") if self.overlaps == "all" else 0.0
+
+    @property
+    def tensor_hidden(self) -> float:
+        """Share of the exchange of tensor parallel ranks that compute hides."""
+        return fitted("tensor_overlap") if self.overlaps == "tensor" else self.hidden
 
 
 @cache

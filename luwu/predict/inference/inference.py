@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from luwu.base.errors import ConfigError
 from luwu.predict.hardware.curves import Notes
 from luwu.predict.hardware.hardware import Device
 from luwu.predict.hardware.software import fitted
@@ -36,7 +35,7 @@ from luwu.predict.inference.inference_job import (
     maximum_batch,
 )
 from luwu.predict.model.collectives import Path, measured_all_reduce, ring_all_reduce, send
-from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.operators import WIRE_BYTES, cube_rate, top_rate
 
 NCCL_BASE_S = 3.6e-6
 """Base latency of a ring with the LL protocol; NCCL's tuning."""
@@ -166,9 +165,9 @@ def predict_round(job: InferenceJob, work: Work, parts: float = 1.0) -> RoundTim
     """A round of continuous batching, with as many parts of a batch under way, each of them
     `work`.
     """
+    scheduled_s = fitted("round_s") + work.decodes * fitted("sequence_s")
     return _round(
-        job, work, parts,
-        layer_launch_s=fitted("decode_layer_s"), round_s=fitted("round_s"),
+        job, work, parts, layer_launch_s=fitted("decode_layer_s"), round_s=scheduled_s
     )  # fmt: skip
 
 
@@ -237,32 +236,15 @@ def product(device: Device, precision: str, shape: Sequence[float], notes: Notes
     passed_s = _memory(device, weights + rows * (inner + columns) * WIRE_BYTES)
     volume = rows * inner * columns
     size = volume ** (1 / 3)
-    computed_s = 2 * volume / _rate(device, precision, size)
+    computed_s = 2 * volume / cube_rate(device, precision, size)
     if computed_s > passed_s:  # a look-up beyond the curve is told of only where it matters
-        _rate(device, precision, size, notes)
+        cube_rate(device, precision, size, notes)
     return max(computed_s, passed_s)
-
-
-def _rate(device: Device, precision: str, size: float, notes: Notes | None = None) -> float:
-    """Operations a second of a cube's product; without a curve of the precision, as much of its
-    peak as another precision reaches of its own."""
-    curves = {each: device.matmul(each) for each in (precision, "fp8", "bf16")}
-    measured = next((each for each, curve in curves.items() if curve is not None), None)
-    if measured is None:
-        raise ConfigError(
-            f"device.{device.name} has no measured curve of matrix products; give matmul_bf16 or "
-            "matmul_fp8, or take that of another by like"
-        )
-    curve, peak, measured_peak = curves[measured], device.peak(precision), device.peak(measured)
-    assert curve is not None
-    assert peak is not None
-    assert measured_peak is not None
-    return curve.rate(size, notes) * peak / measured_peak
 
 
 def _attention(job: InferenceJob, work: Work) -> float:
     """Scores and their product with values, of decode and of prefill (IN2)."""
-    model, rate = job.model, job.device.bf16 * fitted("attention_efficiency")
+    model, rate = job.model, top_rate(job.device) * fitted("attention_efficiency")
     seen = work.decodes * work.context
     cached_s = _memory(job.device, seen * layer_cache_bytes(job))
     decode = model.attention_operations(work.decodes, work.context) / job.tensor

@@ -14,7 +14,7 @@ Source: xFasterTransformer, arXiv 2407.00029 and 2407.07304.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from luwu.base.errors import ConfigError
@@ -157,7 +157,8 @@ def _all_reduce(job: SocketJob, nbytes: float) -> float:
     """Seconds of an all-reduce of a layer's activations among all sockets (K2)."""
     in_host = min(job.sockets, job.host_sockets)
     inside, port = _path(job.inside), _path(job.network)
-    between = replace(port, rate=port.rate / in_host)  # the parts of all its sockets at once
+    hop_s = fitted("socket_hop_s")
+    between = Path(latency_s=port.latency_s + hop_s, rate=port.rate / in_host)
     return hierarchical_all_reduce(job.hosts, in_host, nbytes, inside, between)
 
 

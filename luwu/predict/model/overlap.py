@@ -3,6 +3,8 @@
     V1  while both run, compute goes on at the rate r = 1 - kappa, communication at eta
         C/r >= M/eta    C + (1 - r) M/eta          communication is hidden
         otherwise       C/r + M - eta C/r          compute is
+    V2  a flat ring eta = 1: one port of a host limits it, and no device. Steps of ZeRO-3 on 1,120
+                    and 2,240 devices are equal, and the exchange alone, though compute halves
 
 Collectives that run on the device itself take some of it (kappa) and lose some of their bandwidth
 to it (eta); a SmartNIC does neither. Source: derived; the two numbers are fitted or published.

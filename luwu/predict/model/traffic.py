@@ -25,7 +25,7 @@ from luwu.predict.model.experts import (
     own_parameters,
 )
 from luwu.predict.model.job import TrainingJob
-from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.operators import FP8_BYTES, WIRE_BYTES
 from luwu.predict.model.placement import (
     Group,
     context_group,
@@ -44,6 +44,17 @@ GATHERS = 2
 def layer_bytes(job: TrainingJob) -> float:
     """Activations of a micro-batch between two layers, of all tensor parallel ranks."""
     return WIRE_BYTES * job.micro_batch * job.sequence / job.context * job.model.hidden
+
+
+def element_bytes(job: TrainingJob) -> int:
+    """Of what tensor parallel ranks exchange: in fp8 a byte an element. Source: Transformer
+    Engine's exchanges in fp8; that both halves of an all-reduce are is assumed."""
+    return FP8_BYTES if job.precision == "fp8" else WIRE_BYTES
+
+
+def tensor_bytes(job: TrainingJob) -> float:
+    """What one all-reduce of tensor parallel ranks is of."""
+    return layer_bytes(job) * element_bytes(job) / WIRE_BYTES
 
 
 def stage_bytes(job: TrainingJob) -> float:
@@ -88,7 +99,7 @@ def three_d_bytes(job: TrainingJob) -> dict[str, float]:
     back = WIRE_BYTES if job.software.shards_optimizer else job.software.gradient_bytes
     both, own = job.software.gradient_bytes + back, own_parameters(job)
     found = {
-        "tensor": layers * all_reduces(job) * layer_bytes(job)
+        "tensor": layers * all_reduces(job) * tensor_bytes(job)
         * 2 * (tensor.domains - 1) / tensor.domains / tensor.inside,
         "context": 0.0 if context.is_inside else layers * sum(sent_bytes(job)),
         "expert": layers * all_to_alls(job) * dispatched_bytes(job)
@@ -105,7 +116,9 @@ def _domain_bytes(job: TrainingJob) -> float:
     layers, tensor, context = job.micro_batches * job.stage_layers, tensor_group(job), 0.0
     if context_group(job).is_inside:
         context = layers * sum(sent_bytes(job))
-    reduced = layers * all_reduces(job) * layer_bytes(job) * 2 * (tensor.inside - 1) / tensor.inside
+    reduced = (
+        layers * all_reduces(job) * tensor_bytes(job) * 2 * (tensor.inside - 1) / tensor.inside
+    )
     return reduced + context + _sends(job, leaving=False) * stage_bytes(job)
 
 

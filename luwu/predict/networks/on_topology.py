@@ -212,7 +212,6 @@ def three_d_step(
     base = predict(replace(job, network=slowest(job.network, list(found.values()))))
     parts = {name: s for name, s in base.parts.items() if not name.startswith("waiting for")}
     straggling = parts.pop("straggling")
-    share = straggling / (base.seconds - straggling)
     busy, sent = three_d_busy(job), three_d_bytes(job)
     for name, connection in found.items():
         one = predict(replace(job, network=slowed(job.network, connection)))
@@ -221,7 +220,7 @@ def three_d_step(
         busy["network port"] = max(busy["network port"], alone_s)
     waits, bound_by = waiting_for(parts, busy)
     parts |= waits
-    parts["straggling"] = share * sum(parts.values())
+    parts["straggling"] = straggling
     return replace(base, parts=parts, bound_by=bound_by)
 
 

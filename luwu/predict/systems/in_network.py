@@ -13,6 +13,8 @@
                   updated when its gradient is there, and the last one updated is needed first
         push      overlaps with the next forward, so it limits all of them together: from the end
                   of the first forward on, m pushes, the last of them beside read and memory
+        ahead     with `pulls_ahead`, pulls of the next forward begin in backward, as soon as units
+                  are updated, so that all compute overlaps with all pulls
     L7  tail      the first unit's gradient is the last to come, and its weights the first to be
                   needed: its push, read, update and pull, which nothing hides
 
@@ -33,7 +35,6 @@ from luwu.base.errors import ConfigError
 from luwu.predict.hardware.curves import Notes
 from luwu.predict.hardware.hardware import Network
 from luwu.predict.hardware.hosts import ADAM_BYTES, STATE_BYTES, Host
-from luwu.predict.hardware.software import fitted
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import compute_time, operators_of
 from luwu.predict.model.operators import WIRE_BYTES
@@ -59,6 +60,9 @@ class OptimizerNodes:
     """Tiers of switches between workers and node."""
     pulls: int = 2
     """Pulls of a unit in a step: 2 if weights are freed between forward and backward."""
+    pulls_ahead: bool = False
+    """Workers pull units into their hosts' memory while others still compute backward, as soon as
+    they are updated, instead of within a window of a few units."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached <= 1:
@@ -76,14 +80,15 @@ def predict_in_network_step(job: TrainingJob, nodes: OptimizerNodes) -> StepTime
     resources = node_resources(job, nodes, job.model.parameters)
     waits: dict[str, float] = {}
     binds = {"compute": 0.0}
-    phases = _phases(job, compute, resources, nodes.pulls)
+    phases = _phases(job, compute, resources, nodes)
     for phase in phases:
         longest = max(phase, key=lambda name: phase[name])
         binds[longest] = binds.get(longest, 0.0) + phase[longest]
         waits[longest] = waits.get(longest, 0.0) + phase[longest] - phase["compute"]
     push_s = resources["push"] / m
     beside_s = max(0.0, max(resources["disk read"], resources["node memory"]) - push_s)
-    pushed_s = max(phases[0].values()) + resources["push"] + beside_s
+    first_s = 0.0 if nodes.pulls_ahead else max(phases[0].values())
+    pushed_s = first_s + resources["push"] + beside_s
     behind_s = pushed_s - sum(max(phase.values()) for phase in phases)
     if behind_s > 0:
         longest = "push"
@@ -95,7 +100,6 @@ def predict_in_network_step(job: TrainingJob, nodes: OptimizerNodes) -> StepTime
     if left > 0:
         parts["waiting for disk write"] = parts.get("waiting for disk write", 0.0) + left
         binds["disk write"] = resources["disk write"]
-    parts["straggling"] = sum(parts.values()) * fitted("straggling") * math.log(job.devices)
     return StepTime(
         parts=parts, micro_batches=m, notes=notes, bound_by=max(binds, key=lambda n: binds[n]),
         resources={"compute": m * sum(compute.values()), **resources},
@@ -103,7 +107,7 @@ def predict_in_network_step(job: TrainingJob, nodes: OptimizerNodes) -> StepTime
 
 
 def _phases(
-    job: TrainingJob, compute: dict[str, float], resources: dict[str, float], pulls: int
+    job: TrainingJob, compute: dict[str, float], resources: dict[str, float], nodes: OptimizerNodes
 ) -> list[dict[str, float]]:
     """Seconds of each resource in each phase of a step: they follow each other (L6)."""
     m = job.micro_batches
@@ -111,8 +115,11 @@ def _phases(
     forward_s = (sum(compute.values()) - again) / 3
     backward_s = 2 * forward_s + again
     pull_s = resources["pull"] / m
-    forward = {"compute": forward_s, "pull": pull_s / pulls}
-    backward = {"compute": backward_s, "pull": pull_s * (1 - 1 / pulls)}
+    if nodes.pulls_ahead:
+        whole = {"compute": m * (forward_s + backward_s), "pull": resources["pull"]}
+        return [whole | {name: resources[name] for name in ("disk read", "node memory")}]
+    forward = {"compute": forward_s, "pull": pull_s / nodes.pulls}
+    backward = {"compute": backward_s, "pull": pull_s * (1 - 1 / nodes.pulls)}
     last = {name: resources[name] for name in ("disk read", "node memory")}
     return [forward, backward] * (m - 1) + [forward, backward | last]
 

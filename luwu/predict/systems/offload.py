@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hosts import STATE_BYTES, Host
-from luwu.predict.hardware.software import fitted
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.operators import WIRE_BYTES
 from luwu.predict.systems.zero import predict_sharded_step
@@ -54,7 +53,7 @@ def predict_offload_step(job: TrainingJob, offload: Offload) -> StepTime:
     resources = _optimizer_stage(job, offload, share)
     parts = {
         name: seconds for name, seconds in sharded.parts.items()
-        if name not in ("optimizer", "straggling")
+        if name != "optimizer"
     }  # fmt: skip
     gradients = job.software.gradient_bytes * share / offload.devices / job.device.host_rate
     gathers = 2 * WIRE_BYTES * share if offload.weights_to_disk else 0.0
@@ -63,7 +62,6 @@ def predict_offload_step(job: TrainingJob, offload: Offload) -> StepTime:
     parts["offload in backward"] = max(0.0, moved - computing)
     stage = max if offload.pipelined else sum
     parts["optimizer stage"] = stage(resources.values())
-    parts["straggling"] = sum(parts.values()) * fitted("straggling") * math.log(job.devices)
     busy = {"compute": computing, "exchange": parts["exchange"], **resources}
     return StepTime(
         parts=parts, micro_batches=job.micro_batches, notes=sharded.notes, resources=busy

@@ -9,25 +9,23 @@ this kind sum integers that hosts convert from floats. Sources: DisDP's comparis
 
 from __future__ import annotations
 
-import math
-
 from luwu.predict.hardware.curves import Notes
 from luwu.predict.hardware.software import fitted
 from luwu.predict.model.collectives import ring_all_reduce, switch_all_reduce
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import compute_time, operators_of
 from luwu.predict.model.operators import Operators
-from luwu.predict.model.overlap import KAPPA, eta, overlapped
+from luwu.predict.model.overlap import KAPPA, overlapped
 from luwu.predict.model.placement import network_path
 from luwu.predict.systems.training import OPTIMIZER_BYTES
-from luwu.predict.systems.zero import sharded_path
+from luwu.predict.systems.zero import kept_rate, sharded_path
 
 
 def predict_replicated_step(job: TrainingJob) -> StepTime:
     """The time of a step of DDP (R1)."""
     gradients = job.software.gradient_bytes * job.model.parameters
     exchange = ring_all_reduce(job.devices, gradients, sharded_path(job))
-    return _step(job, exchange, kappa=KAPPA if job.devices > 1 else 0.0, left=eta(job.devices))
+    return _step(job, exchange, kappa=KAPPA if job.devices > 1 else 0.0, left=kept_rate(job))
 
 
 def predict_switch_summed_step(job: TrainingJob) -> StepTime:
@@ -50,5 +48,4 @@ def _step(job: TrainingJob, exchange: float, *, kappa: float, left: float) -> St
     backward = sum(compute.values()) * 2 / 3
     parts["exchange"] = overlapped(backward, exchange, kappa=kappa, eta=left).exposed
     parts["optimizer"] = operators.passes(job.model.parameters * OPTIMIZER_BYTES)
-    parts["straggling"] = sum(parts.values()) * fitted("straggling") * math.log(job.devices)
     return StepTime(parts=parts, micro_batches=m, notes=notes)

@@ -3,10 +3,12 @@
     T3  a stage's micro-batch its layers (`layers.py`), forward, backward, recomputation, and the
                               exposed exchanges of its ranks (X4, J3)
     T4  a step                m stages + (p - 1)/v stages of the bubble + T5 + data parallel
-                              exchanges + optimizer, all slowed down by the slowest of n devices;
-                              never less than its port needs (P2)
+                              exchanges + optimizer, never less than its port needs (P2), + T6
     T5  sends that show       2 (p - 1) (1 + (m - 1)/p) in 1F1B, which waits all along (E5);
-                              2 (p v - 1) if interleaved, where only the ends wait
+                              2 (p v - 1) if interleaved, where the ends wait, and of the other
+                              2 m v those that are not hidden
+    T6  a step's wait         of n devices for the slowest, once: w ln n seconds, however long the
+                              step. Where states are sharded, published steps do not grow so
 
 One slower device is in the last stage, which sets the pace: the bubble is that of the others.
 m is the number of micro-batches, p of stages, v of parts of the model that a stage has. The last
@@ -58,11 +60,11 @@ def predict_step(job: TrainingJob) -> StepTime:
     parts["output layer"] = m * max(0.0, head - spared)
     parts["bubble"] = (job.pipeline - 1) / job.virtual * sum(others.values())
     parts["pipeline exchange"] = _pipeline_exchange(job)
-    parts["data exchange"] = _data_exchange(job) * (1 - job.software.data_overlap)
+    parts["data exchange"] = _data_exchange(job) * (1 - job.software.hidden)
     parts["optimizer"] = _optimizer(job, operators)
     waits, bound_by = waiting_for(parts, three_d_busy(job))
     parts |= waits
-    parts["straggling"] = sum(parts.values()) * fitted("straggling") * math.log(job.devices)
+    parts["straggling"] = fitted("step_wait_s") * math.log(job.devices)
     return StepTime(parts=parts, micro_batches=m, notes=notes, bound_by=bound_by)
 
 
@@ -90,7 +92,7 @@ def _stage(job: TrainingJob, operators: Operators) -> tuple[dict[str, float], fl
 
 def _tensor_exchange(job: TrainingJob, operators: Operators) -> float:
     """Exchange of a stage's micro-batch, without what is behind products."""
-    shown = 1 - fitted("tensor_overlap") if job.software.overlaps_tensor else 1.0
+    shown = 1 - job.software.tensor_hidden
     return job.stage_layers * all_reduces(job) * shown * layer_time(job, operators).exchange
 
 
@@ -109,7 +111,10 @@ def _pipeline_exchange(job: TrainingJob) -> float:
 def shown_sends(job: TrainingJob) -> float:
     """Their number (T5)."""
     p, v, m = job.pipeline, job.virtual, job.micro_batches
-    return 2 * (p - 1) * (1 + (m - 1) / p) if v == 1 else 2 * (p * v - 1)
+    if v == 1:
+        return 2 * (p - 1) * (1 + (m - 1) / p)
+    ends = 2 * (p * v - 1)
+    return ends + (1 - job.software.hidden) * max(0, 2 * m * v - ends)
 
 
 def _send_time(job: TrainingJob) -> float:

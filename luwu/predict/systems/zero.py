@@ -1,8 +1,9 @@
 """A step of data parallel training whose states are sharded: ZeRO-3 and FSDP.
 
     Z1  bytes on the wire     (gathers * 2 + gradient) Psi (N - 1)/N for each micro-batch and rank
-    Z2  a micro-batch         compute and exchange at once (V1), and the first gather and the last
-                              reduction, which nothing hides
+    Z2  a micro-batch         compute and exchange at once (V1, V2), or what of the exchange the
+                              framework leaves in the open, if that is more; and the first gather
+                              and the last reduction, which nothing hides
     Z3  a step                micro-batches one after the other, then Adam on a share
 
 Weights are gathered for forward and again for backward; where forward is recomputed, they are
@@ -13,10 +14,7 @@ rows of SC'21, table 2.
 
 from __future__ import annotations
 
-import math
-
 from luwu.predict.hardware.curves import Notes
-from luwu.predict.hardware.software import fitted
 from luwu.predict.model.collectives import Path, ring_all_gather
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import compute_time, operators_of
@@ -36,17 +34,19 @@ def predict_sharded_step(job: TrainingJob) -> StepTime:
     gradient = job.software.gradient_bytes
     both = (GATHERS * WIRE_BYTES + gradient) * model.parameters
     exchange = ring_all_gather(job.devices, both, path)
-    hidden = overlapped(
-        sum(compute.values()), exchange, kappa=KAPPA, eta=eta(job.devices)
-    )  # fmt: skip
+    hidden = overlapped(sum(compute.values()), exchange, kappa=KAPPA, eta=kept_rate(job))
     ends = ring_all_gather(job.devices, (WIRE_BYTES + gradient) * model.layer_parameters, path)
     m = job.micro_batches
     parts = {name: m * seconds for name, seconds in compute.items()}
-    exposed = hidden.exposed if job.software.hides_gathers else exchange
+    exposed = max(hidden.exposed, job.software.exposed_gathers * exchange)
     parts["exchange"] = m * (exposed + ends)
     parts["optimizer"] = operators.passes(model.parameters * OPTIMIZER_BYTES / job.devices)
-    parts["straggling"] = sum(parts.values()) * fitted("straggling") * math.log(job.devices)
     return StepTime(parts=parts, micro_batches=m, notes=notes)
+
+
+def kept_rate(job: TrainingJob) -> float:
+    """Share of its rate that an exchange among all devices keeps beside compute (V2)."""
+    return 1.0 if job.software.ring == "flat" else eta(job.devices)
 
 
 def sharded_path(job: TrainingJob) -> Path:

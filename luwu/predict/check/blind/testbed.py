@@ -12,7 +12,7 @@ from luwu.predict.check.blind.rows import BlindRow
 from luwu.predict.check.offload_calibration import DEVICES, MICRO_BATCH, testbed_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.curves import Notes
-from luwu.predict.hardware.hosts import ADAM_BYTES, STATE_BYTES
+from luwu.predict.hardware.hosts import STATE_BYTES
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.hardware.software import software
 from luwu.predict.model import collectives
@@ -22,7 +22,6 @@ from luwu.predict.model.layers import compute_time, operators_of
 from luwu.predict.model.memory import WINDOW_LAYERS, layer_activation_bytes, sharded_state_bytes
 from luwu.predict.model.operators import WIRE_BYTES
 from luwu.predict.model.placement import network_path
-from luwu.predict.systems.in_network import OptimizerNodes
 
 _GROUP: Final = "LuWu testbed"
 _MODEL: Final = "GPT-175B"
@@ -37,8 +36,13 @@ _RANKS: Final = 256
 _MICRO_BATCHES: Final = 16
 _PAT_SHARE: Final = 0.75
 """Of the bus bandwidth that NCCL's trees reach; its own tuning has this number."""
-_PAT_RANK_S: Final = 2.8e-6
 _PAT_LATENCY_SHARE: Final = 3.5
+_MESSAGE_BYTES: Final = 2e6
+"""Of a collective in a step of many ranks: 1 to 2 MB is what 15.1 says of a ring's latency."""
+_BUFFERS: Final = 1.5
+"""Bytes of a host's memory for each that ZeRO-Infinity keeps there. Source: the factor for buffers
+in DeepSpeed's estimate of memory."""
+_HOST_BYTES: Final = 256e9
 
 
 def rows(catalogue: Catalogue) -> Iterator[BlindRow]:
@@ -105,10 +109,11 @@ def _largest(catalogue: Catalogue, system: str) -> BlindRow:
                        "layers": layers},
         assumptions=(
             "layers of GPT-3's width are added; micro-batch 1, sequences of 2,048 tokens",
-            "inputs of layers stay on the device, three layers are there at once with gradients",
-            "ZeRO-Infinity: 16-bit weights and 32-bit gradients in 256 GB of each host, states on "
-            "a drive of 3.84 TB" if system != "luwu" else "node: 12 drives of 3.84 TB, 16 bytes a "
-            "parameter",
+            "inputs of layers go to 256 GB of the host; three layers with gradients are on the "
+            "device",
+            "node: 12 drives of 3.84 TB, 16 bytes a parameter" if system == "luwu" else
+            "ZeRO-Infinity: 16-bit weights, 32-bit gradients and half as much again of buffers in "
+            "the host, states on a drive of 3.84 TB",
         ),
     )  # fmt: skip
 
@@ -116,49 +121,42 @@ def _largest(catalogue: Catalogue, system: str) -> BlindRow:
 def _fits(base: TrainingJob, model: Transformer, system: str) -> bool:
     job = replace(base, model=model)
     window = WINDOW_LAYERS * 2 * WIRE_BYTES * model.layer_parameters
-    kept = model.layers * layer_activation_bytes(job)
     at_work = layer_activation_bytes(replace(job, recompute="none"))
-    if window + kept + at_work > job.device.memory_bytes:
+    if window + at_work > job.device.memory_bytes:
         return False
     drives = 12 if system == "luwu" else DEVICES
     on_drives = STATE_BYTES + (4 if system == "luwu" else 0)
     if on_drives * model.parameters > drives * 3.84e12:
         return False
-    return system == "luwu" or (WIRE_BYTES + 4) * model.parameters / DEVICES <= 256e9
+    in_host = model.layers * layer_activation_bytes(job)
+    if system != "luwu":
+        in_host += _BUFFERS * (WIRE_BYTES + 4) * model.parameters / DEVICES
+    return in_host <= _HOST_BYTES
 
 
 # ---------------------------------------------------------------------- pipelines of the optimizer
 
 
-def layer_centric_layer_s(stages_s: list[float], in_flight: int) -> float:
-    """Seconds of each of many equal layers, in the long run, that pass all stages one layer at a
-    time with `in_flight` layers under way: limited by the slowest stage, or by the buffers."""
+def layer_centric_s(stages_s: list[float], in_flight: int) -> float:
+    """Seconds of many equal layers that pass all stages, `in_flight` layers at once: limited by the
+    slowest stage, or by the buffers."""
     return max(*stages_s, sum(stages_s) / in_flight)
 
 
 def _step_centric(catalogue: Catalogue) -> BlindRow:
-    """A layer's time in the node's optimizer, layer-centric over step-centric."""
+    """A step whose node opens its pipeline for each layer, over one for the whole step: the former
+    takes the time of its optimizer where that is more than all else, which hides the rest."""
     question = _asked(catalogue, "luwu", _MODEL, MICRO_BATCH)
-    nodes = question.part
-    assert isinstance(nodes, OptimizerNodes)
-    host, path = nodes.host, network_path(nodes.network)
-    assert host.disk is not None
-    state = STATE_BYTES * question.job.model.layer_parameters
-    rates = (
-        host.disks * host.disk.read_rate,
-        host.memory_rate * STATE_BYTES / (ADAM_BYTES + 2 * STATE_BYTES),
-        host.disks * host.disk.write_rate,
-        path.rate * STATE_BYTES / WIRE_BYTES,
-    )
-    stages_s = [state / rate for rate in rates]
-    by_layer = layer_centric_layer_s(stages_s, _LAYERS_IN_FLIGHT)
-    by_step = max(stages_s)
+    found = question.answer()
+    send_s = found.resources["pull"] / 2
+    stages_s = [found.resources[each] for each in ("disk read", "disk write", "node memory")]
+    by_layer = layer_centric_s([*stages_s, send_s], _LAYERS_IN_FLIGHT) + found.parts["tail"]
     return BlindRow(
         group=_GROUP, name=f"{_MODEL}, optimizer of the node: step-centric over layer-centric",
-        value=by_layer / by_step, unit="ratio",
+        value=max(found.seconds, by_layer) / found.seconds, unit="ratio",
         configuration={"model": _MODEL, "layers_in_flight": _LAYERS_IN_FLIGHT},
         assumptions=("two layers in flight where pipelines are opened for each layer",
-                     "stages: read, update, write, send; throughput in the long run"),
+                     "stages: read, update, write, send; of a whole step, compute included"),
     )  # fmt: skip
 
 
@@ -166,8 +164,9 @@ def _step_centric(catalogue: Catalogue) -> BlindRow:
 
 
 def _pat_all_gather(ranks: int, nbytes: float, path: Path) -> float:
-    """Parallel aggregated trees, one rank a host. Source: NCCL's tuning."""
-    latency_s = math.log2(ranks) * path.latency_s / _PAT_LATENCY_SHARE + _PAT_RANK_S * ranks
+    """Parallel aggregated trees, one rank a host: latency grows with the logarithm of the ranks.
+    Source: NCCL's tuning, whose 2.8 us for each rank would forbid what was published."""
+    latency_s = math.log2(ranks) * path.latency_s / _PAT_LATENCY_SHARE
     return latency_s + path.seconds((ranks - 1) / ranks * nbytes / _PAT_SHARE)
 
 
@@ -182,10 +181,12 @@ def _many_ranks(catalogue: Catalogue) -> Iterator[BlindRow]:
     stage = job.model.parameters / (job.tensor * job.pipeline)
     layers, path = job.model.layers // job.pipeline, network_path(job.network)
     layer_bytes = WIRE_BYTES * stage / layers
+    messages = math.ceil(layer_bytes / _MESSAGE_BYTES)
+    nbytes = layer_bytes / messages
     luwu = 2 * layers * (4 * job.network.hop_s + path.seconds(layer_bytes))  # down; up beside it
-    times = 3 * layers  # two gathers and a reduction of each layer
-    ring = times * collectives.ring_all_gather(_RANKS, layer_bytes, path)
-    pat = times * _pat_all_gather(_RANKS, layer_bytes, path)
+    times = 3 * layers * messages  # two gathers and a reduction of each layer
+    ring = times * collectives.ring_all_gather(_RANKS, nbytes, path)
+    pat = times * _pat_all_gather(_RANKS, nbytes, path)
     computing = sum(compute_time(job, operators_of(job, Notes())).values()) / job.pipeline
     whole = computing * (_MICRO_BATCHES + job.pipeline - 1)
     for name, exchange in (("ring", ring), ("PAT", pat)):
@@ -201,6 +202,7 @@ def _many_ranks(catalogue: Catalogue) -> Iterator[BlindRow]:
                     "sharded by layers: two gathers and a reduction of each layer a step, of "
                     "16-bit values, one port of 100 Gbit/s a device", "rings and PAT in the open, "
                     "LuWu's exchange beside compute",
+                    "messages of 2 MB, one after the other",
                     f"{_MICRO_BATCHES} micro-batches of one sequence",
                 ),
             )  # fmt: skip
