@@ -22,7 +22,7 @@ from typing import Final
 from luwu.base.error_table import entries
 from luwu.commands.config import markdown_table
 from luwu.commands.explain import page
-from tests import equations, features, tutorial
+from tests import equations, error_bars, features, tutorial
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 _KEYS = re.compile(r"(?<=<!-- config:begin -->\n).*(?=\n<!-- config:end -->)", re.DOTALL)
@@ -35,6 +35,7 @@ def main() -> int:
     assert len(_KEYS.findall(text)) == 1, "the marks of the table in configuration.md"
     configuration.write_text(_KEYS.sub(lambda _: markdown_table(), text), encoding="utf-8")
     (DOCS / "errors.md").write_text(page(list(entries().values())) + "\n", encoding="utf-8")
+    error_bars.main([])
     return features.main([]) or equations.main([]) or tutorial.main([])
 
 

@@ -30,7 +30,8 @@ STEP: Final = Verb(
     name="predict step",
     usage="luwu predict step FILE [--json] [--svg FILE] [--catalogue FILE]",
     text="Predict the step time of the job in FILE, its bottleneck and its memory, and show which "
-    "hardware numbers matter most. docs/predict.md describes FILE.",
+    "hardware numbers matter most. The exit code is 1 if the job does not fit its devices. "
+    "docs/predict.md describes FILE.",
     examples=("luwu predict step llama.toml --svg step.svg",),
     flags=(
         JSON_FLAG,
@@ -82,8 +83,10 @@ def run(parsed: Parsed) -> int:
         return _machine(parsed.rest, parsed)
     own = parsed.flags.get("catalogue")
     catalogue = load(*([Path(own)] if own else []))
-    print(_DOES[parsed.verb.name](parsed, parsed.rest, catalogue))
-    return 0
+    said = _DOES[parsed.verb.name](parsed, parsed.rest, catalogue)
+    text, code = said if isinstance(said, tuple) else (said, 0)
+    print(text)
+    return code
 
 
 def _machine(rest: Sequence[str], parsed: Parsed) -> int:
@@ -94,7 +97,8 @@ def _machine(rest: Sequence[str], parsed: Parsed) -> int:
     return run_validate_machine(rest, as_json=parsed.has("json"))
 
 
-def _step(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
+def _step(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> tuple[str, int]:
+    """The answer, and 1 if the job does not fit its devices."""
     if len(rest) != 1:
         raise ConfigError(f"luwu predict step takes a file; usage: {STEP.usage}")
     question = read_question(Path(rest[0]), catalogue)
@@ -104,7 +108,7 @@ def _step(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     if "svg" in parsed.flags:
         timeline = step_timeline(question, Path(parsed.flags["svg"]))
         said += [] if as_json else [timeline]
-    return "\n".join(said)
+    return "\n".join(said), 0 if document.get("fits", True) else 1
 
 
 def _compare(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
@@ -123,7 +127,7 @@ def _validate(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     return json.dumps(document, indent=1) if parsed.has("json") else validate.text(document)
 
 
-_DOES: Final[dict[str, Callable[[Parsed, Sequence[str], Catalogue], str]]] = {
+_DOES: Final[dict[str, Callable[[Parsed, Sequence[str], Catalogue], str | tuple[str, int]]]] = {
     STEP.name: _step, COMPARE.name: _compare, SWEEP.name: run_sweep, TIMELINE.name: timeline,
     FLOWS.name: flows, VALIDATE.name: _validate,
 }  # fmt: skip

@@ -17,7 +17,10 @@ from luwu.predict.ask.answer_inference import inference_answer, inference_text, 
 from luwu.predict.ask.answer_parts import SCHEMA
 from luwu.predict.ask.answer_training import asked, memory_bytes, training_answer, training_text
 from luwu.predict.ask.break_even import break_even, break_even_text
-from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, SocketQuestion
+from luwu.predict.ask.error_bar import error_bar, error_bar_text
+from luwu.predict.ask.fitting import fits, nearest_fit
+from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question, SocketQuestion
+from luwu.predict.ask.whole_training import whole_training, whole_training_text
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.networks import on_topology
 
@@ -32,6 +35,9 @@ def answer(question: AnyQuestion, catalogue: Catalogue) -> dict[str, Any]:
         document = socket_answer(question, catalogue)
     else:
         document = training_answer(question, catalogue)
+        document["fits"] = fits(question)
+        nearest = None if document["fits"] else nearest_fit(question)
+        document["nearest_fit"] = None if nearest is None else nearest.text
         if question.system in ("luwu", "zero3"):
             on = question.as_on_topology()
             document["break_even_tokens"] = break_even(on.job, on.nodes).document
@@ -45,13 +51,19 @@ def answer(question: AnyQuestion, catalogue: Catalogue) -> dict[str, Any]:
             raise ConfigError(f"[cost]: tokens_per_s: {document['unknown']['tokens_per_s']}")
         spent = question_cost.expense(question.costs, question.place, built)
         document["cost"] = question_cost.document(spent, rate, document.get("step_s"))
+    document["error"] = error_bar(question)
+    if isinstance(question, Question) and question.tokens is not None:
+        document["whole_training"] = whole_training(question, document)
     return document
 
 
 def text(document: dict[str, Any]) -> str:
     """The document for people."""
-    said = training_text(document) if "step_s" in document else inference_text(document)
-    lines = [said]
+    is_training = "step_s" in document
+    said = training_text(document) if is_training else inference_text(document)
+    lines = [said, *([] if is_training else error_bar_text(document["error"]))]
+    if "whole_training" in document:
+        lines += ["", *whole_training_text(document["whole_training"])]
     if "break_even_tokens" in document:
         lines += ["", *break_even_text(document["break_even_tokens"])]
     if "topology" in document:
@@ -82,6 +94,7 @@ _TABLE: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "power": lambda a: f"{a['cost']['watts'] / 1e3:,.1f} kW",
     "per million tokens": lambda a: f"{a['cost']['dollars_per_million_tokens']:,.3g} USD",
     "tokens per dollar": lambda a: f"{a['cost']['tokens_per_dollar']:,.0f}",
+    "fits": lambda a: "yes" if a["fits"] else "NO",
     "warnings": lambda a: str(len(a["warnings"]) or "none"),
 }
 _NEEDS: Final = {
@@ -90,7 +103,7 @@ _NEEDS: Final = {
     "first token, p95": ("arrivals",), "whole answer, p95": ("arrivals",), "MFU, HFU": ("mfu",),
     "exposed": ("exposed_ratio",), "tokens/s per device": ("tokens_per_s_per_device",),
     "network": ("topology",), "to buy": ("cost", "capex"), "power": ("cost", "watts"),
-    "per million tokens": ("cost",), "tokens per dollar": ("cost",),
+    "per million tokens": ("cost",), "tokens per dollar": ("cost",), "fits": ("fits",),
 }  # fmt: skip
 """Keys that a row needs in a document."""
 _NOT_THERE: Final = object()

@@ -17,6 +17,7 @@ from luwu.predict.ask.answer_parts import (
     sources_of,
     what_it_hangs_on,
 )
+from luwu.predict.ask.error_bar import error_bar_text
 from luwu.predict.ask.question import Question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.job import StepTime, utilisation
@@ -93,12 +94,6 @@ def _warnings(document: dict[str, Any]) -> list[str]:
     low, high = MFU_SANE
     if not low <= document["mfu"] <= high:
         found.append(f"an MFU of {document['mfu']:.1%} is not plausible; look at the question")
-    needed = sum(document["memory_bytes"].values())
-    if needed > document["memory_bytes_max"]:
-        found.append(
-            f"a device has {format_bytes(document['memory_bytes_max'])}, and "
-            f"{format_bytes(needed)} are needed: this does not run"
-        )
     return found
 
 
@@ -115,10 +110,26 @@ def asked(question: Question) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def does_not_fit_text(document: dict[str, Any]) -> list[str]:
+    """What a device lacks, and the nearest question that fits, for people; none where it fits."""
+    if document["fits"]:
+        return []
+    uses, most = document["memory_bytes"], document["memory_bytes_max"]
+    said = ", ".join(f"{words(name)} {format_bytes(nbytes)}" for name, nbytes in uses.items())
+    nearest = document["nearest_fit"]
+    return [
+        f"DOES NOT FIT: {format_bytes(sum(uses.values()))} of {format_bytes(most)} ({said})",
+        f"the nearest that fits: {nearest}" if nearest else "nothing near it fits: another system "
+        "or device would (luwu plan searches them)",
+        "",
+    ]  # fmt: skip
+
+
 def training_text(document: dict[str, Any]) -> str:
     """The document for people."""
     asked, step_s = document["asked"], document["step_s"]
-    lines = [
+    lines = does_not_fit_text(document)
+    lines += [
         f"{asked['model']} ({asked['parameters'] / 1e9:.1f} B) by {document['system']} on "
         f"{asked['devices']} x {asked['device']}, {asked['network']}, {asked['software']}",
         f"batch {asked['batch']} x {asked['sequence']} tokens in {document['micro_batches']} "
@@ -127,6 +138,7 @@ def training_text(document: dict[str, Any]) -> str:
         f"recompute {asked['recompute']}, {asked['precision']}",
         "",
         f"step              {step_s:.3f} s",
+        *error_bar_text(document["error"]),
         f"tokens            {document['tokens_per_s']:,.0f} per second, "
         f"{document['tokens_per_s_per_device']:,.0f} per device",
         f"utilisation       MFU {document['mfu']:.1%}, HFU {document['hfu']:.1%}",

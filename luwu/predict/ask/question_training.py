@@ -1,6 +1,7 @@
 """Questions of training: a job on a system, of what users write.
 
     streams = 24                 at once on a port, of networks where one does not fill it
+    tokens = "1T"                of the whole training: how long it takes, and what it costs
 
     [node]                       of luwu: where the state is
     processor = "Xeon-5320"
@@ -107,6 +108,8 @@ class Question:
     part: Part = None
     topology: TopologyChoice | None = None
     costs: Costs | None = None
+    tokens: float | None = None
+    """Of the whole training; None: nobody asks for it."""
 
     def answer(self) -> StepTime:
         """The prediction. Raises ConfigError for what cannot be."""
@@ -170,6 +173,7 @@ def make_training_question(
         "sequence_parallel",
         "ends_as_layers",
         "streams",
+        "tokens",
         "capacity",
         "slowdown",
         *([section] if section else []),
@@ -194,14 +198,24 @@ def make_training_question(
         ends_as_layers=flag_of("", table, "ends_as_layers"),
         **values,
     )
+    tokens = None
+    if "tokens" in table:
+        tokens = units.parse("tokens", table["tokens"], Dimension.TOKENS)
+        if not tokens >= job.tokens:
+            raise ConfigError(
+                f"tokens: {table['tokens']!r} of the whole training are less than a step's "
+                f"{job.tokens:,}; such as '1T' fits"
+            )
     if section is None:
-        return Question(system=system, job=job, topology=topology, costs=costs)
+        return Question(system=system, job=job, topology=topology, costs=costs, tokens=tokens)
     own = section_of(table, section, f"{system} needs to know where its state is")
     if topology is not None and "tiers" in own:
         raise ConfigError(f"{section}.tiers: [topology] says how many there are; leave it out")
     make: Callable[..., Part] = _nodes if section == "node" else _offload
     part = make(own, catalogue, job, system)
-    return Question(system=system, job=job, part=part, topology=topology, costs=costs)
+    return Question(
+        system=system, job=job, part=part, topology=topology, costs=costs, tokens=tokens
+    )  # fmt: skip
 
 
 def _nodes(

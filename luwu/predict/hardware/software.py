@@ -56,14 +56,15 @@ class Software:
 
 
 @cache
-def _data(name: str) -> dict[str, Any]:
+def data(name: str) -> dict[str, Any]:
+    """A file of the package's data."""
     file = resources.files("luwu.predict") / "data" / name
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def software(name: str) -> Software:
     """A framework by its name. Raises ConfigError."""
-    known = _data("software.toml")
+    known = data("software.toml")
     if name not in known:
         raise ConfigError(
             f"software: {name!r} is unknown{suggestion(name, known)}; known are {', '.join(known)}"
@@ -75,9 +76,9 @@ def software(name: str) -> Software:
 @cache
 def fitted(name: str) -> float:
     """A fitted number."""
-    return float(_data("fitted.toml")[name]["value"])
+    return float(data("fitted.toml")[name]["value"])
 
 
 def is_fitted(name: str) -> bool:
     """True if there is such a number."""
-    return name in _data("fitted.toml")
+    return name in data("fitted.toml")

@@ -34,6 +34,7 @@ class Dimension(Enum):
     DOLLARS_PER_JOULE = "USD/J"
     RATIO = "1"
     COUNT = "count"
+    TOKENS = "tokens"
 
 
 def _scaled(unit: str, prefixes: str) -> dict[str, float]:
@@ -57,9 +58,12 @@ _UNITS: Final[dict[Dimension, dict[str, float]]] = {
     Dimension.DOLLARS_PER_JOULE: {"USD/kWh": 1 / 3.6e6, "USD/MWh": 1 / 3.6e9, "USD/J": 1.0},
     Dimension.RATIO: {"1": 1.0, "%": 0.01},
     Dimension.COUNT: {"count": 1.0},
+    Dimension.TOKENS: {"tokens": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12},
 }  # fmt: skip
 _TEXT: Final = re.compile(r"\s*([+-]?[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(\S.*)?")
-_BARE: Final = {Dimension.RATIO: "1", Dimension.COUNT: "count"}
+_BARE: Final = {
+    Dimension.RATIO: "1", Dimension.COUNT: "count", Dimension.TOKENS: "tokens",
+}  # fmt: skip
 """Dimensions that need no unit."""
 
 

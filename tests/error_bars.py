@@ -1,0 +1,112 @@
+"""luwu/predict/data/errors.toml: errors of the calibration by system, and what its rows cover.
+
+python -m tests.error_bars            write it
+python -m tests.error_bars --check    fail if it is not what `luwu predict validate` says
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from statistics import mean
+from typing import Any, Final
+
+from luwu.predict.check.blind.seen import seen_rows
+from luwu.predict.check.blind.training import rows as blind_training
+from luwu.predict.check.calibration import compare, training_rows
+from luwu.predict.check.inference_calibration import compare_inference
+from luwu.predict.check.offload_calibration import compare_offload
+from luwu.predict.hardware.catalogue import Catalogue, load
+
+FILE: Final = Path(__file__).resolve().parents[1] / "luwu" / "predict" / "data" / "errors.toml"
+HEAD: Final = """\
+# Errors of the calibration by kind of system, and what its rows cover: the error of an answer of
+# `luwu predict step`. `blind_max` is of predictions that were frozen before their results were
+# seen. Made by `python -m tests.error_bars`; do not edit.
+"""
+
+
+def families(catalogue: Catalogue) -> dict[str, dict[str, Any]]:
+    """Errors and coverage by kind of system."""
+    seen = [
+        row for row in seen_rows(catalogue) if not row["left_out"] and row["holds"] is None
+    ]  # fmt: skip
+    rows = training_rows(catalogue)
+    found = {}
+    for name, of in (("3d", ("3d",)), ("sharded", ("zero3",))):
+        own = [row for row in rows if row.system in of]
+        blind = [row for row in seen if row["family"] == "training" and (" zero3" in row["name"])
+                 == (name == "sharded") and row["unit"] != "ratio"]  # fmt: skip
+        errors = [compare(row).error for row in own] + [row["error"] for row in blind]
+        found[name] = _errors(errors, blind) | _covered(catalogue, own, blind)
+    testbed = [row for row in seen if row["family"] == "testbed"]
+    found["testbed"] = _errors(
+        [each.error for each in compare_offload(catalogue)] + [row["error"] for row in testbed],
+        testbed,
+    ) | {"devices": ["A100-40"], "device_count": [8, 8], "software": ["deepspeed-2023"]}
+    inference = [row for row in seen if row["family"] == "inference"]
+    found["inference"] = _errors(
+        [each.error for each in compare_inference(catalogue)] + [row["error"] for row in inference],
+        inference,
+    ) | {"devices": ["A100-80", "H100-80", "H200-141", "RTX-Pro-6000"], "device_count": [1, 8]}
+    return found
+
+
+def _errors(errors: list[float], blind: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "rows": len(errors), "mean": round(mean(map(abs, errors)), 4),
+        "max": round(max(map(abs, errors)), 4), "blind_rows": len(blind),
+        "blind_max": round(max(abs(row["frozen_error"]) for row in blind), 4),
+    }  # fmt: skip
+
+
+def _covered(catalogue: Catalogue, own: list[Any], blind: list[dict[str, Any]]) -> dict[str, Any]:
+    """Devices, their number, software, precisions and sequences of all rows."""
+    names = {row["name"] for row in blind}
+    jobs = [row.configuration for row in blind_training(catalogue) if row.name in names]
+    counts = [row.job.devices for row in own] + [job["devices"] for job in jobs]
+    lengths = [row.job.sequence for row in own] + [job["sequence"] for job in jobs]
+    return {
+        "devices": sorted({row.job.device.name for row in own} | {job["device"] for job in jobs}),
+        "device_count": [min(counts), max(counts)],
+        "software": sorted(
+            {row.job.software.name for row in own} | {job["software"] for job in jobs}
+        ),
+        "precisions": sorted(
+            {row.job.precision for row in own} | {job.get("precision", "bf16") for job in jobs}
+        ),
+        "sequence": [min(lengths), max(lengths)],
+        "port_rate": _span(catalogue, own, jobs),
+    }
+
+
+def _span(catalogue: Catalogue, own: list[Any], jobs: list[dict[str, Any]]) -> list[float]:
+    """Bytes per second of a port, least and most."""
+    rates = [row.job.network.port_rate for row in own]
+    rates += [catalogue.network(job["network"]).port_rate for job in jobs]
+    return [min(rates), max(rates)]
+
+
+def text() -> str:
+    """The file."""
+    lines = [HEAD]
+    for name, each in families(load()).items():
+        lines.append(f"[{name}]" if name != "3d" else '["3d"]')
+        lines += [f"{key} = {json.dumps(value)}" for key, value in each.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check the file; the exit code."""
+    if "--check" not in arguments:
+        FILE.write_text(text(), encoding="utf-8")
+    elif not FILE.exists() or FILE.read_text(encoding="utf-8") != text():
+        print(f"{FILE.name} is not up to date: run python -m tests.error_bars", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
