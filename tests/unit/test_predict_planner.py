@@ -276,7 +276,7 @@ def test_a_plan_with_costs_is_printed(
 ) -> None:
     """Goal: dollars, price, power and the network have columns, and keys in JSON."""
     found = plan({**NETWORKS, "cost": COST}, mine)
-    head = plan_text(found).splitlines()[1]
+    head = next(line for line in plan_text(found).splitlines() if "USD/Mtoken" in line)
     for name in ("tokens/s", "played", "USD/Mtoken", "MUSD", "kW", "network", "system"):
         assert name in head
     document = plan_document(found)
@@ -320,3 +320,24 @@ def test_the_page_has_plans(
     assert found["best"][0].keys() >= {"capex", "topology", "watts"}
     assert main(["plan"]) == 2
     assert main(["plan", str(tmp_path / "none.toml")]) == 2
+
+
+def test_every_system_that_was_asked_for_has_a_line(catalogue: Catalogue) -> None:
+    """Goal: of each its best, and whether it is shown, what beats it, or why it has nothing."""
+    found = plan({**TABLE, "systems": ["3d", "zero3", "ddp"]}, catalogue, played=0)
+    told = {each.system: each for each in found.systems}
+    assert list(told) == ["3d", "zero3", "ddp"]
+    assert told["3d"].why == ""
+    assert told["ddp"].best is None
+    assert told["ddp"].why.startswith("no configuration: the least needs ")
+    shown = {each.question.system for each in found.best}
+    assert told["zero3"].best is not None
+    assert (told["zero3"].why == "") == ("zero3" in shown)
+    odd = plan({**TABLE, "systems": ["3d", "zero3"], "batch": 127}, catalogue, played=0)
+    assert odd.systems[1].why == "no configuration: batch 127 is no multiple of 64"
+    lines = plan_text(odd).splitlines()
+    assert lines[1] == "zero3         no configuration: batch 127 is no multiple of 64"
+    assert plan_document(odd)["systems"][1]["tokens_per_s"] is None
+    slow = replace_network(catalogue, "ib-hdr", 1e9 / 8)
+    beaten = plan({**TABLE, "systems": ["3d", "zero3"]}, slow, played=0)
+    assert beaten.systems[1].why in ("", "beaten by 3d")

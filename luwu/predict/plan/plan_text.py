@@ -29,6 +29,14 @@ def plan_document(found: Plan[Any]) -> dict[str, Any]:
         document["beyond_limits"] = found.beyond_limits
         return document | {"best": [_inference_document(each) for each in found.best]}
     return document | {
+        "systems": [
+            {
+                "system": each.system,
+                "why": each.why,
+                "tokens_per_s": None if each.best is None else each.best.tokens_per_s,
+            }
+            for each in found.systems
+        ],
         "best": [_training_document(each) for each in found.best],
         "break_even_tokens": {name: each.document for name, each in found.break_even.items()},
     }
@@ -86,7 +94,8 @@ def plan_text(found: Plan[Any], shown: int = SHOWN) -> str:
     more = "".join(f", {count} {what}" for what, count in left_out.items() if count)
     columns = Columns.of(map(_shared, found.best), devices=len(found.device_counts) > 1)
     head, line = (_inference_head, _inference_line) if is_inference else (_head, _line)
-    lines = [
+    lines = _systems(found)
+    lines += [
         f"{found.tried} configurations, {found.too_large} of them too large for "
         f"{'memory' if is_inference else 'a device'}{more}; {len(found.best)} that no other beats"
         f"{ORDERS[found.goal]}:",
@@ -103,6 +112,18 @@ def plan_text(found: Plan[Any], shown: int = SHOWN) -> str:
         lines += ["", f"{name}, {break_even_text(each.document)[0]}"]
         lines += break_even_text(each.document)[1:]
     return "\n".join(lines)
+
+
+def _systems(found: Plan[Any]) -> list[str]:
+    """A line for each system that was asked for, if there are several."""
+    if len(found.systems) < 2:
+        return []
+    return [
+        f"{each.system:<13} "
+        + ("" if each.best is None else f"{each.best.tokens_per_s:,.0f} tokens/s at best, ")
+        + (each.why or "shown below")
+        for each in found.systems
+    ] + [""]
 
 
 def _played(found: Plan[Found]) -> list[str]:

@@ -62,7 +62,7 @@ from luwu.predict.plan.planner_space import (
     systems_of,
     topologies,
 )
-from luwu.predict.plan.search import Plan, Search
+from luwu.predict.plan.search import OfSystem, Plan, Search
 
 PLAYED_MAX: Final = 100
 """Configurations that are played, the best first, while tasks are left."""
@@ -124,22 +124,54 @@ def plan(
     check_table(table)
     choices, costs = topologies(table), costs_by_system(table, catalogue, systems_of(table))
     wish = make_wish(table, costs)
-    search, least_bytes = Search[Found](Spending(wish.budget)), math.inf
+    search, needs = Search[Found](Spending(wish.budget)), dict[str, float]()
     for devices in wish.device_counts:
         batch = batch_of(table, devices)
         for one in configurations({**table, "devices": devices, "batch": batch}, catalogue):
             question = make_training_question(one, catalogue, costs=costs.get(one["system"]))
             for choice in choices:
-                needs = _look_at(search, replace(question, topology=choice))
-                least_bytes = min(least_bytes, needs)
-    _check(search, least_bytes)
+                own = _look_at(search, replace(question, topology=choice))
+                needs[question.system] = min(own, needs.get(question.system, math.inf))
+    _check(search, min(needs.values(), default=math.inf))
     best = search.plan(wish, costs, lambda each: _order(each, wish.goal))
     for _ in range(played):
         left = played - sum(each.replay is not None for each in search.found)
         if not _play(search.found, best.best, left):
             break
         best = search.plan(wish, costs, lambda each: _order(each, wish.goal))
-    return replace(best, break_even=_break_even(search.found))
+    systems = tuple(
+        _of_system(name, table, search.found, best, needs.get(name))
+        for name in systems_of(table)
+    )  # fmt: skip
+    return replace(best, systems=systems, break_even=_break_even(search.found))
+
+
+def _of_system(
+    system: str, table: Mapping[str, Any], found: list[Found], best: Plan[Found],
+    needs: float | None,
+) -> OfSystem[Found]:  # fmt: skip
+    """What became of a system; `needs`: the bytes of a device that its smallest needs, None if
+    there was nothing to try."""
+    own = [each for each in found if each.question.system == system]
+    if own:
+        first = min(own, key=lambda each: _order(each, best.goal))
+        if any(each.question.system == system for each in best.best):
+            return OfSystem(system, first, "")
+        winner = next(
+            each for each in best.best
+            if all(a >= b for a, b in zip(each.goals, first.goals, strict=True))
+        )  # fmt: skip
+        return OfSystem(system, first, f"beaten by {winner.question.system}")
+    if needs is None:
+        counts = " or ".join(f"{count:,}" for count in best.device_counts)
+        batch = table.get("batch")
+        what = f"batch {batch} is no multiple of {counts}" if batch else "no batch fits"
+        return OfSystem(system, None, f"no configuration: {what}")
+    return OfSystem(
+        system, None,
+        f"no configuration: the least needs {needs / 1e9:,.0f} GB of a device, or a host or a "
+        "network cannot have it",
+    )  # fmt: skip
 
 
 def _look_at(search: Search[Found], question: Question) -> float:

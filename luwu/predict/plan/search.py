@@ -32,6 +32,17 @@ class Scored(Protocol):
 Each = TypeVar("Each", bound=Scored)
 
 
+@dataclass(frozen=True, slots=True)
+class OfSystem(Generic[Each]):
+    """A system that was asked for, and what became of it."""
+
+    system: str
+    best: Each | None
+    """Its best configuration by the goal; None: it has none."""
+    why: str
+    """Why it is not among the best of all; empty if it is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Generic[Each]):
     """The searched space, and the results."""
@@ -51,6 +62,8 @@ class Plan(Generic[Each]):
     device_counts: tuple[int, ...]
     """That were tried."""
     goal: str
+    systems: tuple[OfSystem[Each], ...] = ()
+    """One of each system that was asked for."""
     break_even: Mapping[str, BreakEven] = field(default_factory=dict)
     """Break-even of systems whose overlap depends on tokens, by the fastest of each."""
 
