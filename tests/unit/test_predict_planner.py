@@ -74,6 +74,7 @@ def test_predict_laws_nothing_near_the_best_is_better(catalogue: Catalogue) -> N
         ({"systems": ["3dd"]}, r"systems: '3dd' is not one of"),
         ({"systems": ["luwu"]}, r"\[node\] is missing: luwu"),
         ({"model": None}, r"model is missing"),
+        ({"tokens": "1T"}, r"tokens: a plan orders .*ask luwu predict step"),
         ({"topology": 3}, r"topology: 3 is not a section; write \[topology\] or"),
         ({"topology": [{"kind": "clo"}]}, r"topology.kind: 'clo' is not one of .* mean clos"),
         ({"cost": {"server": "H100x8", "rented": True, "luwu": {}}}, r"cost.luwu: none of the sys"),

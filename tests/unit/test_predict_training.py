@@ -9,7 +9,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.catalogue import Catalogue, load
-from luwu.predict.hardware.software import _data, software
+from luwu.predict.hardware.software import data, software
 from luwu.predict.model import collectives as c
 from luwu.predict.model.collectives import Path
 from luwu.predict.model.job import TrainingJob
@@ -191,7 +191,7 @@ def test_bad_prediction_precision(job: TrainingJob) -> None:
 
 def test_few_numbers_are_fitted() -> None:
     """Goal: at most twenty, each with the rows it was fitted on."""
-    fitted = _data("fitted.toml")
+    fitted = data("fitted.toml")
     assert 0 < len(fitted) <= 20
     for name, each in fitted.items():
         assert each["on"], name

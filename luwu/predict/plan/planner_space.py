@@ -83,6 +83,11 @@ def check_table(table: Mapping[str, Any]) -> None:
     for key in table:
         if key in SEARCHED:
             raise ConfigError(f"{key}: is what a plan searches; leave it out")
+    if "tokens" in table:
+        raise ConfigError(
+            "tokens: a plan orders configurations by their speed, whatever the length of a "
+            "training; leave it out, and ask luwu predict step for the one you choose"
+        )
     for needed in ("model", "device", "network", "software", "sequence"):
         if needed not in table:
             raise ConfigError(f"{needed} is missing")
