@@ -9,7 +9,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.catalogue import Catalogue, load
-from luwu.predict.hardware.software import data, software
+from luwu.predict.hardware.software import software
 from luwu.predict.model import collectives as c
 from luwu.predict.model.collectives import Path
 from luwu.predict.model.job import TrainingJob
@@ -184,18 +184,6 @@ def test_bad_prediction_precision(job: TrainingJob) -> None:
             predict_step(replace(each, device=h100, precision=precision))
     with pytest.raises(ConfigError, match=r"software: 'megatron' is unknown; did you mean mega"):
         software("megatron")
-
-
-# ---------------------------------------------------------------------- what was fitted
-
-
-def test_few_numbers_are_fitted() -> None:
-    """Goal: at most twenty, each with the rows it was fitted on."""
-    fitted = data("fitted.toml")
-    assert 0 < len(fitted) <= 20
-    for name, each in fitted.items():
-        assert each["on"], name
-        assert each["value"] >= 0, name
 
 
 def test_predict_laws_ends_in_the_place_of_layers(catalogue: Catalogue, job: TrainingJob) -> None:
