@@ -178,7 +178,7 @@ def _cases(directory: Path, sizes: Sizes) -> list[Case]:
 
 def _check_played(asked: Question, step_s: float) -> None:
     closed = asked.answer()
-    off = step_s / (closed.seconds - closed.parts["straggling"]) - 1
+    off = step_s / closed.seconds - 1
     if abs(off) > PLAYED_OFF_MAX:
         raise LuwuError(f"the cores' step is {off:+.1%} off the closed form's")
 

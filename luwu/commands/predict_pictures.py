@@ -43,7 +43,7 @@ def _steps(question: Question) -> tuple[Picture, str]:
         played = play_driven_steps(on.job, on.nodes)
         shown = steps_picture(played)
         steps = f"{len(shown.marks_s)} steps as the cores decide them"
-        return shown, f"{steps}, {played.step_s:.3f} s each without straggling"
+        return shown, f"{steps}, {played.step_s:.3f} s each"
     record, stages = play_three_d(question).record, question.job.pipeline
     shown = stages_picture(record, stages)
     return shown, f"a step of {stages} stages, {record.end_s:.3f} s without straggling"
