@@ -6,13 +6,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
+from luwu.base.json_file import read_json
 from luwu.base.own import found_first, needs, own_module
 from luwu.commands.flags import VERBOSE_FLAG, Parsed, Verb, resolve_parsed
 from luwu.commands.outcome import keep_report, write_outcome, write_resolved
@@ -88,12 +89,12 @@ def run(parsed: Parsed) -> int:
         _run_by_ray(run_directory, resolved, parsed, script, console)
         write_outcome(run_directory, 0, "finished")
         return 0
-    served = _run_here(run_directory, resolved, parsed, script, console)
+    found = _run_here(run_directory, resolved, parsed, script, console)
     write_outcome(run_directory, 0, "finished")
-    said = ending(run_directory, config.state or STATE_DIRECTORY, served.first_step)
+    said = ending(run_directory, config.state or STATE_DIRECTORY, found.first_step)
     if said is not None:
         console.say(said)
-    _say_steps(run_directory, served.disk, console)
+    _say_steps(run_directory, found.disk, console)
     report = keep_report(run_directory)
     if report is not None:
         console.say(f"report  {report}")
@@ -105,6 +106,14 @@ def run(parsed: Parsed) -> int:
 class _Served(NamedTuple):
     """Facts of our own switch and node, once they listen."""
 
+    plan: NodePlan
+    sizes: Sizes
+    first_step: int | None
+
+
+class _Finished(NamedTuple):
+    """What is known when the training has ended; nothing of a job that others serve."""
+
     disk: DiskFloors | None = None
     first_step: int | None = None
 
@@ -112,10 +121,10 @@ class _Served(NamedTuple):
 def _run_here(
     run_directory: RunDirectory, resolved: Resolved, parsed: Parsed, script: list[str],
     console: Console,
-) -> _Served:  # fmt: skip
+) -> _Finished:  # fmt: skip
     """Start the processes, or the workers alone, and wait until they have ended."""
     config = resolved.config
-    served, meeting = _Served(), None
+    served, meeting, found = None, None, _Finished()
     with stop_requests() as should_stop:
         supervisor = Supervisor(
             run_directory,
@@ -145,10 +154,12 @@ def _run_here(
                 restarts_max=worker_restarts(config), on_loss=config.on_worker_loss,
             )  # fmt: skip
             supervisor.wait()
-            if config.join is None:
+            if served is not None:
                 state = state_directory(config, STATE_DIRECTORY)
                 fold_nodes(run_directory, state, config.optimizer_nodes)
-    return served
+                disk = None if state is None else _floors(served, state, run_directory, console)
+                found = _Finished(disk, served.first_step)
+    return found
 
 
 def _tensorboard_environ(config: RunConfig) -> dict[str, str]:
@@ -166,13 +177,12 @@ def _serve(supervisor: Supervisor, config: RunConfig, console: Console) -> _Serv
     plan = node_plan(config, sizes)
     what = workers_text(config.workers)
     say_start(console, start_text(what, config, state, sizes, run_directory), sizes)
-    disk = None if state is None else _floors(plan, sizes, state, run_directory, console)
     connection = serve(supervisor, config, state=state, sizes=sizes, say=console.detail)
     say_security(console, connection)
     step = first_step(run_directory)
     if config.resume:
         console.say(beginning(state, step))
-    return _Served(disk, step)
+    return _Served(plan, sizes, step)
 
 
 def _run_by_ray(
@@ -236,20 +246,28 @@ def _say_joined(
 
 
 def _floors(
-    plan: NodePlan, sizes: Sizes, state: Path, run_directory: RunDirectory, console: Console
+    served: _Served, state: Path, run_directory: RunDirectory, console: Console
 ) -> DiskFloors | None:
-    """Measure the disk, and keep what was measured."""
+    """Measure the disk, and keep what was measured.
+
+    It is done when the training has ended, so that it delays no step, and over as many bytes as
+    the state has (within limits): the nodes' requests were spread over no more.
+    """
     from luwu.estimate.text import disk_line
     from luwu.measure.disk_floors import disk_floors
-    from luwu.measure.timing import QUICK
+    from luwu.measure.timing import QUICK, SMALL_BYTES
 
+    node = read_json(run_directory.result("node.json"))
+    if node is None:
+        return None
+    file_bytes = min(QUICK.disk_bytes, max(SMALL_BYTES, node["disk_space_bytes"]))
     disk = disk_floors(
         state.absolute().parent,
-        page_bytes=RECORD_CHUNKS * sizes.chunk_bytes,
-        threads_count=plan.updates_count,
-        pulls_count=plan.reads_count,
-        pages_together=plan.pages_together,
-        samples=QUICK,
+        page_bytes=RECORD_CHUNKS * served.sizes.chunk_bytes,
+        threads_count=served.plan.updates_count,
+        pulls_count=served.plan.reads_count,
+        pages_together=served.plan.pages_together,
+        samples=replace(QUICK, disk_bytes=file_bytes),
     )
     if disk is not None:
         document = {"schema": 1, "label": "measured", "disk": asdict(disk)}

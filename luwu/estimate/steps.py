@@ -1,7 +1,7 @@
 """Times and bottlenecks of the steps of `luwu run`, whose model is known only when it runs.
 
 A step lasts from one decision of the node to the next. What is predicted is the time of the disk:
-the bytes that moved, at the rates measured before the run; how far that is off is said of it.
+the bytes that moved, at the rates measured when it had ended; how far that is off is said of it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _disk_lines(document: dict[str, Any], measured: str) -> list[str]:
     off = "" if ratio is None else f", off by {ratio:.0%}"
     predicted = seconds_text(document["disk_seconds_predicted"])
     lines = [
-        f"        disk {predicted} per step at the rates measured before (predicted){off}",
+        f"        disk {predicted} per step at the rates measured now (predicted){off}",
     ]
     if ratio is not None and ratio > BELIEVED_RATIO:
         lines.append(

@@ -140,11 +140,12 @@ def _sizes(
     from switch_emu.store.direct_io import BLOCK_BYTES
 
     page_bytes = max(BLOCK_BYTES, -(-page_bytes // BLOCK_BYTES) * BLOCK_BYTES)
-    most = file_bytes // BLOCK_BYTES * BLOCK_BYTES
-    pull_bytes = max(BLOCK_BYTES, min(page_bytes // 3, most) // BLOCK_BYTES * BLOCK_BYTES)
     most = file_bytes // (2 * threads_count) // BLOCK_BYTES * BLOCK_BYTES
-    page_bytes = max(BLOCK_BYTES, min(pages_together * page_bytes, most))
-    return page_bytes, pull_bytes, max(threads_count, file_bytes // 2 // page_bytes)
+    request_bytes = max(BLOCK_BYTES, min(pages_together * page_bytes, most))
+    requests = max(threads_count, file_bytes // 2 // request_bytes)
+    most = 2 * requests * request_bytes
+    pull_bytes = max(BLOCK_BYTES, min(page_bytes // 3, most) // BLOCK_BYTES * BLOCK_BYTES)
+    return request_bytes, pull_bytes, requests
 
 
 def _measure(

@@ -37,7 +37,9 @@ class Samples:
 #     1 GiB       2.1     2.5     2.3     2.1      4.2
 #     4 GiB       2.2     2.7     2.4     2.1      15
 QUICK: Final = Samples(copy_bytes=64 * MIB, disk_bytes=256 * MIB, seconds=0.1)
-"""At the start of a run."""
+"""At the end of a run, over fewer bytes if its state has fewer."""
+SMALL_BYTES: Final = 16 * MIB
+"""Over this many at least."""
 THOROUGH: Final = Samples(copy_bytes=256 * MIB, disk_bytes=GIB, seconds=0.5)
 """For `luwu estimate`."""
 LONG: Final = Samples(copy_bytes=256 * MIB, disk_bytes=4 * GIB, seconds=3.0)

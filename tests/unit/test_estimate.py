@@ -408,6 +408,16 @@ def test_pages_that_one_request_takes_are_measured_so(tmp_path: Path) -> None:
     assert (found.request_bytes, found.pull_request_bytes) == (96 * KIB, 4 * KIB)
 
 
+def test_a_pull_is_no_longer_than_the_file(tmp_path: Path) -> None:
+    """A page of which a third is longer than the file that three threads divide in whole blocks."""
+    samples = Samples(copy_bytes=MIB, disk_bytes=MIB, seconds=0.0)
+    found = disk_floors(
+        tmp_path, page_bytes=48 * MIB, threads_count=3, pulls_count=2, samples=samples
+    )
+    assert found is not None
+    assert found.pull_request_bytes == found.file_bytes < MIB
+
+
 def test_a_disk_without_room_is_not_measured(tmp_path: Path) -> None:
     samples = Samples(copy_bytes=MIB, disk_bytes=1 << 60, seconds=0.0)
     assert disk_floors(tmp_path, page_bytes=MIB, threads_count=1, pulls_count=1,
