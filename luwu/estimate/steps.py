@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.events import CLOCK
@@ -104,10 +105,15 @@ class _Decided:
 
 
 def _decided(run: RunDirectory) -> _Decided:
-    path = run.path / "events" / "node.jsonl"
+    """As the node has it that decided the most steps: any other may have been lost."""
+    found = [_decided_by(path) for path in sorted((run.path / "events").glob("node*.jsonl"))]
+    return max(found, key=lambda each: len(each.all_ns), default=_Decided([], 0))
+
+
+def _decided_by(path: Path) -> _Decided:
     ends: dict[int, int] = {}
     count = 0
-    for record in records(path) if path.is_file() else ():
+    for record in records(path):
         if record["name"] == CLOCK:
             count = 0
         elif record["name"] == "decide" and record["step"] >= 0:

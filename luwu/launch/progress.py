@@ -1,6 +1,6 @@
 """The progress of a run, read from what its node writes: `events/node.jsonl`.
 
-    node.step     step=41    step 41 is decided (of several nodes the first decides for all)
+    node.step     step=41    step 41 is decided; of several nodes, as the first has it
     node.opened   version=41   a node that was started again found 41 decided steps
 
 A step that was decided is never decided again, none is left out, and a node that comes back has

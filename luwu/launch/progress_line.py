@@ -1,7 +1,7 @@
 """The progress of a run in one line of a terminal: the last decided step, steps per second, time.
 
-It is read once a second from the counters of the node, so a script that prints nothing is not
-silent. In a pipe or a file there is no such line.
+It is read once a second from the counters of the nodes, of which one may be lost, so a script that
+prints nothing is not silent. In a pipe or a file there is no such line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ProgressLine:
     """Follows a run; `look` is called often, and shows what is new once a second."""
 
     def __init__(self, run: RunDirectory, console: Console, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._counters, self._console, self._clock = run.counters("node"), console, clock
+        self._counters, self._console, self._clock = run.counters("node").parent, console, clock
         self._start_ns = clock.now_ns()
         self._next_ns = self._start_ns
         self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES_MAX)
@@ -43,10 +43,12 @@ class ProgressLine:
         self._console.live(self._text)
 
     def _sample(self, now_ns: int) -> None:
-        counters = read_json(self._counters)
-        if counters is None:
+        found = [read_json(path) for path in self._counters.glob("node*.json")]
+        steps_count = max(
+            (each["core"]["step_now"] for each in found if each is not None), default=-1
+        )
+        if steps_count < 0:
             return
-        steps_count: int = counters["core"]["step_now"]
         if steps_count == 0 or (self._samples and steps_count < self._samples[-1][1]):
             self._samples.clear()  # the rate is that of steps, not of the start or of a way back
         self._samples.append((now_ns, steps_count))

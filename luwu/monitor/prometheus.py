@@ -70,6 +70,7 @@ HELP: Final = {
 """Every metric of a role, with its unit. A count is of this start of the role's process."""
 JOB_HELP: Final = {
     "luwu_steps_decided_total": "Steps of the job that are decided.",
+    "luwu_nodes_left_out": "Optimizer nodes that the job goes on without.",
     "luwu_step_seconds": "Time per step, mean of the last 20.",
     "luwu_step_busy_ratio": "Share of the last step in which the engine was busy; wait: workers.",
     "luwu_step_limit": "1 for the engines that limit the last step, 0 for the others.",
@@ -164,6 +165,8 @@ def _add_steps(add: Add, job: str, document: Mapping[str, Any]) -> None:
     """Steps, memory and processes of the whole job."""
     whose, steps = {"job": job}, document["steps"]
     add("luwu_steps_decided_total", whose, steps["done"])
+    degraded = document["degraded"]
+    add("luwu_nodes_left_out", whose, 0 if degraded is None else len(degraded["nodes"]))
     if steps["per_s"]:
         add("luwu_step_seconds", whose, 1 / steps["per_s"])
     if document["step"] is not None:

@@ -24,13 +24,7 @@ def status_text(document: Mapping[str, Any], *, details: bool = False) -> str:
 
 def _head(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"run       {Path(document['run']).name}"
-    words = f"state     {document['text']}"
-    while len(words) > COLUMNS:
-        cut = words.rfind(" ", 12, COLUMNS)
-        cut = COLUMNS if cut < 0 else cut
-        yield words[:cut]
-        words = " " * 10 + words[cut:].lstrip()
-    yield words
+    yield from _wrapped(f"state     {document['text']}")
     if document["security"] is not None:
         yield f"security  {document['security']}"
     steps = document["steps"]
@@ -41,6 +35,9 @@ def _head(document: Mapping[str, Any]) -> Iterator[str]:
     if steps["left_s"] is not None:
         parts.append(f"{format_duration(steps['left_s'])} left")
     yield f"steps     {', '.join(parts)}"
+    degraded = document["degraded"]
+    if degraded is not None:
+        yield from _wrapped(f"DEGRADED  since step {degraded['step']:,} {degraded['text']}")
     last = [
         f"{name} {found['values'][-1]:.5g}"
         for name, found in document["scalars"].items()
@@ -48,6 +45,16 @@ def _head(document: Mapping[str, Any]) -> Iterator[str]:
     ]
     if last:
         yield f"last      {'  '.join(last)}"
+
+
+def _wrapped(words: str) -> Iterator[str]:
+    """A row in as many lines as it takes."""
+    while len(words) > COLUMNS:
+        cut = words.rfind(" ", 12, COLUMNS)
+        cut = COLUMNS if cut < 0 else cut
+        yield words[:cut]
+        words = " " * 10 + words[cut:].lstrip()
+    yield words
 
 
 def _processes(document: Mapping[str, Any]) -> Iterator[str]:

@@ -5,6 +5,7 @@ has ended, that failed and that was stopped. A `Watch` reads what was appended s
 
     state       running | finished | failed | stopped | gone | starting, and a text about it
     steps       the time of each step, from one decision to the next; faults and restarts as flags
+    degraded    the optimizer nodes that the job goes on without
     step        the typical one of the last 20 steps as lanes; `slowest`: of the slowest worker;
                 while the run is under way, the last one that ended
     memory      of each process, beside its budget
@@ -81,6 +82,7 @@ class Watch:
             "steps": self._steps(resolved, is_running=is_running),
             **self._lanes(is_running=is_running),
             "waits_for": self._waits_for() if is_running else None,
+            "degraded": self._history.degraded,
             "processes": processes,
             "memory": self._memory(processes),
             "links": self._links(resolved, counted),

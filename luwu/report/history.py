@@ -32,27 +32,47 @@ _TEXTS: Final = {
 class History:
     """Filled by `take`, as an `OnInstant`."""
 
-    decided_ns: dict[int, int] = field(default_factory=dict)
-    """When each step was decided, by wall time."""
     scalars: dict[str, dict[int, float]] = field(default_factory=dict)
     """By name and step: what rank 0 recorded with `luwu.log`."""
     flags_count: int = 0
+    degraded: dict[str, Any] | None = None
+    """The optimizer nodes that the job goes on without: `nodes`, since which `step`, and a `text`
+    that says why."""
+    _decided: dict[int, dict[int, int]] = field(default_factory=dict)
+    """By optimizer node and step: when the node decided it, by wall time."""
     _flags: list[tuple[int, str]] = field(default_factory=list)
     """Wall time and text."""
 
     def take(self, process: ProcessEvents, record: Mapping[str, Any]) -> None:
         """Take in an instant."""
         name = record["name"]
-        if name == "node.step" and process.file.rank == 0:
-            self.decided_ns[record["step"]] = process.unix_ns(record["at_ns"])
+        if name == "node.step":
+            at_ns = process.unix_ns(record["at_ns"])
+            self._decided.setdefault(process.file.rank, {})[record["step"]] = at_ns
         elif name == SCALARS and process.file.rank == 0:
             for key, value in record["values"].items():
                 self.scalars.setdefault(key, {})[record["step"]] = float(value)
         elif name == CLOCK:
             if process.starts_count > 1:
                 self._flag(process, record, f"{process.file.title} was started again")
+        elif name == "switch.degraded":
+            left_out = record["left_out"]
+            nodes = f"node{'s' * (len(left_out) > 1)} {', '.join(map(str, left_out))}"
+            text = f"the job goes on without optimizer {nodes}: {record['text']}"
+            self.degraded = {"nodes": left_out, "step": record["step"], "text": text}
+            self._flag(process, record, text)
         elif name in _TEXTS and (process.file.rank == 0 or process.file.kind != "node"):
             self._flag(process, record, _TEXTS[name].format_map(record))
+
+    @property
+    def decided_ns(self) -> dict[int, int]:
+        """When each step was decided, by wall time: by the first node that has it, as any node
+        may be lost.
+        """
+        merged: dict[int, int] = {}
+        for node in sorted(self._decided, reverse=True):
+            merged |= self._decided[node]
+        return merged
 
     @property
     def first_step(self) -> int:

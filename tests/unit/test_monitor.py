@@ -106,6 +106,28 @@ def test_who_is_waited_for_is_named(run: RunDirectory) -> None:
     assert str(Watch(run).document()["waits_for"]).endswith("; waiting for worker 0")
 
 
+def test_a_lost_node_is_named_and_its_job_goes_on_being_shown(run: RunDirectory) -> None:
+    """Goal: who is left out, since when and why; steps go on where another node decides them.
+    Method: the first node decided six steps, the second the two after them too."""
+    written = Written.appending(run.path / "events")
+    written.clock("node-1")
+    for step in range(8):
+        written.append(
+            "node-1", {"name": "node.step", "at_ns": 100 * MS * (step + 1), "step": step}
+        )
+    written.append("switch", {
+        "name": "switch.degraded", "at_ns": 650 * MS, "step": 6, "epoch": 2, "left_out": [0],
+        "members": [1], "text": "optimizer node 0 lost",
+    })  # fmt: skip
+    document = Watch(run).document()
+    assert document["steps"]["done"] == 8
+    assert document["degraded"]["nodes"] == [0]
+    check("status", document)
+    words = "the job goes on without optimizer node 0: optimizer node 0 lost"
+    assert f"DEGRADED since step 6 {words}" in " ".join(status_text(document).split())
+    assert document["steps"]["flags"][-1] == {"step": 6, "text": words}
+
+
 @pytest.mark.parametrize("details", [False, True])
 def test_the_status_has_80_columns(run: RunDirectory, details: bool) -> None:
     """Goal: no line is longer, whatever is in it; the state is told in full. Method: a run that
