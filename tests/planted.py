@@ -1,11 +1,11 @@
-"""Can the suite fail? `python -m tests.planted`: twelve known bugs, each of which it must find.
+"""Can the suite fail? `python -m tests.planted`: nineteen known bugs, each of which it must find.
 
 Oracle O7. A *planted bug* is a small change of the program, exact old text to exact new text, such
 as people really make: a flush left out, a checksum not looked at, a repetition taken in twice. Each
 is made in a copy of the tree; then the part of the suite that is there for it runs in that copy and
 must fail. The same parts must pass in a copy without any change, or failing would mean nothing.
 
-    python -m tests.planted              all twelve
+    python -m tests.planted              all of them
     python -m tests.planted --only 5     the bug with that number
 
 A table, then `N trials, V violations`: a violation is a bug that nobody found, or a part of the
@@ -43,6 +43,12 @@ SLOTS = (*HISTORIES[:3], "120", *HISTORIES[4:], "--slots", "2")
 def tests(*names: str) -> tuple[str, ...]:
     """A part of the suite, by the names of tests."""
     return ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *names)
+
+
+SEVERAL_NODES = tests(
+    "tests/unit/test_lead.py", "tests/unit/test_ballot.py", "tests/unit/test_node_parts.py",
+    "tests/simulate/test_replicas.py", "tests/simulate/test_several_nodes.py",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -218,6 +224,77 @@ BUGS = (
         "switch_emu/node/core/node.py",
         (("(not keeps or step.has_kept(", "(True or step.has_kept("),),
         HISTORIES,
+    ),
+    Bug(
+        "decide too early",
+        "a version is decided when all optimizer nodes but one have prepared it",
+        "switch_emu/switch/core/ballot.py",
+        (
+            (
+                "return len(self._digests) == self.members.bit_count()\n",
+                "return len(self._digests) >= self.members.bit_count() - 1\n",
+            ),
+        ),
+        SEVERAL_NODES,
+    ),
+    Bug(
+        "count a page twice",
+        "the norm counts a page as often as it is stored",
+        "switch_emu/switch/core/ballot.py",
+        (
+            (
+                "            node = self._owners(stripe)[0]\n"
+                "            found.append(self._squares[node][self._place(node, stripe)])\n",
+                "            for node in self._owners(stripe):\n"
+                "                found.append(self._squares[node][self._place(node, stripe)])\n",
+            ),
+        ),
+        SEVERAL_NODES,
+    ),
+    Bug(
+        "compare no copies",
+        "a step is decided though two copies of a page differ",
+        "switch_emu/switch/core/ballot.py",
+        (("        return self.difference_of(self._digests)\n", "        return None\n"),),
+        SEVERAL_NODES,
+    ),
+    Bug(
+        "forget the epoch",
+        "a new switch leads whichever optimizer nodes it hears first",
+        "switch_emu/switch/core/lead.py",
+        (("if missing & ~self.at.lost or not most:\n", "if missing & ~self.at.lost:\n"),),
+        SEVERAL_NODES,
+    ),
+    Bug(
+        "use a stale copy",
+        "a node that was left out and comes back is taken for one that only lost its connection",
+        "switch_emu/switch/core/lead.py",
+        (
+            (
+                "            self._leave_out(number)\n            return\n",
+                "            pass\n",
+            ),
+        ),
+        SEVERAL_NODES,
+    ),
+    Bug(
+        "break a promise",
+        "an optimizer node that has answered a later switch follows an older one",
+        "switch_emu/node/core/joint.py",
+        (("if hello.incarnation < self._recorded.promised:\n", "if False:\n"),),
+        SEVERAL_NODES,
+    ),
+    Bug(
+        "refill misses a page",
+        "of a lost node's pages the last one is not copied",
+        "luwu/checkpoint/copying.py",
+        (
+            (
+                "for page in range(first, config.page_count, THREADS_COUNT):\n",
+                "for page in range(first, config.page_count - 1, THREADS_COUNT):\n",
+            ),
+        ),
+        tests("tests/unit/test_refill.py"),
     ),
 )
 
