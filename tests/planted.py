@@ -1,4 +1,4 @@
-"""Can the suite fail? `python -m tests.planted`: nineteen known bugs, each of which it must find.
+"""Can the suite fail? `python -m tests.planted`: twenty known bugs, each of which it must find.
 
 Oracle O7. A *planted bug* is a small change of the program, exact old text to exact new text, such
 as people really make: a flush left out, a checksum not looked at, a repetition taken in twice. Each
@@ -263,6 +263,18 @@ BUGS = (
         "a new switch leads whichever optimizer nodes it hears first",
         "switch_emu/switch/core/lead.py",
         (("if missing & ~self.at.lost or not most:\n", "if missing & ~self.at.lost:\n"),),
+        SEVERAL_NODES,
+    ),
+    Bug(
+        "go on alone",
+        "a switch goes on with less than half of the optimizer nodes",
+        "switch_emu/switch/core/lead.py",
+        (
+            (
+                "if not is_known or 2 * rest.bit_count() < self.at.now.members.bit_count():\n",
+                "if not is_known:\n",
+            ),
+        ),
         SEVERAL_NODES,
     ),
     Bug(

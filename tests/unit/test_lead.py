@@ -226,6 +226,19 @@ def test_a_lost_node_is_left_out_where_others_hold_its_pages(
     assert "is_left_out=True" in refused[0]
 
 
+def test_less_than_half_of_the_nodes_do_not_go_on() -> None:
+    """E3. Goal: the others may be led by a new switch, as they are most of the three."""
+    bench = Bench(3, 3)
+    bench.join()
+    for node in (1, 2):
+        bench.lead.lost(node)
+    bench.outbox.now_ns += PATIENCE_NS
+    bench.lines()
+    bench.lead.tick()
+    assert not any("Adopt" in line for line in bench.lines())
+    assert "optimizer nodes 1, 2" in bench.lead.waits_for()
+
+
 def test_a_new_switch_needs_all_members_of_two_and_most_of_three() -> None:
     """E3, E6. Goal: so that no two switches lead different parts of one job."""
     where = {"attempt": 3, "loaded": True, "epoch": 2}
