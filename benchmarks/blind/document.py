@@ -81,7 +81,7 @@ def with_column(
 
 def text(found: dict[str, Any]) -> str:
     """The document for people."""
-    lines = [f"model {found['commit']}, fitted numbers {found['parameters_sha256'][:12]}"]
+    lines = [f"model {found['commit']}, parameters {found['parameters_sha256'][:12]}"]
     group = ""
     for row in found["rows"]:
         if row["group"] != group:
