@@ -21,11 +21,15 @@ class BlindRow:
     """What the configuration does not say."""
     extrapolated: dict[str, str] = field(default_factory=dict)
     """Measured curves that were left."""
+    alternative_to: str = ""
+    """Name of the row that counts, of one that has another assumption."""
 
     def to_json(self) -> dict[str, Any]:
-        """As `docs/predict/blind.json` has it; six digits, which machines agree on."""
+        """As `docs/predict/blind.json` has it; twelve digits, which machines agree on."""
+        alternative = {"alternative_to": self.alternative_to} if self.alternative_to else {}
         return {
-            "group": self.group, "name": self.name, "value": float(f"{self.value:.6g}"),
+            "group": self.group, "name": self.name, "value": float(f"{self.value:.12g}"),
             "unit": self.unit, "configuration": self.configuration,
             "assumptions": list(self.assumptions), "extrapolated": self.extrapolated,
+            **alternative,
         }  # fmt: skip
