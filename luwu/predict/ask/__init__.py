@@ -11,6 +11,9 @@ answer_training.py     the answer to a question of training
 answer_inference.py    the answer to a question of inference
 answer_arrivals.py     the answer for requests that were played
 answer_parts.py        what all answers have in common
+error_bar.py           the error of an answer, and what was never fitted
+fitting.py             does it fit the memory, and what is the nearest that does
+whole_training.py      steps, days, dollars and energy of a whole training
 break_even.py          tokens per step that hide exchanges
 sensitivity.py         the numbers that an answer depends on
 sweep.py               a question over values of its keys

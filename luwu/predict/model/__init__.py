@@ -8,6 +8,7 @@ context.py      keys and values that context parallel ranks exchange
 collectives.py  exchanges of ranks, by closed forms
 placement.py    ranks that share a domain
 overlap.py      compute and exchange at once
+traffic.py      bytes that the busiest device sends
 memory.py       memory of a device in training
 meta_model.py   a PyTorch module as numbers
 """
