@@ -28,6 +28,7 @@ from luwu.nic.core import actions as nic_actions
 from luwu.nic.core import reader as reader_actions
 from luwu.nic.core.reader import ReaderCore
 from luwu.protocol import actions as wire_actions
+from luwu.protocol.epoch import Epoch
 from luwu.wire.messages import MESSAGE_TYPES, DataMessage
 from luwu.wire.reading import VersionFacts
 from switch_emu.node.core import NodeCore
@@ -49,20 +50,20 @@ CORES: Final[dict[str, type[Any]]] = {
 """By kind of process: what is told of events and answers with actions."""
 
 CONSTRUCTOR: Final = "__init__"
-_OF_MEMBERS = ("received", "tick", "reconnected")
+_OF_MEMBERS = ("received", "tick")
 EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "worker": (
-        *_OF_MEMBERS, "join", "load", "pull", "push", "measured", "encoded", "begin", "commit",
-        "keep", "cancel", "leave", "forget",
+        *_OF_MEMBERS, "reconnected", "join", "load", "pull", "push", "measured", "encoded",
+        "begin", "commit", "keep", "cancel", "leave", "forget",
     ),
-    "switch": (*_OF_MEMBERS, "summed", "cached", "lost"),
-    "switch below several nodes": (*_OF_MEMBERS, "summed", "cached", "lost"),
+    "switch": (*_OF_MEMBERS, "reconnected", "summed", "cached", "lost"),
+    "switch below several nodes": (*_OF_MEMBERS, "reconnected", "summed", "cached", "lost"),
     "node": (
         *_OF_MEMBERS, "lost", "store_opened", "store_refused", "page_loaded", "inspected", "folded",
         "updated", "written", "weights_read", "piece_kept", "prepared", "decided", "pinned",
         "pin_failed", "field_read",
     ),
-    "reader": ("received", "tick", "reconnected", "open", "read", "shut"),
+    "reader": (*_OF_MEMBERS, "reconnected", "open", "read", "shut"),
 }  # fmt: skip
 """What a core is told, and answers with actions, by kind of process."""
 
@@ -74,7 +75,7 @@ RENAMED_PARAMETERS: Final[dict[tuple[str, str, str], str]] = {
 }
 
 _TYPES: Final[tuple[type[Any], ...]] = (
-    RetryPolicy, PoolRange, VersionFacts, slots.Contribution,
+    Epoch, RetryPolicy, PoolRange, VersionFacts, slots.Contribution,
     wire_actions.Send, wire_actions.Drop, wire_actions.Expel, wire_actions.End, wire_actions.Note,
     nic_actions.Joined, nic_actions.Fill, nic_actions.Done, nic_actions.Judged,
     nic_actions.StepDecided, nic_actions.Aborted, nic_actions.Refused, nic_actions.Left,

@@ -164,7 +164,6 @@ class _Threads:
             state=state if way.is_stored else None, durability=way.durability,  # type: ignore[arg-type]
             has_switch=way.has_switch, resume=self._resume, arena_bytes=self._arena_bytes,
             stripes=way.stripes, number=number, count=way.node_count,
-            first=self._endpoints[_node_name(0)] if number else None,
             groups=way.switches.groups if way.tree is not None else (),
             **({} if way.has_switch else self._fidelity()),
         )  # fmt: skip
@@ -299,8 +298,10 @@ def run(way: Way, directory: Path, *, resume: bool = False, stop_at: int | None 
 
 def digest_at(way: Way, directory: Path) -> str:
     """The digest of the weights of the state in a directory."""
+    layout = _layout(way)
     with StripedPages(directory / "state", way.node_count) as pages:
-        return weights_digest(pages, _layout(way))
+        pages.lay_out(layout, 1)
+        return weights_digest(pages, layout)
 
 
 def _layout(way: Way) -> Layout:

@@ -47,6 +47,13 @@ class Opaque:
         return f"payload {self.number}"
 
 
+def _names_of(value: Any) -> list[str]:
+    """Of a dataclass or a named tuple."""
+    if isinstance(value, tuple):
+        return list(value._fields)  # type: ignore[attr-defined]
+    return [each.name for each in fields(value)]
+
+
 class Coder:
     """See the module. `schema` grows with what is encoded."""
 
@@ -80,7 +87,9 @@ class Coder:
             return number if -(2**63) <= number < 2**63 else {"int": f"{number:x}"}
         if isinstance(value, Message):
             return {"m": encode(value)}
-        if isinstance(value, list | tuple | range):
+        if type(value) in adapter.NAME_OF_TYPE:
+            pass  # below, though it may be a tuple with names
+        elif isinstance(value, list | tuple | range):
             return [self.encode(each) for each in value]
         if isinstance(value, Mapping):
             return {"map": [[self.encode(k), self.encode(v)] for k, v in value.items()]}
@@ -88,7 +97,7 @@ class Coder:
             return {"aggregator": [value.spec, value.world_size]}
         if id(value) in self._asked_at:
             return {"a": self._asked_at[id(value)]}
-        if is_dataclass(value):
+        if is_dataclass(value) or isinstance(value, tuple):
             return self._fields(value)
         return {"p": self._numbered(value)}
 
@@ -97,7 +106,7 @@ class Coder:
         if isinstance(value, Note):
             value = adapter.noted(value)
         if name not in self._schema:
-            self._schema[name] = [each.name for each in fields(value)]
+            self._schema[name] = _names_of(value)
         found = [getattr(value, adapter.field_of(name, each)) for each in self._schema[name]]
         return {name: [self.encode(each) for each in found]}
 

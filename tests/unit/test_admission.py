@@ -22,7 +22,8 @@ FIELDS: dict[str, Any] = {
     "version": 0, "absent": 0, "weight": 1.0, "world_size": 2, "applied": True, "lost": 0,
     "present": 1,
     "roll": 0, "began_with_skip": False, "is_older": False, "redoes": False, "skipped_step": 0,
-    "skip": False, "count": 1, "extent_chunks": 1,
+    "skip": False, "count": 1, "extent_chunks": 1, "members": 1, "is_left_out": False,
+    "is_prepared": False, "prepared_attempt": 0,
 }  # fmt: skip
 
 

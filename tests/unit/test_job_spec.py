@@ -21,7 +21,7 @@ LINK = LinkPair(up=LinkSpec(rate_bytes_per_s=1e9, delay_ns=3), down=LinkSpec(los
 SPECS: list[JobSpec] = [
     NodeSpec(
         job=1, world_size=2, listen="ipc://auto", memory_budget_bytes=5, chunk_bytes=16384,
-        summary=Path("/run/node.json"), groups=(3, 15), retry=RETRY, link=LINK, first="tcp://h:1",
+        summary=Path("/run/node.json"), groups=(3, 15), retry=RETRY, link=LINK,
     ),
     SwitchSpec(
         job=1, children=(1, 2), listen="tcp://127.0.0.1:0", parent="ipc:///n", chunk_bytes=16384,

@@ -19,7 +19,7 @@ from luwu.wire.squares import (
     parse_all,
     parse_squares,
 )
-from switch_emu.node.core.ballot import Ballot
+from switch_emu.switch.core.ballot import Ballot
 
 
 def drawn(rng: random.Random, count: int) -> list[float]:
@@ -81,7 +81,7 @@ def test_norm_does_not_depend_on_replicas(seed: int, node_count: int, replicas: 
     ballot.prepared(1, bytes([1]) * 15 + b"x" + bytes([0]) * 16 * (replicas - 1))
     found = ballot.differing_pages()
     assert found is not None
-    assert found.startswith("pages of stripe 1 differ between nodes"), found
+    assert str(found).startswith("pages of stripe 1 differ between nodes"), found
     ballot.clear()
     stripes[0] = None
     for number in range(node_count):
@@ -92,7 +92,7 @@ def test_norm_does_not_depend_on_replicas(seed: int, node_count: int, replicas: 
     ballot.measured(1, [{1.0: [1.0]}, *[{2.0: [2.0]}] * (replicas - 1)])
     found = ballot.differing_gradients(2.0)
     assert found is not None
-    assert found.startswith("gradients of stripe 0 differ between nodes 0 and 1"), found
+    assert str(found).startswith("gradients of stripe 0 differ between nodes 0 and 1"), found
 
 
 def test_one_sum_that_is_not_finite_is_enough() -> None:
