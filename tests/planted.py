@@ -271,7 +271,7 @@ BUGS = (
         "switch_emu/switch/core/lead.py",
         (
             (
-                "if not is_known or 2 * rest.bit_count() < self.at.now.members.bit_count():\n",
+                "if not is_known or not self._are_enough(rest):\n",
                 "if not is_known:\n",
             ),
         ),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, StateError
-from luwu.base.making import making_directory
+from luwu.base.making import flush_directory, making_directory
 from luwu.checkpoint.copying import copy_pages, decide, pieces_of
 from luwu.checkpoint.source import description_of
 from luwu.layout import Share, owners_of
@@ -61,12 +61,15 @@ def refill(state: Path, *, should_stop: Callable[[], bool] = lambda: False) -> R
         stack.enter_context(pages)
         source = _Sources(pages, description, replicas)
         for number in lost:
+            if _new(state, number, count).exists():  # of a refill that was killed
+                shutil.rmtree(_new(state, number, count))
             with making_directory(_new(state, number, count)) as new:
                 nbytes += source.fill(new, number, should_stop)
         for path in stale.values():
             shutil.rmtree(path)
         for number in lost:
             _new(state, number, count).rename(node_directory(state, number, count))
+        flush_directory(state)
         version = source.record.version
         newest = Epoch(*max(store.epoch for store in pages.stores.values()))
     whole = newest._replace(number=newest.number + 1, members=(1 << count) - 1)

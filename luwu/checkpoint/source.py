@@ -60,8 +60,8 @@ class RestingState(Closing):
 
     A state of several nodes is a directory with one of each.
 
-    A step that was prepared and not decided when the nodes were killed is not in it: nobody was
-    told of it. The next start decides it.
+    A step that was prepared and not decided when the nodes were killed is not in it: it was not
+    announced. The next start decides it.
     """
 
     def __init__(self, path: Path) -> None:

@@ -112,7 +112,7 @@ class _Served(NamedTuple):
 
 
 class _Finished(NamedTuple):
-    """What is known when the training has ended; nothing of a job that others serve."""
+    """Facts of a run that has ended; none of them for a job that was joined."""
 
     disk: DiskFloors | None = None
     first_step: int | None = None

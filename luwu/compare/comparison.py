@@ -91,7 +91,7 @@ _LARGEST_OF_WORKERS = (
     "worker_parameter_bytes_peak", "unit_bytes_max", "prefetch_units", "worker_optimizer_bytes",
     "device_bytes_max",
 )  # fmt: skip
-"""What the workers measured, of which the largest is shown."""
+"""Measured by each worker; the largest value is shown."""
 
 
 def arm_document(

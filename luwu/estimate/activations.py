@@ -33,9 +33,9 @@ def activation_bytes(config: GPTConfig, *, batch: int) -> int:
 
 
 def _block(config: GPTConfig, tokens: int) -> list[int]:
-    """What the layers of a block save: of a norm its input, of a linear layer what it takes, of the
-    fused attention its inputs, a logarithm per head, and its output, which is what the projection
-    takes."""
+    """Sizes of the tensors that the layers of a block save: the input of each norm and linear
+    layer; of the fused attention its inputs, a logarithm per head, and its output, which is the
+    input of the projection."""
     D = config.width
     width_bytes = tokens * D * config.dtype.itemsize
     attention = [

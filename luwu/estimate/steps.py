@@ -1,7 +1,7 @@
 """Times and bottlenecks of the steps of `luwu run`, whose model is known only when it runs.
 
 A step lasts from one decision of the node to the next. What is predicted is the time of the disk:
-the bytes that moved, at the rates measured when it had ended; how far that is off is said of it.
+the bytes that moved, at the rates measured after the run. Its error is in the document too.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _NAMES_SHOWN_MAX = 5
 
 @dataclass(frozen=True)
 class _Defaults:
-    """What torch's StateDictOptions() has; to import it takes half of the time of torch itself."""
+    """The defaults of torch's StateDictOptions, whose import takes half as long as torch's own."""
 
     full_state_dict: bool = False
     cpu_offload: bool = False

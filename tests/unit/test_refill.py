@@ -113,6 +113,21 @@ def test_the_directory_of_a_node_that_was_left_out_is_replaced(tmp_path: Path) -
         refill(tmp_path)
 
 
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_refill_that_was_killed_is_made_again(tmp_path: Path, is_removed: bool) -> None:
+    """I1. Goal: what it left in the place of a new directory is no obstacle, before and after the
+    older directory was removed."""
+    make_state(tmp_path, 2, replicas=2)
+    with FilePageStore.open(node_directory(tmp_path, 0, 2), durability="none") as store:
+        store.record_attempt(store.attempt + 1, (7, 0b01, 3))
+    older = node_directory(tmp_path, 1, 2)
+    shutil.copytree(older, tmp_path / "node-1.refilled")
+    if is_removed:
+        shutil.rmtree(older)
+    assert refill(tmp_path).nodes == (1,)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["node-0", "node-1"]
+
+
 def test_what_workers_attached_is_made_again(tmp_path: Path) -> None:
     """I2. Goal: an owner of stripe 0 gets the pieces that are kept beside the step, too."""
     job = make_state(tmp_path, 2, replicas=2)

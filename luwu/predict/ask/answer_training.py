@@ -111,7 +111,8 @@ def asked(question: Question) -> dict[str, Any]:
 
 
 def does_not_fit_text(document: dict[str, Any]) -> list[str]:
-    """What a device lacks, and the nearest question that fits, for people; none where it fits."""
+    """Lines for people: the memory that a device lacks, and the nearest question that fits. None
+    if the job fits."""
     if document["fits"]:
         return []
     uses, most = document["memory_bytes"], document["memory_bytes_max"]

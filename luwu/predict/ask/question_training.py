@@ -109,7 +109,7 @@ class Question:
     topology: TopologyChoice | None = None
     costs: Costs | None = None
     tokens: float | None = None
-    """Of the whole training; None: nobody asks for it."""
+    """Of the whole training; None: not given."""
 
     def answer(self) -> StepTime:
         """The prediction. Raises ConfigError for what cannot be."""

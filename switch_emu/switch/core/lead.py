@@ -329,12 +329,16 @@ class Lead:
             self._adopt_again()
             return
         is_known = not any(self.at.nodes[number].is_away for number in nodes_of(rest))
-        if not is_known or 2 * rest.bit_count() < self.at.now.members.bit_count():
+        if not is_known or not self._are_enough(rest):
             return  # E3, E6
         version = self.at.now.version
         if rest == back:  # all were started again: of an older copy of the state, perhaps
             version = max(self.at.version_of(n) for n in nodes_of(rest))
         self._go_on_with(rest, version, self._reason(back, lost))
+
+    def _are_enough(self, members: int) -> bool:
+        """E3: at least half of the nodes that count."""
+        return 2 * members.bit_count() >= self.at.now.members.bit_count()
 
     def _consider_leaving(self) -> None:
         """Nothing is open any more: who was started again only has to know that all have left."""
@@ -598,7 +602,7 @@ class Lead:
         rest, text = position.members & ~odd, f"step {step}: {found}"
         self._ballot.clear()
         self._outbox.note("switch.differ", level="ERROR", step=step, text=text, odd=nodes_of(odd))
-        if odd and self._parents.covers(rest) and 2 * rest.bit_count() >= len(self._nodes_now):
+        if odd and self._parents.covers(rest) and self._are_enough(rest):
             self._propose(rest, position.version, f"{text}: {nodes_text(odd)} is left out")
         elif before is None:
             self._suspected[step] = found
@@ -613,10 +617,6 @@ class Lead:
                 )
             )
         return True
-
-    @property
-    def _nodes_now(self) -> tuple[int, ...]:
-        return nodes_of(self.at.now.members)
 
     # ---------------------------------------------------------------------- aborts
 

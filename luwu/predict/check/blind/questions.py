@@ -132,7 +132,7 @@ def _value(
 
 
 def _missing_bytes(table: dict[str, Any], catalogue: Catalogue) -> float:
-    """What a device lacks in training; questions of inference that lack any are rejected."""
+    """Memory that a device lacks in training; questions of inference that lack any are rejected."""
     question = make_question(table, catalogue)
     if not isinstance(question, Question):
         return 0.0
