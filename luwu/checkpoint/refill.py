@@ -24,8 +24,7 @@ from luwu.protocol.epoch import Epoch
 from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
 from switch_emu.store import DecidedStep, FilePageStore
-from switch_emu.store.directory import read_counters
-from switch_emu.store.striped import StripedPages, members_of, node_directory, present_nodes
+from switch_emu.store.striped import StripedPages, left_out_nodes, node_directory, present_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +46,8 @@ def refill(state: Path, *, should_stop: Callable[[], bool] = lambda: False) -> R
     """
     started_ns = SYSTEM_CLOCK.now_ns()
     count, present = present_nodes(state)
-    epochs = {n: tuple(read_counters(node_directory(state, n, count))["epoch"]) for n in present}
-    left = [number for number in members_of(epochs, count) if number in present]
+    left_out = left_out_nodes(state)
+    left = [number for number in present if number not in left_out]
     lost = tuple(number for number in range(count) if number not in left)
     if not lost:
         raise ConfigError(

@@ -34,8 +34,8 @@ def node_count_of(state: Path) -> int | None:
     if not any(state.glob(f"node-*/{CONFIG_NAME}")):
         return None
     count, present = present_nodes(state)
-    counted = members_of({n: _recorded(state / f"node-{n}") for n in present}, count)
-    missing = [number for number in counted if number not in present]
+    without = (*present, *left_out_nodes(state))
+    missing = [number for number in range(count) if number not in without]
     if missing:
         raise ConfigError(
             f"{state} has directories of {len(present)} of {count} optimizer nodes, but none of "
@@ -49,7 +49,8 @@ def left_out_nodes(state: Path) -> tuple[int, ...]:
     """The nodes that the job goes on without, as others hold their pages: their directories are
     missing or older. Raises ConfigError if there is no state of several."""
     count, present = present_nodes(state)
-    counted = members_of({n: _recorded(state / f"node-{n}") for n in present}, count)
+    recorded = {n: read_counters(state / f"node-{n}").get("epoch", ()) for n in present}
+    counted = members_of({n: tuple(each) for n, each in recorded.items()}, count)
     return tuple(number for number in range(count) if number not in counted)
 
 
@@ -85,11 +86,6 @@ def missing_stripes(present: Container[int], count: int, replicas: int) -> list[
         for stripe in range(count)
         if not any(node in present for node in owners_of(stripe, count, replicas))
     ]
-
-
-def _recorded(directory: Path) -> tuple[int, ...]:
-    found: tuple[int, ...] = tuple(read_counters(directory).get("epoch", ()))
-    return found
 
 
 class StripedPages(Closing):

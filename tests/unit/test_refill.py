@@ -16,6 +16,7 @@ from luwu.wire.description import Description
 from switch_emu.store import FilePageStore
 from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
 from switch_emu.store.striped import StripedPages, node_directory
+from tests.evidence import states
 from tests.unit.test_nodes import make_state, write_version
 
 
@@ -158,6 +159,13 @@ def test_what_workers_attached_is_made_again(tmp_path: Path) -> None:
         )
         opened = stack.enter_context(files.open(decided))
         assert bytes(opened.read(0, 0)) == b"of rank 0"
+
+
+def test_a_state_from_before_there_were_epochs(tmp_path: Path) -> None:
+    """Goal: all of its nodes count. Method: the state that an older version wrote."""
+    states.unpack("two-nodes", tmp_path)
+    with pytest.raises(ConfigError, match="nothing is to be filled"):
+        refill(tmp_path / "state")
 
 
 def test_what_cannot_be_filled_is_rejected(tmp_path: Path) -> None:
