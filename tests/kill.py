@@ -40,6 +40,7 @@ from luwu.base.errors import LuwuError
 from luwu.checkpoint.refill import refill
 from luwu.launch.hosts.nodes import node_role
 from luwu.testing.cluster import Cluster
+from switch_emu.store.striped import left_out_nodes
 from switch_emu.store.verify import verify_state
 from tests.processes.jobs import ON_THE_CPU, Outside, light_digest
 
@@ -195,49 +196,82 @@ def kill_role(
     return f"the run went on each time and ended with digest {killed[:12]}, as plain torch does"
 
 
+@dataclass(frozen=True)
+class Loss:
+    """A node that is lost with its directory, and how often it comes back on an empty one."""
+
+    nodes: int
+    number: int
+    returns: int
+    """Of two, the first is lost again while it is being filled."""
+    moment: Moment
+    again_ms: float
+
+    def __str__(self) -> str:
+        back = ("it stays away", "it came back", "it was lost again while it was filled")
+        return f"node {self.number} of {self.nodes}, {self.moment}; {back[self.returns]}"
+
+
+def draw_loss(random: Random) -> Loss:
+    """Of a node of two or three."""
+    nodes = random.choice((2, 3))
+    (moment,) = draw_moments(random.randrange(2**32), 1)
+    return Loss(nodes, random.randrange(nodes), random.randrange(3), moment, random.uniform(0, 200))
+
+
 def lose_nodes(directory: Path, kills: Kills, *, seed: int) -> str:
     """Lose a node with its directory in each of some runs; the verdict. Raises TakenBadly."""
-    random, pauses_s = Random(seed), []
-    steps = 2 * STEPS_BETWEEN
+    random, pauses_s, filled_count = Random(seed), [], 0
+    steps = 5 * STEPS_BETWEEN
     plain = light_digest(steps, WORKERS)
-    for number in range(kills.count):
-        outside = Outside(directory / f"{number}.tmp")
-        nodes_count, comes_back = random.choice((2, 3)), random.random() < 0.5
-        lost = random.randrange(nodes_count)
-        moment = draw_moments(random.randrange(2**32), 1)[0]
-        flags = (
-            "--optimizer-nodes", str(nodes_count), "--replicas", "2", "--chunk", "16KiB",
-            "--memory-budget", "64MiB", "--drop-node-after", f"{DROP_S}s",
-        )  # fmt: skip
-        with start(
-            directory, str(number), steps=steps, restarts=int(comes_back), outside=outside,
-            more_flags=flags,
-        ) as cluster:  # fmt: skip
-            assert moment.step is not None
-            wait_for_step(cluster, moment.step)
-            sleep(moment.delay_ms / 1e3)
-            state = directory / f"{number}.state"
-            shutil.rmtree(state / f"node-{lost}")
-            killed_ns = SYSTEM_CLOCK.now_ns()
-            cluster.kill(node_role(lost))
-            found = finish(cluster, outside)
-            other = cluster.run_directory.events(node_role((lost + 1) % nodes_count))
-        pauses_s.append(_pause_s(other, killed_ns) - (0 if comes_back else DROP_S))
+    for run in range(kills.count):
+        loss, state = draw_loss(random), directory / f"{run}.state"
+        found, pause_s = _lose(directory, str(run), loss, steps)
+        pauses_s.append(pause_s)
         if found != plain:
             raise TakenBadly(f"digest {found[:12]}, but {plain[:12]} of plain torch")
-        if refill(state).nodes != (lost,) or verify_state(state, nodes_count, full=True).damages:
-            raise TakenBadly(f"{state} is not whole after a refill of node {lost}")
-        kills.say(
-            f"node {lost} of {nodes_count}, {moment}; it came back empty: {comes_back}; no step "
-            f"for {pauses_s[-1]:.1f} s beyond what was allowed"
-        )
+        left_out = left_out_nodes(state)
+        filled_count += not left_out
+        if left_out and refill(state).nodes != (loss.number,):
+            raise TakenBadly(f"{loss}; it was not refilled")
+        checked = verify_state(state, loss.nodes, full=True)
+        if checked.damages or checked.disagreement:
+            raise TakenBadly(f"{loss}; {state} is not whole: {checked}")
+        whole = "left out at the end" if left_out else "filled before the end"
+        kills.say(f"{loss}; {whole}; no step for {pause_s:.1f} s beyond what was allowed")
         shutil.rmtree(state)
     pauses_s.sort()
     late_s = pauses_s[min(len(pauses_s) - 1, int(0.95 * len(pauses_s)))]
     return (
-        f"each run went on and ended with digest {plain[:12]}; the pause was "
+        f"each run went on and ended with digest {plain[:12]}; {filled_count} nodes were filled "
+        "before the end, the others with luwu refill; the pause was "
         f"{statistics.median(pauses_s):.1f} s in the median, {late_s:.1f} s at the 95th percentile"
     )
+
+
+def _lose(directory: Path, name: str, loss: Loss, steps: int) -> tuple[str, float]:
+    """The digest of a run in which a node is lost, and how long no step was decided then."""
+    outside, role = Outside(directory / f"{name}.tmp"), node_role(loss.number)
+    flags = (
+        "--optimizer-nodes", str(loss.nodes), "--replicas", "2", "--chunk", "16KiB",
+        "--memory-budget", "64MiB", "--drop-node-after", f"{DROP_S}s",
+    )  # fmt: skip
+    with start(
+        directory, name, steps=steps, restarts=loss.returns, outside=outside, more_flags=flags
+    ) as cluster:
+        assert loss.moment.step is not None
+        wait_for_step(cluster, loss.moment.step)
+        sleep(loss.moment.delay_ms / 1e3)
+        killed_ns = SYSTEM_CLOCK.now_ns()
+        for count in range(max(1, loss.returns)):
+            if count:
+                cluster.wait_for_text("switch.filling", log="switch")
+                sleep(loss.again_ms / 1e3)
+            shutil.rmtree(directory / f"{name}.state" / f"node-{loss.number}")
+            cluster.kill(role)
+        found = finish(cluster, outside)
+        other = cluster.run_directory.events(node_role((loss.number + 1) % loss.nodes))
+    return found, _pause_s(other, killed_ns) - (0 if loss.returns else DROP_S)
 
 
 def _pause_s(events: Path, killed_ns: int) -> float:

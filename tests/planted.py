@@ -47,6 +47,7 @@ def tests(*names: str) -> tuple[str, ...]:
 
 SEVERAL_NODES = tests(
     "tests/unit/test_lead.py", "tests/unit/test_ballot.py", "tests/unit/test_node_parts.py",
+    "tests/unit/test_switch_filling.py",
     "tests/simulate/test_replicas.py", "tests/simulate/test_several_nodes.py",
 )  # fmt: skip
 
@@ -281,13 +282,46 @@ BUGS = (
         "use a stale copy",
         "a node that was left out and comes back is taken for one that only lost its connection",
         "switch_emu/switch/core/lead.py",
+        (("if self._is_installed and not everyone & bit:\n", "if False:\n"),),
+        SEVERAL_NODES,
+    ),
+    Bug(
+        "count what lacks pages",
+        "a node that is being filled counts though pages are missing",
+        "switch_emu/switch/core/filling.py",
         (
             (
-                "            self._leave_out(number)\n            return\n",
-                "            pass\n",
+                "if self.node is None or len(self._pages) < len(self.node.chunks):\n",
+                "if self.node is None:\n",
             ),
         ),
         SEVERAL_NODES,
+    ),
+    Bug(
+        "update before the page",
+        "a page that is to come from another node is updated before it is there",
+        "switch_emu/node/core/filling.py",
+        (("return not self.number or self._filled.issuperset", "return True or (lambda _: 0)"),),
+        SEVERAL_NODES,
+    ),
+    Bug(
+        "fill one page less",
+        "a step is decided by a node that is being filled before its last page is there",
+        "switch_emu/node/core/filling.py",
+        (
+            (
+                "has_all = len(self._filled) >= self._shard.held_chunks\n",
+                "has_all = len(self._filled) >= self._shard.held_chunks - 1\n",
+            ),
+        ),
+        SEVERAL_NODES,
+    ),
+    Bug(
+        "keep a partial state",
+        "a store that is being filled writes down versions that lack pages",
+        "switch_emu/store/file.py",
+        (("        if not self._steps.is_filled:", "        if False:"),),
+        tests("tests/unit/test_store_crash.py", "tests/simulate/test_replicas.py"),
     ),
     Bug(
         "break a promise",

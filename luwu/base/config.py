@@ -257,6 +257,11 @@ class RunConfig:
         10.0, seconds, "TIME", SERVING,
         "with replicas: continue without an optimizer node that has been missing for this long",
     )  # fmt: skip
+    fill_rate: float = _key(
+        64e6, parse_rate, "RATE", SERVING,
+        "with replicas: rate at which the pages of a lost optimizer node are copied to its "
+        "successor while training continues: 1GB/s",
+    )  # fmt: skip
     run_dir: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "DIR", EVERYWHERE, "directory of this run (default: luwu-runs/<time>-<id>)"
     )
@@ -384,6 +389,8 @@ def value_text(name: str, value: object) -> str | None:
     if KEYS[name].parse in (size_or_auto, chunk_size) and isinstance(value, int):
         return exact_size(value)
     if KEYS[name].parse is parse_rate and isinstance(value, float):
+        if not value % 1e6:
+            return f"{int(value // 1e6)}MB/s"
         return f"{round(value * 8)}bit"
     if KEYS[name].parse is seconds:
         return f"{value:g}s"

@@ -65,7 +65,7 @@ VERB: Final = Verb(
 SERVING_KEYS: Final = (
     "aggregate", "aggregate_scale",
     "chunk", "dilation", "disk_rate", "drop_after", "drop_node_after", "duplicate", "durability",
-    "fidelity", "link",
+    "fidelity", "fill_rate", "link",
     "loss", "memory_budget", "no_switch", "on_lost_steps", "reorder",
     "reshard_after_forward", "restarts", "resume", "seed", "slots", "state", "transport", "tree",
     "workers_min",

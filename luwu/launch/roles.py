@@ -307,6 +307,7 @@ def switch_spec(
         only_forwards=only_forwards,
         drop_after_s=drop_after_s(config),
         drop_node_after_s=config.drop_node_after if config.replicas > 1 else None,
+        fill_bytes_per_s=config.fill_rate if config.replicas > 1 else None,
         ranks_min=config.workers_min if drops_workers(config) else None,
         link_roles=tuple(roles),
         link=_emulated(links_of(config).below(roles, place.process)),

@@ -32,7 +32,7 @@ from luwu.base.json_file import read_json
 from luwu.launch.agent import SAYS, own_agent_command
 from luwu.launch.attendance import Attendance
 from luwu.launch.hosts.hosts import Hosts
-from luwu.launch.hosts.nodes import Replicas, kind_of
+from luwu.launch.hosts.nodes import Replicas, is_node, kind_of
 from luwu.launch.processes.allocator import WORKER_TUNABLES
 from luwu.launch.processes.children import Child, DiskBytes, exit_text, kill_marked, stop_all
 from luwu.launch.processes.console import Console, LogFollower
@@ -58,6 +58,8 @@ MEMORY_EVERY_NS: Final = 10**9
 """Between two records of the memory that processes take."""
 ENDING_S: Final = 60.0
 """Time for the node to end after the last worker."""
+LATE_S: Final = 10.0
+"""The same for one of several nodes whose pages others hold: no switch greets it any more."""
 SPIN_COUNT: Final = "10000"
 """The time that a waiting compute thread keeps its core. GNU OpenMP's own 300,000 made a
 step 20 times longer when two other processes wanted the two cores; this costs 5 % alone."""
@@ -210,20 +212,34 @@ class Supervisor(Closing):
 
     def wait(self) -> None:
         """Return when the job is done and every process has ended. Raises what went wrong."""
-        ending_ns: int | None = None
+        done_ns: int | None = None
         while True:
             workers_done = self.poll()
-            if workers_done and all(self._has_ended(role) for role in self._roles):
+            running = [role for role in self._roles if not self._has_ended(role)]
+            if workers_done and not running:
                 return
             if workers_done:
-                ending_ns = ending_ns or SYSTEM_CLOCK.now_ns() + int(ENDING_S * 1e9)
-                if SYSTEM_CLOCK.now_ns() > ending_ns:
-                    running = [role.role for role in self._roles if not self._has_ended(role)]
+                done_ns = done_ns or SYSTEM_CLOCK.now_ns()
+                seconds = (SYSTEM_CLOCK.now_ns() - done_ns) / 1e9
+                if seconds > ENDING_S:
+                    names = " and ".join(role.role for role in running)
                     raise DeadlineError(
-                        f"{' and '.join(running)} did not end within {ENDING_S:.0f} s of the last "
-                        f"worker; their logs are in {self.run.path / 'logs'}"
+                        f"{names} did not end within {ENDING_S:.0f} s of the last worker; their "
+                        f"logs are in {self.run.path / 'logs'}"
                     )
+                if seconds > LATE_S and all(is_node(role.role) for role in running):
+                    self._stop_late(running)
             sleep(POLL_S)
+
+    def _stop_late(self, nodes: Sequence[RoleProcess]) -> None:
+        """Stop nodes that were started again as the job ended: no switch will greet them."""
+        for role in nodes:
+            if role.child is not None and self._replicas.lose(role.role, None):
+                stop_all([role.child], patience_s=5.0)
+                self._console.say(
+                    f"{role.role} came back as the job ended, too late to be filled; fill its "
+                    "directory with luwu refill before the state is used again"
+                )
 
     def poll(self) -> bool:
         """Look at everything once; whether the workers are done. Raises what went wrong."""

@@ -30,6 +30,7 @@ from typing import TypeVar
 from luwu.base.errors import ConfigError
 from luwu.base.limits import NORM_BLOCK_ELEMS, SEGMENTS_MAX
 from luwu.layout.parameters import (
+    COUNT_BYTES,
     DTYPE_BYTES,
     SUM_BYTES,
     Parameter,
@@ -225,6 +226,15 @@ class Layout:
     def segments_count(self, chunk: int) -> int:
         """How many parameters have a part in a chunk."""
         return sum(1 for _ in self.segments(chunk))
+
+    def record_bytes(self, chunk: int, state_fields_count: int) -> int:
+        """Bytes of all that is stored of a chunk: float32 weights and, if it is trained, as many
+        state fields and a count of updates for each segment."""
+        place = self.chunks[chunk]
+        if not place.trainable:
+            return place.sum_bytes
+        counts_bytes = COUNT_BYTES * self.segments_count(chunk)
+        return (1 + state_fields_count) * place.sum_bytes + counts_bytes
 
     def extent_segments(self, extent: int) -> Iterator[Segment]:
         """The segments of an extent's chunks, in their order, each where it lies in the extent."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from luwu.base.errors import ConfigError
-from luwu.layout.layout import Layout
+from luwu.layout.layout import Extent, Layout
 
 
 def owners_of(stripe: int, node_count: int, replicas: int) -> tuple[int, ...]:
@@ -58,14 +58,14 @@ class Share:
         self.pages_count = first
         """Pages of the node's store."""
 
-    def trainable(self, stripe: int) -> tuple[int, ...]:
-        """The trainable extents of a stripe, by index."""
+    def extents_of(self, stripe: int) -> tuple[Extent, ...]:
+        """The extents of a stripe, in the order of their pages."""
         layout = self.layout
-        return tuple(
-            each.index
-            for each in layout.extents
-            if each.trainable and layout.extent_stripe(each.index) == stripe
-        )
+        return tuple(each for each in layout.extents if layout.extent_stripe(each.index) == stripe)
+
+    def extents(self) -> tuple[Extent, ...]:
+        """The extents of the node, in the order of their pages."""
+        return tuple(each for stripe in self.stripes for each in self.extents_of(stripe))
 
     def owns(self, chunk: int) -> bool:
         """True if a chunk exists and its page is in the node's store."""

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from luwu.base.events import CLOCK, SCALARS
+from luwu.base.quantities import format_bytes
 from luwu.report.chart import StepFlag
 from luwu.report.recent import ProcessEvents
 
@@ -61,6 +62,18 @@ class History:
             text = f"the job goes on without optimizer {nodes}: {record['text']}"
             self.degraded = {"nodes": left_out, "step": record["step"], "text": text}
             self._flag(process, record, text)
+        elif name == "switch.filling":
+            text = (
+                f"optimizer node {record['node']} is being filled by the others "
+                f"({format_bytes(record['bytes'])})"
+            )
+            if self.degraded is not None:
+                self.degraded = {**self.degraded, "text": f"{self.degraded['text']}; {text}"}
+            self._flag(process, record, text)
+        elif name == "switch.filled":
+            if not record["left_out"]:
+                self.degraded = None
+            self._flag(process, record, f"optimizer node {record['node']} has all pages again")
         elif name in _TEXTS and (process.file.rank == 0 or process.file.kind != "node"):
             self._flag(process, record, _TEXTS[name].format_map(record))
 

@@ -68,6 +68,14 @@ def decode_hyper(encoded: bytes) -> StepHyper:
         raise RemoteProtocolError(f"hyper-parameters cannot be read: {exc}") from exc
 
 
+def keeps(encoded: object) -> bool:
+    """True if, by these hyper-parameters, every rank attaches something to the step."""
+    try:
+        return isinstance(encoded, bytes) and decode_hyper(encoded).keeps
+    except RemoteProtocolError:
+        return False  # the update of a page reports it
+
+
 def _group(items: Sequence[Sequence[object]]) -> dict[str, Number]:
     group: dict[str, Number] = {}
     for name, value in items:

@@ -31,6 +31,7 @@ class Verb(IntEnum):
     PRESENT = 6
     HELLO = 7
     """Not all ranks have joined; `contributors` are those that have, as far as the parent knows."""
+    PAGE = 8
 
 
 class PayloadRule(IntEnum):

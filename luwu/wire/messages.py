@@ -37,6 +37,8 @@ Where there are several optimizer nodes, their switch leads them, and these pass
     switch -> node                      node -> switch                      repeated until
     Hello    as above                   Standing                            standing
     Adopt    an epoch and an attempt    Welcome                             welcome
+    Copy     a page, for another node   Page                                page came
+    Page     from the node that has it  Received                            received
 
     node -> switch                      switch -> node                      repeated until
     Measured its sums are complete      Verdict                             verdict
@@ -90,7 +92,7 @@ class DataMessage(Message):
     IS_DATA: ClassVar[bool] = True
 
     index: int
-    """Of an extent; of a chunk in Load, Read and Content; of a piece in Keep."""
+    """Of an extent; of a chunk in Load, Read, Content, Copy and Page; of a piece in Keep."""
     part: int
     """In a push: the number of the rank's push of this extent within the step. In a pull and its
     weights: which of the rank's uses of them within the step (forward, backward, ...)."""
@@ -296,6 +298,9 @@ class Commit(Message):
     parts: int
     skip: bool
     """A rank wants the step left out: it is skipped on all, as if a sum was not finite."""
+    held: int = 0
+    """At a node that is being filled: how many of its extents count in this step, in the order of
+    its pages. 0: all."""
 
 
 @message(22)
@@ -439,6 +444,20 @@ class Adopt(Message):
     """As in `Welcome`."""
     text: str
     """Why the attempt before it is given up."""
+    filling: int = 0
+    """The node does not count: it is being filled while the others go on. Number of that filling;
+    another than before begins with an empty store. 0: the node counts."""
+
+
+@message(37)
+class Copy(DataMessage):
+    """Ask an owner of a chunk for its page, as the version `step` has it."""
+
+
+@message(38, payload=PayloadRule.ONE)
+class Page(DataMessage):
+    """A page, from its owner through the switch to the node that is being filled: weights, then
+    optimizer state and counts of updates, as in Load."""
 
 
 MESSAGE_TYPES: tuple[type[Message], ...] = (
@@ -446,6 +465,7 @@ MESSAGE_TYPES: tuple[type[Message], ...] = (
     Propose, Agreed, Confirm, Confirmed,
     Hello, Welcome, Refuse, Rejoin, Begin, Commit, Verdict, Decided, Cancel, Abort, Leave,
     Present, Open, Opened, Shut, Gone, Measured, Prepared, Resolved, Standing, Adopt,
+    Copy, Page,
 )  # fmt: skip
 ReaderRequest = Open | Read | Shut
 ReaderAnswer = Opened | Content | Gone

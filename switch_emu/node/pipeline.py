@@ -33,7 +33,9 @@ from luwu.wire.hyper import StepHyper, decode_hyper
 from switch_emu.node.block_norms import block_norms
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import (
+    CopyPage,
     Decide,
+    FillPage,
     Fold,
     Inspect,
     KeepPiece,
@@ -171,7 +173,8 @@ class Pipeline:
 
     def start(self, action: Any) -> None:
         """Start an action of the core in a thread."""
-        tasks = self._reads if isinstance(action, ReadWeights) else self._updates
+        is_read = isinstance(action, ReadWeights | CopyPage)
+        tasks = self._reads if is_read else self._updates
         tasks.put(action)
 
     def take_finished(self) -> list[Finished]:
@@ -219,6 +222,10 @@ class Pipeline:
                 self._inspect(action)
             case LoadPage():
                 self._load(action, scratch)
+            case FillPage():
+                self._fill(action, scratch)
+            case CopyPage():
+                self._copy(action, scratch)
             case KeepPiece():
                 self._keep(action)
             case Prepare():
@@ -466,27 +473,56 @@ class Pipeline:
                 self._kernel.cast(weights, dtype, part)
 
     def _load(self, action: LoadPage, scratch: Scratch) -> None:
-        page = self._share.page(action.chunk)
-        kind = self._store.config.kind(page)
-        record = scratch.rows(page, 1).memory
-        np.frombuffer(record, np.uint8)[:] = 0
-        payload = action.payload
-        assert isinstance(payload, Payload)
-        data, start = payload.view(), 0
-        for field in kind.fields:  # weights, then optimizer state if it is imported
-            if start < len(data):
-                at, _ = kind.range(field.name)
-                record[at : at + field.field_bytes] = data[start : start + field.field_bytes]
-                start += field.field_bytes
+        page, record = self._record_of(action.chunk, action.payload, scratch)
         try:
             self._store.write(page, 0, action.attempt, record)
         except StaleAttempt:
             pass  # the attempt was given up meanwhile; the core knows
-        self._report(lambda: self._loaded(action, payload))
+        self._report(lambda: self._done_with(action.payload, self._core.page_loaded(action)))
 
-    def _loaded(self, action: LoadPage, payload: Payload) -> Sequence[Any]:
+    def _fill(self, action: FillPage, scratch: Scratch) -> None:
+        start_ns = SYSTEM_CLOCK.now_ns()
+        page, record = self._record_of(action.chunk, action.payload, scratch)
+        self._store.fill(page, record)
+        self._span("fill", start_ns, chunk=action.chunk, bytes=record.nbytes)
+        self._report(lambda: self._done_with(action.payload, self._core.page_filled(action)))
+
+    def _record_of(self, chunk: int, payload: Any, scratch: Scratch) -> tuple[int, memoryview]:
+        """The page of a chunk, and its record from what came: weights, then, if there is more,
+        optimizer state."""
+        page = self._share.page(chunk)
+        kind, record = self._store.config.kind(page), scratch.rows(page, 1).memory
+        np.frombuffer(record, np.uint8)[:] = 0
+        data, start = payload.view(), 0
+        for field in kind.fields:
+            if start < len(data):
+                at, _ = kind.range(field.name)
+                record[at : at + field.field_bytes] = data[start : start + field.field_bytes]
+                start += field.field_bytes
+        return page, record
+
+    @staticmethod
+    def _done_with(payload: Any, actions: Sequence[Any]) -> Sequence[Any]:
         payload.drop()
-        return self._core.page_loaded(action)
+        return actions
+
+    def _copy(self, action: CopyPage, scratch: Scratch) -> None:
+        start_ns, page = SYSTEM_CLOCK.now_ns(), self._share.page(action.chunk)
+        kind, record = self._store.config.kind(page), scratch.rows(page, 1).memory
+        payload = None
+        try:
+            self._store.read(page, action.step, record)
+        except VersionMissing:  # decided meanwhile: no longer needed
+            pass
+        else:
+            memory, payload = self._sent.take(sum(field.field_bytes for field in kind.fields))
+            end = 0
+            for field in kind.fields:  # without the gaps between them
+                at, _ = kind.range(field.name)
+                memory[end : end + field.field_bytes] = record[at : at + field.field_bytes]
+                end += field.field_bytes
+        self._span("copy", start_ns, step=action.step, chunk=action.chunk, bytes=record.nbytes)
+        self._report(lambda: self._core.page_copied(action, payload))
 
     def _keep(self, action: KeepPiece) -> None:
         payload = action.payload

@@ -27,6 +27,8 @@ from luwu.wire.link_counts import LinkCounts
 from luwu.wire.messages import Message, Push, Weights
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import (
+    BeginFilling,
+    CopyPage,
     Discard,
     GiveUp,
     NodeNumber,
@@ -83,7 +85,7 @@ class NodeShell(Shell):
         self._pipeline: Pipeline | None = None
         self._places: WeightsPlaces | None = None
         self._reader_thread: ReaderThread | None = None
-        self._waiting_reads: deque[ReadWeights] = deque()
+        self._waiting_reads: deque[ReadWeights | CopyPage] = deque()
         self._waiting_fields: deque[ReadField] = deque()
         self._pair = None if own_switch is None else NodeWithSwitch(core, own_switch)
         self._front = self._pair or core
@@ -96,9 +98,14 @@ class NodeShell(Shell):
             self._open(store)
 
     def _open(self, store: PageStore) -> None:
+        prepared = self._resolve_prepared(store)
+        self._use(store)
+        self._report_opened(prepared)
+
+    def _use(self, store: PageStore) -> None:
+        """Start the threads that work on the pages of a store."""
         self.store = store
         self.description = parse_description(store.config.description, self._plan.extent_chunks)
-        prepared = self._resolve_prepared(store)
         made = make_kernel(self.description.optimizer, self.description.state_fields, cache=None)
         self._places = self._storage.make_places(self.description, self.transport.reserve)
         self._attachments = self._storage.make_attachments(store.decided)
@@ -130,6 +137,22 @@ class NodeShell(Shell):
             wake=self.transport.wake,
             statistics=self._pipeline.statistics,
         )
+        self._record_units(self.description.layout)
+        self.recorder.event(
+            "node.opened", generation=store.generation, attempt=store.attempt,
+            version=None if store.decided is None else store.decided.version,
+            pages=store.config.page_count, kernel=made.kernel.name,
+            kernel_version=made.kernel.version, kernel_reason=made.reason,
+            weights="in place" if self._places is not None else "copied",
+        )  # fmt: skip
+        for note in store.notes:
+            self.recorder.event("node.survived", level="WARNING", text=note)
+
+    def _report_opened(self, prepared: PreparedVersion | None = None) -> None:
+        """Tell the core what the open store holds."""
+        store = self.store
+        assert store is not None
+        assert self._pipeline is not None
         decided = store.decided
         facts = StoreFacts(
             description=store.config.description,
@@ -144,15 +167,6 @@ class NodeShell(Shell):
             prepared_digests=self._pipeline.digests_of(prepared.version if prepared else None),
             recorded=Epoch(*store.epoch),
         )
-        self._record_units(self.description.layout)
-        self.recorder.event(
-            "node.opened", generation=store.generation, attempt=store.attempt,
-            version=facts.version, pages=store.config.page_count, kernel=made.kernel.name,
-            kernel_version=made.kernel.version, kernel_reason=made.reason,
-            weights="in place" if self._places is not None else "copied",
-        )  # fmt: skip
-        for note in store.notes:
-            self.recorder.event("node.survived", level="WARNING", text=note)
         self.do(self.core.tick(SYSTEM_CLOCK.now_ns()))  # so that it knows the time
         self.do(self.core.store_opened(facts))
 
@@ -238,7 +252,9 @@ class NodeShell(Shell):
                 self.store.abort(attempt - 1)
             case Spill(payload, is_raw):
                 self._spill(payload, is_raw=is_raw)
-            case ReadWeights():
+            case BeginFilling(description, version):
+                self._begin_filling(description, version)
+            case ReadWeights() | CopyPage():
                 self._waiting_reads.append(action)  # started by `background`
             case ReadField():
                 self._waiting_fields.append(action)  # so is this
@@ -310,16 +326,30 @@ class NodeShell(Shell):
         return self.links if self._pair is None else self._pair.links
 
     def _open_new(self, encoded: bytes) -> None:
+        store = self._make_store(encoded)
+        if store is not None:
+            self._open(store)
+
+    def _begin_filling(self, encoded: bytes, version: int) -> None:
+        """Empty the store, or make it, and go on from a version without a page."""
+        store = self.store or self._make_store(encoded)
+        if store is not None:
+            if self.store is None:
+                self._use(store)
+            store.begin_filling(version)
+            self._report_opened()
+
+    def _make_store(self, encoded: bytes) -> PageStore | None:
+        """The store of a new job; None if it is refused, which the core is told."""
         try:
-            store = self._storage.make_store(parse_description(encoded, self._plan.extent_chunks))
+            return self._storage.make_store(parse_description(encoded, self._plan.extent_chunks))
         except StateError:
             raise  # the disk is at fault, not the description
         except LuwuError as exc:
             self.recorder.event("node.refused", level="ERROR", text=str(exc))
             self.end_with(exc)
             self.do(self.core.store_refused(str(exc)))
-            return
-        self._open(store)
+            return None
 
     def _carry(self) -> None:
         """Pass messages between the own switch and the node's core."""
@@ -331,9 +361,9 @@ class NodeShell(Shell):
         for _ in range(len(self._waiting_reads)):
             read = self._waiting_reads.popleft()
             placed = None
-            if self._places is not None:
+            if self._places is not None and isinstance(read, ReadWeights):
                 placed = self._places.get(read.extent, read.step, read.attempt)
-            if placed is not None:
+            if placed is not None and isinstance(read, ReadWeights):
                 self.do(self.core.weights_read(read, placed, in_place=True))
             elif self._waiting_bytes() < self._plan.outgoing_bytes:
                 assert self._pipeline is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import PageStore
 from switch_emu.store.pins import Pin
-from switch_emu.store.records import DecidedStep, StoreStats
+from switch_emu.store.records import Buffer, DecidedStep, StoreStats
 from switch_emu.store.views import RecordRows
 
 
@@ -93,6 +93,14 @@ class PageStoreAround(PageStore):
     def pin(self) -> Pin:
         """The inner store's."""
         return self._store.pin()
+
+    def begin_filling(self, version: int) -> None:
+        """Begin to fill the inner store."""
+        self._store.begin_filling(version)
+
+    def fill(self, page: int, record: Buffer) -> None:
+        """Write a missing page of the inner store."""
+        self._store.fill(page, record)
 
     def prepare(self, step: DecidedStep) -> None:
         """Prepare the inner store."""

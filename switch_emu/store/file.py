@@ -7,6 +7,7 @@ Writes, in order (invariants: `interface.py`; formats: `geometry.py`, `manifest.
     prepare   flush the sides written | manifest twice, superblock "prepared" twice | flush
     decide    superblock "decided" twice | flush
     abort     if the step was prepared: superblock without it, twice | flush
+    filling   superblock without versions, twice | flush; then bodies alone, until none is missing
 
 So a step costs three flushes, and opening reads one manifest, however large the store. A crash in
 the middle of a line affects only the other side, the other manifest or the other pair of the ring.
@@ -24,10 +25,10 @@ although the first has lost the data.
 Failpoints: store.before_page_write, store.after_page_write, store.before_data_flush,
 store.after_data_flush, store.before_manifest, store.between_manifests, store.after_manifest,
 store.after_prepared, store.before_meta_flush, store.after_meta_flush, store.before_decide,
-store.after_decided, store.before_abort, store.after_abort, store.before_counters,
-store.after_counters, store.open.after_lock, store.open.before_flush, store.open.after_flush; and of
-`directory.py`: store.create.before_files, store.create.after_config, store.create.after_allocate,
-store.create.before_rename, store.create.after_rename.
+store.after_decided, store.before_abort, store.after_abort, store.before_filling,
+store.before_counters, store.after_counters, store.open.after_lock, store.open.before_flush,
+store.open.after_flush; and of `directory.py`: store.create.before_files, store.create.after_config,
+store.create.after_allocate, store.create.before_rename, store.create.after_rename.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ from switch_emu.store.manifest import (
 )
 from switch_emu.store.page_table import DIGEST_BYTES, PageEntry, PageTable
 from switch_emu.store.pins import Pin
-from switch_emu.store.records import DecidedStep, Durability, StoreStats
+from switch_emu.store.records import Buffer, DecidedStep, Durability, StoreStats
 from switch_emu.store.ring import RecordRing
 from switch_emu.store.steps import StepState
-from switch_emu.store.views import RecordRows, check_rows, write_view
+from switch_emu.store.views import RecordRows, check_rows, one_record, read_view, write_view
 
 _STOPPED = (
     "The store is stopped, and it is unknown what the disk holds of this step; the decided version "
@@ -365,12 +366,18 @@ class FilePageStore(PageStore):
         self._check_writable()
         check_rows(self._config, first, rows)
         sides = self._steps.sides_to_write(first, rows.count, version, attempt)
-        body = self._body(first)
+        bare = [PageEntry(side, version, attempt) for side in sides]
+        self._steps.note_written(first, self._write_rows(first, bare, rows))
+
+    def _write_rows(
+        self, first: int, bare: Sequence[PageEntry], rows: RecordRows
+    ) -> list[PageEntry]:
+        """Write records to the sides that the entries name; the entries with their checksums."""
+        sides, body = [entry.side for entry in bare], self._body(first)
         entries = []
-        for page, (side, record) in enumerate(zip(sides, rows.records(), strict=True), first):
-            parts = self._config.kinds[self._config.page_kinds[page]].parts
-            digests = _digests(record, parts)
-            entries.append(PageEntry(side, version, attempt, digests, bytes(record[body:])))
+        for page, (entry, record) in enumerate(zip(bare, rows.records(), strict=True), first):
+            digests = _digests(record, self._config.kinds[self._config.page_kinds[page]].parts)
+            entries.append(entry._replace(digests=digests, tail=bytes(record[body:])))
         with self._dirty_lock:
             self._dirty.update(sides)
         for side, start, stop in self._requests(first, sides):
@@ -382,7 +389,24 @@ class FilePageStore(PageStore):
                 else:
                     self._sides[side].write_pieces(offset, _bodies(part, body), body, part.stride)
                 failpoint("store.after_page_write")
-        self._steps.note_written(first, entries)
+        return entries
+
+    def begin_filling(self, version: int) -> None:
+        """Write a superblock without versions; the next has all pages."""
+        self._check_writable()
+        with self._stop_on_error("beginning to fill the store"):
+            failpoint("store.before_filling")
+            self._decided_ref = self._prepared_ref = self._older_ref = None
+            self._write_superblock()
+        self._steps.begin_filling(version, PageTable(self._geometry.table))
+
+    def fill(self, page: int, record: Buffer) -> None:
+        """Write a missing page to the side of the decided version."""
+        self._check_writable()
+        view = read_view(record, self._config.kind(page).record_bytes, f"page {page}")
+        bare = self._steps.entry_to_fill(page)
+        (entry,) = self._write_rows(page, [bare], one_record(view))
+        self._steps.note_filled(page, entry)
 
     def digest(self, pages: range, version: int) -> bytes:
         """See PageStore."""
@@ -408,6 +432,9 @@ class FilePageStore(PageStore):
         """Flush the pages, write the manifest and the superblock, flush."""
         self._check_writable()
         table = self._steps.table_to_prepare(step)
+        if not self._steps.is_filled:  # P7: nothing of it is to be found after a crash
+            self._steps.note_prepared(step, table)
+            return
         place = 0 if self._decided_ref is None else 1 - self._decided_ref.place
         ref, manifest = encode_manifest(
             step, table, store_uuid=self._config.store_uuid, place=place
@@ -432,6 +459,9 @@ class FilePageStore(PageStore):
         """Write the superblock that makes the prepared step the decided one, flush."""
         self._check_writable()
         self._steps.check_decide(version, attempt)
+        if self._prepared_ref is None:  # P7
+            self._steps.note_decided()
+            return
         with self._stop_on_error(f"deciding version {version}"):
             failpoint("store.before_decide")
             self._older_ref = self._decided_ref

@@ -19,6 +19,11 @@ Invariants; the tests cite them by number:
     P4  A page not written in a step, and every page of a skipped step, keeps its side.
     P5  `generation` and `attempt` never go back.
     P6  A pinned version does not change, whatever is written, decided or aborted meanwhile.
+    P7  A store that is being filled holds no version until one with all pages is decided; reopened
+        before that, it is empty.
+
+*Filling* (`begin_filling`, `fill`) is how a store takes over the state of a job that goes on: each
+page comes at the decided version of the moment, and is written with the others from then on.
 
 Neighbouring pages whose records have one size are read and written together, as *rows*
 (`views.py`): by one request to the disk, as far as they lie on one side.
@@ -164,6 +169,20 @@ class PageStore(Closing):
         """Pin the decided version: it can be read until the pin is closed.
 
         Any thread, at any time. Raises VersionMissing before the first decided version.
+        """
+
+    @abstractmethod
+    def begin_filling(self, version: int) -> None:
+        """Forget what is there, durably, and take this version, without pages, for the decided one.
+
+        Steps go on from it with the pages that are there by then; see P7.
+        """
+
+    @abstractmethod
+    def fill(self, page: int, record: Buffer) -> None:
+        """Write a page that is missing, as the decided version has it.
+
+        Raises StateError if it is there already, or none is missing.
         """
 
     @abstractmethod

@@ -14,13 +14,15 @@ from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import PageStore
 from switch_emu.store.page_table import PageEntry, PageTable, TableShape
 from switch_emu.store.pins import Pin
-from switch_emu.store.records import DecidedStep, StoreStats
+from switch_emu.store.records import Buffer, DecidedStep, StoreStats
 from switch_emu.store.steps import StepState
 from switch_emu.store.views import (
     RecordMemory,
     RecordRows,
     check_rows,
     is_same_memory,
+    one_record,
+    read_view,
     write_view,
 )
 
@@ -150,6 +152,20 @@ class MemoryPageStore(PageStore):
 
     def _read_range(self, page: int, entry: PageEntry, start: int, into: memoryview) -> None:
         into[:] = self._sides[entry.side].record(page)[start : start + len(into)]
+
+    def begin_filling(self, version: int) -> None:
+        """Forget what is there."""
+        self._check_open()
+        nothing = [0] * self._config.page_count
+        self._steps.begin_filling(version, PageTable(TableShape(nothing, nothing)))
+
+    def fill(self, page: int, record: Buffer) -> None:
+        """Copy the record of a missing page."""
+        self._check_open()
+        entry = self._steps.entry_to_fill(page)
+        rows = one_record(read_view(record, self._config.kind(page).record_bytes, f"page {page}"))
+        self._sides[entry.side].record(page)[:] = rows.memory
+        self._steps.note_filled(page, entry)
 
     def prepare(self, step: DecidedStep) -> None:
         """Make the writes of this attempt ready to be decided."""

@@ -15,6 +15,7 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import ConfigError
 from switch_emu.store.around import PageStoreAround
 from switch_emu.store.interface import PageStore
+from switch_emu.store.records import Buffer
 from switch_emu.store.views import RecordRows
 
 
@@ -56,6 +57,11 @@ class PacedPageStore(PageStoreAround):
         """Write to the inner store, and wait for the emulated disk."""
         with self._paced(rows.count * rows.record_bytes):
             super().write_rows(first, version, attempt, rows)
+
+    def fill(self, page: int, record: Buffer) -> None:
+        """Write to the inner store, and wait for the emulated disk."""
+        with self._paced(memoryview(record).nbytes):
+            super().fill(page, record)
 
     @contextmanager
     def _paced(self, nbytes: int) -> Iterator[None]:

@@ -99,12 +99,15 @@ class PageTable:
         table._digests[:] = self._digests
         table._tails[:] = self._tails
         for page, entry in entries.items():
-            table._states[page] = (entry.version, entry.attempt, entry.side)
-            table._digests[shape.digest_starts[page] : shape.digest_starts[page + 1]] = (
-                entry.digests
-            )
-            table._tails[shape.tail_starts[page] : shape.tail_starts[page + 1]] = entry.tail
+            table.put(page, entry)
         return table
+
+    def put(self, page: int, entry: PageEntry) -> None:
+        """Set the entry of a page, in this table."""
+        digests, tails = self._shape.digest_starts, self._shape.tail_starts
+        self._states[page] = (entry.version, entry.attempt, entry.side)
+        self._digests[digests[page] : digests[page + 1]] = entry.digests
+        self._tails[tails[page] : tails[page + 1]] = entry.tail
 
     def encode(self) -> bytes:
         """States, digests, tails: `TableShape.table_bytes` bytes."""

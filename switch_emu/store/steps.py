@@ -33,6 +33,8 @@ class StepState:
         self._aborted_attempt = -1
         self._pins: list[Pin] = []
         self._first_version = first_version
+        self._missing: set[int] = set()
+        """Pages that are still to be filled."""
         self.attempt = attempt
         self.decided = decided
 
@@ -54,6 +56,12 @@ class StepState:
         """The same of so many pages from `first` on."""
         with self._lock:  # a reader must not see half of a `prepare`, `decide` or `abort`
             table = self._table_of(version)
+            missing = self._missing.intersection(range(first, first + count))
+            if table is not None and missing:
+                raise VersionMissing(
+                    f"page {min(missing)} cannot be read: it is still to be filled from another "
+                    "node; wait until the store has all its pages"
+                )
             if table is not None:
                 return table.entries(first, count)
             if version == self.next_version:
@@ -130,6 +138,40 @@ class StepState:
         """Note written pages of the version being made, from `first` on."""
         with self._lock:
             self._tentative.update(enumerate(entries, first))
+
+    # ---------------------------------------------------------------------- filling
+
+    @property
+    def is_filled(self) -> bool:
+        """True if no page is missing."""
+        return not self._missing
+
+    def begin_filling(self, version: int, table: PageTable) -> None:
+        """Forget all versions, and go on from this one: all pages of `table` are missing."""
+        with self._lock:
+            self._table, self._prepared = table, None
+            self._tentative.clear()
+            self._missing = set(range(len(table)))
+            self.decided = DecidedStep(version=version, attempt=self.attempt)
+
+    def entry_to_fill(self, page: int) -> PageEntry:
+        """The place of a missing page in the decided version. Raises StateError if it is there."""
+        if page not in self._missing or self.decided is None:
+            raise StateError(f"page {page} is not missing; only missing pages can be filled")
+        if self._prepared is not None:
+            raise StateError(
+                f"page {page} cannot be filled: version {self._prepared[0].version} is prepared; "
+                "decide or abort it first"
+            )
+        return PageEntry(self._table.side(page), self.decided.version, self.decided.attempt)
+
+    def note_filled(self, page: int, entry: PageEntry) -> None:
+        """A missing page is there, in the decided version."""
+        with self._lock:
+            self._table.put(page, entry)
+            self._missing.discard(page)
+
+    # ---------------------------------------------------------------------- versions
 
     def table_to_prepare(self, step: DecidedStep) -> PageTable:
         """The page table that `step` makes. Raises StateError unless it may be prepared now."""

@@ -9,6 +9,7 @@ one copy, the newest: in a step that is the version being made, and the decided 
 inner store. States of a resident copy:
 
     EMPTY      -> DECIDED     `read`                 filled by the first read
+    any        -> EMPTY       `begin_filling`
     EMPTY,
     DECIDED    -> TENTATIVE   `write`
     TENTATIVE  -> DECIDED     `decide`               of a step that was applied
@@ -138,6 +139,12 @@ class TieredPageStore(PageStoreAround):
     ) -> RecordRows | None:  # fmt: skip
         """None: records must be passed to `write_rows`, which copies them."""
         return None
+
+    def begin_filling(self, version: int) -> None:
+        """Drop all copies, and begin to fill the inner store."""
+        self._store.begin_filling(version)
+        for resident in self._resident.values():
+            resident.state = _Copy.EMPTY
 
     def prepare(self, step: DecidedStep) -> None:
         """Prepare the inner store; copies of a skipped step are dropped."""

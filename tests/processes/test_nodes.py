@@ -30,10 +30,10 @@ def finished(cluster: Cluster, outside: Outside) -> dict[str, Any]:
 
 def start(
     directory: Path, count: int, outside: Outside, *, replicas: int = 1, workers: int = 2,
-    script: Sequence[str] = (),
+    script: Sequence[str] = (), restarts: int = 2,
 ) -> Cluster:  # fmt: skip
     return kill.start(
-        directory, f"of-{count}", steps=STEPS, restarts=2, outside=outside, workers=workers,
+        directory, f"of-{count}", steps=STEPS, restarts=restarts, outside=outside, workers=workers,
         script=script,
         more_flags=[
             "--optimizer-nodes", str(count), "--replicas", str(replicas), "--chunk", "16KiB",
@@ -67,18 +67,18 @@ def test_nodes_are_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_node_is_lost_with_its_directory(number: int, tmp_path: Path) -> None:
     """I1, I2, I3, E4. Goal: the job goes on without it and ends with the digest of plain torch; the
-    state says so, and is whole again after a refill. Method: kill -9, and delete its directory; the
-    process that is started in its place finds nothing, and is left out."""
+    state says so, and is whole again after a refill. Method: kill -9, and delete its directory; no
+    process is started in its place."""
     outside = Outside(tmp_path / "outside")
     role, directory = ("node", "node-1")[number], tmp_path / "of-2.state" / f"node-{number}"
-    with start(tmp_path, 2, outside, replicas=2) as cluster:
+    with start(tmp_path, 2, outside, replicas=2, restarts=0) as cluster:
         cluster.wait_for(role)
         kill.wait_for_step(cluster, 3, limit_s=150)
         shutil.rmtree(directory)
         cluster.kill(role)
         found = finished(cluster, outside)
         said = cluster.output
-    assert f"{role} is lost (optimizer node {number}: the job goes on without it since" in said
+    assert f"{role} is lost (signal SIGKILL); the run goes on without it" in said
     assert found["weights_digest"] == light_digest(STEPS)
     assert len(found["nodes"]) == 1
     assert main(["refill", str(tmp_path / "of-2.state")]) == 0
@@ -88,6 +88,37 @@ def test_a_node_is_lost_with_its_directory(number: int, tmp_path: Path) -> None:
     with RestingState(tmp_path / "of-2.state") as source:
         exported = export_state(source, tmp_path / "exported", ExportOptions())
     assert (exported.step, exported.weights_digest) == (STEPS, light_digest(STEPS))
+
+
+@pytest.mark.feature("a lost optimizer node")
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_lost_node_is_filled_while_training_goes_on(number: int, tmp_path: Path) -> None:
+    """I1, I2, I3, E8. Goal: a node that comes back empty has all pages by the end, with the digest
+    of plain torch: the other's directory may be lost then. Method: kill -9, and delete its
+    directory; workers wait at a gate until its successor is there."""
+    outside, state, gate = Outside(tmp_path / "outside"), tmp_path / "of-2.state", tmp_path / "gate"
+    steps, role = 40, ("node", "node-1")[number]
+    script = (
+        "-m", "tests.light_job", "--steps", str(steps), "--compute-ms", "5",
+        "--gate", str(gate), "--gate-step", "6",
+    )  # fmt: skip
+    with start(tmp_path, 2, outside, replicas=2, script=script) as cluster:
+        kill.wait_for_step(cluster, 5, limit_s=150)
+        shutil.rmtree(state / f"node-{number}")
+        pid = cluster.kill(role)
+        cluster.wait_for(role, but=pid)
+        cluster.wait_for_text("switch.returned", log="switch", limit_s=150)
+        gate.touch()
+        found = finished(cluster, outside)
+        cluster.wait_for_text("switch.filled", log="switch")
+    assert found["weights_digest"] == light_digest(steps)
+    assert len(found["nodes"]) == 2
+    assert main(["verify", "--full", str(state)]) == 0
+    shutil.rmtree(state / f"node-{1 - number}")
+    assert main(["refill", str(state)]) == 0
+    with RestingState(state) as source:
+        exported = export_state(source, tmp_path / "exported", ExportOptions())
+    assert (exported.step, exported.weights_digest) == (steps, light_digest(steps))
 
 
 @pytest.mark.feature("several optimizer nodes")

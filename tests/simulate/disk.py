@@ -44,7 +44,8 @@ Pieces = dict[tuple[int, int], bytes]
 _COPIED = (
     "description", "attempt", "recorded", "version", "applied", "pages", "tentative", "prepared",
     "ledger",
-    "decided_attempt", "put_aside", "kept", "written", "_sealed", "_contributors",
+    "decided_attempt", "put_aside", "kept", "written", "_sealed", "_contributors", "is_partial",
+    "filled_at",
 )  # fmt: skip
 
 
@@ -100,6 +101,10 @@ class Disk:
     """All (version, attempt) that were, whatever became of the disk."""
     is_lost: bool = False
     """All that lay on it is gone; it holds no part of the state any more."""
+    is_partial: bool = False
+    """It is being filled: its pages are some of its version's."""
+    filled_at: int | None = None
+    """The version at which that began; None: it never was."""
     _sealed: Pieces = field(default_factory=dict)
     """What is kept beside the version that is prepared."""
     _contributors: int = 0
@@ -122,17 +127,42 @@ class Disk:
 
     def open(self) -> node_actions.StoreFacts | None:
         """A process starts on it; None: no store was made yet."""
-        self.starts += 1
+        self._begin_start()
         if self.count == 1 or self.prepared is None:  # one of several cannot know what is decided
             self.tentative.clear()
             self.prepared = None
             self._sealed = {}
         return None if self.description is None else self._facts()
 
+    def _begin_start(self) -> None:
+        self.starts += 1
+        if self.is_partial:  # P7
+            self.version, self.is_partial, self.prepared = None, False, None
+            self.pages.clear()
+
     def make(self, description: bytes) -> node_actions.StoreFacts:
         """Make the store of a job, and open it."""
         self.description = description
         return self._facts()
+
+    def begin_filling(self, description: bytes, version: int) -> node_actions.StoreFacts:
+        """Empty it, and go on from a version without a page."""
+        self.description = description
+        self._note_filling(version)
+        return self._facts()
+
+    def _note_filling(self, version: int) -> None:
+        for each in (self.pages, self.tentative, self.ledger, self.decided_attempt, self.kept):
+            each.clear()
+        self.version, self.prepared, self.is_partial = version, None, True
+        self.filled_at = version
+
+    def fill(self, chunk: int, weights: Any, momentum: Any) -> None:
+        """A page of the decided version, from another node."""
+        assert self.is_partial
+        assert chunk not in self.pages
+        assert self.version is not None
+        self.pages[chunk] = (self.version, weights, momentum)
 
     def _facts(self) -> node_actions.StoreFacts:
         assert self.description is not None
@@ -234,7 +264,11 @@ class Disk:
         pages = self.pages | self.tentative
         return b"".join(
             xxhash.xxh3_128_digest(
-                b"".join(pages[c][1].tobytes() + pages[c][2].tobytes() for c in self._chunks_of(s))
+                b"".join(
+                    pages[c][1].tobytes() + pages[c][2].tobytes()
+                    for c in self._chunks_of(s)
+                    if c in pages  # all, unless it is being filled
+                )
             )
             for s in self.share.stripes
         )
@@ -266,10 +300,21 @@ class Disk:
 
     def _note_decided(self, version: int, attempt: int, contributors: int) -> None:
         assert version not in self.ledger, "O3: a step was decided twice"
+        if self.is_partial and self.filled_count == self.share.pages_count:
+            self.is_partial = self.is_lost = False
         self.decided_attempt[version] = attempt
         self.kept[version], self._sealed = self._sealed, {}
         self.ledger[version] = contributors
         self.on_decided(self.number, version)
+
+    def versions_to(self, steps: int) -> set[int]:
+        """Those that were decided here, of a job of so many steps."""
+        return set(range(0 if self.filled_at is None else self.filled_at + 1, steps + 1))
+
+    @property
+    def filled_count(self) -> int:
+        """Pages that are there."""
+        return len(self.pages)
 
     # ---------------------------------------------------------------------- for the oracles
 
@@ -312,7 +357,7 @@ class StoredDisk(Disk):
     # ---------------------------------------------------------------------- processes
 
     def open(self) -> node_actions.StoreFacts | None:
-        self.starts += 1
+        self._begin_start()
         return None if self.device.config is None else self._opened()
 
     def make(self, description: bytes) -> node_actions.StoreFacts:
@@ -359,6 +404,25 @@ class StoredDisk(Disk):
             self.version, self.applied = found, decided.applied
             ranks = sum(1 << each.rank for each in decided.contributors)
             self._note_decided(found, decided.attempt, ranks)
+
+    def begin_filling(self, description: bytes, version: int) -> node_actions.StoreFacts:
+        if self.device.config is None:
+            self.device.make(self._config(description))
+        if self._store is None:
+            self._opened()
+        with self._calling():
+            self._now.begin_filling(version)
+        self._note_filling(version)
+        return node_actions.StoreFacts(
+            description=description, generation=self._now.generation, attempt=self._now.attempt,
+            epoch=0, job=JOB, version=version, recorded=Epoch(*self._now.epoch),
+        )  # fmt: skip
+
+    def fill(self, chunk: int, weights: Any, momentum: Any) -> None:
+        page, record = self._record(chunk, weights, momentum)
+        with self._calling():
+            self._now.fill(page, record)
+        self.pages[chunk] = (0, None, None)  # which are there; what is in them, the store has
 
     def lose(self) -> None:
         super().lose()
@@ -412,6 +476,12 @@ class StoredDisk(Disk):
         self.prepared = None
 
     def write(self, chunk: int, version: int, attempt: int, weights: Any, momentum: Any) -> None:
+        page, record = self._record(chunk, weights, momentum)
+        with self._calling(), contextlib.suppress(StaleAttempt):
+            self._now.write(page, version, attempt, record)
+            self._note_written(chunk, version, attempt)
+
+    def _record(self, chunk: int, weights: Any, momentum: Any) -> tuple[int, bytearray]:
         page = self.share.page(chunk)
         kind = self._now.config.kind(page)
         record = bytearray(kind.record_bytes)
@@ -419,9 +489,7 @@ class StoredDisk(Disk):
             if name == "weight" or self.job.layout.chunks[chunk].trainable:
                 start, stop = kind.range(name)
                 record[start:stop] = values.tobytes()
-        with self._calling(), contextlib.suppress(StaleAttempt):
-            self._now.write(page, version, attempt, record)
-            self._note_written(chunk, version, attempt)
+        return page, record
 
     def read(self, chunk: int, version: int) -> tuple[Any, Any]:
         page = self.share.page(chunk)
@@ -430,10 +498,10 @@ class StoredDisk(Disk):
         with self._calling():
             self._now.read(page, version, memoryview(record))
         arrays = []
-        for name in ("weight", "momentum"):
+        for name in ("weight", "momentum")[: len(kind.fields)]:
             start, stop = kind.range(name)
             arrays.append(np.frombuffer(record[start:stop], np.float32))
-        return arrays[0], arrays[1]
+        return arrays[0], arrays[-1]  # of a frozen page there is no momentum
 
     def read_weights(self, chunk: int, version: int | None) -> Any | None:
         weights = np.empty(self.job.layout.chunks[chunk].elems, np.float32)

@@ -278,7 +278,8 @@ class Simulation(Cluster):
         assert isinstance(node, Node)
         is_done = any(disk.version == self.job.steps for disk in self.disks)
         others = [disk for disk in self.disks if disk is not node.disk]
-        if is_done or node.is_superseded or any(disk.version is None for disk in others):
+        is_early = any(disk.version is None or disk.is_partial for disk in others)
+        if is_done or node.is_superseded or is_early:
             return  # what is lost before there are weights, or as all ends, is another matter
         if node.alive:
             node.kill()

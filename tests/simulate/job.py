@@ -185,7 +185,9 @@ class Job:
 
     @property
     def description(self) -> Description:
-        described = Description(layout=self.layout, optimizer="test", update=self.update)
+        described = Description(
+            layout=self.layout, optimizer="test", state_fields=("momentum",), update=self.update
+        )
         return described.aggregated_by(self.aggregate)
 
     @property

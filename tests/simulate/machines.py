@@ -268,6 +268,12 @@ class Node(Process):
                     return
                 case node_actions.OpenStore(description):
                     self._later(lambda d=description: self.core.store_opened(self.disk.make(d)))
+                case node_actions.BeginFilling(description, version):
+                    self._later(lambda d=description, v=version: self._begin_filling(d, v))
+                case node_actions.FillPage():
+                    self._later(lambda a=action: self._fill(a))
+                case node_actions.CopyPage():
+                    self._later(lambda a=action: self._copy(a))
                 case node_actions.LoadPage():
                     self._later(lambda a=action: self._load(a))
                 case node_actions.Fold():
@@ -310,6 +316,27 @@ class Node(Process):
         action.payload.drop()  # type: ignore[attr-defined]
         self._write(action.chunk, 0, action.attempt, values, np.zeros_like(values))
         return self.core.page_loaded(action)
+
+    def _begin_filling(self, description: bytes, version: int) -> Any:
+        return self.core.store_opened(self._owned.begin_filling(description, version))
+
+    def _fill(self, action: node_actions.FillPage) -> Any:
+        values = action.payload.read().copy()  # type: ignore[attr-defined]
+        action.payload.drop()  # type: ignore[attr-defined]
+        elems = self._job.layout.chunks[action.chunk].elems
+        momentum = values[elems : 2 * elems] if values.size > elems else np.zeros_like(values)
+        self._owned.fill(action.chunk, values[:elems], momentum)
+        return self.core.page_filled(action)
+
+    def _copy(self, action: node_actions.CopyPage) -> Any:
+        if self._owned.version != action.step:
+            return self.core.page_copied(action, None)
+        weights, momentum = self._owned.read(action.chunk, action.step)
+        layout = self._job.layout
+        parts = [weights]
+        if layout.chunks[action.chunk].trainable:
+            parts += [momentum, np.zeros(2 * layout.segments_count(action.chunk), np.float32)]
+        return self.core.page_copied(action, Payload(np.concatenate(parts), self.account))
 
     def _pages(self, extent: int) -> tuple[PageGroup, ...]:
         return extent_pages(self.disk.share, extent)

@@ -120,7 +120,8 @@ class Oracles(Watch):
             f"O1: {worker.name} was told that step {told.step} is decided, the state is at version "
             f"{decided}"
         )
-        made_by = self._first_disk.ledger[told.step + 1]
+        ledgers = (disk.ledger.get(told.step + 1) for disk in self._disks)
+        made_by = next(ledger for ledger in ledgers if ledger is not None)
         is_left_out = self._job.is_left_out(told.step) and bool(made_by & 1 << POISONER)
         assert told.applied != is_left_out, (
             f"O2: {worker.name} was told that step {told.step} was applied: {told.applied}"
@@ -131,7 +132,8 @@ class Oracles(Watch):
         attempt = worker.core.out.attempt
         if self._is_of_before(step - 1):
             return
-        decided = self._first_disk.decided_attempt.get(step, attempt)
+        known = (disk.decided_attempt.get(step) for disk in members_of(self._disks))
+        decided = next((each for each in known if each is not None), attempt)
         made = decided if decided <= attempt else attempt
         self._check("O6", f"{worker.name} in step {step}", step, made, weights)
 
@@ -242,8 +244,11 @@ class Oracles(Watch):
         for disk in members:
             where = f"node {disk.number}"
             assert disk.version == job.steps, f"O2: {where} is at version {disk.version}"
-            assert set(disk.ledger) == set(range(job.steps + 1)), f"O3: {where}: {disk.ledger}"
-            assert disk.decided_attempt == members[0].decided_attempt, f"I2: {where}"
+            assert not disk.is_partial, f"E8: {where} counts, and lacks pages"
+            assert set(disk.ledger) == disk.versions_to(job.steps), f"O3: {where}: {disk.ledger}"
+            for version, attempt in disk.decided_attempt.items():
+                known = members[0].decided_attempt.get(version, attempt)
+                assert attempt == known, f"I2: {where}"
             weights |= disk.decided_weights()
         assert len(weights) == len(job.layout.chunks), "O2: pages are missing"
         last = self._candidates(job.steps, members[0].decided_attempt[job.steps])

@@ -37,6 +37,9 @@ CACHE_RATIO = 0.5
 LOSSES_RATIO = 0.7
 """Share of histories in which a node is lost for good, of those whose pages have several owners."""
 NODE_PATIENCE_MS = 1500
+LOST_AGAIN_RATIO = 0.4
+FILL_BYTES_PER_S = 1e6
+"""At which a lost node is filled: in some steps of a history."""
 """After so long the job goes on without it: no fault takes one away for longer, but its loss."""
 REPLICAS_RATIO = 0.5
 """Share of histories whose pages have several owners, of those that have several nodes."""
@@ -120,6 +123,7 @@ class Options:
                 patience_ns=PATIENCE_MS * 1_000_000 if self.drops else None,
                 slots_are_awaited=not self.drops,
                 node_patience_ns=NODE_PATIENCE_MS * 1_000_000 if self.loses else None,
+                fill_bytes_per_s=FILL_BYTES_PER_S if self.loses else None,
             ),
             node_limits=replace(
                 SMALL_NODE, sum_bytes_max=self.sum_bytes_max,
@@ -219,10 +223,13 @@ def _with_losses(
         at_ms //= CALM_IS_FASTER
     # E6: of two nodes, one that is lost together with the switch must come back, be it empty.
     comes_back = random.random() < 0.5 or options.node_count == 2
-    loss = f.LoseNode(
-        at_ms=at_ms, for_ms=_long(random), who=f"node {number}", comes_back=comes_back
-    )
-    found = tuple(sorted((*faults, loss), key=lambda fault: fault.at_ms))
+    losses = [
+        f.LoseNode(at_ms=at_ms, for_ms=_long(random), who=f"node {number}", comes_back=comes_back)
+    ]
+    if comes_back and random.random() < LOST_AGAIN_RATIO:  # as it is being filled, perhaps
+        at_ms += losses[0].for_ms + random.randrange(1, 1500)
+        losses.append(replace(losses[0], at_ms=at_ms))
+    found = tuple(sorted((*faults, *losses), key=lambda fault: fault.at_ms))
     return replace(options, loses=True), found
 
 

@@ -90,14 +90,15 @@ def test_a_replica_that_differs_is_found(update: str, number: int) -> None:
     assert cluster.switch.core.outbox.attempt == 2  # it was made twice
 
 
-def losing(nodes: int, replicas: int, seed: int) -> Job:
-    """A job that goes on without a node that is gone for 0.3 virtual seconds."""
+def losing(nodes: int, replicas: int, seed: int, **options: Any) -> Job:
+    """A job that goes on without a node that is gone for 0.3 virtual seconds, and fills it."""
     return Job(
         make_layout(node_count=nodes),
         replicas=replicas,
         update=UPDATES[seed % 2],
         keeps=seed % 3 == 0,
-        switch_limits=replace(SMALL_SWITCH, node_patience_ns=300_000_000),
+        switch_limits=replace(SMALL_SWITCH, node_patience_ns=300_000_000, fill_bytes_per_s=1e6),
+        **options,
     )
 
 

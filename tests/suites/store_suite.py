@@ -443,6 +443,47 @@ class PageStoreSuite:
             stop.set()
             assert all(reader.result(30) >= 2 for reader in readers)
 
+    def test_pages_are_filled_while_steps_go_on(self, store: PageStore) -> None:
+        """P7. Goal: a page comes at the version of the moment and is written from then on; missing
+        ones cannot be read; what was there before is gone. Method: in each step one page more."""
+        take_step(store, 0)
+        store.begin_filling(7)
+        count = store.config.page_count
+        for page in range(count):
+            version = 7 + page
+            with pytest.raises(VersionMissing, match="still to be filled"):
+                read(store, page, version)
+            store.fill(page, record(store, page, version))
+            with pytest.raises(StateError, match="not missing"):
+                store.fill(page, record(store, page, version))
+            assert read(store, page, version) == record(store, page, version)
+            write_pages(store, range(page + 1), version + 1)
+            step = DecidedStep(version=version + 1, attempt=0)
+            store.prepare(step)
+            store.decide(step.version, step.attempt)
+        expected = [record(store, page, 7 + count) for page in range(count)]
+        assert contents(store, 7 + count) == expected
+
+    def test_an_abort_keeps_what_was_filled(self, store: PageStore) -> None:
+        """P1, P7. Goal: the page of the decided version stays, that of the attempt goes."""
+        store.begin_filling(3)
+        store.fill(1, record(store, 1, 3))
+        write_pages(store, [1], 4)
+        store.prepare(DecidedStep(version=4, attempt=0))
+        with pytest.raises(StateError, match="version 4 is prepared"):
+            store.fill(2, record(store, 2, 3))
+        store.abort(0)
+        store.record_attempt(1)
+        assert read(store, 1, 3) == record(store, 1, 3)
+        assert store.prepared is None
+        store.fill(2, record(store, 2, 3))
+        write_pages(store, [1, 2], 4, 1)
+        store.prepare(DecidedStep(version=4, attempt=1))
+        store.decide(4, 1)
+        assert [read(store, page, 4) for page in (1, 2)] == [
+            record(store, page, 4, 1) for page in (1, 2)
+        ]
+
     def test_a_closed_store_says_so(self, store: PageStore) -> None:
         """Goal: closing twice is fine, calling afterwards is not."""
         take_step(store, 0)

@@ -23,7 +23,7 @@ FIELDS: dict[str, Any] = {
     "present": 1,
     "roll": 0, "began_with_skip": False, "is_older": False, "redoes": False, "skipped_step": 0,
     "skip": False, "count": 1, "extent_chunks": 1, "members": 1, "is_left_out": False,
-    "is_prepared": False, "prepared_attempt": 0,
+    "is_prepared": False, "prepared_attempt": 0, "held": 0, "filling": 0,
 }  # fmt: skip
 
 

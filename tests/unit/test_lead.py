@@ -1,4 +1,4 @@
-"""The lead of several optimizer nodes, alone: what they state, what it makes of it (E1 to E7)."""
+"""The lead of several optimizer nodes, alone: what they state, what it makes of it (E1 to E8)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from luwu.protocol.actions import PARENT, End, Note, Send
 from luwu.protocol.children import Children
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
+from luwu.wire.description import Description
 from luwu.wire.kinds import Role, Verb
 from luwu.wire.squares import encode_all
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.lead import Lead
 from switch_emu.switch.core.parents import Parents
+from tests.simulate.job import make_layout
 from tests.unit.switch_parts import LEFT, line, message
 
 PATIENCE_NS = 100
@@ -27,13 +29,19 @@ DIGEST, OTHER = b"d" * 16, b"o" * 16
 class Bench:
     """A lead, and the messages between it, the nodes and the core."""
 
-    def __init__(self, count: int = 2, replicas: int = 2) -> None:
+    def __init__(
+        self, count: int = 2, replicas: int = 2, fill_bytes_per_s: float | None = None
+    ) -> None:
         self.outbox = Outbox(job=1, role=Role.SWITCH, rank=0, incarnation=9)
         self.children = Children(self.outbox, [LEFT])
         self.count, self.replicas = count, replicas
         parents = Parents(count, replicas)
-        limits = SwitchLimits(node_patience_ns=PATIENCE_NS)
+        limits = SwitchLimits(node_patience_ns=PATIENCE_NS, fill_bytes_per_s=fill_bytes_per_s)
         self.lead = Lead(self.outbox, self.children, parents, limits, RetryPolicy())
+        job = Description(layout=make_layout(units=1, node_count=count), optimizer="test")
+        parents.learn(job.layout)
+        self.lead.learn(job)
+        self.chunks_count = len(job.layout.chunks)
 
     def core_says(self, kind: type[Any], payload: Any = None, **values: Any) -> list[str]:
         """What is sent when the core sends this, and what the core hears at once."""
@@ -74,9 +82,51 @@ class Bench:
         squares = encode_all([SQUARES] * self.replicas)
         return self.says(node, wire.Measured, squares, attempt=attempt, step=step, **values)
 
-    def prepare(self, node: int, digest: bytes = DIGEST, attempt: int = 1) -> list[str]:
+    def prepare(
+        self, node: int, digest: bytes = DIGEST, attempt: int = 1, version: int = 1
+    ) -> list[str]:
         digests = digest * self.replicas
-        return self.says(node, wire.Prepared, digests, attempt=attempt, version=1)
+        return self.says(node, wire.Prepared, digests, attempt=attempt, version=version)
+
+    def fill(self) -> list[str]:
+        """Node 1 was lost and left out, has come back empty, and takes the attempt over in which it
+        is filled; what was asked for then."""
+        self.join()
+        self.lead.lost(1)
+        self.outbox.now_ns += PATIENCE_NS
+        self.lead.tick()
+        self.welcome(0, 2)
+        self.lead.reconnected(1)
+        self.lines()
+        assert self.says(1, wire.Standing, incarnation=2) == []
+        self.measure(0, attempt=2)
+        found = self.prepare(0, attempt=2)
+        starts(
+            found, "parent-0: Resolved", "parent-0: Adopt step=1 members=1",
+            "parent-1: Adopt step=1 members=1",
+        )  # fmt: skip
+        assert "filling=3" in found[2]
+        assert "filling" not in found[1]
+        self.welcome(0, 3)
+        return self.welcome(1, 3, incarnation=2, step=1)
+
+    def copied(self, chunk: int, version: int = 1) -> list[str]:
+        """Node 0 has sent a page, and node 1 has it."""
+        found = self.says(0, wire.Page, f"page-{chunk}", step=version, index=chunk, attempt=3)
+        return found + self.says(
+            1, wire.Received, step=version, index=chunk, verb=Verb.PAGE, incarnation=2, attempt=3
+        )
+
+    def decide(self, version: int, *, digest: bytes = DIGEST) -> list[str]:
+        """Both nodes have measured, prepared and decided a version, in attempt 3."""
+        self.measure(0, attempt=3, step=version - 1)
+        self.prepare(0, attempt=3, version=version)
+        found = self.says(1, wire.Prepared, digest * 2, attempt=3, version=version, incarnation=2)
+        for node in (0, 1):
+            found += self.says(
+                node, wire.Decided, attempt=3, step=version - 1, applied=True, incarnation=1 + node
+            )
+        return found
 
 
 def shown(m: wire.Message) -> str:
@@ -85,6 +135,12 @@ def shown(m: wire.Message) -> str:
 
 def starts(lines: Sequence[str], *expected: str) -> None:
     assert [each[: len(text)] for each, text in zip(lines, expected, strict=True)] == [*expected]
+
+
+def asked(lines: Sequence[str]) -> list[int]:
+    """The chunks whose pages are asked for."""
+    copies = (f"{each} index=0" for each in lines if " Copy " in each)
+    return [int(each.partition("index=")[2].split()[0]) for each in copies]
 
 
 def test_an_attempt_counts_once_all_nodes_have_taken_it_over() -> None:
@@ -328,3 +384,68 @@ def test_the_end_is_known_when_all_nodes_know_it() -> None:
     starts(bench.welcome(1, 1, incarnation=2), "parent-1: Leave")
     heard = bench.says(1, wire.Received, incarnation=2, **left)
     assert [each.partition(" ")[0] for each in heard] == ["core:"]
+
+
+def test_a_node_that_lost_its_state_is_filled_while_the_others_go_on() -> None:
+    """E4, E8. Goal: in each step more of its extents count, whose pages come from an owner; the
+    others wait for it, and it counts once it has all pages, with the digests of the others."""
+    bench = Bench(fill_bytes_per_s=1.0)
+    found = bench.fill()
+    starts(found, "parent-0: Copy step=1 index=1", "core: Abort step=1 attempt=3")
+    commit = {"step": 1, "parts": 1, "attempt": 3}
+    starts(
+        bench.core_says(wire.Commit, b"", **commit),
+        "parent-0: Commit step=1 parts=1", "parent-1: Commit step=1 parts=1 held=1",
+    )  # fmt: skip
+    push = {"step": 1, "attempt": 3}
+    assert bench.core_says(wire.Push, "g", index=1, **push)[0].startswith("parent-0,parent-1: Push")
+    assert bench.core_says(wire.Push, "g", index=0, **push)[0].startswith("parent-0: Push")
+    starts(bench.copied(1), "parent-1: Page step=1 index=1", "drop page-1")
+    assert bench.copied(1) == ["drop page-1"]  # again
+    found = bench.decide(2)
+    starts(
+        found, "parent-0,parent-1: Resolved", "parent-0: Copy step=2",
+        "core: Decided step=1 attempt=3",
+    )  # fmt: skip
+    version = 2
+    while not any("Adopt" in each for each in found):
+        (chunk,) = asked(found)
+        bench.copied(chunk, version)
+        version += 1
+        found = bench.decide(version)
+    starts(
+        found, f"parent-0,parent-1: Resolved step={version}",
+        f"parent-0: Adopt step={version} members=3", f"parent-1: Adopt step={version} members=3",
+        f"core: Decided step={version - 1}",
+    )  # fmt: skip
+    assert version == 1 + bench.chunks_count
+    assert not any("filling" in each for each in found)
+
+
+def test_a_node_that_is_lost_while_it_is_filled_is_not_waited_for() -> None:
+    """E8. Goal: its statements are none of the job's; the open step is made again at once."""
+    bench = Bench(fill_bytes_per_s=1e9)
+    bench.fill()
+    bench.measure(0, attempt=3, step=1)
+    assert bench.prepare(0, attempt=3, version=2) == []  # the other is not prepared
+    bench.lead.lost(1)
+    starts(
+        [each for each in bench.lines() if "Hello" not in each],
+        "parent-0: Adopt step=2 members=1",
+    )
+    assert bench.lead.at.next is not None
+    assert bench.lead.at.next.filled == 0
+
+
+def test_a_node_that_was_filled_with_other_bits_never_counts() -> None:
+    """E7, E8. Goal: it is told so, and the job goes on without it."""
+    bench = Bench(fill_bytes_per_s=1e9)
+    found, version = bench.fill(), 1
+    while not any("Refuse" in each for each in found):
+        for chunk in asked(found):
+            bench.copied(chunk, version)
+        version += 1
+        found = bench.decide(version, digest=OTHER)
+    assert "differ between nodes 0 and 1, though node 1 was filled" in "".join(found)
+    assert bench.lead.at.now.members == 1
+    assert bench.lead.at.next is None

@@ -127,6 +127,17 @@ def test_a_lost_node_is_named_and_its_job_goes_on_being_shown(run: RunDirectory)
     assert f"DEGRADED since step 6 {words}" in " ".join(status_text(document).split())
     assert document["steps"]["flags"][-1] == {"step": 6, "text": words}
 
+    filling = {"name": "switch.filling", "at_ns": 660 * MS, "node": 0, "step": 6, "bytes": 2 << 20}
+    written.append("switch", filling)
+    document = Watch(run).document()
+    words += "; optimizer node 0 is being filled by the others (2.00 MiB)"
+    assert f"DEGRADED since step 6 {words}" in " ".join(status_text(document).split())
+    filled = {"name": "switch.filled", "at_ns": 760 * MS, "node": 0, "step": 7, "left_out": []}
+    written.append("switch", filled)
+    document = Watch(run).document()
+    assert document["degraded"] is None
+    assert document["steps"]["flags"][-1]["text"] == "optimizer node 0 has all pages again"
+
 
 @pytest.mark.parametrize("details", [False, True])
 def test_the_status_has_80_columns(run: RunDirectory, details: bool) -> None:

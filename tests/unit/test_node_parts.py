@@ -19,6 +19,7 @@ from switch_emu.node.core import actions as do
 from switch_emu.node.core import node as tables
 from switch_emu.node.core.alone import Alone
 from switch_emu.node.core.attachments import Attachments
+from switch_emu.node.core.filling import Filling
 from switch_emu.node.core.first_weights import FirstWeights
 from switch_emu.node.core.gathering import Gathering
 from switch_emu.node.core.joint import Joint
@@ -42,20 +43,33 @@ def taken(parts: Parts, extent: int = 0) -> None:
     parts.lines()
 
 
-def gathering_of(parts: Parts) -> Gathering:
+def filling_of(parts: Parts, number: int = 0) -> Filling:
+    filling = Filling(parts.outbox, parts.children, parts.shard)
+    filling.begin(number)
+    return filling
+
+
+def gathering_of(parts: Parts, filling: Filling | None = None) -> Gathering:
     return Gathering(
-        parts.outbox, parts.children, parts.shard, parts.steps, parts.budget, parts.serving
-    )
+        parts.outbox, parts.children, parts.shard, parts.steps, parts.budget, parts.serving,
+        filling or filling_of(parts),
+    )  # fmt: skip
+
+
+def updates_of(parts: Parts, filling: Filling | None = None) -> Updates:
+    filling = filling or filling_of(parts)
+    return Updates(parts.outbox, parts.shard, parts.steps, parts.budget, parts.serving, filling, 1)
 
 
 def alone_of(parts: Parts) -> Alone:
     return Alone(parts.outbox, parts.shard, parts.state, parts.steps)
 
 
-def joint_of(parts: Parts) -> Joint:
+def joint_of(parts: Parts, filling: Filling | None = None) -> Joint:
+    filling = filling or filling_of(parts)
     joint = Joint(
-        parts.outbox, parts.children, parts.shard, parts.state, parts.steps, do.NodeLimits(),
-        RetryPolicy(),
+        parts.outbox, parts.children, parts.shard, parts.state, parts.steps, filling,
+        updates_of(parts, filling), do.NodeLimits(), RetryPolicy(),
     )  # fmt: skip
     assert joint.opened(do.StoreFacts(
         description=b"", generation=1, attempt=1, epoch=0, job=JOB, version=0,
@@ -289,7 +303,7 @@ def test_attachments_are_confirmed_when_they_are_put_aside() -> None:
 def test_an_update_hands_out_weights_that_are_waited_for() -> None:
     """Goal: Update -> updated -> written; a read of step t - 1 holds it up."""
     parts = Parts()
-    updates = Updates(parts.outbox, parts.shard, parts.steps, parts.budget, parts.serving, 1)
+    updates = updates_of(parts)
     taken(parts)
     step = parts.steps.at(0)
     pull = parts.m(wire.Pull, index=0, part=0, step=1)
@@ -531,6 +545,111 @@ def test_a_node_that_is_refused_ends_with_the_code_of_the_reason() -> None:
         (line,) = parts.lines()
         assert f"code={code}" in line
         assert "optimizer node 1: why" in line
+
+
+# -------------------------------------------------------------------------- filling
+
+
+def page_of(parts: Parts, chunk: int = 0, **own: Any) -> tuple[wire.Page, str, int]:
+    """The arguments of a page that comes from another node."""
+    m = parts.m(wire.Page, index=chunk, part=0, **own)
+    return m, f"page-{chunk}", parts.shard.record_bytes(chunk)
+
+
+def test_a_node_that_does_not_count_is_emptied_and_filled() -> None:
+    """E8. Goal: it begins without a page of its own, as soon as nothing is under way to its store;
+    it says that it has no state; a page is written once, of the open step alone."""
+    parts = Parts(number=1, count=2)
+    filling = filling_of(parts)
+    joint = joint_of(parts, filling)
+    parts.state.is_sealing = True
+    adopt = adopt_of(parts, step=3, filling=2)
+    parts.check((lambda: joint.adopt(adopt), None, []))
+    parts.state.is_sealing = False
+    begins = f"BeginFilling description={parts.description!r} version=3"
+    parts.check((joint.start_filling, None, [begins]), (joint.start_filling, None, []))
+    facts = do.StoreFacts(
+        description=parts.description, generation=1, attempt=1, epoch=0, job=JOB, version=3
+    )
+    parts.state.opened(facts)
+    parts.check(
+        (lambda: joint.opened(facts), adopt, []),
+        (lambda: joint.taken_over(adopt), Epoch(5, 0b01, 30), []),
+        (lambda: (filling.number, filling.is_whole), (2, False), []),
+    )
+    joint.hello(CHILD, parts.hello(incarnation=30), parts.description)
+    assert "Standing members=1 is_prepared=False" in parts.lines()[-1].replace("loaded=False ", "")
+    done = do.FillPage(1, "page-1")
+    received = "switch: Received index=1 part=0 verb=PAGE contributors=0"
+    parts.check(
+        (lambda: filling.page(*page_of(parts, 1, step=2)), None, ["drop page-1"]),
+        (lambda: filling.page(*page_of(parts, 0)), None, ["drop page-0"]),  # another's
+        (lambda: filling.page(*page_of(parts, 1)), None, ["FillPage chunk=1 payload=page-1"]),
+        (lambda: filling.page(*page_of(parts, 1)), None, ["drop page-1"]),
+        (lambda: (filling.has(1), filling.has_held), (False, False), []),
+        (lambda: filling.page_filled(done), None, [received]),
+        (lambda: (filling.has(1), filling.has_held, filling.is_whole), (True, True, True), []),
+        (lambda: filling.page(*page_of(parts, 1)), None, [received, "drop page-1"]),
+    )  # fmt: skip
+
+
+def test_a_node_that_is_to_count_and_lacks_pages_gives_up() -> None:
+    """E8. Goal: a switch that takes it for whole is contradicted."""
+    parts = Parts(number=1, count=2)
+    joint = joint_of(parts, filling_of(parts, 2))
+    joint.adopt(adopt_of(parts, members=0b11))
+    assert any("GiveUp" in line for line in parts.lines())
+
+
+def test_an_update_waits_for_its_pages() -> None:
+    """E8. Goal: a gradient that is there before the page is kept; others are updated meanwhile."""
+    parts = Parts(number=1, count=2)
+    filling, step = filling_of(parts, 2), parts.steps.at(0)
+    updates = updates_of(parts, filling)
+    taken(parts, 1)
+    parts.shard.hold(1)
+    parts.check((lambda: updates.start(step), None, []))
+    filling.page_filled(do.FillPage(1, "page"))
+    parts.lines()
+    updates.start(step)
+    (line,) = parts.lines()
+    assert line.startswith("Update extent=1")
+
+
+def test_a_verdict_that_skips_reaches_a_node_whose_sums_are_not_complete() -> None:
+    """E8, I2. Goal: they never will be, as all others have theirs; its Commit may come later."""
+    parts = Parts(number=1, count=2)
+    filling = filling_of(parts, 2)
+    joint, gathering = joint_of(parts, filling), gathering_of(parts, filling)
+    adopt = adopt_of(parts, filling=2)
+    assert joint.adopt(adopt) is adopt
+    joint.taken_over(adopt)
+    parts.outbox.attempt = 2
+    skip = parts.m(wire.Verdict, attempt=3, applied=False, grad_norm=math.inf)
+    parts.lines()
+    assert joint.verdict(skip) == Judgement(False, math.inf, 3)
+    step = parts.steps.at(0)
+    step.verdict = parts.children.outcomes.verdict = skip
+    commit = parts.m(wire.Commit, contributors=RANKS, hyper_hash="", parts=1, skip=False, held=1)
+    assert gathering.commit(CHILD, commit, parts.job.hyper)
+    assert (step.parts, step.hyper, parts.shard.held) == (1, parts.job.hyper, 1)
+
+
+def test_a_page_is_copied_before_its_side_is_written_again() -> None:
+    """P1. Goal: a copy of version t ends before the updates of step t + 1 begin."""
+    parts = Parts(number=1, count=2)
+    copy = parts.m(wire.Copy, index=1, part=0)
+    action = do.CopyPage(1, 0)
+    parts.check(
+        (lambda: parts.serving.copy(parts.m(wire.Copy, index=0, part=0)), None, []),  # another's
+        (lambda: parts.serving.copy(copy), None, ["CopyPage chunk=1 step=0"]),
+        (lambda: parts.serving.copy(copy), None, []),
+        (lambda: parts.serving.reads_before(1), True, []),
+        (lambda: parts.serving.page_copied(action, "page"), None,
+         ["switch: Page index=1 part=0 + page", "drop page"]),
+        (lambda: parts.serving.reads_before(1), False, []),
+        (lambda: parts.serving.page_copied(action, None), None, []),
+    )  # fmt: skip
 
 
 # -------------------------------------------------------------------------- the tables

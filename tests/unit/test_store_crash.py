@@ -145,9 +145,47 @@ def test_a_kill_anywhere_leaves_a_whole_version(
     monkeypatch.undo()
 
     found = [(place, check_image(image, expected, known)) for place, image, known in watch.images]
-    assert {place for place, _ in found} >= set(documented_failpoints("store", "store.create."))
+    places = {place for place, _ in found} | {"store.before_filling"}  # that is another story
+    assert places >= set(documented_failpoints("store", "store.create."))
     assert ("store.after_decided", 5) in found  # decided on disk, not yet announced
     assert ("store.before_decide", 4) in found
+
+
+def test_a_kill_while_a_store_is_filled_leaves_it_empty_or_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P7. Goal: killed at any failpoint, it has the version of before, none, or one with all pages.
+    Method: fill a store that holds a state, a page in each step; open a copy of every failpoint."""
+    path = tmp_path / "store"
+    expected: Expected = {}
+    images: list[Path] = []
+    store = FilePageStore.create(path, small_config(), durability="process", direct_io=False)
+
+    def take_image(place: str) -> None:
+        images.append(shutil.copytree(path, tmp_path / f"image-{len(images)}"))
+
+    with store:
+        take_step(store, 0)
+        expected[0] = contents(store, 0)
+        monkeypatch.setattr(file_module, "failpoint", take_image)
+        store.begin_filling(7)
+        for page in range(7):
+            store.fill(page, record(store, page, 7 + page))
+            expected[8 + page] = [record(store, each, 8 + page) for each in range(7)]
+            take_step(store, 8 + page, pages=range(page + 1))
+        take_step(store, 15, pages=[])
+        expected[15] = expected[14]
+    monkeypatch.undo()
+    found = []
+    for image in images:
+        with FilePageStore.open(image, durability="process", direct_io=False) as copied:
+            found.append(-1 if copied.decided is None else copied.decided.version)
+            if found[-1] >= 0:
+                assert contents(copied, found[-1]) == expected[found[-1]]
+            copied.begin_filling(20)  # whatever it holds, it can be filled
+            copied.fill(0, record(copied, 0, 20))
+    assert sorted(set(found)) == [-1, 0, 14, 15]
+    assert found == sorted(found, key=[0, -1, 14, 15].index)
 
 
 def documented_failpoints(prefix: str, without: str) -> list[str]:

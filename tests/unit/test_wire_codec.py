@@ -37,6 +37,7 @@ from luwu.wire.messages import (
     Confirm,
     Confirmed,
     Content,
+    Copy,
     Decided,
     Gone,
     Hello,
@@ -47,6 +48,7 @@ from luwu.wire.messages import (
     Message,
     Open,
     Opened,
+    Page,
     Prepared,
     Present,
     Propose,
@@ -134,8 +136,8 @@ GOLDEN: list[tuple[Message, str]] = [
         "9b 14 01 02 03 04 01 05 06 07 c4 01 01 a2 63 64",
     ),
     (
-        Commit(**_COMMON, contributors=1, hyper_hash="cd", parts=2, skip=True),
-        "9d 15 01 02 03 04 01 05 06 07 c4 01 01 a2 63 64 02 c3",
+        Commit(**_COMMON, contributors=1, hyper_hash="cd", parts=2, skip=True, held=4),
+        "9e 15 01 02 03 04 01 05 06 07 c4 01 01 a2 63 64 02 c3 04",
     ),
     (
         Verdict(**_COMMON, applied=False, grad_norm=math.inf),
@@ -190,9 +192,11 @@ GOLDEN: list[tuple[Message, str]] = [
         "9e 23 01 02 03 04 01 05 06 07 06 c3 c3 03 c2",
     ),
     (
-        Adopt(**_COMMON, members=6, contributors=3, loaded=True, text="why"),
-        "9d 24 01 02 03 04 01 05 06 07 06 c4 01 03 c3 a3 77 68 79",
+        Adopt(**_COMMON, members=6, contributors=3, loaded=True, text="why", filling=9),
+        "9e 24 01 02 03 04 01 05 06 07 06 c4 01 03 c3 a3 77 68 79 09",
     ),
+    (Copy(**_DATA), "9b 25 01 02 03 04 01 05 06 07 08 09"),
+    (Page(**_DATA), "9b 26 01 02 03 04 01 05 06 07 08 09"),
 ]
 EXAMPLES = {type(message): message for message, _ in GOLDEN}
 
@@ -440,7 +444,7 @@ _WRONG: dict[str, list[Any]] = {
     "bool": [0, 1, None, "true", 1.0],
     "str": [1, None, b"text", "x" * (TEXT_CHARS_MAX + 1), ["text"]],
     "Role": [0, 5, -1, 1.0, True, None, "WORKER"],
-    "Verb": [0, 8, -1, 2**63, True, None],
+    "Verb": [0, 9, -1, 2**63, True, None],
     "contributors": _WRONG_BITMAPS,
     "present": _WRONG_BITMAPS,
     "lost": _WRONG_BITMAPS,

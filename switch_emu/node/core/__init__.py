@@ -12,6 +12,7 @@ membership.py       the child joins and leaves
 steps.py, step.py   the undecided steps; sums.py what has come in for one of them
 budget.py           bytes of gradients in RAM; what is over is spilled, or waits
 gathering.py        gradients, Begin and Commit, into the sums
+filling.py          the pages of a lost node, which come from the others while the job goes on
 updates.py          pages that are being updated
 attachments.py      what ranks attach to a step
 serving.py          weights that are pulled

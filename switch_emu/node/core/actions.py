@@ -100,6 +100,22 @@ class OpenStore:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginFilling:
+    """Empty the store, or make it, and go on from this version without a page; `store_opened`."""
+
+    description: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class FillPage:
+    """Write a page as the decided version has it; `page_filled`."""
+
+    chunk: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
 class LoadPage:
     """Write initial weights and zero moments to a page; `page_loaded`."""
 
@@ -209,6 +225,15 @@ class ReadWeights:
     parts: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CopyPage:
+    """Read a page of the decided version, for another node; `page_copied`."""
+
+    chunk: int
+    step: int
+    """The version."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
     """Make a version durable as a whole, with its record; `prepared`."""
@@ -269,5 +294,5 @@ class Unpin:
 Action = (
     Send | Drop | Note | OpenStore | LoadPage | RecordAttempt | Discard | Spill | Fold | Update
     | Inspect | ReadWeights | Prepare | Decide | KeepPiece | PinVersion | ReadField | Unpin
-    | GiveUp
+    | GiveUp | BeginFilling | FillPage | CopyPage
 )  # fmt: skip

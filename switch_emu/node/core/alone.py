@@ -73,6 +73,9 @@ class Alone:
 
     # ---------------------------------------------------------------------- as of one of several
 
+    def start_filling(self) -> None:
+        """Nothing is filled: no other node has the pages."""
+
     def tick(self) -> None:
         """Nothing is asked."""
 

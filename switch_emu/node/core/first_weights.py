@@ -5,7 +5,6 @@ Load    LoadPage -> page_loaded: Received
 
 from __future__ import annotations
 
-from luwu.layout import COUNT_BYTES
 from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children
 from luwu.protocol.outbox import Outbox
@@ -86,12 +85,7 @@ class FirstWeights:
 
     def _sizes(self, chunk: int) -> tuple[int, ...]:
         """Bytes of initial weights; or of weights, state fields and the counts of updates."""
-        description, layout = self._shard.description, self._shard.layout
-        assert description is not None
-        place = layout.chunks[chunk]
-        fields_count = 1 + len(description.state_fields)
-        whole = fields_count * place.sum_bytes + COUNT_BYTES * layout.segments_count(chunk)
-        return (place.sum_bytes, whole) if place.trainable else (place.sum_bytes,)
+        return self._shard.layout.chunks[chunk].sum_bytes, self._shard.record_bytes(chunk)
 
     def _confirm(self, chunk: int) -> None:
         receipt = self._outbox.stamped(

@@ -23,6 +23,7 @@ from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb
 from switch_emu.node.core.actions import Fold, Inspect
 from switch_emu.node.core.budget import GradientBudget
+from switch_emu.node.core.filling import Filling
 from switch_emu.node.core.results import AbortRequest
 from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.shard import Shard
@@ -36,11 +37,12 @@ class Gathering:
 
     def __init__(
         self, outbox: Outbox, children: Children, shard: Shard, steps: Steps,
-        budget: GradientBudget, serving: Serving, *, owes: bool = False,
+        budget: GradientBudget, serving: Serving, filling: Filling, *, owes: bool = False,
     ) -> None:  # fmt: skip
         """`owes`: receipts may wait for room (`NodeLimits.receipts_may_wait`)."""
         self._outbox, self._children, self._shard = outbox, children, shard
         self._steps, self._budget, self._serving = steps, budget, serving
+        self._filling = filling
         self._owes = owes
         self.duplicates: Counter[str] = Counter()
         """Gradients that had arrived before, and came again, by child."""
@@ -222,11 +224,15 @@ class Gathering:
     def commit(self, peer: str, m: wire.Commit, hyper: bytes, *_: object) -> bool:
         """All pushes of a step are out; True if it is the open one."""
         is_known = self._children.answer_commit(peer, m.step)
-        if is_known or not self._children.loaded or m.step != self._outbox.step:
+        if not self._children.loaded or m.step != self._outbox.step:
+            return False
+        if is_known and not self._filling.number:  # which may know the verdict before
             return False
         step = self._steps.at(m.step)
         if step.parts is None:
             step.parts, step.skip = m.parts, m.skip
-            if not self._shard.is_streaming:
+            if self._filling.number:
+                self._shard.hold(m.held)
+            if not self._shard.is_streaming or self._filling.number:
                 step.hyper = hyper
         return True

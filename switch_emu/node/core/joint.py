@@ -2,15 +2,16 @@
 
     the switch sends   this node
     Hello              records that it hears no older switch, and answers Standing
-    Adopt              makes its store if it has none; decides what is decided; records epoch and
-                       attempt; forgets the attempt before; answers Welcome
+    Adopt              makes its store if it has none, or empties it to be filled; decides what is
+                       decided; records epoch and attempt; forgets the attempt before; answers
+                       Welcome
     Verdict            the open step is applied, or skipped
     Resolved           all nodes are prepared: it decides, and says Decided
     Refuse             ends: the job goes on without it, or its state is not that of the others
 
 What it states of the open step (Measured, Prepared) is repeated until the answer comes. An attempt
 is taken over once the store has time, and a version that is decided elsewhere is decided here. The
-other side of these messages, and the rules E1 to E7, are in `switch/core/lead.py`. Pure.
+other side of these messages, and the rules E1 to E8, are in `switch/core/lead.py`. Pure.
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ from luwu.wire import messages as wire
 from luwu.wire.description import differences
 from luwu.wire.squares import Squares, encode_all
 from switch_emu.node.core.actions import (
+    BeginFilling,
     GiveUp,
     NodeLimits,
     OpenStore,
     RecordAttempt,
     StoreFacts,
 )
+from switch_emu.node.core.filling import Filling
 from switch_emu.node.core.results import AbortRequest, Judgement
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.state import State
 from switch_emu.node.core.steps import Steps
+from switch_emu.node.core.updates import Updates
 
 OLDER_STATE_CODE = "E508"
 LEFT_OUT_CODE = "E510"
@@ -51,10 +55,11 @@ class Joint:
 
     def __init__(
         self, outbox: Outbox, children: Children, shard: Shard, state: State, steps: Steps,
-        limits: NodeLimits, retry: RetryPolicy,
+        filling: Filling, updates: Updates, limits: NodeLimits, retry: RetryPolicy,
     ) -> None:  # fmt: skip
         self._outbox, self._children, self._limits = outbox, children, limits
         self._shard, self._state, self._steps = shard, state, steps
+        self._filling, self._updates = filling, updates
         self._asked: Outstanding[tuple[wire.Message, bytes | None]] = Outstanding(retry)
         self._recorded = Epoch()
         """What is on disk."""
@@ -64,12 +69,17 @@ class Joint:
         """It has taken an attempt over since it was started: it knows which one counts."""
         self._ahead: wire.Adopt | None = None
         """An attempt that is taken over as soon as the store is ready for it."""
+        self._beginning = 0
+        """Number of a filling for which the store is being emptied."""
         self.repeated_count = 0
         """Messages that were repeated because no answer came in time."""
 
     def opened(self, facts: StoreFacts) -> wire.Adopt | None:
         """The store is open; the attempt that waited for it, if it can be taken over."""
         self._recorded, self._digests = facts.recorded, facts.prepared_digests
+        if self._beginning:
+            self._filling.begin(self._beginning)
+            self._beginning, self._children.outcomes.decided = 0, None  # it does not know how
         return None if self._ahead is None else self._follow(self._ahead)
 
     # ---------------------------------------------------------------------- what the switch sends
@@ -95,7 +105,7 @@ class Joint:
             self._record(self._recorded._replace(promised=hello.incarnation))
         self._outbox.send_all((peer,), self._standing(), self._digests or None)
 
-    def adopt(self, m: wire.Adopt) -> wire.Adopt | None:
+    def adopt(self, m: wire.Adopt, *_: object) -> wire.Adopt | None:
         """An attempt counts; it, if it can be taken over now."""
         outbox = self._outbox
         ours, theirs = (outbox.generation, outbox.attempt), (m.generation, m.attempt)
@@ -105,9 +115,12 @@ class Joint:
             return None
         return self._follow(m) if m.attempt >= outbox.attempt else None
 
-    def verdict(self, m: wire.Verdict) -> Judgement | None:
+    def verdict(self, m: wire.Verdict, *_: object) -> Judgement | None:
         """How the open step comes out at all nodes."""
         step, attempt = self._steps.open, self._outbox.attempt
+        if self._filling.number and not m.applied and m.step == self._outbox.step:
+            step = self._steps.at(m.step)
+            step.is_stated = True  # its sums may never be complete here, and are void
         if step is None or m.step != step.number or not step.is_stated or step.is_judged:
             return None
         if not self._is_of_now(m) or m.attempt != attempt + (not m.applied):
@@ -115,7 +128,7 @@ class Joint:
         self._asked.pop("measured")
         return Judgement(m.applied, m.grad_norm, m.attempt)
 
-    def resolved(self, m: wire.Resolved) -> None:
+    def resolved(self, m: wire.Resolved, *_: object) -> None:
         """All nodes are prepared: this one decides."""
         prepared = self._state.prepared
         is_ours = prepared is not None and prepared.version == m.version
@@ -123,7 +136,7 @@ class Joint:
             self._asked.pop("prepared")
             self._state.decide()
 
-    def refused(self, m: wire.Refuse) -> None:
+    def refused(self, m: wire.Refuse, *_: object) -> None:
         """This node can be none of its job."""
         code = OLDER_STATE_CODE if m.is_older else LEFT_OUT_CODE if m.is_left_out else "E500"
         text = f"optimizer node {self._shard.node.number}: {m.text}"
@@ -150,6 +163,17 @@ class Joint:
 
     # ---------------------------------------------------------------------- attempts
 
+    def start_filling(self) -> None:
+        """Have the store emptied, if an attempt waits for that and nothing is under way to it."""
+        m = self._ahead
+        if m is None or m.filling in (0, self._filling.number, self._beginning):
+            return
+        is_busy = self._state.is_sealing or self._updates.under_way or self._filling.is_writing
+        if not is_busy:
+            self._beginning = m.filling
+            description = self._children.members.description
+            self._outbox.actions.append(BeginFilling(description, m.step))
+
     def request_abort(self, request: AbortRequest) -> bool:
         """The switch alone gives attempts up: what it sent does not fit together."""
         cancel = self._outbox.stamped(wire.Cancel, text=request.text[:900], lost=0)
@@ -163,6 +187,9 @@ class Joint:
     def taken_over(self, m: wire.Adopt) -> Epoch:
         """An attempt is taken over; the epoch to record with it."""
         self._ahead, self.is_enlisted = None, True
+        if not m.filling:
+            self._filling.end()
+            self._shard.hold(0)
         self._outbox.epoch, self._outbox.generation = m.epoch, m.generation
         self._asked.clear()
         self._recorded = Epoch(m.epoch, m.members, m.incarnation)
@@ -202,6 +229,8 @@ class Joint:
 
     def _standing(self) -> wire.Standing:
         prepared, is_loaded = self._state.prepared, self._children.loaded
+        if self._filling.number:  # what there is is no state
+            prepared, is_loaded = None, False
         return self._outbox.stamped(
             wire.Standing, epoch=self._recorded.number, members=self._recorded.members,
             loaded=is_loaded, is_prepared=prepared is not None,
@@ -216,6 +245,9 @@ class Joint:
     def _follow(self, m: wire.Adopt) -> wire.Adopt | None:
         """The attempt if it can be taken over now; else decide what is decided first."""
         before, self._ahead = self._ahead, m
+        if m.filling and m.filling != self._filling.number:
+            self.start_filling()
+            return None
         if self._shard.description is None:
             if m.loaded:
                 self._give_up(m.step, None)
@@ -226,6 +258,8 @@ class Joint:
             return None
         ours, prepared = self._state.version, self._state.prepared
         theirs = m.step if m.loaded else None
+        if ours == theirs and not m.filling and not self._filling.is_whole:
+            self._give_up(theirs, None)
         if ours == theirs:
             return m
         if prepared is not None and prepared.version == theirs:

@@ -45,6 +45,7 @@ from switch_emu.node.core.actions import Action
 from switch_emu.node.core.alone import Alone
 from switch_emu.node.core.attachments import Attachments
 from switch_emu.node.core.budget import GradientBudget
+from switch_emu.node.core.filling import Filling
 from switch_emu.node.core.first_weights import FirstWeights
 from switch_emu.node.core.gathering import Gathering
 from switch_emu.node.core.joint import Joint
@@ -88,6 +89,8 @@ FROM_LEAD: Final[Table] = {
     wire.Verdict: "joint.verdict",
     wire.Resolved: "joint.resolved",
     wire.Refuse: "joint.refused",
+    wire.Copy: "serving.copy",
+    wire.Page: "filling.page",
 }
 """At one of several nodes: from the switch that leads them, in whatever attempt."""
 
@@ -115,14 +118,18 @@ class NodeCore:
         budget = GradientBudget(outbox, children, limits.sum_bytes_max, limits.raw_bytes_max)
         steps = Steps(outbox, children, shard, budget, self.groups)
         serving = Serving(outbox, children, shard, steps, limits.reads_max)
+        self.filling = filling = Filling(outbox, children, shard)
         self.out, self.children, self.shard, self.state = outbox, children, shard, state
         self.budget, self.steps, self.serving = budget, steps, serving
         self.first_weights = FirstWeights(outbox, children, shard, state)
         self.gathering = Gathering(
-            outbox, children, shard, steps, budget, serving, owes=limits.receipts_may_wait
-        )
+            outbox, children, shard, steps, budget, serving, filling,
+            owes=limits.receipts_may_wait,
+        )  # fmt: skip
         self.attachments = Attachments(outbox, children, steps)
-        self.updates = Updates(outbox, shard, steps, budget, serving, limits.updates_max)
+        self.updates = updates = Updates(
+            outbox, shard, steps, budget, serving, filling, limits.updates_max
+        )
         self.membership = Membership(outbox, children, shard, steps)
         ranks_min = limits.ranks_min if node.is_alone else None
         self.joint: Alone | Joint
@@ -130,7 +137,9 @@ class NodeCore:
             self.joint = Alone(outbox, shard, state, steps)
         else:
             retry = retry or RetryPolicy()
-            self.joint = Joint(outbox, children, shard, state, steps, limits, retry)
+            self.joint = Joint(
+                outbox, children, shard, state, steps, filling, updates, limits, retry
+            )
         self.counted = CountedRanks(outbox, ranks, ranks_min)
         self.readers = Readers(outbox)
         self._with_attempt = (steps, state, self.first_weights, self.joint, serving)
@@ -158,7 +167,7 @@ class NodeCore:
             out.ignore(m, payload)
             out.send(peer, out.stamped(wire.Rejoin))
         elif kind in self._from_lead:
-            self._act_on(self._from_lead[kind](m))
+            self._act_on(self._from_lead[kind](m, payload, payload_bytes))
         elif kind in self._from_member:
             self._from_member[kind](peer, m)
         elif m.attempt > out.attempt or not self.joint.is_enlisted:
@@ -225,7 +234,7 @@ class NodeCore:
     # ---------------------------------------------------------------------- what was done
 
     def store_opened(self, facts: do.StoreFacts) -> list[Action]:
-        """The store is open: at the start, or because `OpenStore` asked for it."""
+        """The store is open: at the start, or as `OpenStore` or `BeginFilling` asked for it."""
         if facts.job == self.out.job and facts.version is not None:
             self.counted.run_goes_on()
         self.shard.open(facts.description)
@@ -244,6 +253,18 @@ class NodeCore:
     def page_loaded(self, load: do.LoadPage) -> list[Action]:
         """Initial weights are in their page; when all are, version 0 is prepared."""
         self._act_on(self.first_weights.page_loaded(load))
+        return self.out.take()
+
+    def page_filled(self, done: do.FillPage) -> list[Action]:
+        """A page that came from another node is in its place."""
+        self.filling.page_filled(done)
+        self._advance()
+        return self.out.take()
+
+    def page_copied(self, copy: do.CopyPage, payload: Payload | None) -> list[Action]:
+        """The page that `copy` asked for; None if that version has gone meanwhile."""
+        self.serving.page_copied(copy, payload)
+        self._advance()
         return self.out.take()
 
     def inspected(self, done: do.Inspect, *, fits: bool) -> list[Action]:
@@ -350,6 +371,7 @@ class NodeCore:
 
     def _advance(self) -> None:
         """Do what has become possible: measure, discard, start updates, prepare."""
+        self.joint.start_filling()
         step, state = self.steps.open, self.state
         if step is not None and not step.is_stated and step.is_measured(self.shard.trainable):
             self._measure(step)
@@ -366,6 +388,7 @@ class NodeCore:
         if step.verdict is None or self.updates.under_way or state.must_discard:
             return
         is_complete = not step.is_applied or len(step.written) == len(self.shard.trainable)
+        is_complete = is_complete and step.parts is not None and self.filling.has_held
         keeps = step.keeps and 0 in self.shard.share.stripes  # its owners keep it for all
         if is_complete and (not keeps or step.has_kept(self.children.members.active)):
             step.preparing = True

@@ -7,6 +7,7 @@
     Pull -> wanted     the weights are not there yet
          -> queued     they can be read; reads start in this order, a few at a time: ReadWeights
     wanted -> sent     an update hands them out on its way
+    Copy -> CopyPage   a whole page, for a node that is being filled
 
 What was read under an older attempt is dropped: it is asked for again under the new one. Pure.
 """
@@ -19,7 +20,7 @@ from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
-from switch_emu.node.core.actions import ReadWeights, Update
+from switch_emu.node.core.actions import CopyPage, ReadWeights, Update
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.steps import Steps
 
@@ -36,7 +37,7 @@ class Serving:
         self._wanted: dict[tuple[int, int], set[int]] = {}
         """(step, extent) -> uses for which it is wanted."""
         self._queue: deque[ReadWeights] = deque()
-        self._reads: set[ReadWeights] = set()
+        self._reads: set[ReadWeights | CopyPage] = set()
         """Under way."""
         self._pulled_ahead: dict[int, None] = {}
         """Extents of the step after the open one, in the order of their first pull."""
@@ -85,6 +86,23 @@ class Serving:
         self._reads.discard(read)
         if payload is not None and read.attempt == self._outbox.attempt:
             self._send(read.step, read.extent, read.parts, payload, in_place)
+        self._outbox.drop(payload)
+        self._start_reads()
+
+    def copy(self, m: wire.Copy, *_: object) -> None:
+        """The switch wants a page for a node that is being filled."""
+        copy, is_ours = CopyPage(m.index, m.step), self._shard.owns(m.index)
+        is_decided = self._children.loaded and m.step == self._outbox.step
+        if is_ours and is_decided and copy not in self._reads:
+            self._reads.add(copy)
+            self._outbox.actions.append(copy)
+
+    def page_copied(self, copy: CopyPage, payload: Payload | None) -> None:
+        """The page that `copy` asked for; None if that version has gone meanwhile."""
+        self._reads.discard(copy)
+        if payload is not None and copy.step == self._outbox.step:
+            page = self._outbox.stamped(wire.Page, step=copy.step, index=copy.chunk, part=0)
+            self._children.send_all(page, payload)
         self._outbox.drop(payload)
         self._start_reads()
 

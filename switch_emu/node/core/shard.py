@@ -29,9 +29,14 @@ class Shard:
         self.form: PushForm | None = None
         """The required form of pushes."""
         self.trainable: tuple[int, ...] = ()
-        """Indices of the extents that are updated, of those this node owns."""
+        """Indices of the extents that are updated, of those this node owns and holds."""
         self.by_stripe: tuple[tuple[int, ...], ...] = ()
         """The same, by stripe: in the order of `share.stripes`."""
+        self.held = 0
+        """How many of its extents, in the order of their pages, count while the node is being
+        filled; 0: all."""
+        self.held_chunks = 0
+        """Chunks of these extents."""
         self.chunks_count = 0
         """Chunks that this node owns."""
         self._extents: frozenset[int] = frozenset()
@@ -50,8 +55,23 @@ class Shard:
         self._extents = frozenset(
             each.index for each in self.layout.extents if self.share.owns_extent(each.index)
         )
-        self.by_stripe = tuple(map(self.share.trainable, self.share.stripes))
+        self.hold(0)
+
+    def hold(self, count: int) -> None:
+        """So many extents count from now on, in the order of their pages; 0: all."""
+        extents = self.share.extents()[: count or None]
+        held = {each.index for each in extents}
+        self.held, self.held_chunks = count, sum(len(each.chunks) for each in extents)
+        self.by_stripe = tuple(
+            tuple(e.index for e in self.share.extents_of(s) if e.trainable and e.index in held)
+            for s in self.share.stripes
+        )
         self.trainable = tuple(sorted(extent for each in self.by_stripe for extent in each))
+
+    def record_bytes(self, chunk: int) -> int:
+        """Bytes of a chunk's weights, state fields and counts of updates, as they travel."""
+        assert self.description is not None
+        return self.layout.record_bytes(chunk, len(self.description.state_fields))
 
     def owns(self, chunk: int) -> bool:
         """True if a chunk exists and is this node's."""

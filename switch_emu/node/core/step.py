@@ -7,10 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from luwu.base.errors import RemoteProtocolError
 from luwu.protocol.contribution import Contribution, common_absent
 from luwu.protocol.members import ranks_text
-from luwu.wire.hyper import decode_hyper
+from luwu.wire.hyper import keeps
 from luwu.wire.messages import Verdict
 from luwu.wire.squares import Squares
 from switch_emu.node.core.actions import Fold, Update
@@ -117,10 +116,7 @@ class Step:
     @property
     def keeps(self) -> bool:
         """True if, by its hyper-parameters, every rank attaches something to it."""
-        try:
-            return self.hyper is not None and decode_hyper(self.hyper).keeps
-        except RemoteProtocolError:
-            return False  # the update of a page reports it
+        return keeps(self.hyper)
 
     @property
     def kept_ranks(self) -> int:

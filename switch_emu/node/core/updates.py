@@ -9,6 +9,7 @@ from __future__ import annotations
 from luwu.protocol.outbox import Outbox
 from switch_emu.node.core.actions import Update
 from switch_emu.node.core.budget import GradientBudget
+from switch_emu.node.core.filling import Filling
 from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.step import Step
@@ -20,10 +21,11 @@ class Updates:
 
     def __init__(
         self, outbox: Outbox, shard: Shard, steps: Steps, budget: GradientBudget, serving: Serving,
-        updates_max: int,
+        filling: Filling, updates_max: int,
     ) -> None:  # fmt: skip
         self._outbox, self._shard, self._steps = outbox, shard, steps
         self._budget, self._serving, self._updates_max = budget, serving, updates_max
+        self._filling = filling
         self.under_way: dict[tuple[int, int], Update] = {}
         """(attempt, extent) -> update."""
 
@@ -32,7 +34,12 @@ class Updates:
         if step.hyper is None or self._serving.reads_before(step.number):
             return  # a read for step t - 1 must end before its side is written again
         attempt = self._outbox.attempt
-        while step.ready and len(self.under_way) < self._updates_max:
+        for _ in range(len(step.ready)):
+            if len(self.under_way) >= self._updates_max:
+                return
+            if not self._filling.has(step.ready[0]):
+                step.ready.rotate(-1)  # its pages are still to come
+                continue
             publish = self._serving.awaits(step.number + 1, step.ready[0])
             update = step.next_update(attempt, publish=publish)
             self.under_way[attempt, update.extent] = update

@@ -7,8 +7,10 @@
     presence.py          which ranks are present, where a job goes on without lost ones
     attempts.py          the request to give an attempt up
     parents.py           several optimizer nodes: which messages concern which of them
-    lead.py              E1 to E7: attempts, verdicts and decisions of several nodes; who counts
+    lead.py              E1 to E8: attempts, verdicts and decisions of several nodes; who counts
     standings.py         where each of them stands; ballot.py what they state of a version
+    filling.py           pages for a node that does not count; filled_node.py how far it is
+    refusals.py          what nodes that cannot take part are told
     reader_routes.py     requests of readers, up and back
 
     aggregation.py       pushes in slots: contributions meet, one sum goes up

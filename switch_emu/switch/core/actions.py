@@ -70,6 +70,8 @@ class SwitchLimits:
     node_patience_ns: int | None = None
     """How long one of several optimizer nodes may be gone before the job goes on without it, where
     others hold its pages; None: it is waited for."""
+    fill_bytes_per_s: float | None = None
+    """Pages that are copied to a node that is being filled; None: a lost node stays left out."""
     ranks_min: int | None = None
     """With several optimizer nodes: `NodeLimits.ranks_min` of the job."""
     only_forwards: bool = False

@@ -21,12 +21,15 @@ Who may decide:
         of three or more, most are enough. Later ones may leave out up to half of its members. So
         two switches never lead different parts of one job.
     E4  A member that is lost is left out by an epoch that the others record. It hears nothing of
-        the later one, so it prepares nothing; it is refused when it comes back.
+        the later one, so it prepares nothing; when it comes back it is filled as if it were empty.
     E5  A version that all members of a new epoch have prepared, under one attempt and with no
         later one known, is decided with the epoch. Otherwise its step is made again.
     E6  If too few members answer, or those that do lack a page, the job waits for the others.
     E7  Owners of a page that state different sums or digests of it decide nothing: the odd one of
         three is left out; of two, the one that states something else when the step is made again.
+    E8  A node that is being filled (`filling.py`) is no member: it is asked for no vote and serves
+        nothing. It is one from the epoch on that follows a version of which it has all pages, with
+        the digests of the other owners.
 
 Pure.
 """
@@ -48,12 +51,14 @@ from luwu.protocol.lost_steps import lost_steps_text, refusal_text
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
-from luwu.wire.hyper import decode_hyper
+from luwu.wire.hyper import keeps
 from luwu.wire.kinds import Verb
 from luwu.wire.squares import parse_all
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.ballot import Ballot, Difference
+from switch_emu.switch.core.filling import Filling
 from switch_emu.switch.core.parents import Parents
+from switch_emu.switch.core.refusals import Refusals
 from switch_emu.switch.core.standings import Position, Standings
 
 _STARTED_AGAIN: Final = "the switch was started again"
@@ -72,6 +77,10 @@ class Lead:
         self.at = Standings(
             outbox, children, self._ballot, parents.count, limits.node_patience_ns
         )  # fmt: skip
+        self._refusals = Refusals(outbox, parents)
+        self._filling = Filling(
+            outbox, parents, self.at, self._ballot, self._refusals, limits.fill_bytes_per_s, retry
+        )
         self._text = ""
         """Why an epoch or an attempt is proposed."""
         self._is_installed = False
@@ -104,6 +113,7 @@ class Lead:
             wire.Standing: self._stands, wire.Welcome: self._takes_over, wire.Cancel: self._cancels,
             wire.Measured: self._measured, wire.Prepared: self._prepared,
             wire.Decided: self._decided, wire.Rejoin: self._rejoins, wire.Received: self._received,
+            wire.Page: self._filling.page,
         }  # fmt: skip
         self.repeated_count = 0
         """Messages that were repeated because no answer came in time."""
@@ -111,6 +121,7 @@ class Lead:
     def learn(self, job: Description) -> None:
         """The job is known: nothing is stated of a step before."""
         self._norm_type = job.norm_type
+        self._filling.learn(job)
 
     # ---------------------------------------------------------------------- from and to the core
 
@@ -148,44 +159,57 @@ class Lead:
                 self._leave = m
             case wire.Commit() if m.parts and m.step == self.at.now.step:
                 self._skips = m.skip
-                self._keeps = _keeps(send.payload)
-        numbers = self._parents.concerned(m)
-        return [Send(tuple(self._parents.names[n] for n in numbers), m, send.payload)]
+                self._keeps = keeps(send.payload)
+        names, numbers = self._parents.names, self._parents.concerned(m)
+        filled = self._parents.filled
+        if filled is None or not isinstance(m, wire.Commit):
+            return [Send(tuple(names[n] for n in numbers), m, send.payload)]
+        members = tuple(names[n] for n in numbers if n != filled.number)
+        its = replace(m, held=filled.held(m.step))
+        return [Send(members, m, send.payload), Send((names[filled.number],), its, send.payload)]
 
     # ---------------------------------------------------------------------- connections and time
 
     def reconnected(self, number: int) -> None:
         """A connection is there, or there again."""
-        self.at.away(number)
+        self._away(number)
         self.at.nodes[number].absent_ns = None
         if self._hello is not None:
             self._greet(number, again=True)
 
     def lost(self, number: int) -> None:
         """A connection has ended."""
-        self.at.away(number)
+        self._away(number)
         if self.at.nodes[number].absent_ns is None:
             self.at.nodes[number].absent_ns = self._outbox.now_ns
         if self._hello is not None:
             self._greet(number)
 
+    def _away(self, number: int) -> None:
+        """Where a node stands is not known any more; the others do not wait for one that is being
+        filled."""
+        self.at.away(number)
+        self._filling.waiting.discard(number)
+        if self._is_installed and (self.at.next or self.at.now).filled >> number & 1:
+            self._consider()
+
     def tick(self) -> None:
         """Repeat what is due; go on without nodes that are gone for too long."""
         due = self._asked.due(self._outbox.now_ns)
-        self.repeated_count += len(due)
+        self.repeated_count += len(due) + self._filling.tick()
         self._outbox.actions.extend(due)
         if self.at.lost:
             self._consider()
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do."""
-        due = [self._asked.next_due_ns(), self.at.next_lost_ns()]
+        due = [self._asked.next_due_ns(), self.at.next_lost_ns(), self._filling.next_tick_ns()]
         return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
     def waits_for(self) -> str:
         """The nodes that are waited for, as text; or nothing."""
-        members = self.at.now.members if self.at.next is None else self.at.next.members
-        away = sum(1 << n for n in nodes_of(members) if not self.at.nodes[n].is_adopted)
+        everyone = (self.at.next or self.at.now).everyone
+        away = sum(1 << n for n in nodes_of(everyone) if not self.at.nodes[n].is_adopted)
         return f"optimizer {nodes_text(away)}" if away else ""
 
     # ---------------------------------------------------------------------- where nodes stand
@@ -223,7 +247,7 @@ class Lead:
 
     def _rejoins(self, number: int, m: wire.Rejoin, _: Any) -> None:
         """A node does not know this switch: it was started again."""
-        self.at.away(number)
+        self._away(number)
         if self._hello is not None:
             self._greet(number)
 
@@ -232,17 +256,27 @@ class Lead:
         node, bit = self.at.nodes[number], 1 << number
         self._asked.pop(("hello", number))
         is_same, node.incarnation = node.incarnation == m.incarnation, m.incarnation
+        if is_same and node.absent_ns is not None:
+            return  # it is late: the connection on which it was sent has ended
         node.is_away, node.absent_ns = False, None
-        if self._is_installed and not (self.at.now.members | self._proposed) & bit:
-            self._leave_out(number)
+        everyone = self.at.now.everyone | (0 if self.at.next is None else self.at.next.everyone)
+        if self._is_installed and not everyone & bit:
+            if not self._filling.is_on or self._leave is not None:
+                self._refusals.leave_out(number, self.at.now)
+                return
+            self._filling.came(number)
+            node.standing, node.digests = m, b""
+            self._consider()
             return
         if is_same and node.is_adopted:
             return  # it is late: the node has taken over since what it did not yet know then
         if is_same and self.at.next is None and self._is_installed and self._follows(m):
             node.is_adopted = True  # only the connection was lost
+            self._filling.hurry()
             if self._verdict is not None:
                 self._send(number, self._verdict)
             self._welcome_core()
+            self._consider()  # another may have been started again meanwhile
             return
         node.standing, node.digests = m, digests or b""
         self._consider()
@@ -259,7 +293,7 @@ class Lead:
         wanted = self.at.now if self.at.next is None else self.at.next
         if (m.generation, m.attempt) != (wanted.generation, wanted.attempt):
             return
-        if not wanted.members >> number & 1:
+        if not wanted.everyone >> number & 1:
             return
         node = self.at.nodes[number]
         self._asked.pop(("adopt", number))
@@ -269,7 +303,7 @@ class Lead:
         if self.at.next is None:
             if self._leave is not None:
                 self._send(number, self._leave)
-        elif all(self.at.nodes[each].is_adopted for each in nodes_of(wanted.members)):
+        elif all(self.at.nodes[each].is_adopted for each in nodes_of(wanted.everyone)):
             self._install()
         else:
             self._consider()
@@ -318,12 +352,17 @@ class Lead:
         members = self._proposed or self.at.now.members
         lost = members & self.at.lost
         back = sum(1 << n for n in nodes_of(members) if self.at.nodes[n].standing is not None)
-        if not lost and not back:
+        gone = self._filling.gone
+        if not lost and not back and not gone:
+            if self._filling.waiting and not self.at.now.filled and self.at.next is None:
+                # From the next step on: the open one need not be made again.
+                self._abort_text = f"optimizer node {min(self._filling.waiting)} is to be filled"
             return
         rest = members & ~lost
         if (
             self.at.next is not None
             and rest == members
+            and not gone
             and self.at.are_at(back, self.at.next.version)
         ):
             self._adopt_again()
@@ -334,7 +373,7 @@ class Lead:
         version = self.at.now.version
         if rest == back:  # all were started again: of an older copy of the state, perhaps
             version = max(self.at.version_of(n) for n in nodes_of(rest))
-        self._go_on_with(rest, version, self._reason(back, lost))
+        self._go_on_with(rest, version, self._reason(back, lost | gone))
 
     def _are_enough(self, members: int) -> bool:
         """E3: at least half of the nodes that count."""
@@ -346,15 +385,16 @@ class Lead:
         for number in nodes_of(position.members):
             node = self.at.nodes[number]
             if node.standing is not None and self.at.are_at(1 << number, position.version):
-                self._ask(("adopt", number), number, self._adoption(position))
+                self._ask(("adopt", number), number, self._adoption(position, number))
         self._end_if_left()
 
     def _go_on_with(self, members: int, version: int, text: str) -> None:
         """Propose the nodes among `members` that are at a version, if together they have all."""
         fit = sum(1 << n for n in nodes_of(members) if self.at.are_at(1 << n, version))
         if not self._parents.covers(fit):
-            if self._parents.covers(members):
-                self._refuse_all(members)
+            versions = {n: self.at.version_of(n) for n in nodes_of(members)}
+            if self._parents.covers(sum(1 << n for n in versions if versions[n] >= 0)):
+                self._refusals.refuse_all(versions)
             return  # E6: who is gone has what is missing
         announced = [member.known[2] for member in self._children.members.all_members]
         known = max([self._outbox.step, *(step for step in announced if step > self._redone_to)])
@@ -362,7 +402,7 @@ class Lead:
         if is_older and not self._redoes(fit):
             refusal = refusal_text(max(0, version), known)
             for number in nodes_of(members):
-                self._refuse(number, refusal, is_older=True)
+                self._refusals.refuse(number, refusal, is_older=True)
             self._inbound.append(self._outbox.stamped(wire.Refuse, text=refusal, is_older=True))
             return
         if is_older:
@@ -373,19 +413,11 @@ class Lead:
 
     def _propose(self, members: int, version: int, text: str, *, is_older: bool = False) -> None:
         """Ask nodes to record an epoch and an attempt, later than all that anybody knows."""
-        if self.at.finishes(members, version):
-            version += 1  # E5
+        is_finished = self.at.finishes(members, version)
+        version += is_finished  # E5
         if version >= 0:
             self._counted.change()
-        known = [member.known for member in self._children.members.all_members]
-        stated: list[Position | wire.Standing] = [
-            self.at.now,
-            *([] if self.at.next is None else [self.at.next]),
-        ]
-        stated += [node.standing for node in self.at.nodes if node.standing is not None]
-        generations = [each.generation for each in stated] + [k[0] for k in known]
-        attempts = [each.attempt for each in stated] + [k[1] for k in known]
-        epoch = max(each.epoch for each in stated)
+        epoch, generation, attempt = self.at.newest()
         is_other = (
             not self._is_installed
             or members != self.at.now.members
@@ -393,29 +425,35 @@ class Lead:
         )
         self.at.next = Position(
             epoch=epoch + is_other, members=members, version=version,
-            generation=max(generations) + is_older, attempt=max(attempts) + 1,
+            generation=generation + is_older, attempt=attempt + 1,
+            filled=self._filling.choose(
+                members, attempt + 1, max(0, version),
+                goes_on=self._is_installed and not (is_finished or is_older),
+            ),
         )  # fmt: skip
         self._text = text
         self._ballot.clear()
         self._asked.clear(lambda key: isinstance(key, tuple) and key[0] == "hello")
-        for number in nodes_of(members):
+        for number in nodes_of(self.at.next.everyone):
             self.at.nodes[number].is_adopted = False
-            self._ask(("adopt", number), number, self._adoption(self.at.next))
+            self._ask(("adopt", number), number, self._adoption(self.at.next, number))
 
     def _adopt_again(self) -> None:
-        """Members were started again while they were to take an attempt over."""
+        """Nodes were started again while they were to take an attempt over."""
         assert self.at.next is not None
-        for number in nodes_of(self.at.next.members):
+        for number in nodes_of(self.at.next.everyone):
             node = self.at.nodes[number]
             if node.standing is not None and ("adopt", number) not in self._asked:
                 node.is_adopted = False
-                self._ask(("adopt", number), number, self._adoption(self.at.next))
+                self._ask(("adopt", number), number, self._adoption(self.at.next, number))
 
-    def _adoption(self, position: Position) -> wire.Adopt:
+    def _adoption(self, position: Position, number: int) -> wire.Adopt:
+        filled = self._filling.node
         return self._outbox.stamped(
             wire.Adopt, epoch=position.epoch, step=position.step, attempt=position.attempt,
             generation=position.generation, members=position.members,
             contributors=self._counted.wanted, loaded=position.version >= 0, text=self._text[:900],
+            filling=0 if filled is None or filled.number != number else filled.filling,
         )  # fmt: skip
 
     def _install(self) -> None:
@@ -426,7 +464,8 @@ class Lead:
         self._is_installed = True
         left_out = former.members & ~position.members if was_installed else 0
         self._ballot.members = position.members
-        self._parents.count_only(position.members)
+        self._parents.count_only(position.members, self._filling.node)
+        self._filling.opens(position.step, position.generation)
         self._verdict, self._abort_text, self._left = None, None, 0
         self._skips = self._keeps = False
         missing = ((1 << self._parents.count) - 1) & ~position.members
@@ -436,9 +475,12 @@ class Lead:
                 left_out=list(nodes_of(missing)), members=list(nodes_of(position.members)),
                 text=self._text,
             )  # fmt: skip
-        for number in nodes_of(missing):
-            if self.at.nodes[number].absent_ns is None:
-                self._leave_out(number)
+        self._filling.report(former, was_installed=was_installed)
+        for number in nodes_of(missing & ~position.filled):
+            if self.at.nodes[number].standing is not None and self._filling.is_on:
+                self._filling.came(number)
+            elif not self.at.nodes[number].is_away:
+                self._refusals.leave_out(number, self.at.now)
         if not self._awaits_welcome:
             self._inbound.append(
                 self._announced(
@@ -454,10 +496,10 @@ class Lead:
 
     def _welcome_core(self) -> None:
         """Welcome the core, if it waits for that and all members are where it is to go on."""
-        members = nodes_of(self.at.now.members)
+        everyone = nodes_of(self.at.now.everyone)
         is_whole = self._is_installed and self.at.next is None
         if not (self._awaits_welcome and is_whole) or not all(
-            self.at.nodes[number].is_adopted for number in members
+            self.at.nodes[number].is_adopted for number in everyone
         ):
             return
         self._awaits_welcome = False
@@ -466,7 +508,7 @@ class Lead:
                 wire.Welcome,
                 contributors=self._counted.wanted,
                 redoes=self._children.redoes,
-                push_window_bytes=min(self.at.nodes[number].window_bytes for number in members),
+                push_window_bytes=min(self.at.nodes[number].window_bytes for number in everyone),
             )
         )
 
@@ -488,41 +530,12 @@ class Lead:
         reasons += [f"optimizer {nodes_text(back)} started again"] if back else []
         return " and ".join(reasons)
 
-    # ---------------------------------------------------------------------- nodes that do not fit
-
-    def _leave_out(self, number: int) -> None:
-        """E4: a node that does not count any more comes back."""
-        self._refuse(
-            number,
-            f"the job goes on without it since epoch {self.at.now.epoch} (its directory does not "
-            f"have step {self.at.now.step} and later): when the job has ended, fill the directory "
-            "from the others with luwu refill, then continue with --resume",
-            is_left_out=True,
-        )
-
-    def _refuse_all(self, members: int) -> None:
-        """Members are at versions that are no state together."""
-        found = {n: self.at.version_of(n) for n in nodes_of(members)}
-        where = ", ".join(
-            f"node {n} at {'no version' if v < 0 else f'version {v}'}" for n, v in found.items()
-        )
-        text = (
-            f"the optimizer nodes are not parts of one state ({where}); restore all directories of "
-            "the state from the same checkpoint"
-        )
-        for number in found:
-            self._refuse(number, text)
-        self._outbox.actions.append(End(text, code="E500"))
-
-    def _refuse(self, number: int, text: str, **fields: bool) -> None:
-        self._send(number, self._outbox.stamped(wire.Refuse, text=text[:1000], **fields))
-
     # ---------------------------------------------------------------------- the open step
 
     def _is_of_now(self, number: int, m: wire.Message) -> bool:
         """True if a node states something of the attempt that counts."""
         position = self.at.now
-        counts = self._is_installed and self.at.next is None and position.members >> number & 1
+        counts = self._is_installed and self.at.next is None and position.everyone >> number & 1
         return bool(counts) and (m.generation, m.attempt) == (
             position.generation, position.attempt,
         )  # fmt: skip
@@ -532,6 +545,8 @@ class Lead:
         verdict = self._verdict
         if verdict is not None and verdict.step == m.step and self.at.next is None:
             self._send(number, verdict)
+        elif self.at.now.filled >> number & 1:
+            return  # E8
         elif m.step == self.at.now.step and self._is_of_now(number, m):
             try:
                 squares = parse_all(payload, self._parents.replicas)
@@ -563,18 +578,26 @@ class Lead:
         if m.version <= version and self.at.next is None:
             self._send(number, self._resolved())
         elif m.version == version + 1 and self._is_of_now(number, m):
-            self._ballot.prepared(number, digests or b"")
-            if self._ballot.is_prepared and not self._differs(self._ballot.differing_pages()):
+            if self.at.now.filled >> number & 1:
+                self._filling.prepared(m.version, digests or b"")
+            else:
+                self._ballot.prepared(number, digests or b"")
+            are_ready = self._ballot.is_prepared and self._filling.is_prepared(m.version)
+            if are_ready and not self._differs(self._ballot.differing_pages()):
                 self._decide()
 
     def _decide(self) -> None:
         """E2: all members have the next version prepared."""
         self.at.now = replace(self.at.now, version=self.at.now.version + 1)
+        whole = self._filling.completed()
         self._ballot.clear()
         self._verdict, self._skips, self._keeps = None, False, False
         self._suspected.clear()
         self._send_members(self._resolved())
-        if self._abort_text is not None:
+        if whole:
+            text = f"optimizer {nodes_text(whole)} has been filled"
+            self._propose(self.at.now.members | whole, self.at.now.version, text)
+        elif self._abort_text is not None:
             self._propose(self.at.now.members, self.at.now.version, self._abort_text)
         else:
             self._recount()
@@ -588,9 +611,12 @@ class Lead:
 
     def _decided(self, number: int, m: wire.Decided, _: Any) -> None:
         """A version is decided at a node."""
-        members = self._parents.members
-        self._inbound += self._parents.when_all(number, m, members, wire.Decided)
+        nodes = self._parents.taking_part(m.step)
+        found = self._parents.when_all(number, m, nodes, wire.Decided) if number in nodes else []
+        self._inbound += found
         self._parents.forget(m.step)
+        if found and m.step + 1 == self.at.now.step and self.at.next is None:
+            self._filling.opens(m.step + 1, self.at.now.generation)
 
     def _differs(self, found: Difference | None) -> bool:
         """E7: True if owners of a stripe differ: nothing is decided."""
@@ -645,6 +671,9 @@ class Lead:
     # ---------------------------------------------------------------------- the end
 
     def _received(self, number: int, m: wire.Received, _: Any) -> None:
+        if m.verb is Verb.PAGE:
+            self._filling.received(m)
+            return
         if m.verb is not Verb.LEAVE or self._leave is None:
             self._inbound += self._parents.received(number, m)
             return
@@ -667,13 +696,5 @@ class Lead:
         self._outbox.actions.append(Send((self._parents.names[number],), m))
 
     def _send_members(self, m: wire.Message) -> None:
-        names = tuple(self._parents.names[number] for number in nodes_of(self.at.now.members))
+        names = tuple(self._parents.names[number] for number in nodes_of(self.at.now.everyone))
         self._outbox.actions.append(Send(names, m))
-
-
-def _keeps(hyper: Any) -> bool:
-    """True if, by its hyper-parameters, every rank attaches something to a step."""
-    try:
-        return decode_hyper(hyper).keeps
-    except RemoteProtocolError:
-        return False  # the update of a page reports it

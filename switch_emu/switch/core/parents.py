@@ -8,8 +8,9 @@
     Begin, Leave, Commit       all                Received, Decided, when all have sent it
 
 With one replica a page has one owner, with R it has R (`luwu/layout/share.py`), which pulls are
-spread over. Nodes that do not count in the epoch own nothing. What else K nodes send, and what the
-core sends beside this, is the business of `lead.py`. Pure.
+spread over. Nodes that do not count in the epoch own nothing; one that is being filled receives
+what an owner does of the extents that count there, but for pulls. What else K nodes send, and what
+the core sends beside this, is the business of `lead.py`. Pure.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from luwu.protocol.actions import PARENT
 from luwu.protocol.epoch import nodes_of
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb
+from switch_emu.switch.core.filled_node import FilledNode
 
 NO_READERS = (
     "a job with several optimizer nodes cannot be read while it runs; wait for its end, and "
@@ -61,14 +63,23 @@ class Parents:
         """True if each stripe has an owner among these nodes."""
         return all(any(members >> node & 1 for node in owners) for owners in self._all_owners)
 
-    def count_only(self, members: int) -> None:
-        """From now on these nodes count, and no answer is awaited."""
-        self.members = nodes_of(members)
+    def count_only(self, members: int, filled: FilledNode | None = None) -> None:
+        """From now on these nodes count, and no answer is awaited; one more is being filled."""
+        self.filled = filled
+        self.everyone = nodes_of(members if filled is None else members | 1 << filled.number)
+        """Nodes that count, and that which is being filled."""
         self._owners = tuple(
             tuple(node for node in owners if members >> node & 1) for owners in self._all_owners
         )
         self._received.clear()
         self._spread_pulls()
+
+    def taking_part(self, step: int) -> tuple[int, ...]:
+        """The nodes that decide a step."""
+        filled = self.filled
+        if filled is None or step >= filled.first_step:
+            return self.everyone
+        return tuple(number for number in self.everyone if number != filled.number)
 
     def learn(self, layout: Layout) -> None:
         """The job's layout is known: nothing of an extent is sent before."""
@@ -90,17 +101,26 @@ class Parents:
     def concerned(self, m: wire.Message) -> tuple[int, ...]:
         """The nodes that must receive what the core sends."""
         if not isinstance(m, wire.DataMessage):
-            return self.members
+            return self.everyone
         if isinstance(m, wire.Pull) and m.index < len(self._stripes):
             return (self._readers[m.index],)
         return self._owners_of(m)
 
-    def _owners_of(self, m: wire.DataMessage) -> tuple[int, ...]:
-        if isinstance(m, wire.Keep):
-            return self._owners[0]
-        if isinstance(m, wire.Load) or m.index >= len(self._stripes):
+    def _owners_of(self, m: wire.DataMessage, *, is_piece: bool = False) -> tuple[int, ...]:
+        filled = self.filled
+        if is_piece or isinstance(m, wire.Keep):
+            owners, is_more = self._owners[0], filled is not None and filled.owns_pieces
+        elif isinstance(m, wire.Load) or m.index >= len(self._stripes):
             return self._owners[m.index % self.count]  # none answers of what there is not
-        return self._owners[self._stripes[m.index]]
+        else:
+            owners = self._owners[self._stripes[m.index]]
+            is_more = filled is not None and filled.holds(m.index, m.step)
+        return (*owners, filled.number) if filled is not None and is_more else owners
+
+    def holder(self, chunk: int) -> int:
+        """A node that has the page of a chunk; neighbours are spread over those that do."""
+        owners = self._owners[chunk % self.count]
+        return owners[chunk // self.count % len(owners)]
 
     @staticmethod
     def refusal(m: wire.ReaderRequest) -> wire.Gone:
@@ -116,16 +136,20 @@ class Parents:
     def received(self, number: int, m: wire.Message) -> list[wire.Message]:
         """The message that the core receives once a node has sent this one, if it does."""
         if isinstance(m, wire.Received) and m.verb in (Verb.BEGIN, Verb.LEAVE):
-            return self.when_all(number, m, self.members, m.verb)
+            return self.when_all(number, m, self.everyone, m.verb)
         if isinstance(m, wire.Received) and m.verb in _OF_OWNERS:
-            owners = self._owners_of(m)
-            if m.verb is not Verb.PUSH:
-                owners = self._owners[m.index % self.count if m.verb is Verb.LOAD else 0]
+            owners = self._answering(m)
             return self.when_all(number, m, owners, (m.verb, m.index, m.part, m.contributors))
         if isinstance(m, wire.Agreed | wire.Confirmed):
             fits = m.fits if isinstance(m, wire.Confirmed) else None
             return self.when_all(number, m, self._owners_of(m), (type(m), m.index, m.part, fits))
         return [m]
+
+    def _answering(self, m: wire.Received) -> tuple[int, ...]:
+        """The nodes that must all say that they have received something."""
+        if m.verb is Verb.LOAD:
+            return self._owners[m.index % self.count]
+        return self._owners_of(m, is_piece=m.verb is Verb.KEEP)
 
     def when_all(
         self, number: int, m: wire.Message, nodes: Sequence[int], what: Hashable

@@ -52,6 +52,13 @@ class Position:
     attempt: int = 0
     version: int = -1
     """Decided steps; -1: there are no weights yet."""
+    filled: int = 0
+    """Bitmap of the node that is being filled, which does not count."""
+
+    @property
+    def everyone(self) -> int:
+        """Bitmap of the nodes that take part."""
+        return self.members | self.filled
 
     @property
     def step(self) -> int:
@@ -101,6 +108,16 @@ class Standings:
         if self.next is not None and node.is_adopted:
             return self.next.version
         return self.now.version
+
+    def newest(self) -> tuple[int, int, int]:
+        """The newest epoch, generation and attempt that anybody knows, whoever stated which."""
+        positions: list[Position | wire.Standing | None] = [self.now, self.next]
+        positions += [node.standing for node in self.nodes]
+        stated = [(p.epoch, p.generation, p.attempt) for p in positions if p is not None]
+        known = [member.known for member in self._children.members.all_members]
+        stated += [(0, generation, attempt) for generation, attempt, *_ in known]
+        epochs, generations, attempts = zip(*stated, strict=True)
+        return max(epochs), max(generations), max(attempts)
 
     def prepared_under(self, number: int) -> int | None:
         """The attempt under which a node has the next version prepared."""

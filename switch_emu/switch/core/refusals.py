@@ -1,0 +1,46 @@
+"""Optimizer nodes that cannot take part: what each is told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from luwu.protocol.actions import End, Send
+from luwu.protocol.outbox import Outbox
+from luwu.wire import messages as wire
+from switch_emu.switch.core.parents import Parents
+from switch_emu.switch.core.standings import Position
+
+
+class Refusals:
+    """See the module."""
+
+    def __init__(self, outbox: Outbox, parents: Parents) -> None:
+        self._outbox, self._parents = outbox, parents
+
+    def refuse(self, number: int, text: str, **fields: bool) -> None:
+        """A node can be none of this job."""
+        refusal = self._outbox.stamped(wire.Refuse, text=text[:1000], **fields)
+        self._outbox.actions.append(Send((self._parents.names[number],), refusal))
+
+    def leave_out(self, number: int, now: Position) -> None:
+        """E4: the job goes on without a node."""
+        self.refuse(
+            number,
+            f"the job goes on without it since epoch {now.epoch} (its directory does not have step "
+            f"{now.step} and later): start it again to have it filled by the others, or, when the "
+            "job has ended, fill the directory with luwu refill",
+            is_left_out=True,
+        )
+
+    def refuse_all(self, versions: Mapping[int, int]) -> None:
+        """These nodes are at versions that are no state together: the job ends."""
+        where = ", ".join(
+            f"node {n} at {'no version' if v < 0 else f'version {v}'}" for n, v in versions.items()
+        )
+        text = (
+            f"the optimizer nodes are not parts of one state ({where}); restore all directories of "
+            "the state from the same checkpoint"
+        )
+        for number in versions:
+            self.refuse(number, text)
+        self._outbox.actions.append(End(text, code="E500"))
