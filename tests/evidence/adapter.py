@@ -61,7 +61,7 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "node": (
         *_OF_MEMBERS, "lost", "store_opened", "store_refused", "page_loaded", "inspected", "folded",
         "updated", "written", "weights_read", "piece_kept", "prepared", "decided", "pinned",
-        "pin_failed", "field_read",
+        "pin_failed", "field_read", "page_filled", "page_copied",
     ),
     "reader": (*_OF_MEMBERS, "reconnected", "open", "read", "shut"),
 }  # fmt: skip
@@ -87,7 +87,8 @@ _TYPES: Final[tuple[type[Any], ...]] = (
     node_actions.KeepPiece, node_actions.RecordAttempt, node_actions.Discard, node_actions.Spill,
     node_actions.Inspect, node_actions.Fold, node_actions.Update, node_actions.ReadWeights,
     node_actions.Prepare, node_actions.Decide, node_actions.GiveUp, node_actions.PinVersion,
-    node_actions.ReadField, node_actions.Unpin,
+    node_actions.ReadField, node_actions.Unpin, node_actions.BeginFilling, node_actions.FillPage,
+    node_actions.CopyPage,
 )  # fmt: skip
 """Actions, and values that events and constructors are given."""
 
