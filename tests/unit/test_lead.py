@@ -327,6 +327,19 @@ def test_a_node_with_an_empty_directory_is_left_out() -> None:
     starts(found, "parent-1: Refuse", "core: Welcome step=3 attempt=6")
 
 
+def test_a_job_whose_pages_are_lost_ends() -> None:
+    """E6. Goal: when all nodes have answered, and pages are at none of them, the job does not wait
+    for ever; as long as one has not, it does. Method: two of three come back empty."""
+    bench = Bench(3, 2)
+    bench.join()
+    for node in (0, 1):
+        bench.lead.lost(node)
+        bench.lead.reconnected(node)
+    bench.lines()
+    assert bench.says(0, wire.Standing, incarnation=2) == []
+    assert bench.says(1, wire.Standing, incarnation=2) == ["End E511"]
+
+
 def test_owners_that_differ_decide_nothing() -> None:
     """E7. Goal: of three the odd one is left out; of two the step is made again, and then the one
     that states something else than before; if neither does, the job ends."""

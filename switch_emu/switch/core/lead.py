@@ -24,7 +24,8 @@ Who may decide:
         the later one, so it prepares nothing; when it comes back it is filled as if it were empty.
     E5  A version that all members of a new epoch have prepared, under one attempt and with no
         later one known, is decided with the epoch. Otherwise its step is made again.
-    E6  If too few members answer, or those that do lack a page, the job waits for the others.
+    E6  If too few members answer, or those that do lack a page, the job waits for the others. It
+        ends if all have answered, and some pages are at none.
     E7  Owners of a page that state different sums or digests of it decide nothing: the odd one of
         three is left out; of two, the one that states something else when the step is made again.
     E8  A node that is being filled (`filling.py`) is no member: it is asked for no vote and serves
@@ -310,10 +311,6 @@ class Lead:
 
     # ---------------------------------------------------------------------- what is to count
 
-    @property
-    def _proposed(self) -> int:
-        return 0 if self.at.next is None else self.at.next.members
-
     def _consider(self) -> None:
         """Propose what is to count, if what the nodes have stated, or who is gone, asks for it."""
         if self._hello is None:
@@ -349,7 +346,7 @@ class Lead:
 
     def _consider_members(self) -> None:
         """Members are gone for too long, or were started again."""
-        members = self._proposed or self.at.now.members
+        members = (self.at.next or self.at.now).members
         lost = members & self.at.lost
         back = sum(1 << n for n in nodes_of(members) if self.at.nodes[n].standing is not None)
         gone = self._filling.gone
@@ -393,8 +390,11 @@ class Lead:
         fit = sum(1 << n for n in nodes_of(members) if self.at.are_at(1 << n, version))
         if not self._parents.covers(fit):
             versions = {n: self.at.version_of(n) for n in nodes_of(members)}
-            if self._parents.covers(sum(1 << n for n in versions if versions[n] >= 0)):
+            held = sum(1 << n for n in versions if versions[n] >= 0)
+            if self._parents.covers(held):
                 self._refusals.refuse_all(versions)
+            elif members == (self.at.now.members if self._is_installed else self._base):
+                self._refusals.end_without_pages(held)
             return  # E6: who is gone has what is missing
         announced = [member.known[2] for member in self._children.members.all_members]
         known = max([self._outbox.step, *(step for step in announced if step > self._redone_to)])

@@ -61,7 +61,15 @@ class Parents:
 
     def covers(self, members: int) -> bool:
         """True if each stripe has an owner among these nodes."""
-        return all(any(members >> node & 1 for node in owners) for owners in self._all_owners)
+        return not self.without_owner(members)
+
+    def without_owner(self, members: int) -> list[tuple[int, tuple[int, ...]]]:
+        """The stripes that none of these nodes owns, each with its owners."""
+        return [
+            (stripe, owners)
+            for stripe, owners in enumerate(self._all_owners)
+            if not any(members >> node & 1 for node in owners)
+        ]
 
     def count_only(self, members: int, filled: FilledNode | None = None) -> None:
         """From now on these nodes count, and no answer is awaited; one more is being filled."""

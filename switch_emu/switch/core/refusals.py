@@ -44,3 +44,15 @@ class Refusals:
         for number in versions:
             self.refuse(number, text)
         self._outbox.actions.append(End(text, code="E500"))
+
+    def end_without_pages(self, held: int) -> None:
+        """E6: only these nodes still hold something of the state, and lack pages: the job ends."""
+        lost = [
+            f"stripe {stripe} (of nodes {', '.join(map(str, owners))})"
+            for stripe, owners in self._parents.without_owner(held)
+        ]
+        text = (
+            f"all copies of some pages are lost: {', '.join(lost)}; restore the state from a "
+            "snapshot or an export, and start the job again with --resume"
+        )
+        self._outbox.actions.append(End(text, code="E511"))
