@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,21 @@ def test_the_process_is_told_its_part(tmp_path: Path) -> None:
     assert told["slot_bytes_max"] == expected.slots_bytes
     assert told["copies_bytes_max"] == expected.copies_bytes
     assert told["push_window_bytes_max"] == expected.window_bytes
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_switch_that_joins_knows_of_replicas_by_the_job(replicas: int, tmp_path: Path) -> None:
+    """E4, E8. Goal: luwu up --role switch --join has no --replicas of its own; it leaves lost nodes
+    out and fills them where the job has some."""
+    config, tree = RunConfig(drop_node_after=3.0, fill_rate=5e6), one_switch(2)
+    job = job_spec(config, job=1, chunk_bytes=64 * KIB, extent_chunks=4)
+    told = switch_spec(
+        config, RunDirectory.create(tmp_path / "run"), replace(job, replicas=replicas),
+        SwitchEnds(listen="tcp://127.0.0.1:0", parent="tcp://127.0.0.1:9"),
+        tree=tree, place=tree.root,
+    )  # fmt: skip
+    found = (told["drop_node_after_s"], told["fill_bytes_per_s"])
+    assert found == ((3.0, 5e6) if replicas > 1 else (None, None))
 
 
 @pytest.mark.parametrize(
