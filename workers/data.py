@@ -12,6 +12,7 @@ step that is replayed, by whomever, sees the same samples. Nothing is stored, no
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,9 +67,12 @@ def load_corpus(path: Path | None) -> Corpus:
 def standard_library_source() -> bytes:
     """The running Python's own `*.py` files in order of their paths: real text on every machine."""
     root = Path(sysconfig.get_path("stdlib"))
-    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
-    chosen = [name for name in names if _LEFT_OUT.isdisjoint(name.split("/"))]
-    text = b"".join((root / name).read_bytes() for name in chosen)
+    names = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in _LEFT_OUT]
+        place = Path(folder).relative_to(root)
+        names += [(place / name).as_posix() for name in files if name.endswith(".py")]
+    text = b"".join((root / name).read_bytes() for name in sorted(names))
     if not text:
         raise ConfigError(
             f"no Python source under {root} to train on (a stripped installation?); "

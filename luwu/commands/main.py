@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 import traceback
 from collections.abc import Sequence
@@ -28,8 +30,9 @@ NOTHING_MORE: Final = ("E200",)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code."""
-    if arguments is None:
-        keep_one_arena()  # the process is ours
+    if arguments is None:  # the process is ours
+        keep_one_arena()
+        atexit.register(gc.freeze)  # nothing needs to be destroyed at its end
     for package in own.PACKAGES:
         own.take(package)
     tokens = list(sys.argv[1:] if arguments is None else arguments)

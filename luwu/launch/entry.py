@@ -11,6 +11,7 @@ stop (SIGTERM) ends it at once, after what its events hold in memory is written.
 
 from __future__ import annotations
 
+import functools
 import os
 import runpy
 import signal
@@ -23,7 +24,7 @@ from types import FrameType
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation, unix_ns, utc_text
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.events import flush_all
-from luwu.base.json_file import read_json
+from luwu.base.json_file import read_json, remove_partial
 from luwu.launch.processes.relay import stream_files
 from luwu.launch.processes.run_directory import RunDirectory
 
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the script; ends as it ends."""
     run = RunDirectory(Path(arguments[0]))
     prefix, script = arguments[1], list(arguments[2:])
+    signal.signal(signal.SIGTERM, functools.partial(_stop, run))
     rank = int(os.environ.get("RANK") or 0)
     process = f"{prefix}worker-{rank}"
     _redirect_output(run, process)
@@ -39,7 +41,6 @@ def main(arguments: Sequence[str]) -> None:
         stale.unlink(missing_ok=True)  # of an earlier start, which this one makes good
     os.environ["LUWU_INCARNATION"] = str(count_start(run, process))
     run.keep(run.role(f"{process}.json"), {"rank": rank, "pid": os.getpid(), "started": utc_text()})
-    signal.signal(signal.SIGTERM, _stop)
     if "PYTHONBREAKPOINT" not in os.environ:  # another debugger may need no terminal
         sys.breakpointhook = _breakpoint
     try:
@@ -62,9 +63,11 @@ def main(arguments: Sequence[str]) -> None:
         run.keep(run.role(f"{process}.ended"), ended)
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    """Write the events that wait in memory, and end as the signal would have ended us."""
+def _stop(run: RunDirectory, number: int, frame: FrameType | None) -> None:
+    """Write the events that wait in memory, remove the file that is being written, and end as the
+    signal would have ended us."""
     flush_all()
+    remove_partial(run.path, os.getpid())
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,7 @@ from luwu.base.errors import (
     Interrupted,
     StateError,
 )
-from luwu.base.json_file import read_json
+from luwu.base.json_file import read_json, remove_partial
 from luwu.launch.agent import SAYS, own_agent_command
 from luwu.launch.attendance import Attendance
 from luwu.launch.hosts.hosts import Hosts
@@ -383,14 +383,20 @@ class Supervisor(Closing):
         self.run.keep(self.run.file(name), self._sampler.document())
 
     def _worker_entries(self) -> list[ProcessEntry]:
-        entries = []
         if all(group.guard.poll() is not None for group in self._workers):
             return []
+        entries = [
+            ProcessEntry(role="worker", **record)
+            for file, record in self._worker_records()
+            if not file.with_suffix(".ended").exists()
+        ]
+        return sorted(entries, key=lambda entry: entry.rank)
+
+    def _worker_records(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         for file in self.run.path.glob(f"roles/{self._prefix}worker-*.json"):
             record = read_json(file)
-            if record is not None and not file.with_suffix(".ended").exists():
-                entries.append(ProcessEntry(role="worker", **record))
-        return sorted(entries, key=lambda entry: entry.rank)
+            if record is not None:
+                yield file, record
 
     def close(self) -> None:
         """Stop what still runs, within 2 s, and remove what would be left."""
@@ -403,6 +409,9 @@ class Supervisor(Closing):
         for mark in marks:
             kill_marked(mark + MARK_SUFFIX)
             kill_marked(mark)
+        pids = [record["pid"] for _, record in self._worker_records()]
+        for pid in (*pids, *(role.child.pid for role in self._roles if role.child is not None)):
+            remove_partial(self.run.path, pid)  # of one that was killed while it wrote
         self._sampler.close()
         if self._relay is not None:
             self._relay.close()

@@ -209,7 +209,6 @@ def of_rank(rank):
 
     return {"w": torch.tensor([0.0, float(rank)])}
 
-@pytest.mark.luwu(workers=3)
 def test_processes(luwu_run):
     assert_same_weights_as_single(luwu_run, trained, single=alone)
 

@@ -6,7 +6,6 @@ here, where they stand for one mistake or one option each.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -21,7 +20,6 @@ from luwu.launch.processes.children import is_alive
 from luwu.testing.cluster import Cluster
 from luwu.testing.leftovers import until_empty
 from tests.plugin.sandbox import LIMIT_S, ROOT, Sandbox, make_sandbox, section
-from tests.processes.jobs import LEFT_ON_PURPOSE
 
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
@@ -135,12 +133,18 @@ def test_settings(pytestconfig):
 @pytest.mark.feature("factories of fixtures")
 def test_plugin_suite_factories_and_mistakes(sandbox: Sandbox) -> None:
     """Goal: a service of one's own has the keys it was given; each way to leave something behind,
-    or to wait for ever, ends with a sentence. Method: one suite, for one start of a service."""
-    segment = f"/dev/shm/{LEFT_ON_PURPOSE}{os.getpid()}"
+    or to wait for ever, ends with a sentence. Method: one suite, for one start of a service. It
+    looks for segments in a folder of its own: suites that run now would find the one left here."""
+    (sandbox.path / "segments").mkdir()
+    segment = sandbox.path / "segments" / "left"
     sandbox.write("[pytest]\nluwu_workers = 3\n", "pytest.ini")
     sandbox.write(
         FUNCTIONS
         + f"""
+import pathlib
+from luwu.testing import leftovers
+
+leftovers.SHARED_MEMORY = pathlib.Path({str(segment.parent)!r})
 luwu_plain = factories.luwu_proc(no_switch=True)
 luwu_bad = factories.luwu_proc(chunk="10KiB")
 
@@ -167,10 +171,10 @@ def test_unwaited(luwu_run, luwu_plain):
     luwu_run.start(waits, workers=1, service=luwu_plain).wait_for_text(0, "waits")
 
 def test_segment(luwu_run):
-    open({segment!r}, "w").close()
+    open({str(segment)!r}, "w").close()
 
 def test_segment_is_removed():
-    os.unlink({segment!r})
+    os.unlink({str(segment)!r})
 
 def test_partial(luwu_plain, luwu_record):
     namespace = luwu_plain.namespace(luwu_record.folder("mine"))
@@ -194,10 +198,7 @@ def test_last(luwu_plain, tmp_path):
     luwu_plain.namespace(tmp_path / "never-dropped")
 """
     )
-    try:
-        output = sandbox.run("-rA", code=1)
-    finally:
-        Path(segment).unlink(missing_ok=True)
+    output = sandbox.run("-rA", code=1)
 
     assert "3 failed, 10 passed, 5 errors in" in output
     late = section(output, "test_late")

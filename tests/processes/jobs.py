@@ -104,10 +104,6 @@ def text_file(directory: Path) -> Path:
     return path
 
 
-LEFT_ON_PURPOSE: Final = "luwutest-"
-"""Begins the names of segments that a test leaves to see it found, perhaps beside this one."""
-
-
 class Outside:
     """The places outside of a run directory where a run might leave something."""
 
@@ -135,7 +131,7 @@ def _shared_memory() -> set[str]:
     if not os.path.isdir("/dev/shm"):
         return set()
     with os.scandir("/dev/shm") as entries:
-        return {entry.path for entry in entries if not entry.name.startswith(LEFT_ON_PURPOSE)}
+        return {entry.path for entry in entries}
 
 
 def assert_keys(found: Mapping[str, Any], names: str) -> None:

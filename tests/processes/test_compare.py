@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from luwu.report.lanes import lanes_of
 from tests.processes.jobs import SMALL, Comparison, assert_keys, compare
 from tests.schemas import check
 
@@ -118,3 +119,27 @@ def test_a_comparison_says_what_it_planned(compared: Compared) -> None:
     floors = json.loads((run / "floors.json").read_text())
     assert floors["label"] == "measured"
     assert floors["disk"]["request_bytes"] > 0
+
+
+def test_a_step_of_fsdp_has_lanes(compared: Compared) -> None:
+    """Goal: forward and backward, what FSDP2 does between them on the training thread, its
+    collectives and the optimizer, of the last step; the page shows it, and the memory of the arm
+    is without the profiler's."""
+    done, run = compared
+    fsdp = done.arm("fsdp")
+    step = lanes_of(fsdp["profiled_step"])
+    assert (step.step, step.system) == (STEPS - 1, "fsdp")
+    for engine in ("compute", "wait", "pull", "push", "update"):
+        assert 0 < step.busy_ratio(engine) < 1, engine
+    assert step.busy_ratio("compute") + step.busy_ratio("wait") + step.busy_ratio("update") < 1.01
+    compute = next(lane for lane in step.lanes if lane.engine == "compute")
+    assert {piece.is_pale for piece in compute.pieces} == {True, False}
+    assert "Compute is busy" in step.verdict
+    assert done.arm("single")["profiled_step"] is None
+    sampled = json.loads((run / "fsdp-memory.json").read_text())["peak_bytes"]
+    taken = fsdp["worker_peak_rss_bytes"]
+    assert all(0 < own < sampled[f"worker-{rank}"] for rank, own in enumerate(taken))
+    assert fsdp["memory_peak_bytes"] == sum(taken)
+    page = (run / "report.html").read_text()
+    assert "One step of fsdp, by torch's profiler" in page
+    assert "reduce-scatter" in page

@@ -130,6 +130,21 @@ def test_a_killed_worker_ends_the_run(supervisor: Supervisor, tmp_path: Path) ->
         supervisor.wait()
 
 
+@pytest.mark.parametrize(
+    ("number", "shown"), [(signal.SIGTERM, "a signal to stop"), (signal.SIGKILL, "exit code 137")]
+)
+def test_a_worker_that_ends_while_it_writes_leaves_no_partial_file(
+    supervisor: Supervisor, tmp_path: Path, number: signal.Signals, shown: str
+) -> None:
+    """I8. Method: the signal comes when the record of its error is written and not renamed yet."""
+    stops = f"os.replace = lambda *_: (os.kill(os.getpid(), {number:d}), time.sleep(600))\n"
+    start(supervisor, script(tmp_path, f"import os, time\n{stops}raise ValueError\n"))
+    with pytest.raises(WorkerFailed, match=shown):
+        supervisor.wait()
+    supervisor.close()
+    assert list(supervisor.run.path.rglob("*.partial")) == []
+
+
 def test_what_a_worker_started_ends_with_it(supervisor: Supervisor, tmp_path: Path) -> None:
     """I8. Goal: a grandchild in a session of its own does not outlive the run."""
     text = (

@@ -80,7 +80,7 @@ def test_predict_laws_a_stage_does_each_task_once(
         at = {task: index for index, task in enumerate(tasks)}
         for task in tasks:
             if task.kind == BACKWARD:
-                assert at[replace(task, kind=FORWARD)] < at[task]
+                assert at[task._replace(kind=FORWARD)] < at[task]
 
 
 def test_predict_laws_orders_of_the_source() -> None:
@@ -336,7 +336,9 @@ def test_sends_of_a_slow_network(catalogue: Catalogue) -> None:
 def test_predict_laws_steps_without_a_record_are_the_same(catalogue: Catalogue) -> None:
     """E6. Goal: what plans play is what pictures show, to rounding, where the port limits too."""
     for virtual, network in ((1, "ib-hdr"), (3, "ib-hdr"), (12, "virtio-10g")):
-        made = job(catalogue, virtual=virtual, network=catalogue.network(network), devices=64)
+        made = job(
+            catalogue, virtual=virtual, network=catalogue.network(network), devices=64, batch=128
+        )
         assert played_step_s(made) == pytest.approx(play_training_step(made).step.seconds)
 
 

@@ -22,7 +22,7 @@ def train(rank, steps):
 
 
 def test_my_loop_survives_what_may_happen(luwu_cluster):
-    cluster = luwu_cluster(train, workers=2, args=(300,))
+    cluster = luwu_cluster(train, workers=2, args=(100,))
     cluster.wait_for_steps(3)
     cluster.kill("switch")
     cluster.suspend("worker", 1)

@@ -28,7 +28,7 @@ def trained(rank):
     luwu.init()
     luwu.fully_shard(model)
     optimizer = luwu.optim.AdamW(model.parameters(), lr=0.1)
-    for batch in torch.randn(3, 8, 4):  # the same in every worker
+    for batch in torch.randn(3, 6, 4):  # the same in every worker
         mine = batch[rank :: luwu.world_size()]
         model(mine).square().mean().backward()
         optimizer.step()
@@ -52,7 +52,7 @@ def test_same_answer_on_another_service(luwu_run, luwu_plain, luwu_inproc):
     assert luwu_run(one_step, workers=1, service=luwu_plain) == norms
 
 
-@pytest.mark.luwu(workers=4)
+@pytest.mark.luwu(workers=3)
 def test_workers_train_what_one_process_trains(luwu_run):
     assert_same_weights_as_single(luwu_run, trained)
 

@@ -38,8 +38,10 @@ class _Paths:
         """When the exchange beside compute is done with what it has."""
         self._sent = [0.0] * plan.stages
         """When the port of a stage is done with what it has."""
-        self._arrived: dict[tuple[int, Task], float] = {
-            (0, task): 0.0 for task in self._tasks[0] if task.kind == FORWARD and task.part == 0
+        self._arrived: list[dict[Task, float]] = [{} for _ in stages]
+        """When the input of a stage's tasks is there, as far as that is known."""
+        self._arrived[0] = {
+            task: 0.0 for task in self._tasks[0] if task.kind == FORWARD and task.part == 0
         }
 
     def ends(self) -> list[float]:
@@ -47,34 +49,40 @@ class _Paths:
         waiting = deque(range(self._plan.stages))
         while waiting:
             stage = waiting.popleft()
-            while self._tasks[stage] and (stage, self._tasks[stage][0]) in self._arrived:
-                target = self._do(stage, self._tasks[stage].popleft())
+            tasks, arrived = self._tasks[stage], self._arrived[stage]
+            while tasks and tasks[0] in arrived:
+                target = self._do(stage, tasks.popleft())
                 if target is not None and target != stage:
                     waiting.append(target)
         return [self._end(stage) for stage in range(self._plan.stages)]
 
     def _do(self, stage: int, task: Task) -> int | None:
         """A task whose input is there; the stage that its output goes to."""
-        plan = self._plan
-        start = max(self._now[stage], self._arrived[stage, task])
-        if task.kind == BACKWARD and task.micro_batch == plan.micro_batches - 1:
-            seconds = plan.data_overlap * plan.parts[stage][task.part].reduce_s
-            self._reduced[stage] = max(start, self._reduced[stage]) + seconds
-        end = start + plan.seconds(stage, task)
-        if task.kind == FORWARD and task.micro_batch == 0:
-            end = max(end, self._gathered[stage][task.part])
+        plan, (kind, part, micro_batch) = self._plan, task
+        stages, seconds = len(self._now), plan.parts[stage][part]
+        start = max(self._now[stage], self._arrived[stage][task])
+        if kind == FORWARD:
+            end = start + seconds.forward_s
+            if micro_batch == 0:
+                end = max(end, self._gathered[stage][part])
+            place = part * stages + stage + 1
+        else:
+            if micro_batch == plan.micro_batches - 1:
+                reduce_s = plan.data_overlap * seconds.reduce_s
+                self._reduced[stage] = max(start, self._reduced[stage]) + reduce_s
+            end = start + seconds.backward_s
+            place = part * stages + stage - 1
         self._now[stage] = end
-        place = task.part * plan.stages + stage + (1 if task.kind == FORWARD else -1)
         if place < 0:
             return None
-        if place == plan.stages * plan.virtual:
-            self._arrived[stage, Task(BACKWARD, task.part, task.micro_batch)] = end
+        if place == stages * len(plan.parts[stage]):
+            self._arrived[stage][Task(BACKWARD, part, micro_batch)] = end
             return stage
-        part, target = divmod(place, plan.stages)
+        there, target = divmod(place, stages)
         arrived = max(end, self._sent[stage]) + plan.send_s
         self._sent[stage] = arrived
         self._now[stage] += plan.open_sends * plan.send_s
-        self._arrived[target, Task(task.kind, part, task.micro_batch)] = arrived
+        self._arrived[target][Task(kind, there, micro_batch)] = arrived
         return target
 
     def _end(self, stage: int) -> float:

@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import simpy
 
@@ -34,8 +36,7 @@ FORWARD, BACKWARD = "forward", "backward"
 PART_SECONDS = ("forward_s", "backward_s", "reduce_s", "gather_s")
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """One of a stage's: a micro-batch through one of its parts."""
 
     kind: str
@@ -160,22 +161,23 @@ def tasks_of(stage: int, stages: int, virtual: int, micro_batches: int) -> list[
     else:
         first = 2 * (stages - 1 - stage) + (virtual - 1) * stages
     first = min(first, len(forwards))
-    found = forwards[:first]
+    found = list(forwards[:first])
     for forward, backward in zip(forwards[first:], backwards, strict=False):
         found += [forward, backward]
-    return found + backwards[len(forwards) - first :]
+    return [*found, *backwards[len(forwards) - first :]]
 
 
-def _in_order(kind: str, stages: int, virtual: int, micro_batches: int) -> list[Task]:
+@lru_cache(maxsize=2)  # all stages of a pipeline have the same
+def _in_order(kind: str, stages: int, virtual: int, micro_batches: int) -> tuple[Task, ...]:
     """Tasks of one kind: all micro-batches, or `stages` of them through each part in turn."""
     at_once = stages if virtual > 1 else micro_batches
     parts = range(virtual) if kind == FORWARD else range(virtual - 1, -1, -1)
-    return [
+    return tuple(
         Task(kind, part, micro_batch)
         for start in range(0, micro_batches, at_once)
         for part in parts
         for micro_batch in range(start, start + at_once)
-    ]
+    )
 
 
 # ---------------------------------------------------------------------- playing
