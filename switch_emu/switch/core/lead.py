@@ -173,15 +173,14 @@ class Lead:
     def reconnected(self, number: int) -> None:
         """A connection is there, or there again."""
         self._away(number)
-        self.at.nodes[number].absent_ns = None
+        self.at.connected(number)
         if self._hello is not None:
             self._greet(number, again=True)
 
     def lost(self, number: int) -> None:
         """A connection has ended."""
         self._away(number)
-        if self.at.nodes[number].absent_ns is None:
-            self.at.nodes[number].absent_ns = self._outbox.now_ns
+        self.at.disconnected(number)
         if self._hello is not None:
             self._greet(number)
 
@@ -256,8 +255,8 @@ class Lead:
         node, bit = self.at.nodes[number], 1 << number
         self._asked.pop(("hello", number))
         is_same, node.incarnation = node.incarnation == m.incarnation, m.incarnation
-        if is_same and node.absent_ns is not None:
-            return  # it is late: the connection on which it was sent has ended
+        if node.is_cut:
+            return  # it is late
         node.is_away, node.absent_ns = False, None
         everyone = self.at.now.everyone | (0 if self.at.next is None else self.at.next.everyone)
         if self._is_installed and not everyone & bit:
@@ -293,9 +292,9 @@ class Lead:
         wanted = self.at.now if self.at.next is None else self.at.next
         if (m.generation, m.attempt) != (wanted.generation, wanted.attempt):
             return
-        if not wanted.everyone >> number & 1:
-            return
         node = self.at.nodes[number]
+        if node.is_cut or not wanted.everyone >> number & 1:
+            return
         self._asked.pop(("adopt", number))
         node.is_adopted, node.standing, node.window_bytes = True, None, m.push_window_bytes
         node.is_away = False
@@ -370,7 +369,7 @@ class Lead:
         is_known = not any(self.at.nodes[number].is_away for number in nodes_of(rest))
         if not is_known or not self._are_enough(rest):
             return  # E3, E6
-        version = self.at.now.version
+        version = (self.at.next or self.at.now).version
         if rest == back:  # all were started again: of an older copy of the state, perhaps
             version = max(self.at.version_of(n) for n in nodes_of(rest))
         self._go_on_with(rest, version, self._reason(back, lost | gone))
@@ -427,7 +426,7 @@ class Lead:
             epoch=epoch + is_other, members=members, version=version,
             generation=generation + is_older, attempt=attempt + 1,
             filled=self._filling.choose(
-                members, attempt + 1, max(0, version),
+                members, attempt + 1, version,
                 goes_on=self._is_installed and not (is_finished or is_older),
             ),
         )  # fmt: skip

@@ -27,6 +27,8 @@ class KnownNode:
     """It has not said where it stands since its connection was lost, or it was started again."""
     is_adopted: bool = False
     """It has taken over the attempt that counts, and is connected."""
+    is_cut: bool = False
+    """Its connection has ended: what still comes was sent before."""
     absent_ns: int | None = None
     """Since when its connection is gone, or it was asked for the first time."""
     digests: bytes = b""
@@ -85,6 +87,16 @@ class Standings:
         node = self.nodes[number]
         node.is_away, node.is_adopted, node.standing = True, False, None
 
+    def connected(self, number: int) -> None:
+        """A connection is there."""
+        self.nodes[number].is_cut, self.nodes[number].absent_ns = False, None
+
+    def disconnected(self, number: int) -> None:
+        """A connection has ended."""
+        node = self.nodes[number]
+        node.is_cut = True
+        node.absent_ns = self._outbox.now_ns if node.absent_ns is None else node.absent_ns
+
     def next_lost_ns(self) -> int | None:
         """When a node that is gone is so for too long; None: never, or it has been already."""
         if self.patience_ns is None:
@@ -105,9 +117,7 @@ class Standings:
         node = self.nodes[number]
         if node.standing is not None:
             return node.standing.step if node.standing.loaded else -1
-        if self.next is not None and node.is_adopted:
-            return self.next.version
-        return self.now.version
+        return (self.next or self.now).version  # E5: who has not decided it can
 
     def newest(self) -> tuple[int, int, int]:
         """The newest epoch, generation and attempt that anybody knows, whoever stated which."""
