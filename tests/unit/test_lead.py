@@ -560,3 +560,20 @@ def test_a_node_that_is_filled_is_waited_for_in_each_attempt() -> None:
         bench.says(1, wire.Prepared, DIGEST * 2, **ready), "parent-0,parent-1: Resolved step=3",
         "parent-0: Adopt step=3 members=3", "parent-1: Adopt step=3 members=3",
     )  # fmt: skip
+
+
+def test_a_node_is_not_asked_for_what_it_has_not() -> None:
+    """E4. Goal: an attempt that is given up while one node has come back empty, and another is
+    gone, asks neither; who has the state is asked when it is back, and goes on alone."""
+    bench = Bench()
+    bench.join()
+    for node in (0, 1):
+        bench.lead.lost(node)
+    bench.lead.reconnected(0)
+    bench.lines()
+    assert bench.says(0, wire.Standing, incarnation=2) == []
+    assert bench.core_says(wire.Cancel, text="asked", attempt=1) == []
+    bench.lead.reconnected(1)
+    bench.lines()
+    where = {"attempt": 1, "loaded": True, "epoch": 1, "members": 3, "incarnation": 2}
+    starts(bench.says(1, wire.Standing, **where), "parent-1: Adopt members=2")

@@ -188,6 +188,7 @@ class Lead:
         """Where a node stands is not known any more; the others do not wait for one that is being
         filled."""
         self.at.away(number)
+        self._asked.pop(("adopt", number))
         self._filling.waiting.discard(number)
         if self._is_installed and (self.at.next or self.at.now).filled >> number & 1:
             self._consider()
@@ -309,10 +310,6 @@ class Lead:
 
     # ---------------------------------------------------------------------- what is to count
 
-    @property
-    def _proposed(self) -> int:
-        return 0 if self.at.next is None else self.at.next.members
-
     def _consider(self) -> None:
         """Propose what is to count, if what the nodes have stated, or who is gone, asks for it."""
         if self._hello is None:
@@ -341,14 +338,14 @@ class Lead:
                 return  # E6
         version = max(self.at.version_of(n) for n in nodes_of(answered))
         if self.at.next is not None and self.at.are_at(answered, self.at.next.version):
-            self._adopt_again()
+            self._ask_to_adopt()
         else:
             usual = _STARTED_AGAIN if any(each.epoch for each in standings) else _BEGINS
             self._go_on_with(answered, version, self._reason(0, missing) or usual)
 
     def _consider_members(self) -> None:
         """Members are gone for too long, or were started again."""
-        members = self._proposed or self.at.now.members
+        members = (self.at.next or self.at.now).members
         lost = members & self.at.lost
         back = sum(1 << n for n in nodes_of(members) if self.at.nodes[n].standing is not None)
         gone = self._filling.gone
@@ -364,7 +361,7 @@ class Lead:
             and not gone
             and self.at.are_at(back, self.at.next.version)
         ):
-            self._adopt_again()
+            self._ask_to_adopt()
             return
         is_known = not any(self.at.nodes[number].is_away for number in nodes_of(rest))
         if not is_known or not self._are_enough(rest):
@@ -435,16 +432,18 @@ class Lead:
         self._asked.clear(lambda key: isinstance(key, tuple) and key[0] == "hello")
         for number in nodes_of(self.at.next.everyone):
             self.at.nodes[number].is_adopted = False
-            self._ask(("adopt", number), number, self._adoption(self.at.next, number))
+        self._ask_to_adopt()
 
-    def _adopt_again(self) -> None:
-        """Nodes were started again while they were to take an attempt over."""
-        assert self.at.next is not None
-        for number in nodes_of(self.at.next.everyone):
-            node = self.at.nodes[number]
-            if node.standing is not None and ("adopt", number) not in self._asked:
-                node.is_adopted = False
-                self._ask(("adopt", number), number, self._adoption(self.at.next, number))
+    def _ask_to_adopt(self) -> None:
+        """Ask those that are there, and can: the others say first where they stand."""
+        position = self.at.next
+        assert position is not None
+        for number in nodes_of(position.everyone):
+            node, bit = self.at.nodes[number], 1 << number
+            node.is_adopted = node.is_adopted and node.standing is None
+            can = bit & position.filled or self.at.are_at(bit, position.version)
+            if not (node.is_adopted or node.is_away or ("adopt", number) in self._asked) and can:
+                self._ask(("adopt", number), number, self._adoption(position, number))
 
     def _adoption(self, position: Position, number: int) -> wire.Adopt:
         filled = self._filling.node
