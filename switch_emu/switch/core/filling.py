@@ -136,7 +136,8 @@ class Filling:
             return self._bit
         text = f"{found}, though node {number} was filled from the others"
         self._outbox.note("switch.differ", level="ERROR", step=self._at.now.step, text=text)
-        self._refusals.refuse(number, f"{text}; check its memory and disk, and start it again")
+        advice = "check its memory and disk, and start it again"
+        self._refusals.refuse(number, f"{text}; {advice}", is_left_out=True)
         return 0
 
     def report(self, former: Position, *, was_installed: bool) -> None:
