@@ -578,3 +578,18 @@ def test_a_node_is_not_asked_for_what_it_has_not() -> None:
     bench.lines()
     where = {"attempt": 1, "loaded": True, "epoch": 1, "members": 3, "incarnation": 2}
     starts(bench.says(1, wire.Standing, **where), "parent-1: Adopt members=2")
+
+
+def test_of_two_epochs_with_one_number_the_members_of_both_must_have_answered() -> None:
+    """E3. Goal: one of two switches proposed its epoch to a single node and was lost, and the other
+    leads the rest, or what is left of it: a third switch does not go on without that."""
+    for number in (0, 2):
+        bench = Bench(3, 3)
+        bench.greet()
+        where = {"attempt": 3, "loaded": True, "epoch": 2}
+        bench.says(number, wire.Standing, members=1 << number | 0b010, **where)
+        bench.says(1, wire.Standing, members=0b111 & ~(1 << number), **where)
+        bench.outbox.now_ns += PATIENCE_NS
+        bench.lead.tick()
+        assert not any("Adopt" in line for line in bench.lines())
+        assert bench.says(2 - number, wire.Standing, members=0b111 & ~(1 << number), **where)

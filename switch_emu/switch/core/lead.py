@@ -17,9 +17,10 @@ Who may decide:
     E2  A version is decided once every member has it prepared. That can be read from their disks,
         so no disk is the log of decisions, and no node is special.
     E3  A node that has answered a switch answers no older start of one, after a crash too. A switch
-        proposes its first epoch only after all members of the newest recorded one have answered;
-        of three or more, most are enough. Later ones may leave out up to half of its members. So
-        two switches never lead different parts of one job.
+        proposes its first epoch only after all members of the newest recorded one have answered,
+        or of each, if two switches proposed one of its number; of three or more, most are enough.
+        Later ones may leave out up to half of its members. So two switches never lead different
+        parts of one job.
     E4  A member that is lost is left out by an epoch that the others record. It hears nothing of
         the later one, so it prepares nothing; when it comes back it is filled as if it were empty.
     E5  A version that all members of a new epoch have prepared, under one attempt and with no
@@ -85,8 +86,6 @@ class Lead:
         """Why an epoch or an attempt is proposed."""
         self._is_installed = False
         """An epoch of this start of the switch counts."""
-        self._base = 0
-        """Bitmap of the members of the newest epoch before that."""
         self._redone_to = 0
         """Steps before this were announced once; the operator lets the job make them again."""
         self._counted = CountedRanks(outbox, children.members.ranks, limits.ranks_min)
@@ -323,24 +322,15 @@ class Lead:
 
     def _consider_first(self) -> None:
         """E3: all members of the newest epoch must have answered; of three or more, most."""
-        standings = [node.standing for node in self.at.nodes if node.standing is not None]
-        if self.at.next is None and standings:
-            newest = max(standings, key=lambda s: s.epoch)
-            self._base = newest.members or self.at.now.members
-        members = self._base
-        answered = members & sum(
-            1 << n for n, node in enumerate(self.at.nodes) if node.standing or node.is_adopted
-        )
-        missing = members & ~answered
-        if missing or not answered:
-            most = members.bit_count() >= 3 and 2 * answered.bit_count() > members.bit_count()
-            if missing & ~self.at.lost or not most:
-                return  # E6
+        answered, missing = self.at.answered()
+        if not answered:
+            return  # E6
         version = max(self.at.version_of(n) for n in nodes_of(answered))
         if self.at.next is not None and self.at.are_at(answered, self.at.next.version):
             self._ask_to_adopt()
         else:
-            usual = _STARTED_AGAIN if any(each.epoch for each in standings) else _BEGINS
+            is_again = any(node.standing and node.standing.epoch for node in self.at.nodes)
+            usual = _STARTED_AGAIN if is_again else _BEGINS
             self._go_on_with(answered, version, self._reason(0, missing) or usual)
 
     def _consider_members(self) -> None:
