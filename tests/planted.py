@@ -262,8 +262,8 @@ BUGS = (
     Bug(
         "forget the epoch",
         "a new switch leads whichever optimizer nodes it hears first",
-        "switch_emu/switch/core/lead.py",
-        (("if missing & ~self.at.lost or not most:\n", "if missing & ~self.at.lost:\n"),),
+        "switch_emu/switch/core/standings.py",
+        (("not all(_are_enough(there, base) for base in self._bases):\n", "not there:\n"),),
         SEVERAL_NODES,
     ),
     Bug(

@@ -51,7 +51,7 @@ class Cluster:
     def _connected(self, node: Node) -> None:
         """The root switch learns that a node is there, or gone; of one that has a successor, only
         what becomes of that."""
-        if node.is_superseded:
+        if node.is_superseded or node is not self.nodes[node.number]:
             return
         switch = self.switches.get(self.job.tree.root.name)
         if switch is not None and switch.alive:

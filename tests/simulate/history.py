@@ -117,6 +117,9 @@ class Simulation(Cluster):
         self.world.run(
             lambda: self._is_finished or self.world.now_ns >= healed_ns, limit_ns=2 * healed_ns
         )
+        if self.is_refused:
+            self.oracles.at_a_refusal()
+            return
         self._heal()
         limit_ns = self.world.now_ns + FINISH_MS * MS
         try:

@@ -269,7 +269,7 @@ class Node(Process):
                 case node_actions.OpenStore(description):
                     self._later(lambda d=description: self.core.store_opened(self.disk.make(d)))
                 case node_actions.BeginFilling(description, version):
-                    self._later(lambda d=description, v=version: self._begin_filling(d, v))
+                    self._do(self._begin_filling(description, version))
                 case node_actions.FillPage():
                     self._later(lambda a=action: self._fill(a))
                 case node_actions.CopyPage():

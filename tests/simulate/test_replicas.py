@@ -148,3 +148,38 @@ def test_one_of_two_does_not_go_on_under_a_new_switch() -> None:
     cluster.world.run(lambda: cluster.world.now_ns > 20 * 10**9, limit_ns=30 * 10**9)
     assert not any(worker.finished for worker in cluster.workers)
     assert "optimizer nodes 0, 1" in cluster.switch.core.waits_for()
+
+
+@pytest.mark.parametrize("seed", seeds(12))
+@pytest.mark.parametrize(("nodes", "replicas"), SHAPES)
+def test_a_node_that_was_stopped_is_filled(nodes: int, replicas: int, seed: int) -> None:
+    """I3, E4, E8. Goal: a node whose process goes on after the job has left it out is emptied and
+    filled, once all that was under way to its disk, or from it, has ended.
+    Method: its disk is slow before and after."""
+    options = {
+        1: {"poison_step": seed % 7}, 2: {"skip_step": seed % 7}, 3: {"pulls_ahead": True},
+        4: {"aggregate": "shared-exponent"},
+    }.get(seed % 5, {})  # fmt: skip
+    faults = ROUGH if seed % 4 == 0 else ORDERED
+    cluster = Cluster(seed, losing(nodes, replicas, seed, steps=10, **options), faults)
+    world, number = cluster.world, cluster.world.random.randrange(nodes)
+    node, switch = cluster.nodes[number], cluster.switch
+
+    def stop() -> None:
+        if any(disk.version is None for disk in cluster.disks):
+            world.at(10**8, stop)
+            return
+        node.disk_stalls_until_ns = world.now_ns + 10**9
+        world.at(2 * 10**7, node.stall)
+        world.at(2 * 10**7, lambda: switch.enter(lambda: switch.parent_is(number, there=False)))
+        world.at(33 * 10**7 + world.random.randrange(3 * 10**8), go_on)
+
+    def go_on() -> None:
+        node.disk_stalls_until_ns = world.now_ns + 2 * 10**8
+        node.go_on()
+        switch.enter(lambda: switch.parent_is(number, there=True))
+
+    world.at(10**7 + world.random.randrange(10**9 if faults is ROUGH else 3 * 10**8), stop)
+    cluster.run()
+    assert cluster.disks[number].filled_at is not None
+    assert not cluster.disks[number].is_partial

@@ -460,5 +460,149 @@ def test_a_node_that_was_filled_with_other_bits_never_counts() -> None:
         version += 1
         found = bench.decide(version, digest=OTHER)
     assert "differ between nodes 0 and 1, though node 1 was filled" in "".join(found)
+    assert "is_left_out=True" in "".join(found)  # E510: any other error would end the job
     assert bench.lead.at.now.members == 1
     assert bench.lead.at.next is None
+
+
+def test_what_a_node_said_before_its_connection_ended_does_not_bring_it_back() -> None:
+    """E4. Goal: a node that was started again and is gone at once is left out after its patience,
+    though what it said arrives only then."""
+    bench = Bench()
+    bench.join()
+    bench.lead.lost(1)
+    bench.lead.reconnected(1)
+    bench.core_says(wire.Cancel, text="asked", attempt=1)
+    bench.welcome(0, 2)
+    bench.lead.lost(1)
+    bench.lines()
+    late = {"attempt": 1, "loaded": True, "epoch": 1, "members": 3, "incarnation": 2}
+    assert bench.says(1, wire.Standing, **late) == []
+    assert bench.welcome(1, 2, incarnation=2) == []
+    bench.outbox.now_ns += PATIENCE_NS
+    bench.lead.tick()
+    starts([each for each in bench.lines() if "Adopt" in each], "parent-0: Adopt members=1")
+
+
+def test_a_version_that_was_decided_with_an_epoch_stays_if_another_epoch_takes_its_place() -> None:
+    """E5. Goal: a node that is lost while it is to record the epoch is left out by another, which
+    goes on from that version: some may have decided it, and all others can."""
+    for adopted in ((0, 1), (0,), (1,), ()):
+        bench = Bench(3, 3)
+        bench.join()
+        for node in range(3):
+            bench.measure(node)
+        bench.prepare(1)
+        bench.prepare(2)
+        bench.says(0, wire.Rejoin, incarnation=2)
+        bench.lines()
+        ready = {
+            "attempt": 1, "loaded": True, "epoch": 1, "members": 7, "is_prepared": True,
+            "prepared_attempt": 1, "incarnation": 2,
+        }  # fmt: skip
+        found = bench.says(0, wire.Standing, DIGEST * 3, **ready)
+        assert [each[:30] for each in found] == [
+            f"parent-{node}: Adopt step=1 members"[:30] for node in range(3)
+        ]
+        for node in adopted:
+            bench.welcome(node, 2, step=1, incarnation=2 if node == 0 else 1)
+        bench.lead.lost(2)
+        bench.outbox.now_ns += PATIENCE_NS
+        bench.lines()
+        bench.lead.tick()
+        found = [each for each in bench.lines() if "Hello" not in each and "members=7" not in each]
+        starts(found, "parent-0: Adopt step=1 members=3", "parent-1: Adopt step=1 members=3")
+
+
+def test_no_node_is_filled_before_there_are_weights() -> None:
+    """E8. Goal: one that comes back while the first weights come in waits until they are decided,
+    though another costs the attempt meanwhile."""
+    bench = Bench(3, 3, fill_bytes_per_s=1e9)
+    bench.greet()
+    for node in range(3):
+        bench.says(node, wire.Standing)
+    for node in range(3):
+        bench.welcome(node, 1)
+    bench.lead.lost(2)
+    bench.outbox.now_ns += PATIENCE_NS
+    bench.lead.tick()
+    for node in range(2):
+        bench.welcome(node, 2)
+    bench.lead.reconnected(2)
+    bench.lines()
+    assert bench.says(2, wire.Standing, incarnation=2) == []
+    bench.says(1, wire.Rejoin, incarnation=2)
+    bench.lines()
+    found = bench.says(1, wire.Standing, incarnation=2, attempt=2, epoch=2, members=3)
+    starts(found, "parent-0: Adopt members=3", "parent-1: Adopt members=3")
+    bench.welcome(0, 3)
+    bench.welcome(1, 3, incarnation=2)
+    bench.prepare(0, attempt=3, version=0)
+    found = bench.says(1, wire.Prepared, DIGEST * 3, attempt=3, version=0, incarnation=2)
+    starts(
+        found, "parent-0,parent-1: Resolved", "parent-0: Adopt members=3",
+        "parent-1: Adopt members=3", "parent-2: Adopt members=3",
+    )  # fmt: skip
+    assert "filling=4" in found[3]
+
+
+def test_a_node_that_is_filled_is_waited_for_in_each_attempt() -> None:
+    """E8. Goal: what it had prepared under an attempt that was given up is not what it has now."""
+    bench = Bench(fill_bytes_per_s=1e9)
+    found, version = bench.fill(), 1
+    bench.outbox.now_ns += 10**9
+    for chunk in asked(found):
+        bench.copied(chunk, version)
+    found = bench.decide(2)
+    while chunks := asked(found):
+        found = [line for chunk in chunks for line in bench.copied(chunk, 2)]
+    bench.measure(0, attempt=3, step=2)
+    bench.says(1, wire.Prepared, DIGEST * 2, attempt=3, version=3, incarnation=2)
+    bench.outbox.attempt = 3
+    bench.says(0, wire.Rejoin, incarnation=2)
+    bench.lines()
+    found = bench.says(
+        0, wire.Standing, attempt=3, epoch=2, members=1, step=2, loaded=True, incarnation=2
+    )
+    starts(found, "parent-0: Adopt step=2", "parent-1: Adopt step=2")
+    assert "filling=3" in found[1]
+    bench.welcome(0, 4, incarnation=2, step=2)
+    bench.welcome(1, 4, incarnation=2, step=2)
+    ready = {"attempt": 4, "version": 3, "incarnation": 2}
+    assert bench.says(0, wire.Prepared, DIGEST * 2, **ready) == []
+    starts(
+        bench.says(1, wire.Prepared, DIGEST * 2, **ready), "parent-0,parent-1: Resolved step=3",
+        "parent-0: Adopt step=3 members=3", "parent-1: Adopt step=3 members=3",
+    )  # fmt: skip
+
+
+def test_a_node_is_not_asked_for_what_it_has_not() -> None:
+    """E4. Goal: an attempt that is given up while one node has come back empty, and another is
+    gone, asks neither; who has the state is asked when it is back, and goes on alone."""
+    bench = Bench()
+    bench.join()
+    for node in (0, 1):
+        bench.lead.lost(node)
+    bench.lead.reconnected(0)
+    bench.lines()
+    assert bench.says(0, wire.Standing, incarnation=2) == []
+    assert bench.core_says(wire.Cancel, text="asked", attempt=1) == []
+    bench.lead.reconnected(1)
+    bench.lines()
+    where = {"attempt": 1, "loaded": True, "epoch": 1, "members": 3, "incarnation": 2}
+    starts(bench.says(1, wire.Standing, **where), "parent-1: Adopt members=2")
+
+
+def test_of_two_epochs_with_one_number_the_members_of_both_must_have_answered() -> None:
+    """E3. Goal: one of two switches proposed its epoch to a single node and was lost, and the other
+    leads the rest, or what is left of it: a third switch does not go on without that."""
+    for number in (0, 2):
+        bench = Bench(3, 3)
+        bench.greet()
+        where = {"attempt": 3, "loaded": True, "epoch": 2}
+        bench.says(number, wire.Standing, members=1 << number | 0b010, **where)
+        bench.says(1, wire.Standing, members=0b111 & ~(1 << number), **where)
+        bench.outbox.now_ns += PATIENCE_NS
+        bench.lead.tick()
+        assert not any("Adopt" in line for line in bench.lines())
+        assert bench.says(2 - number, wire.Standing, members=0b111 & ~(1 << number), **where)

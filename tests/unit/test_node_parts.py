@@ -25,6 +25,7 @@ from switch_emu.node.core.gathering import Gathering
 from switch_emu.node.core.joint import Joint
 from switch_emu.node.core.membership import Membership
 from switch_emu.node.core.results import AbortRequest, Joined, Judgement
+from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.updates import Updates
 from tests.simulate.job import JOB
 from tests.unit.node_parts import CHILD, RANKS, Parts
@@ -69,7 +70,7 @@ def joint_of(parts: Parts, filling: Filling | None = None) -> Joint:
     filling = filling or filling_of(parts)
     joint = Joint(
         parts.outbox, parts.children, parts.shard, parts.state, parts.steps, filling,
-        updates_of(parts, filling), do.NodeLimits(), RetryPolicy(),
+        do.NodeLimits(), RetryPolicy(),
     )  # fmt: skip
     assert joint.opened(do.StoreFacts(
         description=b"", generation=1, attempt=1, epoch=0, job=JOB, version=0,
@@ -326,6 +327,23 @@ def test_an_update_hands_out_weights_that_are_waited_for() -> None:
     )  # fmt: skip
 
 
+def test_a_read_that_is_asked_for_again_counts_twice() -> None:
+    """P1. Goal: pages are not written again while the second of two equal reads is under way."""
+    parts = Parts()
+    serving = parts.serving = Serving(
+        parts.outbox, parts.children, parts.shard, parts.steps, reads_max=2
+    )
+    pull = parts.m(wire.Pull, index=0, part=0, count=1)
+    for _ in range(2):
+        serving.pull(CHILD, pull)
+    read = do.ReadWeights(0, 0, 0, 1, (0,))
+    parts.lines()
+    serving.weights_read(read, None, in_place=False)
+    assert (serving.is_reading, serving.reads_before(1)) == (True, True)
+    serving.weights_read(read, None, in_place=False)
+    assert (serving.is_reading, serving.reads_before(1)) == (False, False)
+
+
 def test_serving_reads_a_few_at_a_time_and_nothing_of_an_older_attempt() -> None:
     parts = Parts()
     serving = parts.serving
@@ -562,12 +580,15 @@ def test_a_node_that_does_not_count_is_emptied_and_filled() -> None:
     parts = Parts(number=1, count=2)
     filling = filling_of(parts)
     joint = joint_of(parts, filling)
-    parts.state.is_sealing = True
     adopt = adopt_of(parts, step=3, filling=2)
-    parts.check((lambda: joint.adopt(adopt), None, []))
-    parts.state.is_sealing = False
     begins = f"BeginFilling description={parts.description!r} version=3"
-    parts.check((joint.start_filling, None, [begins]), (joint.start_filling, None, []))
+    parts.check(
+        (lambda: joint.start_filling(is_idle=True), False, []),
+        (lambda: joint.adopt(adopt), True, []),
+        (lambda: joint.start_filling(is_idle=False), True, []),
+        (lambda: joint.start_filling(is_idle=True), True, [begins]),
+        (lambda: joint.start_filling(is_idle=True), True, []),
+    )
     facts = do.StoreFacts(
         description=parts.description, generation=1, attempt=1, epoch=0, job=JOB, version=3
     )
@@ -648,6 +669,7 @@ def test_a_page_is_copied_before_its_side_is_written_again() -> None:
         (lambda: parts.serving.page_copied(action, "page"), None,
          ["switch: Page index=1 part=0 + page", "drop page"]),
         (lambda: parts.serving.reads_before(1), False, []),
+        (lambda: parts.serving.copy(copy), None, ["CopyPage chunk=1 step=0"]),
         (lambda: parts.serving.page_copied(action, None), None, []),
     )  # fmt: skip
 

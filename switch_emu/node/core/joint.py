@@ -40,7 +40,6 @@ from switch_emu.node.core.results import AbortRequest, Judgement
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.state import State
 from switch_emu.node.core.steps import Steps
-from switch_emu.node.core.updates import Updates
 
 OLDER_STATE_CODE = "E508"
 LEFT_OUT_CODE = "E510"
@@ -55,11 +54,11 @@ class Joint:
 
     def __init__(
         self, outbox: Outbox, children: Children, shard: Shard, state: State, steps: Steps,
-        filling: Filling, updates: Updates, limits: NodeLimits, retry: RetryPolicy,
+        filling: Filling, limits: NodeLimits, retry: RetryPolicy,
     ) -> None:  # fmt: skip
         self._outbox, self._children, self._limits = outbox, children, limits
         self._shard, self._state, self._steps = shard, state, steps
-        self._filling, self._updates = filling, updates
+        self._filling = filling
         self._asked: Outstanding[tuple[wire.Message, bytes | None]] = Outstanding(retry)
         self._recorded = Epoch()
         """What is on disk."""
@@ -105,15 +104,17 @@ class Joint:
             self._record(self._recorded._replace(promised=hello.incarnation))
         self._outbox.send_all((peer,), self._standing(), self._digests or None)
 
-    def adopt(self, m: wire.Adopt, *_: object) -> wire.Adopt | None:
-        """An attempt counts; it, if it can be taken over now."""
+    def adopt(self, m: wire.Adopt, *_: object) -> wire.Adopt | bool | None:
+        """An attempt counts; it, if it can be taken over now; True: the store is emptied first."""
         outbox = self._outbox
         ours, theirs = (outbox.generation, outbox.attempt), (m.generation, m.attempt)
         if self.is_enlisted and theirs <= ours:
             if theirs == ours:
                 self._welcome()
             return None
-        return self._follow(m) if m.attempt >= outbox.attempt else None
+        if m.attempt < outbox.attempt:
+            return None
+        return self._follow(m) or (True if m.filling else None)
 
     def verdict(self, m: wire.Verdict, *_: object) -> Judgement | None:
         """How the open step comes out at all nodes."""
@@ -163,16 +164,17 @@ class Joint:
 
     # ---------------------------------------------------------------------- attempts
 
-    def start_filling(self) -> None:
-        """Have the store emptied, if an attempt waits for that and nothing is under way to it."""
+    def start_filling(self, *, is_idle: bool) -> bool:
+        """True while an attempt waits for the store to be emptied: nothing is begun under the one
+        before. `is_idle`: nothing is under way to the store or from it, so it may be emptied."""
         m = self._ahead
-        if m is None or m.filling in (0, self._filling.number, self._beginning):
-            return
-        is_busy = self._state.is_sealing or self._updates.under_way or self._filling.is_writing
-        if not is_busy:
+        if m is None or m.filling in (0, self._filling.number):
+            return False
+        if is_idle and self._beginning != m.filling:
             self._beginning = m.filling
             description = self._children.members.description
             self._outbox.actions.append(BeginFilling(description, m.step))
+        return True
 
     def request_abort(self, request: AbortRequest) -> bool:
         """The switch alone gives attempts up: what it sent does not fit together."""
@@ -246,8 +248,7 @@ class Joint:
         """The attempt if it can be taken over now; else decide what is decided first."""
         before, self._ahead = self._ahead, m
         if m.filling and m.filling != self._filling.number:
-            self.start_filling()
-            return None
+            return None  # `start_filling`
         if self._shard.description is None:
             if m.loaded:
                 self._give_up(m.step, None)

@@ -127,9 +127,7 @@ class NodeCore:
             owes=limits.receipts_may_wait,
         )  # fmt: skip
         self.attachments = Attachments(outbox, children, steps)
-        self.updates = updates = Updates(
-            outbox, shard, steps, budget, serving, filling, limits.updates_max
-        )
+        self.updates = Updates(outbox, shard, steps, budget, serving, filling, limits.updates_max)
         self.membership = Membership(outbox, children, shard, steps)
         ranks_min = limits.ranks_min if node.is_alone else None
         self.joint: Alone | Joint
@@ -137,9 +135,7 @@ class NodeCore:
             self.joint = Alone(outbox, shard, state, steps)
         else:
             retry = retry or RetryPolicy()
-            self.joint = Joint(
-                outbox, children, shard, state, steps, filling, updates, limits, retry
-            )
+            self.joint = Joint(outbox, children, shard, state, steps, filling, limits, retry)
         self.counted = CountedRanks(outbox, ranks, ranks_min)
         self.readers = Readers(outbox)
         self._with_attempt = (steps, state, self.first_weights, self.joint, serving)
@@ -240,7 +236,7 @@ class NodeCore:
         self.shard.open(facts.description)
         self.state.opened(facts)
         if isinstance(self.joint, Joint):
-            self._act_on(self.joint.opened(facts))
+            self._act_on(self.joint.opened(facts) or True)
         else:
             self._admit()
         return self.out.take()
@@ -371,7 +367,8 @@ class NodeCore:
 
     def _advance(self) -> None:
         """Do what has become possible: measure, discard, start updates, prepare."""
-        self.joint.start_filling()
+        if self.joint.start_filling(is_idle=self._is_idle):
+            return
         step, state = self.steps.open, self.state
         if step is not None and not step.is_stated and step.is_measured(self.shard.trainable):
             self._measure(step)
@@ -513,6 +510,14 @@ class NodeCore:
         return not (
             self.updates.under_way or self.steps.has_commit or self.first_weights.is_loading
         )
+
+    @property
+    def _is_idle(self) -> bool:
+        """True if nothing is under way to the store, or from it."""
+        return not (
+            self.state.is_sealing or self.updates.under_way or self.serving.is_reading
+            or self.first_weights.under_way_count or self.filling.is_writing
+        )  # fmt: skip
 
     def is_member(self, peer: str) -> bool:
         """True if a connection is that of a child that has joined."""

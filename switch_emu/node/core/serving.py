@@ -37,8 +37,8 @@ class Serving:
         self._wanted: dict[tuple[int, int], set[int]] = {}
         """(step, extent) -> uses for which it is wanted."""
         self._queue: deque[ReadWeights] = deque()
-        self._reads: set[ReadWeights | CopyPage] = set()
-        """Under way."""
+        self._reads: list[ReadWeights | CopyPage] = []
+        """Under way; one that is asked for again is there twice."""
         self._pulled_ahead: dict[int, None] = {}
         """Extents of the step after the open one, in the order of their first pull."""
 
@@ -83,7 +83,7 @@ class Serving:
 
     def weights_read(self, read: ReadWeights, payload: Payload | None, *, in_place: bool) -> None:
         """The weights that `read` asked for; None if that version has gone meanwhile."""
-        self._reads.discard(read)
+        self._reads.remove(read)
         if payload is not None and read.attempt == self._outbox.attempt:
             self._send(read.step, read.extent, read.parts, payload, in_place)
         self._outbox.drop(payload)
@@ -94,12 +94,12 @@ class Serving:
         copy, is_ours = CopyPage(m.index, m.step), self._shard.owns(m.index)
         is_decided = self._children.loaded and m.step == self._outbox.step
         if is_ours and is_decided and copy not in self._reads:
-            self._reads.add(copy)
+            self._reads.append(copy)
             self._outbox.actions.append(copy)
 
     def page_copied(self, copy: CopyPage, payload: Payload | None) -> None:
         """The page that `copy` asked for; None if that version has gone meanwhile."""
-        self._reads.discard(copy)
+        self._reads.remove(copy)
         if payload is not None and copy.step == self._outbox.step:
             page = self._outbox.stamped(wire.Page, step=copy.step, index=copy.chunk, part=0)
             self._children.send_all(page, payload)
@@ -109,6 +109,11 @@ class Serving:
     def awaits(self, step: int, extent: int) -> bool:
         """True if weights of an extent are wanted for a step."""
         return (step, extent) in self._wanted
+
+    @property
+    def is_reading(self) -> bool:
+        """True if pages, or weights of them, are being read."""
+        return bool(self._reads)
 
     def reads_before(self, step: int) -> bool:
         """True if weights for an older step are still being read."""
@@ -142,7 +147,7 @@ class Serving:
     def _start_reads(self) -> None:
         while self._queue and len(self._reads) < self._reads_max:
             read = self._queue.popleft()
-            self._reads.add(read)
+            self._reads.append(read)
             self._outbox.actions.append(read)
 
     def _send(

@@ -73,8 +73,9 @@ class Filling:
             self.waiting.add(number)
             self._outbox.note("switch.returned", node=number, step=self._at.now.step)
 
-    def choose(self, members: int, attempt: int, step: int, *, goes_on: bool) -> int:
-        """Bitmap of the node that is filled in an attempt, which begins with this step.
+    def choose(self, members: int, attempt: int, version: int, *, goes_on: bool) -> int:
+        """Bitmap of the node that is filled in an attempt, which begins with this version; of -1
+        there are no pages.
 
         `goes_on`: the version is that of the attempt before, or was decided under it, so that what
         the node has by now counts.
@@ -83,11 +84,12 @@ class Filling:
         if self.node is not None and not members & self._bit:
             known = self._at.nodes[self.node.number]
             if goes_on and not known.is_away and known.standing is None:
+                self._prepared_version = -1  # that is of the attempt before
                 return self._bit
             rest = rest if known.is_away else [self.node.number]
         self._end()
-        if rest and self.is_on:
-            self._begin(rest[0], attempt, step)
+        if rest and self.is_on and version >= 0:
+            self._begin(rest[0], attempt, version)
         return self._bit
 
     def _begin(self, number: int, filling: int, first_step: int) -> None:
@@ -134,7 +136,8 @@ class Filling:
             return self._bit
         text = f"{found}, though node {number} was filled from the others"
         self._outbox.note("switch.differ", level="ERROR", step=self._at.now.step, text=text)
-        self._refusals.refuse(number, f"{text}; check its memory and disk, and start it again")
+        advice = "check its memory and disk, and start it again"
+        self._refusals.refuse(number, f"{text}; {advice}", is_left_out=True)
         return 0
 
     def report(self, former: Position, *, was_installed: bool) -> None:

@@ -17,9 +17,10 @@ Who may decide:
     E2  A version is decided once every member has it prepared. That can be read from their disks,
         so no disk is the log of decisions, and no node is special.
     E3  A node that has answered a switch answers no older start of one, after a crash too. A switch
-        proposes its first epoch only after all members of the newest recorded one have answered;
-        of three or more, most are enough. Later ones may leave out up to half of its members. So
-        two switches never lead different parts of one job.
+        proposes its first epoch only after all members of the newest recorded one have answered,
+        or of each, if two switches proposed one of its number; of three or more, most are enough.
+        Later ones may leave out up to half of its members. So two switches never lead different
+        parts of one job.
     E4  A member that is lost is left out by an epoch that the others record. It hears nothing of
         the later one, so it prepares nothing; when it comes back it is filled as if it were empty.
     E5  A version that all members of a new epoch have prepared, under one attempt and with no
@@ -86,8 +87,6 @@ class Lead:
         """Why an epoch or an attempt is proposed."""
         self._is_installed = False
         """An epoch of this start of the switch counts."""
-        self._base = 0
-        """Bitmap of the members of the newest epoch before that."""
         self._redone_to = 0
         """Steps before this were announced once; the operator lets the job make them again."""
         self._counted = CountedRanks(outbox, children.members.ranks, limits.ranks_min)
@@ -174,15 +173,14 @@ class Lead:
     def reconnected(self, number: int) -> None:
         """A connection is there, or there again."""
         self._away(number)
-        self.at.nodes[number].absent_ns = None
+        self.at.connected(number)
         if self._hello is not None:
             self._greet(number, again=True)
 
     def lost(self, number: int) -> None:
         """A connection has ended."""
         self._away(number)
-        if self.at.nodes[number].absent_ns is None:
-            self.at.nodes[number].absent_ns = self._outbox.now_ns
+        self.at.disconnected(number)
         if self._hello is not None:
             self._greet(number)
 
@@ -190,6 +188,7 @@ class Lead:
         """Where a node stands is not known any more; the others do not wait for one that is being
         filled."""
         self.at.away(number)
+        self._asked.pop(("adopt", number))
         self._filling.waiting.discard(number)
         if self._is_installed and (self.at.next or self.at.now).filled >> number & 1:
             self._consider()
@@ -257,8 +256,8 @@ class Lead:
         node, bit = self.at.nodes[number], 1 << number
         self._asked.pop(("hello", number))
         is_same, node.incarnation = node.incarnation == m.incarnation, m.incarnation
-        if is_same and node.absent_ns is not None:
-            return  # it is late: the connection on which it was sent has ended
+        if node.is_cut:
+            return  # it is late
         node.is_away, node.absent_ns = False, None
         everyone = self.at.now.everyone | (0 if self.at.next is None else self.at.next.everyone)
         if self._is_installed and not everyone & bit:
@@ -294,9 +293,9 @@ class Lead:
         wanted = self.at.now if self.at.next is None else self.at.next
         if (m.generation, m.attempt) != (wanted.generation, wanted.attempt):
             return
-        if not wanted.everyone >> number & 1:
-            return
         node = self.at.nodes[number]
+        if node.is_cut or not wanted.everyone >> number & 1:
+            return
         self._asked.pop(("adopt", number))
         node.is_adopted, node.standing, node.window_bytes = True, None, m.push_window_bytes
         node.is_away = False
@@ -324,24 +323,15 @@ class Lead:
 
     def _consider_first(self) -> None:
         """E3: all members of the newest epoch must have answered; of three or more, most."""
-        standings = [node.standing for node in self.at.nodes if node.standing is not None]
-        if self.at.next is None and standings:
-            newest = max(standings, key=lambda s: s.epoch)
-            self._base = newest.members or self.at.now.members
-        members = self._base
-        answered = members & sum(
-            1 << n for n, node in enumerate(self.at.nodes) if node.standing or node.is_adopted
-        )
-        missing = members & ~answered
-        if missing or not answered:
-            most = members.bit_count() >= 3 and 2 * answered.bit_count() > members.bit_count()
-            if missing & ~self.at.lost or not most:
-                return  # E6
+        answered, missing = self.at.answered()
+        if not answered:
+            return  # E6
         version = max(self.at.version_of(n) for n in nodes_of(answered))
         if self.at.next is not None and self.at.are_at(answered, self.at.next.version):
-            self._adopt_again()
+            self._ask_to_adopt()
         else:
-            usual = _STARTED_AGAIN if any(each.epoch for each in standings) else _BEGINS
+            is_again = any(node.standing and node.standing.epoch for node in self.at.nodes)
+            usual = _STARTED_AGAIN if is_again else _BEGINS
             self._go_on_with(answered, version, self._reason(0, missing) or usual)
 
     def _consider_members(self) -> None:
@@ -362,12 +352,12 @@ class Lead:
             and not gone
             and self.at.are_at(back, self.at.next.version)
         ):
-            self._adopt_again()
+            self._ask_to_adopt()
             return
         is_known = not any(self.at.nodes[number].is_away for number in nodes_of(rest))
         if not is_known or not self._are_enough(rest):
             return  # E3, E6
-        version = self.at.now.version
+        version = (self.at.next or self.at.now).version
         if rest == back:  # all were started again: of an older copy of the state, perhaps
             version = max(self.at.version_of(n) for n in nodes_of(rest))
         self._go_on_with(rest, version, self._reason(back, lost | gone))
@@ -427,7 +417,7 @@ class Lead:
             epoch=epoch + is_other, members=members, version=version,
             generation=generation + is_older, attempt=attempt + 1,
             filled=self._filling.choose(
-                members, attempt + 1, max(0, version),
+                members, attempt + 1, version,
                 goes_on=self._is_installed and not (is_finished or is_older),
             ),
         )  # fmt: skip
@@ -436,16 +426,18 @@ class Lead:
         self._asked.clear(lambda key: isinstance(key, tuple) and key[0] == "hello")
         for number in nodes_of(self.at.next.everyone):
             self.at.nodes[number].is_adopted = False
-            self._ask(("adopt", number), number, self._adoption(self.at.next, number))
+        self._ask_to_adopt()
 
-    def _adopt_again(self) -> None:
-        """Nodes were started again while they were to take an attempt over."""
-        assert self.at.next is not None
-        for number in nodes_of(self.at.next.everyone):
-            node = self.at.nodes[number]
-            if node.standing is not None and ("adopt", number) not in self._asked:
-                node.is_adopted = False
-                self._ask(("adopt", number), number, self._adoption(self.at.next, number))
+    def _ask_to_adopt(self) -> None:
+        """Ask those that are there, and can: the others say first where they stand."""
+        position = self.at.next
+        assert position is not None
+        for number in nodes_of(position.everyone):
+            node, bit = self.at.nodes[number], 1 << number
+            node.is_adopted = node.is_adopted and node.standing is None
+            can = bit & position.filled or self.at.are_at(bit, position.version)
+            if not (node.is_adopted or node.is_away or ("adopt", number) in self._asked) and can:
+                self._ask(("adopt", number), number, self._adoption(position, number))
 
     def _adoption(self, position: Position, number: int) -> wire.Adopt:
         filled = self._filling.node

@@ -7,6 +7,8 @@ nodes          what each node has said since its connection was lost, or it was 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 from luwu.protocol.children import Children
 from luwu.protocol.epoch import nodes_of
@@ -27,6 +29,8 @@ class KnownNode:
     """It has not said where it stands since its connection was lost, or it was started again."""
     is_adopted: bool = False
     """It has taken over the attempt that counts, and is connected."""
+    is_cut: bool = False
+    """Its connection has ended: what still comes was sent before."""
     absent_ns: int | None = None
     """Since when its connection is gone, or it was asked for the first time."""
     digests: bytes = b""
@@ -79,11 +83,24 @@ class Standings:
         self.now = Position(members=(1 << count) - 1)
         self.next: Position | None = None
         """Proposed, and not taken over by all its members."""
+        self._bases: set[int] = set()
+        """Bitmaps of the members of the newest recorded epoch; of several, if as many switches have
+        proposed one of its number."""
 
     def away(self, number: int) -> None:
         """A connection was lost, or a node was started again: where it stands is not known."""
         node = self.nodes[number]
         node.is_away, node.is_adopted, node.standing = True, False, None
+
+    def connected(self, number: int) -> None:
+        """A connection is there."""
+        self.nodes[number].is_cut, self.nodes[number].absent_ns = False, None
+
+    def disconnected(self, number: int) -> None:
+        """A connection has ended."""
+        node = self.nodes[number]
+        node.is_cut = True
+        node.absent_ns = self._outbox.now_ns if node.absent_ns is None else node.absent_ns
 
     def next_lost_ns(self) -> int | None:
         """When a node that is gone is so for too long; None: never, or it has been already."""
@@ -100,14 +117,26 @@ class Standings:
         nodes = enumerate(self.nodes)
         return sum(1 << number for number, node in nodes if node.is_lost(now_ns, patience_ns))
 
+    def answered(self) -> tuple[int, int]:
+        """E3: bitmaps of the members of the newest recorded epoch that have answered, and of the
+        others; 0, 0: too few have."""
+        standings = [node.standing for node in self.nodes if node.standing is not None]
+        if self.next is None and standings:
+            epoch = max(each.epoch for each in standings)
+            self._bases = {e.members or self.now.members for e in standings if e.epoch == epoch}
+        there = sum(1 << n for n, node in enumerate(self.nodes) if node.standing or node.is_adopted)
+        members = reduce(or_, self._bases, 0)
+        missing = members & ~there
+        if missing & ~self.lost or not all(_are_enough(there, base) for base in self._bases):
+            return 0, 0
+        return members & there, missing
+
     def version_of(self, number: int) -> int:
         """What a node is decided at."""
         node = self.nodes[number]
         if node.standing is not None:
             return node.standing.step if node.standing.loaded else -1
-        if self.next is not None and node.is_adopted:
-            return self.next.version
-        return self.now.version
+        return (self.next or self.now).version  # E5: who has not decided it can
 
     def newest(self) -> tuple[int, int, int]:
         """The newest epoch, generation and attempt that anybody knows, whoever stated which."""
@@ -151,3 +180,9 @@ class Standings:
             stated = self._ballot.digests_of(number)
             digests[number] = self.nodes[number].digests if stated is None else stated
         return self._ballot.difference_of(digests) is None  # E7: else it was not decided
+
+
+def _are_enough(there: int, members: int) -> bool:
+    """E3: all members are there; of three or more, most."""
+    count, there_count = members.bit_count(), (members & there).bit_count()
+    return there_count == count or (count >= 3 and 2 * there_count > count)
