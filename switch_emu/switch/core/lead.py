@@ -383,7 +383,7 @@ class Lead:
             held = sum(1 << n for n in versions if versions[n] >= 0)
             if self._parents.covers(held):
                 self._refusals.refuse_all(versions)
-            elif members == (self.at.now.members if self._is_installed else self._base):
+            elif members == (self.at.now.members if self._is_installed else self.at.recorded):
                 self._refusals.end_without_pages(held)
             return  # E6: who is gone has what is missing
         announced = [member.known[2] for member in self._children.members.all_members]

@@ -125,11 +125,15 @@ class Standings:
             epoch = max(each.epoch for each in standings)
             self._bases = {e.members or self.now.members for e in standings if e.epoch == epoch}
         there = sum(1 << n for n, node in enumerate(self.nodes) if node.standing or node.is_adopted)
-        members = reduce(or_, self._bases, 0)
-        missing = members & ~there
+        missing = self.recorded & ~there
         if missing & ~self.lost or not all(_are_enough(there, base) for base in self._bases):
             return 0, 0
-        return members & there, missing
+        return self.recorded & there, missing
+
+    @property
+    def recorded(self) -> int:
+        """Bitmap of the members of the newest recorded epoch."""
+        return reduce(or_, self._bases, 0)
 
     def version_of(self, number: int) -> int:
         """What a node is decided at."""
