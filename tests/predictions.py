@@ -32,10 +32,12 @@ from luwu.predict.ask.replay import replay
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.model.job import utilisation
 from luwu.predict.networks.on_topology import connections
+from luwu.predict.systems.in_network import PER_HOST
 
 ROUNDING = 1 - 1e-9
 PLAYED_SHARE = 0.1
 TOPOLOGY_SHARE = 0.2
+NICS_SHARE = 0.5
 TASKS_MAX = 2_000
 """Of a pipeline that is played."""
 SOFTWARE = (
@@ -45,6 +47,7 @@ SOFTWARE = (
 DEVICES = ("A100-80", "A100-40", "H100-80", "H200-141", "GB200", "B200-180")
 NETWORKS = ("virtio-10g", "roce-100g", "roce-400g", "ib-hdr", "ib-ndr")
 MODELS = ("GPT-1.3B", "GPT-13B", "GPT-175B", "Llama3-8B", "Llama3-70B", "Llama3-405B")
+OFFLOADS = ("zero-offload", "zero-infinity")
 HOST = {
     "processor": "Xeon-5320", "memory_bytes": "512 GB", "disk": "P5510-3.84T", "disks": 4,
 }  # fmt: skip
@@ -107,7 +110,8 @@ def _slowed(question: Any, slower: float) -> Any:
     network = replace(network, rate=network.rate * slower)
     changed = replace(question, job=replace(question.job, network=network))
     if getattr(question, "nodes", None) is not None:
-        changed = replace(changed, part=replace(question.nodes, network=network))
+        own = replace(question.nodes.network, rate=network.rate)
+        changed = replace(changed, part=replace(question.nodes, network=own))
     return changed
 
 
@@ -137,12 +141,15 @@ def _table(system: str, random: Random) -> dict[str, Any]:
     if random.random() < TOPOLOGY_SHARE:
         table["topology"] = {"kind": "clos", "radix": 64, "taper": random.choice((1, 2, 4)),
                              "aggregates": True}  # fmt: skip
+    elif random.random() < NICS_SHARE:
+        table["nics_per_host"] = random.choice((1, 2, 4, 8))
     if system == "luwu":
         table["node"] = HOST | {
             "disks": random.randint(1, 12), "nodes": random.randint(1, 4),
             "cached": random.choice((0.0, 0.5, 1.0)), "pulls": random.randint(1, 2),
+            "per_host": "none" if "topology" in table else random.choice(PER_HOST),
         }  # fmt: skip
-    if system in ("zero-offload", "zero-infinity"):
+    if system in OFFLOADS:
         table["host"] = HOST | {
             "devices": random.choice((1, 4, 8)), "disks": random.randint(1, 8),
             "pipelined": random.random() < 0.5,
@@ -157,6 +164,7 @@ def _inference(random: Random) -> dict[str, Any]:
         "system": "inference", "model": random.choice(MODELS), "device": random.choice(DEVICES),
         "network": random.choice(NETWORKS), "tensor": 2 ** random.randint(0, 5),
         "pipeline": 2 ** random.randint(0, 4), "precision": random.choice(("bf16", "fp8")),
+        "nics_per_host": random.choice((1, 2, 4, 8)),
         "batch": 2 ** random.randint(0, 8), "batching": random.choice(("static", "continuous")),
         "input_tokens": 2 ** random.randint(4, 14), "output_tokens": 2 ** random.randint(2, 12),
     }  # fmt: skip
@@ -192,8 +200,27 @@ def _needs(question: AnyQuestion) -> dict[str, float]:
             for name, each in connections(built, question.exchanges()).items()
         }
     found |= {"compute": operations * (job.slowdown if job.pipeline == 1 else 1.0)}
+    found |= _nic_needs(question)
     found |= _state_needs(question)
     return found
+
+
+def _nic_needs(question: Any) -> dict[str, float]:
+    """Of the NICs of a full host: what its devices pull and push, each or once for all of them; or
+    one way around of what is gathered and reduced, through all NICs or through one."""
+    job, m, psi = question.job, question.job.micro_batches, float(question.job.model.parameters)
+    in_host = job.software.host_devices or int(job.device.domain_count)
+    rate = job.network.rate * job.network.efficiency
+    nics = rate * (question.nics_per_host or in_host)
+    if question.nodes is not None:
+        once, devices = question.nodes.per_host, min(in_host, job.devices)
+        down = m * question.nodes.pulls * 2 * psi * (devices if once == "none" else 1)
+        up = m * job.software.gradient_bytes * psi * (1 if once == "pull-and-push" else devices)
+        return {"NICs down": down / nics, "NICs up": up / nics}
+    if question.system not in ("zero3", *OFFLOADS) or job.devices <= in_host:
+        return {}
+    around = m * (4 + job.software.gradient_bytes) * psi * (job.devices - 1) / job.devices
+    return {"NICs": around / (rate if job.software.ring == "flat" else nics)}
 
 
 def _state_needs(question: Any) -> dict[str, float]:

@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from luwu.base.errors import ConfigError
 from luwu.base.identifiers import words
 from luwu.commands.flags import CATALOGUE_FLAG, JSON_FLAG, Flag, Parsed, Verb
 from luwu.commands.predict_pictures import write_svg
-from luwu.predict.ask.question import read_table
+from luwu.commands.predict_question import QUESTION_FLAGS, asked_table
+from luwu.predict.ask.one_line import assumed_text
 from luwu.predict.ask.sweep import STEP, Point, Sweep, label, parse_axis, sweep
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.report.chart import point_chart
 
 SWEEP: Final = Verb(
     name="predict sweep",
-    usage="luwu predict sweep FILE --over KEY=V,V,... [--over ...] [--of METRIC] [--json] "
-    "[--svg FILE] [--catalogue FILE]",
-    text="Predict a step for each value of one or more keys of FILE: a table, and with --svg a "
-    "plot.",
+    usage="luwu predict sweep [FILE] [--KEY VALUE ...] --over KEY=V,V,... [--over ...] "
+    "[--of METRIC] [--json] [--svg FILE] [--catalogue FILE]",
+    text="Predict a step for each value of one or more keys of a question: a table, and with --svg "
+    "a plot. The question is in FILE, or in flags, as of luwu predict step.",
     examples=("luwu predict sweep llama.toml --over node.disks=2,4,8 --svg disks.svg",),
     flags=(
         Flag(name="over", shape="KEY=V,V", text="a key and its values; repeatable", repeats=True),
@@ -29,6 +29,7 @@ SWEEP: Final = Verb(
         Flag(name="svg", shape="FILE", text="write a plot"),
         JSON_FLAG,
         CATALOGUE_FLAG,
+        *QUESTION_FLAGS,
     ),
     has_keys=False,
     rest="many",
@@ -45,18 +46,17 @@ _HEADINGS: Final = {"step_s": "step", "tokens_per_s_per_device": "tokens/s each"
 
 def run_sweep(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     """The output of the command. Raises ConfigError."""
-    if len(rest) != 1:
-        raise ConfigError(f"luwu predict sweep takes a file; usage: {SWEEP.usage}")
+    table, assumed = asked_table(parsed, catalogue)
     axes = [parse_axis(each) for each in parsed.repeated.get("over", [])]
-    found = sweep(read_table(Path(rest[0])), axes, catalogue)
+    found = sweep(table, axes, catalogue)
     of = parsed.flags.get("of", STEP)
     numbers = found.numbers(of)
     if "svg" in parsed.flags:
         write_svg(Path(parsed.flags["svg"]), sweep_svg(found, of))
     return (
-        json.dumps(document(found, of), indent=1)
+        json.dumps(document(found, of) | {"assumed": assumed}, indent=1)
         if parsed.has("json")
-        else text(found, of, numbers)
+        else "\n".join([*assumed_text(assumed), text(found, of, numbers)])
     )
 
 

@@ -15,8 +15,10 @@ from typing import Final
 
 from luwu.base.errors import ConfigError
 from luwu.commands.flags import CATALOGUE_FLAG, Flag, Parsed, Verb
+from luwu.commands.predict_question import QUESTION_FLAGS, asked_table
 from luwu.commands.trace import check_trace
-from luwu.predict.ask.question import Question, read_question
+from luwu.predict.ask.one_line import assumed_text
+from luwu.predict.ask.question import Question, make_question
 from luwu.predict.ask.replay import PLAYED, play_three_d
 from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.events.engines import Record
@@ -26,13 +28,15 @@ from luwu.report.timeline import write_timeline
 
 TIMELINE: Final = Verb(
     name="predict timeline",
-    usage="luwu predict timeline FILE --out FILE [--run-dir DIR] [--catalogue FILE]",
+    usage="luwu predict timeline [FILE] [--KEY VALUE ...] --out FILE [--run-dir DIR] "
+    "[--catalogue FILE]",
     text="Write a predicted step as a Chrome trace, as luwu trace does for a real one.",
     examples=("luwu predict timeline llama.toml --out step.json",),
     flags=(
         Flag(name="out", shape="FILE", text="write the Chrome trace to FILE"),
         Flag(name="run_dir", shape="DIR", text="keep the events, for luwu trace DIR"),
         CATALOGUE_FLAG,
+        *QUESTION_FLAGS,
     ),
     has_keys=False,
     rest="many",
@@ -42,18 +46,19 @@ TIMELINE: Final = Verb(
 def timeline(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     """Play the question of a file, write what was asked for, and say where. Raises ConfigError."""
     out, kept = (parsed.flags.get(name) for name in ("out", "run_dir"))
-    if len(rest) != 1 or (out is None and kept is None):
-        raise ConfigError(f"luwu predict timeline takes a file, and --out; usage: {TIMELINE.usage}")
+    table, assumed = asked_table(parsed, catalogue)
+    if out is None and kept is None:
+        raise ConfigError(f"luwu predict timeline writes to --out; usage: {TIMELINE.usage}")
     if out is not None:
         check_trace(Path(out), "--out")
-    question = read_question(Path(rest[0]), catalogue)
+    question = make_question(table, catalogue)
     if not isinstance(question, Question) or question.system not in PLAYED:
         raise ConfigError(
             f"system: {question.system!r} has closed forms alone; a timeline is made of "
             f"{' and '.join(PLAYED)}"
         )
     line, told = _played(question)
-    said = [line]
+    said = [*assumed_text(assumed), line]
     with tempfile.TemporaryDirectory() as folder:
         events = Path(folder) if kept is None else Path(kept) / "events"
         said += _write(told, events, None if out is None else Path(out))

@@ -27,8 +27,7 @@ from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import compute_time, operators_of
 from luwu.predict.model.operators import WIRE_BYTES
 from luwu.predict.model.traffic import GATHERS
-from luwu.predict.networks.rank_groups import port_rate
-from luwu.predict.systems.in_network import OptimizerNodes
+from luwu.predict.systems.in_network import OptimizerNodes, pull_rate, push_rate
 from luwu.predict.systems.zero import kept_rate, sharded_path
 
 OPERATIONS: Final = 6
@@ -133,14 +132,11 @@ def break_even(job: TrainingJob, nodes: OptimizerNodes | None) -> BreakEven:
         }  # fmt: skip
         states: dict[str, float] = {}
     else:
-        port = min(port_rate(job.network), nodes.nodes * port_rate(nodes.network))
-        up = min(port, nodes.aggregate_rate)
+        down, up = pull_rate(job, nodes), push_rate(job, nodes)
         exchanges = {
-            "pull": pull_tokens(achieved, port, pulls=nodes.pulls, operations=operations),
-            "push": push_tokens(
-                achieved, up, gradient_bytes=gradient, operations=operations
-            ),
-        }  # fmt: skip
+            "pull": pull_tokens(achieved, down, pulls=nodes.pulls, operations=operations),
+            "push": push_tokens(achieved, up, gradient_bytes=gradient, operations=operations),
+        }
         states = _drives(achieved, nodes, operations)
     return BreakEven(
         achieved=achieved, micro_batch_tokens=job.micro_batch * job.sequence,

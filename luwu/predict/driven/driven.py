@@ -42,7 +42,7 @@ from luwu.predict.driven.links import Arrived, Link
 from luwu.predict.driven.units import Unit, units_of
 from luwu.predict.events.engines import Record
 from luwu.predict.model.job import TrainingJob
-from luwu.predict.systems.in_network import OptimizerNodes
+from luwu.predict.systems.in_network import OptimizerNodes, pull_rate, push_rate
 from luwu.protocol.actions import PARENT
 from luwu.wire.description import Description
 from luwu.wire.messages import Message
@@ -186,8 +186,7 @@ class _World:
                 extent_chunks=how.extent_chunks, slots_are_awaited=True,
             ),
         )  # fmt: skip
-        down = min(job.network.port_rate, nodes.network.port_rate * nodes.nodes)
-        from_node = self._link("down", down, self._from_node)
+        from_node = self._link("down", pull_rate(job, nodes), self._from_node)
         work = EngineWork(
             self._env, self._record, self._told["node"], description=description,
             costs=NodeCosts.of(nodes, weights_away=how.weights_away, prepare_s=how.prepare_s),
@@ -218,12 +217,11 @@ class _World:
         self, rank: int, count: int, script: Script, cores: Cores, is_seen: bool
     ) -> DrivenWorker:  # fmt: skip
         job, nodes, name = self._job, self._nodes, worker_name(rank)
-        port = min(job.network.port_rate, nodes.network.port_rate * nodes.nodes)
 
         def arrived(message: Message, payload: Any, nbytes: int) -> None:
             self._switch.received(name, message, payload, nbytes)
 
-        up = self._link("up", min(port, nodes.aggregate_rate), arrived, is_seen=is_seen)
+        up = self._link("up", push_rate(job, nodes), arrived, is_seen=is_seen)
         record, told = (self._record, self._told[name]) if is_seen else (Record(), Record())
         return DrivenWorker(
             self._env, record, told, script=script, description=self._description, send=up.send,

@@ -16,11 +16,8 @@ from typing import Any, Final, TypeAlias
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.predict.ask.question_cost import Costs
-from luwu.predict.ask.question_inference import (
-    INFERENCE,
-    InferenceQuestion,
-    make_inference_question,
-)
+from luwu.predict.ask.question_inference import InferenceQuestion, make_inference_question
+from luwu.predict.ask.question_keys import INFERENCE
 from luwu.predict.ask.question_sockets import SocketQuestion, make_socket_question
 from luwu.predict.hardware import units
 from luwu.predict.hardware.catalogue import Catalogue
@@ -46,7 +43,7 @@ _CHOICES: Final = {
     "inference-sockets": ("precision", "kv_precision"),
 }
 _OWN: Final = {
-    "inference": ("device", "batching", "budget_tokens"),
+    "inference": ("device", "batching", "budget_tokens", "nics_per_host"),
     "inference-sockets": (
         "processor", "inside", "host_sockets", "parallel_blocks", "memory_bytes",
     ),
