@@ -48,7 +48,7 @@ def timeline(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     out, kept = (parsed.flags.get(name) for name in ("out", "run_dir"))
     table, assumed = asked_table(parsed, catalogue)
     if out is None and kept is None:
-        raise ConfigError(f"luwu predict timeline writes to --out; usage: {TIMELINE.usage}")
+        raise ConfigError(f"luwu predict timeline takes a file, and --out; usage: {TIMELINE.usage}")
     if out is not None:
         check_trace(Path(out), "--out")
     question = make_question(table, catalogue)

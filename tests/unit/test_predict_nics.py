@@ -140,7 +140,7 @@ def test_predict_laws_the_play_has_the_same_ports(catalogue: Catalogue) -> None:
          "2 per host of 8 devices: 23 Gbit/s per device"),
         ({"system": "inference-sockets", "model": "Llama3-8B", "processor": "Xeon-8575C",
           "network": "roce-100g", "input_tokens": 10, "output_tokens": 10},
-         "1 per host of 2 devices (assumed): 92 Gbit/s per device"),
+         "1 per host of 2 devices (assumed): 46 Gbit/s per device"),
     ],
     ids=["assumed", "given", "one device", "inference", "sockets"],
 )  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.predict.ask.question_keys import SYSTEMS, TRAINING, keys, keys_of, value_of
+from luwu.predict.ask.question_keys import SYSTEMS, TRAINING, keys, value_of
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import data
 
@@ -31,10 +31,7 @@ def table_of(flags: Mapping[str, str], catalogue: Catalogue) -> dict[str, Any]:
         devices = _DEVICES.fullmatch(text) if key.place == "devices" else None
         if devices is not None:
             if "device" in flags:
-                raise ConfigError(
-                    f"devices: {text!r} names a device too, and --device has {flags['device']!r}; "
-                    "give it once"
-                )
+                raise ConfigError(f"devices: {text!r} names a device too; leave out --device")
             found["device"] = _known("device", devices[2], catalogue)
             text = devices[1]
         is_flag = key.kind == "flag"
@@ -51,16 +48,15 @@ def with_assumed(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
         assumed |= known.get(owner, {})
     if isinstance(assumed.get("batch"), int) and isinstance(table.get("devices"), int):
         assumed["batch"] *= table["devices"]
-    section = {key: value for key, value in assumed.items() if isinstance(value, dict)}
-    more: dict[str, Any] = {
-        key: value for key, value in assumed.items() if key in keys_of(system) and key not in table
-    }
-    for name, values in section.items():
-        own = table.get(name, {})
-        more[name] = {key: value for key, value in values.items() if key not in own}
-    whole = {**table, **more}
-    for name in section:
-        whole[name] = {**more[name], **table.get(name, {})}
+    whole, more = dict(table), dict[str, Any]()
+    for key, value in assumed.items():
+        own = table.get(key)
+        if isinstance(value, dict):
+            section = dict(own or {})
+            more[key] = {name: each for name, each in value.items() if name not in section}
+            whole[key] = {**more[key], **section}
+        elif own is None:
+            more[key] = whole[key] = value
     return whole, {key: value for key, value in more.items() if value != {}}
 
 

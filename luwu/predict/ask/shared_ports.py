@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from luwu.base.identifiers import by_identifier, words
-from luwu.predict.ask.question import AnyQuestion, Question, SocketQuestion
-from luwu.predict.model.job import TrainingJob
+from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question, SocketQuestion
 from luwu.predict.model.placement import domain_count
 from luwu.predict.systems.in_network import PER_HOST, host_devices, port_bytes
 
@@ -22,20 +21,26 @@ def nics(question: AnyQuestion) -> dict[str, Any]:
     """As a document."""
     network = question.job.network
     if isinstance(question, SocketQuestion):
-        devices, count, is_assumed = question.job.host_sockets, 1, True
+        devices = question.job.host_sockets
+        sharing, is_assumed = float(devices), True
     else:
-        job = question.job
-        devices = domain_count(job) if isinstance(job, TrainingJob) else int(
-            job.device.domain_count
-        )  # fmt: skip
-        count, is_assumed = round(devices / network.devices_count), question.nics_per_host is None
-    found = {
-        "per_host": count, "host_devices": devices, "is_assumed": is_assumed,
-        "rate": network.flow_rate(0.0), "device_rate": network.port_rate, "once_per_host": {},
+        devices, sharing = _host_devices(question), network.devices_count
+        is_assumed = question.nics_per_host is None
+    nic_rate = network.flow_rate(0.0)
+    found: dict[str, Any] = {
+        "per_host": round(devices / sharing), "host_devices": devices, "is_assumed": is_assumed,
+        "rate": nic_rate, "device_rate": min(network.port_rate, nic_rate / sharing),
+        "once_per_host": {},
     }  # fmt: skip
     if isinstance(question, Question) and question.nodes is not None:
         found["once_per_host"] = _once_per_host(question.as_on_topology())
     return found
+
+
+def _host_devices(question: Question | InferenceQuestion) -> int:
+    if isinstance(question, Question):
+        return domain_count(question.job)
+    return int(question.job.device.domain_count)
 
 
 def _once_per_host(question: Question) -> dict[str, Any]:

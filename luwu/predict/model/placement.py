@@ -7,9 +7,9 @@
                       the k ports that its ranks have in each, but no more than the domain's rate;
                       a flat one, the fitted share of one port
     G4  a step        of a ring whose ranks wait for each other takes as long as its slowest hop
-    G5  a shared port of d devices (N16): s of the k ranks of a group send out of a domain, so it
-                      carries as many flows as max(1, s d/k) devices send; every rank of a group
-                      sends through ports of its own (s = k) unless said otherwise
+    G5  a shared port of d devices (N16) carries max(1, s d/k) flows, where s of the k ranks that a
+                      group has in a domain send out of it: all of them unless said otherwise, one
+                      of a flat ring and of context parallel ranks, two of a pipeline
 
 A domain is a set of devices with its own fast network: `domain_count` of the catalogue, 8 in a
 DGX and 72 in an NVL72. Sources: Megatron-LM's order tp-cp-ep-dp-pp (G1); NCCL, which makes a ring
@@ -98,7 +98,8 @@ def network_path(network: Network) -> Path:
 
 
 def spread(network: Network, group: Group, senders: int = 1) -> float:
-    """Share of the devices at a port that send, where so many of a group leave a domain (G5)."""
+    """Share of the devices at a port that send at once, if so many ranks of a group send out of
+    their domain (G5)."""
     return max(1 / network.devices_count, min(1.0, senders / group.inside))
 
 

@@ -10,8 +10,8 @@
                        bytes; the last sends m (v - 1) to the first, and the first back. Where a
                        domain has several stages in a row, only one of the two leaves it
     P2   a step        is never shorter than what one port sends takes, whatever overlaps
-    P3   a shared port is busy with what all of its d devices send, over its rate: a flow of which
-                       a part of them sends counts by that share (G5), over a device's part
+    P3   a shared port of d devices is busy with what all of them send: what one sends counts by
+                       max(1/d, s/k) of G5, over a device's part of the rate
 
 m micro-batches, p stages of v parts. Sources: Narayanan et al. SC'21 (S14, P1); derived.
 """

@@ -17,7 +17,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.predict.ask.question_cost import Costs
 from luwu.predict.ask.question_inference import InferenceQuestion, make_inference_question
-from luwu.predict.ask.question_keys import INFERENCE
+from luwu.predict.ask.question_keys import INFERENCE, keys_of
 from luwu.predict.ask.question_sockets import SocketQuestion, make_socket_question
 from luwu.predict.hardware import units
 from luwu.predict.hardware.catalogue import Catalogue
@@ -43,11 +43,9 @@ _CHOICES: Final = {
     "inference-sockets": ("precision", "kv_precision"),
 }
 _OWN: Final = {
-    "inference": ("device", "batching", "budget_tokens", "nics_per_host"),
-    "inference-sockets": (
-        "processor", "inside", "host_sockets", "parallel_blocks", "memory_bytes",
-    ),
-}  # fmt: skip
+    name: [key for key in keys_of(name) if any(key not in keys_of(each) for each in INFERENCE)]
+    for name in INFERENCE
+}
 """Keys that are not those of the other system."""
 _OF_PLANS: Final = ("systems", "topology", "cost", *KEYS, *(f"{each}_max" for each in LIMITS))
 _ROOMY_BYTES: Final = 1e30
