@@ -216,7 +216,13 @@ def _nic_needs(question: Any) -> dict[str, float]:
         once, devices = question.nodes.per_host, min(in_host, job.devices)
         down = m * question.nodes.pulls * 2 * psi * (devices if once == "none" else 1)
         up = m * job.software.gradient_bytes * psi * (1 if once == "pull-and-push" else devices)
-        return {"NICs down": down / nics, "NICs up": up / nics}
+        found = {"NICs down": down / nics, "NICs up": up / nics}
+        if once != "none":
+            passed_on = m * 2 * psi * question.nodes.pulls
+            passed_on += up if once == "pull-and-push" else 0.0
+            link = job.device.domain_rate or job.device.host_rate
+            found["domain link"] = passed_on * (1 - 1 / (job.devices % in_host or in_host)) / link
+        return found
     if question.system not in ("zero3", *OFFLOADS) or job.devices <= in_host:
         return {}
     around = m * (4 + job.software.gradient_bytes) * psi * (job.devices - 1) / job.devices

@@ -115,6 +115,18 @@ def test_predict_laws_a_host_pulls_once(catalogue: Catalogue) -> None:
     assert answer(by_key["pull-and-push"], catalogue)["nics"]["once_per_host"] == {}
 
 
+def test_predict_laws_a_domain_link_carries_both(catalogue: Catalogue) -> None:
+    """L8. Goal: where what devices of a host pass on takes longest, it limits the step: pulls and
+    pushes together, seven eighths of each."""
+    device = replace(catalogue.device("H100-80"), domain_rate=1e9, all_reduce=None)
+    slow = replace(catalogue, entries={**catalogue.entries, "device": {"H100-80": device}})
+    question = asked(slow, {**LUWU, "node": {**NODE, "per_host": "pull-and-push", "nodes": 8}})
+    psi, m = question.job.model.parameters, question.job.micro_batches
+    found = question.answer()
+    assert found.binding == "domain link"
+    assert found.seconds == pytest.approx(m * (4 + 2) * psi * 7 / 8 / 1e9)
+
+
 def test_predict_laws_the_play_has_the_same_ports(catalogue: Catalogue) -> None:
     """Goal: with one NIC, and pulls of hosts, the play is no shorter than the pulls."""
     for per_host in ("none", "pull"):

@@ -20,7 +20,7 @@
     L8  per host  with `per_host` each of the k devices of a host pulls (and pushes) 1/k of a unit
                   through its part of the host's NICs, and has the rest from the others of its
                   domain, who sum first what they push: min(k port, k/(k - 1) domain) in place of
-                  the port of a worker
+                  the port of a worker; a step is no shorter than both take on a domain's link
 
 It is right where resources are the limit, and not the order of work: `luwu/predict/driven`, which
 runs the protocol cores, models windows, threads and pages that must be written before they are read
@@ -46,6 +46,7 @@ from luwu.predict.model.operators import WIRE_BYTES
 from luwu.predict.model.placement import domain_count, domain_path
 
 PER_HOST = ("none", "pull", "pull-and-push")
+DOMAIN_LINK = "domain link"
 DMA = 1.0
 """Passes over memory of what a drive reads or writes, besides those of the update: the processor's
 cache takes part (DDIO); 2 where it does not."""
@@ -148,10 +149,11 @@ def predict_in_network_step(job: TrainingJob, nodes: OptimizerNodes) -> StepTime
         binds["push"] = resources["push"]
     parts |= {f"waiting for {name}": seconds for name, seconds in waits.items() if seconds}
     parts["tail"] = tail(job, nodes, within=longest)
-    left = resources["disk write"] - sum(parts.values())
-    if left > 0:
-        parts["waiting for disk write"] = parts.get("waiting for disk write", 0.0) + left
-        binds["disk write"] = resources["disk write"]
+    for name in ("disk write", DOMAIN_LINK):
+        left = resources.get(name, 0.0) - sum(parts.values())
+        if left > 0:
+            parts[f"waiting for {name}"] = parts.get(f"waiting for {name}", 0.0) + left
+            binds[name] = resources[name]
     return StepTime(
         parts=parts, micro_batches=m, notes=notes, bound_by=max(binds, key=lambda n: binds[n]),
         resources={"compute": m * sum(compute.values()), **resources},
@@ -184,13 +186,18 @@ def node_resources(job: TrainingJob, nodes: OptimizerNodes, parameters: float) -
     up = job.software.gradient_bytes * parameters
     host, away = nodes.host, (1 - nodes.cached) * STATE_BYTES * own
     passed = ADAM_BYTES * own + 2 * DMA * away + job.micro_batches * (up + down) / nodes.nodes
-    return {
+    busy = {
         "pull": job.micro_batches * down / pull_rate(job, nodes),
         "push": job.micro_batches * up / push_rate(job, nodes),
         "disk read": host.read(away),
         "disk write": host.write(away),
         "node memory": passed / host.memory_rate,
     }
+    if nodes.per_host != "none":
+        passed_on = down + (up if nodes.per_host == "pull-and-push" else 0.0)
+        devices, rate = host_devices(job), domain_path(job.device).rate
+        busy[DOMAIN_LINK] = job.micro_batches * passed_on * (devices - 1) / devices / rate
+    return busy
 
 
 def tail(job: TrainingJob, nodes: OptimizerNodes, *, within: str) -> float:
