@@ -12,6 +12,7 @@ from typing import Final
 
 from luwu.base.errors import ConfigError
 from luwu.predict.driven.driven import Driven
+from luwu.predict.events.data_parallel import ENGINES as DEVICE_ENGINES
 from luwu.predict.events.engines import Record, Span
 from luwu.predict.events.schedules import compute_of
 
@@ -97,6 +98,13 @@ def _named(span: Span) -> Span:
 def stages_picture(record: Record, stages: int) -> Picture:
     """The activity of each stage of a pipeline in a step."""
     return picture(record, engines=[compute_of(stage) for stage in range(stages)])
+
+
+def units_picture(record: Record) -> Picture:
+    """The activity of a device and its host in a step of data parallel training; engines that it
+    does not use are left out."""
+    used = {span.engine for span in record.spans}
+    return picture(record, engines=[engine for engine in DEVICE_ENGINES if engine in used])
 
 
 def is_pale(span: Span) -> bool:

@@ -39,9 +39,9 @@ from luwu.predict.driven.driven_switch import DrivenSwitch
 from luwu.predict.driven.driven_worker import DrivenWorker, Script
 from luwu.predict.driven.engine_work import EngineWork, NodeCosts
 from luwu.predict.driven.links import Arrived, Link
-from luwu.predict.driven.units import Unit, units_of
 from luwu.predict.events.engines import Record
 from luwu.predict.model.job import TrainingJob
+from luwu.predict.model.units import Unit, units_of
 from luwu.predict.systems.in_network import OptimizerNodes
 from luwu.protocol.actions import PARENT
 from luwu.wire.description import Description
