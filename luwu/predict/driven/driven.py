@@ -195,7 +195,7 @@ class _World:
         )  # fmt: skip
         self._node = DrivenNode(
             self._env, self._told["node"], description=description, world_size=count,
-            limits=limits, crew=range(threads), readers=range(limits.reads_max), work=work,
+            limits=limits, threads=(range(threads), range(limits.reads_max)), work=work,
             send=from_node.send, cores=how.cores,
         )  # fmt: skip
         to_node = self._link("", None, self._node.received)
