@@ -36,7 +36,7 @@ def step_timeline(question: AnyQuestion, path: Path) -> str:
     if not isinstance(question, Question):
         raise ConfigError(f"svg: steps of training are drawn, not {question.system}; leave it out")
     shown, said = _steps(question)
-    svg = timeline_svg(shown, name=f"steps of {question.job.model.name}")
+    svg = timeline_svg(shown, name=f"{question.system}: steps of {question.job.model.name}")
     write_drawn("svg", path, as_file(svg))
     return f"timeline          {path}: {said}"
 

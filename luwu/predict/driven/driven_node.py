@@ -68,8 +68,8 @@ class DrivenNode:
         send: Callable[[Message, Any], None], cores: Cores = OWN,
         number: do.NodeNumber | None = None,
     ) -> None:  # fmt: skip
-        """`threads`: those that update and those that read weights, which `work` is handed; `number`:
-        of one of several nodes."""
+        """`threads`: those that update and those that read weights, which `work` is handed;
+        `number`: of one of several nodes."""
         self._env, self._told, self._layout = env, told, description.layout
         self._work, self._send = work, send
         self._crew, self._readers = simpy.Store(env), simpy.Store(env)
