@@ -18,7 +18,7 @@ from typing import Final
 from luwu.base.errors import ConfigError
 from luwu.commands.flags import CATALOGUE_FLAG, JSON_FLAG, Flag, Parsed, Verb
 from luwu.commands.predict_flows import FLOWS, flows
-from luwu.commands.predict_pictures import step_timeline
+from luwu.commands.predict_pictures import compare_timeline, step_timeline
 from luwu.commands.predict_sweep import SWEEP, run_sweep
 from luwu.commands.predict_timeline import TIMELINE, timeline
 from luwu.predict.ask.answer import SCHEMA, answer, side_by_side, text
@@ -43,10 +43,14 @@ STEP: Final = Verb(
 )
 COMPARE: Final = Verb(
     name="predict compare",
-    usage="luwu predict compare FILE... [--json] [--catalogue FILE]",
+    usage="luwu predict compare FILE... [--json] [--svg FILE] [--catalogue FILE]",
     text="Predict the steps of several files and show them side by side.",
-    examples=("luwu predict compare luwu.toml zero3.toml 3d.toml",),
-    flags=(JSON_FLAG, CATALOGUE_FLAG),
+    examples=("luwu predict compare luwu.toml zero3.toml 3d.toml --svg steps.svg",),
+    flags=(
+        JSON_FLAG,
+        Flag(name="svg", shape="FILE", text="write a picture of a step of each"),
+        CATALOGUE_FLAG,
+    ),
     has_keys=False,
     rest="many",
 )
@@ -114,10 +118,14 @@ def _step(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> tuple[st
 def _compare(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     if not rest:
         raise ConfigError(f"luwu predict compare takes files; usage: {COMPARE.usage}")
-    found = {name: answer(read_question(Path(name), catalogue), catalogue) for name in rest}
+    questions = {name: read_question(Path(name), catalogue) for name in rest}
+    found = {name: answer(question, catalogue) for name, question in questions.items()}
+    drawn = []
+    if "svg" in parsed.flags:
+        drawn = [compare_timeline(questions, Path(parsed.flags["svg"]))]
     if parsed.has("json"):
         return json.dumps({"schema": SCHEMA, "answers": found}, indent=1)
-    return side_by_side(found)
+    return "\n".join([side_by_side(found), *drawn])
 
 
 def _validate(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.pictures import (
+    STEPS_SHOWN,
     Picture,
     is_pale,
     stages_picture,
@@ -33,22 +35,41 @@ _ENGINES: Final = {
 
 def step_timeline(question: AnyQuestion, path: Path) -> str:
     """Draw the steps of a question as they are played; the line to print. Raises ConfigError."""
-    if not isinstance(question, Question):
-        raise ConfigError(f"svg: steps of training are drawn, not {question.system}; leave it out")
-    shown, said = _steps(question)
+    shown, said = _steps(_of_training(question))
     svg = timeline_svg(shown, name=f"{question.system}: steps of {question.job.model.name}")
     write_drawn("svg", path, as_file(svg))
     return f"timeline          {path}: {said}"
 
 
-def _steps(question: Question) -> tuple[Picture, str]:
-    """A picture, and what it shows."""
+def compare_timeline(questions: Mapping[str, AnyQuestion], path: Path) -> str:
+    """Draw a step of each question over one axis of time; the lines to print. Raises
+    ConfigError."""
+    rows, lines, length_s = list[Row](), list[str](), 0.0
+    for name, question in questions.items():
+        shown, said = _steps(_of_training(question), steps=1)
+        rows += [Row(f"{question.system}:", (), ""), *_rows(shown)]
+        lines.append(f"timeline  {path}: {name}, {said}")
+        length_s = max(length_s, shown.end_s - shown.start_s)
+    title = f"a step of {', '.join(each.system for each in questions.values())}"
+    svg = rows_chart(rows, length_s, name=title, title=title)
+    write_drawn("svg", path, as_file(svg))
+    return "\n".join(lines)
+
+
+def _of_training(question: AnyQuestion) -> Question:
+    if not isinstance(question, Question):
+        raise ConfigError(f"svg: steps of training are drawn, not {question.system}; leave it out")
+    return question
+
+
+def _steps(question: Question, steps: int = STEPS_SHOWN) -> tuple[Picture, str]:
+    """A picture, and what it shows; so many steps of LuWu, where they run into each other."""
     on = question.as_on_topology()
     if on.nodes is not None:
         driven = play_driven_steps(on.job, on.nodes)
-        shown = steps_picture(driven)
-        steps = f"{len(shown.marks_s)} steps as the cores decide them"
-        said = f"{steps}, {driven.step_s:.3f} s each"
+        shown = steps_picture(driven, steps)
+        count = f"{steps} steps as the cores decide them" if steps > 1 else "a step"
+        said = f"{count}, {driven.step_s:.3f} s{' each' * (steps > 1)}"
         return shown, said + agreement(driven.step_s, on.answer().seconds)
     if question.system != "3d":
         record = play_units(question)
@@ -62,6 +83,13 @@ def _steps(question: Question) -> tuple[Picture, str]:
 
 def timeline_svg(shown: Picture, *, name: str) -> str:
     """A picture of a record, a part of a page: as that of a step that was measured."""
+    length_s = shown.end_s - shown.start_s
+    marks_s = {text: at - shown.start_s for text, at in shown.marks_s.items()}
+    return rows_chart(_rows(shown), length_s, name=name, title=name, marks_s=marks_s)
+
+
+def _rows(shown: Picture) -> list[Row]:
+    """Rows of a picture, from its beginning."""
     rows = []
     for row in shown.rows:
         pieces = tuple(
@@ -79,9 +107,7 @@ def timeline_svg(shown: Picture, *, name: str) -> str:
         elif engine in _ENGINES:
             title, colour = f"{_ENGINES[engine][0]} {number}", _ENGINES[engine][1]
         rows.append(Row(title, ((pieces, row.busy_ratio),), engine_colour(colour)))
-    length_s = shown.end_s - shown.start_s
-    marks_s = {text: at - shown.start_s for text, at in shown.marks_s.items()}
-    return rows_chart(rows, length_s, name=name, title=name, marks_s=marks_s)
+    return rows
 
 
 def write_drawn(flag: str, path: Path, text: str) -> None:

@@ -69,6 +69,24 @@ QUESTIONS = {
 }  # fmt: skip
 
 
+INFERENCE: dict[str, Any] = {
+    "system": "inference", "model": "Llama3-8B", "device": "H100-80", "network": "ib-ndr",
+    "batch": 8, "input_tokens": 128, "output_tokens": 8,
+}  # fmt: skip
+
+
+def toml_text(table: dict[str, Any]) -> str:
+    """A question as its file has it: keys, then its tables."""
+    lines = [f"{k} = {json.dumps(v)}" for k, v in table.items() if not isinstance(v, dict)]
+    for name, inner in table.items():
+        if isinstance(inner, dict):
+            lines += [
+                f"[{name}]",
+                *(f"{key} = {json.dumps(value)}" for key, value in inner.items()),
+            ]
+    return "\n".join(lines)
+
+
 def question(table: dict[str, Any], catalogue: Catalogue) -> Question:
     found = make_question(table, catalogue)
     assert isinstance(found, Question)
@@ -238,11 +256,8 @@ def test_systems_are_drawn_and_traced(
     """Goal: `step --svg` has a row for each engine that is used, `timeline` the same spans of one
     device, both with the closed form beside the play."""
     table = {**QUESTIONS[name], "model": "GPT-1.3B", "devices": 8, "batch": 64}
-    host = table.pop("host", None)
-    lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
-    lines += ["[host]", *(f"{k} = {json.dumps(v)}" for k, v in host.items())] if host else []
     file, svg, out = (tmp_path / each for each in ("a.toml", "a.svg", "a.json"))
-    file.write_text("\n".join(lines), encoding="utf-8")
+    file.write_text(toml_text(table), encoding="utf-8")
     assert main(["predict", "step", str(file), "--svg", str(svg)]) == 0
     (line,) = [each for each in capsys.readouterr().out.splitlines() if "unit by unit" in each]
     assert "; the closed form has " in line
@@ -270,3 +285,29 @@ def test_predict_laws_plays_are_near_on_any_network(catalogue: Catalogue) -> Non
         network = replace(network, rate=network.rate * 10 ** random.uniform(-1, 1))
         asked = replace(asked, job=replace(asked.job, network=network))
         assert play_units(asked).end_s == pytest.approx(asked.answer().seconds, rel=DIFFERS)
+
+
+@pytest.mark.feature("steps of all training systems, simulated, drawn and traced")
+def test_systems_are_drawn_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: `compare --svg` has the rows of each file below its system, over the time of the
+    longest step; a question without steps is refused."""
+    files = []
+    for system in ("luwu", "zero3", "ddp"):
+        table = {**DDP, "system": system, "devices": 8, "batch": 64, "software": "deepspeed-2023"}
+        if system == "luwu":
+            table["node"] = {key: value for key, value in HOST_TABLE.items() if key != "devices"}
+        files.append(tmp_path / f"{system}.toml")
+        files[-1].write_text(toml_text(table), encoding="utf-8")
+    svg = tmp_path / "steps.svg"
+    words = ["predict", "compare", *map(str, files), "--svg", str(svg)]
+    assert main(words) == 0
+    said = [each for each in capsys.readouterr().out.splitlines() if each.startswith("timeline")]
+    assert [each.split(", ")[0] for each in said] == [f"timeline  {svg}: {file}" for file in files]
+    drawn = ElementTree.fromstring(svg.read_text(encoding="utf-8"))
+    texts = [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    heads = [texts.index(head) for head in ("luwu:", "zero3:", "ddp:")]
+    assert heads == sorted(heads)
+    assert [texts[at] for at in range(len(texts)) if texts[at] == "compute"] == ["compute"] * 3
+    files[0].write_text(toml_text(INFERENCE), encoding="utf-8")
+    assert main(words) == 2
+    assert "svg: steps of training are drawn, not inference" in capsys.readouterr().err

@@ -224,7 +224,7 @@ def test_the_sweep_command(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (["predict", "compare", str(file), "--over", "batch=8"], "no flag --over; it belongs to"),
         (
             ["predict", "validate", "--svg", "x.svg"],
-            "it belongs to luwu predict step, luwu predict sweep",
+            "it belongs to luwu predict step, luwu predict compare, luwu predict sweep",
         ),
         ([*command, "--svg", str(tmp_path)], "svg: cannot write"),
         ([*command, "--html", str(tmp_path)], "html: cannot write"),

@@ -71,10 +71,10 @@ def picture(
     return Picture(tuple(rows), start_s, end_s, marks_s or {})
 
 
-def steps_picture(played: Driven) -> Picture:
+def steps_picture(played: Driven, steps: int = STEPS_SHOWN) -> Picture:
     """The last steps that were played; drives are left out where nothing is on them."""
     ends = played.ends_s
-    first = max(0, len(ends) - STEPS_SHOWN)
+    first = max(0, len(ends) - steps)
     start_s = ends[first - 1] if first else 0.0
     record = Record([_named(span) for span in played.record.spans])
     used = {span.engine for span in record.spans}
