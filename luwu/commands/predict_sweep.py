@@ -25,7 +25,7 @@ SWEEP: Final = Verb(
     "plot, with --html a page with sliders over the values, which needs nothing else.",
     examples=(
         "luwu predict sweep llama.toml --over node.disks=2,4,8 --svg disks.svg",
-        "luwu predict sweep llama.toml --over devices=8,16 --over node.disks=4,8 --html page.html",
+        "luwu predict sweep llama.toml --over devices=8,16,32 --html devices.html",
     ),
     flags=(
         Flag(name="over", shape="KEY=V,V", text="a key and its values; repeatable", repeats=True),
