@@ -50,7 +50,8 @@ def timeline(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     question = read_question(Path(rest[0]), catalogue)
     if not isinstance(question, Question):
         raise ConfigError(
-            f"system: {question.system!r} has closed forms alone; a timeline is one of training"
+            f"system: {question.system!r} has closed forms alone; a timeline is one of training, "
+            "so name a system that trains"
         )
     line, told = _played(question)
     said = [line]

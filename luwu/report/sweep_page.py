@@ -67,8 +67,15 @@ def _circles(points: Sequence[PointView], counts: Sequence[int]) -> list[int]:
     first key, circles by curves."""
     curves = math.prod(counts[1:])
     order = sorted(range(len(points)), key=lambda at: (at % curves, at // curves))
-    drawn = [at for at in order if points[at].number is not None]
-    return [drawn.index(at) if point.number is not None else -1 for at, point in enumerate(points)]
+    found = [-1] * len(points)
+    drawn = (at for at in order if math.isfinite(_number(points[at])))
+    for circle, at in enumerate(drawn):
+        found[at] = circle
+    return found
+
+
+def _number(point: PointView) -> float:
+    return math.nan if point.number is None else point.number
 
 
 def _parts_chart(point: PointView, name: str) -> Markup | None:

@@ -131,7 +131,10 @@ class MachineJob:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} cannot work; give at least 1")
         if self.replicas > self.nodes:
-            raise ConfigError(f"replicas: {self.replicas} of a page, but {self.nodes} nodes")
+            raise ConfigError(
+                f"replicas: {self.replicas} of a page, but there are {self.nodes} nodes; give at "
+                "most as many"
+            )
         if not self.chunks or not all(self.chunks):
             raise ConfigError("chunks: a unit without any; each unit has at least one chunk")
         if any(size <= 0 for unit in self.chunks for size in unit):
