@@ -5,7 +5,7 @@
 What a resource needs is counted here, apart from the model's forms: operations at the peak, bytes
 of ports as `luwu predict flows` sends them, bytes of drives and memories, each over its rate, for a
 step or for a token. Networks are up to a thousand times slower than those of the catalogue, so that
-each resource limits some of the questions. A part of the pipelines is played too. The last line is
+each resource limits some of the questions. A part of the steps is played too. The last line is
 `N trials, V violations`; a violation is printed with its question.
 """
 
@@ -38,8 +38,8 @@ ROUNDING = 1 - 1e-9
 PLAYED_SHARE = 0.1
 TOPOLOGY_SHARE = 0.2
 NICS_SHARE = 0.5
-TASKS_MAX = 2_000
-"""Of a pipeline that is played."""
+TASKS_MAX = 20_000
+"""Of a step that is played."""
 SOFTWARE = (
     "megatron-2021", "megatron-2022", "megatron-2023", "nemo-2024", "deepspeed-2021",
     "composer-2023", "torchtitan-2024", "deepspeed-2023", "llama-2024",
@@ -100,16 +100,20 @@ def _trial(system: str, random: Random, catalogue: Catalogue) -> Trial | None:
         return Trial(table, answer.inference.token_s, needs)
     if isinstance(question, SocketQuestion):
         return Trial(table, answer.token.seconds, needs)
-    played_s = replay(question, tasks_max=TASKS_MAX).step_s if plays and system == "3d" else None
+    played_s = replay(question, tasks_max=TASKS_MAX).step_s if plays else None
     return Trial(table, answer.seconds, needs, played_s)
 
 
 def _slowed(question: Any, slower: float) -> Any:
-    """The same on a slower network, at the node too."""
+    """The same on a slower network, at the node and in domains too."""
     network = question.job.network
     network = replace(network, rate=network.rate * slower)
     changed = replace(question, job=replace(question.job, network=network))
     if getattr(question, "nodes", None) is not None:
+        device = question.job.device
+        if device.domain_rate is not None:
+            device = replace(device, domain_rate=device.domain_rate * slower)
+        changed = replace(changed, job=replace(changed.job, device=device))
         own = replace(question.nodes.network, rate=network.rate)
         changed = replace(changed, part=replace(question.nodes, network=own))
     return changed

@@ -33,6 +33,7 @@ predict_init.py      its `init`
 predict_flows.py     its `flows`
 predict_machine.py   its `validate --machine`
 predict_sweep.py     its `sweep`
+predict_sweep_page.py  its plot and its page
 predict_timeline.py  its `timeline`
 predict_pictures.py  timelines and plots as files
 """

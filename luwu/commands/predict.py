@@ -22,7 +22,7 @@ from luwu.commands.flags import CATALOGUE_FLAG, JSON_FLAG, Flag, Parsed, Verb
 from luwu.commands.predict_catalogue import CATALOGUE, run_catalogue
 from luwu.commands.predict_flows import FLOWS, flows
 from luwu.commands.predict_init import INIT, run_init
-from luwu.commands.predict_pictures import step_timeline
+from luwu.commands.predict_pictures import compare_timeline, step_timeline
 from luwu.commands.predict_question import QUESTION_FLAGS, asked_table, over_file
 from luwu.commands.predict_sweep import SWEEP, run_sweep
 from luwu.commands.predict_timeline import TIMELINE, timeline
@@ -56,11 +56,16 @@ STEP: Final = Verb(
 )
 COMPARE: Final = Verb(
     name="predict compare",
-    usage="luwu predict compare FILE... [--KEY VALUE ...] [--json] [--catalogue FILE]",
+    usage="luwu predict compare FILE... [--KEY VALUE ...] [--json] [--svg FILE] [--catalogue FILE]",
     text="Predict the steps of several files and show them side by side. Flags with the names of "
     "keys replace those of all files.",
-    examples=("luwu predict compare luwu.toml zero3.toml 3d.toml",),
-    flags=(JSON_FLAG, CATALOGUE_FLAG, *QUESTION_FLAGS),
+    examples=("luwu predict compare luwu.toml zero3.toml 3d.toml --svg steps.svg",),
+    flags=(
+        JSON_FLAG,
+        Flag(name="svg", shape="FILE", text="write a picture of a step of each"),
+        CATALOGUE_FLAG,
+        *QUESTION_FLAGS,
+    ),
     has_keys=False,
     rest="many",
 )
@@ -127,13 +132,15 @@ def _step(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> tuple[st
 def _compare(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     if not rest:
         raise ConfigError(f"luwu predict compare takes files; usage: {COMPARE.usage}")
-    flags, found = table_of(parsed.flags, catalogue), {}
-    for name in rest:
-        table, _ = over_file(Path(name), flags)
-        found[name] = answer(make_question(table, catalogue), catalogue)
+    flags = table_of(parsed.flags, catalogue)
+    questions = {name: make_question(over_file(Path(name), flags), catalogue) for name in rest}
+    found = {name: answer(question, catalogue) for name, question in questions.items()}
+    drawn = []
+    if "svg" in parsed.flags:
+        drawn = [compare_timeline(questions, Path(parsed.flags["svg"]))]
     if parsed.has("json"):
         return json.dumps({"schema": SCHEMA, "answers": found}, indent=1)
-    return side_by_side(found)
+    return "\n".join([side_by_side(found), *drawn])
 
 
 def _validate(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:

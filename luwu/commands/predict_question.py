@@ -35,10 +35,10 @@ def asked_table(
             f"luwu {parsed.verb.name} takes a file, or a question in flags; usage: "
             f"{parsed.verb.usage_text}"
         )
-    return over_file(Path(files[0]), flags) if files else with_assumed(flags)
+    return (over_file(Path(files[0]), flags), {}) if files else with_assumed(flags)
 
 
-def over_file(path: Path, flags: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def over_file(path: Path, flags: dict[str, Any]) -> dict[str, Any]:
     """The table of a file, with other values where flags have them."""
     table = read_table(path)
     for key, value in flags.items():
@@ -46,4 +46,4 @@ def over_file(path: Path, flags: dict[str, Any]) -> tuple[dict[str, Any], dict[s
         table[key] = (
             {**own, **value} if isinstance(own, dict) and isinstance(value, dict) else value
         )
-    return table, {}
+    return table

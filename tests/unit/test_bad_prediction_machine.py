@@ -29,7 +29,7 @@ def test_bad_prediction_of_a_machine_names_the_floor(wrong: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("wrong", [
     {"workers": 0}, {"updates_count": 0}, {"ahead": 0}, {"chunks": ()}, {"chunks": ((1,), ())},
-    {"chunks": ((0,),)}, {"resident": ((True,),)},
+    {"chunks": ((0,),)}, {"resident": ((True,),)}, {"nodes": 0}, {"replicas": 2},
 ])  # fmt: skip
 def test_bad_prediction_of_a_machine_names_what_the_job_lacks(wrong: dict[str, Any]) -> None:
     """A job that cannot be."""

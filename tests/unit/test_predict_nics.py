@@ -117,7 +117,7 @@ def test_predict_laws_a_host_pulls_once(catalogue: Catalogue) -> None:
 
 def test_predict_laws_a_domain_link_carries_both(catalogue: Catalogue) -> None:
     """L8. Goal: where what devices of a host pass on takes longest, it limits the step: pulls and
-    pushes together, seven eighths of each."""
+    pushes together, seven eighths of each; the play is no shorter."""
     device = replace(catalogue.device("H100-80"), domain_rate=1e9, all_reduce=None)
     slow = replace(catalogue, entries={**catalogue.entries, "device": {"H100-80": device}})
     question = asked(slow, {**LUWU, "node": {**NODE, "per_host": "pull-and-push", "nodes": 8}})
@@ -125,6 +125,9 @@ def test_predict_laws_a_domain_link_carries_both(catalogue: Catalogue) -> None:
     found = question.answer()
     assert found.binding == "domain link"
     assert found.seconds == pytest.approx(m * (4 + 2) * psi * 7 / 8 / 1e9)
+    played_s = replay(question).step_s
+    assert played_s is not None
+    assert played_s >= found.seconds
 
 
 def test_predict_laws_the_play_has_the_same_ports(catalogue: Catalogue) -> None:

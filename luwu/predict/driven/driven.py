@@ -11,7 +11,8 @@ cores know is said again here. Engines take their time from the question, as the
 L5) does: the same rates, the same passes over memory. Where `at_step` folds a gradient it is read
 and the sum is written once more. Workers are equal, so two of them stand for all, and what is seen
 is the first one. One switch stands for all on the way: the narrowest place between a worker and the
-node sets the rate of its links, and the latency counts its hops.
+node sets the rate of its links, and the latency counts its hops. Pulls and pushes that devices of a
+host pass on in their domain share its link (L8).
 
 Steps of several micro-batches are updated `at_step`, as the project does it: `streaming` has one
 backward a step. A node holds and has under way what its memory plan says (`switch_emu.node.plan`).
@@ -39,10 +40,10 @@ from luwu.predict.driven.driven_switch import DrivenSwitch
 from luwu.predict.driven.driven_worker import DrivenWorker, Script
 from luwu.predict.driven.engine_work import EngineWork, NodeCosts
 from luwu.predict.driven.links import Arrived, Link
-from luwu.predict.driven.units import Unit, units_of
 from luwu.predict.events.engines import Record
 from luwu.predict.model.job import TrainingJob
-from luwu.predict.systems.in_network import OptimizerNodes, pull_rate, push_rate
+from luwu.predict.model.units import Unit, units_of
+from luwu.predict.systems.in_network import OptimizerNodes, domain_use, pull_rate, push_rate
 from luwu.protocol.actions import PARENT
 from luwu.wire.description import Description
 from luwu.wire.messages import Message
@@ -174,6 +175,7 @@ class _World:
         self._job, self._nodes, self._description = job, nodes, description
         count = min(job.devices, how.workers)
         limits, threads = _limits(job, nodes, how, chunk_bytes, script.scale)
+        self._ups: list[Link] = []
         self._workers = [
             self._worker(rank, count, script, how.cores, rank == 0) for rank in range(count)
         ]
@@ -187,6 +189,8 @@ class _World:
             ),
         )  # fmt: skip
         from_node = self._link("down", pull_rate(job, nodes), self._from_node)
+        for up in self._ups[::-1]:
+            from_node.share(up, domain_use(job, nodes))
         work = EngineWork(
             self._env, self._record, self._told["node"], description=description,
             costs=NodeCosts.of(nodes, weights_away=how.weights_away, prepare_s=how.prepare_s),
@@ -194,7 +198,7 @@ class _World:
         )  # fmt: skip
         self._node = DrivenNode(
             self._env, self._told["node"], description=description, world_size=count,
-            limits=limits, crew=range(threads), readers=range(limits.reads_max), work=work,
+            limits=limits, threads=(range(threads), range(limits.reads_max)), work=work,
             send=from_node.send, cores=how.cores,
         )  # fmt: skip
         to_node = self._link("", None, self._node.received)
@@ -222,6 +226,7 @@ class _World:
             self._switch.received(name, message, payload, nbytes)
 
         up = self._link("up", push_rate(job, nodes), arrived, is_seen=is_seen)
+        self._ups.append(up)
         record, told = (self._record, self._told[name]) if is_seen else (Record(), Record())
         return DrivenWorker(
             self._env, record, told, script=script, description=self._description, send=up.send,

@@ -24,7 +24,7 @@ Working = Callable[[Sum | Cache], Process]
 
 
 class DrivenSwitch:
-    """One switch between so many workers and their node.
+    """One switch between so many workers and their nodes.
 
     `send` puts a message on its way to a peer; `work` takes the time of a sum, or of a copy to the
     cache (None: no time).
@@ -33,11 +33,12 @@ class DrivenSwitch:
     def __init__(
         self, env: simpy.Environment, *, workers: int, send: Callable[[str, Message, Any], None],
         limits: SwitchLimits | None = None, work: Working | None = None, cores: Cores = OWN,
+        nodes: int = 1, replicas: int = 1,
     ) -> None:  # fmt: skip
         self._env, self._send, self._work = env, send, work
         self.core = cores.switch(
             job=JOB, incarnation=1, children=[1 << rank for rank in range(workers)], limits=limits,
-            retry=NEVER,
+            retry=NEVER, parents_count=nodes, replicas=replicas,
         )  # fmt: skip
 
     def received(self, peer: str, message: Message, payload: Any, payload_bytes: int) -> None:

@@ -56,12 +56,14 @@ class PlayedTraining:
     pipeline: Pipeline
 
     @property
+    def closed_s(self) -> float:
+        """The closed form's step without straggling, as the record has it."""
+        return self.closed.seconds - self.closed.parts["straggling"]
+
+    @property
     def ratio(self) -> float:
         """Played over closed form, both without straggling: what the schedule makes of it."""
-        played, closed = (
-            each.seconds - each.parts["straggling"] for each in (self.step, self.closed)
-        )
-        return played / closed
+        return (self.step.seconds - self.step.parts["straggling"]) / self.closed_s
 
 
 def layers_of_stages(job: TrainingJob) -> tuple[int, ...]:

@@ -8,9 +8,10 @@ from luwu.base.identifiers import identifier
 from luwu.predict.ask.answer import asked
 from luwu.predict.ask.break_even import break_even_text
 from luwu.predict.ask.question_sockets import SocketQuestion
+from luwu.predict.ask.replay import DIFFERS
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.plan.plan_columns import ORDERS, SCHEMA, SHOWN, Columns, Shared
-from luwu.predict.plan.planner import DIFFERS, Found
+from luwu.predict.plan.planner import Found
 from luwu.predict.plan.planner_inference import FoundInference
 from luwu.predict.plan.search import Plan
 

@@ -44,7 +44,7 @@ from luwu.predict.ask.answer import memory_bytes
 from luwu.predict.ask.break_even import BreakEven, break_even
 from luwu.predict.ask.question_cost import Expense
 from luwu.predict.ask.question_training import Question, make_training_question
-from luwu.predict.ask.replay import TASKS_MAX, Replay, replay
+from luwu.predict.ask.replay import DIFFERS, TASKS_MAX, Replay, replay
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.job import StepTime
 from luwu.predict.plan.planner_budget import (
@@ -66,8 +66,6 @@ from luwu.predict.plan.search import OfSystem, Plan, Search
 
 PLAYED_MAX: Final = 100
 """Configurations that are played, the best first, while tasks are left."""
-DIFFERS: Final = 0.1
-"""Share of the closed form's step by which a play differs enough to be marked."""
 _BREAK_EVEN: Final = ("luwu", "zero3")
 
 

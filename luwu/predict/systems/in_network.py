@@ -97,6 +97,14 @@ def push_rate(job: TrainingJob, nodes: OptimizerNodes) -> float:
     return min(worker, _node_rate(nodes), nodes.aggregate_rate)
 
 
+def domain_use(job: TrainingJob, nodes: OptimizerNodes) -> float:
+    """Share of a domain's link that pulls and pushes together would take at their rates (L8)."""
+    devices = host_devices(job)
+    rates = pull_rate(job, nodes) * (nodes.per_host != "none")
+    rates += push_rate(job, nodes) * (nodes.per_host == "pull-and-push")
+    return rates * (devices - 1) / devices / domain_path(job.device).rate
+
+
 def port_bytes(job: TrainingJob, nodes: OptimizerNodes) -> dict[str, float]:
     """Through each worker's port, or its part of one, in a step: down, and up."""
     devices, m = host_devices(job), job.micro_batches
