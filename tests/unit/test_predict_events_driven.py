@@ -395,8 +395,6 @@ def test_bad_prediction_of_driven_steps(catalogue: Catalogue) -> None:
         Playing(ahead=0)
     with pytest.raises(ConfigError, match="threads: 0"):
         Playing(threads=0)
-    with pytest.raises(ConfigError, match="prepare_s: -1"):
-        Playing(prepare_s=-1.0)
     with pytest.raises(ConfigError, match=r"chunk: .*multiple of 16KiB"):
         play_driven_steps(job, nodes, Playing(chunk_bytes=5000))
     odd = replace(job, software=replace(job.software, gradient_bytes=SUM_BYTES - 1))

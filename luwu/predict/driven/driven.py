@@ -104,10 +104,6 @@ class Playing:
     """None: as the node plans its memory."""
     threads: int | None = None
     """Threads of the node, each with a page until it is written; None: by its memory plan."""
-    weights_away: bool = False
-    """The node reads masters from drives to send weights; see `NodeCosts`."""
-    prepare_s: float = 0.0
-    """A flush of a step."""
     cores: Cores = OWN
     workers: int = WORKERS
     """Played, at most: they are equal."""
@@ -126,8 +122,6 @@ class Playing:
             raise ConfigError(f"extent_chunks: {self.extent_chunks} is below 1; give at least 1")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads: {self.threads}, but updating pages needs at least 1")
-        if not self.prepare_s >= 0:
-            raise ConfigError(f"prepare_s: {self.prepare_s!r} is not a time; give 0 or more")
 
     def order(self, job: TrainingJob) -> str:
         """The order of work for a job. Raises ConfigError."""
@@ -193,7 +187,7 @@ class _World:
             from_node.share(up, domain_use(job, nodes))
         work = EngineWork(
             self._env, self._record, self._told["node"], description=description,
-            costs=NodeCosts.of(nodes, weights_away=how.weights_away, prepare_s=how.prepare_s),
+            costs=NodeCosts.of(nodes),
             scale=script.scale, sum_bytes_max=limits.sum_bytes_max * script.scale,
         )  # fmt: skip
         self._node = DrivenNode(

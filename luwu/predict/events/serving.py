@@ -83,11 +83,6 @@ class Round:
     ended: int
     """Prompts that got their first token."""
 
-    @property
-    def answers(self) -> int:
-        """Tokens that came out."""
-        return self.decodes + self.ended
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -119,22 +114,6 @@ class Served:
     def end_s(self) -> float:
         """End of the last round."""
         return self.rounds[-1].end_s
-
-    def tokens_per_s(self, start_s: float = 0.0, end_s: float | None = None) -> float:
-        """That came out in a time: of all of it, if nothing is said."""
-        end_s = self.end_s if end_s is None else end_s
-        if not start_s < end_s:
-            raise ConfigError(f"start_s: {start_s!r} is not before {end_s!r}")
-        tokens = sum(each.answers for each in self.rounds if start_s < each.end_s <= end_s)
-        return tokens / (end_s - start_s)
-
-    def first_token_s(self, share: float = 0.5) -> float:
-        """Time to the first token that such a share of requests had at most; 0.5: the median."""
-        return percentile(sorted(each.first_token_s for each in self.answers), share)
-
-    def token_s(self, share: float = 0.5) -> float:
-        """Time between two tokens of a sequence, in the same way; 0 if all answers are of one."""
-        return percentile(self.between_s, share) if self.between_s else 0.0
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

@@ -63,14 +63,6 @@ class Bill:
         """Watts by kind of item; they add up to `watts`."""
         return self._sums([(each, each.power, each.power_key) for each in self.items])
 
-    def count(self, what: str) -> float:
-        """Count of all items of a kind."""
-        return sum(each.count for each in self.items if each.what == what)
-
-    def plus(self, other: Bill) -> Bill:
-        """Both."""
-        return Bill(self.items + other.items)
-
     def _sums(self, numbers: list[tuple[Item, float | None, str]]) -> dict[str, float]:
         found: dict[str, float] = {}
         for item, value, key in numbers:
@@ -192,11 +184,9 @@ def cluster_bill(
     link: Link | None = None,
 ) -> Bill:
     """Hosts of all kinds and the network between them. Raises ConfigError."""
-    bill = Bill(())
-    for each in hosts:
-        bill = bill.plus(each.bill)
+    items = tuple(item for each in hosts for item in each.bill.items)
     if topology is None:
-        return bill
+        return Bill(items)
     if link is None:
         raise ConfigError("link: none is named, but there is a network")
     places = topology.endpoints
@@ -208,7 +198,7 @@ def cluster_bill(
             f"topology.endpoints: the network has {places}, but there are {count} hosts; each "
             "takes at least one"
         )
-    return bill.plus(network_bill(topology, switch=switch, link=link))
+    return Bill(items + network_bill(topology, switch=switch, link=link).items)
 
 
 # ---------------------------------------------------------------------- an hour, a token

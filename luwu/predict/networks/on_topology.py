@@ -250,9 +250,8 @@ def document(built: Built, kind: str, exchanges: dict[str, Exchange]) -> dict[st
             "bytes_of_the_busiest_link": each.port_bytes / share,
         }  # fmt: skip
         if isinstance(built, AggregationTree):
-            found["exchanges"][name]["bytes_of_a_link_by_tier"] = built.uplink_bytes(
-                each.port_bytes
-            )
+            by_tier = [each.port_bytes] * built.tier_count  # with sums, each link carries it once
+            found["exchanges"][name]["bytes_of_a_link_by_tier"] = by_tier
     return found
 
 

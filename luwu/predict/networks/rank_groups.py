@@ -12,7 +12,6 @@ from typing import Final, Protocol
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.predict.hardware.hardware import Network
-from luwu.predict.model.collectives import Path
 
 NEIGHBOUR: Final = ("all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter", "send")
 """Exchanges in which a rank sends to the next one: rings, chains."""
@@ -47,11 +46,6 @@ class Connection:
     """Switches on that way."""
     bisection_rate: float
     """Bytes a second from one half of the group to the other, one direction."""
-
-    @property
-    def path(self) -> Path:
-        """As the closed forms of collectives take it."""
-        return Path(latency_s=self.latency_s, rate=self.rate)
 
 
 @dataclass(frozen=True, slots=True)
