@@ -78,16 +78,12 @@ class DrivenSwitch:
 
 
 def made_by(action: Sum | Cache) -> Token:
-    """The payload of a sum, or of cached weights."""
-    if isinstance(action, Sum):
-        return sum_of(action)
-    assert isinstance(action.payload, Token)
-    return action.payload.copy()
-
-
-def sum_of(action: Sum) -> Token:
-    """The payload of a sum: float32, as the core announces it. It costs as much as one of its
-    terms: a network that sums gradients of 16 bits on the way is taken to send as many on."""
+    """The payload of cached weights, or of a sum: float32, as the core announces it. It costs as
+    much as one of its terms: a network that sums gradients of 16 bits on the way is taken to send
+    as many on."""
+    if isinstance(action, Cache):
+        assert isinstance(action.payload, Token)
+        return action.payload.copy()
     first = action.payloads[0]
     assert isinstance(first, Token)
     elems = first.nbytes // DTYPE_BYTES[action.dtypes[0]]
