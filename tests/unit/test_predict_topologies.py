@@ -390,7 +390,6 @@ def test_predict_laws_balanced_dragonfly_is_not_blocked_by_uniform_traffic() -> 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: clos(0, 64), r"endpoints: 0 is not a count; a whole number from 1 on fits"),
         (lambda: clos(4, 1), r"radix: 1 is not a count; a whole number from 2 on fits"),
         (lambda: clos(4, 2), r"radix: 2 ports cannot connect 4 endpoints; at least 4 can"),
         (lambda: clos(10, 8, rails=4), r"rails: 4 do not divide 10 endpoints"),
@@ -399,13 +398,7 @@ def test_predict_laws_balanced_dragonfly_is_not_blocked_by_uniform_traffic() -> 
         (lambda: clos(8, 8, tapers=(2.0,)), r"tapers: 1 are given, but 8 endpoints .* 1 tiers: at"),
         (lambda: single_switch(endpoints=65, radix=64, network=NET), r"endpoints: 65 do not fit a"),
         (lambda: rail_only(30, 8, 4), r"domain: 4 ranks do not divide 30 endpoints"),
-        (lambda: rail_only(30, 8, 0), r"domain: 0 is not a count"),
-        (lambda: replace(rail_only(8, 8, 2), domain_rate=0.0), r"domain_rate, .*more than 0"),
         (lambda: tree(8, 1), r"fan_in: 1 is not a count; a whole number from 2 on"),
-        (lambda: tree(8, 2, nodes=-1), r"optimizer_nodes: -1 is not a count"),
-        (lambda: of(0), r"group.size: 0 is not a count"),
-        (lambda: Torus(sizes=(), network=NET), r"sizes: none is given"),
-        (lambda: Torus(sizes=(4, 0), network=NET), r"sizes: 0 is not a count"),
         (
             lambda: Dragonfly(groups=10, routers_per_group=4, endpoints_per_router=2, network=NET),
             r"groups: 10 cannot all be connected; 4 routers with 2 global links .* at most 9",
@@ -429,7 +422,6 @@ def test_bad_prediction_topology(make: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("topology", "group", "collective", "said"),
     [
-        (clos(8, 8), of(8), "allreduce", r"collective: 'allreduce' is unknown; did you mean all_r"),
         (clos(8, 8), of(8), "push", r"collective: push needs switches that aggregate"),
         (clos(8, 8), of(9), "send", r"group: 9 ranks, every 1., need 9 endpoints; .* has 8"),
         (clos(8, 8), of(3, 4), "send", r"group: 3 ranks, every 4., need 9 endpoints"),

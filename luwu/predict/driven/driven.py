@@ -31,7 +31,6 @@ import simpy
 
 from luwu.base.errors import ConfigError
 from luwu.base.limits import PAYLOAD_BYTES_MAX
-from luwu.base.suggestion import suggestion
 from luwu.layout import SUM_BYTES, Layout, Parameter
 from luwu.layout import Unit as LayoutUnit
 from luwu.predict.driven.cores import OWN, Cores, worker_name
@@ -63,7 +62,6 @@ WORKERS: Final = 2
 """Played: they are equal, and with two of them a switch sums."""
 SLOT_WINDOWS: Final = 16
 """Gradients that a switch holds, in windows of a worker: as in its own limits."""
-UPDATES: Final = ("streaming", "at_step")
 GRADIENT_DTYPES: Final = {2: "bfloat16", 4: "float32"}
 
 
@@ -87,7 +85,7 @@ class Driven:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Playing:
-    """How steps are played. Raises ConfigError."""
+    """How steps are played."""
 
     steps: int = STEPS
     """The last is measured."""
@@ -108,28 +106,8 @@ class Playing:
     workers: int = WORKERS
     """Played, at most: they are equal."""
 
-    def __post_init__(self) -> None:
-        if self.steps < 2 or self.ahead < 1:
-            raise ConfigError(
-                f"steps is at least 2 and ahead at least 1, got {self.steps} and {self.ahead}"
-            )
-        if self.update not in (None, *UPDATES):
-            raise ConfigError(
-                f"update: {self.update!r} is not one of {', '.join(UPDATES)}"
-                f"{suggestion(self.update, UPDATES)}"
-            )
-        if self.extent_chunks < 1:
-            raise ConfigError(f"extent_chunks: {self.extent_chunks} is below 1; give at least 1")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads: {self.threads}, but updating pages needs at least 1")
-
     def order(self, job: TrainingJob) -> str:
-        """The order of work for a job. Raises ConfigError."""
-        if self.update == "streaming" and job.micro_batches > 1:
-            raise ConfigError(
-                f"update: streaming has one backward per step, and here are {job.micro_batches} "
-                "micro-batches; use at_step, or a batch of one micro-batch per worker"
-            )
+        """The order of work for a job."""
         return self.update or ("streaming" if job.micro_batches == 1 else "at_step")
 
 

@@ -32,16 +32,9 @@ Source: derived.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
-from luwu.base.errors import ConfigError
-
-_COUNTS = (
-    "workers", "updates_count", "reads_count", "ahead", "compute_threads", "extent_chunks", "nodes",
-    "replicas",
-)  # fmt: skip
 RECORD = 3
 """Weights, m and v: so many times the bytes of the weights."""
 
@@ -86,16 +79,6 @@ class MachineFloors:
     crowding: float = 0.0
     """Relative extra time of a step with all parts together (X11)."""
 
-    def __post_init__(self) -> None:
-        if self.cores < 1:
-            raise ConfigError(f"cores: {self.cores} cannot work; give at least 1")
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if not (value >= 0 and math.isfinite(value)):
-                raise ConfigError(f"{each.name}: {value!r} is not a floor; give 0 or more")
-        if self.root_ratio > 1:
-            raise ConfigError(f"root_ratio: {self.root_ratio} is not a share; give 0 to 1")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineJob:
@@ -125,23 +108,6 @@ class MachineJob:
     """Optimizer nodes, each with as many threads."""
     replicas: int = 1
     """Nodes that hold each page."""
-
-    def __post_init__(self) -> None:
-        for name in _COUNTS:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: {getattr(self, name)} cannot work; give at least 1")
-        if self.replicas > self.nodes:
-            raise ConfigError(
-                f"replicas: {self.replicas} of a page, but there are {self.nodes} nodes; give at "
-                "most as many"
-            )
-        if not self.chunks or not all(self.chunks):
-            raise ConfigError("chunks: a unit without any; each unit has at least one chunk")
-        if any(size <= 0 for unit in self.chunks for size in unit):
-            raise ConfigError("chunks: a chunk without bytes; each has some")
-        shape = tuple(map(len, self.chunks))
-        if self.resident and tuple(map(len, self.resident)) != shape:
-            raise ConfigError(f"resident: its form is not that of chunks, {shape}; give one each")
 
     @property
     def units(self) -> int:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from luwu.base.errors import ConfigError
-from luwu.base.suggestion import suggestion
 from luwu.predict.hardware.hardware import Network
 
 NEIGHBOUR: Final = ("all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter", "send")
@@ -28,10 +27,6 @@ class RankGroup:
 
     size: int
     stride: int = 1
-
-    def __post_init__(self) -> None:
-        whole("group.size", self.size)
-        whole("group.stride", self.stride)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +87,7 @@ def whole(key: str, value: object, least: int = 1) -> None:
 
 
 def check_exchange(topology: Topology, group: RankGroup, collective: str, sums: bool) -> None:
-    """Refuse a group that does not fit, or an exchange that is unknown or cannot be done."""
-    if collective not in COLLECTIVES:
-        raise ConfigError(
-            f"collective: {collective!r} is unknown{suggestion(collective, COLLECTIVES)}; known "
-            f"are {', '.join(COLLECTIVES)}"
-        )
+    """Refuse a group that does not fit, or an exchange that cannot be done."""
     if collective in IN_NETWORK and not sums:
         raise ConfigError(
             f"collective: {collective} needs switches that aggregate, which this network has not; "
