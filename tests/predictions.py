@@ -22,12 +22,12 @@ from typing import Any
 
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.question import (
-    SYSTEMS,
     AnyQuestion,
     InferenceQuestion,
     SocketQuestion,
     make_question,
 )
+from luwu.predict.ask.question_keys import SYSTEMS
 from luwu.predict.ask.replay import replay
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.model.job import utilisation

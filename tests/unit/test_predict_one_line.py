@@ -14,8 +14,8 @@ from luwu.commands.main import main
 from luwu.commands.predict_init import presets
 from luwu.commands.predict_question import QUESTION_FLAGS
 from luwu.predict.ask.one_line import table_of, with_assumed
-from luwu.predict.ask.question import SYSTEMS, make_question
-from luwu.predict.ask.question_keys import keys, keys_of, read_keys
+from luwu.predict.ask.question import make_question
+from luwu.predict.ask.question_keys import SYSTEMS, keys, keys_of, read_keys
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.plan.planner import plan
 from tests.schemas import check

@@ -26,18 +26,13 @@ from typing import Any, TypeAlias
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.question_cost import make_costs
 from luwu.predict.ask.question_inference import InferenceQuestion, make_inference_question
-from luwu.predict.ask.question_keys import SECTIONS, SYSTEMS, TRAINING, system_of
+from luwu.predict.ask.question_keys import system_of
 from luwu.predict.ask.question_sockets import SocketQuestion, make_socket_question
-from luwu.predict.ask.question_training import ALONE, Question, make_training_question
+from luwu.predict.ask.question_training import Question, make_training_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.keys import SHARED, optional_section_of
 from luwu.predict.hardware.model_config import CONFIG_SUFFIX
 from luwu.predict.networks.choice import make_topology
-
-__all__ = [
-    "ALONE", "SECTIONS", "SYSTEMS", "TRAINING", "AnyQuestion", "InferenceQuestion", "Question",
-    "SocketQuestion", "make_question", "read_question", "read_table",
-]  # fmt: skip
 
 AnyQuestion: TypeAlias = Question | InferenceQuestion | SocketQuestion
 
