@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Final
 
+from luwu.predict.check.blind import questions
 from luwu.predict.check.blind.seen import seen_rows
-from luwu.predict.check.blind.training import rows as blind_training
 from luwu.predict.check.calibration import compare, training_rows
 from luwu.predict.check.inference_calibration import compare_inference
 from luwu.predict.check.offload_calibration import compare_offload
@@ -64,7 +64,8 @@ def _errors(errors: list[float], blind: list[dict[str, Any]]) -> dict[str, Any]:
 def _covered(catalogue: Catalogue, own: list[Any], blind: list[dict[str, Any]]) -> dict[str, Any]:
     """Devices, their number, software, precisions and sequences of all rows."""
     names = {row["name"] for row in blind}
-    jobs = [row.configuration for row in blind_training(catalogue) if row.name in names]
+    rows = questions.rows(catalogue, questions.SETS[0])
+    jobs = [row.configuration["question"] for row in rows if row.name in names]
     counts = [row.job.devices for row in own] + [job["devices"] for job in jobs]
     lengths = [row.job.sequence for row in own] + [job["sequence"] for job in jobs]
     return {

@@ -5,7 +5,7 @@
 What a resource needs is counted here, apart from the model's forms: operations at the peak, bytes
 of ports as `luwu predict flows` sends them, bytes of drives and memories, each over its rate, for a
 step or for a token. Networks are up to a thousand times slower than those of the catalogue, so that
-each resource limits some of the questions. A part of the pipelines is played too. The last line is
+each resource limits some of the questions. A part of the steps is played too. The last line is
 `N trials, V violations`; a violation is printed with its question.
 """
 
@@ -22,22 +22,24 @@ from typing import Any
 
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.question import (
-    SYSTEMS,
     AnyQuestion,
     InferenceQuestion,
     SocketQuestion,
     make_question,
 )
+from luwu.predict.ask.question_keys import SYSTEMS
 from luwu.predict.ask.replay import replay
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.model.job import utilisation
 from luwu.predict.networks.on_topology import connections
+from luwu.predict.systems.in_network import PER_HOST
 
 ROUNDING = 1 - 1e-9
 PLAYED_SHARE = 0.1
 TOPOLOGY_SHARE = 0.2
-TASKS_MAX = 2_000
-"""Of a pipeline that is played."""
+NICS_SHARE = 0.5
+TASKS_MAX = 20_000
+"""Of a step that is played."""
 SOFTWARE = (
     "megatron-2021", "megatron-2022", "megatron-2023", "nemo-2024", "deepspeed-2021",
     "composer-2023", "torchtitan-2024", "deepspeed-2023", "llama-2024",
@@ -45,6 +47,7 @@ SOFTWARE = (
 DEVICES = ("A100-80", "A100-40", "H100-80", "H200-141", "GB200", "B200-180")
 NETWORKS = ("virtio-10g", "roce-100g", "roce-400g", "ib-hdr", "ib-ndr")
 MODELS = ("GPT-1.3B", "GPT-13B", "GPT-175B", "Llama3-8B", "Llama3-70B", "Llama3-405B")
+OFFLOADS = ("zero-offload", "zero-infinity")
 HOST = {
     "processor": "Xeon-5320", "memory_bytes": "512 GB", "disk": "P5510-3.84T", "disks": 4,
 }  # fmt: skip
@@ -97,17 +100,22 @@ def _trial(system: str, random: Random, catalogue: Catalogue) -> Trial | None:
         return Trial(table, answer.inference.token_s, needs)
     if isinstance(question, SocketQuestion):
         return Trial(table, answer.token.seconds, needs)
-    played_s = replay(question, tasks_max=TASKS_MAX).step_s if plays and system == "3d" else None
+    played_s = replay(question, tasks_max=TASKS_MAX).step_s if plays else None
     return Trial(table, answer.seconds, needs, played_s)
 
 
 def _slowed(question: Any, slower: float) -> Any:
-    """The same on a slower network, at the node too."""
+    """The same on a slower network, at the node and in domains too."""
     network = question.job.network
     network = replace(network, rate=network.rate * slower)
     changed = replace(question, job=replace(question.job, network=network))
     if getattr(question, "nodes", None) is not None:
-        changed = replace(changed, part=replace(question.nodes, network=network))
+        device = question.job.device
+        if device.domain_rate is not None:
+            device = replace(device, domain_rate=device.domain_rate * slower)
+        changed = replace(changed, job=replace(changed.job, device=device))
+        own = replace(question.nodes.network, rate=network.rate)
+        changed = replace(changed, part=replace(question.nodes, network=own))
     return changed
 
 
@@ -137,12 +145,15 @@ def _table(system: str, random: Random) -> dict[str, Any]:
     if random.random() < TOPOLOGY_SHARE:
         table["topology"] = {"kind": "clos", "radix": 64, "taper": random.choice((1, 2, 4)),
                              "aggregates": True}  # fmt: skip
+    elif random.random() < NICS_SHARE:
+        table["nics_per_host"] = random.choice((1, 2, 4, 8))
     if system == "luwu":
         table["node"] = HOST | {
             "disks": random.randint(1, 12), "nodes": random.randint(1, 4),
             "cached": random.choice((0.0, 0.5, 1.0)), "pulls": random.randint(1, 2),
+            "per_host": "none" if "topology" in table else random.choice(PER_HOST),
         }  # fmt: skip
-    if system in ("zero-offload", "zero-infinity"):
+    if system in OFFLOADS:
         table["host"] = HOST | {
             "devices": random.choice((1, 4, 8)), "disks": random.randint(1, 8),
             "pipelined": random.random() < 0.5,
@@ -157,6 +168,7 @@ def _inference(random: Random) -> dict[str, Any]:
         "system": "inference", "model": random.choice(MODELS), "device": random.choice(DEVICES),
         "network": random.choice(NETWORKS), "tensor": 2 ** random.randint(0, 5),
         "pipeline": 2 ** random.randint(0, 4), "precision": random.choice(("bf16", "fp8")),
+        "nics_per_host": random.choice((1, 2, 4, 8)),
         "batch": 2 ** random.randint(0, 8), "batching": random.choice(("static", "continuous")),
         "input_tokens": 2 ** random.randint(4, 14), "output_tokens": 2 ** random.randint(2, 12),
     }  # fmt: skip
@@ -192,8 +204,33 @@ def _needs(question: AnyQuestion) -> dict[str, float]:
             for name, each in connections(built, question.exchanges()).items()
         }
     found |= {"compute": operations * (job.slowdown if job.pipeline == 1 else 1.0)}
+    found |= _nic_needs(question)
     found |= _state_needs(question)
     return found
+
+
+def _nic_needs(question: Any) -> dict[str, float]:
+    """Of the NICs of a full host: what its devices pull and push, each or once for all of them; or
+    one way around of what is gathered and reduced, through all NICs or through one."""
+    job, m, psi = question.job, question.job.micro_batches, float(question.job.model.parameters)
+    in_host = job.software.host_devices or int(job.device.domain_count)
+    rate = job.network.rate * job.network.efficiency
+    nics = rate * (question.nics_per_host or in_host)
+    if question.nodes is not None:
+        once, devices = question.nodes.per_host, min(in_host, job.devices)
+        down = m * question.nodes.pulls * 2 * psi * (devices if once == "none" else 1)
+        up = m * job.software.gradient_bytes * psi * (1 if once == "pull-and-push" else devices)
+        found = {"NICs down": down / nics, "NICs up": up / nics}
+        if once != "none":
+            passed_on = m * 2 * psi * question.nodes.pulls
+            passed_on += up if once == "pull-and-push" else 0.0
+            link = job.device.domain_rate or job.device.host_rate
+            found["domain link"] = passed_on * (1 - 1 / (job.devices % in_host or in_host)) / link
+        return found
+    if question.system not in ("zero3", *OFFLOADS) or job.devices <= in_host:
+        return {}
+    around = m * (4 + job.software.gradient_bytes) * psi * (job.devices - 1) / job.devices
+    return {"NICs": around / (rate if job.software.ring == "flat" else nics)}
 
 
 def _state_needs(question: Any) -> dict[str, float]:

@@ -50,7 +50,7 @@ def document_2(catalogue: Catalogue, commit: str, date: str) -> dict[str, Any]:
     return {
         "schema": SCHEMA_2, "date": date, "commit": commit,
         "parameters": list(PARAMETERS_2), "parameters_sha256": parameters_sha256(*PARAMETERS_2),
-        "rows": [row.to_json() for row in questions.rows(catalogue)],
+        "rows": [row.to_json() for row in questions.rows(catalogue, questions.SETS[1])],
         "not_predicted": questions.not_predicted(), "columns": [],
     }  # fmt: skip
 

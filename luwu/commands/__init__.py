@@ -27,9 +27,13 @@ explain.py           `luwu explain`
 config.py            `luwu config`
 plan.py              `luwu plan`
 predict.py           `luwu predict`: `step`, `compare`, `validate`
+predict_question.py  the question of its commands, of a file and of flags
+predict_catalogue.py its `catalogue`
+predict_init.py      its `init`
 predict_flows.py     its `flows`
 predict_machine.py   its `validate --machine`
 predict_sweep.py     its `sweep`
+predict_sweep_page.py  its plot and its page
 predict_timeline.py  its `timeline`
 predict_pictures.py  timelines and plots as files
 """

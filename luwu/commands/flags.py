@@ -27,6 +27,8 @@ class Flag:
     """The name of its value in the help; without one it takes none."""
     repeats: bool = False
     """True if it may be given several times; elsewhere the last one counts."""
+    title: str = ""
+    """What it is listed with in the help, apart from the command's own flags."""
 
     @property
     def flag(self) -> str:

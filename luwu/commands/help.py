@@ -82,7 +82,10 @@ def help_text(verb: Verb, *, with_all: bool = False) -> str:
     elif len(verb.keys) > 1:
         lines += _grouped(verb, with_all=with_all)
     else:
-        lines += ["", "Flags", *_rows(map(key_flag, verb.keys)), *_rows(flags_of(verb))]
+        flags = [*map(key_flag, verb.keys), *flags_of(verb)]
+        for title in dict.fromkeys(flag.title for flag in flags):
+            rows = _rows(flag for flag in flags if flag.title == title)
+            lines += ["", title or "Flags", *rows]
     return "\n".join(lines)
 
 

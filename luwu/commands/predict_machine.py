@@ -1,9 +1,10 @@
 """`luwu predict validate --machine`: the emulator's own runs, predicted from floors, then measured.
 
 First the floors of every case are measured, each part alone, and all cases are predicted; only then
-is each case run, as `luwu compare` runs it. A case is a number of workers, a transport, and a state
-in RAM (durability none) or out of core (a quarter of it in memory, durability process). Other work
-on the machine is not predicted: its share of the cores is shown beside each case.
+is each case run, as `luwu compare` runs it. A case is a number of workers, a transport, a state in
+RAM (durability none) or a share of it in memory (durability process), and a number of optimizer
+nodes, of which one or two hold each page. Floors of a node's parts are those of a node alone. Other
+work on the machine is not predicted: its share of the cores is shown beside each case.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import resource
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import product
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -32,7 +32,7 @@ from luwu.estimate.shape import kept_in_ram
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
-from luwu.launch.serving import Sizes, decide_sizes, node_plan, state_directory
+from luwu.launch.serving import decide_sizes, node_plan, state_directory
 from luwu.measure.floors import core_count
 from luwu.measure.machine_floors import QUICK, MachineAsk, machine_floors
 from luwu.measure.machine_rehearsal import RehearsalFloors, rehearse
@@ -41,20 +41,20 @@ from luwu.predict.driven.machine_play import predict_machine_step
 from luwu.predict.machine.machine import MachineFloors, MachineStep
 from workers.data import BYTE_VOCAB
 
-SCHEMA: Final = 2
-"""2: keys of parts are identifiers (`hand_overs`)."""
-ERROR_MAX: Final = 0.2
+SCHEMA: Final = 3
+"""3: cases have `nodes` and `replicas`, their `place` is a share; a summary has `mean_within`."""
+ERROR_MEAN: Final = 0.12
+ERROR_MAX: Final = 0.25
+"""At most, in the mean and of any case."""
 OTHERS_MAX: Final = 0.99
 """Something was left for us."""
 STEPS: Final = 10
 WARM_UPS: Final = 3
 STATE_BYTES_PER_PARAMETER: Final = 12
-MEMORY_SHARE: Final = 4
-"""Out of core, the node has one part in so many of the state."""
 TEXT_BYTES: Final = 2_000_000
-RAM, OUT_OF_CORE = "RAM", "out of core"
-Known: TypeAlias = dict[tuple[str, bool, Sizes], RehearsalFloors]
-"""By transport, whether the state is in RAM, and sizes."""
+RAM: Final = "RAM"
+Known: TypeAlias = dict[tuple[str, int | None, int, int], RehearsalFloors]
+"""By transport, memory budget (None: the state is in RAM), chunk and extent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,35 +81,63 @@ class Case:
 
     workers: int
     transport: str
-    place: str
-    extent: str | None = None
-    """As `--extent` takes it; None: what auto gives."""
+    parts: int = 0
+    """The nodes have one part in so many of their pages in memory; 0: all, and no disk."""
+    nodes: int = 1
+    replicas: int = 1
+    """Nodes that hold each page."""
+
+    @property
+    def place(self) -> str:
+        """Where the state is, for people."""
+        return f"1/{self.parts}" if self.parts else RAM
 
     def config(self, shape: Shape, data: Path) -> RunConfig:
         """The configuration that it is started with."""
         flags = {
             **shape.flags, "workers": str(self.workers), "transport": self.transport,
-            "arms": "luwu", "data": str(data),
+            "arms": "luwu", "data": str(data), "durability": "none",
         }  # fmt: skip
-        if self.extent is not None:
-            flags["extent"] = self.extent
-        if self.place == RAM:
-            return resolve(flags={**flags, "durability": "none"}, environ={}).config
-        config = resolve(flags={**flags, "durability": "none"}, environ={}).config
-        state = STATE_BYTES_PER_PARAMETER * _parameters(config)
-        more = {"durability": "process", "memory_budget": f"{state // MEMORY_SHARE}B"}
+        config = resolve(flags=flags, environ={}).config
+        if not self.parts:
+            return config
+        state = self.replicas * STATE_BYTES_PER_PARAMETER * _parameters(config)
+        more = {
+            "durability": "process", "memory_budget": f"{state // self.parts}B",
+            "optimizer_nodes": str(self.nodes), "replicas": str(self.replicas),
+        }  # fmt: skip
         return resolve(flags={**flags, **more}, environ={}).config
 
 
-CASES: Final = tuple(
-    Case(workers=workers, transport=transport, place=place)
-    for workers, transport, place in product((2, 4), ("ipc", "tcp", "shm"), (RAM, OUT_OF_CORE))
+CASES: Final = (
+    Case(workers=1, transport="ipc"),
+    Case(workers=2, transport="shm"),
+    Case(workers=3, transport="tcp"),
+    Case(workers=4, transport="ipc"),
+    Case(workers=6, transport="shm"),
+    Case(workers=8, transport="tcp"),
+    Case(workers=1, transport="tcp", parts=2),
+    Case(workers=4, transport="shm", parts=2),
+    Case(workers=5, transport="ipc", parts=2),
+    Case(workers=2, transport="ipc", parts=4),
+    Case(workers=3, transport="shm", parts=4),
+    Case(workers=7, transport="tcp", parts=4),
+    Case(workers=2, transport="tcp", parts=8),
+    Case(workers=4, transport="ipc", parts=8),
+    Case(workers=8, transport="shm", parts=8),
+    Case(workers=2, transport="tcp", parts=2, nodes=2),
+    Case(workers=4, transport="shm", parts=4, nodes=2),
+    Case(workers=3, transport="ipc", parts=8, nodes=2),
+    Case(workers=2, transport="shm", parts=2, nodes=2, replicas=2),
+    Case(workers=3, transport="tcp", parts=4, nodes=2, replicas=2),
+    Case(workers=4, transport="ipc", parts=8, nodes=2, replicas=2),
 )
+"""Each number of workers, each transport with each place of the state, and with two nodes."""
 
 
 def validate_machine(*, as_json: bool, cases: Sequence[Case] = CASES, shape: Shape | None = None
 ) -> int:  # fmt: skip
-    """Predict all cases, run them, print; the exit code: 1 if one is further off than a fifth."""
+    """Predict all cases, run them, print; the exit code: 1 if they are further off than asked."""
     started_ns = SYSTEM_CLOCK.now_ns()
     shape = shape or Shape()
     console = Console(sys.stderr)
@@ -129,7 +157,8 @@ def validate_machine(*, as_json: bool, cases: Sequence[Case] = CASES, shape: Sha
             rows.append(row)
     document = _document(rows, shape, (SYSTEM_CLOCK.now_ns() - started_ns) / 1e9)
     print(json.dumps(document, indent=1) if as_json else machine_text(document))
-    return 0 if document["summary"]["max"] <= ERROR_MAX else 1
+    summary = document["summary"]
+    return 0 if summary["mean"] <= ERROR_MEAN and summary["max"] <= ERROR_MAX else 1
 
 
 # ---------------------------------------------------------------------- before a run
@@ -150,7 +179,10 @@ def _predict(config: RunConfig, shape: Shape, folder: Path, known: Known) -> _Pr
     plan = node_plan(config, sizes)
     job = gpt_job(config, sizes, is_in_ram=state is None)
     kept = kept_in_ram(job, plan, job.store)
-    machine = machine_job(job, plan, kept)
+    nodes, replicas = config.optimizer_nodes, config.replicas
+    machine = machine_job(job, plan, kept, nodes=nodes, replicas=replicas)
+    own = replace(sizes, memory_budget_bytes=sizes.memory_budget_bytes // nodes)
+    alone = replace(config, optimizer_nodes=1, replicas=1)
     chunks = machine.chunks
     options = gpt_options(config)
     model = options.gpt(BYTE_VOCAB)
@@ -165,12 +197,13 @@ def _predict(config: RunConfig, shape: Shape, folder: Path, known: Known) -> _Pr
     )  # fmt: skip
 
     def rehearsed(handed_s: float, wire_s_per_byte: float) -> RehearsalFloors:
-        key = (job.transport, state is None, sizes)
+        budget = None if state is None else own.memory_budget_bytes
+        key = (job.transport, budget, own.chunk_bytes, own.extent_chunks)
         if key in known:
             return known[key]
         number = len(known)
         known[key] = rehearse(
-            config, sizes, job.layout, state=None if state is None else folder / f"state-{number}",
+            alone, own, job.layout, state=None if state is None else folder / f"state-{number}",
             directory=folder / f"{folder.name}-rehearsal-{number}", handed_s=handed_s,
             wire_s_per_byte=wire_s_per_byte,
         )  # fmt: skip
@@ -241,7 +274,7 @@ def _row(case: Case, found: _Predicted, measured_s: float, others: float) -> dic
     floors, step, extent_chunks = found
     return {
         "workers": case.workers, "transport": case.transport, "place": case.place,
-        "extent_chunks": extent_chunks,
+        "nodes": case.nodes, "replicas": case.replicas, "extent_chunks": extent_chunks,
         "predicted_s": step.step_s, "measured_s": measured_s,
         "error": step.step_s / measured_s - 1, "bound_by": identifier(step.binding),
         "parts_s": by_identifier(step.parts),
@@ -261,7 +294,8 @@ def _document(rows: list[dict[str, Any]], shape: Shape, seconds: float) -> dict[
         "cases": rows,
         "summary": {
             "cases": len(rows), "mean": mean(errors), "max": max(errors),
-            "within": ERROR_MAX, "others_max": max(row["others_ratio"] for row in rows),
+            "mean_within": ERROR_MEAN, "within": ERROR_MAX,
+            "others_max": max(row["others_ratio"] for row in rows),
         },
         "seconds": seconds,
     }  # fmt: skip
@@ -274,12 +308,13 @@ def machine_text(document: dict[str, Any]) -> str:
         f"gpt of {job['layers']} layers, width {job['width']}, {job['batch']} x {job['context']} "
         f"tokens a worker, {document['cores']} processors; seconds of a step",
         "",
-        f"{'workers':>7} {'transport':<9} {'state':<11} {'predicted':>9} {'measured':>9} "
-        f"{'error':>7}  {'bound by':<8} {'others':>6} {'beside':>7}  parts of the prediction, ms",
+        f"{'workers':>7} {'transport':<9} {'state':<5} {'nodes':<8} {'predicted':>9} "
+        f"{'measured':>9} {'error':>7}  {'bound by':<8} {'others':>6} {'beside':>7}  "
+        "parts of the prediction, ms",
         *map(_line, document["cases"]),
         "",
         f"errors of {summary['cases']}: mean {summary['mean']:.1%}, maximum {summary['max']:.1%}; "
-        f"required: at most {summary['within']:.0%}",
+        f"required: at most {summary['mean_within']:.0%} and {summary['within']:.0%}",
     ]
     if summary["others_max"] > 0.1:
         lines.append(
@@ -293,8 +328,10 @@ def machine_text(document: dict[str, Any]) -> str:
 def _line(row: dict[str, Any]) -> str:
     longest = sorted(row["parts_s"].items(), key=lambda each: -each[1])
     parts = ", ".join(f"{words(name)} {1000 * s:.0f}" for name, s in longest if s >= 0.0005)
+    nodes = str(row["nodes"]) if row["replicas"] == 1 else f"{row['nodes']}, both"
     return (
-        f"{row['workers']:>7} {row['transport']:<9} {row['place']:<11} {row['predicted_s']:>9.3f} "
+        f"{row['workers']:>7} {row['transport']:<9} {row['place']:<5} {nodes:<8} "
+        f"{row['predicted_s']:>9.3f} "
         f"{row['measured_s']:>9.3f} {row['error']:>+7.1%}  {words(row['bound_by']):<8} "
         f"{row['others_ratio']:>6.0%} {row['error_beside_others']:>+7.1%}  {parts}"
     )

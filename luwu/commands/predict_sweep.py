@@ -1,4 +1,4 @@
-"""`luwu predict sweep`: a question over values of its keys, as a table, as JSON, and as a plot."""
+"""`luwu predict sweep`: a question over values of its keys: a table, JSON, a plot, a page."""
 
 from __future__ import annotations
 
@@ -7,28 +7,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from luwu.base.errors import ConfigError
 from luwu.base.identifiers import words
 from luwu.commands.flags import CATALOGUE_FLAG, JSON_FLAG, Flag, Parsed, Verb
-from luwu.commands.predict_pictures import write_svg
-from luwu.predict.ask.question import read_table
+from luwu.commands.predict_pictures import write_drawn
+from luwu.commands.predict_question import QUESTION_FLAGS, asked_table
+from luwu.commands.predict_sweep_page import sweep_page, sweep_svg
+from luwu.predict.ask.one_line import assumed_text
 from luwu.predict.ask.sweep import STEP, Point, Sweep, label, parse_axis, sweep
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.report.chart import point_chart
+from luwu.report.chart import as_file
 
 SWEEP: Final = Verb(
     name="predict sweep",
-    usage="luwu predict sweep FILE --over KEY=V,V,... [--over ...] [--of METRIC] [--json] "
-    "[--svg FILE] [--catalogue FILE]",
-    text="Predict a step for each value of one or more keys of FILE: a table, and with --svg a "
-    "plot.",
-    examples=("luwu predict sweep llama.toml --over node.disks=2,4,8 --svg disks.svg",),
+    usage="luwu predict sweep [FILE] [--KEY VALUE ...] --over KEY=V,V,... [--over ...] "
+    "[--of METRIC] [--json] [--svg FILE] [--html FILE] [--catalogue FILE]",
+    text="Predict a step for each value of one or more keys of a question: a table, with --svg a "
+    "plot, with --html a page with sliders over the values, which needs nothing else. The question "
+    "is in FILE, or in flags, as of luwu predict step.",
+    examples=(
+        "luwu predict sweep llama.toml --over node.disks=2,4,8 --svg disks.svg",
+        "luwu predict sweep llama.toml --over devices=8,16,32 --html devices.html",
+    ),
     flags=(
         Flag(name="over", shape="KEY=V,V", text="a key and its values; repeatable", repeats=True),
         Flag(name="of", shape="METRIC", text="number of the answer to show (default: step_s)"),
         Flag(name="svg", shape="FILE", text="write a plot"),
+        Flag(name="html", shape="FILE", text="write a page with sliders over all points"),
         JSON_FLAG,
         CATALOGUE_FLAG,
+        *QUESTION_FLAGS,
     ),
     has_keys=False,
     rest="many",
@@ -45,18 +52,19 @@ _HEADINGS: Final = {"step_s": "step", "tokens_per_s_per_device": "tokens/s each"
 
 def run_sweep(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     """The output of the command. Raises ConfigError."""
-    if len(rest) != 1:
-        raise ConfigError(f"luwu predict sweep takes a file; usage: {SWEEP.usage}")
+    table, assumed = asked_table(parsed, catalogue)
     axes = [parse_axis(each) for each in parsed.repeated.get("over", [])]
-    found = sweep(read_table(Path(rest[0])), axes, catalogue)
+    found = sweep(table, axes, catalogue)
     of = parsed.flags.get("of", STEP)
     numbers = found.numbers(of)
     if "svg" in parsed.flags:
-        write_svg(Path(parsed.flags["svg"]), sweep_svg(found, of))
+        write_drawn("svg", Path(parsed.flags["svg"]), as_file(sweep_svg(found, of)))
+    if "html" in parsed.flags:
+        write_drawn("html", Path(parsed.flags["html"]), sweep_page(found, of))
     return (
-        json.dumps(document(found, of), indent=1)
+        json.dumps(document(found, of) | {"assumed": assumed}, indent=1)
         if parsed.has("json")
-        else text(found, of, numbers)
+        else "\n".join([*assumed_text(assumed), text(found, of, numbers)])
     )
 
 
@@ -110,14 +118,6 @@ def text(found: Sweep, of: str, numbers: Sequence[float | None]) -> str:
     lines += [f"without effect on {of}: {', '.join(nothing)}"] if nothing else []
     said = list(dict.fromkeys(each for point in found.points for each in _warnings(point)))
     return "\n".join(lines + [f"warning: {each}" for each in said])
-
-
-def sweep_svg(found: Sweep, of: str) -> str:
-    """A sweep as a plot, a part of a page: over the first axis, a curve for each of the others."""
-    first = found.axes[0]
-    return point_chart(
-        found.curves(of), first.labels, x_name=first.name, y_name=of, is_joined=first.is_ordered
-    )
 
 
 def _cell(point: Point, key: str, form: str) -> str:

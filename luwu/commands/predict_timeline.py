@@ -1,7 +1,8 @@
 """`luwu predict timeline FILE --out FILE`: a predicted step in the format of real runs' timelines.
 
 Of LuWu the project's own cores are driven in virtual time (`luwu.predict.driven.driven`), of 3-D
-training each stage goes through its schedule (`luwu.predict.events.schedules`), and what they do is
+training each stage goes through its schedule (`luwu.predict.events.schedules`), of all other
+systems a device through its units (`luwu.predict.events.data_parallel`), and what they do is
 written as a run's events are. With --run-dir the events are kept, in a directory that
 `luwu trace` takes for that of a run.
 """
@@ -15,24 +16,28 @@ from typing import Final
 
 from luwu.base.errors import ConfigError
 from luwu.commands.flags import CATALOGUE_FLAG, Flag, Parsed, Verb
+from luwu.commands.predict_question import QUESTION_FLAGS, asked_table
 from luwu.commands.trace import check_trace
-from luwu.predict.ask.question import Question, read_question
-from luwu.predict.ask.replay import PLAYED, play_three_d
+from luwu.predict.ask.one_line import assumed_text
+from luwu.predict.ask.question import Question, make_question
+from luwu.predict.ask.replay import agreement, play_three_d, play_units
 from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.events.engines import Record
-from luwu.predict.events.recorded import told_by_stages, write_events
+from luwu.predict.events.recorded import told_by_device, told_by_stages, write_events
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.report.timeline import write_timeline
 
 TIMELINE: Final = Verb(
     name="predict timeline",
-    usage="luwu predict timeline FILE --out FILE [--run-dir DIR] [--catalogue FILE]",
+    usage="luwu predict timeline [FILE] [--KEY VALUE ...] --out FILE [--run-dir DIR] "
+    "[--catalogue FILE]",
     text="Write a predicted step as a Chrome trace, as luwu trace does for a real one.",
     examples=("luwu predict timeline llama.toml --out step.json",),
     flags=(
         Flag(name="out", shape="FILE", text="write the Chrome trace to FILE"),
         Flag(name="run_dir", shape="DIR", text="keep the events, for luwu trace DIR"),
         CATALOGUE_FLAG,
+        *QUESTION_FLAGS,
     ),
     has_keys=False,
     rest="many",
@@ -42,18 +47,19 @@ TIMELINE: Final = Verb(
 def timeline(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     """Play the question of a file, write what was asked for, and say where. Raises ConfigError."""
     out, kept = (parsed.flags.get(name) for name in ("out", "run_dir"))
-    if len(rest) != 1 or (out is None and kept is None):
+    table, assumed = asked_table(parsed, catalogue)
+    if out is None and kept is None:
         raise ConfigError(f"luwu predict timeline takes a file, and --out; usage: {TIMELINE.usage}")
     if out is not None:
         check_trace(Path(out), "--out")
-    question = read_question(Path(rest[0]), catalogue)
-    if not isinstance(question, Question) or question.system not in PLAYED:
+    question = make_question(table, catalogue)
+    if not isinstance(question, Question):
         raise ConfigError(
-            f"system: {question.system!r} has closed forms alone; a timeline is made of "
-            f"{' and '.join(PLAYED)}"
+            f"system: {question.system!r} has closed forms alone; a timeline is one of training, "
+            "so name a system that trains"
         )
     line, told = _played(question)
-    said = [line]
+    said = [*assumed_text(assumed), line]
     with tempfile.TemporaryDirectory() as folder:
         events = Path(folder) if kept is None else Path(kept) / "events"
         said += _write(told, events, None if out is None else Path(out))
@@ -71,11 +77,15 @@ def _played(question: Question) -> tuple[str, dict[str, Record]]:
             f"step    {steps.step_s:.3f} s, as the cores of worker and node decide it "
             f"({len(steps.ends_s)} played)"
         )
-        return line, steps.told
+        return line + agreement(steps.step_s, on.answer().seconds), steps.told
+    if question.system != "3d":
+        record = play_units(question)
+        line = f"step    {record.end_s:.3f} s, unit by unit"
+        return line + agreement(record.end_s, on.answer().seconds), told_by_device(record)
     step = play_three_d(question)
-    stages = question.job.pipeline
-    line = f"step    {step.record.end_s:.3f} s, of a pipeline of {stages}, without straggling"
-    return line, told_by_stages(step.record, stages)
+    stages, end_s = question.job.pipeline, step.record.end_s
+    line = f"step    {end_s:.3f} s, of a pipeline of {stages}, without straggling"
+    return line + agreement(end_s, step.closed_s), told_by_stages(step.record, stages)
 
 
 def _write(told: dict[str, Record], events: Path, out: Path | None) -> list[str]:

@@ -116,7 +116,6 @@ class Estimate:
     endurance_bytes: int | None
     """Rated endurance of a drive of the file system's size; an assumption."""
     endurance_days: float | None
-    plan_lines: tuple[str, ...]
     lanes: Lanes | None = None
     """The step that was played."""
 
@@ -209,7 +208,6 @@ def estimate(job: JobShape, plan: NodePlan, floors: Floors) -> Estimate:
         written_bytes_per_day=per_day,
         endurance_bytes=rated,
         endurance_days=rated / per_day if rated and per_day else None,
-        plan_lines=tuple(plan.lines()),
         lanes=None if played is None else played_lanes(played),
     )
 

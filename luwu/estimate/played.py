@@ -17,17 +17,20 @@ all others the floors alone answer (`plan.py`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from luwu.estimate.shape import ROOT, JobShape, Kept
-from luwu.layout import SUM_BYTES
+from luwu.layout import SUM_BYTES, Share
 from luwu.measure.floors import Floors
 from luwu.predict.driven.cores import OWN, Cores
 from luwu.predict.driven.machine_play import predict_machine_step
 from luwu.predict.hardware.software import fitted
 from luwu.predict.machine.machine import MachineFloors, MachineJob, MachineStep
 from luwu.report.lanes import Lanes, make_lanes
+from switch_emu.node.pages import store_config
 from switch_emu.node.plan import NodePlan
+from switch_emu.store.tier import pages_that_fit
 
 FORWARD_SHARE: Final = 1 / 3
 """The share of compute that the forward takes."""
@@ -66,22 +69,40 @@ def played_lanes(step: MachineStep) -> Lanes | None:
     return make_lanes(STEPS - 1, step.step_s, stretched, pale=pale)
 
 
-def machine_job(job: JobShape, plan: NodePlan, kept: Kept) -> MachineJob:
-    """The bytes and processes of a step, in the form that is played."""
+def machine_job(
+    job: JobShape, plan: NodePlan, kept: Kept, *, nodes: int = 1, replicas: int = 1
+) -> MachineJob:
+    """The bytes and processes of a step, in the form that is played. `plan`: of each node; `kept`:
+    of a single one."""
+    at_nodes = dict.fromkeys(kept.resident, 1)
+    if nodes > 1:
+        at_nodes = _resident_at(job, plan, nodes, replicas)
     chunks: list[list[int]] = [[] for _ in job.layout.units]
-    resident: list[list[bool]] = [[] for _ in job.layout.units]
+    resident: list[list[int]] = [[] for _ in job.layout.units]
     for chunk in job.layout.chunks:
         chunks[chunk.unit].append(chunk.wire_bytes)
-        resident[chunk.unit].append(chunk.index in kept.resident)
+        resident[chunk.unit].append(at_nodes.get(chunk.index, 0))
     return MachineJob(
         chunks=tuple(tuple(each) for each in chunks if each),
         extent_chunks=job.layout.extent_chunks, workers=job.workers,
-        in_place=kept.places_bytes > 0, out_of_core=not job.is_in_ram,
+        in_place=kept.places_bytes > 0 and nodes == 1, out_of_core=not job.is_in_ram,
         resident=tuple(tuple(each) for each in resident if each),
-        cache_bytes=job.switch_plan.cache_bytes if kept.cached else 0,
+        cache_bytes=job.switch_plan.cache_bytes if kept.cached or nodes > 1 else 0,
+        nodes=nodes, replicas=replicas,
         updates_count=plan.updates_count, reads_count=plan.reads_count,
         ahead=max(1, job.prefetch_units), compute_threads=job.worker_threads,
     )  # fmt: skip
+
+
+def _resident_at(job: JobShape, plan: NodePlan, nodes: int, replicas: int) -> dict[int, int]:
+    """Bitmap of the nodes that keep the page of a chunk in RAM, by chunk."""
+    description = replace(job, layout=replace(job.layout, node_count=nodes)).description
+    found: dict[int, int] = {}
+    for node in range(nodes):
+        chunks = Share(description.layout, node, replicas).chunks()
+        for page in pages_that_fit(store_config(description, node, replicas), plan.resident_bytes):
+            found[chunks[page]] = found.get(chunks[page], 0) | 1 << node
+    return found
 
 
 def _floors(job: JobShape, floors: Floors, compute_s: float) -> MachineFloors | None:

@@ -94,14 +94,15 @@ class JobShape:
     @property
     def store(self) -> StoreConfig:
         """The pages of the job."""
-        return store_config(
-            Description(
-                layout=self.layout,
-                optimizer=self.optimizer,
-                update=self.update,
-                state_fields=self.state_fields,
-            )
-        )
+        return store_config(self.description)
+
+    @property
+    def description(self) -> Description:
+        """The job as its processes describe it."""
+        return Description(
+            layout=self.layout, optimizer=self.optimizer, update=self.update,
+            state_fields=self.state_fields,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,12 @@ def machine_floors(
     byte that passes a link in and out.
     """
     samples = asked.samples
-    compute = _compute(replace(asked, transport="", directory=None, chunk_bytes=0, extent_bytes=0))
+    compute = _compute(
+        replace(
+            asked, transport="", directory=None, chunk_bytes=0, extent_bytes=0, unit_bytes=0,
+            model_bytes=0, updates_count=0, reads_count=0, pages_together=0,
+        )
+    )  # fmt: skip
     send_s, receive_s, node_s = _link(asked.transport, asked.extent_bytes)
     handed_s = _handed(asked.transport, samples)
     messages = rehearsed(handed_s, send_s + receive_s)

@@ -27,6 +27,7 @@ OUTLINED: Final = 4
 """Pixels from which a pale piece has an outline."""
 PIECES_MAX: Final = 400
 """Of a bar; of more, pixel columns are drawn."""
+ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def _row(row: Row, top: float, left: float, per_s: float, width: int) -> list[st
 
 
 def _visible(pieces: Sequence[Piece], pixel_s: float) -> list[Piece]:
-    """The pieces; of more than can be told apart, those that fill a pixel column most."""
+    """The pieces; of more than can be told apart, pixel columns, as many as they fill together."""
     if len(pieces) <= PIECES_MAX:
         return list(pieces)
     columns: dict[int, list[float]] = {}
@@ -126,10 +127,13 @@ def _visible(pieces: Sequence[Piece], pixel_s: float) -> list[Piece]:
             inside_s = min(piece.end_s, end_s) - max(piece.start_s, start_s)
             columns.setdefault(column, [0.0, 0.0])[piece.is_pale] += max(0.0, inside_s)
     found: list[Piece] = []
+    left_s = 0.0
     for column, (plain_s, pale_s) in sorted(columns.items()):
         start_s, is_pale = column * pixel_s, pale_s > plain_s
-        if plain_s + pale_s < pixel_s / 2:
+        left_s += plain_s + pale_s
+        if left_s < pixel_s * (1 - ROUNDING):
             continue
+        left_s -= pixel_s
         last = found[-1] if found else None
         if last and last.is_pale == is_pale and start_s - last.end_s < pixel_s / 2:
             found[-1] = Piece(last.start_s, start_s + pixel_s, is_pale)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from luwu.base.errors import ConfigError
 from luwu.predict.check.blind.rail_only import (
     RailOnlySaving,
     all_to_all_overhead,
@@ -61,17 +60,3 @@ def test_rail_only_overhead_is_the_ratio_of_rates() -> None:
     assert all_to_all_overhead(10**6, 1000, 45e9, 450e9) == pytest.approx(0.1, rel=0.01)
     assert all_to_all_overhead(64, 1, 45e9, 450e9) == 0.0
     assert all_to_all_overhead(64, 8, 45e9, 900e9) < all_to_all_overhead(64, 8, 45e9, 450e9)
-
-
-@pytest.mark.parametrize(
-    ("endpoints", "domain", "said"),
-    [
-        (30_000, 256, "domain: 256 of 30000 ranks do not fit; a divisor of 30000"),
-        (8, 8, "domain: 8 of 8 ranks do not fit; a divisor of 8 below it does"),
-    ],
-)
-def test_domains_that_do_not_divide_the_ranks_are_refused(
-    endpoints: int, domain: int, said: str
-) -> None:
-    with pytest.raises(ConfigError, match=said):
-        saving(endpoints, domain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -139,6 +140,21 @@ def test_more_pieces_than_pixels_are_drawn_as_columns() -> None:
     pale = [float(each.attrib["width"]) for each in found if "fill-opacity" in each.attrib]
     plain = [float(each.attrib["width"]) for each in found if "fill-opacity" not in each.attrib]
     assert sum(pale) == pytest.approx(sum(plain), rel=0.02)
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.3, 0.5, 0.8, 0.97])
+def test_columns_are_as_dense_as_the_pieces_that_they_stand_for(ratio: float) -> None:
+    """Goal: of a row of many short pieces as much is drawn as it is busy, however little that is in
+    each column; a row that is busy all the time has no gap."""
+    pieces = tuple(Piece(n / 3000, (n + ratio) / 3000) for n in range(3000))
+    svg = rows_chart([Row("row", ((pieces, ratio),), "red")], 1.0, name="row")
+    widths = [float(each) for each in re.findall(r'width="([\d.]+)" height', svg)]
+    most = max(map(float, re.findall(r'<path d="M([\d.]+) ', svg)))
+    left = min(map(float, re.findall(r'<path d="M([\d.]+) ', svg)))
+    assert sum(widths) / (most - left) == pytest.approx(ratio, abs=0.01)
+    full = tuple(Piece(n / 3000, (n + 1) / 3000) for n in range(3000))
+    solid = rows_chart([Row("row", ((full, 1.0),), "red")], 1.0, name="row")
+    assert solid.count("<rect") == 1
 
 
 def test_times_have_three_digits() -> None:

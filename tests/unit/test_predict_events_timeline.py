@@ -39,6 +39,16 @@ disks = 12
 memory_bytes = "512 GB"
 """
 
+INFERENCE = """\
+system = "inference"
+model = "Llama3-8B"
+device = "H100-80"
+network = "ib-ndr"
+batch = 8
+input_tokens = 128
+output_tokens = 8
+"""
+
 THREE_D = """\
 system = "3d"
 model = "GPT-175B"
@@ -188,8 +198,8 @@ def test_bad_prediction_timeline(
     )
     assert "belongs to luwu predict timeline" in refused("step", str(question), "--out", out)
     other = tmp_path / "other.toml"
-    other.write_text(QUESTION.split("[node]")[0].replace('"luwu"', '"zero3"'), encoding="utf-8")
-    assert "'zero3' has closed forms alone" in refused("timeline", str(other), "--out", out)
+    other.write_text(INFERENCE, encoding="utf-8")
+    assert "'inference' has closed forms alone" in refused("timeline", str(other), "--out", out)
     (tmp_path / "run" / "events").mkdir(parents=True)
     (tmp_path / "run" / "events" / "node.jsonl").touch()
     assert "holds events already" in refused(

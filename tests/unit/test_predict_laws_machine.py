@@ -36,7 +36,13 @@ SHARED = replace(RAM, in_place=True)
 ANOMALY = 0.01
 """What comes early may take its turn before what others wait for: a faster part then costs a little
 (Graham 1969, Bounds on multiprocessing timing anomalies). 0.03 % were seen."""
-JOBS = [replace(job, workers=workers) for job in (RAM, DISK, SHARED) for workers in (1, 2, 4)]
+TWO_NODES = replace(DISK, nodes=2, resident=((1,), (1, 2, 0, 0), (1, 2, 0, 0)))
+REPLICAS = replace(TWO_NODES, replicas=2, resident=((3,), (1, 2, 0, 0), (3, 0, 0, 0)))
+JOBS = [
+    replace(job, workers=workers)
+    for job in (RAM, DISK, SHARED, TWO_NODES, REPLICAS)
+    for workers in (1, 2, 4)
+]
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -65,6 +71,28 @@ def test_predict_laws_machine_single_chunks_are_predicted_as_before(
     The numbers are those of that time; they change with a decision of a core or with X5 to X9."""
     step = predict_machine_step(job, FLOORS)
     assert (step.step_s, step.disk_s) == (step_s, disk_s)
+
+
+def test_predict_laws_machine_nodes_share_the_pages_and_replicas_repeat_them() -> None:
+    """X5, X6. Goal: two nodes do the updates of one, two replicas twice as many, and receive twice
+    as much; workers and switch add the same, and a page that stays at one node is read at the
+    other."""
+    one, two, both = (
+        predict_machine_step(job, FLOORS)
+        for job in (DISK, replace(DISK, nodes=2), replace(DISK, nodes=2, replicas=2))
+    )
+    for kind in ("compute", "copies", "sums"):
+        assert one.work_s[kind] == pytest.approx(two.work_s[kind])
+        assert one.work_s[kind] == pytest.approx(both.work_s[kind])
+    assert two.work_s["updates"] == pytest.approx(one.work_s["updates"])
+    assert both.work_s["updates"] == pytest.approx(2 * one.work_s["updates"])
+    assert both.work_s["wire"] > two.work_s["wire"]
+    assert one.work_s["messages"] < two.work_s["messages"] < both.work_s["messages"]
+    own = replace(DISK, nodes=2, replicas=2)
+    stays = [((n,), (n,) * 4, (n,) * 4) for n in (0, 1, 3)]
+    disk_s = [predict_machine_step(replace(own, resident=each), FLOORS).disk_s for each in stays]
+    assert disk_s == sorted(disk_s, reverse=True)
+    assert len(set(disk_s)) == 3
 
 
 @pytest.mark.parametrize("extent_chunks", [1, 3, 4, 16])

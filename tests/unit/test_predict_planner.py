@@ -193,9 +193,8 @@ def test_the_best_are_played(mine: Catalogue) -> None:
     assert any(again is not None for _, again in times)
     assert all(again is None or 0.7 < again / once < 1.6 for once, again in times)
     others = plan({**TABLE, "systems": ["zero3"]}, mine, played=20)
-    said = "no steps of that system are played: zero3"
-    assert {each.replay.why for each in others.best if each.replay} == {said}
-    assert f"{len(others.best)} not played: {said}" in plan_text(others)
+    assert all(each.replay and each.replay.step_s for each in others.best)
+    assert "not played" not in plan_text(others)
 
 
 @pytest.mark.parametrize("topology", [None, {"kind": "clos", "radix": 16, "taper": 3}])
@@ -218,7 +217,9 @@ def test_predict_laws_pipelines_of_plans_are_played(
         assert one.step_s is not None
         assert 0.95 < one.step_s / each.step.seconds < 1.15  # an output layer hides some sends
         if topology is None:
-            assert one.step_s == pytest.approx(play_training_step(job).step.seconds)
+            assert one.step_s == pytest.approx(
+                play_training_step(job).record.end_s + each.step.parts["straggling"]
+            )
         assert each.tokens_per_s == each.question.job.tokens / one.step_s
         assert each.differs == (one.step_s > 1.1 * each.step.seconds)
 

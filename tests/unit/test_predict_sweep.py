@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -11,6 +12,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
+from luwu.commands.predict_sweep_page import sweep_page
 from luwu.predict.ask.answer import answer
 from luwu.predict.ask.pictures import picture, steps_picture
 from luwu.predict.ask.question import make_question
@@ -222,12 +224,67 @@ def test_the_sweep_command(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (["predict", "compare", str(file), "--over", "batch=8"], "no flag --over; it belongs to"),
         (
             ["predict", "validate", "--svg", "x.svg"],
-            "it belongs to luwu predict step, luwu predict sweep",
+            "it belongs to luwu predict step, luwu predict compare, luwu predict sweep",
         ),
         ([*command, "--svg", str(tmp_path)], "svg: cannot write"),
+        ([*command, "--html", str(tmp_path)], "html: cannot write"),
     ):
         assert main(wrong) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.feature("a sweep as one page with sliders")
+def test_the_page_of_a_sweep(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: one file that needs nothing else, with every point: its numbers, its parts, its mark in
+    the plot; the first that has an answer is shown. Method: the page is XML."""
+    page_file = tmp_path / "page.html"
+    overs = ["--over", "devices=12,8,4", "--over", "network.rate=50 Gbit/s,100 Gbit/s"]
+    command = ["predict", "sweep", str(file), *overs, "--over=node.disks=4,12"]
+    assert main([*command, "--html", str(page_file), "--json"]) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    text = page_file.read_text(encoding="utf-8")
+    assert not re.search(r"(src|href)\s*=|https?://|@import|url\(", text)
+    page = ElementTree.fromstring(text)
+    sliders = [each for each in page.iter("input") if each.get("type") == "range"]
+    strides = [int(each.get("data-stride", "")) for each in sliders]
+    labels = [json.loads(each.get("data-labels", "")) for each in sliders]
+    assert (strides, [int(each.get("max", "")) for each in sliders]) == ([4, 2, 1], [2, 1, 1])
+    shown = sum(int(each.get("value", "")) * s for each, s in zip(sliders, strides, strict=True))
+    sections = list(page.iter("section"))
+    assert [at for at, each in enumerate(sections) if each.get("hidden") is None] == [shown] == [4]
+    plots = list(page.find(".//div[@id='plot']").iter("svg"))  # type: ignore[union-attr]
+    assert len(plots) == 2
+    for at, (point, section) in enumerate(zip(points, sections, strict=True)):
+        values = [str(each) for each in point["values"].values()]
+        places = [at // stride % len(own) for stride, own in zip(strides, labels, strict=True)]
+        assert values == [own[place] for own, place in zip(labels, places, strict=True)]
+        said, circle = "".join(section.itertext()), int(section.get("data-circle", ""))
+        if point["answer"] is None:
+            assert point["refused"] in said
+            assert circle == -1
+            continue
+        assert f"{point['answer']['step_s']:.3f} s" in said
+        assert point["answer"]["binding"].replace("_", " ") in said
+        assert len(list(section.iter("rect"))) == 2 * sum(
+            seconds > 0 for seconds in point["answer"]["parts_s"].values()
+        )
+        for plot in plots:
+            title = list(plot.iter("circle"))[circle].find("title")
+            assert title is not None
+            assert title.text == (
+                f"network.rate {values[1]}, node.disks {values[2]}, {values[0]}: "
+                f"{point['number']:.6g}"
+            )
+
+
+def test_the_page_of_a_sweep_escapes_what_users_write(catalogue: Catalogue) -> None:
+    """Goal: a name is a text on the page, whatever is in it."""
+    axes = [Axis(("system",), (("luwu",), ("<b>&\"'",)))]
+    text = sweep_page(sweep(LUWU, axes, catalogue), "step_s")
+    assert "<b>" not in text
+    ElementTree.fromstring(text)
 
 
 def test_the_timeline_of_a_step(
@@ -242,12 +299,15 @@ def test_the_timeline_of_a_step(
     assert {"step 1 ends", "step 2 ends", "pull", "push", "pale: forward"} <= set(said)
     assert main(["predict", "step", str(file), "--json", "--svg", str(picture_file)]) == 0
     assert json.loads(capsys.readouterr().out)["system"] == "luwu"
-    other = tmp_path / "zero3.toml"
-    text = file.read_text().replace('"luwu"', '"zero3"').partition("[node]")[0]
-    other.write_text(text)
+    other = tmp_path / "inference.toml"
+    asked = {
+        "system": "inference", "model": "Llama3-8B", "device": "H100-80", "network": "ib-ndr",
+        "batch": 8, "input_tokens": 128, "output_tokens": 8,
+    }  # fmt: skip
+    other.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in asked.items()))
     picture_file.unlink()
     assert main(["predict", "step", str(other), "--svg", str(picture_file)]) == 2
-    assert "the event core plays steps of luwu and 3d, and this is zero3" in capsys.readouterr().err
+    assert "svg: steps of training are drawn, not inference" in capsys.readouterr().err
     assert not picture_file.exists()
 
 

@@ -89,13 +89,6 @@ def test_predict_laws_hierarchies() -> None:
     )
 
 
-def test_predict_laws_half_of_the_rate() -> None:
-    """Goal: a message of `half_bytes` has half of the rate."""
-    path = Path(latency_s=0.0, rate=10e9, half_bytes=1e6)
-    assert 1e6 / path.seconds(1e6) == pytest.approx(5e9)
-    assert path.seconds(0) == 0
-
-
 # ---------------------------------------------------------------------- steps
 
 

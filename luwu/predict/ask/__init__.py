@@ -1,6 +1,7 @@
 """Questions from files, and their answers, swept and compared.
 
 question.py            a question as users write it, made into what is predicted
+question_keys.py       the keys of all of them, from a file of the package
 question_training.py   questions of training
 question_inference.py  questions of inference, on devices
 question_sockets.py    questions of inference, on sockets of hosts
@@ -12,6 +13,9 @@ answer_inference.py    the answer to a question of inference
 answer_arrivals.py     the answer for requests that were played
 answer_parts.py        what all answers have in common
 error_bar.py           the error of an answer, and what was never fitted
+shared_ports.py        NICs of a host, and what a pull per host would save
+other_software.py      the step by other software
+one_line.py            a question of the command line's flags
 fitting.py             does it fit the memory, and what is the nearest that does
 whole_training.py      steps, days, dollars and energy of a whole training
 break_even.py          tokens per step that hide exchanges

@@ -19,12 +19,15 @@ from luwu.predict.ask.answer_training import asked, memory_bytes, training_answe
 from luwu.predict.ask.break_even import break_even, break_even_text
 from luwu.predict.ask.error_bar import error_bar, error_bar_text
 from luwu.predict.ask.fitting import fits, nearest_fit
+from luwu.predict.ask.one_line import assumed_text
+from luwu.predict.ask.other_software import other_software
 from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question, SocketQuestion
+from luwu.predict.ask.shared_ports import nics, nics_text
 from luwu.predict.ask.whole_training import whole_training, whole_training_text
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.networks import on_topology
 
-__all__ = ["SCHEMA", "answer", "asked", "memory_bytes", "side_by_side", "text"]
+__all__ = ["SCHEMA", "answer", "asked", "cells", "memory_bytes", "side_by_side", "text"]
 
 
 def answer(question: AnyQuestion, catalogue: Catalogue) -> dict[str, Any]:
@@ -38,6 +41,7 @@ def answer(question: AnyQuestion, catalogue: Catalogue) -> dict[str, Any]:
         document["fits"] = fits(question)
         nearest = None if document["fits"] else nearest_fit(question)
         document["nearest_fit"] = None if nearest is None else nearest.text
+        document["other_software_s"] = other_software(question)
         if question.system in ("luwu", "zero3"):
             on = question.as_on_topology()
             document["break_even_tokens"] = break_even(on.job, on.nodes).document
@@ -52,6 +56,7 @@ def answer(question: AnyQuestion, catalogue: Catalogue) -> dict[str, Any]:
         spent = question_cost.expense(question.costs, question.place, built)
         document["cost"] = question_cost.document(spent, rate, document.get("step_s"))
     document["error"] = error_bar(question)
+    document["nics"] = nics(question)
     if isinstance(question, Question) and question.tokens is not None:
         document["whole_training"] = whole_training(question, document)
     return document
@@ -62,6 +67,8 @@ def text(document: dict[str, Any]) -> str:
     is_training = "step_s" in document
     said = training_text(document) if is_training else inference_text(document)
     lines = [said, *([] if is_training else error_bar_text(document["error"]))]
+    lines += [] if is_training else nics_text(document["nics"])
+    lines = [*assumed_text(document.get("assumed", {})), *lines]
     if "whole_training" in document:
         lines += ["", *whole_training_text(document["whole_training"])]
     if "break_even_tokens" in document:
@@ -125,6 +132,15 @@ def side_by_side(documents: dict[str, dict[str, Any]]) -> str:
         f"{name:<22}" + "  ".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True))
         for name, cells in rows.items()
     )
+
+
+def cells(document: dict[str, Any]) -> dict[str, str]:
+    """The rows of that table that one answer has."""
+    return {
+        name: _cell(name, document)
+        for name in _TABLE
+        if _found(document, _NEEDS.get(name, ())) is not _NOT_THERE
+    }
 
 
 def _cell(name: str, document: dict[str, Any]) -> str:

@@ -18,7 +18,9 @@ from luwu.predict.ask.answer_parts import (
     what_it_hangs_on,
 )
 from luwu.predict.ask.error_bar import error_bar_text
+from luwu.predict.ask.other_software import software_text
 from luwu.predict.ask.question import Question
+from luwu.predict.ask.shared_ports import nics_text
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.job import StepTime, utilisation
 from luwu.predict.model.memory import (
@@ -144,6 +146,8 @@ def training_text(document: dict[str, Any]) -> str:
         f"{document['tokens_per_s_per_device']:,.0f} per device",
         f"utilisation       MFU {document['mfu']:.1%}, HFU {document['hfu']:.1%}",
         f"bottleneck        {words(document['binding'])}",
+        *nics_text(document["nics"]),
+        software_text(document),
         "",
     ]
     lines += parts_text(document["parts_s"], step_s)

@@ -17,9 +17,9 @@ all parameters as the bytes do. Derived.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from luwu.base.errors import ConfigError
 from luwu.base.identifiers import by_identifier, words
 from luwu.predict.hardware.curves import Notes
 from luwu.predict.hardware.hosts import STATE_BYTES
@@ -27,8 +27,7 @@ from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import compute_time, operators_of
 from luwu.predict.model.operators import WIRE_BYTES
 from luwu.predict.model.traffic import GATHERS
-from luwu.predict.networks.rank_groups import port_rate
-from luwu.predict.systems.in_network import OptimizerNodes
+from luwu.predict.systems.in_network import OptimizerNodes, pull_rate, push_rate
 from luwu.predict.systems.zero import kept_rate, sharded_path
 
 OPERATIONS: Final = 6
@@ -41,47 +40,9 @@ def operations_of_a_token(recompute: str) -> float:
     return OPERATIONS + _AGAIN.get(recompute, 0.0)
 
 
-def exchange_tokens(achieved: float, nbytes: float, rate: float, operations: float = 8.0) -> float:
-    """Tokens that hide so many bytes of a parameter at a rate (B8, B9). Raises ConfigError."""
-    for key, value in (("achieved", achieved), ("rate", rate), ("operations", operations)):
-        if not value > 0:  # also catches NaN
-            raise ConfigError(f"{key}: {value!r} is not above zero")
-    if not nbytes >= 0:
-        raise ConfigError(f"nbytes: {nbytes!r} is below zero; nothing here can be")
+def exchange_tokens(achieved: float, nbytes: float, rate: float, operations: float) -> float:
+    """Tokens that hide so many bytes of a parameter at a rate (B8 to B11)."""
     return achieved * nbytes / (operations * rate)
-
-
-def pull_tokens(achieved: float, rate: float, *, pulls: int = 2, operations: float = 8.0) -> float:
-    """That hide the weights on their way down (B8)."""
-    return exchange_tokens(achieved, pulls * WIRE_BYTES, rate, operations)
-
-
-def push_tokens(
-    achieved: float, rate: float, *, gradient_bytes: float = 2.0, operations: float = 8.0
-) -> float:
-    """That hide the gradients on their way up (B9)."""
-    return exchange_tokens(achieved, gradient_bytes, rate, operations)
-
-
-def drive_tokens(
-    achieved: float, rate: float, *, cached: float = 0.0, operations: float = 8.0
-) -> float:
-    """That hide the state on its way to all drives, or from them (B10)."""
-    return exchange_tokens(achieved, (1 - cached) * STATE_BYTES, rate, operations)
-
-
-def sharded_tokens(
-    achieved: float,
-    rate: float,
-    *,
-    devices: int,
-    interference: float = 1.0,
-    gradient_bytes: float = 2.0,
-    operations: float = 8.0,
-) -> float:
-    """That hide what ZeRO-3 gathers and reduces (B11); `interference` is eta, of V1."""
-    nbytes = (GATHERS * WIRE_BYTES + gradient_bytes) * (devices - 1) / devices
-    return exchange_tokens(achieved, nbytes, interference * rate, operations)
 
 
 # ---------------------------------------------------------------------- of a job
@@ -124,43 +85,31 @@ def break_even(job: TrainingJob, nodes: OptimizerNodes | None) -> BreakEven:
     """Break-even of LuWu with its nodes and of ZeRO-3 without, on the ports of the job."""
     achieved, gradient = achieved_of(job), job.software.gradient_bytes
     operations = operations_of_a_token(job.recompute)
+    tokens = partial(exchange_tokens, achieved, operations=operations)
     if nodes is None:
-        exchanges = {
-            "gathers and reductions": sharded_tokens(
-                achieved, sharded_path(job).rate, devices=job.devices,
-                interference=kept_rate(job), gradient_bytes=gradient, operations=operations,
-            )
-        }  # fmt: skip
+        nbytes = (GATHERS * WIRE_BYTES + gradient) * (job.devices - 1) / job.devices
+        rate = kept_rate(job) * sharded_path(job).rate
+        exchanges = {"gathers and reductions": tokens(nbytes, rate)}
         states: dict[str, float] = {}
     else:
-        port = min(port_rate(job.network), nodes.nodes * port_rate(nodes.network))
-        up = min(port, nodes.aggregate_rate)
         exchanges = {
-            "pull": pull_tokens(achieved, port, pulls=nodes.pulls, operations=operations),
-            "push": push_tokens(
-                achieved, up, gradient_bytes=gradient, operations=operations
-            ),
-        }  # fmt: skip
-        states = _drives(achieved, nodes, operations)
+            "pull": tokens(nodes.pulls * WIRE_BYTES, pull_rate(job, nodes)),
+            "push": tokens(gradient, push_rate(job, nodes)),
+        }
+        rates, away = _drive_rates(nodes), (1 - nodes.cached) * STATE_BYTES
+        states = {name: tokens(away, rate) for name, rate in rates.items()}
     return BreakEven(
         achieved=achieved, micro_batch_tokens=job.micro_batch * job.sequence,
         step_tokens=job.tokens // job.devices, of_a_micro_batch=exchanges, of_a_step=states,
     )  # fmt: skip
 
 
-def _drives(achieved: float, nodes: OptimizerNodes, operations: float) -> dict[str, float]:
-    disk, cached = nodes.host.disk, nodes.cached
-    if disk is None or cached == 1:
+def _drive_rates(nodes: OptimizerNodes) -> dict[str, float]:
+    """Bytes a second of all drives; none where nothing is on them."""
+    disk, drives = nodes.host.disk, nodes.nodes * nodes.host.disks
+    if disk is None or nodes.cached == 1:
         return {}
-    drives = nodes.nodes * nodes.host.disks
-    return {
-        "disk read": drive_tokens(
-            achieved, drives * disk.read_rate, cached=cached, operations=operations
-        ),
-        "disk write": drive_tokens(
-            achieved, drives * disk.write_rate, cached=cached, operations=operations
-        ),
-    }
+    return {"disk read": drives * disk.read_rate, "disk write": drives * disk.write_rate}
 
 
 def break_even_text(found: dict[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Final
 
 from luwu.base.errors import ConfigError
 from luwu.predict.driven.driven import Driven
+from luwu.predict.events.data_parallel import ENGINES as DEVICE_ENGINES
 from luwu.predict.events.engines import Record, Span
 from luwu.predict.events.schedules import compute_of
 
@@ -70,10 +71,10 @@ def picture(
     return Picture(tuple(rows), start_s, end_s, marks_s or {})
 
 
-def steps_picture(played: Driven) -> Picture:
+def steps_picture(played: Driven, steps: int = STEPS_SHOWN) -> Picture:
     """The last steps that were played; drives are left out where nothing is on them."""
     ends = played.ends_s
-    first = max(0, len(ends) - STEPS_SHOWN)
+    first = max(0, len(ends) - steps)
     start_s = ends[first - 1] if first else 0.0
     record = Record([_named(span) for span in played.record.spans])
     used = {span.engine for span in record.spans}
@@ -97,6 +98,13 @@ def _named(span: Span) -> Span:
 def stages_picture(record: Record, stages: int) -> Picture:
     """The activity of each stage of a pipeline in a step."""
     return picture(record, engines=[compute_of(stage) for stage in range(stages)])
+
+
+def units_picture(record: Record) -> Picture:
+    """The activity of a device and its host in a step of data parallel training; engines that it
+    does not use are left out."""
+    used = {span.engine for span in record.spans}
+    return picture(record, engines=[engine for engine in DEVICE_ENGINES if engine in used])
 
 
 def is_pale(span: Span) -> bool:

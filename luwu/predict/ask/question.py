@@ -11,10 +11,9 @@
     micro_batch = 8
     recompute = "full"
 
-Which keys there are depends on the system: of training `question_training.py` says them, of
-inference `question_inference.py` and `question_sockets.py`. `[topology]` and `[cost]` go with all
-of them: `networks/choice.py`, `question_cost.py`. A key that nobody knows, that belongs to
-another system, or that is missing is an error.
+Which keys there are depends on the system: `data/question_keys.toml` lists them. `[topology]` and
+`[cost]` go with all systems: `networks/choice.py`, `question_cost.py`. A key that is unknown, that
+belongs to another system, or that is missing is an error.
 """
 
 from __future__ import annotations
@@ -22,45 +21,35 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from luwu.base.errors import ConfigError
-from luwu.base.suggestion import suggestion
 from luwu.predict.ask.question_cost import make_costs
-from luwu.predict.ask.question_inference import (
-    INFERENCE,
-    InferenceQuestion,
-    make_inference_question,
-)
+from luwu.predict.ask.question_inference import InferenceQuestion, make_inference_question
+from luwu.predict.ask.question_keys import system_of
 from luwu.predict.ask.question_sockets import SocketQuestion, make_socket_question
-from luwu.predict.ask.question_training import (
-    ALONE,
-    SECTIONS,
-    TRAINING,
-    Question,
-    make_training_question,
-)
+from luwu.predict.ask.question_training import Question, make_training_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.keys import SHARED, optional_section_of
+from luwu.predict.hardware.model_config import CONFIG_SUFFIX
 from luwu.predict.networks.choice import make_topology
 
-__all__ = [
-    "ALONE", "SECTIONS", "SYSTEMS", "TRAINING", "AnyQuestion", "InferenceQuestion", "Question",
-    "SocketQuestion", "make_question", "read_question", "read_table",
-]  # fmt: skip
-
-SYSTEMS: Final = {**TRAINING, **INFERENCE}
 AnyQuestion: TypeAlias = Question | InferenceQuestion | SocketQuestion
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """A TOML file of a user. Raises ConfigError."""
+    """A TOML file of a user; the `config.json` of a model is found from its place. Raises
+    ConfigError."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise ConfigError(f"{path}: is not TOML: {exc}") from exc
+    model = table.get("model")
+    if isinstance(model, str) and model.endswith(CONFIG_SUFFIX):
+        table["model"] = str(path.parent / model)
+    return table
 
 
 def read_question(path: Path, catalogue: Catalogue) -> AnyQuestion:
@@ -70,12 +59,7 @@ def read_question(path: Path, catalogue: Catalogue) -> AnyQuestion:
 
 def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> AnyQuestion:
     """A question of a table. Raises ConfigError, which names the key."""
-    system = table.get("system")
-    if system not in SYSTEMS:
-        raise ConfigError(
-            f"system: {system!r} is not one of {', '.join(SYSTEMS)}"
-            f"{suggestion(str(system), SYSTEMS)}"
-        )
+    system = system_of(table)
     own = {key: value for key, value in table.items() if key not in SHARED}
     network, spent = (optional_section_of(table, key) for key in SHARED)
     topology = None if network is None else make_topology(network)

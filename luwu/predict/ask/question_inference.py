@@ -29,30 +29,15 @@ from typing import Any, Final
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.question_arrivals import Arrivals, make_arrivals
 from luwu.predict.ask.question_cost import Costs, Place
+from luwu.predict.ask.question_keys import read_keys
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.keys import (
-    SHARED,
-    check_keys,
-    network_of,
-    optional_section_of,
-    text_of,
-    whole_of,
-    wholes_of,
-)
+from luwu.predict.hardware.keys import network_of, optional_section_of, whole_of
 from luwu.predict.inference.inference import Inference, predict_inference, with_largest_batch
 from luwu.predict.inference.inference_job import InferenceJob
-from luwu.predict.networks.choice import Built, TopologyChoice
+from luwu.predict.networks.choice import Built, TopologyChoice, check_ports
 from luwu.predict.networks.on_topology import Exchange, connections, inference_exchanges, slowest
 
-INFERENCE: Final = {
-    "inference": "prefill and decode on devices, by tensor and pipeline ranks",
-    "inference-sockets": "the same on processors, whose sockets are tensor ranks",
-}
 LARGEST: Final = "largest"
-_TOKENS: Final = ("input_tokens", "output_tokens")
-_WHOLE: Final = ("tensor", "pipeline", "budget_tokens", *_TOKENS)
-_CHOICES: Final = ("precision", "kv_precision", "batching")
-_NEEDED: Final = ("system", "model", "device", "network", *_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +69,14 @@ class InferenceQuestion:
     is_largest: bool = False
     replicas: int = 1
     arrivals: Arrivals | None = None
+    nics_per_host: int | None = None
+    """That the devices of a host share, as it was asked; None: one each."""
     topology: TopologyChoice | None = None
     costs: Costs | None = None
+
+    def __post_init__(self) -> None:
+        if self.topology is not None:
+            check_ports(self.job.network)
 
     @property
     def system(self) -> str:
@@ -134,39 +125,29 @@ def make_inference_question(
     costs: Costs | None = None,
 ) -> InferenceQuestion:
     """A question of a table without its [topology] and [cost]. Raises ConfigError."""
-    known = [*_NEEDED, *_WHOLE, *_CHOICES, "batch", "replicas", "streams", "arrivals", *SHARED]
-    check_keys("", table, dict.fromkeys(known), _NEEDED)
-    batch = batch_of(table)
+    values = read_keys(table, "inference")
+    replicas, batch = values.pop("replicas", 1), batch_of(values)
+    nics = values.pop("nics_per_host", None)
+    device = catalogue.device(values.pop("device"))
+    network = network_of(values, catalogue)
+    if nics is not None:
+        network = network.of_nics(nics, int(device.domain_count))
+    del values["system"]
     job = InferenceJob(
-        model=catalogue.model(text_of("", table, "model")),
-        device=catalogue.device(text_of("", table, "device")),
-        network=network_of(table, catalogue),
-        batch=batch or 1,
-        **values_of(table, _WHOLE, _CHOICES),
-    )
+        model=catalogue.model(values.pop("model")), device=device, network=network,
+        batch=batch or 1, **values,
+    )  # fmt: skip
     came = optional_section_of(table, "arrivals")
     return InferenceQuestion(
         job=job, is_largest=batch is None, topology=topology, costs=costs,
-        arrivals=None if came is None else make_arrivals(came, job), **copies_of(table),
+        arrivals=None if came is None else make_arrivals(came, job), replicas=replicas,
+        nics_per_host=nics,
     )  # fmt: skip
 
 
-def copies_of(table: Mapping[str, Any]) -> dict[str, int]:
-    """Copies of the model, where they are told."""
-    return wholes_of("", table, ("replicas",))
-
-
-def values_of(
-    table: Mapping[str, Any], wholes: tuple[str, ...], choices: tuple[str, ...]
-) -> dict[str, Any]:
-    """Counts and choices of a job."""
-    found: dict[str, Any] = dict(wholes_of("", table, wholes))
-    return found | {key: text_of("", table, key) for key in choices if key in table}
-
-
-def batch_of(table: Mapping[str, Any]) -> int | None:
-    """Sequences at once; None: as many as memory holds."""
-    batch = table.get("batch", 1)
+def batch_of(values: dict[str, Any]) -> int | None:
+    """Sequences at once, taken out of the values; None: as many as memory holds."""
+    batch = values.pop("batch", 1)
     if batch == LARGEST:
         return None
     if isinstance(batch, str):

@@ -26,11 +26,10 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.question_cost import Costs, Place
-from luwu.predict.ask.question_inference import batch_of, copies_of, values_of
-from luwu.predict.hardware import units
+from luwu.predict.ask.question_inference import batch_of
+from luwu.predict.ask.question_keys import read_keys
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.keys import SHARED, check_keys, flag_of, network_of, text_of
-from luwu.predict.hardware.units import Dimension
+from luwu.predict.hardware.keys import network_of
 from luwu.predict.inference.inference_sockets import (
     SocketJob,
     SocketTime,
@@ -42,8 +41,6 @@ from luwu.predict.inference.inference_sockets import (
 from luwu.predict.networks.choice import Built, TopologyChoice
 from luwu.predict.networks.on_topology import Exchange, connections, slowest, socket_exchanges
 
-_WHOLE: Final = ("sockets", "host_sockets", "input_tokens", "output_tokens")
-_NEEDED: Final = ("system", "model", "processor", "network", "input_tokens", "output_tokens")
 _INSIDE: Final = "upi"
 
 
@@ -142,28 +139,19 @@ def make_socket_question(
     costs: Costs | None = None,
 ) -> SocketQuestion:
     """The same of sockets. Raises ConfigError."""
-    choices = ("precision", "kv_precision")
-    own = ("inside", "parallel_blocks", "memory_bytes", "batch", "replicas", "streams")
-    check_keys(
-        "", table, dict.fromkeys([*_NEEDED, *_WHOLE, *choices, *own, *SHARED]),
-        _NEEDED,
-    )  # fmt: skip
-    key = "memory_bytes"
-    memory = table.get(key)
-    inside = text_of("", table, "inside") if "inside" in table else _INSIDE
-    batch = batch_of(table)
+    values = read_keys(table, "inference-sockets")
+    replicas, batch = values.pop("replicas", 1), batch_of(values)
+    del values["system"]
     job = SocketJob(
-        model=catalogue.model(text_of("", table, "model")),
-        processor=catalogue.processor(text_of("", table, "processor")),
-        network=network_of(table, catalogue),
-        inside=catalogue.network(inside, "inside"),
-        parallel_blocks=flag_of("", table, "parallel_blocks"),
+        model=catalogue.model(values.pop("model")),
+        processor=catalogue.processor(values.pop("processor")),
+        network=network_of(values, catalogue),
+        inside=catalogue.network(values.pop("inside", _INSIDE), "inside"),
         batch=batch or 1,
-        memory_bytes=None if memory is None else units.parse(key, memory, Dimension.BYTES),
-        **values_of(table, _WHOLE, choices),
+        **values,
     )
     if batch is None:
         largest_socket_batch(job)
     return SocketQuestion(
-        job=job, is_largest=batch is None, topology=topology, costs=costs, **copies_of(table)
+        job=job, is_largest=batch is None, topology=topology, costs=costs, replicas=replicas
     )

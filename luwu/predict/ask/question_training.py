@@ -1,5 +1,6 @@
 """Questions of training: a job on a system, of what users write.
 
+    nics_per_host = 1            that the devices of a host share; one each unless given
     streams = 24                 at once on a port, of networks where one does not fill it
     tokens = "1T"                of the whole training: how long it takes, and what it costs
 
@@ -14,29 +15,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.question_cost import Costs, Place
-from luwu.predict.hardware import units
+from luwu.predict.ask.question_keys import SECTIONS, read_keys, system_of
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hosts import Host
-from luwu.predict.hardware.keys import (
-    SHARED,
-    check_keys,
-    flag_of,
-    network_of,
-    section_of,
-    text_of,
-    whole_of,
-    wholes_of,
-)
+from luwu.predict.hardware.keys import network_of, section_of
 from luwu.predict.hardware.software import software
-from luwu.predict.hardware.units import Dimension
 from luwu.predict.model.job import StepTime, TrainingJob
-from luwu.predict.networks.choice import Built, TopologyChoice
+from luwu.predict.model.placement import domain_count
+from luwu.predict.networks.choice import Built, TopologyChoice, check_ports
 from luwu.predict.networks.on_topology import (
     Exchange,
     build_for_training,
@@ -50,15 +42,6 @@ from luwu.predict.systems.replicated import predict_replicated_step, predict_swi
 from luwu.predict.systems.training import predict_step
 from luwu.predict.systems.zero import predict_sharded_step
 
-TRAINING: Final = {
-    "luwu": "weights and optimizer state at a node, sums in the network",
-    "zero3": "states sharded over all devices: ZeRO-3, FSDP",
-    "zero-offload": "the same, with optimizer state in the memory of hosts",
-    "zero-infinity": "the same, with optimizer state on drives of hosts",
-    "3d": "tensor, pipeline, context and data parallel ranks",
-    "ddp": "a whole model on each device, gradients reduced among them",
-    "atp": "the same, gradients summed by a switch",
-}
 ALONE: Final = {
     "zero3": predict_sharded_step,
     "3d": predict_step,
@@ -66,27 +49,8 @@ ALONE: Final = {
     "atp": predict_switch_summed_step,
 }
 """Systems that are a job and nothing else."""
-SECTIONS: Final = {"luwu": "node", "zero-offload": "host", "zero-infinity": "host"}
 _DEGREES: Final = ("tensor", "pipeline", "virtual", "context", "expert", "expert_tensor")
-_WHOLE: Final = ("devices", "sequence", "batch", "micro_batch", *_DEGREES)
-_NAMES: Final = ("system", "model", "device", "network", "software", "recompute", "precision")
-_NEEDED: Final = (
-    "system", "model", "device", "network", "software", "devices", "sequence", "batch",
-)  # fmt: skip
-_HOST_KEYS: Final = ("processor", "processors", "memory_bytes", "disk", "disks")
-_OWN_KEYS: Final = {
-    "node": (
-        *_HOST_KEYS,
-        "network",
-        "nodes",
-        "cached",
-        "aggregate_rate",
-        "tiers",
-        "pulls",
-        "pulls_ahead",
-    ),
-    "host": (*_HOST_KEYS, "devices", "weights_to_disk", "pipelined"),
-}
+_HOST: Final = ("processors", "memory_bytes", "disks")
 Part = OptimizerNodes | Offload | None
 
 
@@ -110,6 +74,15 @@ class Question:
     costs: Costs | None = None
     tokens: float | None = None
     """Of the whole training; None: not given."""
+    nics_per_host: int | None = None
+    """That the devices of a host share, as it was asked; None: one each."""
+
+    def __post_init__(self) -> None:
+        if self.topology is None:
+            return
+        check_ports(self.job.network)
+        if self.nodes is not None and self.nodes.per_host != "none":
+            raise ConfigError("node.per_host: [topology] copies to each device; leave one out")
 
     def answer(self) -> StepTime:
         """The prediction. Raises ConfigError for what cannot be."""
@@ -165,93 +138,52 @@ def make_training_question(
     costs: Costs | None = None,
 ) -> Question:
     """A question of a table without its [topology] and [cost]. Raises ConfigError."""
-    system = text_of("", table, "system")
-    section = SECTIONS.get(system)
-    known = [
-        *_NAMES,
-        *_WHOLE,
-        "sequence_parallel",
-        "ends_as_layers",
-        "streams",
-        "tokens",
-        "capacity",
-        "slowdown",
-        *([section] if section else []),
-        *SHARED,
-    ]
-    check_keys("", table, known, _NEEDED)
+    values = read_keys(table, system_of(table))
+    system = values.pop("system")
     if system != "3d":
         for key in _DEGREES:
-            if table.get(key, 1) != 1:
+            if values.get(key, 1) != 1:
                 raise ConfigError(f"{key}: {system} has data parallel ranks alone; leave it out")
-    values: dict[str, Any] = dict(wholes_of("", table, _WHOLE))
-    values |= {key: text_of("", table, key) for key in ("recompute", "precision") if key in table}
-    for key in ("capacity", "slowdown"):
-        if key in table:
-            values[key] = units.parse(key, table[key], Dimension.RATIO)
-    job = TrainingJob(
-        model=catalogue.model(text_of("", table, "model")),
-        device=catalogue.device(text_of("", table, "device")),
-        network=network_of(table, catalogue),
-        software=software(text_of("", table, "software")),
-        sequence_parallel=flag_of("", table, "sequence_parallel"),
-        ends_as_layers=flag_of("", table, "ends_as_layers"),
-        **values,
+    nics, tokens = values.pop("nics_per_host", None), values.pop("tokens", None)
+    job = _job(values, catalogue)
+    if nics is not None:
+        job = replace(job, network=job.network.of_nics(nics, domain_count(job)))
+    if tokens is not None and not tokens >= job.tokens:
+        raise ConfigError(
+            f"tokens: {table['tokens']!r} of the whole training are less than a step's "
+            f"{job.tokens:,}; such as '1T' fits"
+        )
+    question = Question(
+        system=system, job=job, topology=topology, costs=costs, tokens=tokens, nics_per_host=nics
     )
-    tokens = None
-    if "tokens" in table:
-        tokens = units.parse("tokens", table["tokens"], Dimension.TOKENS)
-        if not tokens >= job.tokens:
-            raise ConfigError(
-                f"tokens: {table['tokens']!r} of the whole training are less than a step's "
-                f"{job.tokens:,}; such as '1T' fits"
-            )
+    section = SECTIONS.get(system)
     if section is None:
-        return Question(system=system, job=job, topology=topology, costs=costs, tokens=tokens)
+        return question
     own = section_of(table, section, f"{system} needs to know where its state is")
     if topology is not None and "tiers" in own:
         raise ConfigError(f"{section}.tiers: [topology] says how many there are; leave it out")
-    make: Callable[..., Part] = _nodes if section == "node" else _offload
-    part = make(own, catalogue, job, system)
-    return Question(
-        system=system, job=job, part=part, topology=topology, costs=costs, tokens=tokens
+    return replace(question, part=_part(read_keys(own, system, section), system, catalogue, job))
+
+
+def _job(values: dict[str, Any], catalogue: Catalogue) -> TrainingJob:
+    return TrainingJob(
+        model=catalogue.model(values.pop("model")), device=catalogue.device(values.pop("device")),
+        network=network_of(values, catalogue), software=software(values.pop("software")), **values,
     )  # fmt: skip
 
 
-def _nodes(
-    table: Mapping[str, Any], catalogue: Catalogue, job: TrainingJob, system: str
-) -> OptimizerNodes:
-    check_keys("node.", table, _OWN_KEYS["node"], ("processor", "memory_bytes"))
-    values: dict[str, Any] = dict(wholes_of("node.", table, ("nodes", "tiers", "pulls")))
-    if "cached" in table:
-        values["cached"] = units.parse("node.cached", table["cached"], Dimension.RATIO)
-    if "aggregate_rate" in table:
-        rate = units.parse("node.aggregate_rate", table["aggregate_rate"], Dimension.BYTES_PER_S)
-        values["aggregate_rate"] = rate
-    own = catalogue.network(table["network"], "node.network") if "network" in table else None
-    return OptimizerNodes(
-        host=_host("node.", table, catalogue), network=own or job.network,
-        pulls_ahead=flag_of("node.", table, "pulls_ahead"), **values,
-    )  # fmt: skip
-
-
-def _offload(
-    table: Mapping[str, Any], catalogue: Catalogue, job: TrainingJob, system: str
-) -> Offload:
-    check_keys("host.", table, _OWN_KEYS["host"], ("processor", "memory_bytes", "devices"))
-    return Offload(
-        host=_host("host.", table, catalogue), devices=whole_of("host.", table, "devices"),
-        to_disk=system == "zero-infinity",
-        weights_to_disk=flag_of("host.", table, "weights_to_disk"),
-        pipelined=flag_of("host.", table, "pipelined"),
-    )  # fmt: skip
-
-
-def _host(place: str, table: Mapping[str, Any], catalogue: Catalogue) -> Host:
-    disk = table.get("disk")
-    return Host(
-        processor=catalogue.processor(str(table["processor"]), f"{place}processor"),
-        memory_bytes=units.parse(f"{place}memory_bytes", table["memory_bytes"], Dimension.BYTES),
-        disk=None if disk is None else catalogue.disk(disk, f"{place}disk"),
-        **wholes_of(place, table, ("processors", "disks")),
+def _part(
+    values: dict[str, Any], system: str, catalogue: Catalogue, job: TrainingJob
+) -> OptimizerNodes | Offload:
+    section = SECTIONS[system]
+    host = Host(
+        processor=catalogue.processor(values.pop("processor"), f"{section}.processor"),
+        disk=catalogue.disk(values.pop("disk"), f"{section}.disk") if "disk" in values else None,
+        **{key: values.pop(key) for key in _HOST if key in values},
     )
+    if section == "host":
+        return Offload(host=host, to_disk=system == "zero-infinity", **values)
+    network = replace(job.network, devices_count=1.0)  # a node has a port of its own
+    if "network" in values:
+        network = catalogue.network(values.pop("network"), "node.network")
+    return OptimizerNodes(host=host, network=network, **values)

@@ -23,7 +23,7 @@ _NO_INPUT: Final = (Transformer, Software, Costs, Arrivals)
 """Classes without elasticities: model, software, arrivals; prices change no time."""
 _NO_TENTH: Final = (
     "part.cached", "topology.global_taper", "job.device.domain_count", "job.slowdown",
-    "tokens",
+    "tokens", "job.network.devices_count", "job.inside.devices_count", "part.network.devices_count",
 )  # fmt: skip
 """Shares and slowdowns have an end, and no tenth beyond it; links and devices are whole."""
 

@@ -17,17 +17,17 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.predict.ask.answer import answer
-from luwu.predict.ask.question import SECTIONS, make_question
+from luwu.predict.ask.question import make_question
+from luwu.predict.ask.question_keys import SECTIONS, Value, value_of
 from luwu.predict.hardware import units
 from luwu.predict.hardware.catalogue import Catalogue, Known
 from luwu.predict.hardware.hardware import KINDS, keys_of
 
-Value: TypeAlias = str | int | float | bool
 POINTS_MAX: Final = 1000
 STEP: Final = "step_s"
 _NO_METRIC: Final = ("schema", "asked")
@@ -130,10 +130,10 @@ def parse_axis(text: str) -> Axis:
     keys = tuple(each.strip() for each in name.split(":"))
     if not equals or not all(keys):
         raise ConfigError(f"over: {text!r} is not a key with values; write KEY=v1,v2,...")
-    values = tuple(
-        tuple(_value(name, each) for each in value.split(":")) for value in rest.split(",")
-    )
+    values = tuple(tuple(map(value_of, value.split(":"))) for value in rest.split(","))
     for value in values:
+        if "" in value:
+            raise ConfigError(f"over: a value of {name} is empty; write {name}=v1,v2,...")
         if len(value) != len(keys):
             raise ConfigError(
                 f"over: {label(value)!r} has {len(value)} values, but {name} are {len(keys)} keys; "
@@ -142,20 +142,6 @@ def parse_axis(text: str) -> Axis:
         if values.count(value) > 1:
             raise ConfigError(f"over: {label(value)!r} is listed twice among the values of {name}")
     return Axis(keys, values)
-
-
-def _value(key: str, text: str) -> Value:
-    text = text.strip()
-    if not text:
-        raise ConfigError(f"over: a value of {key} is empty; write {key}=v1,v2,...")
-    if text in ("true", "false"):
-        return text == "true"
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    return text
 
 
 def sweep(table: Mapping[str, Any], axes: Sequence[Axis], catalogue: Catalogue) -> Sweep:

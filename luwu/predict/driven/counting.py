@@ -9,35 +9,30 @@ messages do not depend on the others.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import Counter
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 
+import simpy
+
 from luwu.base.limits import CHUNK_BYTES_STEP
-from luwu.layout import SUM_BYTES, Layout, Parameter, Unit
-from luwu.nic.core import actions as nic
-from luwu.predict.driven.cores import (
-    HYPER,
-    JOB,
-    NEVER,
-    OWN,
-    SQUARES,
-    SWITCH,
-    Cores,
-    store_facts,
-    worker_name,
-)
-from luwu.predict.driven.driven_switch import sum_of
-from luwu.predict.driven.links import Token
-from luwu.protocol.actions import PARENT, Drop, Note, Send
+from luwu.layout import SUM_BYTES, Layout, Parameter
+from luwu.layout import Unit as LayoutUnit
+from luwu.predict.driven.cores import OWN, SWITCH, Cores, worker_name
+from luwu.predict.driven.driven_node import DrivenNode
+from luwu.predict.driven.driven_switch import DrivenSwitch
+from luwu.predict.driven.driven_worker import DrivenWorker, Script
+from luwu.predict.driven.engine_work import EngineWork, NodeCosts
+from luwu.predict.driven.links import Arrived, Link
+from luwu.predict.events.engines import Record
+from luwu.predict.model.units import Unit
+from luwu.protocol.actions import PARENT
 from luwu.wire.description import Description
-from luwu.wire.hyper import hyper_hash
 from luwu.wire.kinds import Verb
 from luwu.wire.messages import Message, Pull, Push, Received, Weights
-from switch_emu.node.core import actions as do
-from switch_emu.switch.core.actions import Sum, SwitchLimits
+from switch_emu.node.core.actions import NodeLimits
+from switch_emu.switch.core.actions import SwitchLimits
 
 EXTENTS: Final = 2
 STEP: Final = 1
@@ -89,58 +84,63 @@ def ends_of_step(
 
 
 class _Exchange:
-    """Workers, switch and node, and a queue of what is on its way."""
+    """Workers, switch and node, and links that take no time."""
 
     def __init__(self, workers: int, update: str, cores: Cores, extent_chunks: int) -> None:
-        self._update, self._queue = update, deque[Callable[[], None]]()
+        self._env, self._counts = simpy.Environment(), Counter[tuple[str, str]]()
         elems = EXTENTS * extent_chunks * CHUNK_BYTES_STEP // SUM_BYTES
         layout = Layout(
             parameters=(Parameter(name="p", shape=(elems,)),),
-            units=(Unit(name="u", parameters=(0,)),), chunk_bytes=CHUNK_BYTES_STEP,
+            units=(LayoutUnit(name="u", parameters=(0,)),), chunk_bytes=CHUNK_BYTES_STEP,
             extent_chunks=extent_chunks,
         )  # fmt: skip
         assert len(layout.extents) == EXTENTS
-        self._layout = layout
-        self._description = Description(
+        description = Description(
             layout=layout, optimizer="adamw", update=update, state_fields=("m", "v")
         )
-        self._counts: Counter[tuple[str, str]] = Counter()
-        self._done: set[tuple[int, int]] = set()
-        ranks = range(workers)
-        self._ranks = {worker_name(rank): rank for rank in ranks}
-        self._workers = [
-            cores.nic(job=JOB, rank=rank, world_size=workers, incarnation=1, retry=NEVER)
-            for rank in ranks
-        ]
-        self._switch = cores.switch(
-            job=JOB, incarnation=1, children=[1 << rank for rank in ranks], retry=NEVER,
+        self._switch = DrivenSwitch(
+            self._env, workers=workers, send=self._send_from_switch, cores=cores,
             limits=SwitchLimits(
                 slot_bytes_max=ROOM_BYTES, copies_bytes_max=ROOM_BYTES,
                 push_window_bytes=ROOM_BYTES, extent_chunks=extent_chunks,
             ),
         )  # fmt: skip
-        self._node = cores.node(
-            job=JOB, incarnation=1, ranks=(1 << workers) - 1, retry=NEVER,
-            limits=do.NodeLimits(
+        work = EngineWork(
+            self._env, Record(), Record(), description=description, scale=1,
+            costs=NodeCosts(read_s=0.0, write_s=0.0, memory_s=0.0, away=0.0),
+            sum_bytes_max=ROOM_BYTES,
+        )  # fmt: skip
+        self._node = DrivenNode(
+            self._env, Record(), description=description, world_size=workers, work=work,
+            limits=NodeLimits(
                 sum_bytes_max=ROOM_BYTES, push_window_bytes=ROOM_BYTES,
                 extent_chunks=extent_chunks,
             ),
+            threads=(range(EXTENTS), range(EXTENTS)), cores=cores,
+            send=self._link(NODE, SWITCH, self._received_by_switch(PARENT)).send,
         )  # fmt: skip
-        self._do_node(self._node.store_opened(store_facts(self._description)))
+        script = Script(
+            units=[Unit(name="u", parameters=elems, forward_s=0.0, backward_s=0.0)], steps=STEPS,
+            micro_batches=1, pulls=2, ahead=1, gradient_dtype="float32",
+        )  # fmt: skip
+        self._workers = [
+            DrivenWorker(
+                self._env, Record(), Record(), script=script, description=description, rank=rank,
+                world_size=workers, cores=cores,
+                send=self._link(WORKER, SWITCH, self._received_by_switch(worker_name(rank))).send,
+            )
+            for rank in range(workers)
+        ]  # fmt: skip
+        self._to = {PARENT: self._link(SWITCH, NODE, self._node.received)} | {
+            worker_name(rank): self._link(SWITCH, WORKER, worker.received)
+            for rank, worker in enumerate(self._workers)
+        }
 
     def ends(self) -> dict[str, Ends]:
         """Play some steps; what was counted in one of them."""
-        description = self._description
-        self._each(
-            lambda core: core.join(
-                0,
-                description.to_bytes(),
-                description.hash,
-                extent_chunks=description.layout.extent_chunks,
-            )
-        )
-        for step in range(STEPS):
-            self._step(step)
+        self._env.run()
+        finished = all(worker.is_finished for worker in self._workers)
+        assert finished, f"the node waits for {self._node.core.waits_for()}"
         roles = {WORKER: len(self._workers), SWITCH: 1, NODE: 1}
         return {
             role: Ends(
@@ -152,122 +152,24 @@ class _Exchange:
             for role, count in roles.items()
         }
 
-    def _step(self, step: int) -> None:
-        """As a training session does it: forward, backward, commit."""
-        extents = list(range(EXTENTS))
-        handle = 3 * step
-        self._each(lambda core: core.pull(0, handle, step, 0, extents))
-        self._check(handle)
-        if self._update == "streaming":
-            self._each(lambda core: core.begin(0, step, hyper_hash(HYPER), HYPER))
-        self._each(lambda core: core.pull(0, handle + 1, step, 1, extents))
-        self._check(handle + 1)
-        self._each(
-            lambda core: core.push(
-                0, handle + 2, step, 0, self._gradients(), weight=1.0,
-                last=self._update == "streaming",
-            )
-        )  # fmt: skip
-        self._each(lambda core: core.commit(0, step, hyper_hash(HYPER), 1, HYPER))
-        self._check(handle + 2)
+    def _link(self, sender: str, receiver: str, received: Arrived) -> Link:
+        """From one role to another; counts what it carries."""
 
-    def _gradients(self) -> list[nic.Gradient]:
-        return [
-            nic.Gradient(
-                index=extent.index, payload=Token(extent.sum_bytes),
-                payload_bytes=extent.sum_bytes, dtype="float32",
-            )
-            for extent in self._layout.extents
-        ]  # fmt: skip
-
-    def _check(self, handle: int) -> None:
-        for rank in range(len(self._workers)):
-            assert (rank, handle) in self._done, f"the node waits for {self._node.waits_for()}"
-
-    # ---------------------------------------------------------------------- the cores
-
-    def _each(self, act: Callable[[Any], Sequence[Any]]) -> None:
-        """All workers do something, and everything that follows from it happens."""
-        for rank, core in enumerate(self._workers):
-            self._do_worker(rank, act(core))
-        while self._queue:
-            self._queue.popleft()()
-
-    def _send(self, sender: str, peers: Sequence[str], message: Message, payload: Any) -> None:
-        """Count it, and put it on its way to each peer."""
-        for peer in peers:
-            token = payload.copy() if isinstance(payload, Token) else payload
-            nbytes = token.nbytes if isinstance(token, Token) else 0
-            receiver = {PARENT: NODE if sender == SWITCH else SWITCH}.get(peer, peer)
-            for end in (sender, receiver):
-                role = end if end in (SWITCH, NODE) else WORKER
-                if message.step == STEP:
+        def arrived(message: Message, payload: Any, nbytes: int) -> None:
+            if message.step == STEP:
+                for role in (sender, receiver):
                     self._counts[role, _kind(message)] += 1
-            self._queue.append(partial(self._arrive, sender, receiver, message, token, nbytes))
+            received(message, payload, nbytes)
 
-    def _arrive(
-        self, sender: str, receiver: str, message: Message, token: Any, nbytes: int
-    ) -> None:
-        if receiver == NODE:
-            self._do_node(self._node.received(0, SWITCH, message, token, nbytes))
-        elif receiver == SWITCH:
-            peer = PARENT if sender == NODE else sender
-            self._do_switch(self._switch.received(0, peer, message, token, nbytes))
-        else:
-            rank = self._ranks[receiver]
-            self._do_worker(rank, self._workers[rank].received(0, message, token, nbytes))
+        return Link(self._env, Record(), "", rate=None, latency_s=0.0, arrived=arrived)
 
-    def _do_worker(self, rank: int, actions: Sequence[Any]) -> None:
-        for action in actions:
-            match action:
-                case Send(_, message, payload):
-                    self._send(worker_name(rank), (PARENT,), message, payload)
-                case nic.Done(handle):
-                    self._done.add((rank, handle))
-                case nic.Refused():
-                    raise AssertionError(f"a worker was rejected: {action}")
-                case _:
-                    pass
+    def _received_by_switch(self, peer: str) -> Arrived:
+        return lambda message, payload, nbytes: self._switch.received(
+            peer, message, payload, nbytes
+        )
 
-    def _do_switch(self, actions: Sequence[Any]) -> None:
-        for action in actions:
-            match action:
-                case Send(peers, message, payload):
-                    self._send(SWITCH, peers, message, payload)
-                case Sum():
-                    total = sum_of(action)
-                    self._do_switch(self._switch.summed(0, action, total, total.nbytes))
-                case _:
-                    pass
-
-    def _do_node(self, actions: Sequence[Any]) -> None:
-        for action in actions:
-            match action:
-                case Send(peers, message, payload):
-                    self._send(NODE, peers, message, payload)
-                case Drop() | Note() | do.Spill():
-                    pass
-                case _:
-                    self._queue.append(partial(self._work, action))
-
-    def _work(self, action: Any) -> None:
-        """Carry out the work of the node's pipeline at once."""
-        node, weights = self._node, Token(self._layout.extent_bytes)
-        match action:
-            case do.Update():
-                published = weights if action.publish else None
-                self._do_node(node.updated(action, SQUARES, published))
-                self._do_node(node.written(action))
-            case do.Fold():
-                self._do_node(node.folded(action, SQUARES, weights, weights.nbytes))
-            case do.ReadWeights():
-                self._do_node(node.weights_read(action, weights))
-            case do.Prepare():
-                self._do_node(node.prepared(action))
-            case do.Decide():
-                self._do_node(node.decided(action))
-            case _:
-                raise AssertionError(f"nothing goes wrong here, but the core asks for {action}")
+    def _send_from_switch(self, peer: str, message: Message, payload: Any) -> None:
+        self._to[peer].send(message, payload)
 
 
 def _kind(message: Message) -> str:

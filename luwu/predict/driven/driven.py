@@ -11,7 +11,8 @@ cores know is said again here. Engines take their time from the question, as the
 L5) does: the same rates, the same passes over memory. Where `at_step` folds a gradient it is read
 and the sum is written once more. Workers are equal, so two of them stand for all, and what is seen
 is the first one. One switch stands for all on the way: the narrowest place between a worker and the
-node sets the rate of its links, and the latency counts its hops.
+node sets the rate of its links, and the latency counts its hops. Pulls and pushes that devices of a
+host pass on in their domain share its link (L8).
 
 Steps of several micro-batches are updated `at_step`, as the project does it: `streaming` has one
 backward a step. A node holds and has under way what its memory plan says (`switch_emu.node.plan`).
@@ -30,7 +31,6 @@ import simpy
 
 from luwu.base.errors import ConfigError
 from luwu.base.limits import PAYLOAD_BYTES_MAX
-from luwu.base.suggestion import suggestion
 from luwu.layout import SUM_BYTES, Layout, Parameter
 from luwu.layout import Unit as LayoutUnit
 from luwu.predict.driven.cores import OWN, Cores, worker_name
@@ -39,10 +39,10 @@ from luwu.predict.driven.driven_switch import DrivenSwitch
 from luwu.predict.driven.driven_worker import DrivenWorker, Script
 from luwu.predict.driven.engine_work import EngineWork, NodeCosts
 from luwu.predict.driven.links import Arrived, Link
-from luwu.predict.driven.units import Unit, units_of
 from luwu.predict.events.engines import Record
 from luwu.predict.model.job import TrainingJob
-from luwu.predict.systems.in_network import OptimizerNodes
+from luwu.predict.model.units import Unit, units_of
+from luwu.predict.systems.in_network import OptimizerNodes, domain_use, pull_rate, push_rate
 from luwu.protocol.actions import PARENT
 from luwu.wire.description import Description
 from luwu.wire.messages import Message
@@ -62,7 +62,6 @@ WORKERS: Final = 2
 """Played: they are equal, and with two of them a switch sums."""
 SLOT_WINDOWS: Final = 16
 """Gradients that a switch holds, in windows of a worker: as in its own limits."""
-UPDATES: Final = ("streaming", "at_step")
 GRADIENT_DTYPES: Final = {2: "bfloat16", 4: "float32"}
 
 
@@ -86,7 +85,7 @@ class Driven:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Playing:
-    """How steps are played. Raises ConfigError."""
+    """How steps are played."""
 
     steps: int = STEPS
     """The last is measured."""
@@ -103,38 +102,12 @@ class Playing:
     """None: as the node plans its memory."""
     threads: int | None = None
     """Threads of the node, each with a page until it is written; None: by its memory plan."""
-    weights_away: bool = False
-    """The node reads masters from drives to send weights; see `NodeCosts`."""
-    prepare_s: float = 0.0
-    """A flush of a step."""
     cores: Cores = OWN
     workers: int = WORKERS
     """Played, at most: they are equal."""
 
-    def __post_init__(self) -> None:
-        if self.steps < 2 or self.ahead < 1:
-            raise ConfigError(
-                f"steps is at least 2 and ahead at least 1, got {self.steps} and {self.ahead}"
-            )
-        if self.update not in (None, *UPDATES):
-            raise ConfigError(
-                f"update: {self.update!r} is not one of {', '.join(UPDATES)}"
-                f"{suggestion(self.update, UPDATES)}"
-            )
-        if self.extent_chunks < 1:
-            raise ConfigError(f"extent_chunks: {self.extent_chunks} is below 1; give at least 1")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads: {self.threads}, but updating pages needs at least 1")
-        if not self.prepare_s >= 0:
-            raise ConfigError(f"prepare_s: {self.prepare_s!r} is not a time; give 0 or more")
-
     def order(self, job: TrainingJob) -> str:
-        """The order of work for a job. Raises ConfigError."""
-        if self.update == "streaming" and job.micro_batches > 1:
-            raise ConfigError(
-                f"update: streaming has one backward per step, and here are {job.micro_batches} "
-                "micro-batches; use at_step, or a batch of one micro-batch per worker"
-            )
+        """The order of work for a job."""
         return self.update or ("streaming" if job.micro_batches == 1 else "at_step")
 
 
@@ -174,6 +147,7 @@ class _World:
         self._job, self._nodes, self._description = job, nodes, description
         count = min(job.devices, how.workers)
         limits, threads = _limits(job, nodes, how, chunk_bytes, script.scale)
+        self._ups: list[Link] = []
         self._workers = [
             self._worker(rank, count, script, how.cores, rank == 0) for rank in range(count)
         ]
@@ -186,16 +160,17 @@ class _World:
                 extent_chunks=how.extent_chunks, slots_are_awaited=True,
             ),
         )  # fmt: skip
-        down = min(job.network.port_rate, nodes.network.port_rate * nodes.nodes)
-        from_node = self._link("down", down, self._from_node)
+        from_node = self._link("down", pull_rate(job, nodes), self._from_node)
+        for up in self._ups[::-1]:
+            from_node.share(up, domain_use(job, nodes))
         work = EngineWork(
             self._env, self._record, self._told["node"], description=description,
-            costs=NodeCosts.of(nodes, weights_away=how.weights_away, prepare_s=how.prepare_s),
+            costs=NodeCosts.of(nodes),
             scale=script.scale, sum_bytes_max=limits.sum_bytes_max * script.scale,
         )  # fmt: skip
         self._node = DrivenNode(
             self._env, self._told["node"], description=description, world_size=count,
-            limits=limits, crew=range(threads), readers=range(limits.reads_max), work=work,
+            limits=limits, threads=(range(threads), range(limits.reads_max)), work=work,
             send=from_node.send, cores=how.cores,
         )  # fmt: skip
         to_node = self._link("", None, self._node.received)
@@ -218,12 +193,12 @@ class _World:
         self, rank: int, count: int, script: Script, cores: Cores, is_seen: bool
     ) -> DrivenWorker:  # fmt: skip
         job, nodes, name = self._job, self._nodes, worker_name(rank)
-        port = min(job.network.port_rate, nodes.network.port_rate * nodes.nodes)
 
         def arrived(message: Message, payload: Any, nbytes: int) -> None:
             self._switch.received(name, message, payload, nbytes)
 
-        up = self._link("up", min(port, nodes.aggregate_rate), arrived, is_seen=is_seen)
+        up = self._link("up", push_rate(job, nodes), arrived, is_seen=is_seen)
+        self._ups.append(up)
         record, told = (self._record, self._told[name]) if is_seen else (Record(), Record())
         return DrivenWorker(
             self._env, record, told, script=script, description=self._description, send=up.send,

@@ -28,6 +28,7 @@ from luwu.protocol.actions import Drop, Note, Send
 from luwu.wire.description import Description
 from luwu.wire.messages import Message
 from switch_emu.node.core import actions as do
+from switch_emu.switch.core.ballot import DIGEST_BYTES
 
 
 class NodeWork(Protocol):
@@ -63,17 +64,23 @@ class DrivenNode:
 
     def __init__(
         self, env: simpy.Environment, told: Record, *, description: Description, world_size: int,
-        limits: do.NodeLimits, crew: Iterable[Any], readers: Iterable[Any], work: NodeWork,
+        limits: do.NodeLimits, threads: tuple[Iterable[Any], Iterable[Any]], work: NodeWork,
         send: Callable[[Message, Any], None], cores: Cores = OWN,
+        number: do.NodeNumber | None = None,
     ) -> None:  # fmt: skip
-        """`crew`, `readers`: threads, which `work` is handed."""
+        """`threads`: those that update and those that read weights, which `work` is handed;
+        `number`: of one of several nodes."""
         self._env, self._told, self._layout = env, told, description.layout
         self._work, self._send = work, send
         self._crew, self._readers = simpy.Store(env), simpy.Store(env)
-        self._crew.items, self._readers.items = list(crew), list(readers)
+        self._crew.items, self._readers.items = map(list, threads)
         self.core = cores.node(
-            job=JOB, incarnation=1, ranks=(1 << world_size) - 1, limits=limits, retry=NEVER
-        )
+            job=JOB, incarnation=1, ranks=(1 << world_size) - 1, node=number, limits=limits,
+            retry=NEVER,
+        )  # fmt: skip
+        replicas = 1 if number is None else number.replicas
+        self._digests = bytes(DIGEST_BYTES * replicas) if replicas > 1 else b""
+        """Of its stripes, where other nodes hold them too: they agree."""
         self._do(self.core.store_opened(store_facts(description)))
 
     def received(self, message: Message, payload: Any, payload_bytes: int) -> None:
@@ -104,6 +111,8 @@ class DrivenNode:
                     self._env.process(self._fold(action))
                 case do.Prepare() | do.Decide():
                     self._env.process(self._flush(action))
+                case do.RecordAttempt() | do.Discard():
+                    pass  # before the first step
                 case _:
                     raise AssertionError(f"nothing goes wrong here, but the core asks for {action}")
 
@@ -141,7 +150,7 @@ class DrivenNode:
         yield from self._work.flush(action, thread)
         self._crew.put(thread)
         if isinstance(action, do.Prepare):
-            self._do(self.core.prepared(action))
+            self._do(self.core.prepared(action, self._digests))
         else:
             self._do(self.core.decided(action))
 

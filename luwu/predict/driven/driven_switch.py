@@ -24,7 +24,7 @@ Working = Callable[[Sum | Cache], Process]
 
 
 class DrivenSwitch:
-    """One switch between so many workers and their node.
+    """One switch between so many workers and their nodes.
 
     `send` puts a message on its way to a peer; `work` takes the time of a sum, or of a copy to the
     cache (None: no time).
@@ -33,11 +33,12 @@ class DrivenSwitch:
     def __init__(
         self, env: simpy.Environment, *, workers: int, send: Callable[[str, Message, Any], None],
         limits: SwitchLimits | None = None, work: Working | None = None, cores: Cores = OWN,
+        nodes: int = 1, replicas: int = 1,
     ) -> None:  # fmt: skip
         self._env, self._send, self._work = env, send, work
         self.core = cores.switch(
             job=JOB, incarnation=1, children=[1 << rank for rank in range(workers)], limits=limits,
-            retry=NEVER,
+            retry=NEVER, parents_count=nodes, replicas=replicas,
         )  # fmt: skip
 
     def received(self, peer: str, message: Message, payload: Any, payload_bytes: int) -> None:
@@ -77,16 +78,12 @@ class DrivenSwitch:
 
 
 def made_by(action: Sum | Cache) -> Token:
-    """The payload of a sum, or of cached weights."""
-    if isinstance(action, Sum):
-        return sum_of(action)
-    assert isinstance(action.payload, Token)
-    return action.payload.copy()
-
-
-def sum_of(action: Sum) -> Token:
-    """The payload of a sum: float32, as the core announces it. It costs as much as one of its
-    terms: a network that sums gradients of 16 bits on the way is taken to send as many on."""
+    """The payload of cached weights, or of a sum: float32, as the core announces it. It costs as
+    much as one of its terms: a network that sums gradients of 16 bits on the way is taken to send
+    as many on."""
+    if isinstance(action, Cache):
+        assert isinstance(action.payload, Token)
+        return action.payload.copy()
     first = action.payloads[0]
     assert isinstance(first, Token)
     elems = first.nbytes // DTYPE_BYTES[action.dtypes[0]]

@@ -19,8 +19,8 @@ from luwu.layout import DTYPE_BYTES, Layout
 from luwu.nic.core import actions as nic
 from luwu.predict.driven.cores import HYPER, JOB, NEVER, OWN, Cores
 from luwu.predict.driven.links import Token
-from luwu.predict.driven.units import Unit
 from luwu.predict.events.engines import Engine, Fields, Process, Record, Span
+from luwu.predict.model.units import Unit
 from luwu.protocol.actions import Drop, Note, Send
 from luwu.wire.description import Description
 from luwu.wire.hyper import hyper_hash

@@ -36,14 +36,9 @@ class NodeCosts:
     """To pass over a byte of memory."""
     away: float
     """Share of the state on drives."""
-    weights_away: bool = False
-    """Masters are read from drives to be sent, where they are not in memory; else a copy of all
-    weights stays there, as closed forms have it."""
-    prepare_s: float = 0.0
-    """To flush a step; the catalogue's drives do not say."""
 
     @staticmethod
-    def of(nodes: OptimizerNodes, **more: Any) -> NodeCosts:
+    def of(nodes: OptimizerNodes) -> NodeCosts:
         """Costs on hosts of the catalogue. Raises ConfigError for a state on drives without any."""
         away = 1 - nodes.cached
         has_drives = away > 0 or nodes.host.disks > 0
@@ -51,7 +46,7 @@ class NodeCosts:
             read_s=nodes.host.read(1.0) / nodes.nodes if has_drives else math.nan,
             write_s=nodes.host.write(1.0) / nodes.nodes if has_drives else math.nan,
             memory_s=1 / (nodes.host.memory_rate * nodes.nodes),
-            away=away, **more,
+            away=away,
         )  # fmt: skip
 
     @property
@@ -140,19 +135,16 @@ class EngineWork:
         start_s, all_bytes = self._env.now, 0
         for page in self._pages(action.extent):
             about = page.about(action.step)
-            if self._costs.weights_away and self._costs.away:
-                nbytes = page.elems * SUM_BYTES * self._costs.away
-                yield from self._read.work("weights", nbytes * self._costs.read_s, nbytes, about)
             yield from self._pass("read_weights", page.elems * WIRE_BYTES, about)
             all_bytes += page.elems * WIRE_BYTES
         self._tell("read_weights", start_s, all_bytes, _about(action))
 
     def flush(self, action: do.Prepare | do.Decide, thread: Any) -> Process:
-        start_s, is_prepare = self._env.now, isinstance(action, do.Prepare)
+        is_prepare = isinstance(action, do.Prepare)
         if is_prepare:
-            yield self._env.timeout(self._costs.prepare_s)
+            yield self._env.timeout(0.0)  # the catalogue's drives do not say what a flush takes
         name = "prepare" if is_prepare else "decide"
-        self._tell(name, start_s, 0.0, (("step", action.version - 1),))
+        self._tell(name, self._env.now, 0.0, (("step", action.version - 1),))
 
     def spill(self, payload: Token) -> Process:
         if math.isnan(self._costs.write_s):

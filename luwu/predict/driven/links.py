@@ -58,6 +58,13 @@ class Link:
         self._engine = Engine(env, record, name)
         self._arrived = arrived
 
+    def share(self, other: Link, use: float) -> None:
+        """Have the two slow each other down if at once they use more than all of what they share:
+        `use`, of 1. With several, this one sees the last."""
+        if use > 1:
+            self._engine.slow_beside(other._engine, 1 / use)
+            other._engine.slow_beside(self._engine, 1 / use)
+
     def send(self, message: Message, payload: Any) -> None:
         """Put a message on the way; its receiver gets a payload of its own."""
         if isinstance(payload, Token) and self._rate is not None:

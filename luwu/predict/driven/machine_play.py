@@ -3,7 +3,7 @@
     worker w   a thread that computes, one for messages, one for its link       `NicCore`
     switch     a thread for messages and sums, one for its link                 `SwitchCore`
     node       a thread for messages, one for its link, some for updates, some  `NodeCore`
-               for reads; a disk
+               for reads; a disk, which several nodes share
 
 Here stand what each thread takes (X5 to X9, machine.py) and the script of a worker; all threads
 share the processors (machine_cores.py). A worker asks for a unit's weights some units before they
@@ -39,12 +39,13 @@ from luwu.predict.machine.machine import (
 )
 from luwu.predict.machine.machine_cores import Cores as Processors
 from luwu.predict.machine.machine_cores import Device, Thread
-from luwu.protocol.actions import PARENT, Drop, Note, Send
+from luwu.protocol.actions import Drop, Note, Send
 from luwu.wire.description import Description
 from luwu.wire.hyper import hyper_hash
 from luwu.wire.messages import Message
 from switch_emu.node.core import actions as do
 from switch_emu.switch.core.actions import Cache, Sum, SwitchLimits
+from switch_emu.switch.core.parents import parent_names
 
 Span: TypeAlias = tuple[float, float]
 Use: TypeAlias = tuple[int, int, int]
@@ -112,29 +113,37 @@ class _World:
         ]
         """Bytes of each extent."""
         self._switch_ends = self._ends(floors.receive_s_per_byte)
-        self._node_ends = self._ends(floors.receive_at_node_s_per_byte)
+        names = parent_names(job.nodes)
+        self._node_ends = {name: self._ends(floors.receive_at_node_s_per_byte) for name in names}
         self.workers = [_Worker(self, rank) for rank in range(job.workers)]
         self._by_name = {worker_name(worker.rank): worker for worker in self.workers}
         self._switch = DrivenSwitch(
             self.env, workers=job.workers, send=self._send_from_switch, work=self._switch_work,
-            cores=cores,
+            cores=cores, nodes=job.nodes, replicas=job.replicas,
             limits=SwitchLimits(
                 slot_bytes_max=ROOM_BYTES, copies_bytes_max=ROOM_BYTES,
                 push_window_bytes=ROOM_BYTES, extent_chunks=job.extent_chunks,
                 cache_bytes_max=job.cache_bytes,
             ),
         )  # fmt: skip
-        work = _MachineWork(self, self._node_ends.messages)
-        self._crew = self._threads(job.updates_count)
-        self._node = DrivenNode(
+        self._crew: list[Thread] = []
+        self._nodes = {name: self._node(number, name) for number, name in enumerate(names)}
+
+    def _node(self, number: int, name: str) -> DrivenNode:
+        """One of the optimizer nodes, which all use one disk."""
+        job, crew = self.job, self._threads(self.job.updates_count)
+        self._crew += crew
+        return DrivenNode(
             self.env, Record(), description=self.description, world_size=job.workers,
             limits=do.NodeLimits(
                 sum_bytes_max=ROOM_BYTES, push_window_bytes=ROOM_BYTES,
                 updates_max=job.updates_count + QUEUED, reads_max=job.reads_count,
                 extent_chunks=job.extent_chunks,
             ),
-            crew=self._crew, readers=self._threads(job.reads_count),
-            work=work, send=self._send_from_node, cores=cores,
+            threads=(crew, self._threads(job.reads_count)),
+            work=_MachineWork(self, self._node_ends[name].messages, number),
+            send=partial(self._send_from_node, name), cores=self.cores,
+            number=do.NodeNumber(number=number, count=job.nodes, replicas=job.replicas),
         )  # fmt: skip
 
     @property
@@ -159,8 +168,8 @@ class _World:
         }
 
     def waits_for(self) -> str:
-        """The event that the node's core waits for."""
-        return self._node.core.waits_for()
+        """The events that the cores of nodes wait for."""
+        return "; ".join(node.core.waits_for() for node in self._nodes.values())
 
     def thread(self) -> Thread:
         """One more, on the same processors."""
@@ -176,26 +185,20 @@ class _World:
 
     def send_from_worker(self, worker: _Worker, message: Message, payload: Any) -> None:
         """Up to the switch."""
-        name = worker_name(worker.rank)
-
-        def arrived(message: Message, payload: Any, nbytes: int) -> None:
-            self._switch.received(name, message, payload, nbytes)
-
+        arrived = partial(self._switch.received, worker_name(worker.rank))
         self._carry(worker.ends, self._switch_ends, arrived, message, payload)
 
     def _send_from_switch(self, peer: str, message: Message, payload: Any) -> None:
-        if peer == PARENT:
-            ends, arrived = self._node_ends, self._node.received
+        if peer in self._nodes:
+            ends, arrived = self._node_ends[peer], self._nodes[peer].received
         else:
             worker = self._by_name[peer]
             ends, arrived = worker.ends, worker.received
         self._carry(self._switch_ends, ends, arrived, message, payload)
 
-    def _send_from_node(self, message: Message, payload: Any) -> None:
-        self._carry(self._node_ends, self._switch_ends, self._from_node, message, payload)
-
-    def _from_node(self, message: Message, payload: Any, nbytes: int) -> None:
-        self._switch.received(PARENT, message, payload, nbytes)
+    def _send_from_node(self, name: str, message: Message, payload: Any) -> None:
+        arrived = partial(self._switch.received, name)
+        self._carry(self._node_ends[name], self._switch_ends, arrived, message, payload)
 
     def _carry(
         self, sender: _Ends, receiver: _Ends, arrived: Arrived, message: Message, payload: Any
@@ -250,7 +253,7 @@ def _layout(job: MachineJob) -> Layout:
     )
     units = tuple(Unit(name=name, parameters=(index,)) for index, name in enumerate(names))
     return Layout(
-        parameters=parameters, units=units, chunk_bytes=chunk_bytes,
+        parameters=parameters, units=units, chunk_bytes=chunk_bytes, node_count=job.nodes,
         extent_chunks=job.extent_chunks,
     )  # fmt: skip
 
@@ -258,12 +261,13 @@ def _layout(job: MachineJob) -> Layout:
 class _MachineWork:
     """Costs of the node's threads and its disk (X6, X7)."""
 
-    def __init__(self, world: _World, messages: Thread) -> None:
+    def __init__(self, world: _World, messages: Thread, number: int) -> None:
+        """`number`: of the node."""
         self.in_place = world.job.in_place
         self._world, self._messages = world, messages
         self._job, self._floors, self._disk = world.job, world.floors, world.disk
         self._stays = [
-            world.job.stays(unit, chunk)
+            world.job.stays(unit, chunk, number)
             for unit, sizes in enumerate(world.job.chunks)
             for chunk in range(len(sizes))
         ]

@@ -2,8 +2,8 @@
 
     engines.py            engines that work on one job after another, and a record of when
     schedules.py          1F1B and interleaved pipelines of training
-    schedule_paths.py     the same by the longest path, without a record
     pipeline_training.py  a step of 3-D training through its pipeline's schedule
+    data_parallel.py      a step of all other systems, unit by unit
     flows.py              bytes over a graph of links that they share fairly
     exchanges.py          exchanges of a step as flows
     serving.py            requests in rounds of prefill and decode

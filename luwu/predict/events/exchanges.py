@@ -23,7 +23,7 @@ from typing import Final
 import networkx as nx
 
 from luwu.base.errors import ConfigError
-from luwu.predict.events.flows import Flow, Link, arrivals_s, hashed_paths, link_name, play_flows
+from luwu.predict.events.flows import Flow, Link, arrivals_s, hashed_paths, link_name
 from luwu.predict.networks.choice import Built
 from luwu.predict.networks.on_topology import Exchange
 from luwu.predict.networks.rank_groups import port_rate
@@ -90,8 +90,8 @@ def _played(
     hashed = [flow for each in spread for flow in _channels(made, each, channels)]
     return PlayedExchange(
         flows=len(hashed), closed_s=exchange.port_bytes / rate,
-        spread_s=max(arrivals_s(play_flows(made, spread)).values()),
-        hashed_s=max(arrivals_s(play_flows(made, hashed)).values()),
+        spread_s=max(arrivals_s(made, spread).values()),
+        hashed_s=max(arrivals_s(made, hashed).values()),
         busiest=_busiest(made, hashed),
     )  # fmt: skip
 

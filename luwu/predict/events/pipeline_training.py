@@ -9,8 +9,8 @@
                        first, the output layer of the last (a copy of it, where they are tied)
 
 All seconds of a layer are those of the closed form (T3, T4); its data parallel exchange and its
-optimizer are shared by parameters. Sends and the exchange have an engine each, so that what one
-port needs for both is added as the closed form adds it (P2). The closed form does not have: stages
+optimizer are shared by parameters. Sends and the exchange have an engine each, so the step is made
+no shorter than what one port needs for both (P2). The closed form does not have: stages
 that differ, sends that wait for each other, exchange and optimizer of stages that end at different
 times, gathers that the first forward waits for, stages that are slow in other places
 than the last, which is where a job's slowdown is. Forward and backward share exchanges of tensor
@@ -25,13 +25,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from luwu.predict.events.engines import Record
-from luwu.predict.events.schedule_paths import longest_path_s
-from luwu.predict.events.schedules import Part, Pipeline, play_pipeline
+from luwu.predict.events.schedules import Part, Pipeline, longest_path_s, play_pipeline
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import head_time, layer_time, operators_of
 from luwu.predict.model.operators import WIRE_BYTES
 from luwu.predict.model.traffic import stage_bytes, three_d_busy
-from luwu.predict.systems.training import predict_step, shown_sends, waiting_for
+from luwu.predict.systems.training import predict_step, shown_sends
 
 OF_STEP = (
     "output layer", "bubble", "pipeline exchange", "data exchange", "optimizer", "straggling",
@@ -47,21 +46,11 @@ FORWARD_SHARE = {"full": 1 / 3, "half": 2 / 5}
 
 @dataclass(frozen=True, slots=True)
 class PlayedTraining:
-    """A step that was played, and the closed form's beside it."""
+    """A step that was played, and the closed form's beside it; both without straggling, which
+    stands for that of all devices."""
 
-    step: StepTime
-    """Parts of the stage with most work; `bubble`, and what each exchange adds to the step."""
-    closed: StepTime
     record: Record
-    pipeline: Pipeline
-
-    @property
-    def ratio(self) -> float:
-        """Played over closed form, both without straggling: what the schedule makes of it."""
-        played, closed = (
-            each.seconds - each.parts["straggling"] for each in (self.step, self.closed)
-        )
-        return played / closed
+    closed_s: float
 
 
 def layers_of_stages(job: TrainingJob) -> tuple[int, ...]:
@@ -99,23 +88,15 @@ def pipeline_of(job: TrainingJob, *, predict: ClosedForm = predict_step) -> Pipe
 
 
 def play_training_step(job: TrainingJob, *, predict: ClosedForm = predict_step) -> PlayedTraining:
-    """Play a step of a job; straggling is the closed form's, which stands for that of all devices.
-
-    Raises ConfigError.
-    """
-    pipeline = pipeline_of(job, predict=predict)
-    played = play_pipeline(pipeline)
+    """Play a step of a job. Raises ConfigError."""
     closed = predict(job)
-    parts = _parts(_seconds_of_stages(job, predict), pipeline, layers_of_stages(job))
-    parts |= waiting_for(parts, three_d_busy(job))[0]
-    parts["straggling"] = closed.parts["straggling"]
-    step = StepTime(parts=parts, micro_batches=job.micro_batches, notes=closed.notes)
-    return PlayedTraining(step, closed, played.record, pipeline)
+    played = play_pipeline(pipeline_of(job, predict=predict))
+    return PlayedTraining(played.record, closed.seconds - closed.parts["straggling"])
 
 
 def played_step_s(job: TrainingJob, *, predict: ClosedForm = predict_step) -> float:
-    """The step of `play_training_step` by its longest path (E6), without a record: a tenth of the
-    time. Raises ConfigError."""
+    """The same by its longest path (E6), but with straggling, and no shorter than its port is busy
+    (P2). Raises ConfigError."""
     path_s = longest_path_s(pipeline_of(job, predict=predict))
     return max(path_s, *three_d_busy(job).values()) + predict(job).parts["straggling"]
 
@@ -202,35 +183,3 @@ def _seconds_of_stages(job: TrainingJob, predict: ClosedForm) -> list[_Seconds]:
         return [slowest] * job.pipeline
     others = _Seconds(replace(job, slowdown=1.0), predict)
     return [*[others] * (job.pipeline - 1), slowest]
-
-
-def _parts(
-    of_stages: list[_Seconds], pipeline: Pipeline, layers: tuple[int, ...]
-) -> dict[str, float]:
-    """Parts of a step: the work of the busiest stage, and the additions to it.
-
-    What sends and the data parallel exchange add is how much shorter the step is without them, one
-    after the other in this order.
-    """
-    work = [sum(part.forward_s + part.backward_s for part in each) for each in pipeline.parts]
-    stage = max(range(len(work)), key=work.__getitem__)
-    made, job = of_stages[stage], of_stages[stage].job
-    m = job.micro_batches
-    parts = {name: m * layers[stage] * each for name, each in made.layer.items()}
-    parts["output layer"] = m * made.head_s if stage == job.pipeline - 1 else 0.0
-    parts["embedding"] = m * sum(made.embedding_s) if stage == 0 else 0.0
-    parts["optimizer"] = pipeline.optimizer_s[stage]
-    alone = replace(
-        pipeline, parts=tuple(tuple(_alone(p) for p in each) for each in pipeline.parts)
-    )
-    free_s = longest_path_s(replace(alone, send_s=0.0))
-    alone_s = longest_path_s(alone) if pipeline.send_s else free_s
-    parts["bubble"] = free_s - sum(parts.values()) if job.pipeline > 1 else 0.0
-    parts["pipeline exchange"] = alone_s - free_s
-    parts["data exchange"] = longest_path_s(pipeline) - alone_s
-    return parts
-
-
-def _alone(part: Part) -> Part:
-    """Without an exchange."""
-    return replace(part, reduce_s=0.0, gather_s=0.0)

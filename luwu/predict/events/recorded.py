@@ -4,7 +4,8 @@ Each process has its file of JSON lines, as `luwu.base.events` writes them: its 
 and instants in the order in which they ended. `luwu trace`, its timeline and its summary know the
 names: forward, backward, pull, push, pull_wait; read, update, write, fold, read_weights, prepare.
 The links of LuWu are a process of their own, `network`: a run cannot see when they are busy. Stages
-of a pipeline are workers, with forward, backward, optimizer, send, reduce and gather.
+of a pipeline are workers, with forward, backward, optimizer, send, reduce and gather; a device of
+data parallel training and its host are one worker.
 
 Times are nanoseconds from the beginning of the first step, on a clock that all processes share.
 """
@@ -19,6 +20,7 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.events import CLOCK
+from luwu.predict.events.data_parallel import PORT_IN
 from luwu.predict.events.engines import Record
 from luwu.predict.events.schedules import compute_of, data_of, port_of
 
@@ -41,6 +43,17 @@ def told_by_stages(record: Record, stages: int) -> dict[str, Record]:
             replace(span, engine=name, fields=(("step", 0), *span.fields))
         )
     return told
+
+
+def told_by_device(record: Record) -> dict[str, Record]:
+    """Spans that a device and its host would record in a step of data parallel training; what
+    leaves a port enters another, and is there once."""
+    spans = [
+        replace(span, engine=span.job, fields=(("step", 0), *span.fields))
+        for span in record.spans
+        if span.engine != PORT_IN
+    ]
+    return {"worker-0": Record(spans)}
 
 
 def write_events(told: Mapping[str, Record], folder: Path) -> list[Path]:

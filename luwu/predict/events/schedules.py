@@ -11,29 +11,28 @@
                       interleaved, p + (p - 1)/v of them: this is Y3
     E5  sends of c    a micro-batch of 1F1B takes f + b + 2 c (p - 1)/p in the long run: p of them
                       are under way, and a way through all stages and back has 2 (p - 1) sends
+    E6  a task ends   its seconds after the stage's task before it and the send that it waits for
+                      have both ended; a send begins after its task and its port's send before
 
 A stage does its tasks in this order and waits for missing inputs; sends overlap with compute, one
 at a time from a stage, which has one port; for a share of each the stage waits before it goes on.
 The share o of a part's data parallel exchange overlaps with compute: its gather with the first
 forward, which ends no sooner; its reduction from the beginning of the last backward on, as
 gradients come layer by layer. The rest is exposed at the end: reduction, optimizer, gather.
-Sources: Narayanan et al. SC'21 (E1, E2, as Megatron-LM orders them); derived (E3 to E5).
+Orders are fixed, so the step is the longest path through all tasks and sends (E6).
+Sources: Narayanan et al. SC'21 (E1, E2, as Megatron-LM orders them); derived (E3 to E6).
 """
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-import simpy
-
-from luwu.base.errors import ConfigError
-from luwu.predict.events.engines import Engine, Fields, Process, Record
+from luwu.predict.events.engines import Fields, Record, Span
 
 FORWARD, BACKWARD = "forward", "backward"
-PART_SECONDS = ("forward_s", "backward_s", "reduce_s", "gather_s")
 
 
 class Task(NamedTuple):
@@ -69,7 +68,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """A step to be played. Raises ConfigError for what cannot be."""
+    """A step to be played."""
 
     parts: tuple[tuple[Part, ...], ...]
     """Parts per stage; as many of each."""
@@ -84,41 +83,6 @@ class Pipeline:
     """Share of the exchange among data parallel ranks that overlaps with compute."""
     open_sends: float = 0.0
     """Share of a send that its stage waits for before its next task."""
-
-    def __post_init__(self) -> None:
-        if not self.parts or not self.parts[0]:
-            raise ConfigError(
-                "parts: none; a pipeline has a stage or more, and each a part or more"
-            )
-        if len({len(each) for each in self.parts}) > 1:
-            found = ", ".join(str(len(each)) for each in self.parts)
-            raise ConfigError(f"parts: stages have {found} of them; as many of each would fit")
-        if self.micro_batches < 1:
-            raise ConfigError(f"micro_batches: {self.micro_batches}, but at least 1 is played")
-        if self.virtual > 1 and (self.stages == 1 or self.micro_batches % self.stages):
-            raise ConfigError(
-                f"micro_batches: an interleaved pipeline takes {self.stages} at a time, from 2 "
-                f"stages on; {self.micro_batches} are not a multiple"
-            )
-        for key in ("data_overlap", "open_sends"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise ConfigError(f"{key}: {getattr(self, key)!r} is not a share from 0 to 1")
-        self._check_seconds()
-        if len(self.optimizer_s) not in (0, self.stages):
-            raise ConfigError(
-                f"optimizer_s: {len(self.optimizer_s)} of them, but {self.stages} stages; one for "
-                "each fits"
-            )
-
-    def _check_seconds(self) -> None:
-        named = [("send_s", self.send_s), ("sent_bytes", self.sent_bytes)]
-        named += [("optimizer_s", each) for each in self.optimizer_s]
-        for each in self.parts:
-            for part in each:
-                named += [(key, getattr(part, key)) for key in PART_SECONDS]
-        for key, value in named:
-            if not 0 <= value < math.inf:  # also catches NaN
-                raise ConfigError(f"{key}: {value!r}; a finite number from 0 on fits")
 
     @property
     def stages(self) -> int:
@@ -200,99 +164,104 @@ def port_of(stage: int) -> str:
 
 def play_pipeline(pipeline: Pipeline) -> PlayedPipeline:
     """Play a step: compute, sends, exchange, optimizer of all stages."""
-    return _World(pipeline).play()
+    record = Record()
+    ends_s = _Paths(pipeline, record).ends()
+    record.spans.sort(key=lambda span: (span.end_s, span.start_s))
+    return PlayedPipeline(record, tuple(ends_s))
 
 
-class _World:
-    """Engines of all stages, and what each task waits for."""
+def longest_path_s(pipeline: Pipeline) -> float:
+    """Seconds of a step (E6), without a record: a fraction of the time."""
+    return max(_Paths(pipeline, None).ends())
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self._env, self._record = simpy.Environment(), Record()
-        stages = range(pipeline.stages)
-        self._compute = [self._engine(compute_of(stage)) for stage in stages]
-        self._data = [self._engine(data_of(stage)) for stage in stages]
-        self._ports = [self._engine(port_of(stage)) for stage in stages]
-        self._ready: dict[tuple[int, Task], simpy.Event] = {}
-        """Events that announce the input of a task from another stage."""
-        self._ends = [0.0] * pipeline.stages
 
-    def _engine(self, name: str) -> Engine:
-        return Engine(self._env, self._record, name)
+class _Paths:
+    """Ends of tasks, as far as they are known."""
 
-    def play(self) -> PlayedPipeline:
-        plan = self._pipeline
-        for stage in range(plan.stages):
-            tasks = tasks_of(stage, plan.stages, plan.virtual, plan.micro_batches)
-            for task in tasks:
-                self._ready[stage, task] = self._env.event()
-                if stage == 0 and task.part == 0 and task.kind == FORWARD:
-                    self._ready[stage, task].succeed()  # its input is the data itself
-            self._env.process(self._stage(stage, tasks))
-        self._env.run()
-        return PlayedPipeline(self._record, tuple(self._ends))
+    def __init__(self, plan: Pipeline, record: Record | None) -> None:
+        self._plan, self._record = plan, record
+        stages = range(plan.stages)
+        self._tasks = [
+            deque(tasks_of(stage, plan.stages, plan.virtual, plan.micro_batches))
+            for stage in stages
+        ]
+        self._reduced = [0.0] * plan.stages
+        """When the exchange beside compute is done with what it has."""
+        self._gathered = [[self._gather(stage, part) for part in plan.parts[stage]]
+                          for stage in stages]  # fmt: skip
+        self._now = [0.0] * plan.stages
+        self._sent = [0.0] * plan.stages
+        """When the port of a stage is done with what it has."""
+        self._arrived: dict[tuple[int, Task], float] = {
+            (0, task): 0.0 for task in self._tasks[0] if task.kind == FORWARD and task.part == 0
+        }
 
-    def _stage(self, stage: int, tasks: list[Task]) -> Process:
-        plan = self._pipeline
-        last = plan.micro_batches - 1
-        gathered = [self._env.event() for _ in range(plan.virtual)]
-        self._env.process(self._gather(stage, gathered))
-        reductions = []
-        for task in tasks:
-            yield self._ready[stage, task]
-            if task.kind == BACKWARD and task.micro_batch == last:
-                reductions.append(self._env.process(self._reduce(stage, task.part)))
-            seconds = plan.seconds(stage, task)
-            yield from self._compute[stage].work(task.name, seconds, 1.0, task.fields)
-            if task.kind == FORWARD and task.micro_batch == 0:
-                yield gathered[task.part]
-            if self._pass_on(stage, task) and plan.open_sends:
-                yield self._env.timeout(plan.open_sends * plan.send_s)
-        yield self._env.all_of(reductions)
-        yield from self._end(stage)
-        self._ends[stage] = self._env.now
+    def ends(self) -> list[float]:
+        """The ends of all stages."""
+        waiting = deque(range(self._plan.stages))
+        while waiting:
+            stage = waiting.popleft()
+            while self._tasks[stage] and (stage, self._tasks[stage][0]) in self._arrived:
+                target = self._do(stage, self._tasks[stage].popleft())
+                if target is not None and target != stage:
+                    waiting.append(target)
+        return [self._end(stage) for stage in range(self._plan.stages)]
 
-    def _pass_on(self, stage: int, task: Task) -> bool:
-        """To the stage that goes on with it; after the model's last part, backward begins. True if
-        it is sent."""
-        plan = self._pipeline
-        step = 1 if task.kind == FORWARD else -1
-        place = task.part * plan.stages + stage + step
+    def _do(self, stage: int, task: Task) -> int | None:
+        """A task whose input is there; the stage that its output goes to."""
+        plan = self._plan
+        start = max(self._now[stage], self._arrived[stage, task])
+        if task.kind == BACKWARD and task.micro_batch == plan.micro_batches - 1:
+            seconds = plan.data_overlap * plan.parts[stage][task.part].reduce_s
+            before = max(start, self._reduced[stage])
+            self._reduced[stage] = self._exchange(
+                stage, f"reduce part {task.part}", before, seconds
+            )
+        end = start + plan.seconds(stage, task)
+        if self._record is not None:
+            self._record.spans.append(
+                Span(compute_of(stage), task.name, start, end, 1.0, task.fields)
+            )
+        if task.kind == FORWARD and task.micro_batch == 0:
+            end = max(end, self._gathered[stage][task.part])
+        self._now[stage] = end
+        place = task.part * plan.stages + stage + (1 if task.kind == FORWARD else -1)
+        if place < 0:
+            return None
         if place == plan.stages * plan.virtual:
-            self._ready[stage, Task(BACKWARD, task.part, task.micro_batch)].succeed()
-        elif place >= 0:
-            part, target = divmod(place, plan.stages)
-            ready = self._ready[target, Task(task.kind, part, task.micro_batch)]
-            self._env.process(self._send(stage, target, task, ready))
-            return True
-        return False
+            self._arrived[stage, Task(BACKWARD, task.part, task.micro_batch)] = end
+            return stage
+        part, target = divmod(place, plan.stages)
+        begun = max(end, self._sent[stage])
+        arrived = self._sent[stage] = begun + plan.send_s
+        if self._record is not None:
+            fields = (*task.fields, ("to_stage", target))
+            self._record.spans.append(
+                Span(port_of(stage), task.name, begun, arrived, plan.sent_bytes, fields)
+            )
+        self._now[stage] += plan.open_sends * plan.send_s
+        self._arrived[target, Task(task.kind, part, task.micro_batch)] = arrived
+        return target
 
-    def _send(self, stage: int, target: int, task: Task, ready: simpy.Event) -> Process:
-        plan = self._pipeline
-        fields = (*task.fields, ("to_stage", target))
-        yield from self._ports[stage].work(task.name, plan.send_s, plan.sent_bytes, fields)
-        ready.succeed()
+    def _gather(self, stage: int, part: Part) -> float:
+        """When the weights of a part are there that are gathered beside the first forwards."""
+        seconds = self._plan.data_overlap * part.gather_s
+        self._reduced[stage] = self._exchange(stage, "gather", self._reduced[stage], seconds)
+        return self._reduced[stage]
 
-    def _gather(self, stage: int, gathered: list[simpy.Event]) -> Process:
-        """Gather the weights that overlap with the first forwards, part by part."""
-        for part, event in zip(self._pipeline.parts[stage], gathered, strict=True):
-            seconds = self._pipeline.data_overlap * part.gather_s
-            yield from self._exchange(stage, "gather", seconds)
-            event.succeed()
-
-    def _reduce(self, stage: int, part: int) -> Process:
-        seconds = self._pipeline.data_overlap * self._pipeline.parts[stage][part].reduce_s
-        yield from self._exchange(stage, f"reduce part {part}", seconds)
-
-    def _end(self, stage: int) -> Process:
+    def _end(self, stage: int) -> float:
         """Carry out the exposed part: the rest of the exchange, with the optimizer in between."""
-        plan, parts = self._pipeline, self._pipeline.parts[stage]
-        share = 1 - plan.data_overlap
-        yield from self._exchange(stage, "reduce rest", share * sum(p.reduce_s for p in parts))
+        plan, parts = self._plan, self._plan.parts[stage]
+        share, now = 1 - plan.data_overlap, max(self._now[stage], self._reduced[stage])
+        now = self._exchange(stage, "reduce rest", now, share * sum(p.reduce_s for p in parts))
         if plan.optimizer_s:
-            yield from self._compute[stage].work("optimizer", plan.optimizer_s[stage])
-        yield from self._exchange(stage, "gather rest", share * sum(p.gather_s for p in parts))
+            start, now = now, now + plan.optimizer_s[stage]
+            if self._record is not None:
+                self._record.spans.append(Span(compute_of(stage), "optimizer", start, now, 0.0))
+        return self._exchange(stage, "gather rest", now, share * sum(p.gather_s for p in parts))
 
-    def _exchange(self, stage: int, job: str, seconds: float) -> Process:
-        if seconds:
-            yield from self._data[stage].work(job, seconds, seconds)
+    def _exchange(self, stage: int, job: str, start: float, seconds: float) -> float:
+        """The end of an exchange among data parallel ranks."""
+        if seconds and self._record is not None:
+            self._record.spans.append(Span(data_of(stage), job, start, start + seconds, seconds))
+        return start + seconds

@@ -44,6 +44,7 @@ from luwu.predict.hardware.hardware import (
     keys_of,
 )
 from luwu.predict.hardware.model import Transformer
+from luwu.predict.hardware.model_config import CONFIG_SUFFIX, read_model_config
 from luwu.predict.hardware.scaling import ASSUMED, SCALED, factors, scale
 from luwu.predict.hardware.units import Dimension
 
@@ -106,6 +107,9 @@ class Catalogue:
         return self._find(_SCALING, name, key, Scaling)
 
     def model(self, name: str, key: str = "model") -> Transformer:
+        """An entry, or the model of a `config.json`."""
+        if name.endswith(CONFIG_SUFFIX):
+            return read_model_config(Path(name))
         return self._find(_MODEL, name, key, Transformer)
 
     def names(self, kind: str) -> list[str]:

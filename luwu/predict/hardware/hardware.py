@@ -4,8 +4,11 @@ A field's type gives its dimension, and the catalogue's reader (`catalogue.py`) 
 other. A field without a default must be given; None where a device does not have something.
 
     N14  streams    a port carries min(rate, streams * rate of one) * efficiency of long messages
+    N16  sharing    d devices of a host share a port: each has 1/d of its rate while all send, and
+                    no flow has more than the port
 
-N14 is of virtual machines whose single stream does not fill a port.
+N14 is of virtual machines whose single stream does not fill a port; N16 of hosts with fewer network
+cards than devices (`nics_per_host` of a question).
 """
 
 from __future__ import annotations
@@ -112,10 +115,17 @@ class Network:
     """Rate of a single stream or thread, if it is lower."""
     streams_count: Count | None = None
     """At once, of one device; as many as fill the port, unless given."""
+    devices_count: Count = 1.0
+    """Devices of a host that share the port."""
     hop_s: Seconds = 300e-9
     """Latency of a switch on the way."""
 
     def __post_init__(self) -> None:
+        if not self.devices_count >= 1:
+            raise ConfigError(
+                f"network.{self.name}.devices_count: {self.devices_count:g} share a port; 1 or "
+                "more fits"
+            )
         if self.streams_count is None:
             return
         place = f"network.{self.name}.streams_count"
@@ -129,14 +139,32 @@ class Network:
 
     @property
     def port_rate(self) -> float:
-        """Bytes a second of long messages, of a device and direction, by all its streams (N14)."""
+        """Bytes a second of long messages, of a device and direction, by all its streams, while
+        all devices that share its port send (N14, N16)."""
+        return self.flow_rate(1.0)
+
+    def flow_rate(self, spread: float) -> float:
+        """The same of a device while `spread` of those that share its port send; 1 is all."""
+        rate = self.rate / max(1.0, self.devices_count * spread)
         if self.stream_rate is None or self.streams_count is None:
-            return self.rate * self.efficiency
-        return min(self.rate, self.streams_count * self.stream_rate) * self.efficiency
+            return rate * self.efficiency
+        return min(rate, self.streams_count * self.stream_rate) * self.efficiency
 
     def with_streams(self, count: int) -> Network:
         """The same, by so many streams. Raises ConfigError where one's rate is not known."""
         return dataclasses.replace(self, streams_count=float(count))
+
+    def of_nics(self, nics: int, devices: int) -> Network:
+        """The same where so many NICs serve the devices of a host. Raises ConfigError where these
+        do not share them evenly."""
+        if devices % nics:
+            fit = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
+            raise ConfigError(
+                f"nics_per_host: {nics} NICs are not shared evenly by the {devices} devices of a "
+                f"host (domain_count); one of {fit} fits, and a faster network where a device has "
+                "several"
+            )
+        return dataclasses.replace(self, devices_count=devices / nics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

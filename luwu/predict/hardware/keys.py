@@ -81,9 +81,7 @@ def optional_section_of(table: Mapping[str, Any], key: str) -> Mapping[str, Any]
     return found
 
 
-def network_of(table: Mapping[str, Any], catalogue: Catalogue) -> Network:
-    """By as many streams as the question says. Raises ConfigError."""
-    network = catalogue.network(text_of("", table, "network"))
-    if "streams" not in table:
-        return network
-    return network.with_streams(whole_of("", table, "streams"))
+def network_of(values: dict[str, Any], catalogue: Catalogue) -> Network:
+    """By as many streams as the question says; both are taken out. Raises ConfigError."""
+    network, streams = catalogue.network(values.pop("network")), values.pop("streams", None)
+    return network if streams is None else network.with_streams(streams)

@@ -48,12 +48,13 @@ class Transformer:
     """Masks are kept, and passes over memory take longer."""
     other_parameters: int = 0
     """Parameters of no other kind: positions, a last norm; below zero if biases are missing."""
+    source: str = ""
 
     @staticmethod
     def parse(place: str, name: str, entry: Mapping[str, Any]) -> Transformer:
         """An entry of the catalogue. Raises ConfigError, which names the key."""
         known = {each.name: each for each in dataclasses.fields(Transformer)}
-        values: dict[str, Any] = {"name": name}
+        values: dict[str, Any] = {"name": name, "source": str(entry.get("source", ""))}
         for key, value in entry.items():
             if key in ("source", "tag", "date"):
                 continue

@@ -43,12 +43,6 @@ def check_choice(key: str, found: str, known: tuple[str, ...]) -> None:
         )
 
 
-def check_count(key: str, found: int) -> None:
-    """Raises ConfigError for what is no count of at least one."""
-    if type(found) is not int or found < 1:
-        raise ConfigError(f"{key}: {found!r} is not a count of at least 1")
-
-
 def check_tensor(key: str, ranks: int, model: Transformer) -> None:
     """Raises ConfigError where ranks cannot share a model's heads."""
     kv_heads = model.kv_heads
@@ -90,9 +84,6 @@ class InferenceJob:
     together."""
 
     def __post_init__(self) -> None:
-        for key in ("tensor", "pipeline", "batch", "input_tokens", "output_tokens",
-                    "budget_tokens"):  # fmt: skip
-            check_count(key, getattr(self, key))
         check_choice("precision", self.precision, tuple(WEIGHT_BYTES))
         check_choice("kv_precision", self.kv_precision, CACHE_PRECISIONS)
         check_choice("batching", self.batching, BATCHINGS)

@@ -24,7 +24,6 @@ from luwu.predict.hardware.software import fitted
 from luwu.predict.inference.inference_job import (
     cache_bytes_per_element,
     check_choice,
-    check_count,
     check_tensor,
 )
 from luwu.predict.model.collectives import Path, hierarchical_all_reduce
@@ -56,8 +55,6 @@ class SocketJob:
     """Memory of a socket; None: it is not checked whether it holds the batch."""
 
     def __post_init__(self) -> None:
-        for key in ("sockets", "host_sockets", "batch", "input_tokens", "output_tokens"):
-            check_count(key, getattr(self, key))
         check_choice("precision", self.precision, tuple(SOCKET_WEIGHT_BYTES))
         check_choice("kv_precision", self.kv_precision, ("bf16", "int8"))
         check_tensor("sockets", self.sockets, self.model)

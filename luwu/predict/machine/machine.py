@@ -25,21 +25,16 @@ needed. No run is measured. With W workers, an extent of b bytes:
                  processes compete for caches, and wait for the interpreter's lock and to be woken
 
 An *end* is a message that a process sends or receives, with all that its state machine does for it.
-The protocol cores decide which process sends what and waits for what; X5 to X7 are the result.
+The protocol cores decide which process sends what and waits for what; X5 to X7 are the result. Of
+several optimizer nodes each has X5 to X7 of the extents that it holds; they share cores and disk.
 Source: derived.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
-from luwu.base.errors import ConfigError
-
-_COUNTS = (
-    "workers", "updates_count", "reads_count", "ahead", "compute_threads", "extent_chunks",
-)  # fmt: skip
 RECORD = 3
 """Weights, m and v: so many times the bytes of the weights."""
 
@@ -84,16 +79,6 @@ class MachineFloors:
     crowding: float = 0.0
     """Relative extra time of a step with all parts together (X11)."""
 
-    def __post_init__(self) -> None:
-        if self.cores < 1:
-            raise ConfigError(f"cores: {self.cores} cannot work; give at least 1")
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if not (value >= 0 and math.isfinite(value)):
-                raise ConfigError(f"{each.name}: {value!r} is not a floor; give 0 or more")
-        if self.root_ratio > 1:
-            raise ConfigError(f"root_ratio: {self.root_ratio} is not a share; give 0 to 1")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineJob:
@@ -107,8 +92,9 @@ class MachineJob:
     in_place: bool = False
     """Weights are used where the node has them, in shared memory."""
     out_of_core: bool = False
-    resident: tuple[tuple[bool, ...], ...] = ()
-    """Pages that stay in memory, by unit and chunk; () where all do."""
+    resident: tuple[tuple[int, ...], ...] = ()
+    """Bitmap of the nodes at which a page stays in memory, by unit and chunk; () where none
+    does."""
     cache_bytes: int = 0
     """Weights that the switch answers pulls with, at most."""
     updates_count: int = 4
@@ -118,18 +104,10 @@ class MachineJob:
     """Units that are pulled before they are used."""
     compute_threads: int = 1
     """Threads of each worker, which share its compute evenly."""
-
-    def __post_init__(self) -> None:
-        for name in _COUNTS:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: {getattr(self, name)} cannot work; give at least 1")
-        if not self.chunks or not all(self.chunks):
-            raise ConfigError("chunks: a unit without any; each unit has at least one chunk")
-        if any(size <= 0 for unit in self.chunks for size in unit):
-            raise ConfigError("chunks: a chunk without bytes; each has some")
-        shape = tuple(map(len, self.chunks))
-        if self.resident and tuple(map(len, self.resident)) != shape:
-            raise ConfigError(f"resident: its form is not that of chunks, {shape}; give one each")
+    nodes: int = 1
+    """Optimizer nodes, each with as many threads."""
+    replicas: int = 1
+    """Nodes that hold each page."""
 
     @property
     def units(self) -> int:
@@ -141,9 +119,11 @@ class MachineJob:
         """Bytes of all weights."""
         return sum(map(sum, self.chunks))
 
-    def stays(self, unit: int, chunk: int) -> bool:
-        """True if a page is never read from disk."""
-        return not self.out_of_core or (bool(self.resident) and self.resident[unit][chunk])
+    def stays(self, unit: int, chunk: int, node: int = 0) -> bool:
+        """True if a page is never read from disk by a node."""
+        if not self.out_of_core:
+            return True
+        return bool(self.resident) and bool(self.resident[unit][chunk] >> node & 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

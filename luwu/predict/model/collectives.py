@@ -1,9 +1,8 @@
 """The time of exchanges: closed forms of n ranks, S bytes of the whole tensor.
 
-A `Path` is what one rank has: a, the time of an empty message, and B, the rate of a long one, which
-short ones do not reach (Hockney).
+A `Path` is what one rank has: a, the time of an empty message, and B, its rate (Hockney).
 
-    N1   on the wire          (bytes + half) / B: a message of `half` bytes has half of the rate
+    N1   on the wire          S/B
     N2   point to point       a + S/B
     N3   ring, all-gather or reduce-scatter     (n-1) a + (n-1)/n S/B
     N4   ring, all-reduce     2 (n-1) a + 2 (n-1)/n S/B
@@ -29,13 +28,11 @@ class Path:
 
     latency_s: float
     rate: float
-    """Bytes a second of a long message."""
-    half_bytes: float = 0.0
-    """A message of so many has half of the rate."""
+    """Bytes a second."""
 
     def seconds(self, nbytes: float) -> float:
         """Seconds of bytes on the wire, without latency (N1)."""
-        return (nbytes + self.half_bytes) / self.rate if nbytes else 0.0
+        return nbytes / self.rate
 
 
 # ---------------------------------------------------------------------- point to point, rings

@@ -7,6 +7,9 @@
                       the k ports that its ranks have in each, but no more than the domain's rate;
                       a flat one, the fitted share of one port
     G4  a step        of a ring whose ranks wait for each other takes as long as its slowest hop
+    G5  a shared port of d devices (N16) carries max(1, s d/k) flows, where s of the k ranks that a
+                      group has in a domain send out of it: all of them unless said otherwise, one
+                      of a flat ring and of context parallel ranks, two of a pipeline
 
 A domain is a set of devices with its own fast network: `domain_count` of the catalogue, 8 in a
 DGX and 72 in an NVL72. Sources: Megatron-LM's order tp-cp-ep-dp-pp (G1); NCCL, which makes a ring
@@ -94,18 +97,33 @@ def network_path(network: Network) -> Path:
     return Path(latency_s=network.latency_s, rate=network.port_rate)
 
 
+def spread(network: Network, group: Group, senders: int = 1) -> float:
+    """Share of the devices at a port that send at once, if so many ranks of a group send out of
+    their domain (G5)."""
+    return max(1 / network.devices_count, min(1.0, senders / group.inside))
+
+
+def leaving_path(job: TrainingJob, group: Group, senders: int = 1) -> Path:
+    """The path of one of those out of its domain (G5)."""
+    rate = job.network.flow_rate(spread(job.network, group, senders))
+    return Path(latency_s=job.network.latency_s, rate=rate)
+
+
 def ring_path(job: TrainingJob, group: Group) -> Path:
     """A rank's path in a ring through its group (G3)."""
-    inside, port = domain_path(job.device), network_path(job.network)
+    inside, latency_s = domain_path(job.device), job.network.latency_s
     if group.is_inside:
         return inside
-    ports = group.inside if job.software.ring == "hierarchical" else fitted("flat_ring")
-    return Path(latency_s=port.latency_s, rate=min(inside.rate, ports * port.rate))
+    if job.software.ring == "hierarchical":
+        rate = group.inside * job.network.port_rate
+    else:
+        rate = fitted("flat_ring") * leaving_path(job, group).rate
+    return Path(latency_s=latency_s, rate=min(inside.rate, rate))
 
 
 def step_path(job: TrainingJob, group: Group) -> Path:
     """A rank's path where each sends to the next and all wait (G4)."""
-    inside, port = domain_path(job.device), network_path(job.network)
+    inside, port = domain_path(job.device), leaving_path(job, group)
     if group.is_inside or group.inside == 1:
         return inside if group.is_inside else port
     return Path(

@@ -10,6 +10,8 @@
                        bytes; the last sends m (v - 1) to the first, and the first back. Where a
                        domain has several stages in a row, only one of the two leaves it
     P2   a step        is never shorter than what one port sends takes, whatever overlaps
+    P3   a shared port of d devices is busy with what all of them send: what one sends counts by
+                       max(1/d, s/k) of G5, over a device's part of the rate
 
 m micro-batches, p stages of v parts. Sources: Narayanan et al. SC'21 (S14, P1); derived.
 """
@@ -34,11 +36,14 @@ from luwu.predict.model.placement import (
     network_path,
     pipeline_group,
     placed,
+    spread,
     tensor_group,
 )
 
 GATHERS = 2
 """Of weights, in a micro-batch: forward and backward."""
+BOTH_ENDS = 2
+"""Stages of a domain that send out of it: its last one forward, its first one back."""
 
 
 def layer_bytes(job: TrainingJob) -> float:
@@ -76,10 +81,11 @@ def ports(job: TrainingJob, group: Group) -> int:
 
 
 def ring_bytes(job: TrainingJob, group: Group, nbytes: float) -> float:
-    """That each port sends of a tensor that goes once around (S11); none inside of a domain."""
+    """That each port sends of a tensor that goes once around (S11, P3); none inside of a domain."""
     if group.is_inside:
         return 0.0
-    return nbytes * (group.size - 1) / group.size / ports(job, group)
+    share = 1.0 if job.software.ring == "hierarchical" else spread(job.network, group)
+    return share * nbytes * (group.size - 1) / group.size / ports(job, group)
 
 
 def whole_ring_bytes(job: TrainingJob, system: str) -> float:
@@ -93,7 +99,7 @@ def whole_ring_bytes(job: TrainingJob, system: str) -> float:
 
 
 def three_d_bytes(job: TrainingJob) -> dict[str, float]:
-    """Through each port (S14), without exchanges that stay in domains."""
+    """Through each port, or a device's part of it (S14, P3), without what stays in domains."""
     layers = job.micro_batches * job.stage_layers
     tensor, context, experts = tensor_group(job), context_group(job), expert_group(job)
     back = WIRE_BYTES if job.software.shards_optimizer else job.software.gradient_bytes
@@ -101,12 +107,14 @@ def three_d_bytes(job: TrainingJob) -> dict[str, float]:
     found = {
         "tensor": layers * all_reduces(job) * tensor_bytes(job)
         * 2 * (tensor.domains - 1) / tensor.domains / tensor.inside,
-        "context": 0.0 if context.is_inside else layers * sum(sent_bytes(job)),
+        "context": 0.0 if context.is_inside
+        else spread(job.network, context) * layers * sum(sent_bytes(job)),
         "expert": layers * all_to_alls(job) * dispatched_bytes(job)
         * (experts.size - experts.inside) / experts.size,
         "data": ring_bytes(job, gradient_group(job), own.shared * both)
         + ring_bytes(job, copies_group(job), own.experts * both),
-        "pipeline": _sends(job, leaving=True) * stage_bytes(job),
+        "pipeline": spread(job.network, pipeline_group(job), BOTH_ENDS)
+        * _sends(job, leaving=True) * stage_bytes(job),
     }  # fmt: skip
     return {name: nbytes for name, nbytes in found.items() if nbytes}
 

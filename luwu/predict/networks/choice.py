@@ -150,6 +150,16 @@ def _domain(device: Device | None, key: str) -> int:
     return int(device.domain_count)
 
 
+def check_ports(network: Network) -> None:
+    """Refuse a network of shared ports: an endpoint is the port of one device. Raises
+    ConfigError."""
+    if network.devices_count > 1:
+        raise ConfigError(
+            f"nics_per_host: {network.devices_count:g} devices share a NIC, while [topology] has a "
+            "port for each; leave one of them out"
+        )
+
+
 def make_topology(table: Mapping[str, Any]) -> TopologyChoice:
     """A choice of a table. Raises ConfigError, which names the key."""
     kind = table.get("kind")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Disk, Link, Nic, Server, Switch, Tariff
-from luwu.predict.networks.rank_groups import Topology, whole
+from luwu.predict.networks.rank_groups import Topology
 from luwu.predict.networks.topologies import AggregationTree
 
 MILLION = 1e6
@@ -63,14 +63,6 @@ class Bill:
         """Watts by kind of item; they add up to `watts`."""
         return self._sums([(each, each.power, each.power_key) for each in self.items])
 
-    def count(self, what: str) -> float:
-        """Count of all items of a kind."""
-        return sum(each.count for each in self.items if each.what == what)
-
-    def plus(self, other: Bill) -> Bill:
-        """Both."""
-        return Bill(self.items + other.items)
-
     def _sums(self, numbers: list[tuple[Item, float | None, str]]) -> dict[str, float]:
         found: dict[str, float] = {}
         for item, value, key in numbers:
@@ -94,8 +86,7 @@ def network_bill(topology: Topology, *, switch: Switch | None, link: Link) -> Bi
     parts, rate = topology.inventory, topology.network.rate
     items: list[Item] = []
     if parts.switches:
-        if switch is None:
-            raise ConfigError(f"switch: {parts.switches} are needed, but none is named")
+        assert switch is not None  # `bill_of` saw to it
         if switch.ports_count < topology.radix:
             raise ConfigError(
                 f"switch.{switch.name}.ports_count: {switch.ports_count:g} ports, but the network "
@@ -144,15 +135,6 @@ class Hosts:
     what: str = ""
     """In bills; by default by whether they have devices."""
 
-    def __post_init__(self) -> None:
-        whole("hosts.count", self.count)
-        whole("hosts.nics", self.nics, least=0)
-        whole("hosts.disks", self.disks, least=0)
-        if self.nics and self.nic is None:
-            raise ConfigError(f"hosts.nics: {self.nics} of them, but no nic is named")
-        if self.disks and self.disk is None:
-            raise ConfigError(f"hosts.disks: {self.disks} of them, but no disk is named")
-
     @property
     def devices(self) -> int:
         """Devices of all hosts."""
@@ -192,13 +174,10 @@ def cluster_bill(
     link: Link | None = None,
 ) -> Bill:
     """Hosts of all kinds and the network between them. Raises ConfigError."""
-    bill = Bill(())
-    for each in hosts:
-        bill = bill.plus(each.bill)
+    items = tuple(item for each in hosts for item in each.bill.items)
     if topology is None:
-        return bill
-    if link is None:
-        raise ConfigError("link: none is named, but there is a network")
+        return Bill(items)
+    assert link is not None  # `bill_of` saw to it
     places = topology.endpoints
     if isinstance(topology, AggregationTree):
         places += topology.optimizer_nodes
@@ -208,7 +187,7 @@ def cluster_bill(
             f"topology.endpoints: the network has {places}, but there are {count} hosts; each "
             "takes at least one"
         )
-    return bill.plus(network_bill(topology, switch=switch, link=link))
+    return Bill(items + network_bill(topology, switch=switch, link=link).items)
 
 
 # ---------------------------------------------------------------------- an hour, a token
@@ -236,17 +215,12 @@ def rented_dollars_per_s(hosts: Iterable[Hosts]) -> float:
 
 
 def tokens_per_dollar(tokens_per_s: float, dollars_per_s: float) -> float:
-    """B4. Raises ConfigError where either is nothing."""
-    _positive("tokens_per_s", tokens_per_s)
-    _positive("dollars_per_s", dollars_per_s)
+    """B4. Raises ConfigError where nothing costs anything."""
+    if not dollars_per_s > 0:
+        raise ConfigError(f"dollars_per_s: {dollars_per_s!r} is not above zero; give prices")
     return tokens_per_s / dollars_per_s
 
 
 def dollars_per_million_tokens(tokens_per_s: float, dollars_per_s: float) -> float:
-    """B4. Raises ConfigError where either is nothing."""
+    """B4."""
     return MILLION / tokens_per_dollar(tokens_per_s, dollars_per_s)
-
-
-def _positive(key: str, value: float) -> None:
-    if not value > 0:  # also catches NaN
-        raise ConfigError(f"{key}: {value!r} is not above zero")

@@ -31,7 +31,6 @@ from luwu.predict.networks.rank_groups import (  # fmt: skip
     alone,
     check_exchange,
     over_switches,
-    whole,
 )
 
 
@@ -42,12 +41,6 @@ class Torus:
     sizes: tuple[int, ...]
     """Ranks count along the first dimension first."""
     network: Network
-
-    def __post_init__(self) -> None:
-        if not self.sizes:
-            raise ConfigError("sizes: none is given; a torus has at least one dimension")
-        for size in self.sizes:
-            whole("sizes", size)
 
     @property
     def endpoints(self) -> int:
@@ -112,9 +105,6 @@ class Dragonfly:
     """Endpoints of a router over its global links."""
 
     def __post_init__(self) -> None:
-        whole("groups", self.groups)
-        whole("routers_per_group", self.routers_per_group)
-        whole("endpoints_per_router", self.endpoints_per_router)
         links = self.endpoints_per_router / self.global_taper if self.global_taper > 0 else 0.0
         if links < 1 or links != int(links):
             raise ConfigError(

@@ -29,7 +29,7 @@ from luwu.predict.networks.choice import Built, TopologyChoice
 from luwu.predict.networks.direct_topologies import Torus
 from luwu.predict.networks.rank_groups import Connection, RankGroup, port_rate
 from luwu.predict.networks.topologies import AggregationTree
-from luwu.predict.systems.in_network import OptimizerNodes
+from luwu.predict.systems.in_network import OptimizerNodes, port_bytes
 from luwu.predict.systems.training import waiting_for
 
 _PARTS = {
@@ -66,11 +66,10 @@ def training_exchanges(
     everyone = RankGroup(size=job.devices)
     gradients = job.software.gradient_bytes * job.model.parameters
     if nodes is not None:
-        m = job.micro_batches
-        down = m * nodes.pulls * WIRE_BYTES * float(job.model.parameters)
+        sent = port_bytes(job, nodes)
         return {
-            "push": Exchange(group=everyone, collective="push", port_bytes=m * gradients),
-            "pull": Exchange(group=everyone, collective="pull", port_bytes=down),
+            name: Exchange(group=everyone, collective=name, port_bytes=sent[name])
+            for name in ("push", "pull")
         }
     if system == "atp" and job.devices > 1:
         return {
@@ -251,9 +250,8 @@ def document(built: Built, kind: str, exchanges: dict[str, Exchange]) -> dict[st
             "bytes_of_the_busiest_link": each.port_bytes / share,
         }  # fmt: skip
         if isinstance(built, AggregationTree):
-            found["exchanges"][name]["bytes_of_a_link_by_tier"] = built.uplink_bytes(
-                each.port_bytes
-            )
+            by_tier = [each.port_bytes] * built.tier_count  # with sums, each link carries it once
+            found["exchanges"][name]["bytes_of_a_link_by_tier"] = by_tier
     return found
 
 

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from luwu.base.errors import ConfigError
-from luwu.base.suggestion import suggestion
 from luwu.predict.hardware.hardware import Network
-from luwu.predict.model.collectives import Path
 
 NEIGHBOUR: Final = ("all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter", "send")
 """Exchanges in which a rank sends to the next one: rings, chains."""
@@ -30,10 +28,6 @@ class RankGroup:
     size: int
     stride: int = 1
 
-    def __post_init__(self) -> None:
-        whole("group.size", self.size)
-        whole("group.stride", self.stride)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
@@ -47,11 +41,6 @@ class Connection:
     """Switches on that way."""
     bisection_rate: float
     """Bytes a second from one half of the group to the other, one direction."""
-
-    @property
-    def path(self) -> Path:
-        """As the closed forms of collectives take it."""
-        return Path(latency_s=self.latency_s, rate=self.rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +87,7 @@ def whole(key: str, value: object, least: int = 1) -> None:
 
 
 def check_exchange(topology: Topology, group: RankGroup, collective: str, sums: bool) -> None:
-    """Refuse a group that does not fit, or an exchange that is unknown or cannot be done."""
-    if collective not in COLLECTIVES:
-        raise ConfigError(
-            f"collective: {collective!r} is unknown{suggestion(collective, COLLECTIVES)}; known "
-            f"are {', '.join(COLLECTIVES)}"
-        )
+    """Refuse a group that does not fit, or an exchange that cannot be done."""
     if collective in IN_NETWORK and not sums:
         raise ConfigError(
             f"collective: {collective} needs switches that aggregate, which this network has not; "

@@ -18,8 +18,8 @@ and d down, and the taper of a tier is d/u. n endpoints, t tiers, R rails:
 
 Rates are what one rank has while every rank of the network works in a group of the same form.
 Where groups do not fill blocks evenly, they are those of the worst placed one. They count ports, so
-they are reached where blocks have equally many links to all switches above (`Clos.is_even`); other
-sizes come out of S3 with as few switches, and some flows then meet on a link.
+they are reached where blocks have equally many links to all switches above; other sizes come out of
+S3 with as few switches, and some flows then meet on a link.
 Derived; S5 and S6 count flows.
 """
 
@@ -174,9 +174,7 @@ class Clos:
     """Its switches sum what passes."""
 
     def __post_init__(self) -> None:
-        whole("endpoints", self.endpoints)
         whole("radix", self.radix, least=2)
-        whole("rails", self.rails)
         if self.endpoints % self.rails:
             raise ConfigError(
                 f"rails: {self.rails} do not divide {self.endpoints} endpoints; each rail has one "
@@ -250,16 +248,6 @@ class Clos:
         return counts
 
     @property
-    def is_even(self) -> bool:
-        """Every block is full and has equally many links to each switch above it, so that flows
-        spread over all shortest paths reach the rates that ports allow."""
-        if self.tier_count < 2:
-            return True
-        top = self.tiers[-1]
-        leaves_per_block = top.block // self.tiers[0].down
-        return self._leaves % leaves_per_block == 0 and top.uplinks % self.switches_by_tier[-1] == 0
-
-    @property
     def inventory(self) -> Inventory:
         """Switches and links (S3, S4)."""
         counts = self.switches_by_tier
@@ -302,17 +290,10 @@ class RailOnly:
     """Tapers of each rail's network."""
 
     def __post_init__(self) -> None:
-        whole("endpoints", self.endpoints)
-        whole("domain", self.domain)
         if self.endpoints % self.domain:
             raise ConfigError(
                 f"domain: {self.domain} ranks do not divide {self.endpoints} endpoints; each rail "
                 "has one of every domain"
-            )
-        if not (self.domain_rate > 0 and self.domain_latency_s >= 0):
-            raise ConfigError(
-                f"domain_rate, domain_latency_s: {self.domain_rate!r} B/s and "
-                f"{self.domain_latency_s!r} s do not fit; more than 0, and 0 or more do"
             )
         _ = self.rail
 
@@ -368,9 +349,7 @@ class AggregationTree:
     """On the topmost switch."""
 
     def __post_init__(self) -> None:
-        whole("endpoints", self.endpoints)
         whole("fan_in", self.fan_in, least=2)
-        whole("optimizer_nodes", self.optimizer_nodes, least=0)
 
     @property
     def switches_by_tier(self) -> list[int]:
@@ -408,12 +387,6 @@ class AggregationTree:
         counts = self.switches_by_tier
         links = self.endpoints + sum(counts) - 1 if counts else 0
         return Inventory(sum(counts), links + self.optimizer_nodes)
-
-    def uplink_bytes(self, nbytes: float, *, aggregates: bool = True) -> list[float]:
-        """That one link carries, from the hosts' up, when every endpoint pushes `nbytes`; without
-        aggregation, for comparison, a link carries what all below it sent."""
-        each = [1, *(tier.block for tier in self.tiers)] if self.tier_count else []
-        return [nbytes * (1 if aggregates else min(n, self.endpoints)) for n in each]
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
         """Connection of each rank of a group. Raises ConfigError."""

@@ -8,13 +8,12 @@ from luwu.base.identifiers import identifier
 from luwu.predict.ask.answer import asked
 from luwu.predict.ask.break_even import break_even_text
 from luwu.predict.ask.question_sockets import SocketQuestion
+from luwu.predict.ask.replay import DIFFERS
 from luwu.predict.model.job import TrainingJob
-from luwu.predict.plan.plan_columns import ORDERS, SCHEMA, SHOWN, Columns, Shared
-from luwu.predict.plan.planner import DIFFERS, Found
+from luwu.predict.plan.plan_columns import ORDERS, SCHEMA, SHOWN, Columns, shared_document
+from luwu.predict.plan.planner import Found
 from luwu.predict.plan.planner_inference import FoundInference
 from luwu.predict.plan.search import Plan
-
-AnyFound = Found | FoundInference
 
 
 def plan_document(found: Plan[Any]) -> dict[str, Any]:
@@ -56,7 +55,7 @@ def _training_document(found: Found) -> dict[str, Any]:
             "played_step_s": found.replay.step_s, "not_played": found.replay.why,
             "differs": found.differs,
         }  # fmt: skip
-    return said | _shared(found).document
+    return said | shared_document(found)
 
 
 def _inference_document(found: FoundInference) -> dict[str, Any]:
@@ -73,14 +72,7 @@ def _inference_document(found: FoundInference) -> dict[str, Any]:
     else:
         own = question.job
         said |= {"tensor": own.tensor, "pipeline": own.pipeline, "batching": own.batching}
-    return said | _shared(found).document
-
-
-def _shared(found: AnyFound) -> Shared:
-    return Shared(
-        devices=found.devices, price=found.dollars_per_million_tokens, expense=found.expense,
-        topology=found.question.topology,
-    )  # fmt: skip
+    return said | shared_document(found)
 
 
 def plan_text(found: Plan[Any], shown: int = SHOWN) -> str:
@@ -92,7 +84,7 @@ def plan_text(found: Plan[Any], shown: int = SHOWN) -> str:
         **{f"beyond {name}_max": count for name, count in found.beyond_limits.items()},
     }  # fmt: skip
     more = "".join(f", {count} {what}" for what, count in left_out.items() if count)
-    columns = Columns.of(map(_shared, found.best), devices=len(found.device_counts) > 1)
+    columns = Columns.of(found.best, devices=len(found.device_counts) > 1)
     head, line = (_inference_head, _inference_line) if is_inference else (_head, _line)
     lines = _systems(found)
     lines += [
@@ -157,7 +149,7 @@ def _line(each: Found, columns: Columns) -> str:
     left = f"{each.left_bytes / 2**30:4.1f} GiB"
     own = f"{each.tokens_per_s:12,.0f} {each.step.seconds:8.3f} s {again:>11} {left}"
     what = f"{_degrees(job)}, {job.micro_batch}, {job.recompute}; bottleneck: {each.step.binding}"
-    shared = columns.cells(_shared(each))
+    shared = columns.cells(each)
     return "  ".join([own, *shared, f"{each.question.system:<13}", what])
 
 
@@ -181,7 +173,7 @@ def _inference_head(columns: Columns) -> str:
 def _inference_line(each: FoundInference, columns: Columns) -> str:
     first, between = 1e3 * each.first_token_s, 1e3 * each.token_s
     own = f"{each.tokens_per_s:12,.0f} {first:9,.1f} ms {between:7,.2f} ms"
-    shared = columns.cells(_shared(each))
+    shared = columns.cells(each)
     return "  ".join([own, *shared, f"{_what(each)}; bottleneck: {each.binding}"])
 
 

@@ -44,7 +44,7 @@ from luwu.predict.ask.answer import memory_bytes
 from luwu.predict.ask.break_even import BreakEven, break_even
 from luwu.predict.ask.question_cost import Expense
 from luwu.predict.ask.question_training import Question, make_training_question
-from luwu.predict.ask.replay import TASKS_MAX, Replay, replay
+from luwu.predict.ask.replay import DIFFERS, TASKS_MAX, Replay, replay
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.job import StepTime
 from luwu.predict.plan.planner_budget import (
@@ -66,8 +66,6 @@ from luwu.predict.plan.search import OfSystem, Plan, Search
 
 PLAYED_MAX: Final = 100
 """Configurations that are played, the best first, while tasks are left."""
-DIFFERS: Final = 0.1
-"""Share of the closed form's step by which a play differs enough to be marked."""
 _BREAK_EVEN: Final = ("luwu", "zero3")
 
 
@@ -133,12 +131,12 @@ def plan(
                 own = _look_at(search, replace(question, topology=choice))
                 needs[question.system] = min(own, needs.get(question.system, math.inf))
     _check(search, min(needs.values(), default=math.inf))
-    best = search.plan(wish, costs, lambda each: _order(each, wish.goal))
+    best = search.plan(wish, costs, lambda each: order_by(wish.goal, each))
     for _ in range(played):
         left = played - sum(each.replay is not None for each in search.found)
         if not _play(search.found, best.best, left):
             break
-        best = search.plan(wish, costs, lambda each: _order(each, wish.goal))
+        best = search.plan(wish, costs, lambda each: order_by(wish.goal, each))
     systems = tuple(
         _of_system(name, table, search.found, best, needs.get(name))
         for name in systems_of(table)
@@ -154,7 +152,7 @@ def _of_system(
     there was nothing to try."""
     own = [each for each in found if each.question.system == system]
     if own:
-        first = min(own, key=lambda each: _order(each, best.goal))
+        first = min(own, key=lambda each: order_by(best.goal, each))
         if any(each.question.system == system for each in best.best):
             return OfSystem(system, first, "")
         winner = next(
@@ -188,11 +186,6 @@ def _look_at(search: Search[Found], question: Question) -> float:
 
         search.score(question, found)
     return needs
-
-
-def _order(found: Found, goal: str) -> float:
-    value = found.dollars_per_million_tokens if goal.startswith("dollars") else -found.tokens_per_s
-    return order_by(goal, value, found.expense)
 
 
 def _play(found: list[Found], best: Sequence[Found], count: int) -> bool:

@@ -240,15 +240,11 @@ def _of_hosts(costs: Costs, count: int) -> Expense:
     return Expense(dollars_per_s=owned_dollars_per_s(hosts.bill, costs.tariff), bill=hosts.bill)
 
 
-def order_by(goal: str, value: float | None, spent: Expense | None) -> float:
-    """In which a goal has configurations, least first: `value` is that of a goal without a price,
-    the price of tokens among them, small where it is good."""
-    if goal not in ("capex", "watts"):
-        return value or 0.0
-    bill = spent.bill if spent is not None else None
-    assert bill is not None  # make_wish saw to it
-    found: float = getattr(bill, goal)
-    return found
+def order_by(goal: str, found: Any) -> float:
+    """In which a goal has configurations, least first."""
+    if goal == "tokens_per_s":
+        return float(-found.tokens_per_s)
+    return float(getattr(found if goal not in ("capex", "watts") else found.expense.bill, goal))
 
 
 Configuration = TypeVar("Configuration")

@@ -96,7 +96,7 @@ def plan_inference(table: Mapping[str, Any], catalogue: Catalogue) -> Plan[Found
         for one in configurations({**table, "devices": devices}, catalogue):
             _look_at_batches(search, one, catalogue, choices, costs.get(one["system"]))
     _check(search)
-    return search.plan(wish, costs, lambda each: _order(each, wish.goal))
+    return search.plan(wish, costs, lambda each: order_by(wish.goal, each))
 
 
 def _look_at_batches(
@@ -130,12 +130,6 @@ def _found(question: AnyQuestion, served: AnyServed, spent: Expense | None) -> F
         first_token_s=first_s, token_s=token_s, expense=spent,
         binding=max(parts, key=lambda name: parts[name]),
     )  # fmt: skip
-
-
-def _order(found: FoundInference, goal: str) -> float:
-    if goal == "tokens_per_s":
-        return -found.tokens_per_s
-    return order_by(goal, getattr(found, goal, None), found.expense)
 
 
 def _check(search: Search[FoundInference]) -> None:

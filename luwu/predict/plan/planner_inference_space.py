@@ -14,13 +14,9 @@ from itertools import product
 from typing import Any, Final, TypeAlias
 
 from luwu.base.errors import ConfigError
-from luwu.base.suggestion import suggestion
 from luwu.predict.ask.question_cost import Costs
-from luwu.predict.ask.question_inference import (
-    INFERENCE,
-    InferenceQuestion,
-    make_inference_question,
-)
+from luwu.predict.ask.question_inference import InferenceQuestion, make_inference_question
+from luwu.predict.ask.question_keys import INFERENCE, keys_of
 from luwu.predict.ask.question_sockets import SocketQuestion, make_socket_question
 from luwu.predict.hardware import units
 from luwu.predict.hardware.catalogue import Catalogue
@@ -35,7 +31,7 @@ from luwu.predict.inference.inference_job import (
 )
 from luwu.predict.inference.inference_sockets import socket_cache_bytes, socket_weight_bytes
 from luwu.predict.plan.planner_budget import KEYS
-from luwu.predict.plan.planner_space import check_systems
+from luwu.predict.plan.planner_space import asked_systems
 
 AnyQuestion: TypeAlias = InferenceQuestion | SocketQuestion
 LIMITS: Final = ("first_token_s", "token_s")
@@ -46,11 +42,9 @@ _CHOICES: Final = {
     "inference-sockets": ("precision", "kv_precision"),
 }
 _OWN: Final = {
-    "inference": ("device", "batching", "budget_tokens"),
-    "inference-sockets": (
-        "processor", "inside", "host_sockets", "parallel_blocks", "memory_bytes",
-    ),
-}  # fmt: skip
+    name: [key for key in keys_of(name) if any(key not in keys_of(each) for each in INFERENCE)]
+    for name in INFERENCE
+}
 """Keys that are not those of the other system."""
 _OF_PLANS: Final = ("systems", "topology", "cost", *KEYS, *(f"{each}_max" for each in LIMITS))
 _ROOMY_BYTES: Final = 1e30
@@ -62,25 +56,17 @@ _HOST_SOCKETS: Final = 2
 def is_of_inference(table: Mapping[str, Any]) -> bool:
     """True if a plan's table asks for inference, by its systems or by its tokens."""
     asked = table.get("systems")
-    check_systems(asked)
-    if asked is None:
-        return "input_tokens" in table
-    return any(each in INFERENCE for each in asked)
+    if isinstance(asked, list):
+        return any(each in INFERENCE for each in asked)
+    return asked is None and "input_tokens" in table
 
 
 def systems_of(table: Mapping[str, Any]) -> list[str]:
     """Those asked; by default those that have a device or a processor. Raises ConfigError."""
-    asked = table.get("systems")
-    check_systems(asked)
+    asked = asked_systems(table, INFERENCE, "; a plan is for inference or for training")
     if asked is None:
         return [name for name, keys in _OWN.items() if keys[0] in table] or ["inference"]
-    for name in asked:
-        if name not in INFERENCE:
-            raise ConfigError(
-                f"systems: {name!r} is not one of {', '.join(INFERENCE)}; a plan is for inference "
-                f"or for training{suggestion(str(name), INFERENCE)}"
-            )
-    return list(asked)
+    return asked
 
 
 def limits_of(table: Mapping[str, Any]) -> dict[str, float]:

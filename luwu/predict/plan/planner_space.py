@@ -14,13 +14,13 @@ those alone count that share devices and batch evenly. Degrees of "3d", each onl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.predict.ask.question_cost import Costs, make_costs
-from luwu.predict.ask.question_training import SECTIONS, TRAINING
+from luwu.predict.ask.question_keys import SECTIONS, TRAINING
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.keys import text_of, whole_of
 from luwu.predict.hardware.model import Transformer
@@ -175,32 +175,34 @@ def _experts(experts: int, tensor: int, ranks: int) -> Iterator[dict[str, int]]:
             yield {"expert": expert, "expert_tensor": 1}
 
 
-def check_systems(asked: Any) -> None:
-    """Raises ConfigError for what is no list of names."""
+def asked_systems(
+    table: Mapping[str, Any], known: Iterable[str], more: str = ""
+) -> list[str] | None:  # fmt: skip
+    """Those that a plan names, of `known`; None: it names none. Raises ConfigError."""
+    asked = table.get("systems")
     if asked is None:
-        return
+        return None
     if not isinstance(asked, list) or not asked or not all(isinstance(e, str) for e in asked):
         raise ConfigError(f"systems: {asked!r} is not a list of names; one such as ['3d'] fits")
     for name in asked:
         if asked.count(name) > 1:
             raise ConfigError(f"systems: {name!r} is there twice; each once fits")
+        if name not in known:
+            raise ConfigError(
+                f"systems: {name!r} is not one of {', '.join(known)}{more}{suggestion(name, known)}"
+            )
+    return list(asked)
 
 
 def systems_of(table: Mapping[str, Any]) -> list[str]:
     """Those asked; by default those that are told enough of. Raises ConfigError."""
-    asked = table.get("systems")
-    check_systems(asked)
+    asked = asked_systems(table, TRAINING)
     if asked is None:
         return [name for name in TRAINING if SECTIONS.get(name) is None or SECTIONS[name] in table]
     for name in asked:
-        if name not in TRAINING:
-            raise ConfigError(
-                f"systems: {name!r} is not one of {', '.join(TRAINING)}"
-                f"{suggestion(str(name), TRAINING)}"
-            )
         if SECTIONS.get(name) not in (None, *table):
             raise ConfigError(f"[{SECTIONS[name]}] is missing: {name} needs to know its hosts")
-    return list(asked)
+    return asked
 
 
 def _software(table: Mapping[str, Any], system: str) -> Any:

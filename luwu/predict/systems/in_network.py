@@ -1,7 +1,7 @@
 """A step of LuWu: weights and optimizer state at the node, sums and copies in the network.
 
     L1  down      pulls * 2 Psi / min(port of a worker, port of the node): each byte leaves the node
-                  once, the switch copies it
+                  once, the switch copies it for every worker, or for every host (L8)
     L2  up        gradient bytes * Psi / min(port of a worker, switch, port of the node): the switch
                   sums, so the node takes one gradient
     L3  read      12 Psi (1 - cached) / drives        L4  write    the same
@@ -17,6 +17,10 @@
                   are updated, so that all compute overlaps with all pulls
     L7  tail      the first unit's gradient is the last to come, and its weights the first to be
                   needed: its push, read, update and pull, which nothing hides
+    L8  per host  with `per_host` each of the k devices of a host pulls (and pushes) 1/k of a unit
+                  through its part of the host's NICs, and has the rest from the others of its
+                  domain, who sum first what they push: min(k port, k/(k - 1) domain) in place of
+                  the port of a worker; a step is no shorter than both take on a domain's link
 
 It is right where resources are the limit, and not the order of work: `luwu/predict/driven`, which
 runs the protocol cores, models windows, threads and pages that must be written before they are read
@@ -32,13 +36,17 @@ import math
 from dataclasses import dataclass
 
 from luwu.base.errors import ConfigError
+from luwu.base.suggestion import suggestion
 from luwu.predict.hardware.curves import Notes
 from luwu.predict.hardware.hardware import Network
 from luwu.predict.hardware.hosts import ADAM_BYTES, STATE_BYTES, Host
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import compute_time, operators_of
 from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.placement import domain_count, domain_path
 
+PER_HOST = ("none", "pull", "pull-and-push")
+DOMAIN_LINK = "domain link"
 DMA = 1.0
 """Passes over memory of what a drive reads or writes, besides those of the update: the processor's
 cache takes part (DDIO); 2 where it does not."""
@@ -63,12 +71,65 @@ class OptimizerNodes:
     pulls_ahead: bool = False
     """Workers pull units into their hosts' memory while others still compute backward, as soon as
     they are updated, instead of within a window of a few units."""
+    per_host: str = "none"
+    """What goes to a host once instead of to each of its devices, of PER_HOST."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached <= 1:
             raise ConfigError(f"cached: {self.cached} is not a share; give 0 to 1")
         if self.nodes < 1 or self.tiers < 0 or self.pulls not in (1, 2):
             raise ConfigError("nodes is at least 1, tiers at least 0, and pulls are 1 or 2")
+        if self.per_host not in PER_HOST:
+            raise ConfigError(
+                f"per_host: {self.per_host!r} is not one of {', '.join(PER_HOST)}"
+                f"{suggestion(self.per_host, PER_HOST)}"
+            )
+
+
+def pull_rate(job: TrainingJob, nodes: OptimizerNodes) -> float:
+    """Bytes a second of a unit on its way to all workers (L1)."""
+    return min(_worker_rate(job, nodes.per_host != "none"), _node_rate(nodes))
+
+
+def push_rate(job: TrainingJob, nodes: OptimizerNodes) -> float:
+    """The same of gradients on their way to the node (L2)."""
+    worker = _worker_rate(job, nodes.per_host == "pull-and-push")
+    return min(worker, _node_rate(nodes), nodes.aggregate_rate)
+
+
+def domain_use(job: TrainingJob, nodes: OptimizerNodes) -> float:
+    """Share of a domain's link that pulls and pushes together would take at their rates (L8)."""
+    devices = host_devices(job)
+    rates = pull_rate(job, nodes) * (nodes.per_host != "none")
+    rates += push_rate(job, nodes) * (nodes.per_host == "pull-and-push")
+    return rates * (devices - 1) / devices / domain_path(job.device).rate
+
+
+def port_bytes(job: TrainingJob, nodes: OptimizerNodes) -> dict[str, float]:
+    """Through each worker's port, or its part of one, in a step: down, and up."""
+    devices, m = host_devices(job), job.micro_batches
+    pulls = devices if nodes.per_host != "none" else 1
+    pushes = devices if nodes.per_host == "pull-and-push" else 1
+    return {
+        "pull": m * nodes.pulls * WIRE_BYTES * float(job.model.parameters) / pulls,
+        "push": m * job.software.gradient_bytes * job.model.parameters / pushes,
+    }
+
+
+def host_devices(job: TrainingJob) -> int:
+    """Devices of the job in its emptiest host, which is the slowest to share a unit (L8)."""
+    return job.devices % domain_count(job) or domain_count(job)
+
+
+def _worker_rate(job: TrainingJob, per_host: bool) -> float:
+    port, devices = job.network.port_rate, host_devices(job)
+    if not per_host or devices == 1:
+        return port
+    return min(devices * port, devices / (devices - 1) * domain_path(job.device).rate)
+
+
+def _node_rate(nodes: OptimizerNodes) -> float:
+    return nodes.network.port_rate * nodes.nodes
 
 
 def predict_in_network_step(job: TrainingJob, nodes: OptimizerNodes) -> StepTime:
@@ -96,10 +157,11 @@ def predict_in_network_step(job: TrainingJob, nodes: OptimizerNodes) -> StepTime
         binds["push"] = resources["push"]
     parts |= {f"waiting for {name}": seconds for name, seconds in waits.items() if seconds}
     parts["tail"] = tail(job, nodes, within=longest)
-    left = resources["disk write"] - sum(parts.values())
-    if left > 0:
-        parts["waiting for disk write"] = parts.get("waiting for disk write", 0.0) + left
-        binds["disk write"] = resources["disk write"]
+    for name in ("disk write", DOMAIN_LINK):
+        left = resources.get(name, 0.0) - sum(parts.values())
+        if left > 0:
+            parts[f"waiting for {name}"] = parts.get(f"waiting for {name}", 0.0) + left
+            binds[name] = resources[name]
     return StepTime(
         parts=parts, micro_batches=m, notes=notes, bound_by=max(binds, key=lambda n: binds[n]),
         resources={"compute": m * sum(compute.values()), **resources},
@@ -128,18 +190,22 @@ def node_resources(job: TrainingJob, nodes: OptimizerNodes, parameters: float) -
     """Seconds that each resource is busy with so many parameters, once pulled and pushed for each
     micro-batch (L1 to L5)."""
     own = parameters / nodes.nodes
-    worker, node = _rate(job.network), _rate(nodes.network) * nodes.nodes
     down = nodes.pulls * WIRE_BYTES * parameters
     up = job.software.gradient_bytes * parameters
     host, away = nodes.host, (1 - nodes.cached) * STATE_BYTES * own
     passed = ADAM_BYTES * own + 2 * DMA * away + job.micro_batches * (up + down) / nodes.nodes
-    return {
-        "pull": job.micro_batches * down / min(worker, node),
-        "push": job.micro_batches * up / min(worker, node, nodes.aggregate_rate),
+    busy = {
+        "pull": job.micro_batches * down / pull_rate(job, nodes),
+        "push": job.micro_batches * up / push_rate(job, nodes),
         "disk read": host.read(away),
         "disk write": host.write(away),
         "node memory": passed / host.memory_rate,
     }
+    if nodes.per_host != "none":
+        passed_on = down + (up if nodes.per_host == "pull-and-push" else 0.0)
+        devices, rate = host_devices(job), domain_path(job.device).rate
+        busy[DOMAIN_LINK] = job.micro_batches * passed_on * (devices - 1) / devices / rate
+    return busy
 
 
 def tail(job: TrainingJob, nodes: OptimizerNodes, *, within: str) -> float:
@@ -153,7 +219,3 @@ def tail(job: TrainingJob, nodes: OptimizerNodes, *, within: str) -> float:
     pull = resources["pull"] / (job.micro_batches * nodes.pulls)
     hops = 2 * (job.network.latency_s + nodes.tiers * job.network.hop_s)
     return sum(seconds.values()) + pull + hops
-
-
-def _rate(network: Network) -> float:
-    return network.port_rate

@@ -21,6 +21,7 @@ from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hosts import STATE_BYTES, Host
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.traffic import GATHERS
 from luwu.predict.systems.zero import predict_sharded_step
 
 
@@ -49,15 +50,12 @@ def predict_offload_step(job: TrainingJob, offload: Offload) -> StepTime:
     """The time of a step (U4). Raises ConfigError where states do not fit a host."""
     _check_memory(job, offload)
     sharded = predict_sharded_step(job)
-    share = job.model.parameters * offload.devices / job.devices
-    resources = _optimizer_stage(job, offload, share)
+    resources = optimizer_stage(job, offload)
     parts = {
         name: seconds for name, seconds in sharded.parts.items()
         if name != "optimizer"
     }  # fmt: skip
-    gradients = job.software.gradient_bytes * share / offload.devices / job.device.host_rate
-    gathers = 2 * WIRE_BYTES * share if offload.weights_to_disk else 0.0
-    moved = job.micro_batches * (gradients + offload.host.read(gathers) if gathers else gradients)
+    moved = job.micro_batches * sum(moved_in_backward(job, offload))
     computing = sum(seconds for name, seconds in parts.items() if name != "exchange")
     parts["offload in backward"] = max(0.0, moved - computing)
     stage = max if offload.pipelined else sum
@@ -68,9 +66,17 @@ def predict_offload_step(job: TrainingJob, offload: Offload) -> StepTime:
     )
 
 
-def _optimizer_stage(job: TrainingJob, offload: Offload, share: float) -> dict[str, float]:
+def moved_in_backward(job: TrainingJob, offload: Offload) -> tuple[float, float]:
+    """Seconds of a micro-batch: gradients down PCIe (U1), weights from drives for gathers (U3)."""
+    share = _share(job, offload)
+    gradients = job.software.gradient_bytes * share / offload.devices / job.device.host_rate
+    gathers = GATHERS * WIRE_BYTES * share if offload.weights_to_disk else 0.0
+    return gradients, offload.host.read(gathers)
+
+
+def optimizer_stage(job: TrainingJob, offload: Offload) -> dict[str, float]:
     """Seconds of each resource in the optimizer stage (U5), for a host's share of parameters."""
-    host = offload.host
+    host, share = offload.host, _share(job, offload)
     stage = {
         "PCIe": WIRE_BYTES * share / offload.devices / job.device.host_rate,
         "processor": host.adam(share),
@@ -83,9 +89,14 @@ def _optimizer_stage(job: TrainingJob, offload: Offload, share: float) -> dict[s
     return stage
 
 
+def _share(job: TrainingJob, offload: Offload) -> float:
+    """Parameters of a host."""
+    return job.model.parameters * offload.devices / job.devices
+
+
 def _check_memory(job: TrainingJob, offload: Offload) -> None:
     """Check that the resident data of a host fits in its memory."""
-    share = job.model.parameters * offload.devices / job.devices
+    share = _share(job, offload)
     kept = 0.0 if offload.to_disk else STATE_BYTES * share
     kept += 0.0 if offload.weights_to_disk else WIRE_BYTES * share
     if kept > offload.host.memory_bytes:

@@ -9,6 +9,8 @@ this kind sum integers that hosts convert from floats. Sources: DisDP's comparis
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from luwu.predict.hardware.curves import Notes
 from luwu.predict.hardware.software import fitted
 from luwu.predict.model.collectives import ring_all_reduce, switch_all_reduce
@@ -21,31 +23,53 @@ from luwu.predict.systems.training import OPTIMIZER_BYTES
 from luwu.predict.systems.zero import kept_rate, sharded_path
 
 
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """The sum of all gradients, once per step."""
+
+    seconds: float
+    """Without compute beside it."""
+    kappa: float
+    eta: float
+    """What it takes of compute, and what compute leaves of it, while both run (V1)."""
+
+
+def ring_reduction(job: TrainingJob) -> Reduction:
+    """By the devices themselves, in a ring (R1)."""
+    gradients = job.software.gradient_bytes * job.model.parameters
+    seconds = ring_all_reduce(job.devices, gradients, sharded_path(job))
+    return Reduction(seconds, KAPPA if job.devices > 1 else 0.0, kept_rate(job))
+
+
+def switch_reduction(job: TrainingJob) -> Reduction:
+    """By a switch that hands the sum back (R2)."""
+    if job.devices == 1:
+        return Reduction(0.0, 0.0, 1.0)
+    gradients = job.software.gradient_bytes * job.model.parameters
+    path = network_path(job.network)
+    seconds = switch_all_reduce(1, gradients, path, fitted("atp_share") * path.rate)
+    return Reduction(seconds, 0.0, 1.0)
+
+
 def predict_replicated_step(job: TrainingJob) -> StepTime:
     """The time of a step of DDP (R1)."""
-    gradients = job.software.gradient_bytes * job.model.parameters
-    exchange = ring_all_reduce(job.devices, gradients, sharded_path(job))
-    return _step(job, exchange, kappa=KAPPA if job.devices > 1 else 0.0, left=kept_rate(job))
+    return _step(job, ring_reduction(job))
 
 
 def predict_switch_summed_step(job: TrainingJob) -> StepTime:
-    """The time of a step whose gradients a switch sums and hands back (R2)."""
-    gradients = job.software.gradient_bytes * job.model.parameters
-    path = network_path(job.network)
-    exchange = 0.0
-    if job.devices > 1:
-        exchange = switch_all_reduce(1, gradients, path, fitted("atp_share") * path.rate)
-    return _step(job, exchange, kappa=0.0, left=1.0)
+    """The time of a step whose gradients a switch sums (R2)."""
+    return _step(job, switch_reduction(job))
 
 
-def _step(job: TrainingJob, exchange: float, *, kappa: float, left: float) -> StepTime:
-    """Gradients are reduced once a step, beside the backward of its last micro-batch."""
+def _step(job: TrainingJob, reduction: Reduction) -> StepTime:
+    """Gradients are reduced once per step, beside the backward of its last micro-batch."""
     notes = Notes()
     operators: Operators = operators_of(job, notes)
     compute = compute_time(job, operators)
     m = job.micro_batches
     parts = {name: m * seconds for name, seconds in compute.items()}
     backward = sum(compute.values()) * 2 / 3
-    parts["exchange"] = overlapped(backward, exchange, kappa=kappa, eta=left).exposed
+    hidden = overlapped(backward, reduction.seconds, kappa=reduction.kappa, eta=reduction.eta)
+    parts["exchange"] = hidden.exposed
     parts["optimizer"] = operators.passes(job.model.parameters * OPTIMIZER_BYTES)
     return StepTime(parts=parts, micro_batches=m, notes=notes)

@@ -36,11 +36,11 @@ from luwu.predict.model.placement import (
     Group,
     domain_path,
     gradient_group,
-    network_path,
+    leaving_path,
     pipeline_group,
     ring_path,
 )
-from luwu.predict.model.traffic import all_reduces, stage_bytes, three_d_busy
+from luwu.predict.model.traffic import BOTH_ENDS, all_reduces, stage_bytes, three_d_busy
 
 OPTIMIZER_BYTES = 30
 """That Adam passes over for a parameter: master, two moments, gradient and the 16-bit copy."""
@@ -123,7 +123,7 @@ def _send_time(job: TrainingJob) -> float:
     back = (job.virtual - 1) * (stages.domains > 1)  # from the last stage to the first
     crossings = (stages.domains - 1) * job.virtual + back
     inside = stages.size * job.virtual - 1 - crossings
-    whole = crossings * send(nbytes, network_path(job.network))
+    whole = crossings * send(nbytes, leaving_path(job, stages, BOTH_ENDS))
     whole += inside * send(nbytes, domain_path(job.device))
     return whole / (crossings + inside)
 

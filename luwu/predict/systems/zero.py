@@ -32,8 +32,7 @@ def predict_sharded_step(job: TrainingJob) -> StepTime:
     model, path = job.model, sharded_path(job)
     compute = compute_time(job, operators)
     gradient = job.software.gradient_bytes
-    both = (GATHERS * WIRE_BYTES + gradient) * model.parameters
-    exchange = ring_all_gather(job.devices, both, path)
+    exchange = exchange_time(job)
     hidden = overlapped(sum(compute.values()), exchange, kappa=KAPPA, eta=kept_rate(job))
     ends = ring_all_gather(job.devices, (WIRE_BYTES + gradient) * model.layer_parameters, path)
     m = job.micro_batches
@@ -42,6 +41,12 @@ def predict_sharded_step(job: TrainingJob) -> StepTime:
     parts["exchange"] = m * (exposed + ends)
     parts["optimizer"] = operators.passes(model.parameters * OPTIMIZER_BYTES / job.devices)
     return StepTime(parts=parts, micro_batches=m, notes=notes)
+
+
+def exchange_time(job: TrainingJob) -> float:
+    """Seconds of the gathers and the reduction of a micro-batch, without compute beside (Z1)."""
+    nbytes = (GATHERS * WIRE_BYTES + job.software.gradient_bytes) * job.model.parameters
+    return ring_all_gather(job.devices, nbytes, sharded_path(job))
 
 
 def kept_rate(job: TrainingJob) -> float:

@@ -1,33 +1,24 @@
-"""Rail-only networks, virtual functions by threads, slow and fast links, and a newer device."""
+"""Rail-only networks, and virtual functions by threads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 from luwu.predict.check.blind.rail_only import RailOnlySaving, rail_only_savings
 from luwu.predict.check.blind.rows import BlindRow
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.software import software
-from luwu.predict.model.job import TrainingJob
-from luwu.predict.systems.training import predict_step
-from luwu.predict.systems.zero import predict_sharded_step
 
 _GROUP: Final = "Networks"
 _ENDPOINTS: Final = 32768
 _RADICES: Final = (64, 128, 256)
 _DOMAINS: Final = (8, 16, 32, 64, 128, 256)
-_VM_RATES: Final = (10.5, 37.1, 349.0)
-_HOST_DEVICES: Final = 8
 
 
 def rows(catalogue: Catalogue) -> Iterator[BlindRow]:
     """All of them."""
     yield from _rail_only(catalogue)
     yield _virtual_functions(catalogue)
-    yield from _newer_device(catalogue)
-    yield from _slow_links(catalogue)
 
 
 def _rail_only(catalogue: Catalogue) -> Iterator[BlindRow]:
@@ -85,51 +76,3 @@ def _virtual_functions(catalogue: Catalogue) -> BlindRow:
         configuration={"network": "sriov", "threads": 24},
         assumptions=("threads add up until the port is full",),
     )  # fmt: skip
-
-
-def _newer_device(catalogue: Catalogue) -> Iterator[BlindRow]:
-    """GPT-3 on 1,024 devices, an A100 in 16 bits over a B200 in 16 and in 8."""
-    old = TrainingJob(
-        model=catalogue.model("GPT-175B"), device=catalogue.device("A100-80"),
-        network=catalogue.network("ib-hdr"), software=software("megatron-2023"), devices=1024,
-        batch=2048, sequence=2048, tensor=8, pipeline=8, virtual=6, sequence_parallel=True,
-        recompute="selective",
-    )  # fmt: skip
-    before = predict_step(old).seconds
-    for precision in ("bf16", "fp8"):
-        new = replace(
-            old, device=catalogue.device("B200-180"), network=catalogue.network("ib-ndr"),
-            software=software("nemo-2024"), precision=precision,
-        )  # fmt: skip
-        yield BlindRow(
-            group=_GROUP, name=f"GPT-175B, A100 in bf16 to B200 in {precision}, speed-up",
-            value=before / predict_step(new).seconds, unit="ratio",
-            configuration={"model": "GPT-175B", "devices": 1024, "tensor": 8, "pipeline": 8,
-                           "virtual": 6, "batch": 2048, "precision": precision},
-            assumptions=("each with the software and the network of its time: Megatron of 2023 on "
-                         "HDR, NeMo of 2024 on NDR", "the same parallel ranks"),
-        )  # fmt: skip
-
-
-def _slow_links(catalogue: Catalogue) -> Iterator[BlindRow]:
-    """70B, states sharded over 64 devices, hosts of eight behind one virtual port each."""
-    network = catalogue.network("sriov")
-    job = TrainingJob(
-        model=catalogue.model("Llama3-70B"), device=catalogue.device("H100-80"), network=network,
-        software=software("torchtitan-2024"), devices=64, batch=64, sequence=4096,
-        recompute="full",
-    )  # fmt: skip
-    for rate in _VM_RATES:
-        port = replace(network, rate=rate * 1e9 / 8 / _HOST_DEVICES, stream_rate=None)
-        seconds = predict_sharded_step(replace(job, network=port)).seconds
-        for what, value, unit in (
-            ("step time", seconds, "s"),
-            ("throughput", job.tokens / seconds / job.devices, "token/s/device"),
-        ):
-            yield BlindRow(
-                group=_GROUP, name=f"Llama3-70B, ZeRO-3, 64 x H100, {rate:g} Gbit/s a host, {what}",
-                value=value, unit=unit,
-                configuration={"model": "Llama3-70B", "devices": 64, "host_gbit_s": rate},
-                assumptions=("eight devices share the port of a host", "one sequence of 4,096 "
-                             "tokens a device, full recomputation", "kernels of PyTorch"),
-            )  # fmt: skip

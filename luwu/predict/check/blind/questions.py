@@ -1,8 +1,8 @@
-"""The second set of blind predictions: rows that are a question each, as users write it.
+"""Blind predictions that are a question each, as users write it.
 
-`data/calibration/blind_2.toml` has them. A row's `configuration` has the quantity, the question
-with all its keys and, of a ratio, the question that it is `over`; so a number of the frozen
-document can be computed again from the document alone (`predicted`).
+`data/calibration/blind_1.toml` and `blind_2.toml` have them. A row's `configuration` has the
+quantity, the question with all its keys and, of a ratio, the question that it is `over`; so a
+number of a document can be computed again from the document alone (`predicted`).
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer_inference import first_token_parts
 from luwu.predict.ask.answer_training import memory_bytes
-from luwu.predict.ask.question import InferenceQuestion, Question, make_question
+from luwu.predict.ask.question import AnyQuestion, Question, SocketQuestion, make_question
 from luwu.predict.ask.question_inference import Served
+from luwu.predict.ask.sweep import replaced
 from luwu.predict.check.blind.rows import BlindRow
 from luwu.predict.check.calibration import published_operations, read
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.model.job import StepTime, TrainingJob
+from luwu.predict.model.job import StepTime, TrainingJob, utilisation
+from luwu.predict.model.memory import activation_bytes, state_bytes
 
-FILE: Final = "blind_2.toml"
+SETS: Final = ("blind_1.toml", "blind_2.toml")
+_UNITS: Final = ("s", "ms", "GiB", "share")
+"""Of quantities, besides rates."""
 
 
 def _model_operations(job: TrainingJob, seen: float) -> float:
@@ -31,6 +34,10 @@ def _model_operations(job: TrainingJob, seen: float) -> float:
 
 
 _TRAINING: Final[dict[str, Callable[[TrainingJob, StepTime], float]]] = {
+    "step s": lambda job, step: step.seconds,
+    "mfu share": lambda job, step: utilisation(job, step.seconds)["mfu"],
+    "states GiB": lambda job, step: state_bytes(job) / 2**30,
+    "activations GiB": lambda job, step: activation_bytes(job) / 2**30,
     "token/s": lambda job, step: job.tokens / step.seconds,
     "token/s/device": lambda job, step: job.tokens / step.seconds / job.devices,
     "TFLOP/s/device with recomputation":
@@ -48,12 +55,12 @@ _INFERENCE: Final[dict[str, Callable[[Served], float]]] = {
     "first token ms": lambda served: 1e3 * sum(first_token_parts(served).values()),
     "between tokens ms": lambda served: 1e3 * served.inference.token_s,
 }
-QUANTITIES: Final = (*_TRAINING, *_INFERENCE)
+_SOCKETS_MS: Final = "between tokens ms"
 
 
-def rows(catalogue: Catalogue) -> Iterator[BlindRow]:
-    """All of them, each alternative after the row that counts."""
-    for series in read(FILE)["series"]:
+def rows(catalogue: Catalogue, file: str) -> Iterator[BlindRow]:
+    """All of a set, each alternative after the row that counts."""
+    for series in read(file)["series"]:
         for index in range(_count(series)):
             counted = _row(catalogue, series, index, {})
             yield counted
@@ -64,7 +71,7 @@ def rows(catalogue: Catalogue) -> Iterator[BlindRow]:
 
 def not_predicted() -> list[dict[str, str]]:
     """What cannot be asked, and why."""
-    found: list[dict[str, str]] = read(FILE)["not_predicted"]
+    found: list[dict[str, str]] = read(SETS[1])["not_predicted"]
     return found
 
 
@@ -113,18 +120,26 @@ def _row(
 def _unit(quantity: str) -> str:
     """Of the units that a quantity has in its name."""
     words = quantity.replace(",", "").split()
-    return next(word for word in words if "/" in word or word == "ms")
+    return next(word for word in words if "/" in word or word in _UNITS)
+
+
+def _question(table: dict[str, Any], catalogue: Catalogue) -> AnyQuestion:
+    """With the section of its system alone, and other numbers of what it names."""
+    changes = {key: value for key, value in table.items() if key == "system" or "." in key}
+    rest = {key: value for key, value in table.items() if key not in changes}
+    return make_question(*replaced(rest, changes, catalogue))
 
 
 def _value(
     quantity: str, table: dict[str, Any], catalogue: Catalogue
 ) -> tuple[float, dict[str, str]]:
-    question = make_question(table, catalogue)
+    question = _question(table, catalogue)
     if isinstance(question, Question):
         step = question.answer()
         return _TRAINING[quantity](question.job, step), step.notes.extrapolated
-    if not isinstance(question, InferenceQuestion):
-        raise ConfigError(f"system: {question.system!r} has no blind rows of this kind")
+    if isinstance(question, SocketQuestion):
+        assert quantity == _SOCKETS_MS
+        return 1e3 * question.answer().token.seconds, {}
     served = question.answer()
     notes = (served.inference.prefill.notes, served.inference.decode.notes)
     found = {key: text for each in notes for key, text in each.extrapolated.items()}
@@ -133,7 +148,7 @@ def _value(
 
 def _missing_bytes(table: dict[str, Any], catalogue: Catalogue) -> float:
     """Memory that a device lacks in training; questions of inference that lack any are rejected."""
-    question = make_question(table, catalogue)
+    question = _question(table, catalogue)
     if not isinstance(question, Question):
         return 0.0
     needed = sum(memory_bytes(question).values())

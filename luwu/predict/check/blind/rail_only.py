@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Link, Network, Switch
 from luwu.predict.networks.cost import Bill, network_bill
-from luwu.predict.networks.rank_groups import port_rate, whole
+from luwu.predict.networks.rank_groups import port_rate
 from luwu.predict.networks.topologies import Clos, RailOnly
 
 
@@ -49,17 +48,8 @@ def _saved(before: float, after: float) -> float:
 def all_to_all_overhead(ranks: int, domain: int, rate: float, domain_rate: float) -> float:
     """Of rail-only over full bisection, in an all-to-all among so many ranks.
 
-    Rates are of one rank and direction. Raises ConfigError where domains do not divide the ranks,
-    or one holds all of them: then nothing goes over the network.
+    Rates are of one rank and direction.
     """
-    whole("domain", domain)
-    if ranks % domain or ranks == domain:
-        raise ConfigError(
-            f"domain: {domain} of {ranks} ranks do not fit; a divisor of {ranks} below it does"
-        )
-    for key, value in (("rate", rate), ("domain_rate", domain_rate)):
-        if not value > 0:
-            raise ConfigError(f"{key} must be > 0, got {value!r}")
     return (domain - 1) / domain / domain_rate / ((ranks - domain) / ranks / rate)
 
 
@@ -83,7 +73,6 @@ def rail_only_saving(
 
 def switch_of_radix(switch: Switch, radix: int) -> Switch:
     """A switch with another number of ports, at the same price and power of a port."""
-    whole("radix", radix, least=2)
     share = radix / switch.ports_count
     return replace(
         switch, name=f"{switch.name}, {radix} ports", ports_count=float(radix),

@@ -7,10 +7,9 @@ whether it holds: a bound from below, a range, the class of the largest model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from luwu.predict.check.blind import inference, networks, testbed, training
+from luwu.predict.check.blind import networks, questions, testbed
 from luwu.predict.check.blind.rows import BlindRow
 from luwu.predict.check.calibration import Compared, read
 from luwu.predict.hardware.catalogue import Catalogue
@@ -19,12 +18,9 @@ FAMILIES = ("training", "memory", "inference", "testbed", "networks")
 
 
 def blind_rows(catalogue: Catalogue) -> list[BlindRow]:
-    """Predictions of today, in a fixed order."""
-    parts: Iterable[Iterable[BlindRow]] = (
-        each(catalogue)
-        for each in (training.rows, inference.rows, testbed.rows, networks.rows)
-    )  # fmt: skip
-    return [row for part in parts for row in part]
+    """Predictions of the first set by the model of today."""
+    asked = questions.rows(catalogue, questions.SETS[0])
+    return [*asked, *testbed.rows(catalogue), *networks.rows(catalogue)]
 
 
 def seen_rows(catalogue: Catalogue) -> list[dict[str, Any]]:

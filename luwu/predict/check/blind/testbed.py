@@ -17,20 +17,14 @@ from luwu.predict.hardware.model import Transformer
 from luwu.predict.hardware.software import software
 from luwu.predict.model import collectives
 from luwu.predict.model.collectives import Path
-from luwu.predict.model.job import TrainingJob, utilisation
+from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import compute_time, operators_of
-from luwu.predict.model.memory import WINDOW_LAYERS, layer_activation_bytes, sharded_state_bytes
+from luwu.predict.model.memory import WINDOW_LAYERS, layer_activation_bytes
 from luwu.predict.model.operators import WIRE_BYTES
 from luwu.predict.model.placement import network_path
 
 _GROUP: Final = "LuWu testbed"
 _MODEL: Final = "GPT-175B"
-_BATCHES: Final = (2, 4, 8, 16, 32)
-_SIZES: Final = ("GPT-13B", "GPT-30B", "GPT-66B", "GPT-175B")
-_ASSUMED: Final = (
-    "sequences of 2,048 tokens", "one drive a worker, twelve at the node, 3.84 TB each",
-    "full recomputation; what is kept of activations has its place somewhere",
-)  # fmt: skip
 _LAYERS_IN_FLIGHT: Final = 2
 _RANKS: Final = 256
 _MICRO_BATCHES: Final = 16
@@ -47,14 +41,8 @@ _HOST_BYTES: Final = 256e9
 
 def rows(catalogue: Catalogue) -> Iterator[BlindRow]:
     """All of them."""
-    for system in ("luwu", "zero-infinity"):
-        for each in _BATCHES:
-            yield _throughput(catalogue, system, each)
     yield _largest(catalogue, "luwu")
     yield _largest(catalogue, "zero-infinity")
-    for model in _SIZES:
-        for system in ("zero3", "zero-infinity"):
-            yield _utilisation_ratio(catalogue, model, system)
     yield _step_centric(catalogue)
     yield from _many_ranks(catalogue)
     yield _dollars(catalogue)
@@ -63,33 +51,6 @@ def rows(catalogue: Catalogue) -> Iterator[BlindRow]:
 def _asked(catalogue: Catalogue, system: str, model: str, micro_batch: int) -> Question:
     batch = {"micro_batch": micro_batch, "batch": DEVICES * micro_batch}
     return testbed_question(catalogue, system, model, **batch)
-
-
-def _throughput(catalogue: Catalogue, system: str, micro_batch: int) -> BlindRow:
-    question = _asked(catalogue, system, _MODEL, micro_batch)
-    job = question.job
-    return BlindRow(
-        group=_GROUP, name=f"{_MODEL} by {system}, micro-batch {micro_batch}, throughput",
-        value=job.tokens / question.answer().seconds / job.devices, unit="token/s/device",
-        configuration={"system": system, "model": _MODEL, "micro_batch": micro_batch},
-        assumptions=_ASSUMED,
-    )  # fmt: skip
-
-
-def _utilisation_ratio(catalogue: Catalogue, model: str, system: str) -> BlindRow:
-    found = {}
-    for each in ("luwu", system):
-        question = _asked(catalogue, each, model, MICRO_BATCH)
-        found[each] = utilisation(question.job, question.answer().seconds)["mfu"]
-    job = _asked(catalogue, system, model, MICRO_BATCH).job
-    fits = system != "zero3" or sharded_state_bytes(job) < job.device.memory_bytes
-    runs = () if fits else (f"{system} would not fit the devices: as if it did",)
-    return BlindRow(
-        group=_GROUP, name=f"{model}, MFU of LuWu over {system}",
-        value=found["luwu"] / found[system], unit="ratio",
-        configuration={"model": model, "systems": ["luwu", system], "micro_batch": MICRO_BATCH},
-        assumptions=(*_ASSUMED, f"micro-batches of {MICRO_BATCH}", *runs),
-    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------- the largest model

@@ -1,0 +1,180 @@
+"""NICs that devices share, what a host has once, and the step by other software."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.predict.ask.answer import answer, text
+from luwu.predict.ask.question import make_question
+from luwu.predict.ask.question_training import Question
+from luwu.predict.ask.replay import replay
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.model.placement import placed, ring_path, step_path
+from luwu.predict.systems.in_network import PER_HOST, node_resources
+
+SMALL: dict[str, Any] = {
+    "model": "Llama3-8B", "device": "H100-80", "network": "roce-100g", "devices": 64,
+    "software": "torchtitan-2024", "sequence": 4096, "batch": 128, "recompute": "full",
+}  # fmt: skip
+NODE = {"processor": "Xeon-5320", "memory_bytes": "512 GB", "disk": "PM9A3", "disks": 8}
+LUWU = {**SMALL, "system": "luwu", "node": NODE}
+THREE_D = {
+    **SMALL, "system": "3d", "software": "nemo-2024", "tensor": 2, "pipeline": 2, "context": 2,
+    "micro_batch": 1,
+}  # fmt: skip
+ALL = [LUWU, THREE_D] + [{**SMALL, "system": name} for name in ("zero3", "ddp", "atp")]
+
+
+def asked(catalogue: Catalogue, table: dict[str, Any], **changes: Any) -> Question:
+    question = make_question({**table, **changes}, catalogue)
+    assert isinstance(question, Question)
+    return question
+
+
+@pytest.mark.feature("NICs that the devices of a host share")
+@pytest.mark.parametrize("table", ALL, ids=lambda table: table["system"])
+def test_predict_laws_fewer_nics_are_never_faster(
+    catalogue: Catalogue, table: dict[str, Any]
+) -> None:
+    """N16, G5. Goal: as many NICs as devices are what is assumed; with each half of them a step is
+    no shorter, and with one of eight at a tenth of the rate longer."""
+    slow = replace(catalogue, entries={**catalogue.entries, "network": {
+        **catalogue.entries["network"],
+        "roce-100g": replace(catalogue.network("roce-100g"), rate=1.25e9),
+    }})  # fmt: skip
+    steps = [asked(slow, table, nics_per_host=n).answer().seconds for n in (8, 4, 2, 1)]
+    assert steps[0] == asked(slow, table).answer().seconds
+    assert all(more <= fewer for more, fewer in pairwise(steps))
+    assert steps[0] < steps[-1]
+
+
+def test_predict_laws_what_is_shared_of_a_port(catalogue: Catalogue) -> None:
+    """G5. Goal: all devices that send have a part of a NIC, one that sends alone has all of it, and
+    a host with one NIC sends through it as through all of its devices' parts."""
+    job = asked(catalogue, THREE_D, nics_per_host=1).job
+    nic = catalogue.network("roce-100g").port_rate
+    whole = placed(job, 64, 1)
+    assert job.network.port_rate == nic / 8
+    assert ring_path(job, whole).rate == nic
+    flat = replace(job, software=replace(job.software, ring="flat"))
+    before = asked(catalogue, THREE_D).job
+    alone = replace(before, software=flat.software)
+    assert ring_path(flat, whole).rate == ring_path(alone, whole).rate
+    assert step_path(job, placed(job, 32, 2)).rate == nic / 2  # two groups leave the host
+
+
+@pytest.mark.parametrize("count", [3, 16])
+def test_bad_nics(catalogue: Catalogue, count: int) -> None:
+    with pytest.raises(ConfigError, match=rf"nics_per_host: {count} NICs .* 1, 2, 4, 8 fits"):
+        asked(catalogue, LUWU, nics_per_host=count)
+
+
+def test_bad_nics_with_a_topology(catalogue: Catalogue) -> None:
+    """Goal: an endpoint is a device's port, so neither shared ports nor hosts fit there."""
+    tree = {"kind": "aggregation-tree", "fan_in": 64}
+    with pytest.raises(ConfigError, match=r"nics_per_host: 8 devices share a NIC"):
+        asked(catalogue, LUWU, nics_per_host=1, topology=tree)
+    with pytest.raises(ConfigError, match=r"node.per_host: \[topology\]"):
+        asked(catalogue, {**LUWU, "node": {**NODE, "per_host": "pull"}}, topology=tree)
+    with pytest.raises(ConfigError, match=r"per_host: 'pul' .*did you mean pull"):
+        asked(catalogue, {**LUWU, "node": {**NODE, "per_host": "pul"}})
+    assert asked(catalogue, LUWU, nics_per_host=8, topology=tree).answer().seconds > 0
+
+
+@pytest.mark.feature("a pull per host instead of one per device")
+def test_predict_laws_a_host_pulls_once(catalogue: Catalogue) -> None:
+    """L8. Goal: what is sent once per host is an eighth of the bytes and, through one NIC, of the
+    time; the node still sends each byte once. Method: the answer's saving is that of the question
+    with the key."""
+    by_key = {
+        name: asked(catalogue, {**LUWU, "node": {**NODE, "per_host": name}}, nics_per_host=1)
+        for name in PER_HOST
+    }
+    busy = {}
+    for name, question in by_key.items():
+        assert question.nodes is not None
+        busy[name] = node_resources(question.job, question.nodes, question.job.model.parameters)
+    assert busy["pull"]["pull"] == pytest.approx(busy["none"]["pull"] / 8)
+    assert busy["pull"]["push"] == busy["none"]["push"]
+    assert busy["pull-and-push"]["push"] == pytest.approx(busy["none"]["push"] / 8)
+    found = answer(by_key["none"], catalogue)
+    saved = found["nics"]["once_per_host"]
+    for name in PER_HOST[1:]:
+        each, step_s = saved[name.replace("-", "_")], by_key[name].answer().seconds
+        assert each["step_s"] == step_s
+        assert each["saved_s"] == pytest.approx(found["step_s"] - step_s)
+    psi, m = by_key["none"].job.model.parameters, by_key["none"].job.micro_batches
+    assert saved["pull"]["port_bytes"]["pull"] == pytest.approx(m * 4 * psi)
+    assert saved["pull"]["saved_port_bytes"] == pytest.approx({"pull": 7 * m * 4 * psi, "push": 0})
+    assert answer(by_key["pull-and-push"], catalogue)["nics"]["once_per_host"] == {}
+
+
+def test_predict_laws_a_domain_link_carries_both(catalogue: Catalogue) -> None:
+    """L8. Goal: where what devices of a host pass on takes longest, it limits the step: pulls and
+    pushes together, seven eighths of each; the play is no shorter."""
+    device = replace(catalogue.device("H100-80"), domain_rate=1e9, all_reduce=None)
+    slow = replace(catalogue, entries={**catalogue.entries, "device": {"H100-80": device}})
+    question = asked(slow, {**LUWU, "node": {**NODE, "per_host": "pull-and-push", "nodes": 8}})
+    psi, m = question.job.model.parameters, question.job.micro_batches
+    found = question.answer()
+    assert found.binding == "domain link"
+    assert found.seconds == pytest.approx(m * (4 + 2) * psi * 7 / 8 / 1e9)
+    played_s = replay(question).step_s
+    assert played_s is not None
+    assert played_s >= found.seconds
+
+
+def test_predict_laws_the_play_has_the_same_ports(catalogue: Catalogue) -> None:
+    """Goal: with one NIC, and pulls of hosts, the play is no shorter than the pulls."""
+    for per_host in ("none", "pull"):
+        question = asked(
+            catalogue, {**LUWU, "node": {**NODE, "per_host": per_host}}, nics_per_host=1
+        )
+        assert question.nodes is not None
+        busy = node_resources(question.job, question.nodes, question.job.model.parameters)
+        played_s = replay(question).step_s
+        assert played_s is not None
+        assert played_s > busy["pull"] * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        (SMALL | {"system": "zero3"}, "8 per host of 8 devices (assumed): 92 Gbit/s per device"),
+        (THREE_D | {"nics_per_host": 1}, "1 per host of 8 devices: 11.5 Gbit/s per device"),
+        (SMALL | {"system": "zero3", "software": "deepspeed-2023"},
+         "1 per host of one device (assumed): 92 Gbit/s per device"),
+        ({"system": "inference", "model": "Llama3-8B", "device": "H100-80", "network": "roce-100g",
+          "nics_per_host": 2, "input_tokens": 10, "output_tokens": 10},
+         "2 per host of 8 devices: 23 Gbit/s per device"),
+        ({"system": "inference-sockets", "model": "Llama3-8B", "processor": "Xeon-8575C",
+          "network": "roce-100g", "input_tokens": 10, "output_tokens": 10},
+         "1 per host of 2 devices (assumed): 46 Gbit/s per device"),
+    ],
+    ids=["assumed", "given", "one device", "inference", "sockets"],
+)  # fmt: skip
+def test_the_answer_always_has_its_nics(
+    catalogue: Catalogue, table: dict[str, Any], line: str
+) -> None:
+    assert f"NICs              {line}" in text(answer(make_question(table, catalogue), catalogue))
+
+
+@pytest.mark.feature("the software whose efficiency is assumed, and others")
+def test_other_software_is_the_same_question_with_it(catalogue: Catalogue) -> None:
+    """Goal: others are those with rows of the same kind of system; what has no answer is left out;
+    the line names the one that is assumed."""
+    found = answer(asked(catalogue, LUWU), catalogue)
+    assert set(found["other_software_s"]) == {"composer-2023", "deepspeed-2021"}
+    step = asked(catalogue, LUWU, software="composer-2023").answer().seconds
+    assert found["other_software_s"]["composer-2023"] == step
+    line = f"the efficiency of torchtitan-2024 is assumed; by others: composer-2023 {step:.3f} s"
+    assert line in text(found)
+    three_d = answer(asked(catalogue, THREE_D), catalogue)
+    assert {"megatron-2023", "llama-2024"} < set(three_d["other_software_s"])
+    json.dumps(three_d)
