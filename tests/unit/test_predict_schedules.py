@@ -83,7 +83,7 @@ def test_predict_laws_a_stage_does_each_task_once(
         at = {task: index for index, task in enumerate(tasks)}
         for task in tasks:
             if task.kind == BACKWARD:
-                assert at[replace(task, kind=FORWARD)] < at[task]
+                assert at[task._replace(kind=FORWARD)] < at[task]
 
 
 def test_predict_laws_orders_of_the_source() -> None:
