@@ -241,7 +241,7 @@ def _of_hosts(costs: Costs, count: int) -> Expense:
 
 
 def order_by(goal: str, found: Any) -> float:
-    """In which a goal has configurations, least first."""
+    """The place of a configuration by a goal: the least are the best."""
     if goal == "tokens_per_s":
         return float(-found.tokens_per_s)
     return float(getattr(found if goal not in ("capex", "watts") else found.expense.bill, goal))

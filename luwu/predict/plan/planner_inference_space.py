@@ -57,7 +57,7 @@ def is_of_inference(table: Mapping[str, Any]) -> bool:
     """True if a plan's table asks for inference, by its systems or by its tokens."""
     asked = table.get("systems")
     if isinstance(asked, list):
-        return any(each in INFERENCE for each in asked)
+        return any(each in tuple(INFERENCE) for each in asked)
     return asked is None and "input_tokens" in table
 
 

@@ -14,7 +14,7 @@ those alone count that share devices and batch evenly. Degrees of "3d", each onl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
@@ -176,7 +176,7 @@ def _experts(experts: int, tensor: int, ranks: int) -> Iterator[dict[str, int]]:
 
 
 def asked_systems(
-    table: Mapping[str, Any], known: Iterable[str], more: str = ""
+    table: Mapping[str, Any], known: Collection[str], more: str = ""
 ) -> list[str] | None:  # fmt: skip
     """Those that a plan names, of `known`; None: it names none. Raises ConfigError."""
     asked = table.get("systems")
