@@ -305,13 +305,13 @@ BUGS = (
         SEVERAL_NODES,
     ),
     Bug(
-        "fill one page less",
-        "a step is decided by a node that is being filled before its last page is there",
+        "prepare beside a page",
+        "a step is prepared by a node that is being filled while a page is still to come",
         "switch_emu/node/core/filling.py",
         (
             (
-                "has_all = len(self._filled) >= self._shard.held_chunks\n",
-                "has_all = len(self._filled) >= self._shard.held_chunks - 1\n",
+                "return not self.number or (has_all and not self._under_way)\n",
+                "return True\n",
             ),
         ),
         SEVERAL_NODES,
@@ -322,6 +322,32 @@ BUGS = (
         "switch_emu/store/file.py",
         (("        if not self._steps.is_filled:", "        if False:"),),
         tests("tests/unit/test_store_crash.py", "tests/simulate/test_replicas.py"),
+    ),
+    Bug(
+        "empty what is read",
+        "a store is emptied to be filled while pages of it are read",
+        "switch_emu/node/core/node.py",
+        ((" or self.serving.is_reading\n", "\n"),),
+        SEVERAL_NODES,
+    ),
+    Bug(
+        "go on beside the emptying",
+        "updates of the attempt before are begun as the store is being emptied",
+        "switch_emu/node/core/node.py",
+        (
+            (
+                "        if self.joint.start_filling(is_idle=self._is_idle):\n            return\n",
+                "        self.joint.start_filling(is_idle=self._is_idle)\n",
+            ),
+        ),
+        SEVERAL_NODES,
+    ),
+    Bug(
+        "remember what was prepared",
+        "what a node that is being filled had prepared in one attempt counts in the next",
+        "switch_emu/switch/core/filling.py",
+        (("                self._prepared_version = -1", "                pass"),),
+        SEVERAL_NODES,
     ),
     Bug(
         "break a promise",

@@ -160,6 +160,7 @@ class Disk:
     def fill(self, chunk: int, weights: Any, momentum: Any) -> None:
         """A page of the decided version, from another node."""
         assert self.is_partial
+        assert self.prepared is None, "a page was filled beside a prepared version"
         assert chunk not in self.pages
         assert self.version is not None
         self.pages[chunk] = (self.version, weights, momentum)

@@ -37,10 +37,11 @@ CACHE_RATIO = 0.5
 LOSSES_RATIO = 0.7
 """Share of histories in which a node is lost for good, of those whose pages have several owners."""
 NODE_PATIENCE_MS = 1500
+"""After so long the job goes on without it: no fault takes one away for longer, but its loss."""
 LOST_AGAIN_RATIO = 0.4
+"""Share of histories in which a node that comes back is lost once more."""
 FILL_BYTES_PER_S = 1e6
 """At which a lost node is filled: in some steps of a history."""
-"""After so long the job goes on without it: no fault takes one away for longer, but its loss."""
 REPLICAS_RATIO = 0.5
 """Share of histories whose pages have several owners, of those that have several nodes."""
 FINISH_MS = 60_000
