@@ -674,6 +674,22 @@ def test_a_page_is_copied_before_its_side_is_written_again() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_no_receipt_waits_for_what_may_be_behind_its_gradient(keeps: bool) -> None:
+    """Goal: what ranks attach to the open step may come behind gradients of the next, in the window
+    of the child: these are spilled, and their receipts do not wait for the open step to end."""
+    parts = Parts(keeps=keeps, bytes_max=1)
+    gathering = Gathering(
+        parts.outbox, parts.children, parts.shard, parts.steps, parts.budget, parts.serving,
+        filling_of(parts), owes=True,
+    )  # fmt: skip
+    parts.steps.at(0).hyper = parts.job.hyper
+    gathering.push(*parts.push(0, step=1), "g", parts.nbytes(0))
+    lines = parts.lines()
+    assert any("Received" in line for line in lines) == keeps
+    assert any("Spill" in line for line in lines) == keeps
+
+
 # -------------------------------------------------------------------------- the tables
 
 NOT_FOR_NODES = {
