@@ -348,7 +348,8 @@ class Supervisor(Closing):
         """A worker that failed because a role ended for good is not the cause."""
         for role in self._roles:
             code = role.child.poll() if role.child is not None else None
-            if code is not None and code in FINAL_CODES:
+            is_lost = self._replicas.is_lost(role.role)
+            if code is not None and code in FINAL_CODES and not is_lost:
                 raise role_failure(self.run, role.role, code, role.error())
 
     def _has_ended(self, role: RoleProcess) -> bool:

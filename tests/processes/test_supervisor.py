@@ -21,7 +21,7 @@ from luwu.launch.processes.children import Child, is_alive
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.relay import ByLine
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.roles import SwitchEnds, job_spec, switch_spec
+from luwu.launch.roles import RoleProcess, SwitchEnds, job_spec, switch_spec
 from luwu.launch.supervisor import Supervisor
 from luwu.testing.cluster import SOURCE, Cluster
 from tests.unit.waiting import is_soon
@@ -105,6 +105,22 @@ def test_a_failed_worker_ends_the_run_with_its_traceback(
     assert "runpy" not in text
     record = json.loads(supervisor.run.error("worker-0").read_text())
     assert (record["rank"], record["type"]) == (0, "ValueError")
+
+
+def test_a_node_that_the_run_goes_on_without_is_not_the_cause(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    """Goal: a worker's failure is told as it is, though a node of two had ended for good before."""
+    start(supervisor, script(tmp_path, "raise ValueError('boom')\n"))
+    supervisor.expect_replicas(2, 2)
+    node = RoleProcess(supervisor.run, "node-1", {}, run_id=supervisor.run_id)
+    log = supervisor.run.log("node-1")
+    command = [sys.executable, "-c", "raise SystemExit(5)"]
+    node.child = Child("node-1", command, log=log, environ=os.environ)
+    assert node.child.wait(30) == 5
+    supervisor._roles.append(node)
+    with pytest.raises(WorkerFailed, match="ValueError"):
+        supervisor.wait()
 
 
 def test_an_error_of_ours_keeps_its_exit_code(supervisor: Supervisor, tmp_path: Path) -> None:
