@@ -40,6 +40,7 @@ PLACES: Final = {
     "store.before_counters": "the store's generation or attempt is about to be recorded",
     "store.before_data_flush": "all pages of a step are written, none is flushed yet",
     "store.before_decide": "a step is prepared and about to be decided",
+    "store.before_filling": "a store is about to be emptied, to be filled by other nodes",
     "store.before_manifest": "the manifest of a step is about to be written",
     "store.before_meta_flush": "a record of the store is written, but not yet flushed",
     "store.before_page_write": "a page is about to be written",

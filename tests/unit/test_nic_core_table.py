@@ -17,10 +17,12 @@ OF_CHILDREN = {
     wire.Commit, wire.Keep, wire.Cancel, wire.Leave, wire.Present,
 }  # fmt: skip
 """A worker or a switch sends these, and no parent."""
-OF_NODES = {wire.Measured, wire.Prepared, wire.Resolved, wire.Standing, wire.Adopt}
+OF_NODES = {
+    wire.Measured, wire.Prepared, wire.Resolved, wire.Standing, wire.Adopt, wire.Copy, wire.Page,
+}  # fmt: skip
 """Several optimizer nodes, and the switch that leads them, send these."""
 OF_READERS = {*get_args(wire.ReaderRequest), *get_args(wire.ReaderAnswer)}
-OF_SWITCHES = {Verb.PRESENT}
+OF_SWITCHES = {Verb.PRESENT, Verb.PAGE}
 """Receipts of what a worker never sends."""
 TAKEN = sorted(NicCore.FROM_PARENT, key=str)
 IGNORED = sorted(OF_CHILDREN | OF_NODES | OF_READERS | OF_SWITCHES, key=str)
