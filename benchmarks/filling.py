@@ -46,7 +46,7 @@ MEANINGS: Final = {
 
 @dataclass(frozen=True)
 class Case:
-    """What limits the steps, and how fast the node is filled."""
+    """A job whose steps are limited by its disks or by compute, and a rate of filling."""
 
     name: str
     fill_mb_per_s: float
@@ -55,12 +55,12 @@ class Case:
 
     @property
     def share(self) -> float:
-        """Of the disk's rate; 0 where the disk does not limit."""
+        """The part of the disk's rate that filling may use; 0 where the disk does not limit."""
         return 0.0 if self.disk_mb_per_s is None else self.fill_mb_per_s / self.disk_mb_per_s
 
     @property
     def flags(self) -> dict[str, str]:
-        """Of `luwu run`."""
+        """Flags of `luwu run`."""
         found = {
             "durability": "process", "memory_budget": "128MiB",
             "fill_rate": f"{self.fill_mb_per_s}MB/s",

@@ -47,7 +47,7 @@ def tests(*names: str) -> tuple[str, ...]:
 
 SEVERAL_NODES = tests(
     "tests/unit/test_lead.py", "tests/unit/test_ballot.py", "tests/unit/test_node_parts.py",
-    "tests/unit/test_switch_filling.py",
+    "tests/unit/test_switch_filling.py", "tests/unit/test_node_filling.py",
     "tests/simulate/test_replicas.py", "tests/simulate/test_several_nodes.py",
 )  # fmt: skip
 
@@ -336,8 +336,8 @@ BUGS = (
         "switch_emu/node/core/node.py",
         (
             (
-                "        if self.joint.start_filling(is_idle=self._is_idle):\n            return\n",
-                "        self.joint.start_filling(is_idle=self._is_idle)\n",
+                "                self.joint.begin_filling()\n            return\n",
+                "                self.joint.begin_filling()\n",
             ),
         ),
         SEVERAL_NODES,

@@ -56,7 +56,7 @@ def document_2(catalogue: Catalogue, commit: str, date: str) -> dict[str, Any]:
 
 
 def values_of(found: dict[str, Any]) -> dict[str, float]:
-    """Of each row of the second set, the value of the last column that has it."""
+    """The value of each row of the second set, from the last column that has one."""
     values = {row["name"]: row["value"] for row in found["rows"]}
     for column in found["columns"]:
         values |= column["values"]

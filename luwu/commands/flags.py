@@ -28,7 +28,7 @@ class Flag:
     repeats: bool = False
     """True if it may be given several times; elsewhere the last one counts."""
     title: str = ""
-    """What it is listed with in the help, apart from the command's own flags."""
+    """The heading under which help lists it; the command's own flags have none."""
 
     @property
     def flag(self) -> str:

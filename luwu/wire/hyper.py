@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgpack
 
@@ -68,6 +69,7 @@ def decode_hyper(encoded: bytes) -> StepHyper:
         raise RemoteProtocolError(f"hyper-parameters cannot be read: {exc}") from exc
 
 
+@lru_cache(maxsize=4)  # a node asks with each push
 def keeps(encoded: object) -> bool:
     """True if, by these hyper-parameters, every rank attaches something to the step."""
     try:

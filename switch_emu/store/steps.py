@@ -56,13 +56,8 @@ class StepState:
         """The same of so many pages from `first` on."""
         with self._lock:  # a reader must not see half of a `prepare`, `decide` or `abort`
             table = self._table_of(version)
-            missing = self._missing.intersection(range(first, first + count))
-            if table is not None and missing:
-                raise VersionMissing(
-                    f"page {min(missing)} cannot be read: it is still to be filled from another "
-                    "node; wait until the store has all its pages"
-                )
             if table is not None:
+                self._check_filled(first, count)
                 return table.entries(first, count)
             if version == self.next_version:
                 pages = range(first, first + count)
@@ -145,6 +140,14 @@ class StepState:
     def is_filled(self) -> bool:
         """True if no page is missing."""
         return not self._missing
+
+    def _check_filled(self, first: int, count: int) -> None:
+        for page in range(first, first + count) if self._missing else ():
+            if page in self._missing:
+                raise VersionMissing(
+                    f"page {page} cannot be read: it is still to be filled from another node; wait "
+                    "until the store has all its pages"
+                )
 
     def begin_filling(self, version: int, table: PageTable) -> None:
         """Forget all versions, and go on from this one: all pages of `table` are missing."""

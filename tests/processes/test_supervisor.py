@@ -16,6 +16,7 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError, WorkerFailed
 from luwu.base.process_memory import private_bytes
 from luwu.base.tree import one_switch
+from luwu.launch import supervisor as supervisor_module
 from luwu.launch.processes.allocator import SWITCH_TUNABLES
 from luwu.launch.processes.children import Child, is_alive
 from luwu.launch.processes.console import Console
@@ -121,6 +122,21 @@ def test_a_node_that_the_run_goes_on_without_is_not_the_cause(
     supervisor._roles.append(node)
     with pytest.raises(WorkerFailed, match="ValueError"):
         supervisor.wait()
+
+
+def test_a_node_that_no_switch_greets_any_more_is_stopped(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a run with replicas does not wait for a node that is started again as the job ends."""
+    monkeypatch.setattr(supervisor_module, "LATE_S", 0.0)
+    start(supervisor, script(tmp_path, "pass"))
+    supervisor.expect_replicas(2, 2)
+    node = RoleProcess(supervisor.run, "node-1", {}, run_id=supervisor.run_id)
+    log = supervisor.run.log("node-1")
+    node.child = Child("node-1", [sys.executable, "-c", SLEEPS], log=log, environ=os.environ)
+    supervisor._roles.append(node)
+    supervisor.wait()
+    assert node.child.poll() == -signal.SIGTERM
 
 
 def test_an_error_of_ours_keeps_its_exit_code(supervisor: Supervisor, tmp_path: Path) -> None:

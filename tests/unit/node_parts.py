@@ -45,13 +45,13 @@ class Parts:
     """
 
     def __init__(
-        self, *, number: int = 0, count: int = 1, version: int | None = 0, bytes_max: int = 10**6,
-        **job: Any,
+        self, *, number: int = 0, count: int = 1, replicas: int = 1, version: int | None = 0,
+        bytes_max: int = 10**6, **job: Any,
     ) -> None:  # fmt: skip
         layout = make_layout(units=1, frozen=False, node_count=count)
         self.job = Job(layout, world_size=2, **job)
         self.description = self.job.description.to_bytes()
-        node = NodeNumber(number=number, count=count)
+        node = NodeNumber(number=number, count=count, replicas=replicas)
         self.outbox = Outbox(job=JOB, role=Role.NODE, rank=number, incarnation=9)
         self.children = Children(self.outbox, [RANKS])
         self.children.members.join(CHILD, self.hello(), self.description)

@@ -34,9 +34,9 @@ INFERENCE: Final = {
 }
 SYSTEMS: Final = {**TRAINING, **INFERENCE}
 SECTIONS: Final = {"luwu": "node", "zero-offload": "host", "zero-infinity": "host"}
-"""What a system needs in brackets."""
+"""The section of the file that a system requires, such as `[node]`."""
 _MORE_SECTIONS: Final = {"inference": ("arrivals",)}
-"""What it may have besides."""
+"""Sections that a system may have in addition."""
 _SYSTEMS_OF: Final[dict[str, tuple[str, ...]]] = {
     "all": tuple(SYSTEMS), "training": tuple(TRAINING), "serving": tuple(INFERENCE),
     "devices": (*TRAINING, "inference"), "offload": ("zero-offload", "zero-infinity"),
@@ -45,7 +45,7 @@ _SYSTEMS_OF: Final[dict[str, tuple[str, ...]]] = {
 _READERS: Final[dict[str, Callable[[str, Mapping[str, Any], str], Any]]] = {
     "whole": whole_of, "flag": flag_of, "other": lambda _, table, key: table[key],
 }  # fmt: skip
-"""Of what is neither a text nor a number with a unit."""
+"""Readers of values that are neither texts nor numbers with a unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class QuestionKey:
     text: str
     section: str
     title: str
-    """What it is listed with."""
+    """The heading under which help lists it."""
     systems: tuple[str, ...]
     is_needed: bool
 

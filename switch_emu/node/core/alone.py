@@ -73,10 +73,6 @@ class Alone:
 
     # ---------------------------------------------------------------------- as of one of several
 
-    def start_filling(self, *, is_idle: bool) -> bool:
-        """Nothing is filled: no other node has the pages."""
-        return False
-
     def tick(self) -> None:
         """Nothing is asked."""
 

@@ -94,10 +94,12 @@ class Gathering:
     def _can_owe(self, m: wire.Push, part: PartSum) -> bool:
         """True if the page of this gradient can be updated whatever else comes."""
         is_whole = part.complete and len(part.contributions) == 1
-        step, is_next = self._steps.open, m.step > self._outbox.step
-        if is_next and step is not None and not step.has_kept(self._children.members.active):
-            return False  # what is attached to the open step may wait behind it, in the window
-        return self._owes and self._shard.is_streaming and is_whole and m.last and not m.raw
+        if not (self._owes and self._shard.is_streaming and is_whole and m.last and not m.raw):
+            return False
+        if m.step == self._outbox.step or self._steps.open is None:
+            return True
+        # What is attached to the open step may wait behind it, in the window.
+        return self._steps.open.has_kept(self._children.members.active)
 
     def _count_duplicate(self, m: wire.Push) -> None:
         members = self._children.members

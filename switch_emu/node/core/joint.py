@@ -164,17 +164,20 @@ class Joint:
 
     # ---------------------------------------------------------------------- attempts
 
-    def start_filling(self, *, is_idle: bool) -> bool:
+    @property
+    def awaits_filling(self) -> bool:
         """True while an attempt waits for the store to be emptied: nothing is begun under the one
-        before. `is_idle`: nothing is under way to the store or from it, so it may be emptied."""
+        before."""
         m = self._ahead
-        if m is None or m.filling in (0, self._filling.number):
-            return False
-        if is_idle and self._beginning != m.filling:
+        return m is not None and m.filling not in (0, self._filling.number)
+
+    def begin_filling(self) -> None:
+        """Have the store emptied: nothing is under way to it, or from it."""
+        m = self._ahead
+        if m is not None and self._beginning != m.filling:
             self._beginning = m.filling
             description = self._children.members.description
             self._outbox.actions.append(BeginFilling(description, m.step))
-        return True
 
     def request_abort(self, request: AbortRequest) -> bool:
         """The switch alone gives attempts up: what it sent does not fit together."""
@@ -248,7 +251,7 @@ class Joint:
         """The attempt if it can be taken over now; else decide what is decided first."""
         before, self._ahead = self._ahead, m
         if m.filling and m.filling != self._filling.number:
-            return None  # `start_filling`
+            return None  # `begin_filling`
         if self._shard.description is None:
             if m.loaded:
                 self._give_up(m.step, None)

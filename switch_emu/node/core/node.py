@@ -367,7 +367,9 @@ class NodeCore:
 
     def _advance(self) -> None:
         """Do what has become possible: measure, discard, start updates, prepare."""
-        if self.joint.start_filling(is_idle=self._is_idle):
+        if isinstance(self.joint, Joint) and self.joint.awaits_filling:
+            if self._is_idle:
+                self.joint.begin_filling()
             return
         step, state = self.steps.open, self.state
         if step is not None and not step.is_stated and step.is_measured(self.shard.trainable):

@@ -32,11 +32,8 @@ class Shard:
         """Indices of the extents that are updated, of those this node owns and holds."""
         self.by_stripe: tuple[tuple[int, ...], ...] = ()
         """The same, by stripe: in the order of `share.stripes`."""
-        self.held = 0
-        """How many of its extents, in the order of their pages, count while the node is being
-        filled; 0: all."""
         self.held_chunks = 0
-        """Chunks of these extents."""
+        """How many chunks the extents have that count: all, unless the node is being filled."""
         self.chunks_count = 0
         """Chunks that this node owns."""
         self._extents: frozenset[int] = frozenset()
@@ -61,7 +58,7 @@ class Shard:
         """So many extents count from now on, in the order of their pages; 0: all."""
         extents = self.share.extents()[: count or None]
         held = {each.index for each in extents}
-        self.held, self.held_chunks = count, sum(len(each.chunks) for each in extents)
+        self.held_chunks = sum(len(each.chunks) for each in extents)
         self.by_stripe = tuple(
             tuple(e.index for e in self.share.extents_of(s) if e.trainable and e.index in held)
             for s in self.share.stripes

@@ -172,12 +172,8 @@ class Standings:
         they agree on it."""
         if any(self.version_of(n) != version for n in nodes_of(members)):
             return False
-        under = {self.prepared_under(n) for n in nodes_of(members)}
-        standings = [node.standing.attempt for node in self.nodes if node.standing is not None]
-        known = [member.known[1] for member in self._children.members.all_members]
-        proposed = [] if self.next is None else [self.next.attempt]
-        last = max([self.now.attempt, *standings, *known, *proposed])
-        if under != {last}:
+        *_, last_attempt = self.newest()
+        if {self.prepared_under(n) for n in nodes_of(members)} != {last_attempt}:
             return False
         digests = {}
         for number in nodes_of(members):
