@@ -160,15 +160,18 @@ class Flood:
             job=self.job, epoch=0, step=0, attempt=0, role=Role.READER, rank=0, incarnation=1,
             generation=0, reader=_LAST_READER,
         )  # fmt: skip
-        was_sent = self._send(transport, encode(shut), [])
+        was_sent = self._queue(transport, encode(shut), [])
         last: list[Any] = []
-        while (heard := transport.receive(20 * 10**9)) is not None:
+        until_ns = SYSTEM_CLOCK.now_ns() + 20 * 10**9
+        while was_sent and (left_ns := until_ns - SYSTEM_CLOCK.now_ns()) > 0:
+            heard = transport.receive(left_ns)
             if isinstance(heard, Delivery):
                 answer = decode(heard.header, len(heard.buffers))
                 if isinstance(answer, wire.Gone) and answer.reader == _LAST_READER:
                     return
-                heard = answer
-            last = [*last[-4:], heard]
+                last = [*last[-4:], answer]
+            elif heard is not None:  # None may come early, when something that was sent is done
+                last = [*last[-4:], heard]
         self.failure = f"its last message was not answered (sent: {was_sent}), but: {last}"
 
     def _next(self, random: Random, kind: type[wire.Message]) -> tuple[bytes, list[bytes]]:
@@ -183,6 +186,16 @@ class Flood:
         )  # fmt: skip
 
     def _send(self, transport: ZeroMqTransport, header: bytes, buffers: list[bytes]) -> bool:
+        """Send a message and read what has been answered so far; False if the peer is gone."""
+        if not self._queue(transport, header, buffers):
+            return False
+        while (heard := transport.receive(0)) is not None:
+            if isinstance(heard, Delivery):
+                heard.release()
+        return True
+
+    def _queue(self, transport: ZeroMqTransport, header: bytes, buffers: list[bytes]) -> bool:
+        """Send a message as soon as there is credit; False if the peer is gone."""
         while True:
             try:
                 transport.send(_TOWARDS, header, buffers)
@@ -191,9 +204,6 @@ class Flood:
             except PeerGone:
                 return False
             else:
-                while (heard := transport.receive(0)) is not None:
-                    if isinstance(heard, Delivery):
-                        heard.release()
                 return True
 
 
