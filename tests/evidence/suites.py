@@ -21,7 +21,7 @@ TESTS = (
     "tests/unit/test_switch_fidelity.py",
     "tests/unit/test_agreement.py",
     "tests/unit/test_nic_core.py",
-    "tests/unit/test_node_end.py",
+    "tests/unit/test_node_version_0.py",
     "tests/unit/test_readers.py",
     "tests/unit/test_local_refusals.py",
     "tests/unit/test_local_same_bits.py",

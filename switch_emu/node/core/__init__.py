@@ -7,6 +7,7 @@ actions.py          what is asked of the pipeline and the store
 shard.py            the chunks that this node owns, from the job's description
 state.py            the decided version, the one that is prepared, and the attempt, on disk
 first_weights.py    the initial weights, until version 0 is decided
+early.py            what is sent for step 0 before that
 membership.py       the child joins and leaves
 
 steps.py, step.py   the undecided steps; sums.py what has come in for one of them

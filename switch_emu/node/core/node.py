@@ -45,6 +45,7 @@ from switch_emu.node.core.actions import Action
 from switch_emu.node.core.alone import Alone
 from switch_emu.node.core.attachments import Attachments
 from switch_emu.node.core.budget import GradientBudget
+from switch_emu.node.core.early import Early
 from switch_emu.node.core.filling import Filling
 from switch_emu.node.core.first_weights import FirstWeights
 from switch_emu.node.core.gathering import Gathering
@@ -122,6 +123,7 @@ class NodeCore:
         self.out, self.children, self.shard, self.state = outbox, children, shard, state
         self.budget, self.steps, self.serving = budget, steps, serving
         self.first_weights = FirstWeights(outbox, children, shard, state)
+        self.early = Early(outbox, children, limits.push_window_bytes)
         self.gathering = Gathering(
             outbox, children, shard, steps, budget, serving, filling,
             owes=limits.receipts_may_wait,
@@ -138,7 +140,9 @@ class NodeCore:
             self.joint = Joint(outbox, children, shard, state, steps, filling, limits, retry)
         self.counted = CountedRanks(outbox, ranks, ranks_min)
         self.readers = Readers(outbox)
-        self._with_attempt = (steps, state, self.first_weights, self.joint, serving)
+        self._with_attempt = (
+            steps, state, self.first_weights, self.early, self.joint, serving,
+        )  # fmt: skip
         """Parts with something of an attempt, in the order in which they forget it."""
         self._from_anyone = self._bound(FROM_ANYONE)
         self._from_member = self._bound(FROM_MEMBER)
@@ -172,10 +176,12 @@ class NodeCore:
             out.ignore(m, payload)
             if self._node.is_alone:
                 self.children.answer_stale(peer, m)
-        elif kind in self._from_child:
-            self._act_on(self._from_child[kind](peer, m, payload, payload_bytes))
-        else:
+        elif kind not in self._from_child:
             out.ignore(m, payload)
+        elif self.early.is_early(m):
+            self.early.keep(peer, m, payload, payload_bytes)
+        else:
+            self._act_on(self._from_child[kind](peer, m, payload, payload_bytes))
         return out.take()
 
     def lost(self, peer: str) -> None:
@@ -327,8 +333,17 @@ class NodeCore:
         self._open_attempt(self.joint.waiting())
         self._recount()
         self.serving.was_decided()
+        self._receive_early()
         self._advance()
         return self.out.take()
+
+    def _receive_early(self) -> None:
+        for peer, m, payload, payload_bytes in self.early.take():
+            is_of_attempt = m.attempt == self.out.attempt
+            if not is_of_attempt or self.children.members.of(peer, m.incarnation) is None:
+                self.out.ignore(m, payload)  # its sender has connected again, and repeats it
+            else:
+                self._act_on(self._from_child[type(m)](peer, m, payload, payload_bytes))
 
     # ---------------------------------------------------------------------- readers
 
