@@ -136,9 +136,11 @@ def test_a_step_of_fsdp_has_lanes(compared: Compared) -> None:
     assert {piece.is_pale for piece in compute.pieces} == {True, False}
     assert "Compute is busy" in step.verdict
     assert done.arm("single")["profiled_step"] is None
-    sampled = json.loads((run / "fsdp-memory.json").read_text())["peak_bytes"]
+    files = [run / "results" / f"fsdp.rank{rank}.json" for rank in range(2)]
+    before = [json.loads(file.read_text())["private_bytes_max"] for file in files]
     taken = fsdp["worker_peak_rss_bytes"]
-    assert all(0 < own < sampled[f"worker-{rank}"] for rank, own in enumerate(taken))
+    assert taken == before, "by the workers' own count, which ends as the profiler begins"
+    assert min(taken) > 0
     assert fsdp["memory_peak_bytes"] == sum(taken)
     page = (run / "report.html").read_text()
     assert "One step of fsdp, by torch's profiler" in page
