@@ -35,6 +35,8 @@ class Later:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pytest, as it looks for fixtures
+            raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
 
 
