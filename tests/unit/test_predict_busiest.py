@@ -62,3 +62,26 @@ def test_predict_laws_an_interleaved_pipeline_takes_what_its_port_needs(
     played_s = replay(question).step_s
     assert played_s is not None
     assert port_s < played_s < 1.1 * step.seconds
+
+
+def test_predict_laws_a_play_measures_a_step_like_all_after_it(catalogue: Catalogue) -> None:
+    """P2. Goal: where the drive binds, the first steps leave the next one less to write; the step
+    that is measured comes after them. (Of 100,000 random questions one was 3 % too short.)"""
+    question = make_question(
+        {
+            "system": "luwu", "model": "GPT-13B", "device": "A100-40", "network": "roce-400g",
+            "software": "llama-2024", "devices": 32, "sequence": 8192, "micro_batch": 2,
+            "batch": 64, "nics_per_host": 2,
+            "node": {
+                "processor": "Xeon-5320", "memory_bytes": "512 GB", "disk": "P5510-3.84T",
+                "disks": 1, "pulls": 2, "per_host": "none",
+            },
+        },
+        catalogue,
+    )  # fmt: skip
+    assert isinstance(question, Question)
+    step = question.answer()
+    assert step.binding == "disk write"
+    played_s = replay(question).step_s
+    assert played_s is not None
+    assert step.seconds < played_s < 1.1 * step.seconds

@@ -39,7 +39,7 @@ TASKS_MAX: Final = 1_000_000
 """Played for one plan in all: some five to ten seconds, as a task takes 5 to 10 us."""
 UNIT_TASKS: Final = 40
 """Tasks of a unit and micro-batch: its gathers, its reduction and its compute."""
-LUWU_TASKS: Final = 200
+LUWU_TASKS: Final = 300
 """The same of LuWu: its pulls and its push, at worker, switch and node, in all steps."""
 DIFFERS: Final = 0.1
 """Share of the closed form's step by which a play differs enough to be marked."""

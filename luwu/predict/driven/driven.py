@@ -51,12 +51,12 @@ from switch_emu.node.plan import plan_node
 from switch_emu.switch.core.actions import SwitchLimits
 
 STEPS: Final = 3
-"""Played; the last one is measured. The second is like all after it."""
+"""Played; the last one is measured. Out of core the second may be shorter than all after it: the
+first has left it less to write."""
 CHUNK_BYTES_MIN: Final = 16 * 1024 * 1024
 """Default chunk of the project, if memory and links allow it."""
 CHUNKS_MAX: Final = 512
 """Played in a step, unless more are asked for: playing takes time by their number."""
-QUICK_STEPS: Final = 2
 AHEAD: Final = 4
 WORKERS: Final = 2
 """Played: they are equal, and with two of them a switch sums."""
@@ -246,7 +246,7 @@ def quick_playing(job: TrainingJob) -> Playing:
     chunk_bytes = CHUNK_BYTES_MIN
     while chunk_bytes < SUM_BYTES * max(unit.parameters for unit in units_of(job)):
         chunk_bytes *= 2
-    return Playing(steps=QUICK_STEPS, workers=1, chunk_bytes=chunk_bytes)
+    return Playing(workers=1, chunk_bytes=chunk_bytes)
 
 
 def _chunk_bytes(job: TrainingJob) -> int:
