@@ -48,6 +48,8 @@ def contribution_of(m: Push, payload: Payload | None, payload_bytes: int) -> Con
 
 def rank_order(contributions: list[Contribution]) -> list[Contribution]:
     """Sorted by their lowest rank: the order of every float sum."""
+    if len(contributions) < 2:  # most are of one switch
+        return contributions
     return sorted(contributions, key=lambda c: c.contributors & -c.contributors)
 
 

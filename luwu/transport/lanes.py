@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import zmq
@@ -32,6 +33,9 @@ TURN_BYTES: Final = ZERO_COPY_BYTES_MIN
 Not larger than ZERO_COPY_BYTES_MIN, for a tracked buffer ends a turn."""
 
 
+_IS_DONE: Final = attrgetter("done")
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
     """Handle of a message whose buffers libzmq reads where they are; without trackers, a copy."""
@@ -41,7 +45,7 @@ class Sent:
     @property
     def done(self) -> bool:
         """libzmq needs the buffers no more."""
-        return all(tracker.done for tracker in self.trackers)
+        return all(map(_IS_DONE, self.trackers))
 
 
 _COPIED: Final = Sent()

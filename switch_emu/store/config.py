@@ -96,21 +96,30 @@ class PageKind:
         """(start, stop) in bytes of each field with the gap behind it; they cover the record."""
         return tuple(zip(self.offsets, (*self.offsets[1:], self.record_bytes), strict=True))
 
+    @cached_property
+    def _indexes(self) -> dict[str, int]:
+        return {item.name: index for index, item in enumerate(self.fields)}
+
+    @cached_property
+    def _ranges(self) -> dict[str, tuple[int, int]]:
+        starts = zip(self.fields, self.offsets, strict=True)
+        return {item.name: (start, start + item.field_bytes) for item, start in starts}
+
     def index(self, field_name: str) -> int:
         """Position of a field. Raises StateError if there is no such field."""
-        for index, item in enumerate(self.fields):
-            if item.name == field_name:
-                return index
-        raise StateError(
-            f"page kind {self.name!r} has no field {field_name!r}; "
-            f"it has {', '.join(item.name for item in self.fields)}"
-        )
+        self.range(field_name)
+        return self._indexes[field_name]
 
     def range(self, field_name: str) -> tuple[int, int]:
-        """(start, stop) in bytes of a field within the record, without the gap."""
-        index = self.index(field_name)
-        start = self.offsets[index]
-        return start, start + self.fields[index].field_bytes
+        """(start, stop) in bytes of a field within the record, without the gap. Raises StateError
+        if there is no such field."""
+        found = self._ranges.get(field_name)
+        if found is None:
+            raise StateError(
+                f"page kind {self.name!r} has no field {field_name!r}; "
+                f"it has {', '.join(self._ranges)}"
+            )
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
