@@ -297,8 +297,9 @@ class RunConfig:
         None, words, "ENDPOINT", ("up",), "address to listen on, such as tcp://127.0.0.1:0"
     )
     advertise: str | None = _key(
-        None, words, "HOST[:PORT]", ("up",), "address that others connect to, if not that of --bind"
-    )
+        None, words, "HOST[:PORT]", ("up",),
+        "address that others connect to, if not that of --bind; of several, the one that answers",
+    )  # fmt: skip
     engine: str = _key(
         "local", one_of("local", "ray"), "local|ray", ("run",),
         "what starts and watches the processes: this command, or Ray (needs luwu-emulator[ray])",

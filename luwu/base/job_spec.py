@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from luwu.base.errors import ConfigError
+from luwu.base.json_file import read_json
 from luwu.base.links import LinkPair
 from luwu.base.outstanding import RetryPolicy
 from luwu.base.suggestion import suggestion
@@ -82,6 +83,18 @@ def from_document(kind: type[SpecT], document: Mapping[str, Any], where: str) ->
     if missing:
         raise ConfigError(f"{where}: {kind.__name__} needs {', '.join(missing)}")
     return kind(**found)
+
+
+def read_again(file: Path, job: int) -> dict[str, Any]:
+    """The document of the connection file of a job. Raises ConfigError if that is not there."""
+    document = read_json(file)
+    if document is None:
+        raise ConfigError(f"there is no {file}: the job is dialled where it was")
+    if document.get("job") != job:
+        raise ConfigError(
+            f"{file} is of job {document.get('job')}, not {job}, which is dialled where it was"
+        )
+    return document
 
 
 def _plain(value: Any) -> Any:

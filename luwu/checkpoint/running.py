@@ -36,9 +36,9 @@ class RunningState(Closing):
             raise
 
     @classmethod
-    def of(cls, connection: Connection) -> RunningState:
-        """That of the job at a connection."""
-        return cls(make_reader(connection))
+    def of(cls, connection: Connection, where: str) -> RunningState:
+        """That of the job at a connection, which was found by a file or URL."""
+        return cls(make_reader(connection, where=where))
 
     @property
     def attempt(self) -> int:

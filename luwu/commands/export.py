@@ -102,7 +102,7 @@ def _source(where: str) -> RestingState | RunningState:
 
     path = Path(where)
     if "://" in where or path.is_file() or (path / CONNECT_NAME).exists():
-        return RunningState.of(join(where, timeout_s=CONNECT_S))
+        return RunningState.of(join(where, timeout_s=CONNECT_S), where)
     if not (path / "CONFIG").exists() and (path / "logs").is_dir():
         raise ConfigError(
             f"{path} is the directory of a run that has ended (no {CONNECT_NAME}); give its state "

@@ -18,7 +18,7 @@ from luwu.base.own import found_first, needs, own_module
 from luwu.commands.flags import VERBOSE_FLAG, Parsed, Verb, resolve_parsed
 from luwu.commands.outcome import keep_report, write_outcome, write_resolved
 from luwu.commands.trace import check_trace, write_trace
-from luwu.join.connection import Connection, join
+from luwu.join.connection import Connection, file_of, join
 from luwu.launch.hosts.nodes import fold_nodes
 from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
@@ -311,10 +311,7 @@ def _join(
             f"workers: {config.workers} asked for, but the job at {connection.endpoint} has "
             f"{connection.world_size}; leave --workers out, or start luwu up with it"
         )
-    if "://" in config.join:
-        return config.join, connection
-    path = Path(config.join).expanduser().absolute()
-    return str(path / "connect.json" if path.is_dir() else path), connection
+    return str(file_of(config.join) or config.join), connection
 
 
 def _share(config: RunConfig, connection: Connection) -> tuple[int, Meeting | None]:

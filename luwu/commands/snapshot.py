@@ -98,7 +98,7 @@ def _of_running(where: str, out: Path, should_stop: Callable[[], bool]) -> Snaps
         )
     from switch_emu.node.pages import store_config
 
-    with RunningState.of(connection) as source:
+    with RunningState.of(connection, where) as source:
         config = store_config(source.description)
         return snapshot_of_running(source, config, out, should_stop=should_stop)
 

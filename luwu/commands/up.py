@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -20,11 +20,12 @@ from luwu.commands.up_in_tree import (
     join_nodes,
     keys_flag,
     node_file,
+    node_files,
     start_in_tree,
     switch_file,
 )
 from luwu.commands.up_node import start_node
-from luwu.join.connection import Connection, write_connection
+from luwu.join.connection import Connection, file_of, write_connection
 from luwu.launch.hosts.nodes import fold_nodes, node_role
 from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
@@ -54,7 +55,10 @@ VERB: Final = Verb(
         "On separate hosts, start luwu up --role node, then luwu up --role switch --join FILE|URL; "
         "with a shared --run-dir they need no --join and start in any order. With several "
         "optimizer nodes, each except the first has a --number and joins the one before it. In a "
-        "tree of switches, each has a --name and joins its parent."
+        "tree of switches, each has a --name and joins its parent.\n\n"
+        "A lost node or switch may be started on another host: a node with its --number and the "
+        "--join that the last node printed, a switch as before. Processes that joined by a file "
+        "read it again, look host names up again, and try each of --advertise ADDRESS,ADDRESS."
     ),
     examples=(
         "luwu up --workers 4 --state gpt-state",
@@ -96,8 +100,8 @@ def run(parsed: Parsed) -> int:
             records=f"processes-{who}.json" if role else "processes.json",
         )
         written = _written(run_directory, resolved.config, role, name, number)
-        for path in written:
-            path.unlink(missing_ok=True)  # an earlier one, of a process that was killed
+        _remove_stale(written, resolved.config)
+        ours: dict[Path, tuple[int, int]] = {}
         try:
             with supervisor:
                 if name is None:
@@ -107,6 +111,7 @@ def run(parsed: Parsed) -> int:
                     )
                 else:
                     start_in_tree(supervisor, resolved, name, console, should_stop)
+                ours = {path: _version(path) for path in written if path.exists()}
                 run_directory.begin()
                 if role != "switch":
                     supervisor.progress = ProgressLine(run_directory, console)
@@ -123,8 +128,7 @@ def run(parsed: Parsed) -> int:
             keep_report(run_directory)
             raise
         finally:
-            for path in written:
-                path.unlink(missing_ok=True)  # nobody can join any more
+            _remove(ours)
     write_outcome(run_directory, 0, "finished")
     keep_report(run_directory)
     console.verdict("the job is finished")
@@ -148,6 +152,28 @@ def _written(
         own = run_directory.file(node_file(number))
         return [own, run_directory.connect_file] if config.no_switch else [own]
     return [run_directory.connect_file]
+
+
+def _remove_stale(written: Sequence[Path], config: RunConfig) -> None:
+    """Remove what a process that was killed has written, unless a node that takes its place joins
+    the job by it."""
+    joined = None if config.join is None else file_of(config.join)
+    for path in written:
+        if path != joined:
+            path.unlink(missing_ok=True)
+
+
+def _version(path: Path) -> tuple[int, int]:
+    """Differs for each file that was written under a name."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns
+
+
+def _remove(ours: Mapping[Path, tuple[int, int]]) -> None:
+    """Nobody can join any more what was started here; files of a successor stay."""
+    for path, version in ours.items():
+        if path.exists() and _version(path) == version:
+            path.unlink(missing_ok=True)
 
 
 def _start(
@@ -184,6 +210,7 @@ def _start(
             listen=config.bind or LOOPBACK,
             parent=node.node,
             more_parents=tuple(node.more_nodes),
+            files=node_files(config, directory, node.optimizer_nodes),
             advertise=config.advertise,
         )
         endpoint = add_switch(
@@ -216,8 +243,9 @@ def _say_how_to_join(
         file = run_directory.file(node_file(number))
         console.detail(f"file    {file} (mode 600)")
         start = f"luwu up --role switch{keys_flag(config)}"
-        if number + 1 < connection.optimizer_nodes:
-            start = f"luwu up --role node{keys_flag(config)} --number {number + 1}"
+        known = 1 + len(connection.more_nodes)
+        if known < connection.optimizer_nodes:
+            start = f"luwu up --role node{keys_flag(config)} --number {known}"
         elif config.tree is not None:
             name = tree_of(config).root.name
             start += f" --tree {config.tree} --name {name} --workers {config.workers}"
@@ -247,11 +275,11 @@ def _check_number(config: RunConfig, role: str | None, number: int, given: str |
             f"node {number} needs the address of node {number - 1}: add --join FILE|URL, as luwu "
             "up --role node printed it, or the same --run-dir for all"
         )
-    if number and config.job is not None:
-        raise ConfigError("job: a node learns it from --join; give --job to node 0 alone")
-    if config.join is not None and not (role == "switch" or number):
+    if (number or config.join is not None) and role == "node" and config.job is not None:
+        raise ConfigError("job: a node learns it from --join; give --job to the first node alone")
+    if config.join is not None and role != "switch" and given is None:
         raise ConfigError(
-            "join: only luwu up --role switch, or --role node --number 1 and up, joins something; "
+            "join: only luwu up --role switch, or --role node with its --number, joins something; "
             "leave it out"
         )
 

@@ -13,7 +13,7 @@ where others reach it.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ from typing import Final
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.tree import NODE, Place, Tree, groups_text
-from luwu.join.connection import Connection, join, write_connection
+from luwu.join.connection import Connection, file_of, join, write_connection
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.sockets import private_directory
@@ -91,6 +91,25 @@ def join_nodes(
     return found
 
 
+def files_above(
+    config: RunConfig, directory: RunDirectory, names: Sequence[str]
+) -> tuple[str, ...]:  # fmt: skip
+    """The connection files in which a switch looks for its parents again.
+
+    Those of these names, beside the file of --join or in the run directory, where a node or switch
+    that takes the place of another one writes its own; else the file of --join.
+    """
+    joined = None if config.join is None else file_of(config.join)
+    folder = directory.path if joined is None else joined.parent
+    files = (folder / name for name in names)
+    return tuple(str(file if joined is None or file.exists() else joined) for file in files)
+
+
+def node_files(config: RunConfig, directory: RunDirectory, count: int) -> tuple[str, ...]:
+    """The same for all optimizer nodes."""
+    return files_above(config, directory, [node_file(number) for number in range(count)])
+
+
 def start_in_tree(
     supervisor: Supervisor, resolved: Resolved, name: str, console: Console,
     should_stop: Callable[[], bool],
@@ -101,9 +120,11 @@ def start_in_tree(
     place = tree.named(name)
     if place.parent == NODE:
         parent = join_nodes(resolved, directory, console, should_stop)
+        files = node_files(config, directory, parent.optimizer_nodes)
     else:
         file = directory.file(switch_file(place.parent))
         parent = join_parent(resolved, file, console, should_stop)
+        files = files_above(config, directory, [file.name])
     if parent.tree != groups_text(tree):
         raise ConfigError(
             f"tree: the parent at {parent.endpoint} was started with the tree "
@@ -126,6 +147,7 @@ def start_in_tree(
         listen=listen,
         parent=parent.endpoint,
         more_parents=tuple(parent.more_nodes),
+        files=files,
         advertise=config.advertise,
     )
     endpoint = add_switch(supervisor, config, asked, tree, place, ends, key_name=config.key_name)

@@ -9,6 +9,10 @@ so it knows node 0, whom it asks, and hands on where all before it are:
 
 In one --run-dir they find each other by files: connect-node.json, connect-node-1.json, ... A node
 on a host of its own has all of its --memory-budget, and keeps its pages in --state, in `node-N`.
+
+A node takes the place of a lost one by its number; what it prints names it in place of that one:
+
+    luwu up --role node --number 0 --join URL-1 --bind ELSEWHERE
 """
 
 from __future__ import annotations
@@ -49,8 +53,8 @@ def start_node(
     """Start a node and write where it is, and where those before it are. Raises ConfigError."""
     config, directory = resolved.config, supervisor.run
     before: Connection | None = None
-    if number:
-        file = directory.file(node_file(number - 1))
+    if number or config.join is not None:
+        file = directory.file(node_file(max(0, number - 1)))
         before = join_parent(resolved, file, console, should_stop)
         config = _as_before(resolved, config, before, number)
     chosen_aggregate(config)  # before anything is started
@@ -95,7 +99,9 @@ def start_node(
             extent_chunks=sizes.extent_chunks,
         )
     else:
-        connection = replace(before, more_nodes=(*before.more_nodes, endpoint))
+        nodes = [before.node, *before.more_nodes]
+        nodes[number : number + 1] = [endpoint]
+        connection = replace(before, node=nodes[0], more_nodes=tuple(nodes[1:]))
     write_connection(directory.file(node_file(number)), connection)
     if config.no_switch:
         write_connection(directory.connect_file, connection)
@@ -127,7 +133,7 @@ def _as_before(
             f"{before.replicas}; leave --replicas out"
         )
     known = 1 + len(before.more_nodes)
-    if number != known or number >= count:
+    if number > known or number >= count:
         following = f"is node {known}" if known < count else "is the switch"
         raise ConfigError(
             f"number: what is joined names {known} of {count} optimizer nodes; the next to start "

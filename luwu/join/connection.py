@@ -15,6 +15,9 @@ the node, `tree` says which ranks each switch sums, and `leaves` where the worke
 that share no directory: `tcp://10.0.0.6:40001?job=5713&world_size=2&chunk_bytes=1048576`; its
 endpoint is where workers connect, in a tree those of its `ranks`. Roles may start in any order:
 whoever needs the file waits for it, and says so.
+
+A switch or node that is lost may be started elsewhere. An endpoint may have several places,
+`tcp://KEY@HOST:PORT,HOST:PORT`, and a process that joined by a file reads it again (`followed`).
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from typing import Any, Final
 from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
-from luwu.base.job_spec import JobSpec, document_of, from_document
+from luwu.base.job_spec import JobSpec, document_of, from_document, read_again
 from luwu.base.json_file import read_json, write_json
 from luwu.base.limits import (
     INT64_MAX,
@@ -43,6 +46,7 @@ from luwu.base.limits import (
 from luwu.base.outstanding import RetryPolicy
 from luwu.base.suggestion import suggestion
 from luwu.base.tree import parse_ranks
+from luwu.transport.endpoints import MovableEndpoint
 
 SCHEMA: Final = 1
 PREFETCH_UNITS: Final = 2
@@ -50,6 +54,8 @@ AGGREGATE_CHARS_MAX: Final = 100
 _POLL_S = 0.05
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _SCHEMES = ("tcp://", "ipc://", "shm://")
+_BETWEEN_NODES = re.compile(",(?=[a-z]+://)")
+"""Between endpoints, each of which may have commas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +180,10 @@ def write_connection(path: Path, connection: Connection) -> None:
 def read_connection(path: Path) -> Connection | None:
     """The content of the file; None if there is none. Raises ConfigError."""
     document = read_json(path)
-    if document is None:
-        return None
+    return None if document is None else _of_document(document, path)
+
+
+def _of_document(document: dict[str, Any], path: Path) -> Connection:
     for key, expected in (("schema", SCHEMA), ("protocol", PROTOCOL_VERSION)):
         found = document.pop(key, None)
         if found != expected:
@@ -184,6 +192,28 @@ def read_connection(path: Path) -> Connection | None:
                 "version of luwu: install the same luwu on both sides"
             )
     return _checked(document, str(path))
+
+
+def file_of(where: str) -> Path | None:
+    """The connection file of `--join` or LUWU_CONNECT; None for a URL."""
+    if "://" in where:
+        return None
+    path = Path(where).expanduser().absolute()
+    return path / "connect.json" if path.is_dir() else path
+
+
+def followed(
+    endpoint: str, file: Path | None, job: int, find: Callable[[Connection], str]
+) -> str:  # fmt: skip
+    """An endpoint to dial that `find` found in a connection file, which is read again before each
+    attempt; without a file, or in shared memory, the endpoint as it is."""
+    if file is None or not endpoint.startswith("tcp://"):
+        return endpoint
+
+    def look() -> str:
+        return find(_of_document(read_again(file, job), file))
+
+    return MovableEndpoint(endpoint, look)
 
 
 def wait_for_connection(
@@ -227,11 +257,9 @@ def join(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Connection:
     """The connection of `--join FILE|URL` or LUWU_CONNECT. Raises ConfigError, ConnectionFailed."""
-    if "://" in where:
+    path = file_of(where)
+    if path is None:
         return parse_url(where)
-    path = Path(where).expanduser()
-    if path.is_dir():
-        path = path / "connect.json"
     return wait_for_connection(path, timeout_s=timeout_s, say=say, should_stop=should_stop)
 
 
@@ -249,7 +277,7 @@ def parse_url(url: str) -> Connection:
         if name in ("aggregate", "tree"):
             document[name] = text
         elif name == "more_nodes":
-            document[name] = text.split(",")
+            document[name] = _BETWEEN_NODES.split(text)
         elif name == "retry":
             document[name] = _retry_of(text)
         elif text in ("true", "false"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.base.keys import check_name, worker_name
-from luwu.join.connection import Connection, join
+from luwu.join.connection import Connection, file_of, followed, join
 from luwu.nic.reader import StateReader
 from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
 from luwu.transport.curve import Security, open_security
@@ -38,7 +38,10 @@ def open_nic(rank: int, world_size: int) -> Nic:
             f"this job has {connection.world_size} workers, but {world_size} were started; "
             f"start luwu up with --workers {world_size}, or that many workers"
         )
-    endpoint = connection.endpoint_of(rank)
+    file = file_of(os.environ["LUWU_CONNECT"])
+    endpoint = followed(
+        connection.endpoint_of(rank), file, connection.job, lambda found: found.endpoint_of(rank)
+    )
     security = own_security(endpoint, rank)
     events = os.environ.get("LUWU_EVENTS", "")
     path = Path(events) / f"worker-{rank}.jsonl" if events else None
@@ -103,10 +106,15 @@ def own_security(endpoint: str, rank: int | None = None) -> Security | None:
 
 
 def make_reader(
-    connection: Connection, endpoint: str | None = None, rank: int | None = None
-) -> StateReader:
-    """A reader of this job, not open yet; `endpoint`, `rank`: a worker's. Raises ConfigError."""
-    endpoint = endpoint or connection.endpoint
+    connection: Connection, endpoint: str | None = None, rank: int | None = None,
+    where: str | None = None,
+) -> StateReader:  # fmt: skip
+    """A reader of this job, not open yet; `endpoint`, `rank`: a worker's; `where`: the file or URL
+    by which the job was found. Raises ConfigError."""
+    file = None if where is None else file_of(where)
+    endpoint = endpoint or followed(
+        connection.endpoint, file, connection.job, lambda found: found.endpoint
+    )
     return StateReader(
         open_transport(
             endpoint,

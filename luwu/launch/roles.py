@@ -75,7 +75,7 @@ class RoleProcess:
         if self.child is not None:
             self._disk_before = self.disk
             remove_partial(self._run.path, self.child.pid)
-            self._spec["listen"] = self.endpoint or self._spec["listen"]
+            self._spec["listen"] = self._listens_at
             if is_node(self.role) and self.endpoint is not None:  # it has looked at the state
                 self._spec["resume"] = True
         self._spec["incarnation"] = new_incarnation(self._spec.get("incarnation") or 0)
@@ -104,6 +104,17 @@ class RoleProcess:
     def error(self) -> dict[str, Any]:
         """The error that it wrote at its end, if any."""
         return read_json(self._run.error(self.role)) or {}
+
+    @property
+    def _listens_at(self) -> str:
+        """Where it listens again: at the port that was chosen for it, if one was."""
+        asked: str = self._spec["listen"]
+        if self.endpoint is None:
+            return asked
+        if self._spec.get("advertise") is None:
+            return self.endpoint
+        port = self.endpoint.rpartition(":")[2]
+        return f"{asked.removesuffix(':0')}:{port}" if asked.endswith(":0") else asked
 
     @property
     def is_restartable(self) -> bool:
@@ -193,6 +204,8 @@ class SwitchEnds:
     parent: str
     more_parents: tuple[str, ...] = ()
     """Endpoints of nodes after the first."""
+    files: tuple[str, ...] = ()
+    """The connection file of each endpoint above, if there are files."""
     workers_at: str | None = None
     """Endpoint for workers, where `listen` is for switches alone."""
     advertise: str | None = None
@@ -292,6 +305,7 @@ def switch_spec(
         advertise=ends.advertise,
         parent=ends.parent,
         more_parents=ends.more_parents,
+        parent_files=ends.files,
         keys=keys_of(config, ends.listen, ends.workers_at or "", ends.parent),
         key_name=key_name or place.process,
         memory_budget_bytes=plan.budget_bytes,

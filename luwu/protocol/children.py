@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from luwu.base.limits import TEXT_CHARS_MAX
 from luwu.protocol.actions import Payload
-from luwu.protocol.members import KnowsMoreError, Members, RefusedError
+from luwu.protocol.members import KnowsMoreError, Members, RefusedError, SupersededError
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.outcomes import Outcomes
 from luwu.wire import messages as wire
@@ -60,10 +60,11 @@ class Children:
         """Refuse a child for good."""
         name = self._outbox.role.name.lower()
         self._outbox.note(f"{name}.refused", level="WARNING", peer=peer, text=str(error))
-        is_older = isinstance(error, KnowsMoreError)
-        self._outbox.send(
-            peer, self._outbox.stamped(wire.Refuse, text=str(error), is_older=is_older)
-        )
+        refusal = self._outbox.stamped(
+            wire.Refuse, text=str(error), is_older=isinstance(error, KnowsMoreError),
+            is_left_out=isinstance(error, SupersededError),
+        )  # fmt: skip
+        self._outbox.send(peer, refusal)
 
     def answer_stale(self, peer: str, m: wire.Message) -> None:
         """Send a child what it does not know yet: the attempt that counts."""

@@ -40,6 +40,10 @@ class KnowsMoreError(RefusedError):
         super().__init__(refusal_text(found, known))
 
 
+class SupersededError(RefusedError):
+    """A later start of this child has joined."""
+
+
 @dataclass(slots=True)
 class Member:
     """A child that said Hello."""
@@ -172,7 +176,7 @@ class Members:
         former = self._by_ranks.get(hello.contributors)
         if former is not None:
             if hello.incarnation < former.incarnation:
-                raise RefusedError(
+                raise SupersededError(
                     f"a later start of ranks {ranks_text([former.ranks])} has joined already; "
                     "stop this process (the clocks of the hosts decide which start is later: "
                     "synchronize them with NTP if this process started later)"

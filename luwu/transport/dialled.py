@@ -1,12 +1,22 @@
-"""One peer that we dial over ZeroMQ: a DEALER for each connection, one after the other."""
+"""One peer that we dial over ZeroMQ: a DEALER for each connection, one after the other.
+
+A peer may have several places, and others later (`MovableEndpoint`). A new connection is sought
+where the last one was; if an attempt fails, and the next one too where both failed at once, at the
+next place. Wherever the peer goes, its public key stays the same: who changes a name or a file
+cannot put another process in its place.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import zmq
 
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import ConfigError, ConnectionFailed, LuwuError
 from luwu.transport.connections import Hub
-from luwu.transport.endpoints import Endpoint
-from luwu.transport.interface import PeerUp
+from luwu.transport.endpoints import Endpoint, check_known
+from luwu.transport.interface import PeerFailed, PeerUp
 from luwu.transport.lanes import Lane, Way, received_of
 from luwu.transport.monitor import DIAL_EVENTS, DialStory, SocketMonitor
 from luwu.transport.sockets import new_socket, prepare_connect, read_frames
@@ -16,11 +26,22 @@ class Dialled:
     """Dials until it is stopped. With a greeting it serves one connection, then waits for
     `restart` with another one."""
 
-    def __init__(self, hub: Hub, peer: str, endpoint: Endpoint, *, greeting: bytes) -> None:
+    def __init__(
+        self, hub: Hub, peer: str, places: tuple[Endpoint, ...],
+        look: Callable[[], tuple[Endpoint, ...]] | None, *, greeting: bytes,
+    ) -> None:  # fmt: skip
+        """`look`: looks its places up again; None: they are always the same. Raises
+        ConnectionFailed if none has a known host."""
         self._hub = hub
         self._peer = peer
-        self._endpoint = endpoint
+        self._places, self._look = places, look
+        self._trouble = ""
+        """Why its places could not be looked up, as reported last."""
+        self._pause_ms = hub.timing.reconnect_ms
         self._greeting = greeting
+        self._look_up()
+        check_known(self._places)
+        self._endpoint = self._places[0]
         self._open()
 
     def take(self) -> bool:
@@ -57,18 +78,48 @@ class Dialled:
         self._close_socket()
 
     def restart(self, greeting: bytes) -> None:
-        """Dial again after `stop`."""
+        """Dial again after `stop`: at the first place, as the other connections of a link do."""
         self._greeting = greeting
+        self._look_up()
+        self._endpoint = self._places[0]
         self._open()
+
+    def _look_up(self) -> None:
+        """Look up the places of the peer; if that cannot be done, they are those known."""
+        if self._look is None:
+            return
+        try:
+            places = self._look()
+            if {place.key for place in places} != {place.key for place in self._places}:
+                raise ConfigError(
+                    f"{self._peer!r} is now at {places[0]}, with another public key than at "
+                    f"{self._places[0]}, and is not followed: start it with the secret file that "
+                    "it had, or restart this process"
+                )
+        except LuwuError as exc:
+            if str(exc) != self._trouble:
+                self._trouble = str(exc)
+                failed = PeerFailed(self._peer, ConnectionFailed(self._trouble), final=False)
+                self._hub.received.append(failed)
+            return
+        self._places, self._trouble = places, ""
+
+    def _move(self, step: int) -> bool:
+        """Go to the place so many after the present one; False if that is the same."""
+        before, places = self._endpoint, self._places
+        at = places.index(before) + step if before in places else 0
+        self._endpoint = places[at % len(places)]
+        return self._endpoint != before
 
     def _open(self) -> None:
         timing = self._hub.timing
         self._story = DialStory(self._peer, str(self._endpoint))
         self._lane: Lane | None = None
-        self._is_closed = False
+        self._is_closed = self._is_pausing = False
+        self._opened_ns, self._failures_count = SYSTEM_CLOCK.now_ns(), 0
         self._socket = new_socket(self._hub.context, zmq.DEALER, timing)
         self._socket.probe_router = 0 if self._greeting else 1
-        self._socket.reconnect_ivl = timing.reconnect_ms
+        self._socket.reconnect_ivl = self._pause_ms
         self._socket.reconnect_ivl_max = timing.reconnect_ms_max
         self._socket.connect_timeout = timing.handshake_ms
         prepare_connect(self._socket, self._endpoint, timing, self._hub.security)
@@ -81,9 +132,13 @@ class Dialled:
 
     def _read_monitor(self) -> None:
         for event, _value in self._monitor.read():
+            if event in (zmq.EVENT_CONNECT_DELAYED, zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_CONNECTED):
+                self._is_pausing = event == zmq.EVENT_CONNECT_RETRIED
+                self._failures_count += self._is_pausing
             told = self._story.tell(event)
             if isinstance(told, PeerUp):
                 hub = self._hub
+                self._pause_ms = hub.timing.reconnect_ms
                 self._lane = Lane(
                     self._peer,
                     (Way(self._socket),),
@@ -101,6 +156,22 @@ class Dialled:
         elif self._story.failed:
             self._socket.linger = 0
             self._close_socket()
+        elif self._is_pausing:
+            self._is_pausing = False
+            self._seek_elsewhere()
+
+    def _seek_elsewhere(self) -> None:
+        """An attempt has failed, and libzmq pauses before the next one at this place."""
+        timing = self._hub.timing
+        lasted_ns = SYSTEM_CLOCK.now_ns() - self._opened_ns
+        if self._failures_count == 1 and lasted_ns < timing.reconnect_ms_max * 1_000_000:
+            return
+        self._look_up()
+        if self._move(1):
+            self._pause_ms = min(2 * self._pause_ms, timing.reconnect_ms_max)
+            self._socket.linger = 0
+            self._close_socket()
+            self._open()
 
     def _replace(self) -> None:
         """The last message was read: say so, and seek the peer again with a new socket."""
@@ -108,6 +179,8 @@ class Dialled:
         self._socket.linger = 0
         self._close_socket()
         if not self._greeting:
+            self._look_up()
+            self._move(0)
             self._open()
 
     def _close_socket(self) -> None:

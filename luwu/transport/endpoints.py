@@ -2,6 +2,7 @@
 
     tcp://HOST:PORT        port 0 when listening: the system chooses
     tcp://KEY@HOST:PORT    the same where who listens has that public key: nothing else is believed
+    tcp://...,HOST:PORT    to dial: places that are tried in turn; a key holds for those after it
     ipc://PATH             a Unix socket; ipc://auto: a private directory of ours, removed at close
     shm://PATH             the same for a transport over shared memory, with a second at PATH.fd
 
@@ -18,9 +19,10 @@ import shutil
 import socket
 import stat
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, Final, Self, TypeAlias
 
 from luwu.base.errors import ConfigError, ConnectionFailed
 from luwu.base.keys import key_text, parse_key
@@ -86,6 +88,7 @@ class IpcEndpoint:
     """ipc://PATH."""
 
     path: Path
+    key: ClassVar[None] = None
     is_tcp: ClassVar[bool] = False
     is_ipv6: ClassVar[bool] = False
     is_loopback: ClassVar[bool] = False
@@ -100,6 +103,19 @@ class IpcEndpoint:
 
 
 Endpoint: TypeAlias = TcpEndpoint | IpcEndpoint
+
+
+class MovableEndpoint(str):
+    """An endpoint to dial that is looked up before each attempt: the process there may move."""
+
+    look: Callable[[], str]
+    """Where it is now; may raise a LuwuError, and then it is where it was."""
+
+    def __new__(cls, endpoint: str, look: Callable[[], str]) -> Self:
+        """`endpoint`: where it was found first."""
+        made = super().__new__(cls, endpoint)
+        made.look = look
+        return made
 
 
 def parse(endpoint: str) -> Endpoint:
@@ -122,6 +138,18 @@ def parse(endpoint: str) -> Endpoint:
             )
         return IpcEndpoint(path)
     raise ConfigError(f"{endpoint!r} is not an endpoint; write tcp://HOST:PORT or ipc://PATH")
+
+
+def parse_places(endpoint: str) -> tuple[Endpoint, ...]:
+    """All places of an endpoint to dial, each as an endpoint. Raises ConfigError."""
+    first, *others = endpoint.split(",") if endpoint.startswith("tcp://") else [endpoint]
+    places = [parse(first)]
+    for text in others:
+        place = parse(f"tcp://{text}")
+        if place.key is None and isinstance(place, TcpEndpoint):
+            place = replace(place, key=places[-1].key)
+        places.append(place)
+    return tuple(places)
 
 
 def parse_shared(endpoint: str) -> IpcEndpoint:
@@ -149,6 +177,19 @@ def address_of(endpoint: TcpEndpoint) -> str:
             f"Check its spelling, or give its address."
         ) from exc
     return str(found[0][4][0])
+
+
+def check_known(places: Sequence[Endpoint]) -> None:
+    """Raises ConnectionFailed if no place has a known host: libzmq would try for ever, in
+    silence."""
+    for place in places:
+        try:
+            if isinstance(place, TcpEndpoint):
+                address_of(place)
+            return
+        except ConnectionFailed:
+            if place is places[-1]:
+                raise
 
 
 def listening_endpoint(endpoint: TcpEndpoint, *, own_key: bytes | None) -> TcpEndpoint:
@@ -202,22 +243,28 @@ def check_secure(endpoint: TcpEndpoint, *, insecure: bool, own_key: bool, verb: 
     )
 
 
-def advertised(advertise: str, bound: TcpEndpoint) -> TcpEndpoint:
-    """`advertise` (HOST, HOST:PORT or tcp://HOST:PORT), with the bound port where it has none."""
+def advertised(advertise: str, bound: TcpEndpoint) -> str:
+    """`advertise` (HOST, HOST:PORT or tcp://HOST:PORT; several with commas), with the bound port
+    where it has none. Raises ConfigError."""
     if "@" in advertise:
         raise ConfigError(
             f"advertise {advertise!r}: the key of this process is added to it; omit the key"
         )
-    text = advertise.removeprefix("tcp://")
+    first, *others = advertise.removeprefix("tcp://").split(",")
+    places = [_advertised_place(text, advertise, bound) for text in (first, *others)]
+    return ",".join([str(replace(places[0], key=bound.key)), *(each.where for each in places[1:])])
+
+
+def _advertised_place(text: str, advertise: str, bound: TcpEndpoint) -> TcpEndpoint:
     has_port = text.rpartition(":")[2].isdecimal() and (text.count(":") == 1 or "]:" in text)
     if not has_port:
         is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
         text = f"[{text}]:{bound.port}" if is_bare_ipv6 else f"{text}:{bound.port}"
-    endpoint = parse(f"tcp://{text}")
-    assert isinstance(endpoint, TcpEndpoint)
-    if endpoint.is_wildcard:
+    place = parse(f"tcp://{text}")
+    assert isinstance(place, TcpEndpoint)
+    if place.is_wildcard:
         raise ConfigError(f"advertise {advertise!r}: this address cannot be dialled; name one")
-    return TcpEndpoint(endpoint.host, endpoint.port or bound.port, bound.key)
+    return replace(place, port=place.port or bound.port)
 
 
 def bind_error(endpoint: Endpoint, code: int, text: str) -> ConfigError:

@@ -151,8 +151,9 @@ class Transport(Closing):
     def dial(self, peer: str, endpoint: str) -> None:
         """Connect to `endpoint` and call it `peer`; PeerUp comes from `receive`.
 
-        Nobody listening is no error: it is reported once and tried until it works. Raises
-        ConfigError for an endpoint that cannot be one, ConnectionFailed for an unknown host.
+        Nobody listening is no error: it is reported once and tried until it works, over tcp at
+        each of several places, or where a `MovableEndpoint` is by then. Raises ConfigError for an
+        endpoint that cannot be one, ConnectionFailed for an unknown host.
         """
 
     @abstractmethod

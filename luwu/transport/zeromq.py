@@ -16,6 +16,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import zmq
@@ -120,22 +121,19 @@ class ZeroMqTransport(Transport):
         address = endpoints.parse(self._bind(bound))
         assert isinstance(address, endpoints.TcpEndpoint)
         chosen = endpoints.TcpEndpoint(address.host, address.port, own_key)
-        return str(chosen if advertise is None else endpoints.advertised(advertise, chosen))
+        return str(chosen) if advertise is None else endpoints.advertised(advertise, chosen)
 
     def dial(self, peer: str, endpoint: str, *, greeting: bytes = b"") -> None:
         """Connect to a peer; see `Transport.dial`. With a greeting: for one connection only."""
         if not peer or peer.startswith("p-") or peer in self._dialled:
             raise ValueError(f"cannot call a peer {peer!r}: empty, a listener's name, or taken")
-        target = endpoints.parse(endpoint)
-        if isinstance(target, endpoints.TcpEndpoint):
-            if target.is_wildcard or target.port == 0:
-                raise ConfigError(
-                    f"{endpoint} cannot be dialled; give the address and port that it listens at"
-                )
-            endpoints.address_of(target)  # libzmq would try an unknown host for ever, in silence
-            self._check_secure(target, "dial")
-        # The name goes to libzmq, which looks it up again at each attempt: addresses move.
-        self._dialled[peer] = Dialled(self, peer, target, greeting=greeting)
+        look = (
+            partial(self._look, endpoint)
+            if isinstance(endpoint, endpoints.MovableEndpoint)
+            else None
+        )
+        # Names go to libzmq, which looks them up again at each attempt: addresses move.
+        self._dialled[peer] = Dialled(self, peer, self._places(endpoint), look, greeting=greeting)
 
     def redial(self, peer: str, greeting: bytes) -> None:
         """Dial a peer anew, with another greeting; nothing more is heard of before."""
@@ -265,6 +263,22 @@ class ZeroMqTransport(Transport):
         if isinstance(endpoint, endpoints.IpcEndpoint):
             self._ipc.append(endpoint)
         return bound
+
+    def _places(self, endpoint: str) -> tuple[endpoints.Endpoint, ...]:
+        """The places of an endpoint to dial, checked. Raises ConfigError."""
+        places = endpoints.parse_places(endpoint)
+        for place in places:
+            if isinstance(place, endpoints.TcpEndpoint):
+                if place.is_wildcard or place.port == 0:
+                    raise ConfigError(
+                        f"{endpoint} cannot be dialled; give the address and port that it listens "
+                        "at"
+                    )
+                self._check_secure(place, "dial")
+        return places
+
+    def _look(self, endpoint: endpoints.MovableEndpoint) -> tuple[endpoints.Endpoint, ...]:
+        return self._places(endpoint.look())
 
     def _check_secure(self, endpoint: endpoints.TcpEndpoint, verb: str) -> None:
         endpoints.check_secure(

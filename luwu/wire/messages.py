@@ -273,7 +273,7 @@ class Refuse(Message):
     is_older: bool = False
     """The state lacks steps that were announced as decided (`lost_steps.py`)."""
     is_left_out: bool = False
-    """The job goes on without this optimizer node."""
+    """The job goes on without this optimizer node, or under a later start of this child."""
 
 
 @message(19)

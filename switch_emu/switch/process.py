@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from luwu.base.clock import new_incarnation
+from luwu.base.errors import ConfigError
 from luwu.base.events import SWITCH_ABOUT, Recorder
 from luwu.base.expendable import Expendable
+from luwu.base.job_spec import read_again
 from luwu.base.json_file import write_json
 from luwu.base.limits import MIB, POOL_BYTES_DEFAULT
 from luwu.base.links import push_window_bytes
 from luwu.base.tree import NODE, SWITCH, ranges_text, ranks_of
 from luwu.transport.curve import open_security
+from luwu.transport.endpoints import MovableEndpoint
 from luwu.transport.interface import Transport
 from luwu.transport.mixed import SHARED_SCHEME
 from luwu.transport.opening import open_transport
@@ -42,6 +46,8 @@ class SwitchSpec(RoleSpec):
     """Endpoint of the optimizer node, or of another switch."""
     more_parents: tuple[str, ...] = ()
     """Endpoints of further optimizer nodes."""
+    parent_files: tuple[str, ...] = ()
+    """The connection file of each of them, which is read again before each attempt to dial it."""
     name: str = SWITCH
     above: str = NODE
     """Process name of its parent."""
@@ -75,6 +81,26 @@ class SwitchSpec(RoleSpec):
         return (self.listen, *((self.workers_at,) if self.workers_at else ()), self.parent)
 
     @property
+    def parents(self) -> list[str]:
+        """Endpoints to dial: of the optimizer nodes by number, or of the switch above."""
+        given = [self.parent, *self.more_parents]
+        for number in range(len(self.parent_files)):
+            given[number] = MovableEndpoint(given[number], partial(self._look, number))
+        return given
+
+    def _look(self, number: int) -> str:
+        """Where a parent is now, by its connection file. Raises ConfigError."""
+        file = self.parent_files[number]
+        found = read_again(Path(file), self.job)
+        endpoints = [found.get("switch") or found.get("node"), *found.get("more_nodes", ())]
+        if number >= len(endpoints):
+            raise ConfigError(
+                f"{file} has {len(endpoints)} optimizer nodes, and not node {number}: it is that "
+                "of an earlier node"
+            )
+        return str(endpoints[number])
+
+    @property
     def lets_in(self) -> tuple[str, ...]:
         """Roles of the keys that may connect; none without connections over tcp."""
         comes_by_tcp = any(
@@ -101,7 +127,7 @@ def serve_switch(
             transport.listen(spec.workers_at)
         on_listening(transport.listen(spec.listen, advertise=spec.advertise))
         parents = parent_names(1 + len(spec.more_parents))
-        for name, endpoint in zip(parents, (spec.parent, *spec.more_parents), strict=True):
+        for name, endpoint in zip(parents, spec.parents, strict=True):
             transport.dial(name, endpoint)
         core = SwitchCore(
             job=spec.job,

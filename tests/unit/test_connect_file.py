@@ -16,8 +16,17 @@ from luwu.base.config import resolve
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
 from luwu.base.outstanding import RetryPolicy
 from luwu.join import connection as connect
-from luwu.join.connection import Connection, join, parse_url, read_connection, write_connection
+from luwu.join.connection import (
+    Connection,
+    followed,
+    join,
+    parse_url,
+    read_connection,
+    write_connection,
+)
 from luwu.launch.serving import chosen_aggregate, connection_of
+from luwu.transport.endpoints import MovableEndpoint
+from switch_emu.switch.process import SwitchSpec
 
 CONNECTION = Connection(
     job=5713,
@@ -178,3 +187,58 @@ def test_an_aggregator_that_cannot_be_had_is_refused(flags: dict[str, str], said
     """Goal: before anything is started, with what would work."""
     with pytest.raises(ConfigError, match=said):
         chosen_aggregate(resolve(flags=flags, environ={}).config)
+
+
+def test_an_endpoint_is_followed_by_its_file(tmp_path: Path) -> None:
+    """Goal: it is read at each look; a file of another job, or none, leads nowhere, and neither a
+    URL nor shared memory is read again."""
+    file, moved = tmp_path / "connect.json", "tcp://127.0.0.2:5"
+    endpoint = followed(CONNECTION.endpoint, file, CONNECTION.job, lambda found: found.endpoint)
+    assert isinstance(endpoint, MovableEndpoint)
+    assert endpoint == CONNECTION.endpoint
+    with pytest.raises(ConfigError, match=r"there is no /.*connect\.json"):
+        endpoint.look()
+    write_connection(file, CONNECTION)
+    assert endpoint.look() == CONNECTION.endpoint
+    write_connection(file, replace(CONNECTION, switch=moved))
+    assert endpoint.look() == moved
+    write_connection(file, replace(CONNECTION, job=1, switch=moved))
+    with pytest.raises(ConfigError, match="is of job 1, not 5713"):
+        endpoint.look()
+    for text, place in ((moved, None), ("shm:///tmp/x", file)):
+        assert not isinstance(followed(text, place, 1, lambda found: found.node), MovableEndpoint)
+
+
+def test_a_switch_follows_each_node_by_its_file(tmp_path: Path) -> None:
+    """Goal: node N is where the file of node N has it, which need not know of the others; and the
+    file of a node before it is no answer."""
+    nodes = [f"tcp://127.0.0.1:{number}" for number in (1, 2, 3)]
+    files = [tmp_path / name for name in ("first", "second", "third")]
+    spec = SwitchSpec(
+        job=5713, chunk_bytes=16384, listen="tcp://127.0.0.1:0", children=(1,), parent=nodes[0],
+        more_parents=tuple(nodes[1:]), parent_files=tuple(map(str, files)),
+    )  # fmt: skip
+    parents = spec.parents
+    assert parents == nodes
+    node = replace(CONNECTION, switch=None, optimizer_nodes=3)
+    write_connection(files[1], replace(node, more_nodes=("tcp://127.0.0.9:2",)))
+    write_connection(files[2], node)
+    assert isinstance(parents[1], MovableEndpoint)
+    assert isinstance(parents[2], MovableEndpoint)
+    assert parents[1].look() == "tcp://127.0.0.9:2"
+    with pytest.raises(ConfigError, match="has 1 optimizer nodes, and not node 2"):
+        parents[2].look()
+    below = replace(spec, more_parents=(), parent_files=(str(files[0]),)).parents[0]
+    write_connection(files[0], replace(CONNECTION, switch="tcp://127.0.0.9:7"))
+    assert isinstance(below, MovableEndpoint)
+    assert below.look() == "tcp://127.0.0.9:7"  # the switch above, whose file it is
+    alone = replace(spec, parent_files=())
+    assert not any(isinstance(each, MovableEndpoint) for each in alone.parents)
+
+
+def test_a_url_of_nodes_that_have_several_places() -> None:
+    """Goal: commas within an endpoint are not those between endpoints."""
+    more = ("tcp://a:1,b:2", "tcp://c:3")
+    connection = replace(CONNECTION, switch=None, node="tcp://n:1,m:2", optimizer_nodes=3)
+    found = parse_url(replace(connection, more_nodes=more).url())
+    assert (found.node, tuple(found.more_nodes)) == ("tcp://n:1,m:2", more)

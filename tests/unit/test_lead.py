@@ -30,8 +30,9 @@ class Bench:
     """A lead, and the messages between it, the nodes and the core."""
 
     def __init__(
-        self, count: int = 2, replicas: int = 2, fill_bytes_per_s: float | None = None
-    ) -> None:
+        self, count: int = 2, replicas: int = 2, fill_bytes_per_s: float | None = None, *,
+        is_known: bool = True,
+    ) -> None:  # fmt: skip
         self.outbox = Outbox(job=1, role=Role.SWITCH, rank=0, incarnation=9)
         self.children = Children(self.outbox, [LEFT])
         self.count, self.replicas = count, replicas
@@ -40,7 +41,9 @@ class Bench:
         self.lead = Lead(self.outbox, self.children, parents, limits, RetryPolicy())
         job = Description(layout=make_layout(units=1, node_count=count), optimizer="test")
         parents.learn(job.layout)
-        self.lead.learn(job)
+        self.job = job
+        if is_known:
+            self.lead.learn(job)
         self.chunks_count = len(job.layout.chunks)
 
     def core_says(self, kind: type[Any], payload: Any = None, **values: Any) -> list[str]:
@@ -293,6 +296,25 @@ def test_less_than_half_of_the_nodes_do_not_go_on() -> None:
     bench.lead.tick()
     assert not any("Adopt" in line for line in bench.lines())
     assert "optimizer nodes 1, 2" in bench.lead.waits_for()
+
+
+def test_a_node_that_is_to_be_filled_waits_for_a_new_switch_too() -> None:
+    """E8. Goal: a switch that is started while a node without a state waits lets it wait, though it
+    does not know the job yet, and fills it from the next step on. Method: the job becomes known
+    after the first epoch, as the core learns it with its welcome."""
+    bench = Bench(fill_bytes_per_s=1e12, is_known=False)
+    bench.greet()
+    counts = {"attempt": 3, "loaded": True, "epoch": 2, "members": 0b01, "step": 5}
+    bench.says(0, wire.Standing, b"", **counts)
+    bench.says(1, wire.Standing)
+    bench.lines()
+    found = bench.welcome(0, 4, step=5)
+    assert not any("Refuse" in each for each in found), found
+    assert bench.says(1, wire.Standing, incarnation=2) == []
+    bench.lead.learn(bench.job)
+    bench.measure(0, attempt=4, step=5)
+    found = bench.prepare(0, attempt=4, version=6)
+    assert any(each.startswith("parent-1: Adopt") and "filling=5" in each for each in found), found
 
 
 def test_a_new_switch_needs_all_members_of_two_and_most_of_three() -> None:

@@ -12,7 +12,13 @@ from luwu.base.limits import CHUNK_BYTES_STEP, PROTOCOL_VERSION, TEXT_CHARS_MAX,
 from luwu.launch.entry import count_start
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.layout import Layout, Parameter, Unit
-from luwu.protocol.members import RANKS_SHOWN_MAX, Members, RefusedError, ranks_text
+from luwu.protocol.members import (
+    RANKS_SHOWN_MAX,
+    Members,
+    RefusedError,
+    SupersededError,
+    ranks_text,
+)
 from luwu.wire.description import Description, description_hash
 from luwu.wire.kinds import Role
 from luwu.wire.messages import Hello
@@ -102,6 +108,8 @@ def test_an_earlier_start_is_a_zombie() -> None:
     members = two()
     members.join("a", hello(0), description())
     assert "a later start of ranks 0 has joined" in refusal(members, hello(0, incarnation=4))
+    with pytest.raises(SupersededError):
+        members.join("stranger", hello(0, incarnation=4), description())
     assert members.of("a", 5) is not None
 
 

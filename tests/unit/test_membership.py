@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from luwu.protocol.actions import Expel
+from luwu.protocol.actions import End, Expel
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb
 from switch_emu.switch.core.membership import Membership
@@ -199,3 +199,36 @@ def test_a_refusal_ends_a_switch_that_has_not_joined() -> None:
         found = handed.outbox.take()
         assert line(found[0]) == "left,right: Refuse text=no"
         assert [type(each).__name__ for each in found[1:]] == ["End"] * ends
+
+
+def test_a_switch_whose_successor_leads_ends() -> None:
+    """E3, I6. Goal: its children are sent nothing, so that they look for the successor."""
+    refuse = message(wire.Refuse, text="a later start leads", is_left_out=True)
+    for make in (made, joined):
+        handed, part = make()
+        part.refused(refuse)
+        assert handed.outbox.take() == [End("a later start leads", code="E512")]
+
+
+def test_a_child_that_knows_more_is_refused_when_the_parent_has_answered() -> None:
+    """I2, I6. Goal: another switch may lead, which this one does not know: the parent is asked
+    once, and the child is refused only if it has answered; each time anew."""
+    handed, part = joined()
+    knows = hello(RIGHT, step=5, generation=1)
+    text = "right: Refuse text=the state"
+    for roll in (2, 3):
+        handed.play(
+            part,
+            [
+                ("hello", ("right", knows, BYTES), [HELLO_UP.format(7, roll)]),
+                ("hello", ("right", knows, BYTES), []),
+            ],
+        )
+        assert part.awaits(welcome())
+        assert not part.welcomed(welcome())
+        handed.outbox.take()
+        part.hello("right", knows, BYTES)
+        note, refuse = handed.outbox.take()
+        assert line(note) == "note switch.refused"
+        assert line(refuse).startswith(text), line(refuse)
+        assert "is_older=True" in line(refuse)

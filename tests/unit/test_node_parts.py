@@ -543,7 +543,9 @@ def test_an_older_switch_is_refused_after_a_newer_one_was_answered() -> None:
     joint = joint_of(parts)
     older = parts.hello(RANKS, incarnation=19)
     joint.hello("old", older, parts.shard.description_bytes)
-    assert any("a later start of the switch leads" in line for line in parts.lines())
+    refusal = parts.lines()[-1]
+    assert "a later start of the switch leads" in refusal
+    assert "is_left_out=True" in refusal
     newer = parts.hello(RANKS, incarnation=21)
     joint.hello("new", newer, parts.shard.description_bytes)
     recorded, standing = parts.lines()

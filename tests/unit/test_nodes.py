@@ -169,8 +169,9 @@ URL = "tcp://127.0.0.1:1?job=7&world_size=2&chunk_bytes=16384"
         (["--role", "node", "--join", URL], "join: only luwu up --role switch, or --role node"),
         (
             ["--role", "node", "--number", "1", "--join", URL, "--job", "3"],
-            "job: a node learns it from --join; give --job to node 0 alone",
+            "job: a node learns it from --join; give --job to the first node alone",
         ),
+        (["--role", "node", "--number", "0", "--join", URL, "--job", "3"], "job: a node learns it"),
         (
             ["--role", "node", "--number", "1", "--join", URL],
             "joined names 1 of 1 optimizer nodes; the next to start is the switch",

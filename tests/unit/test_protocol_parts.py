@@ -7,7 +7,7 @@ import pytest
 from luwu.aggregate import make_aggregator
 from luwu.protocol.children import Children
 from luwu.protocol.lost_steps import lost_steps_text, refusal_text
-from luwu.protocol.members import KnowsMoreError, RefusedError
+from luwu.protocol.members import KnowsMoreError, RefusedError, SupersededError
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.outcomes import Outcomes
 from luwu.protocol.push_form import PushForm
@@ -115,15 +115,25 @@ def test_all_children_that_count_are_sent_to() -> None:
     assert children.abort("x" * 5000).contributors == RIGHT
 
 
-@pytest.mark.parametrize("is_older", [False, True])
-def test_a_refusal_is_noted_and_sent(is_older: bool) -> None:
-    """Goal: a child learns whether it is refused because it knows more than the state."""
+@pytest.mark.parametrize(
+    ("error", "is_older", "is_left_out"),
+    [
+        (RefusedError("no"), False, False),
+        (KnowsMoreError(1, 3), True, False),
+        (SupersededError("a later start"), False, True),
+    ],
+)
+def test_a_refusal_is_noted_and_sent(
+    error: RefusedError, is_older: bool, is_left_out: bool
+) -> None:
+    """Goal: a child learns whether it is refused because it knows more than the state, or because
+    a later start of it has joined."""
     outbox, children = two_children()
-    children.refuse("left", KnowsMoreError(1, 3) if is_older else RefusedError("no"))
+    children.refuse("left", error)
     note, sent = outbox.take()
     assert (note.name, note.level) == ("switch.refused", "WARNING")
-    assert (sent.peers, sent.message.is_older) == (("left",), is_older)
-    assert sent.message.text == (refusal_text(1, 3) if is_older else "no")
+    assert (sent.peers, sent.message.text) == (("left",), str(error))
+    assert (sent.message.is_older, sent.message.is_left_out) == (is_older, is_left_out)
 
 
 # -------------------------------------------------------------------------- lost steps

@@ -38,7 +38,7 @@ from luwu.training.base.uncompiled import uncompiled
 from luwu.training.devices.weights import ByteCount
 from luwu.training.reading.read_buffers import fill_buffers
 from luwu.training.reading.read_units import ReadUnit, find_units
-from luwu.training.reading.reading_thread import OpenSource, ReadingThread, WeightSource
+from luwu.training.reading.reading_thread import OpenSource, ReadingThread
 
 _JOIN_S = 60.0
 """How long to wait for a connection file."""
@@ -373,12 +373,11 @@ def _opener(source: Source) -> OpenSource:
         return source
     from luwu.join.open import make_reader  # readers in threads of a test need no transport
 
-    connection = source if isinstance(source, Connection) else join(str(source), timeout_s=_JOIN_S)
-
-    def opened() -> WeightSource:
-        return make_reader(connection)
-
-    return opened
+    if isinstance(source, Connection):
+        return lambda: make_reader(source)
+    where = str(source)
+    connection = join(where, timeout_s=_JOIN_S)
+    return lambda: make_reader(connection, where=where)
 
 
 def _may_refresh(source: Source) -> bool:

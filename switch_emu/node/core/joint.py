@@ -22,7 +22,7 @@ from luwu.base.outstanding import Outstanding, RetryPolicy
 from luwu.protocol.actions import Send
 from luwu.protocol.children import Children
 from luwu.protocol.epoch import Epoch
-from luwu.protocol.members import RefusedError
+from luwu.protocol.members import RefusedError, SupersededError
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.description import differences
@@ -88,7 +88,7 @@ class Joint:
         shard = self._shard
         try:
             if hello.incarnation < self._recorded.promised:
-                raise RefusedError(_LATER_SWITCH)
+                raise SupersededError(_LATER_SWITCH)
             if shard.description is not None and description != shard.description_bytes:
                 lines = "; ".join(differences(description, shard.description_bytes))
                 raise RefusedError(

@@ -63,7 +63,7 @@ class Filling:
     @property
     def is_on(self) -> bool:
         """True if nodes are filled."""
-        return self._bytes_per_s is not None and self._job is not None
+        return self._bytes_per_s is not None
 
     # ---------------------------------------------------------------------- which node
 
@@ -88,7 +88,7 @@ class Filling:
                 return self._bit
             rest = rest if known.is_away else [self.node.number]
         self._end()
-        if rest and self.is_on and version >= 0:
+        if rest and self._job is not None and version >= 0:
             self._begin(rest[0], attempt, version)
         return self._bit
 

@@ -50,6 +50,8 @@ class Membership:
         """The parent has welcomed this switch."""
         self.is_over = False
         """Every child has left, and the parent knows."""
+        self._is_in_doubt = self._is_confirmed = False
+        """A child knows more than this switch, which has asked its parent; which was answered."""
         self._missing_ns: int | None = None
         """When children are sent next who has not joined; None: nobody waits for that."""
 
@@ -93,8 +95,8 @@ class Membership:
         try:
             if self.is_over and not m.contributors & self._members.active:
                 raise RefusedError(_JOB_IS_OVER)
-            if self.joined:
-                self._check_knows_no_more((m.generation, m.attempt, m.step))
+            if self.joined and not self._is_as_known((m.generation, m.attempt, m.step)):
+                return
             replaced = self._members.join(peer, m, description)
         except RefusedError as exc:
             self._children.refuse(peer, exc)
@@ -183,6 +185,7 @@ class Membership:
         self.joined, children.loaded, children.redoes = True, m.loaded, m.redoes
         outbox.epoch, outbox.generation = m.epoch, m.generation
         self._uplink.window_bytes = self._limits.window(m.push_window_bytes)
+        self._is_confirmed, self._is_in_doubt = self._is_in_doubt, False
         if is_same:
             self._uplink.hurry(outbox.now_ns)
             return False
@@ -218,8 +221,12 @@ class Membership:
                 self._outbox.send(peer, self._welcome())
 
     def refused(self, m: wire.Refuse) -> None:
-        """The parent refuses this switch, and so all its children, whether they count or not."""
+        """The parent refuses this switch, and so all its children, whether they count or not; or a
+        later start of it leads: then its children find that one when this one has ended."""
         self._uplink.answered("present")
+        if m.is_left_out:
+            self._outbox.actions.append(End(m.text, code="E512"))
+            return
         refusal = self._outbox.stamped(wire.Refuse, text=m.text, is_older=m.is_older)
         self._outbox.send_all(self._members.everyone, refusal)
         if m.is_older or self.joined:
@@ -260,6 +267,21 @@ class Membership:
         may_redo = self._children.redoes and self._children.loaded
         if (step > found.step and not may_redo) or when > [found.generation, found.attempt]:
             raise KnowsMoreError(found.step, step)
+
+    def _is_as_known(self, known: tuple[int, int, int]) -> bool:
+        """False if a child knows more, and this switch asks its parent first: another start of it
+        may lead. Raises KnowsMoreError."""
+        try:
+            self._check_knows_no_more(known)
+        except KnowsMoreError:
+            if self._is_confirmed:
+                self._is_confirmed = False
+                raise
+            self._is_in_doubt = True
+            if not self._uplink.asks("hello"):
+                self._send_hello()
+            return False
+        return True
 
     def _compare_with_children(self) -> None:
         """Children that joined before this switch did may know more than an older state."""

@@ -1,0 +1,215 @@
+"""A lost node or switch is started on another address while the job trains, and found there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from luwu.checkpoint.export_state import ExportOptions, export_state
+from luwu.checkpoint.refill import refill
+from luwu.checkpoint.running import RunningState
+from luwu.checkpoint.source import RestingState
+from luwu.join.connection import join, parse_url
+from tests.processes.commands import Command, Terminal, terminal
+from tests.processes.jobs import light_digest
+from tests.processes.test_three_terminals import kill_all, summary, wait_for_text
+from tests.suites.free_port import free_port
+
+STEPS = 40
+JOB = ["-m", "tests.light_job", "--steps", str(STEPS), "--gate", "gate"]
+"""The script of every run here, and its first arguments."""
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "storage.md"
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.feature("a lost switch or node on another host"),
+]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Terminal]:
+    with terminal(tmp_path) as opened:
+        yield opened
+        assert opened.leftovers() == []
+
+
+def wait_for_step(shell: Terminal, step: int, workers: Command) -> None:
+    """Return when the workers have made a step."""
+    wait_for_text(shell.directory / "w" / "logs" / "worker-0.log", f" step={step} ", workers)
+
+
+def pid_of(shell: Terminal, command: Command, name: str) -> int:
+    """The process that a `luwu up` has started, whose command line has this word."""
+    found = []
+    for pid in shell.processes():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if name.encode() in words and pid != command.process.pid:
+            found.append(pid)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def commands_of_page(places: Mapping[str, str]) -> list[list[str]]:
+    """The commands of docs/storage.md that replace a node and a switch, with our places."""
+    found = re.search(r"^<!-- test: moves -->\n```sh\n(.*?)```$", PAGE.read_text(), re.M | re.S)
+    assert found is not None
+    text = found[1].replace("\\\n", "")
+    for theirs, ours in places.items():
+        assert theirs in text, theirs
+        text = text.replace(theirs, ours)
+    return [shlex.split(line)[1:] for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_node_and_switch_move_to_other_addresses(shell: Terminal, number: int) -> None:
+    """I1, I2, I3, E3, E8. Goal: with a directory that all see, a node that is lost with its own is
+    replaced on another address, by the commands of docs/storage.md, and filled; then the switch is.
+    Nothing else is started again. With keys, which both keep. Method: SIGKILL to all there is of
+    it; workers wait at a gate meanwhile, and the other node's directory is not used in the end."""
+    at = shell.directory
+    its_command, switch_command = commands_of_page({
+        "--number 1": f"--number {number}", "/shared/run": "up", "10.0.0.7": "127.0.0.2",
+        "10.0.0.8": "127.0.0.3", "/data/luwu-state": "elsewhere",
+    })  # fmt: skip
+    shell.run("keys", "init", "--keys", "keys", "--workers", "2")
+    shell.run("keys", "add", "node-1", "--role", "node", "--keys", "keys")
+    shared = ["--keys", "keys", "--run-dir", "up"]
+    replicas = ["--optimizer-nodes", "2", "--replicas", "2", "--chunk", "16KiB"]
+
+    def node(of: int, *more: str) -> Command:
+        return shell.start(
+            "up", "--role", "node", *shared, "--number", str(of), "--memory-budget", "8MiB", *more
+        )
+
+    nodes = [node(0, *replicas, "--state", "state")]
+    nodes[0].wait_for("^join ")
+    nodes.append(node(1, "--state", "state"))
+    nodes[1].wait_for("^join ")
+    switch = shell.start("up", "--role", "switch", *shared)
+    workers = shell.start(
+        "run", "--keys", "keys", "--join", "up/connect.json", "--run-dir", "w",
+        *JOB, "--gate-step", "6", "--compute-ms", "5",
+    )  # fmt: skip
+    wait_for_step(shell, 5, workers)
+
+    role = ("node", "node-1")[number]
+    kill_all(nodes[number], at / "up" / f"processes-{role}.json")
+    nodes[number] = shell.start(*its_command, LUWU_KEYS="keys")
+    url = nodes[number].wait_for(r"^or      luwu up --role switch --keys keys --join '(.*)'$")[1]
+    found = parse_url(url)  # another way to tell the switch: the node in place of the lost one
+    assert ["127.0.0.2" in each for each in (found.node, *found.more_nodes)].index(True) == number
+    wait_for_text(at / "up" / "logs" / "switch.log", "switch.returned", nodes[number])
+    kill_all(switch, at / "up" / "processes-switch.json")
+    switch = shell.start(*switch_command, LUWU_KEYS="keys")
+    (at / "gate").touch()
+
+    assert workers.wait() == 0, workers.err
+    for serving in (switch, *nodes):
+        assert serving.wait(20) == 0, serving.err
+    assert "switch.filled" in (at / "up" / "logs" / "switch.log").read_text()
+    assert not list((at / "up").glob("connect*.json"))
+    assert shell.run("verify", "--full", f"elsewhere/node-{number}").process.returncode == 0
+    shutil.rmtree(at / "state")
+    assert refill(at / "elsewhere").nodes == (1 - number,)
+    with RestingState(at / "elsewhere") as source:
+        exported = export_state(source, at / "exported", ExportOptions())
+    assert (exported.step, exported.weights_digest) == (STEPS, light_digest(STEPS))
+
+
+def test_a_switch_that_comes_back_after_its_successor_ends(shell: Terminal) -> None:
+    """I3, E3. Goal: the URL of the workers has two addresses of the switch: its host stands still,
+    and it is started at the other one; when the host goes on, the old start ends by itself, and the
+    job and a reader are not disturbed. The node moves too: the file that it writes is copied to the
+    switch. Method: SIGSTOP to all there is of the switch, and SIGCONT."""
+    with free_port() as port:
+        both = ["--advertise", f"127.0.0.1:{port},127.0.0.2:{port}"]
+        node = shell.start(
+            "up", "--role", "node", "--run-dir", "n", "--state", "state",
+            "--advertise", "localhost,127.0.0.2",
+        )  # fmt: skip
+        line = node.wait_for(r"^or      luwu (up --role switch --join) '(tcp://.*)'$")
+
+        def switch(host: str) -> Command:
+            return shell.start(
+                *line[1].split(), line[2], "--run-dir", "s", "--bind", f"tcp://{host}:{port}", *both
+            )
+
+        old = switch("127.0.0.1")
+        url = old.wait_for(r"^or      luwu run --join '(tcp://.*)' SCRIPT$")[1]
+        assert url.startswith(f"tcp://127.0.0.1:{port},127.0.0.2:{port}?")
+        workers = shell.start(
+            "run", "--join", url, "--run-dir", "w", *JOB, "--gate-step", "20", "--compute-ms", "100"
+        )
+        wait_for_step(shell, 1, workers)
+        os.kill(pid_of(shell, node, "node"), signal.SIGKILL)
+        node.wait_for("started again as pid")  # at its port, not where others dial it
+        wait_for_step(shell, 3, workers)
+        file = str(shell.directory / "s" / "connect.json")
+        reader = RunningState.of(join(file, timeout_s=10), file)
+
+        stopped = (pid_of(shell, old, "switch"), old.process.pid)
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        new = switch("127.0.0.2")
+        wait_for_step(shell, 19, workers)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        assert old.wait(60) == 5, old.err
+        assert "E512" in old.err
+        assert Path(file).exists()  # that of the successor
+        with reader:
+            size = 4 * reader.description.layout.chunks[0].elems
+            reader.read_field(0, "weight", memoryview(bytearray(size)))
+
+        kill_all(node, shell.directory / "n" / "processes-node.json")
+        node = shell.start(
+            "up", "--role", "node", "--number", "0", "--join", line[2], "--run-dir", "n2",
+            "--bind", "tcp://127.0.0.2:0", "--state", "state", "--resume",
+        )  # fmt: skip
+        node.wait_for("^join ")
+        shutil.copy(shell.directory / "n2" / "connect-node.json", shell.directory / "s")
+        (shell.directory / "gate").touch()
+        assert workers.wait() == 0, workers.err
+        for serving in (new, node):
+            assert serving.wait(20) == 0, serving.err
+    assert summary(shell.directory / "n2")["weights_digest"] == light_digest(STEPS)
+
+
+@pytest.mark.slow
+def test_the_root_of_a_tree_moves(shell: Terminal) -> None:
+    """I3. Goal: the switch below finds the root on another address by its file. Method: SIGKILL to
+    all there is of the root; workers wait at a gate meanwhile."""
+    at = shell.directory
+    tree = at / "tree.toml"
+    tree.write_text('[top]\nparent = "node"\n[leaf]\nparent = "top"\nworkers = "0-1"\n')
+    shared = ["--run-dir", "up", "--tree", str(tree)]
+
+    def switch(name: str, *more: str) -> Command:
+        return shell.start(
+            "up", "--role", "switch", "--name", name, "--workers", "2", *shared, *more
+        )
+
+    node = shell.start("up", "--role", "node", *shared, "--state", "state")
+    node.wait_for("^join ")
+    top, leaf = switch("top"), switch("leaf")
+    leaf.wait_for("^join ")
+    workers = shell.start(
+        "run", "--join", "up/connect-leaf.json", "--run-dir", "w",
+        *JOB, "--gate-step", "6", "--compute-ms", "5",
+    )  # fmt: skip
+    wait_for_step(shell, 5, workers)
+    kill_all(top, at / "up" / "processes-switch-top.json")
+    top = switch("top", "--bind", "tcp://127.0.0.2:0")
+    top.wait_for("^join ")
+    (at / "gate").touch()
+    assert workers.wait() == 0, workers.err
+    for serving in (leaf, top, node):
+        assert serving.wait(20) == 0, serving.err
+    assert summary(at / "up")["weights_digest"] == light_digest(STEPS)
