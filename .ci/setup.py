@@ -217,14 +217,14 @@ def run_pip(arguments: list[str], env: Mapping[str, str]) -> None:
 def compiling(package: str = "") -> Iterator[None]:
     """Compiles a package of .venv, or all, meanwhile: pip takes one processor and a minute for it.
 
-    Tests of packages are left out; what is not compiled here is when it is first imported.
+    Tests of packages are left out, and large ones of which few modules are ever used; what is not
+    compiled here is when it is first imported.
     """
     places = {"base": str(VENV), "platbase": str(VENV)}
     site = Path(sysconfig.get_path("purelib", "venv", places))
     command = [str(VENV / "bin" / "python"), "-m", "compileall", "-qq", "-j", "0"]
-    with subprocess.Popen(
-        [*command, "-x", "site-packages/.*/tests?/", str(site / package)]
-    ) as process:
+    left_out = "site-packages/(.*/tests?|pip|ray|setuptools|transformers/models)/"
+    with subprocess.Popen([*command, "-x", left_out, str(site / package)]) as process:
         try:
             yield
         except BaseException:
