@@ -18,6 +18,7 @@ for each port of a host (G3); derived (G2, G4).
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from luwu.predict.hardware.hardware import Device, Network
@@ -56,7 +57,13 @@ def domain_count(job: TrainingJob) -> int:
 
 def placed(job: TrainingJob, size: int, stride: int) -> Group:
     """A group of every stride-th device (G1, G2)."""
-    most = max(1, domain_count(job) // stride)
+    return _group(size, max(1, domain_count(job) // stride))
+
+
+@functools.cache
+def _group(size: int, most: int) -> Group:
+    """With as many ranks in a domain as divide it, of `most` (a plan asks a hundred thousand
+    times)."""
     inside = max(each for each in range(1, min(size, most) + 1) if size % each == 0)
     return Group(size=size, inside=inside)
 
