@@ -19,6 +19,7 @@ from luwu.wire.squares import encode_all
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.lead import Lead
 from switch_emu.switch.core.parents import Parents
+from switch_emu.switch.core.reader_routes import ReaderRoutes
 from tests.simulate.job import make_layout
 from tests.unit.switch_parts import LEFT, line, message
 
@@ -38,7 +39,8 @@ class Bench:
         self.count, self.replicas = count, replicas
         parents = Parents(count, replicas)
         limits = SwitchLimits(node_patience_ns=PATIENCE_NS, fill_bytes_per_s=fill_bytes_per_s)
-        self.lead = Lead(self.outbox, self.children, parents, limits, RetryPolicy())
+        self.routes = ReaderRoutes(self.outbox)
+        self.lead = Lead(self.outbox, self.children, parents, self.routes, limits, RetryPolicy())
         job = Description(layout=make_layout(units=1, node_count=count), optimizer="test")
         parents.learn(job.layout)
         self.lead.learn(job)

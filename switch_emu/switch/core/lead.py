@@ -61,7 +61,9 @@ from luwu.wire.squares import parse_all
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.ballot import Ballot, Difference
 from switch_emu.switch.core.filling import Filling
+from switch_emu.switch.core.joint_readers import JointReaders
 from switch_emu.switch.core.parents import Parents
+from switch_emu.switch.core.reader_routes import ReaderRoutes
 from switch_emu.switch.core.refusals import Refusals
 from switch_emu.switch.core.standings import Position, Standings
 
@@ -73,14 +75,15 @@ class Lead:
     """See the module."""
 
     def __init__(
-        self, outbox: Outbox, children: Children, parents: Parents, limits: SwitchLimits,
-        retry: RetryPolicy,
+        self, outbox: Outbox, children: Children, parents: Parents, routes: ReaderRoutes,
+        limits: SwitchLimits, retry: RetryPolicy,
     ) -> None:  # fmt: skip
         self._outbox, self._children, self._parents = outbox, children, parents
         self._ballot = Ballot(parents.count, parents.replicas)
         self.at = Standings(
             outbox, children, self._ballot, parents.count, limits.node_patience_ns
         )  # fmt: skip
+        self._readers = readers = JointReaders(outbox, parents, self.at, routes)
         self._refusals = Refusals(outbox, parents)
         self._filling = Filling(
             outbox, parents, self.at, self._ballot, self._refusals, limits.fill_bytes_per_s, retry
@@ -115,7 +118,8 @@ class Lead:
             wire.Standing: self._stands, wire.Welcome: self._takes_over, wire.Cancel: self._cancels,
             wire.Measured: self._measured, wire.Prepared: self._prepared,
             wire.Decided: self._decided, wire.Rejoin: self._rejoins, wire.Received: self._received,
-            wire.Page: self._filling.page,
+            wire.Page: self._filling.page, wire.Opened: readers.opened,
+            wire.Content: readers.content, wire.Gone: readers.gone,
         }  # fmt: skip
         self.repeated_count = 0
         """Messages that were repeated because no answer came in time."""
@@ -157,18 +161,15 @@ class Lead:
                 if m.attempt == self.at.now.attempt:
                     self._request_abort(m.text, lost=m.lost)
                 return []
+            case wire.Open() | wire.Read() | wire.Shut():
+                self._readers.asked(m)
+                return []
             case wire.Leave():
                 self._leave = m
             case wire.Commit() if m.parts and m.step == self.at.now.step:
                 self._skips = m.skip
                 self._keeps = keeps(send.payload)
-        names, numbers = self._parents.names, self._parents.concerned(m)
-        filled = self._parents.filled
-        if filled is None or not isinstance(m, wire.Commit):
-            return [Send(tuple(names[n] for n in numbers), m, send.payload)]
-        members = tuple(names[n] for n in numbers if n != filled.number)
-        its = replace(m, held=filled.held(m.step))
-        return [Send(members, m, send.payload), Send((names[filled.number],), its, send.payload)]
+        return self._parents.sends(m, send.payload)
 
     # ---------------------------------------------------------------------- connections and time
 
@@ -446,6 +447,7 @@ class Lead:
             ),
         )  # fmt: skip
         self._text = text
+        self._readers.pause()
         self._ballot.clear()
         self._asked.clear(lambda key: isinstance(key, tuple) and key[0] == "hello")
         for number in nodes_of(self.at.next.everyone):
@@ -482,6 +484,7 @@ class Lead:
         self._ballot.members = position.members
         self._parents.count_only(position.members, self._filling.node)
         self._filling.opens(position.step, position.generation)
+        self._readers.resume(position)
         self._verdict, self._abort_text, self._left = None, None, 0
         self._skips = self._keeps = False
         missing = ((1 << self._parents.count) - 1) & ~position.members
@@ -590,6 +593,7 @@ class Lead:
         self._ballot.clear()
         self._verdict, self._skips, self._keeps = None, False, False
         self._suspected.clear()
+        self._readers.pause()
         self._send_members(self._resolved())
         if whole:
             text = f"optimizer {nodes_text(whole)} has been filled"
@@ -597,6 +601,8 @@ class Lead:
         elif self._abort_text is not None:
             self._propose(self.at.now.members, self.at.now.version, self._abort_text)
         else:
+            if self.at.now.version == 0:  # of which no node says Decided
+                self._readers.resume(self.at.now)
             self._recount()
 
     def _resolved(self) -> wire.Resolved:
@@ -614,6 +620,7 @@ class Lead:
         self._parents.forget(m.step)
         if found and m.step + 1 == self.at.now.step and self.at.next is None:
             self._filling.opens(m.step + 1, self.at.now.generation)
+            self._readers.resume(self.at.now)
 
     def _differs(self, found: Difference | None) -> bool:
         """E7: True if owners of a stripe differ: nothing is decided."""
