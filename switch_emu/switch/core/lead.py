@@ -271,13 +271,14 @@ class Lead:
 
     def _stands(self, number: int, m: wire.Standing, digests: bytes | None) -> None:
         """A node says where it stands."""
-        node, bit = self.at.nodes[number], 1 << number
+        node, bit, filled = self.at.nodes[number], 1 << number, self._filling.node
+        if node.is_cut:
+            return  # it is late; which start of the node it was is to be said again
         self._asked.pop(("hello", number))
         is_same, node.incarnation = node.incarnation == m.incarnation, m.incarnation
         node.redoes = m.redoes
-        filled = self._filling.node
-        if node.is_cut or (is_same and not node.is_away and filled and filled.number == number):
-            return  # it is late; or only says that it is there
+        if is_same and not node.is_away and filled and filled.number == number:
+            return  # it only says that it is there
         if self.at.are_given_up(m.epoch):
             self._refusals.end_as_given_up(number, (self.at.next or self.at.now).members)
             return
@@ -433,9 +434,10 @@ class Lead:
         if version >= 0:
             self._counted.change()
         epoch, generation, attempt = self.at.newest()
+        last = self.at.next or self.at.now  # some may have recorded what is proposed
         is_other = (
             not self._is_installed
-            or members != self.at.now.members
+            or (epoch, members) != (last.epoch, last.members)
             or self._counted.wanted != self._children.members.active
         )
         self.at.next = Position(
