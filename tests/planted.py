@@ -263,7 +263,7 @@ BUGS = (
         "forget the epoch",
         "a new switch leads whichever optimizer nodes it hears first",
         "switch_emu/switch/core/standings.py",
-        (("not all(_are_enough(there, base) for base in self._bases):\n", "not there:\n"),),
+        (("not all(are_enough(there, base) for base in self._bases):\n", "not there:\n"),),
         SEVERAL_NODES,
     ),
     Bug(

@@ -2,14 +2,15 @@
 
 All nodes are at rest. A node is lost if its directory is missing, or if the job went on without it:
 then its directory is older, and is replaced. From then on all nodes count again, which each records
-as a new epoch. Each page is verified as it is read, and each stripe compared with the store it was
-copied from.
+as a new epoch. If the job may have gone on with lost nodes alone (E3), an operator must give these
+up by their numbers; the new epoch is then beyond all that they may have recorded. Each page is
+verified as it is read, and each stripe compared with the store it was copied from.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from luwu.base.making import flush_directory, making_directory
 from luwu.checkpoint.copying import copy_pages, decide, pieces_of
 from luwu.checkpoint.source import description_of
 from luwu.layout import Share, owners_of
-from luwu.protocol.epoch import Epoch
+from luwu.protocol.epoch import UNKNOWN_EPOCHS, Epoch, are_enough, nodes_of, nodes_text
 from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
 from switch_emu.store import DecidedStep, FilePageStore
@@ -35,14 +36,21 @@ class Refilled:
     version: int
     nodes: tuple[int, ...]
     """Numbers of the nodes whose directories were made."""
+    given_up: tuple[int, ...]
+    """Those that may have decided steps from this version on, which are lost."""
     nbytes: int
     """Size of the copied pages."""
     seconds: float
 
 
-def refill(state: Path, *, should_stop: Callable[[], bool] = lambda: False) -> Refilled:
-    """Make the missing node directories of a state. Raises ConfigError if none is missing, one is
-    in use, or all copies of some pages are lost; StateError; StoreFullError; Interrupted.
+def refill(
+    state: Path, *, without: Collection[int] = (), should_stop: Callable[[], bool] = lambda: False
+) -> Refilled:
+    """Make the missing node directories of a state. `without`: nodes that may have newer steps, and
+    are given up.
+
+    Raises ConfigError if none is missing, one is in use, all copies of some pages are lost, or a
+    node may have newer steps; StateError; StoreFullError; Interrupted.
     """
     started_ns = SYSTEM_CLOCK.now_ns()
     count, present = present_nodes(state)
@@ -59,6 +67,8 @@ def refill(state: Path, *, should_stop: Callable[[], bool] = lambda: False) -> R
         pages, description, replicas = _pages_of(state, count, left)
         stack.enter_context(pages)
         source = _Sources(pages, description, replicas)
+        ahead = _may_be_ahead(pages.stores, count)
+        _check_given_up(state, ahead, lost, without, source.record.version)
         for number in lost:
             if _new(state, number, count).exists():  # of a refill that was killed
                 shutil.rmtree(_new(state, number, count))
@@ -71,14 +81,41 @@ def refill(state: Path, *, should_stop: Callable[[], bool] = lambda: False) -> R
         flush_directory(state)
         version = source.record.version
         newest = Epoch(*max(store.epoch for store in pages.stores.values()))
-    whole = newest._replace(number=newest.number + 1, members=(1 << count) - 1)
+    beyond = UNKNOWN_EPOCHS if ahead else 1
+    whole = newest._replace(number=newest.number + beyond, members=(1 << count) - 1)
     for number in (*left, *lost):
         with FilePageStore.open(node_directory(state, number, count)) as store:
             store.record_attempt(store.attempt, whole)
     return Refilled(
-        path=state, version=version, nodes=lost, nbytes=nbytes,
+        path=state, version=version, nodes=lost, given_up=ahead, nbytes=nbytes,
         seconds=(SYSTEM_CLOCK.now_ns() - started_ns) / 1e9,
     )  # fmt: skip
+
+
+def _may_be_ahead(stores: Mapping[int, FilePageStore], count: int) -> tuple[int, ...]:
+    """E3: the members of the newest known epoch that are lost, if too few are left to know of all
+    later ones."""
+    newest = Epoch(*max(store.epoch for store in stores.values()))
+    members = newest.members or (1 << count) - 1
+    there = sum(1 << number for number in stores)
+    return () if are_enough(there, members) else nodes_of(members & ~there)
+
+
+def _check_given_up(
+    state: Path, ahead: Sequence[int], lost: Sequence[int], without: Collection[int], version: int
+) -> None:
+    """Raises ConfigError if nodes may be ahead that are not given up, or others are."""
+    there = sorted(set(without) - set(lost))
+    if there:
+        raise ConfigError(f"--without {there[0]}: {state} has the directory of node {there[0]}")
+    if not set(ahead) <= set(without):
+        names = nodes_text(sum(1 << number for number in ahead))
+        raise ConfigError(
+            f"{state} is at step {version}, and {names} may have gone on alone from there: the "
+            f"other directories would not know. Put the directory of {names} back; or, if it is "
+            "lost for good and so are its steps of which these do not know, give --without "
+            + ",".join(map(str, ahead))
+        )
 
 
 def _new(state: Path, number: int, count: int) -> Path:

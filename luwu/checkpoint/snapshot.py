@@ -24,6 +24,8 @@ from luwu.base.errors import ConfigError, StateError
 from luwu.base.making import check_absent, flush_directory, making_directory
 from luwu.checkpoint.copying import check_running, copy_pages, decide, pieces_of
 from luwu.checkpoint.running import RunningState
+from luwu.layout import Share
+from switch_emu.node.pages import store_config
 from switch_emu.store import FilePageStore, StoreConfig, aligned_buffer
 from switch_emu.store.clone import NoReflinks, clone_store
 from switch_emu.store.striped import node_directory
@@ -111,37 +113,51 @@ def snapshot_by_reflinks(
 
 
 def snapshot_of_running(
-    source: RunningState, config: StoreConfig, out: Path, *,
+    source: RunningState, out: Path, *, replicas: int = 1,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Snapshot:  # fmt: skip
-    """Snapshot of a job with one node, on any host, of the version that the node pins for `source`.
+    """Snapshot of a job, on any hosts, of the version that its nodes pin for `source`.
 
-    `config`: of the store that is made. Raises: ConfigError; StoreFullError; Interrupted; what
+    `replicas`: nodes that hold each page. Raises: ConfigError; StoreFullError; Interrupted; what
     reading raises.
     """
     started_ns = SYSTEM_CLOCK.now_ns()
-    record = source.record
-    with (
-        making_directory(out) as new,
-        FilePageStore.create(new, config, first_version=record.version) as store,
-    ):
-        buffer = aligned_buffer(max(kind.record_bytes for kind in config.kinds))
-        store.record_attempt(record.attempt)
-        for page in range(config.page_count):
-            check_running(should_stop)
-            kind = config.kind(page)
-            whole = buffer[: kind.record_bytes]
-            whole[:] = bytes(kind.record_bytes)
-            fields = {item.name: whole[slice(*kind.range(item.name))] for item in kind.fields}
-            source.read_page(page, fields)
-            store.write(page, record.version, record.attempt, whole)
-        pieces = {
-            rank: [data[start : start + config.chunk_bytes] for start in _starts(data, config)]
-            for rank, data in source.attached().items()
-        }
-        decide(store, record, pieces)
-        store.record_attempt(source.attempt)
-    return _made(out, record.version, 1, "copies", started_ns)
+    layout, version = source.description.layout, source.record.version
+    count = layout.node_count
+    with making_directory(out) as new:
+        for number in range(count):
+            directory = node_directory(new, number, count)
+            directory.parent.mkdir(exist_ok=True)
+            config = store_config(source.description, number, replicas)
+            with FilePageStore.create(directory, config, first_version=version) as store:
+                _copy_running(source, Share(layout, number, replicas), store, should_stop)
+        if count > 1:
+            flush_directory(new)
+    return _made(out, version, count, "copies", started_ns)
+
+
+def _copy_running(
+    source: RunningState, share: Share, store: FilePageStore, should_stop: Callable[[], bool]
+) -> None:
+    """The pages of one node, and what ranks attached if it keeps that."""
+    record, config = source.record, store.config
+    buffer = aligned_buffer(max(kind.record_bytes for kind in config.kinds))
+    store.record_attempt(record.attempt)
+    for page, chunk in enumerate(share.chunks()):
+        check_running(should_stop)
+        kind = config.kind(page)
+        whole = buffer[: kind.record_bytes]
+        whole[:] = bytes(kind.record_bytes)
+        fields = {item.name: whole[slice(*kind.range(item.name))] for item in kind.fields}
+        source.read_page(chunk, fields)
+        store.write(page, record.version, record.attempt, whole)
+    attached = source.attached() if 0 in share.stripes else {}
+    pieces = {
+        rank: [data[start : start + config.chunk_bytes] for start in _starts(data, config)]
+        for rank, data in attached.items()
+    }
+    decide(store, record, pieces)
+    store.record_attempt(source.attempt)
 
 
 def _clone(state: Path, count: int, new: Path) -> None:

@@ -7,21 +7,32 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.errors import ConfigError
+from luwu.base.limits import NODE_COUNT_MAX
+from luwu.base.parsers import whole
 from luwu.base.quantities import format_bytes
-from luwu.commands.flags import JSON_FLAG, Parsed, Verb
+from luwu.commands.flags import JSON_FLAG, Flag, Parsed, Verb
 from luwu.launch.processes.stopping import stop_requests
 
 VERB: Final = Verb(
     name="refill",
-    usage="luwu refill STATE_DIR [--json]",
+    usage="luwu refill STATE_DIR [--without N,...] [--json]",
     text=(
         "Make the missing directories (node-0, node-1, ...) of a state whose job ran with "
         "--replicas, from the nodes that hold the same pages. No job may use the state. Every "
         "page is verified while it is copied; luwu run --state STATE_DIR --resume then continues "
-        "from the last decided step."
+        "from the last decided step. If lost nodes may have gone on alone, so that the others do "
+        "not know the last step, give --without to go on without them; it prints which steps are "
+        "lost then."
     ),
-    examples=("luwu refill luwu-state",),
-    flags=(JSON_FLAG,),
+    examples=("luwu refill luwu-state", "luwu refill luwu-state --without 1"),
+    flags=(
+        Flag(
+            name="without",
+            shape="N,...",
+            text="numbers of nodes to give up, with steps that only they may have",
+        ),
+        JSON_FLAG,
+    ),
     has_keys=False,
     rest="one",
 )
@@ -34,12 +45,15 @@ def run(parsed: Parsed) -> int:
     if len(parsed.rest) != 1:
         raise ConfigError(f"name a state directory; usage: {VERB.usage_text}")
     path = Path(parsed.rest[0])
+    number, text = whole(0, NODE_COUNT_MAX), parsed.flags.get("without", "")
+    without = [number(each, "--without") for each in text.split(",") if text]
     with stop_requests() as should_stop:
-        found = refill(path, should_stop=should_stop)
+        found = refill(path, without=without, should_stop=should_stop)
     if parsed.has("json"):
         document = {
             "schema": 1, "state": str(found.path), "step": found.version,
-            "nodes": list(found.nodes), "bytes": found.nbytes, "seconds": found.seconds,
+            "nodes": list(found.nodes), "given_up": list(found.given_up), "bytes": found.nbytes,
+            "seconds": found.seconds,
         }  # fmt: skip
         print(json.dumps(document, indent=1))
         return 0
@@ -48,5 +62,8 @@ def run(parsed: Parsed) -> int:
         f"{path}: node {numbers} filled at step {found.version}, {format_bytes(found.nbytes)} in "
         f"{found.seconds:.1f} s"
     )
+    if found.given_up:
+        given_up = ", ".join(map(str, found.given_up))
+        print(f"steps from {found.version} on that only node {given_up} had decided are lost")
     print(f"go on with luwu run --state {path} --resume ...")
     return 0

@@ -90,17 +90,10 @@ def _of_running(where: str, out: Path, should_stop: Callable[[], bool]) -> Snaps
         found = snapshot_by_reflinks(state, count, out, should_stop=should_stop)
         if found is not None:
             return found
-    if count > 1:
-        raise ConfigError(
-            f"the pages of this job are spread over {count} optimizer nodes: while it runs, a "
-            "snapshot needs a file system with reflinks, on the host of all nodes, and this one "
-            "has none. Give its state directory after it has ended."
-        )
-    from switch_emu.node.pages import store_config
-
     with RunningState.of(connection, where) as source:
-        config = store_config(source.description)
-        return snapshot_of_running(source, config, out, should_stop=should_stop)
+        return snapshot_of_running(
+            source, out, replicas=connection.replicas, should_stop=should_stop
+        )
 
 
 def _state_here(where: Path, count: int) -> Path | None:

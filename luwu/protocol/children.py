@@ -1,9 +1,9 @@
 """The children of a switch or a node, and what a child that is behind is answered.
 
     an unknown child               Rejoin
-    a child of an older attempt    Abort; or, if it knows this start of the node, how its step came
-                                   out, where it asks for that, or the verdict that skipped a step,
-                                   where that opened the new attempt
+    a child of an older attempt    Abort; or the verdict that skipped a step, where that opened the
+                                   new attempt; or, if it knows this start of the node, how its step
+                                   came out, where it asks for that
     a child that cannot be one     Refuse
 
 `members.py` knows who the children are, `outcomes.py` how the last steps came out. Pure.
@@ -67,11 +67,19 @@ class Children:
         self._outbox.send(peer, refusal)
 
     def answer_stale(self, peer: str, m: wire.Message) -> None:
-        """Send a child what it does not know yet: the attempt that counts."""
-        skip = self.outcomes.skip
-        if m.generation != self._outbox.generation:
+        """Send a child what it does not know yet: the attempt that counts.
+
+        One that a skipped step has opened is known by the verdict, or follows from it: all children
+        had their part in the step, so what they sent under older attempts was only late. An Abort
+        would have the child make the step again.
+        """
+        outcomes, skip = self.outcomes, self.outcomes.skip
+        if opened := outcomes.skip_into(self._outbox.attempt):
+            self._outbox.send(peer, opened)
+            is_answered = True
+        elif m.generation != self._outbox.generation:
             is_answered = False  # of a start of the node that it does not know it follows an Abort
-        elif m.attempt == self.outcomes.skipped_attempt and skip is not None:
+        elif m.attempt == outcomes.skipped_attempt and skip is not None:
             self._outbox.send(peer, skip)
             is_answered = True
         else:

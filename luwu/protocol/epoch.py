@@ -17,6 +17,22 @@ class Epoch(NamedTuple):
 
 NO_EPOCH: Final = Epoch()
 
+UNKNOWN_EPOCHS: Final = 1 << 20
+"""More epochs than a node may have been a member of since those that others know of: an operator
+who gives it up goes beyond them, so that it counts no more if it comes back after all."""
+
+
+def are_enough(there: int, members: int) -> bool:
+    """E3: all members of an epoch are there; of three or more, most. No later epoch is without one
+    of these nodes, so none is unknown to all of them."""
+    count, there_count = members.bit_count(), (members & there).bit_count()
+    return there_count == count or (count >= 3 and 2 * there_count > count)
+
+
+def is_beyond(epoch: int, known: int) -> bool:
+    """True if an operator has given up the nodes that know of no later epoch than `known`."""
+    return epoch >= known + UNKNOWN_EPOCHS // 2
+
 
 def nodes_of(members: int) -> tuple[int, ...]:
     """The nodes of a bitmap, by number."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.errors import ConfigError, LuwuError
-from luwu.layout import COUNT_BYTES, DTYPE_BYTES, Layout
+from luwu.layout import COUNT_BYTES, DTYPE_BYTES, Share
 from luwu.wire.reading import ATTACHED, VersionFacts
 from luwu.wire.statistics import STATS
 from switch_emu.node.core import NodeCore
@@ -48,10 +48,10 @@ class ReaderThread:
     """Reads fields of pinned versions, one after the other."""
 
     def __init__(
-        self, core: NodeCore, store: PageStore, layout: Layout, *, files: AttachmentFiles,
+        self, core: NodeCore, store: PageStore, share: Share, *, files: AttachmentFiles,
         cast: Cast, statistics: Statistics, buffers: Buffers, wake: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._core, self._store, self._layout = core, store, layout
+        self._core, self._store, self._share = core, store, share
         self._cast = cast
         self._files, self._statistics = files, statistics
         self._buffers, self._wake = buffers, wake
@@ -140,21 +140,25 @@ class ReaderThread:
         return lambda: self._core.field_read(read, payload)
 
     def _content(self, read: ReadField, pinned: Pinned) -> Payload:
-        if read.chunk >= len(self._layout.chunks):
-            raise ConfigError(f"there is no chunk {read.chunk}: the job's layout has fewer")
+        layout = self._share.layout
+        if not self._share.owns(read.chunk):
+            raise ConfigError(
+                f"no chunk {read.chunk} is here: the job's layout has {len(layout.chunks)}, of "
+                f"which this node holds {self._share.pages_count}"
+            )
         if read.field == STATS:
             return self._stats(read.chunk, pinned)
-        pin, page = pinned.pin, read.chunk  # a job that is read has one node
+        pin, page = pinned.pin, self._share.page(read.chunk)
         kind = self._store.config.kind(page)
         nbytes = kind.fields[kind.index(read.field)].field_bytes
         is_cast = read.field == WEIGHT and read.dtype != "float32"
         if is_cast:
-            elems = self._layout.chunks[read.chunk].elems
+            elems = layout.chunks[read.chunk].elems
             weights = np.empty(elems, np.float32)
             pin.read_field(page, WEIGHT, weights.view(np.uint8).data)
             nbytes = elems * DTYPE_BYTES[read.dtype]
         if read.field == UPDATES:
-            nbytes = COUNT_BYTES * self._layout.segments_count(read.chunk)
+            nbytes = COUNT_BYTES * layout.segments_count(read.chunk)
         memory, payload = self._buffers.take(nbytes)
         try:
             if is_cast:

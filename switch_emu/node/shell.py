@@ -109,6 +109,7 @@ class NodeShell(Shell):
         made = make_kernel(self.description.optimizer, self.description.state_fields, cache=None)
         self._places = self._storage.make_places(self.description, self.transport.reserve)
         self._attachments = self._storage.make_attachments(store.decided)
+        share = Share(self.description.layout, self._node.number, self._node.replicas)
         self._pipeline = Pipeline(
             self.core,
             Stored(
@@ -116,7 +117,7 @@ class NodeShell(Shell):
                 attachments=self._attachments,
                 buffers=Buffers(self._reserve_outgoing),
                 places=self._places,
-                share=Share(self.description.layout, self._node.number, self._node.replicas),
+                share=share,
             ),
             self.description,
             job=self._job,
@@ -130,7 +131,7 @@ class NodeShell(Shell):
         self._reader_thread = ReaderThread(
             self.core,
             store,
-            self.description.layout,
+            share,
             files=self._attachments,
             cast=made.kernel.cast,
             buffers=Buffers(self._reserve_outgoing),

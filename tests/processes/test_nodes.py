@@ -57,7 +57,7 @@ def test_nodes_are_killed(tmp_path: Path) -> None:
         found = finished(cluster, outside)
     assert found["weights_digest"] == light_digest(STEPS)
     shutil.rmtree(tmp_path / "of-2.state" / "node-0")
-    assert main(["refill", str(tmp_path / "of-2.state")]) == 0
+    assert main(["refill", str(tmp_path / "of-2.state"), "--without", "0"]) == 0
     with RestingState(tmp_path / "of-2.state") as source:
         exported = export_state(source, tmp_path / "exported", ExportOptions())
     assert (exported.step, exported.weights_digest) == (STEPS, light_digest(STEPS))
@@ -84,7 +84,7 @@ def test_a_node_is_lost_with_its_directory(number: int, tmp_path: Path) -> None:
     assert main(["refill", str(tmp_path / "of-2.state")]) == 0
     assert main(["verify", "--full", str(tmp_path / "of-2.state")]) == 0
     shutil.rmtree(tmp_path / "of-2.state" / f"node-{1 - number}")
-    assert main(["refill", str(tmp_path / "of-2.state")]) == 0
+    assert main(["refill", str(tmp_path / "of-2.state"), "--without", str(1 - number)]) == 0
     with RestingState(tmp_path / "of-2.state") as source:
         exported = export_state(source, tmp_path / "exported", ExportOptions())
     assert (exported.step, exported.weights_digest) == (STEPS, light_digest(STEPS))
@@ -115,7 +115,7 @@ def test_a_lost_node_is_filled_while_training_goes_on(number: int, tmp_path: Pat
     assert len(found["nodes"]) == 2
     assert main(["verify", "--full", str(state)]) == 0
     shutil.rmtree(state / f"node-{1 - number}")
-    assert main(["refill", str(state)]) == 0
+    assert main(["refill", str(state), "--without", str(1 - number)]) == 0
     with RestingState(state) as source:
         exported = export_state(source, tmp_path / "exported", ExportOptions())
     assert (exported.step, exported.weights_digest) == (steps, light_digest(steps))

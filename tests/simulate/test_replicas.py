@@ -183,3 +183,33 @@ def test_a_node_that_was_stopped_is_filled(nodes: int, replicas: int, seed: int)
     cluster.run()
     assert cluster.disks[number].filled_at is not None
     assert not cluster.disks[number].is_partial
+
+
+@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize(("nodes", "replicas"), SHAPES)
+def test_a_node_that_stops_as_it_is_filled_holds_nobody_up(
+    nodes: int, replicas: int, seed: int
+) -> None:
+    """I3, E8. Goal: a node that does nothing while it is filled, though its connection stays, is
+    given up after its patience, and filled when it goes on. Method: it was lost with its directory;
+    its successor is stopped as soon as it is being filled."""
+    cluster = Cluster(seed, losing(nodes, replicas, seed, steps=12), ORDERED)
+    world, number, stopped = cluster.world, seed % nodes, []
+
+    def stop() -> None:
+        if cluster.switch.core.parents.filled is None:
+            world.at(5 * 10**6, stop)
+            return
+        stopped.append(cluster.nodes[number])
+        stopped[0].stall()
+        world.at(10**9, go_on)
+
+    def go_on() -> None:
+        assert cluster.switch.core.parents.filled is None
+        assert all(each.finished for each in cluster.workers) or cluster.switch.core.is_joined
+        stopped[0].go_on()
+
+    world.at(10**8, lambda: cluster.lose_node(number, comes_back=True))
+    world.at(10**8, stop)
+    cluster.run()
+    assert stopped

@@ -75,6 +75,7 @@ def test_a_node_that_is_to_count_and_lacks_pages_gives_up() -> None:
     """E8. Goal: a switch that takes it for whole is contradicted."""
     parts = Parts(number=1, count=2)
     joint = joint_of(parts, filling_of(parts, 2))
+    joint.is_enlisted = True
     joint.adopt(adopt_of(parts, members=0b11))
     assert any("GiveUp" in line for line in parts.lines())
 

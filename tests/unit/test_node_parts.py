@@ -531,9 +531,23 @@ def test_an_attempt_waits_for_the_version_that_it_goes_on_from() -> None:
 def test_a_state_of_another_version_is_given_up() -> None:
     parts = Parts(number=1, count=2)
     joint = joint_of(parts)
+    joint.is_enlisted = True
     assert joint.adopt(adopt_of(parts, step=4)) is None
     (line,) = parts.lines()
     assert "node 1 is at version 0, those of the others at version 4" in line
+
+
+def test_an_attempt_that_was_sent_to_its_former_start_is_not_followed() -> None:
+    """E4. Goal: a node that was started again, on another version or on an empty directory, waits
+    for what the switch makes of where it stands. Method: the Adopt was repeated before that, and
+    came after the Hello."""
+    parts = Parts(number=1, count=2)
+    joint = joint_of(parts)
+    assert joint.adopt(adopt_of(parts, step=4)) is None
+    assert parts.lines() == []
+    assert joint.waiting() is None
+    adopt = adopt_of(parts)
+    assert joint.adopt(adopt) is adopt
 
 
 def test_an_older_switch_is_refused_after_a_newer_one_was_answered() -> None:

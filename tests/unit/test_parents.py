@@ -115,7 +115,7 @@ def test_one_parent_is_called_parent() -> None:
 
 def test_a_core_with_two_parents() -> None:
     """Goal: the wiring inside the core: Hello goes to both, children are welcomed when both have
-    taken an attempt over, a Pull goes to the owner of its extent, and readers are refused."""
+    taken an attempt over, a Pull goes to the owner of its extent, and a reader's Open to both."""
     core = SwitchCore(job=1, incarnation=1, children=[LEFT], parents_count=2)
     description = replace(DESCRIPTION, layout=replace(DESCRIPTION.layout, node_count=2))
     greeting = hello(LEFT, description_hash=description.hash)
@@ -135,6 +135,6 @@ def test_a_core_with_two_parents() -> None:
     assert line(down).startswith("left: Welcome")
     pull = message(wire.Pull, index=1, generation=1, attempt=1)
     assert [line(each) for each in core.received(8, "left", pull)] == ["parent-1: Pull index=1"]
-    (gone,) = core.received(9, "reader", message(wire.Open, reader=3))
-    assert line(gone).startswith("reader: Gone reader=3 text=a job with several optimizer nodes")
+    opens = [line(each) for each in core.received(9, "reader", message(wire.Open, reader=3))]
+    assert opens == ["parent-0: Open reader=3", "parent-1: Open reader=3"]
     assert [core.name_of(peer) for peer in ("parent-1", "left")] == ["parent-1", "ranks 0, 1"]

@@ -84,8 +84,8 @@ def test_a_child_of_an_older_attempt_learns_what_it_missed() -> None:
     outbox, children = two_children()
     children.outcomes.decided = message(wire.Decided, step=3, applied=True)
     children.outcomes.skip = message(wire.Verdict, step=4, grad_norm=2.5)
-    children.outcomes.skipped_attempt = 1
-    abort = "left: Abort step=4 contributors=7 text=attempt 0 is over, 2 counts"
+    children.outcomes.skipped_attempt, outbox.attempt = 1, 3
+    abort = "left: Abort step=4 contributors=7 text=attempt 0 is over, 3 counts"
     for late, expected in (
         (message(wire.Pull, attempt=0), abort),
         (message(wire.Commit, attempt=0, step=4), abort),
@@ -103,6 +103,21 @@ def test_a_child_of_an_older_attempt_learns_what_it_missed() -> None:
     assert taken(outbox) == ["right: Decided step=3 applied=True"]
     assert children.answer_commit("right", 4) is False
     assert taken(outbox) == []
+
+
+def test_what_was_sent_before_a_skipped_step_is_not_answered_with_an_abort() -> None:
+    """I2. Goal: all children had their part in the step, so what comes of an older attempt is late.
+    The child may not know of the skip yet: an Abort that overtakes it would have it make the step
+    again, in an attempt in which that is judged. Method: messages of older attempts and starts."""
+    outbox, children = two_children()
+    children.outcomes.skip = message(wire.Verdict, step=4, grad_norm=2.5)
+    children.outcomes.skipped_attempt = 1
+    for late in (
+        message(wire.Pull, attempt=1), message(wire.Pull, attempt=0),
+        message(wire.Commit, attempt=0, step=3), message(wire.Cancel, generation=1),
+    ):  # fmt: skip
+        children.answer_stale("left", late)
+        assert taken(outbox) == ["left: Verdict step=4 grad_norm=2.5"]
 
 
 def test_all_children_that_count_are_sent_to() -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, StateError
 from luwu.checkpoint.refill import refill
+from luwu.commands.main import main
 from luwu.layout import Share
+from luwu.protocol.epoch import UNKNOWN_EPOCHS
 from luwu.wire.description import Description
 from switch_emu.store import FilePageStore
 from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
@@ -40,7 +42,7 @@ def test_two_lost_directories_of_three_are_made_again(tmp_path: Path) -> None:
     before = [content(tmp_path, number, 3) for number in range(3)]
     for number in (0, 2):
         shutil.rmtree(node_directory(tmp_path, number, 3))
-    assert refill(tmp_path).nodes == (0, 2)
+    assert refill(tmp_path, without=(0, 2)).nodes == (0, 2)
     assert [content(tmp_path, number, 3) for number in range(3)] == before
 
 
@@ -66,8 +68,9 @@ def test_a_lost_directory_is_made_again(
     make_state(tmp_path, count, replicas=replicas)
     before = content(tmp_path, lost, count)
     shutil.rmtree(node_directory(tmp_path, lost, count))
-    found = refill(tmp_path)
-    assert (found.version, found.nodes) == (1, (lost,))
+    given_up = (lost,) if count == 2 else ()
+    found = refill(tmp_path, without=given_up)
+    assert (found.version, found.nodes, found.given_up) == (1, (lost,), given_up)
     assert content(tmp_path, lost, count) == before
     assert sorted(each.name for each in tmp_path.iterdir()) == [f"node-{n}" for n in range(count)]
 
@@ -114,6 +117,37 @@ def test_the_directory_of_a_node_that_was_left_out_is_replaced(tmp_path: Path) -
         refill(tmp_path)
 
 
+@pytest.mark.feature("a lost optimizer node that may have gone on alone")
+def test_a_node_that_may_be_ahead_is_given_up_by_its_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """E3. Goal: one of two cannot know whether the other went on alone: nothing is done without the
+    operator's word, who is told which steps are lost; from then on the other counts no more, and
+    is no part of the state, if it is found again. Method: node 1 did go on alone, for a step."""
+    job = make_state(tmp_path, 2, replicas=2)
+    away, there = tmp_path.with_name("found"), node_directory(tmp_path, 1, 2)
+    with FilePageStore.open(there, durability="none") as store:
+        store.record_attempt(store.attempt + 1, (5, 0b10, 0))
+        write_version(store, job, 1, 2, 2)
+        store.decide(2, store.attempt)
+    there.rename(away)
+    before = content(tmp_path, 0, 2)
+    with pytest.raises(ConfigError, match=r"at step 1, and node 1 may have gone .* --without 1$"):
+        refill(tmp_path)
+    with pytest.raises(ConfigError, match=r"--without 0: .* has the directory of node 0"):
+        refill(tmp_path, without=(0, 1))
+    assert [content(tmp_path, 0, 2), there.exists()] == [before, False]
+    assert main(["refill", str(tmp_path), "--without", "1"]) == 0
+    assert "steps from 1 on that only node 1 had decided are lost" in capsys.readouterr().out
+    for number in range(2):
+        with FilePageStore.open(node_directory(tmp_path, number, 2), read_only=True) as store:
+            assert store.epoch == (UNKNOWN_EPOCHS, 0b11, 0)
+    shutil.rmtree(there)
+    away.rename(there)
+    with pytest.raises(StateError, match="version 2 is decided, node 0 has 1"):
+        StripedPages(tmp_path, 2)
+
+
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_a_refill_that_was_killed_is_made_again(tmp_path: Path, is_removed: bool) -> None:
     """I1. Goal: what it left in the place of a new directory is no obstacle, before and after the
@@ -148,7 +182,7 @@ def test_what_workers_attached_is_made_again(tmp_path: Path) -> None:
         store.prepare(step)
         store.decide(2, store.attempt)
     shutil.rmtree(node_directory(tmp_path, 0, 2))
-    assert refill(tmp_path).version == 2
+    assert refill(tmp_path, without=(0,)).version == 2
     first = node_directory(tmp_path, 0, 2)
     with ExitStack() as stack:
         store = stack.enter_context(FilePageStore.open(first, read_only=True))

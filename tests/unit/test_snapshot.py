@@ -18,8 +18,6 @@ from luwu.checkpoint.snapshot import (
     snapshot_of_running,
 )
 from luwu.commands.main import main
-from luwu.join.connection import Connection, write_connection
-from switch_emu.node.pages import store_config
 from switch_emu.store import DecidedStep, FilePageStore
 from switch_emu.store import clone as clone_module
 from switch_emu.store.clone import NoReflinks, clone_store
@@ -146,7 +144,7 @@ def test_while_training_goes_on(has_switch: bool, tmp_path: Path) -> None:
     plain_run = in_cluster(tmp_path, part(0, 5), **changes)
 
     def copy(source: RunningState) -> None:
-        made = snapshot_of_running(source, store_config(source.description), out)
+        made = snapshot_of_running(source, out)
         assert (made.version, made.how) == (2, "copies")
 
     work = part(0, 5, export_at=2, export=copy)
@@ -285,18 +283,3 @@ def test_clones_of_several_nodes_that_run(tmp_path: Path, monkeypatch: pytest.Mo
     with StripedPages(out, 2) as pages:
         assert pages.decided is not None
         assert pages.decided.version == 1
-
-
-@pytest.mark.feature("luwu snapshot of several nodes that run")
-def test_several_nodes_that_run_elsewhere_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Goal: what cannot be done is said, with what can."""
-    connection = Connection(
-        job=7, world_size=1, node="tcp://127.0.0.1:1", chunk_bytes=16384, optimizer_nodes=2
-    )
-    write_connection(tmp_path / "connect.json", connection)
-    assert main(["snapshot", str(tmp_path / "connect.json"), str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert "spread over 2 optimizer nodes" in said
-    assert "Give its state directory after it has ended" in said

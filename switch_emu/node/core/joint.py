@@ -254,7 +254,7 @@ class Joint:
             return None  # `begin_filling`
         if self._shard.description is None:
             if m.loaded:
-                self._give_up(m.step, None)
+                self._give_up(m.step, None, before)
             elif before is None:  # else it is being made
                 self._outbox.actions.append(OpenStore(self._children.members.description))
             return None
@@ -263,16 +263,20 @@ class Joint:
         ours, prepared = self._state.version, self._state.prepared
         theirs = m.step if m.loaded else None
         if ours == theirs and not m.filling and not self._filling.is_whole:
-            self._give_up(theirs, None)
+            self._give_up(theirs, None, before)
         if ours == theirs:
             return m
         if prepared is not None and prepared.version == theirs:
             self._state.decide()
         else:
-            self._give_up(theirs, ours)
+            self._give_up(theirs, ours, before)
         return None
 
-    def _give_up(self, theirs: int | None, ours: int | None) -> None:
+    def _give_up(self, theirs: int | None, ours: int | None, before: wire.Adopt | None) -> None:
+        """It cannot take an attempt over; `before`: the one that waited for the store until now."""
+        if not self.is_enlisted:  # sent to its former start: the switch is to hear from this one
+            self._ahead = before
+            return
         found, expected = (
             "no version" if version is None else f"version {version}" for version in (ours, theirs)
         )

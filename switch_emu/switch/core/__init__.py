@@ -11,7 +11,7 @@
     standings.py         where each of them stands; ballot.py what they state of a version
     filling.py           pages for a node that does not count; filled_node.py how far it is
     refusals.py          what nodes that cannot take part are told
-    reader_routes.py     requests of readers, up and back
+    reader_routes.py     requests of readers, up and back; joint_readers.py of several nodes
 
     aggregation.py       pushes in slots: contributions meet, one sum goes up
     slots.py             S1 to S5; the pool of functional fidelity

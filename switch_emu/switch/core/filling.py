@@ -8,7 +8,8 @@
 
 Meanwhile it receives the sums of the extents that count, updates them, and decides with the others,
 which wait for it; but it states nothing, serves nothing, and if it is lost the others go on at
-once. With all pages, and digests as theirs, it counts from the next epoch on.
+once, or if it is silent for too long. With all pages, and digests as theirs, it counts from the
+next epoch on.
 """
 
 from __future__ import annotations
@@ -140,17 +141,23 @@ class Filling:
         self._refusals.refuse(number, f"{text}; {advice}", is_left_out=True)
         return 0
 
-    def report(self, former: Position, *, was_installed: bool) -> None:
-        """Note what has changed with the attempt that counts now."""
-        now = self._at.now
+    def report(self, former: Position | None, text: str) -> None:
+        """Note what has changed with the attempt that counts now; `text`: why it does."""
+        now, every = self._at.now, (1 << self._parents.count) - 1
+        missing, members = nodes_of(every & ~now.members), nodes_of(now.members)
+        before = every if former is None else former.members
+        if before & ~now.members:
+            self._outbox.note(
+                "switch.degraded", level="WARNING", epoch=now.epoch, step=now.step,
+                left_out=[*missing], members=[*members], text=text,
+            )  # fmt: skip
         if self.node is not None and self.node.filling == now.attempt:
             self._outbox.note(
                 "switch.filling", node=self.node.number, step=now.step, bytes=self.node.state_bytes
             )
-        for number in nodes_of(now.members & ~former.members) if was_installed else ():
-            left_out = nodes_of(((1 << self._parents.count) - 1) & ~now.members)
+        for number in nodes_of(now.members & ~before):
             self._outbox.note(
-                "switch.filled", node=number, epoch=now.epoch, step=now.step, left_out=[*left_out]
+                "switch.filled", node=number, epoch=now.epoch, step=now.step, left_out=[*missing]
             )
 
     # ---------------------------------------------------------------------- its pages
@@ -211,5 +218,18 @@ class Filling:
         return len(due)
 
     def next_tick_ns(self) -> int | None:
-        """When `tick` has something to do."""
-        return self._asked.next_due_ns()
+        """When `tick` has something to do, or the node is silent for too long."""
+        due, silent = [self._asked.next_due_ns()], self.silent()
+        if silent is not None:
+            _, ask_ns, end_ns = silent
+            due.append(ask_ns if self._outbox.now_ns < ask_ns else end_ns)
+        return min((at_ns for at_ns in due if at_ns is not None), default=None)
+
+    def silent(self) -> tuple[int, int, int] | None:
+        """The number of the node, when it is asked whether it is there, and when it is given up, if
+        it sends nothing until then; None: none is being filled, or it is gone already."""
+        patience_ns = self._at.patience_ns
+        known = None if self.node is None else self._at.nodes[self.node.number]
+        if self.node is None or known is None or known.is_away or patience_ns is None:
+            return None
+        return self.node.number, known.heard_ns + patience_ns // 2, known.heard_ns + patience_ns

@@ -20,7 +20,8 @@ Who may decide:
         proposes its first epoch only after all members of the newest recorded one have answered,
         or of each, if two switches proposed one of its number; of three or more, most are enough.
         Later ones may leave out up to half of its members. So two switches never lead different
-        parts of one job.
+        parts of one job. An operator who overrules that (`luwu refill --without`) begins epochs
+        that are far beyond: nodes that do not know of these are not followed.
     E4  A member that is lost is left out by an epoch that the others record. It hears nothing of
         the later one, so it prepares nothing; when it comes back it is filled as if it were empty.
     E5  A version that all members of a new epoch have prepared, under one attempt and with no
@@ -31,7 +32,8 @@ Who may decide:
         three is left out; of two, the one that states something else when the step is made again.
     E8  A node that is being filled (`filling.py`) is no member: it is asked for no vote and serves
         nothing. It is one from the epoch on that follows a version of which it has all pages, with
-        the digests of the other owners.
+        the digests of the other owners. If it is lost, or says nothing for as long as a member
+        may be gone, the others go on without it.
 
 Pure.
 """
@@ -45,7 +47,7 @@ from typing import Any, Final
 
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.outstanding import Outstanding, RetryPolicy
-from luwu.protocol.actions import PARENT, End, Send
+from luwu.protocol.actions import PARENT, Send
 from luwu.protocol.children import Children
 from luwu.protocol.counted_ranks import CountedRanks
 from luwu.protocol.epoch import nodes_of, nodes_text
@@ -59,7 +61,9 @@ from luwu.wire.squares import parse_all
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.ballot import Ballot, Difference
 from switch_emu.switch.core.filling import Filling
+from switch_emu.switch.core.joint_readers import JointReaders
 from switch_emu.switch.core.parents import Parents
+from switch_emu.switch.core.reader_routes import ReaderRoutes
 from switch_emu.switch.core.refusals import Refusals
 from switch_emu.switch.core.standings import Position, Standings
 
@@ -71,14 +75,15 @@ class Lead:
     """See the module."""
 
     def __init__(
-        self, outbox: Outbox, children: Children, parents: Parents, limits: SwitchLimits,
-        retry: RetryPolicy,
+        self, outbox: Outbox, children: Children, parents: Parents, routes: ReaderRoutes,
+        limits: SwitchLimits, retry: RetryPolicy,
     ) -> None:  # fmt: skip
         self._outbox, self._children, self._parents = outbox, children, parents
         self._ballot = Ballot(parents.count, parents.replicas)
         self.at = Standings(
             outbox, children, self._ballot, parents.count, limits.node_patience_ns
         )  # fmt: skip
+        self._readers = readers = JointReaders(outbox, parents, self.at, routes)
         self._refusals = Refusals(outbox, parents)
         self._filling = Filling(
             outbox, parents, self.at, self._ballot, self._refusals, limits.fill_bytes_per_s, retry
@@ -113,7 +118,8 @@ class Lead:
             wire.Standing: self._stands, wire.Welcome: self._takes_over, wire.Cancel: self._cancels,
             wire.Measured: self._measured, wire.Prepared: self._prepared,
             wire.Decided: self._decided, wire.Rejoin: self._rejoins, wire.Received: self._received,
-            wire.Page: self._filling.page,
+            wire.Page: self._filling.page, wire.Opened: readers.opened,
+            wire.Content: readers.content, wire.Gone: readers.gone,
         }  # fmt: skip
         self.repeated_count = 0
         """Messages that were repeated because no answer came in time."""
@@ -155,18 +161,15 @@ class Lead:
                 if m.attempt == self.at.now.attempt:
                     self._request_abort(m.text, lost=m.lost)
                 return []
+            case wire.Open() | wire.Read() | wire.Shut():
+                self._readers.asked(m)
+                return []
             case wire.Leave():
                 self._leave = m
             case wire.Commit() if m.parts and m.step == self.at.now.step:
                 self._skips = m.skip
                 self._keeps = keeps(send.payload)
-        names, numbers = self._parents.names, self._parents.concerned(m)
-        filled = self._parents.filled
-        if filled is None or not isinstance(m, wire.Commit):
-            return [Send(tuple(names[n] for n in numbers), m, send.payload)]
-        members = tuple(names[n] for n in numbers if n != filled.number)
-        its = replace(m, held=filled.held(m.step))
-        return [Send(members, m, send.payload), Send((names[filled.number],), its, send.payload)]
+        return self._parents.sends(m, send.payload)
 
     # ---------------------------------------------------------------------- connections and time
 
@@ -198,8 +201,22 @@ class Lead:
         due = self._asked.due(self._outbox.now_ns)
         self.repeated_count += len(due) + self._filling.tick()
         self._outbox.actions.extend(due)
+        self._look_after_filled()
         if self.at.lost:
             self._consider()
+
+    def _look_after_filled(self) -> None:
+        """E8: a node that says nothing as it is being filled is asked, and then not waited for."""
+        silent = self._filling.silent()
+        if silent is None:
+            return
+        number, ask_ns, end_ns = silent
+        key = ("hello", number)
+        if self._outbox.now_ns >= end_ns:
+            self._away(number)
+            self._greet(number)
+        elif self._outbox.now_ns >= ask_ns and self._hello is not None and key not in self._asked:
+            self._ask(key, number, *self._hello)
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do."""
@@ -219,6 +236,7 @@ class Lead:
         if m.incarnation < self.at.nodes[number].incarnation:
             self._outbox.ignore(m, payload)  # of a start that has a successor
             return []
+        self.at.nodes[number].heard_ns = self._outbox.now_ns
         handler = self._handlers.get(type(m))
         if handler is None:
             return self._parents.received(number, m)
@@ -253,11 +271,17 @@ class Lead:
 
     def _stands(self, number: int, m: wire.Standing, digests: bytes | None) -> None:
         """A node says where it stands."""
-        node, bit = self.at.nodes[number], 1 << number
+        node, bit, filled = self.at.nodes[number], 1 << number, self._filling.node
+        if node.is_cut:
+            return  # it is late; which start of the node it was is to be said again
         self._asked.pop(("hello", number))
         is_same, node.incarnation = node.incarnation == m.incarnation, m.incarnation
-        if node.is_cut:
-            return  # it is late
+        node.redoes = m.redoes
+        if is_same and not node.is_away and filled and filled.number == number:
+            return  # it only says that it is there
+        if self.at.are_given_up(m.epoch):
+            self._refusals.end_as_given_up(number, (self.at.next or self.at.now).members)
+            return
         node.is_away, node.absent_ns = False, None
         everyone = self.at.now.everyone | (0 if self.at.next is None else self.at.next.everyone)
         if self._is_installed and not everyone & bit:
@@ -322,17 +346,19 @@ class Lead:
             self._consider_first()
 
     def _consider_first(self) -> None:
-        """E3: all members of the newest epoch must have answered; of three or more, most."""
+        """E3: all members of the newest epoch must have answered; of three or more, most. Only
+        those that have recorded it say from which version on."""
         answered, missing = self.at.answered()
         if not answered:
             return  # E6
-        version = max(self.at.version_of(n) for n in nodes_of(answered))
+        version, doubts = self.at.first_version(answered)
         if self.at.next is not None and self.at.are_at(answered, self.at.next.version):
             self._ask_to_adopt()
         else:
             is_again = any(node.standing and node.standing.epoch for node in self.at.nodes)
             usual = _STARTED_AGAIN if is_again else _BEGINS
-            self._go_on_with(answered, version, self._reason(0, missing) or usual)
+            reasons = [text for text in (self._reason(0, missing), doubts) if text]
+            self._go_on_with(answered, version, "; ".join(reasons) or usual)
 
     def _consider_members(self) -> None:
         """Members are gone for too long, or were started again."""
@@ -389,7 +415,7 @@ class Lead:
         announced = [member.known[2] for member in self._children.members.all_members]
         known = max([self._outbox.step, *(step for step in announced if step > self._redone_to)])
         is_older = max(0, version) < known and not self.at.finishes(fit, version)
-        if is_older and not self._redoes(fit):
+        if is_older and not any(self.at.nodes[n].redoes for n in nodes_of(fit)):
             refusal = refusal_text(max(0, version), known)
             for number in nodes_of(members):
                 self._refusals.refuse(number, refusal, is_older=True)
@@ -408,9 +434,10 @@ class Lead:
         if version >= 0:
             self._counted.change()
         epoch, generation, attempt = self.at.newest()
+        last = self.at.next or self.at.now  # some may have recorded what is proposed
         is_other = (
             not self._is_installed
-            or members != self.at.now.members
+            or (epoch, members) != (last.epoch, last.members)
             or self._counted.wanted != self._children.members.active
         )
         self.at.next = Position(
@@ -422,10 +449,12 @@ class Lead:
             ),
         )  # fmt: skip
         self._text = text
+        self._readers.pause()
         self._ballot.clear()
         self._asked.clear(lambda key: isinstance(key, tuple) and key[0] == "hello")
         for number in nodes_of(self.at.next.everyone):
             self.at.nodes[number].is_adopted = False
+            self.at.nodes[number].heard_ns = self._outbox.now_ns
         self._ask_to_adopt()
 
     def _ask_to_adopt(self) -> None:
@@ -454,34 +483,21 @@ class Lead:
         former, self.at.now, self.at.next = self.at.now, self.at.next, None
         position, was_installed = self.at.now, self._is_installed
         self._is_installed = True
-        left_out = former.members & ~position.members if was_installed else 0
         self._ballot.members = position.members
         self._parents.count_only(position.members, self._filling.node)
         self._filling.opens(position.step, position.generation)
+        self._readers.resume(position)
         self._verdict, self._abort_text, self._left = None, None, 0
         self._skips = self._keeps = False
         missing = ((1 << self._parents.count) - 1) & ~position.members
-        if left_out or (missing and not was_installed):
-            self._outbox.note(
-                "switch.degraded", level="WARNING", epoch=position.epoch, step=position.step,
-                left_out=list(nodes_of(missing)), members=list(nodes_of(position.members)),
-                text=self._text,
-            )  # fmt: skip
-        self._filling.report(former, was_installed=was_installed)
+        self._filling.report(former if was_installed else None, self._text)
         for number in nodes_of(missing & ~position.filled):
             if self.at.nodes[number].standing is not None and self._filling.is_on:
                 self._filling.came(number)
             elif not self.at.nodes[number].is_away:
                 self._refusals.leave_out(number, self.at.now)
         if not self._awaits_welcome:
-            self._inbound.append(
-                self._announced(
-                    wire.Abort,
-                    text=self._text,
-                    contributors=self._counted.wanted,
-                    redoes=self._children.redoes,
-                )
-            )
+            self._inbound.append(self._announced(wire.Abort, text=self._text))
         self._welcome_core()
         self._recount()
         self._consider()
@@ -498,8 +514,6 @@ class Lead:
         self._inbound.append(
             self._announced(
                 wire.Welcome,
-                contributors=self._counted.wanted,
-                redoes=self._children.redoes,
                 push_window_bytes=min(self.at.nodes[number].window_bytes for number in everyone),
             )
         )
@@ -508,14 +522,11 @@ class Lead:
         position = self.at.now
         return self._outbox.stamped(
             kind, epoch=position.epoch, step=position.step, attempt=position.attempt,
-            generation=position.generation, loaded=position.version >= 0, **fields,
+            generation=position.generation, loaded=position.version >= 0,
+            contributors=self._counted.wanted, redoes=self._children.redoes, **fields,
         )  # fmt: skip
 
     # ---------------------------------------------------------------------- reasons
-
-    def _redoes(self, members: int) -> bool:
-        standings = (self.at.nodes[n].standing for n in nodes_of(members))
-        return any(standing is not None and standing.redoes for standing in standings)
 
     def _reason(self, back: int, lost: int) -> str:
         reasons = [f"optimizer {nodes_text(lost)} lost"] if lost else []
@@ -528,9 +539,8 @@ class Lead:
         """True if a node states something of the attempt that counts."""
         position = self.at.now
         counts = self._is_installed and self.at.next is None and position.everyone >> number & 1
-        return bool(counts) and (m.generation, m.attempt) == (
-            position.generation, position.attempt,
-        )  # fmt: skip
+        where = (position.generation, position.attempt)
+        return bool(counts) and (m.generation, m.attempt) == where
 
     def _measured(self, number: int, m: wire.Measured, payload: bytes | None) -> None:
         """The sums of a node are complete."""
@@ -585,6 +595,7 @@ class Lead:
         self._ballot.clear()
         self._verdict, self._skips, self._keeps = None, False, False
         self._suspected.clear()
+        self._readers.pause()
         self._send_members(self._resolved())
         if whole:
             text = f"optimizer {nodes_text(whole)} has been filled"
@@ -592,6 +603,8 @@ class Lead:
         elif self._abort_text is not None:
             self._propose(self.at.now.members, self.at.now.version, self._abort_text)
         else:
+            if self.at.now.version == 0:  # of which no node says Decided
+                self._readers.resume(self.at.now)
             self._recount()
 
     def _resolved(self) -> wire.Resolved:
@@ -609,6 +622,7 @@ class Lead:
         self._parents.forget(m.step)
         if found and m.step + 1 == self.at.now.step and self.at.next is None:
             self._filling.opens(m.step + 1, self.at.now.generation)
+            self._readers.resume(self.at.now)
 
     def _differs(self, found: Difference | None) -> bool:
         """E7: True if owners of a stripe differ: nothing is decided."""
@@ -626,14 +640,7 @@ class Lead:
             self._suspected[step] = found
             self._propose(position.members, position.version, f"{text}: the step is made again")
         else:
-            self._outbox.actions.append(
-                End(
-                    f"{text}, which received the same sums, and again when the step was made "
-                    "again; it is not decided. Check the memory and the disks of these hosts (luwu "
-                    "verify --full), then continue with --resume",
-                    code="E509",
-                )
-            )
+            self._refusals.end_as_they_differ(text)
         return True
 
     # ---------------------------------------------------------------------- aborts

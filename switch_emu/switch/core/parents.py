@@ -7,6 +7,8 @@
     Keep                       owners of stripe 0 Received, when all of them have sent it
     Begin, Leave, Commit       all                Received, Decided, when all have sent it
 
+What readers ask is in `joint_readers.py`.
+
 With one replica a page has one owner, with R it has R (`luwu/layout/share.py`), which pulls are
 spread over. Nodes that do not count in the epoch own nothing; one that is being filled receives
 what an owner does of the extents that count there, but for pulls. What else K nodes send, and what
@@ -17,20 +19,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
-from luwu.base.limits import TEXT_CHARS_MAX
 from luwu.layout import Layout, owners_of
-from luwu.protocol.actions import PARENT
+from luwu.protocol.actions import PARENT, Send
 from luwu.protocol.epoch import nodes_of
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb
 from switch_emu.switch.core.filled_node import FilledNode
-
-NO_READERS = (
-    "a job with several optimizer nodes cannot be read while it runs; wait for its end, and "
-    "export its state with `luwu export`, or train with --optimizer-nodes 1"
-)
 
 _OF_OWNERS: Final = (Verb.LOAD, Verb.PUSH, Verb.KEEP)
 """Verbs whose receipts come from the owners of a page, or of stripe 0."""
@@ -58,6 +55,10 @@ class Parents:
         self._received: dict[tuple[int, int, int, Hashable], set[int]] = {}
         """(generation, attempt, step, what is answered) -> nodes that have answered."""
         self.count_only((1 << count) - 1)
+
+    def owners(self, stripe: int) -> tuple[int, ...]:
+        """The nodes of a stripe, whether they count or not."""
+        return self._all_owners[stripe]
 
     def covers(self, members: int) -> bool:
         """True if each stripe has an owner among these nodes."""
@@ -106,6 +107,15 @@ class Parents:
 
     # ---------------------------------------------------------------------- upwards
 
+    def sends(self, m: wire.Message, payload: Any) -> list[Send]:
+        """What the core sends, to the nodes that must receive it."""
+        filled, numbers = self.filled, self.concerned(m)
+        if filled is None or not isinstance(m, wire.Commit):
+            return [Send(tuple(self.names[n] for n in numbers), m, payload)]
+        members = tuple(self.names[n] for n in numbers if n != filled.number)
+        its = replace(m, held=filled.held(m.step))
+        return [Send(members, m, payload), Send((self.names[filled.number],), its, payload)]
+
     def concerned(self, m: wire.Message) -> tuple[int, ...]:
         """The nodes that must receive what the core sends."""
         if not isinstance(m, wire.DataMessage):
@@ -129,15 +139,6 @@ class Parents:
         """A node that has the page of a chunk; neighbours are spread over those that do."""
         owners = self._owners[chunk % self.count]
         return owners[chunk // self.count % len(owners)]
-
-    @staticmethod
-    def refusal(m: wire.ReaderRequest) -> wire.Gone:
-        """The answer to any reader of several nodes."""
-        return wire.Gone(
-            job=m.job, epoch=m.epoch, step=m.step, attempt=m.attempt, role=m.role, rank=m.rank,
-            incarnation=m.incarnation, generation=m.generation, reader=m.reader,
-            text=NO_READERS[:TEXT_CHARS_MAX],
-        )  # fmt: skip
 
     # ---------------------------------------------------------------------- downwards
 

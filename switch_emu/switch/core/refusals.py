@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from luwu.protocol.actions import End, Send
+from luwu.protocol.epoch import nodes_text
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from switch_emu.switch.core.parents import Parents
@@ -43,6 +44,25 @@ class Refusals:
         )
         for number in versions:
             self.refuse(number, text)
+        self._outbox.actions.append(End(text, code="E500"))
+
+    def end_as_they_differ(self, text: str) -> None:
+        """E7: owners of a page differ, and again as the step is made again: the job ends."""
+        text = (
+            f"{text}, which received the same sums, and again when the step was made again; it is "
+            "not decided. Check the memory and the disks of these hosts (luwu verify --full), then "
+            "continue with --resume"
+        )
+        self._outbox.actions.append(End(text, code="E509"))
+
+    def end_as_given_up(self, number: int, members: int) -> None:
+        """E3: a node knows that an operator went on without those that count: the job ends."""
+        names = nodes_text(members)
+        text = (
+            f"optimizer node {number} is part of a state that an operator went on with without "
+            f"{names} (luwu refill --without): the directory of {names} is an older one; move it "
+            "away, and start the job again with --resume"
+        )
         self._outbox.actions.append(End(text, code="E500"))
 
     def end_without_pages(self, held: int) -> None:

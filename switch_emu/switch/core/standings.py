@@ -11,7 +11,7 @@ from functools import reduce
 from operator import or_
 
 from luwu.protocol.children import Children
-from luwu.protocol.epoch import nodes_of
+from luwu.protocol.epoch import are_enough, is_beyond, nodes_of, nodes_text
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from switch_emu.switch.core.ballot import Ballot
@@ -33,10 +33,14 @@ class KnownNode:
     """Its connection has ended: what still comes was sent before."""
     absent_ns: int | None = None
     """Since when its connection is gone, or it was asked for the first time."""
+    heard_ns: int = 0
+    """When it last sent something, or an attempt was proposed to it."""
     digests: bytes = b""
     """Of what it has prepared, by its last Standing."""
     window_bytes: int = 0
     """Its credit for pushes."""
+    redoes: bool = False
+    """Its operator lets the job make steps again that were decided and are lost."""
 
     def is_lost(self, now_ns: int, patience_ns: int | None) -> bool:
         """True if it is gone for too long."""
@@ -86,6 +90,8 @@ class Standings:
         self._bases: set[int] = set()
         """Bitmaps of the members of the newest recorded epoch; of several, if as many switches have
         proposed one of its number."""
+        self._base_epoch = 0
+        """Its number."""
 
     def away(self, number: int) -> None:
         """A connection was lost, or a node was started again: where it stands is not known."""
@@ -122,11 +128,11 @@ class Standings:
         others; 0, 0: too few have."""
         standings = [node.standing for node in self.nodes if node.standing is not None]
         if self.next is None and standings:
-            epoch = max(each.epoch for each in standings)
+            self._base_epoch = epoch = max(each.epoch for each in standings)
             self._bases = {e.members or self.now.members for e in standings if e.epoch == epoch}
         there = sum(1 << n for n, node in enumerate(self.nodes) if node.standing or node.is_adopted)
         missing = self.recorded & ~there
-        if missing & ~self.lost or not all(_are_enough(there, base) for base in self._bases):
+        if missing & ~self.lost or not all(are_enough(there, base) for base in self._bases):
             return 0, 0
         return self.recorded & there, missing
 
@@ -134,6 +140,27 @@ class Standings:
     def recorded(self) -> int:
         """Bitmap of the members of the newest recorded epoch."""
         return reduce(or_, self._bases, 0)
+
+    def first_version(self, answered: int) -> tuple[int, str]:
+        """The version to go on from with the members that have answered, and what may be lost, as
+        text. It is that of those that know the newest epoch: others may be ahead of it only if an
+        operator has given up what they have (`luwu refill --without`)."""
+        nodes = nodes_of(answered)
+        stands = {n: self.nodes[n].standing for n in nodes}
+        know = [n for n in nodes if (s := stands[n]) is None or s.epoch >= self._base_epoch]
+        version = max(self.version_of(n) for n in know)
+        there = sum(1 << n for n in nodes if n in know or self.are_at(1 << n, version))
+        if version < 0 or all(are_enough(there, base) for base in self._bases):
+            return version, ""
+        return version, (
+            f"{nodes_text(answered & ~there)} came back with an older directory, or none: if the "
+            f"job went on without {nodes_text(there)} before, steps from {version} on are lost"
+        )
+
+    def are_given_up(self, epoch: int) -> bool:
+        """E3: True if an operator has given up the nodes that count, by what another knows."""
+        known = (self.next or self.now).epoch
+        return known > 0 and is_beyond(epoch, known)
 
     def version_of(self, number: int) -> int:
         """What a node is decided at."""
@@ -180,9 +207,3 @@ class Standings:
             stated = self._ballot.digests_of(number)
             digests[number] = self.nodes[number].digests if stated is None else stated
         return self._ballot.difference_of(digests) is None  # E7: else it was not decided
-
-
-def _are_enough(there: int, members: int) -> bool:
-    """E3: all members are there; of three or more, most."""
-    count, there_count = members.bit_count(), (members & there).bit_count()
-    return there_count == count or (count >= 3 and 2 * there_count > count)

@@ -65,9 +65,9 @@ Bound = tuple[Callable[..., None], int]
 # where the message has one, of data with its size.
 
 FROM_CHILD: Final[Mapping[type[wire.Message], str]] = {
-    wire.Open: "_reader_asks",
-    wire.Read: "_reader_asks",
-    wire.Shut: "_reader_asks",
+    wire.Open: "readers.up",
+    wire.Read: "readers.up",
+    wire.Shut: "readers.up",
     wire.Hello: "_hello",
     wire.Present: "membership.present",
     wire.Load: "initial_weights.load",
@@ -134,8 +134,10 @@ class SwitchCore:
         self.children = Children(out, children, limits.extent_chunks)
         self.uplink = up = Uplink(out.actions, retry or RetryPolicy())
         self.parents = Parents(parents_count, replicas)
-        self.lead = Lead(out, self.children, self.parents, limits, retry or RetryPolicy())
         self.readers = ReaderRoutes(out)
+        self.lead = Lead(
+            out, self.children, self.parents, self.readers, limits, retry or RetryPolicy()
+        )
         self.attempts = Attempts(out, self.children, up)
         self.membership = Membership(out, self.children, up, self.attempts, limits)
         self.begin_commit = BeginCommit(out, self.children, up, limits.patience_ns)
@@ -320,13 +322,6 @@ class SwitchCore:
         """A child joins; the first brings the job's description, and with it the aggregator."""
         self.membership.hello(peer, m, description)
         self.agreement.learn(peer)
-
-    def _reader_asks(self, peer: str, m: wire.ReaderRequest) -> None:
-        """A reader's request goes to the node; of several nodes nothing can be read."""
-        if self.parents.is_one:
-            self.readers.up(peer, m)
-        else:
-            self.outbox.send_all((peer,), self.parents.refusal(m))
 
     def _cancel(self, child: Member, m: wire.Cancel) -> None:
         """A child asks to give the attempt up."""
