@@ -42,6 +42,7 @@ from luwu.base.parsers import (
     number,
     one_of,
     path,
+    rank_ranges,
     seconds,
     size_or_auto,
     whole,
@@ -68,6 +69,8 @@ ARM_NAMES: Final = (
 )  # fmt: skip
 ZERO_ARMS: Final = ("zero3-offload", INFINITY)
 """DeepSpeed's."""
+LOSS_POLICIES: Final = ("stop", "wait", "drop")
+"""Values of `on_worker_loss`."""
 EVERYWHERE: Final = ("compare", "run", "up")
 SERVING: Final = ("compare", "run", "up")
 TRAINING: Final = ("compare", "run")
@@ -234,7 +237,7 @@ class RunConfig:
     )  # fmt: skip
     on_worker_loss: str = _key(
         "stop",
-        one_of("stop", "wait", "drop"),
+        one_of(*LOSS_POLICIES),
         "stop|wait|drop",
         SERVING,
         "when a worker is lost: end the run, restart it while the others wait, or drop it",
@@ -281,6 +284,11 @@ class RunConfig:
         1, whole(1, WORLD_SIZE_MAX), "N", ("run",),
         "number of hosts that share the workers; run the same command on each, with --join "
         "and --rendezvous",
+    )  # fmt: skip
+    ranks: str | None = _key(
+        None, rank_ranges, "0-3,6", ("run",),
+        "ranks of the workers on this host; run the command on each host, with --join and its own "
+        "ranks (for on_worker_loss wait and drop)",
     )  # fmt: skip
     rendezvous: str | None = _key(
         None, host_and_port, "HOST:PORT", ("run",),

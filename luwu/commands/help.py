@@ -30,7 +30,7 @@ KEY_GROUPS: Final = {
     ),
     "Network": ("transport", "stripes", "aggregate", "aggregate_scale", "no_switch", "tree"),
     "Several hosts": (
-        "join", "worker_hosts", "rendezvous", "engine", "bind", "advertise", "job", "keys",
+        "join", "ranks", "worker_hosts", "rendezvous", "engine", "bind", "advertise", "job", "keys",
         "key_name", "insecure",
     ),
     "Lost processes": (

@@ -44,6 +44,7 @@ from luwu.launch.serving import (
 )
 from luwu.launch.starting import log_text, say_security, say_start, start_text, workers_text
 from luwu.launch.supervisor import POLL_S, Supervisor
+from luwu.launch.worker_loss import check_worker_loss
 
 VERB: Final = Verb(
     name="up",
@@ -229,6 +230,8 @@ def _say_how_to_join(
     console.say(f"join    {start} --join {run_directory.connect_file} SCRIPT")
     if connection.endpoint.startswith("tcp://") and not connection.leaves:
         console.say(f"or      {start} --join '{connection.url()}' SCRIPT")
+        if config.on_worker_loss != "stop":
+            console.say("        with --ranks 0-1, --ranks 2-3, ... on several hosts")
 
 
 def _check_name(resolved: Resolved, name: str) -> None:
@@ -259,6 +262,8 @@ def _check_number(config: RunConfig, role: str | None, number: int, given: str |
 def _check(config: RunConfig, role: str | None, name: str | None) -> None:
     if role not in (None, "switch", "node"):
         raise ConfigError(f"--role: {role!r} is neither switch nor node")
+    if role != "switch":  # it learns from --join how many workers there are
+        check_worker_loss(config)
     if name is not None and (role != "switch" or config.tree is None):
         raise ConfigError(
             "name: it says which switch of a tree this is; give --role switch and --tree FILE too"

@@ -72,6 +72,11 @@ def join_parent(
             f"workers: {config.workers} asked for, but the node at {parent.node} serves "
             f"{parent.world_size}; leave --workers out"
         )
+    if config.on_worker_loss != parent.on_worker_loss:
+        raise ConfigError(
+            f"on_worker_loss: {config.on_worker_loss} here, but {parent.endpoint} was started with "
+            f"{parent.on_worker_loss}; give all switches and nodes the same --on-worker-loss"
+        )
     return parent
 
 
@@ -163,5 +168,9 @@ def _say_how_to_join(
         joins.append(f"join    {start} --workers {config.workers} --join '{connection.url()}'")
     for leaf in connection.leaves:
         where = file if is_shared else f"'{connection.url(leaf)}'"
-        joins.append(f"join    ranks {leaf.ranks}: LUWU_CONNECT={where} torchrun ... SCRIPT")
+        if config.on_worker_loss == "stop":
+            joins.append(f"join    ranks {leaf.ranks}: LUWU_CONNECT={where} torchrun ... SCRIPT")
+        else:
+            start = f"luwu run{keys_flag(config)} --join {where}"
+            joins.append(f"join    {start} --ranks {leaf.ranks} SCRIPT")
     say_joins(console, joins)

@@ -29,7 +29,7 @@ from luwu.base.errors import (
     StateError,
 )
 from luwu.base.json_file import read_json, remove_partial
-from luwu.launch.agent import SAYS, own_agent_command
+from luwu.launch.agent import SAYS, Share, own_agent_command
 from luwu.launch.attendance import Attendance
 from luwu.launch.hosts.hosts import Hosts
 from luwu.launch.hosts.nodes import Replicas, is_node, kind_of
@@ -149,13 +149,16 @@ class Supervisor(Closing):
         self, script: Sequence[str], *, workers: int, connect: str | None,
         sink: Sink, alone: bool = False, threads: int | None = None,
         meeting: Meeting | None = None, restarts_max: int = 0, on_loss: str = "stop",
+        share: Share | None = None,
     ) -> None:  # fmt: skip
         """Start the workers on a script; `alone` starts one process without an agent.
 
         `workers`: those on this host. `meeting`: where its torchrun meets those of other hosts.
+        `share`: their ranks, where other hosts have the rest and no torchrun meets.
         `restarts_max`: times workers are started again because one was lost: all, or where
         `on_loss` is not stop, that one. `sink` gets what rank 0 prints, if it is on this host.
         """
+        share = share or Share(tuple(range(workers)), workers)
         environ = worker_environ(
             self.run,
             self.run_id,
@@ -174,7 +177,7 @@ class Supervisor(Closing):
             starter = torchrun_command(self.run, workers, meeting, restarts_max)
         elif not alone:
             starter = own_agent_command(
-                self.run, self._prefix, workers=workers, policy=on_loss, restarts=restarts_max
+                self.run, self._prefix, share, policy=on_loss, restarts=restarts_max
             )
         commands = [guarded_command(self.run, self.run_id, self._prefix, script, starter)]
         if self.hosts is not None and not alone:
@@ -186,7 +189,7 @@ class Supervisor(Closing):
         self.run.keep(self.run.role(f"{self._prefix}workers.json"), {
             "schema": 1,
             "workers": 1 if alone else workers,
-            "world_size": 1 if alone else workers * (meeting.hosts if meeting else 1),
+            "world_size": 1 if alone else share.world_size * (meeting.hosts if meeting else 1),
             "omp_num_threads": int(environ["OMP_NUM_THREADS"]),
             "command": commands[0],
         })  # fmt: skip

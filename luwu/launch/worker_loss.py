@@ -43,13 +43,13 @@ def check_worker_loss(config: RunConfig) -> None:
         )
     if policy == "stop":
         return
-    for name, is_given in (
-        ("hosts", config.hosts is not None),
-        ("worker_hosts", config.worker_hosts > 1),
-        ("engine", config.engine != "local"),
+    for flag, is_given, advice in (
+        ("--hosts", config.hosts is not None, "use stop"),
+        ("--rendezvous", config.rendezvous is not None, "give each host its --ranks instead"),
+        ("--engine", config.engine != "local", "use stop"),
     ):
         if is_given:
             raise ConfigError(
-                f"on_worker_loss: {policy} needs the workers of the job to be started by this "
-                f"command, and with --{name.replace('_', '-')} another starts them; use stop"
+                f"on_worker_loss: {policy} needs a lost worker to be restarted alone, and with "
+                f"{flag} another program restarts them all; {advice}"
             )

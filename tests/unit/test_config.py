@@ -84,6 +84,8 @@ def test_values_carry_their_units(key: str, text: str, value: object) -> None:
         ("max_grad_norm", "nan", "above 0"),
         ("grace", "0s", "fail at once"),
         ("on_worker_loss", "forget", "not one of stop"),
+        ("ranks", "0-1,1", "names a rank twice"),
+        ("ranks", "2-1", "neither a rank nor a range"),
         ("stripes", "9", "from 1 to 8"),
     ],
 )

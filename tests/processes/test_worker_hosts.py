@@ -1,0 +1,132 @@
+"""Workers of several hosts, each host's started by a `luwu run --join URL --ranks` of its own.
+
+A host is killed, command and workers, or cut off, and comes back: its ranks are left out of the
+steps meanwhile, or waited for. The weights are those of a loop over `torch.optim` with the same
+ranks in the same steps, as the node's record names them (I1, I3).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luwu.base.tree import parse_ranks
+from tests.processes.commands import Command, Terminal, terminal
+from tests.unit.local_job import Job, plain_of
+
+STEPS = 12
+DROP = ("--on-worker-loss", "drop", "--drop-after", "2s")
+URL = r"^or      luwu run --join '(tcp://.*)' SCRIPT$"
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Terminal]:
+    with terminal(tmp_path) as opened:
+        yield opened
+        assert opened.leftovers() == []
+
+
+class Cluster:
+    """A job and the hosts of its workers, one worker each."""
+
+    def __init__(self, shell: Terminal, *flags: str) -> None:
+        self.shell = shell
+        up = ("up", "--run-dir", "up", "--state", "state", *flags)
+        self.up = shell.start(*up, "--bind", "tcp://127.0.0.1:0")
+        self._url = self.up.wait_for(URL)[1]
+        self.hosts: list[Command] = []
+        self._gate = shell.directory / "go"
+
+    def start(self, ranks: str) -> Command:
+        """The command of a host, for the first time or again."""
+        name = f"host-{len(self.hosts)}"
+        script = (
+            "-m", "tests.light_job", "--steps", str(STEPS), "--gate", str(self._gate),
+            "--gate-step", "0",
+        )  # fmt: skip
+        host = self.shell.start(
+            "run", "--join", self._url, "--ranks", ranks, "--run-dir", name, *script
+        )
+        self.hosts.append(host)
+        return host
+
+    def make(self, steps: range) -> None:
+        """Let all make these steps, and wait until they are decided."""
+        later = self._gate.with_suffix(".new")
+        later.write_text(str(steps.stop))
+        later.replace(self._gate)
+        self.wait_for_node(rf"node\.step step={steps[-1]} ")
+
+    def kill(self, host: Command) -> None:
+        """All processes of a host at once."""
+        mark = f"LUWU_RUN_ID=host-{self.hosts.index(host)}-".encode()
+        variables = {pid: Path(f"/proc/{pid}/environ") for pid in self.shell.processes()}
+        found = [
+            pid for pid, file in variables.items()
+            if pid == host.process.pid or (file.exists() and mark in file.read_bytes())
+        ]  # fmt: skip
+        assert len(found) > 2, f"the command, its guard and a worker were expected, not {found}"
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+        host.process.wait()
+
+    def wait_for_node(self, pattern: str) -> None:
+        """Until the node has said so."""
+        log = self.shell.directory / "up" / "logs" / "node.log"
+        self.up.wait_for(pattern, of=log)
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The record of each decided step."""
+        events = (self.shell.directory / "up" / "events" / "node.jsonl").read_text()
+        lines = [json.loads(line) for line in events.splitlines()]
+        return [line for line in lines if line["name"] == "node.step"]
+
+    def check_end(self, world_size: int) -> list[str]:
+        """Hosts that were not killed end well; the ranks of each step, which explain the digest."""
+        for command in (*self.hosts, self.up):
+            assert command.wait() in (0, -signal.SIGKILL), f"{command}:\n{command.err}"
+        steps = self.steps()
+        assert [step["step"] for step in steps] == list(range(STEPS))
+        ranks = [step["ranks"] for step in steps]
+        node = json.loads((self.shell.directory / "up" / "results" / "node.json").read_text())
+        job = Job(world_size=world_size, steps=STEPS)
+        made_by = [parse_ranks(each, "ranks") for each in ranks]
+        assert node["weights_digest"] == plain_of(job, made_by).digest
+        return ranks
+
+
+@pytest.mark.feature("a host of workers that dies and comes back")
+@pytest.mark.faults(1)
+@pytest.mark.faults(4)
+def test_the_job_goes_on_without_a_host(shell: Terminal) -> None:
+    """I1, I3, I6, I8. Goal: with `drop` the others go on; the same command again, and its rank
+    counts again."""
+    cluster = Cluster(shell, "--workers", "3", *DROP)
+    lost = [cluster.start(str(rank)) for rank in range(3)][1]
+    cluster.make(range(4))
+    cluster.kill(lost)
+    cluster.make(range(4, 8))
+    cluster.start("1")
+    cluster.wait_for_node("ranks 1 are back")
+    cluster.make(range(8, STEPS))
+    assert cluster.check_end(3) == ["0-2"] * 4 + ["0,2"] * 4 + ["0-2"] * 4
+
+
+@pytest.mark.feature("a host of workers that dies and comes back")
+@pytest.mark.faults(1)
+def test_the_job_waits_for_a_host(shell: Terminal) -> None:
+    """I1, I3, I6, I8. Goal: with `wait` no step lacks the ranks of the host that was lost."""
+    cluster = Cluster(shell, "--workers", "3", "--on-worker-loss", "wait")
+    cluster.start("0")
+    lost = cluster.start("1-2")
+    cluster.make(range(4))
+    cluster.kill(lost)
+    cluster.start("1-2")
+    cluster.make(range(4, STEPS))
+    assert cluster.check_end(3) == ["0-2"] * STEPS
