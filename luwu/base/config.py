@@ -256,6 +256,11 @@ class RunConfig:
         SERVING,
         "minimum number of workers; with fewer, the job waits until dropped workers return",
     )
+    workers_max: int | None = _key(
+        None, whole(1, WORLD_SIZE_MAX), "N", ("up",),
+        "number of workers that may join, in place of workers: the job begins with those that are "
+        "there drop_after after the first, at least workers_min; for on_worker_loss drop",
+    )  # fmt: skip
     drop_node_after: float = _key(
         10.0, seconds, "TIME", SERVING,
         "with replicas: continue without an optimizer node that has been missing for this long",
@@ -435,6 +440,10 @@ def resolve(
         texts[name] = (text, KEYS[name].flag, f"flag {KEYS[name].flag}")
     values = {name: KEYS[name].parse(text, where) for name, (text, where, _) in texts.items()}
     origins = {name: texts[name][2] if name in texts else "default" for name in KEYS}
+    if "workers_max" in values:
+        if "workers" in values:
+            raise ConfigError("workers and workers_max: one number of ranks; leave one of them out")
+        values["workers"], origins["workers"] = values["workers_max"], origins["workers_max"]
     return Resolved(RunConfig(**values), origins)
 
 

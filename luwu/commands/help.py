@@ -35,7 +35,7 @@ KEY_GROUPS: Final = {
     ),
     "Lost processes": (
         "restarts", "worker_restarts", "on_worker_loss", "drop_after", "workers_min",
-        "drop_node_after", "fill_rate", "on_lost_steps", "connect_timeout", "grace",
+        "workers_max", "drop_node_after", "fill_rate", "on_lost_steps", "connect_timeout", "grace",
     ),
     EMULATION: (
         "link", "disk_rate", "compute_ms", "dilation", "fidelity", "slots", "hosts",

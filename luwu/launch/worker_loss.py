@@ -41,6 +41,11 @@ def check_worker_loss(config: RunConfig) -> None:
             f"workers_min: {config.workers_min} is more than the {config.workers} workers there "
             "are; the job would wait from the first loss on, as with --on-worker-loss wait"
         )
+    if config.workers_max is not None and policy != "drop":
+        raise ConfigError(
+            f"workers_max: on_worker_loss is {policy}, with which the job waits for all workers; "
+            "give --on-worker-loss drop too, or --workers in place of --workers-max"
+        )
     if policy == "stop":
         return
     for flag, is_given, advice in (

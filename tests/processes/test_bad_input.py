@@ -214,6 +214,11 @@ TYPED = [
         id="torchrun-of-a-job-that-drops-workers",
     ),
     pytest.param(
+        ["up", "--workers-max", "3", "--on-worker-loss", "wait"],
+        ["workers_max: on_worker_loss is wait, with which the job waits for all workers"],
+        id="workers-that-are-waited-for",
+    ),
+    pytest.param(
         ["up", "--role", "switch", "--join", "nowhere", "--job", "3"],
         ["job: the switch learns it from --join; give --job to the node alone"],
         id="job-at-the-switch",

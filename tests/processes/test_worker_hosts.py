@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import pytest
 
 from luwu.base.tree import parse_ranks
 from tests.processes.commands import Command, Terminal, terminal
+from tests.processes.hosts import CENTRE, Hosts, NoNamespaces, hosts
 from tests.unit.local_job import Job, plain_of
 
 STEPS = 12
@@ -32,13 +35,28 @@ def shell(tmp_path: Path) -> Iterator[Terminal]:
         assert opened.leftovers() == []
 
 
-class Cluster:
-    """A job and the hosts of its workers, one worker each."""
+LUWU = (sys.executable, "-m", "luwu")
 
-    def __init__(self, shell: Terminal, *flags: str) -> None:
-        self.shell = shell
-        up = ("up", "--run-dir", "up", "--state", "state", *flags)
-        self.up = shell.start(*up, "--bind", "tcp://127.0.0.1:0")
+
+@pytest.fixture
+def network() -> Iterator[Hosts]:
+    try:
+        with hosts(4) as made:
+            yield made
+    except NoNamespaces as exc:
+        pytest.skip(f"needs network namespaces: {exc}")
+
+
+class Cluster:
+    """A job, and the hosts of its workers; without a network all are this host."""
+
+    def __init__(self, shell: Terminal, *flags: str, network: Hosts | None = None) -> None:
+        self.shell, self._network = shell, network
+        where = ("127.0.0.1", *()) if network is None else (CENTRE, "--insecure")
+        bind = ("--bind", f"tcp://{where[0]}:0", *where[1:])
+        up = ("up", "--run-dir", "up", "--state", "state", *flags, *bind)
+        program = LUWU if network is None else (*network.centre, *LUWU)
+        self.up = shell.start_program(program, up, {})
         self._url = self.up.wait_for(URL)[1]
         self.hosts: list[Command] = []
         self._gate = shell.directory / "go"
@@ -50,9 +68,9 @@ class Cluster:
             "-m", "tests.light_job", "--steps", str(STEPS), "--gate", str(self._gate),
             "--gate-step", "0",
         )  # fmt: skip
-        host = self.shell.start(
-            "run", "--join", self._url, "--ranks", ranks, "--run-dir", name, *script
-        )
+        run = ("run", "--join", self._url, "--ranks", ranks, "--run-dir", name, *script)
+        here = () if self._network is None else self._network.host(int(ranks))
+        host = self.shell.start_program([*here, *LUWU], run, {})
         self.hosts.append(host)
         return host
 
@@ -62,6 +80,11 @@ class Cluster:
         later.write_text(str(steps.stop))
         later.replace(self._gate)
         self.wait_for_node(rf"node\.step step={steps[-1]} ")
+
+    def wait_for_gate(self, rank: int) -> None:
+        """Until the worker of a host takes part, and waits for the next step."""
+        log = self.shell.directory / f"host-{rank}" / "logs" / f"worker-{rank}.log"
+        self.hosts[rank].wait_for("light waits", of=log)
 
     def kill(self, host: Command) -> None:
         """All processes of a host at once."""
@@ -73,7 +96,8 @@ class Cluster:
         ]  # fmt: skip
         assert len(found) > 2, f"the command, its guard and a worker were expected, not {found}"
         for pid in found:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # the end of one may have ended another
+                os.kill(pid, signal.SIGKILL)
         host.process.wait()
 
     def wait_for_node(self, pattern: str) -> None:
@@ -130,3 +154,47 @@ def test_the_job_waits_for_a_host(shell: Terminal) -> None:
     cluster.start("1-2")
     cluster.make(range(4, STEPS))
     assert cluster.check_end(3) == ["0-2"] * STEPS
+
+
+@pytest.mark.feature("workers that join while a job runs")
+@pytest.mark.faults(5)
+def test_a_host_more_joins(shell: Terminal) -> None:
+    """I1, I3, I6, I8. Goal: the job begins with the ranks that are there, and a later host takes
+    part from the next step."""
+    cluster = Cluster(shell, "--workers-min", "2", "--workers-max", "3", *DROP)
+    cluster.start("0-1")
+    cluster.make(range(6))
+    cluster.start("2")
+    cluster.wait_for_node("ranks 2 have joined")
+    cluster.make(range(6, STEPS))
+    assert cluster.check_end(3) == ["0-1"] * 6 + ["0-2"] * 6
+
+
+@pytest.mark.slow
+@pytest.mark.feature("workers that join while a job runs")
+@pytest.mark.feature("a host of workers that dies and comes back")
+@pytest.mark.faults(16)
+@pytest.mark.timeout(400)
+def test_hosts_come_and_go(shell: Terminal, network: Hosts) -> None:
+    """I1, I3, I6, I8. Goal: of four hosts one is cut off and is back, one is killed and comes back,
+    one joins late; each step counts exactly the ranks that were there."""
+    cluster = Cluster(shell, "--workers-max", "4", *DROP, network=network)
+    killed = [cluster.start(str(rank)) for rank in range(3)][2]
+    for rank in range(3):
+        cluster.wait_for_gate(rank)
+    cluster.make(range(2))
+    network.cut(1)
+    cluster.make(range(2, 4))
+    network.heal(1)
+    cluster.wait_for_node("ranks 1 are back")
+    cluster.make(range(4, 6))
+    cluster.kill(killed)
+    cluster.make(range(6, 8))
+    cluster.start("2")
+    cluster.wait_for_node("ranks 2 are back")
+    cluster.make(range(8, 10))
+    cluster.start("3")
+    cluster.wait_for_node("ranks 3 have joined")
+    cluster.make(range(10, STEPS))
+    expected = ["0-2", "0,2", "0-2", "0-1", "0-2", "0-3"]
+    assert cluster.check_end(4) == [ranks for ranks in expected for _ in range(2)]

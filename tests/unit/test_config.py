@@ -95,6 +95,15 @@ def test_what_cannot_work_is_refused_by_name(key: str, text: str, said: str) -> 
     assert KEYS[key].flag in str(caught.value)
 
 
+def test_workers_that_may_join_are_the_workers() -> None:
+    """Goal: `workers_max` is the number of ranks, wherever it is set; two numbers are an error."""
+    found = resolved({"workers_max": "7"})
+    assert found.config.workers == found.config.workers_max == 7
+    assert not found.is_default("workers")
+    with pytest.raises(ConfigError, match="workers and workers_max: one number of ranks"):
+        resolved({"workers_max": "7", "workers": "7"})
+
+
 def test_unknown_keys_are_errors_wherever_they_stand(tmp_path: Path) -> None:
     file = tmp_path / "luwu.toml"
     file.write_text('memory_bugdet = "1GiB"\n')

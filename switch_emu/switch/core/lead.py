@@ -89,7 +89,9 @@ class Lead:
         """An epoch of this start of the switch counts."""
         self._redone_to = 0
         """Steps before this were announced once; the operator lets the job make them again."""
-        self._counted = CountedRanks(outbox, children.members.ranks, limits.ranks_min)
+        self._counted = CountedRanks(
+            outbox, children.members.ranks, limits.ranks_min, grows=limits.ranks_grow
+        )
         self._verdict: wire.Verdict | None = None
         """Of the open step."""
         self._abort_text: str | None = None
