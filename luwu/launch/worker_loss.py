@@ -51,7 +51,6 @@ def check_worker_loss(config: RunConfig) -> None:
     for flag, is_given, advice in (
         ("--hosts", config.hosts is not None, "use stop"),
         ("--rendezvous", config.rendezvous is not None, "give each host its --ranks instead"),
-        ("--engine", config.engine != "local", "use stop"),
     ):
         if is_given:
             raise ConfigError(
