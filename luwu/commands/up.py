@@ -22,6 +22,7 @@ from luwu.commands.up_in_tree import (
     node_file,
     start_in_tree,
     switch_file,
+    worker_flags,
 )
 from luwu.commands.up_node import start_node
 from luwu.join.connection import Connection, write_connection
@@ -221,7 +222,8 @@ def _say_how_to_join(
             start = f"luwu up --role node{keys_flag(config)} --number {number + 1}"
         elif config.tree is not None:
             name = tree_of(config).root.name
-            start += f" --tree {config.tree} --name {name} --workers {config.workers}"
+            start += f" --tree {config.tree} --name {name}"
+        start += worker_flags(config, is_counted=config.tree is not None)
         console.say(f"join    {start} --join {file}")
         console.say(f"or      {start} --join '{connection.url()}'")
         return

@@ -214,6 +214,11 @@ TYPED = [
         id="torchrun-of-a-job-that-drops-workers",
     ),
     pytest.param(
+        ["up", "--role", "switch", "--join", f"{URL}&on_worker_loss=drop"],
+        ["on_worker_loss: stop here, but tcp://127.0.0.1:9 was started with drop"],
+        id="policies-that-differ",
+    ),
+    pytest.param(
         ["up", "--workers-max", "3", "--on-worker-loss", "wait"],
         ["workers_max: on_worker_loss is wait, with which the job waits for all workers"],
         id="workers-that-are-waited-for",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from luwu.base.tree import parse_ranks
+from luwu.base.tree import Tree, parse_ranks, read_tree
 from tests.processes.commands import Command, Terminal, terminal
 from tests.processes.hosts import CENTRE, Hosts, NoNamespaces, hosts
 from tests.unit.local_job import Job, plain_of
@@ -35,6 +36,10 @@ def shell(tmp_path: Path) -> Iterator[Terminal]:
         assert opened.leftovers() == []
 
 
+TREE = {
+    "top": 'parent = "node"', "a": 'parent = "top"\nworkers = "0-1"',
+    "b": 'parent = "top"\nworkers = "2"',
+}  # fmt: skip
 LUWU = (sys.executable, "-m", "luwu")
 
 
@@ -50,25 +55,28 @@ def network() -> Iterator[Hosts]:
 class Cluster:
     """A job, and the hosts of its workers; without a network all are this host."""
 
-    def __init__(self, shell: Terminal, *flags: str, network: Hosts | None = None) -> None:
-        self.shell, self._network = shell, network
+    def __init__(
+        self, shell: Terminal, *flags: str, network: Hosts | None = None, tree: Tree | None = None
+    ) -> None:
+        self.shell, self._network, self._tree = shell, network, tree
         where = ("127.0.0.1", *()) if network is None else (CENTRE, "--insecure")
         bind = ("--bind", f"tcp://{where[0]}:0", *where[1:])
         up = ("up", "--run-dir", "up", "--state", "state", *flags, *bind)
         program = LUWU if network is None else (*network.centre, *LUWU)
         self.up = shell.start_program(program, up, {})
-        self._url = self.up.wait_for(URL)[1]
+        self._url = "" if tree else self.up.wait_for(URL)[1]
         self.hosts: list[Command] = []
         self._gate = shell.directory / "go"
 
-    def start(self, ranks: str) -> Command:
-        """The command of a host, for the first time or again."""
+    def start(self, ranks: str, join: str = "") -> Command:
+        """The command of a host, for the first time or again; in a tree, it joins its leaf."""
         name = f"host-{len(self.hosts)}"
         script = (
             "-m", "tests.light_job", "--steps", str(STEPS), "--gate", str(self._gate),
             "--gate-step", "0",
         )  # fmt: skip
-        run = ("run", "--join", self._url, "--ranks", ranks, "--run-dir", name, *script)
+        where = ("--join", join or self._url, "--ranks", ranks)
+        run = ("run", *where, "--run-dir", name, *script)
         here = () if self._network is None else self._network.host(int(ranks))
         host = self.shell.start_program([*here, *LUWU], run, {})
         self.hosts.append(host)
@@ -119,7 +127,7 @@ class Cluster:
         assert [step["step"] for step in steps] == list(range(STEPS))
         ranks = [step["ranks"] for step in steps]
         node = json.loads((self.shell.directory / "up" / "results" / "node.json").read_text())
-        job = Job(world_size=world_size, steps=STEPS)
+        job = Job(world_size=world_size, steps=STEPS, tree=self._tree)
         made_by = [parse_ranks(each, "ranks") for each in ranks]
         assert node["weights_digest"] == plain_of(job, made_by).digest
         return ranks
@@ -168,6 +176,34 @@ def test_a_host_more_joins(shell: Terminal) -> None:
     cluster.wait_for_node("ranks 2 have joined")
     cluster.make(range(6, STEPS))
     assert cluster.check_end(3) == ["0-1"] * 6 + ["0-2"] * 6
+
+
+@pytest.mark.slow
+@pytest.mark.feature("workers that join while a job runs")
+@pytest.mark.faults(5)
+def test_a_host_joins_with_its_leaf(shell: Terminal) -> None:
+    """I1, I3, I6, I8. Goal: in a tree, whose switches are started by the commands that the one
+    above prints, a host and its leaf join later."""
+
+    def printed(command: Command, name: str) -> list[str]:
+        return shlex.split(command.wait_for(rf"^join    luwu (.*{name}.*)$")[1])
+
+    file = shell.directory / "tree.toml"
+    file.write_text("".join(f"[{name}]\n{place}\n" for name, place in TREE.items()))
+    tree, flags = read_tree(file, workers=3), ("--role", "node", "--tree", "tree.toml")
+    cluster = Cluster(shell, *flags, "--workers-max", "3", *DROP, tree=tree)
+    bind = ("--bind", "tcp://127.0.0.1:0", "--run-dir", "top")
+    top = shell.start(*printed(cluster.up, "--name top"), *bind)
+    switches = [top]
+    for name, ranks, steps in (("a", "0-1", range(6)), ("b", "2", range(6, STEPS))):
+        leaf = shell.start(*printed(top, f"--name {name}"), "--run-dir", name)
+        switches.append(leaf)
+        cluster.start(ranks, join=printed(leaf, f"--ranks {ranks}")[2])
+        if name == "b":
+            cluster.wait_for_node("ranks 2 have joined")
+        cluster.make(steps)
+    assert cluster.check_end(3) == ["0-1"] * 6 + ["0-2"] * 6
+    assert [switch.wait() for switch in switches] == [0, 0, 0]
 
 
 @pytest.mark.slow
