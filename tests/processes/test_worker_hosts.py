@@ -15,13 +15,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from luwu.base.tree import Tree, parse_ranks, read_tree
 from tests.processes.commands import Command, Terminal, terminal
 from tests.processes.hosts import CENTRE, Hosts, NoNamespaces, hosts
+from tests.processes.sampling_train import check_counted
 from tests.unit.local_job import Job, plain_of
 
 STEPS = 12
@@ -56,9 +56,14 @@ class Cluster:
     """A job, and the hosts of its workers; without a network all are this host."""
 
     def __init__(
-        self, shell: Terminal, *flags: str, network: Hosts | None = None, tree: Tree | None = None
-    ) -> None:
+        self, shell: Terminal, *flags: str, network: Hosts | None = None, tree: Tree | None = None,
+        script: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        """`script`: in place of `tests.light_job`, which waits before each step to be let go."""
         self.shell, self._network, self._tree = shell, network, tree
+        self._gate = shell.directory / "go"
+        light = ("tests.light_job", "--steps", str(STEPS), "--gate", str(self._gate))
+        self._script = ("-m", *(script or (*light, "--gate-step", "0")))
         where = ("127.0.0.1", *()) if network is None else (CENTRE, "--insecure")
         bind = ("--bind", f"tcp://{where[0]}:0", *where[1:])
         up = ("up", "--run-dir", "up", "--state", "state", *flags, *bind)
@@ -66,17 +71,12 @@ class Cluster:
         self.up = shell.start_program(program, up, {})
         self._url = "" if tree else self.up.wait_for(URL)[1]
         self.hosts: list[Command] = []
-        self._gate = shell.directory / "go"
 
     def start(self, ranks: str, join: str = "") -> Command:
         """The command of a host, for the first time or again; in a tree, it joins its leaf."""
         name = f"host-{len(self.hosts)}"
-        script = (
-            "-m", "tests.light_job", "--steps", str(STEPS), "--gate", str(self._gate),
-            "--gate-step", "0",
-        )  # fmt: skip
         where = ("--join", join or self._url, "--ranks", ranks)
-        run = ("run", *where, "--run-dir", name, *script)
+        run = ("run", *where, "--run-dir", name, *self._script)
         here = () if self._network is None else self._network.host(int(ranks))
         host = self.shell.start_program([*here, *LUWU], run, {})
         self.hosts.append(host)
@@ -113,20 +113,21 @@ class Cluster:
         log = self.shell.directory / "up" / "logs" / "node.log"
         self.up.wait_for(pattern, of=log)
 
-    def steps(self) -> list[dict[str, Any]]:
-        """The record of each decided step."""
-        events = (self.shell.directory / "up" / "events" / "node.jsonl").read_text()
-        lines = [json.loads(line) for line in events.splitlines()]
-        return [line for line in lines if line["name"] == "node.step"]
-
-    def check_end(self, world_size: int) -> list[str]:
-        """Hosts that were not killed end well; the ranks of each step, which explain the digest."""
+    def end(self) -> list[str]:
+        """Hosts that were not killed end well; the ranks of each step."""
         for command in (*self.hosts, self.up):
             assert command.wait() in (0, -signal.SIGKILL), f"{command}:\n{command.err}"
-        steps = self.steps()
-        assert [step["step"] for step in steps] == list(range(STEPS))
-        ranks = [step["ranks"] for step in steps]
+        events = (self.shell.directory / "up" / "events" / "node.jsonl").read_text()
+        lines = [json.loads(line) for line in events.splitlines()]
+        steps = [line for line in lines if line["name"] == "node.step"]
+        assert [step["step"] for step in steps] == list(range(len(steps)))
+        return [step["ranks"] for step in steps]
+
+    def check_end(self, world_size: int) -> list[str]:
+        """As `end`, where the ranks of the steps explain the digest."""
+        ranks = self.end()
         node = json.loads((self.shell.directory / "up" / "results" / "node.json").read_text())
+        assert len(ranks) == STEPS
         job = Job(world_size=world_size, steps=STEPS, tree=self._tree)
         made_by = [parse_ranks(each, "ranks") for each in ranks]
         assert node["weights_digest"] == plain_of(job, made_by).digest
@@ -234,3 +235,29 @@ def test_hosts_come_and_go(shell: Terminal, network: Hosts) -> None:
     cluster.make(range(10, STEPS))
     expected = ["0-2", "0,2", "0-2", "0-1", "0-2", "0-3"]
     assert cluster.check_end(4) == [ranks for ranks in expected for _ in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.feature("samples counted once, over any number of workers")
+@pytest.mark.faults(4)
+@pytest.mark.faults(5)
+def test_samples_over_hosts_that_come_and_go(shell: Terminal) -> None:
+    """I1, I6, I8. Goal: one host is killed and is back, another joins, and the decided steps of
+    each epoch have each sample once."""
+    here = shell.directory
+    script = ("tests.processes.sampling_train", str(here))
+    cluster = Cluster(shell, "--workers-max", "3", *DROP, script=script)
+    cluster.start("0")
+    lost = cluster.start("1")
+    cluster.wait_for_node(r"node\.step .* ranks=0-1")
+    cluster.kill(lost)
+    cluster.wait_for_node("ranks 1 are lost")
+    (here / "again").touch()
+    cluster.start("1")
+    cluster.wait_for_node("ranks 1 are back")
+    cluster.start("2")
+    cluster.wait_for_node("ranks 2 have joined")
+    (here / "go").touch()
+    made_by = [parse_ranks(ranks, "ranks") for ranks in cluster.end()]
+    assert {(0,), (0, 1), (0, 1, 2)} <= set(made_by)
+    check_counted(here, made_by)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from luwu.base.tree import parse_ranks
 from tests import kill
 from tests.processes.jobs import Outside
+from tests.processes.sampling_train import check_counted
 
 STEPS = 40
 GATE = 20
@@ -66,56 +66,17 @@ def test_the_others_go_on(tmp_path: Path, more: tuple[str, ...]) -> None:
         assert steps[-1]["ranks"] == "0,2"
 
 
-SAMPLES, EPOCHS = 500, 2
-SAMPLING = """
-import json, os, pathlib, sys, time
-import torch
-import luwu
-
-here, samples, epochs = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-read = here / f"read-{os.environ['RANK']}"
-while read.exists() and not (here / "again").exists():
-    time.sleep(0.01)
-luwu.init()
-torch.manual_seed(0)
-model = torch.nn.Linear(8, 8)
-luwu.fully_shard(model)
-optimizer = luwu.optim.SGD(model.parameters(), lr=1e-3)
-sampler = luwu.ElasticSampler(samples, batch_size=4, seed=1)
-luwu.attach("sampler", sampler)
-with open(read, "a") as read:
-    while True:
-        try:
-            while sampler.epoch < epochs:
-                for indices in sampler.batches():
-                    step = optimizer.next_step
-                    while step >= 60 and not (here / "go").exists():
-                        time.sleep(0.01)
-                    time.sleep(0.05)
-                    print(json.dumps([step, indices]), file=read, flush=True)
-                    model(torch.ones(4, 8)).square().mean().backward()
-                    optimizer.step()
-            luwu.finish()
-            break
-        except luwu.StepAborted:
-            pass
-"""
-
-
 @pytest.mark.feature("samples counted once, over any number of workers")
 @pytest.mark.faults(1)
 @pytest.mark.faults(4)
 def test_samples_of_a_lost_worker_are_read_again(tmp_path: Path) -> None:
     """I1, I6, I8. Goal: rank 0 is killed, left out and back, and the decided steps of each epoch
-    have each sample once. Method: each rank writes down what it reads; a step counts what its
-    ranks read for it last."""
+    have each sample once."""
     outside = Outside(tmp_path / "outside")
-    script = tmp_path / "sampling.py"
-    script.write_text(SAMPLING)
     with kill.start(
         tmp_path, "run", steps=0, restarts=0, outside=outside, workers=3,
         more_flags=("--on-worker-loss", "drop", "--drop-after", "2s", "--worker-restarts", "1"),
-        script=(str(script), str(tmp_path), str(SAMPLES), str(EPOCHS)),
+        script=("-m", "tests.processes.sampling_train", str(tmp_path)),
     ) as cluster:  # fmt: skip
         cluster.wait_for_text("node.step step=5 ", log="node")
         cluster.kill("worker", 0)
@@ -126,15 +87,7 @@ def test_samples_of_a_lost_worker_are_read_again(tmp_path: Path) -> None:
         assert cluster.wait() == 0, cluster.output
         kill.check_clean(cluster, outside)
         steps = steps_of(cluster.run_directory.events("node"))
-    read = {}
-    for rank in range(3):
-        lines = map(json.loads, (tmp_path / f"read-{rank}").read_text().splitlines())
-        read.update({(step, rank): indices for step, indices in lines})
     ranks = [parse_ranks(step["ranks"], "ranks") for step in steps]
     assert (1, 2) in ranks
     assert ranks[-1] == (0, 1, 2)
-    stream = [each for step, those in enumerate(ranks) for rank in those
-              for each in read[step, rank]]  # fmt: skip
-    for epoch in range(EPOCHS):
-        counted = Counter(stream[epoch * SAMPLES : (epoch + 1) * SAMPLES])
-        assert counted == Counter(range(SAMPLES))
+    check_counted(tmp_path, ranks)

@@ -168,7 +168,7 @@ def test_a_position_that_would_be_lost(tmp_path: Path) -> None:
         luwu.optim.SGD(model.parameters(), lr=1e-4)
         sampler = ElasticSampler(SAMPLES, 2)
         luwu.attach("sampler", sampler)
-        batches: Iterator[list[int]] = sampler.batches()
+        batches = sampler.batches()
         next(batches)
         sampler.load_state_dict({"position": 0})  # as before a lost step
         with pytest.raises(luwu.StepOrderError, match="with the batch of its first attempt"):

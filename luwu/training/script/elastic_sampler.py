@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -72,7 +72,13 @@ class ElasticSampler:
         """The epoch of the next step's first sample."""
         return self.position // self.samples
 
-    def batches(self, load: Callable[[Iterator[list[int]]], Iterable[T]] = iter) -> Iterator[T]:  # type: ignore[assignment]
+    @overload
+    def batches(self) -> Iterator[list[int]]: ...
+
+    @overload
+    def batches(self, load: Callable[[Iterator[list[int]]], Iterable[T]]) -> Iterator[T]: ...
+
+    def batches(self, load: Callable[[Iterator[list[int]]], Iterable[Any]] = iter) -> Iterator[Any]:
         """Iterate over this rank's batches up to the end of the epoch, one per step.
 
         Args:
