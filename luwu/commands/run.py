@@ -126,7 +126,7 @@ def _run_here(
 ) -> _Finished:  # fmt: skip
     """Start the processes, or the workers alone, and wait until they have ended."""
     config = resolved.config
-    served, meeting, share, found = None, None, None, _Finished()
+    served, meeting, found = None, None, _Finished()
     with stop_requests() as should_stop:
         supervisor = Supervisor(
             run_directory,
@@ -139,24 +139,23 @@ def _run_here(
         with _failure_written(run_directory, config, parsed, script), supervisor:
             if config.join is None:
                 served = _serve(supervisor, config, console)
-                connect, workers = str(run_directory.connect_file), config.workers
+                connect, share = str(run_directory.connect_file), Share.of_all(config.workers)
             else:
                 connect, connection = _join(resolved, console, should_stop)
                 config = replace(config, on_worker_loss=connection.on_worker_loss)
                 check_worker_loss(config)
                 share, meeting = _share(config, connection)
-                workers = len(share.ranks)
                 _say_joined(share, connection, run_directory, console)
             run_directory.begin()
-            threads = threads_per_worker(workers)
-            console.detail(f"{workers} workers, {threads} compute threads each (OMP_NUM_THREADS)")
+            count, threads = len(share.ranks), threads_per_worker(len(share.ranks))
+            console.detail(f"{count} workers, {threads} compute threads each (OMP_NUM_THREADS)")
             if meeting is not None:
                 console.detail(f"torchruns of {meeting.hosts} hosts meet at {meeting.endpoint}")
             if config.join is None:  # the node's counters are here
                 supervisor.progress = ProgressLine(run_directory, console)
             supervisor.train(
-                script, workers=workers, connect=connect, sink=console.pass_on, meeting=meeting,
-                restarts_max=worker_restarts(config), on_loss=config.on_worker_loss, share=share,
+                script, share=share, connect=connect, sink=console.pass_on, meeting=meeting,
+                restarts_max=worker_restarts(config), on_loss=config.on_worker_loss,
             )  # fmt: skip
             supervisor.wait()
             if served is not None:
@@ -328,14 +327,14 @@ def _share(config: RunConfig, connection: Connection) -> tuple[Share, Meeting | 
     if config.ranks is not None:
         return _own_ranks(config.ranks, connection), None
     if config.rendezvous is None:
-        return Share(tuple(range(workers)), workers), None
+        return Share.of_all(workers), None
     if workers % hosts:
         raise ConfigError(
             f"worker_hosts: {workers} workers cannot be shared evenly by {hosts} hosts; start "
             "torchrun on each host with its own --nproc-per-node and LUWU_CONNECT"
         )
     meeting = Meeting(endpoint=config.rendezvous, hosts=hosts, name=f"luwu-{connection.job}")
-    return Share(tuple(range(workers // hosts)), workers // hosts), meeting
+    return Share(tuple(range(workers // hosts)), workers), meeting
 
 
 def _own_ranks(text: str, connection: Connection) -> Share:

@@ -51,6 +51,11 @@ class Share(NamedTuple):
     world_size: int
     """Workers of the job, on all hosts."""
 
+    @classmethod
+    def of_all(cls, workers: int) -> Share:
+        """All workers of a job, on one host."""
+        return cls(tuple(range(workers)), workers)
+
     @property
     def is_all(self) -> bool:
         """True if no other host has workers."""

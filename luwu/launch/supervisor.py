@@ -146,24 +146,23 @@ class Supervisor(Closing):
         return process.endpoint
 
     def train(
-        self, script: Sequence[str], *, workers: int, connect: str | None,
+        self, script: Sequence[str], *, share: Share, connect: str | None,
         sink: Sink, alone: bool = False, threads: int | None = None,
         meeting: Meeting | None = None, restarts_max: int = 0, on_loss: str = "stop",
-        share: Share | None = None,
     ) -> None:  # fmt: skip
         """Start the workers on a script; `alone` starts one process without an agent.
 
-        `workers`: those on this host. `meeting`: where its torchrun meets those of other hosts.
-        `share`: their ranks, where other hosts have the rest and no torchrun meets.
-        `restarts_max`: times workers are started again because one was lost: all, or where
-        `on_loss` is not stop, that one. `sink` gets what rank 0 prints, if it is on this host.
+        `share`: the workers of this host. `meeting`: where its torchrun meets those of other hosts,
+        and is given ranks. `restarts_max`: times workers are started again because one was lost:
+        all, or where `on_loss` is not stop, that one. `sink` gets what rank 0 prints, if it is on
+        this host.
         """
-        share = share or Share(tuple(range(workers)), workers)
+        workers = 1 if alone else len(share.ranks)
         environ = worker_environ(
             self.run,
             self.run_id,
             connect=connect,
-            threads=threads or threads_per_worker(1 if alone else workers),
+            threads=threads or threads_per_worker(workers),
         )
         environ |= {**TORCHRUN_ENVIRON, **self.worker_environ}
         for pattern in (f"errors/{self._prefix}worker-*", f"roles/{self._prefix}worker-*"):
@@ -188,8 +187,8 @@ class Supervisor(Closing):
             ]
         self.run.keep(self.run.role(f"{self._prefix}workers.json"), {
             "schema": 1,
-            "workers": 1 if alone else workers,
-            "world_size": 1 if alone else share.world_size * (meeting.hosts if meeting else 1),
+            "workers": workers,
+            "world_size": 1 if alone else share.world_size,
             "omp_num_threads": int(environ["OMP_NUM_THREADS"]),
             "command": commands[0],
         })  # fmt: skip

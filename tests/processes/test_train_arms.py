@@ -44,8 +44,7 @@ def train(arm: str, folder: Path, *options: str) -> list[dict[str, Any]]:
         options = ("--global-workers", str(WORKERS), *options)
     else:
         run = RunDirectory(folder / f"{arm}.run")
-        share = Share(tuple(range(WORKERS)), WORKERS)
-        command = own_agent_command(run, "", share, policy="stop", restarts=0)
+        command = own_agent_command(run, "", Share.of_all(WORKERS), policy="stop", restarts=0)
     command += ["-m", "workers.train", "--arm", arm, *JOB, *options]
     command += ["--data", str(text_file(folder)), "--result", str(folder / f"{arm}.json")]
     environment = {
