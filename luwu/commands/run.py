@@ -395,8 +395,8 @@ def _check_hosts(config: RunConfig) -> None:
         raise ConfigError("rendezvous: only workers that --join a job meet those of other hosts")
     if config.ranks is not None and config.join is None:
         raise ConfigError(
-            "ranks: some of the workers of a job that already runs; start luwu up on one host, and "
-            "give the --join that it prints"
+            "ranks: this command starts all workers of its job; for some of those of another, "
+            "start luwu up on one host, and give the --join that it prints"
         )
     if config.ranks is not None and config.rendezvous is not None:
         raise ConfigError(

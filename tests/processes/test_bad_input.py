@@ -187,7 +187,7 @@ TYPED = [
     ),
     pytest.param(
         ["run", "--ranks", "0", "-m", "workers.train"],
-        ["ranks: some of the workers of a job that already runs; start luwu up on one host"],
+        ["ranks: this command starts all workers of its job; .* start luwu up on one host"],
         id="ranks-without-a-job",
     ),
     pytest.param(
