@@ -17,6 +17,7 @@ from luwu.base.json_file import read_json
 from luwu.compare.arm import SCRIPT, ArmRun, run_arm, script_arguments
 from luwu.compare.comparison import arm_document
 from luwu.estimate.job import Planned, plan_gpt
+from luwu.launch.agent import Share
 from luwu.launch.hosts.hosts import plan_hosts
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
@@ -131,7 +132,7 @@ def _compute_only(config: RunConfig, run: RunDirectory, console: Console) -> dic
     with Supervisor(run, console, prefix=f"{COMPUTE_ONLY}-") as supervisor:
         supervisor.train(
             ["-m", "benchmarks.compute_only", *script_arguments("ddp", config, result)],
-            workers=config.workers,
+            share=Share.of_all(config.workers),
             connect=None,
             sink=lambda data, is_error: None,
             threads=threads_per_worker(config.workers),

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from luwu.training.script.batches import empty_backward as empty_backward
     from luwu.training.script.batches import set_gradient_weight as set_gradient_weight
     from luwu.training.script.clipping import clip_grad_norm_ as clip_grad_norm_
+    from luwu.training.script.elastic_sampler import ElasticSampler as ElasticSampler
     from luwu.training.script.first import init_weights as init_weights
     from luwu.training.script.first import load_pretrained as load_pretrained
     from luwu.training.script.fully_shard import fully_shard as fully_shard
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
 _HOME = {
     "ConfigError": "luwu.base.errors",
     "DynamicLossScale": "luwu.training.steps.loss_scale",
+    "ElasticSampler": "luwu.training.script.elastic_sampler",
     "LuwuError": "luwu.base.errors",
     "LuwuModule": "luwu.training.script.module",
     "ReadModel": "luwu.training.reading.read_from",
@@ -119,6 +121,7 @@ _HOME = {
 __all__ = [
     "ConfigError",
     "DynamicLossScale",
+    "ElasticSampler",
     "LuwuError",
     "LuwuModule",
     "ReadModel",

@@ -8,9 +8,9 @@ the digest. `tests/unit/local_job.py` compares it with a plain loop over `torch.
                               [--again FILE]
 
 is a worker of `luwu run` that takes MS for a step, and waits before its last, or before the step
-that is given, until the gate's file is there. If it is started again, it waits for the other file
-first. It starts in a fifth of the time of one with torch, for tests of what happens to its
-processes.
+that is given, until the gate's file is there; if that names a step, it waits before that one until
+the file names a later one, or none. If it is started again, it waits for the other file first. It
+starts in a fifth of the time of one with torch, for tests of what happens to its processes.
 """
 
 from __future__ import annotations
@@ -251,11 +251,21 @@ class StepWorker(Worker):
 
     def _step(self, nic: Nic, step: int, may_cancel: bool) -> StepHandle:
         sleep(self._compute_s)
-        if self._gate is not None and step == self._gate_step:
-            wait_for(self._gate)
+        if self._gate is not None and not is_open(self._gate, self._gate_step, step):
+            print(f"light waits step={step} ", file=sys.stderr, flush=True)
+            while not is_open(self._gate, self._gate_step, step):
+                sleep(POLL_S)
         handle = super()._step(nic, step, may_cancel)
         print(f"light step={step} ", file=sys.stderr, flush=True)
         return handle
+
+
+def is_open(gate: Path, gate_step: int, step: int) -> bool:
+    """True if a step may be made."""
+    if step < gate_step:
+        return True
+    text = gate.read_text() if gate.exists() else str(gate_step)
+    return not text or step < int(text)
 
 
 def wait_for(file: Path) -> None:

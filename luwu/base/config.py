@@ -42,6 +42,7 @@ from luwu.base.parsers import (
     number,
     one_of,
     path,
+    rank_ranges,
     seconds,
     size_or_auto,
     whole,
@@ -68,6 +69,8 @@ ARM_NAMES: Final = (
 )  # fmt: skip
 ZERO_ARMS: Final = ("zero3-offload", INFINITY)
 """DeepSpeed's."""
+LOSS_POLICIES: Final = ("stop", "wait", "drop")
+"""Values of `on_worker_loss`."""
 EVERYWHERE: Final = ("compare", "run", "up")
 SERVING: Final = ("compare", "run", "up")
 TRAINING: Final = ("compare", "run")
@@ -234,7 +237,7 @@ class RunConfig:
     )  # fmt: skip
     on_worker_loss: str = _key(
         "stop",
-        one_of("stop", "wait", "drop"),
+        one_of(*LOSS_POLICIES),
         "stop|wait|drop",
         SERVING,
         "when a worker is lost: end the run, restart it while the others wait, or drop it",
@@ -253,6 +256,11 @@ class RunConfig:
         SERVING,
         "minimum number of workers; with fewer, the job waits until dropped workers return",
     )
+    workers_max: int | None = _key(
+        None, whole(1, WORLD_SIZE_MAX), "N", ("up",),
+        "number of workers that may join, in place of workers: the job begins with those that are "
+        "there drop_after after the first, at least workers_min; for on_worker_loss drop",
+    )  # fmt: skip
     drop_node_after: float = _key(
         10.0, seconds, "TIME", SERVING,
         "with replicas: continue without an optimizer node that has been missing for this long",
@@ -281,6 +289,11 @@ class RunConfig:
         1, whole(1, WORLD_SIZE_MAX), "N", ("run",),
         "number of hosts that share the workers; run the same command on each, with --join "
         "and --rendezvous",
+    )  # fmt: skip
+    ranks: str | None = _key(
+        None, rank_ranges, "0-3,6", ("run",),
+        "ranks of the workers on this host; run the command on each host, with --join and its own "
+        "ranks (for on_worker_loss wait and drop)",
     )  # fmt: skip
     rendezvous: str | None = _key(
         None, host_and_port, "HOST:PORT", ("run",),
@@ -428,6 +441,10 @@ def resolve(
         texts[name] = (text, KEYS[name].flag, f"flag {KEYS[name].flag}")
     values = {name: KEYS[name].parse(text, where) for name, (text, where, _) in texts.items()}
     origins = {name: texts[name][2] if name in texts else "default" for name in KEYS}
+    if "workers_max" in values:
+        if "workers" in values:
+            raise ConfigError("workers and workers_max: one number of ranks; leave one of them out")
+        values["workers"], origins["workers"] = values["workers_max"], origins["workers_max"]
     return Resolved(RunConfig(**values), origins)
 
 

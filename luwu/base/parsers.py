@@ -14,6 +14,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.limits import CHUNK_BYTES_STEP, PAYLOAD_BYTES_MAX
 from luwu.base.quantities import exact_size, parse_bytes, parse_ns
 from luwu.base.suggestion import suggestion
+from luwu.base.tree import parse_ranks, ranges_text
 
 Parser = Callable[[str, str], Any]
 """(text, name of the key for messages) -> value. Raises ConfigError."""
@@ -106,6 +107,14 @@ def words(text: str, name: str) -> str:
     if not text.strip():
         raise ConfigError(f"{name} is empty; give a value, or leave it out")
     return text
+
+
+def rank_ranges(text: str, name: str) -> str:
+    """Different ranks, in order: `0-3,6`."""
+    ranks = parse_ranks(text, name)
+    if len(set(ranks)) != len(ranks):
+        raise ConfigError(f"{name}: {text!r} names a rank twice; name each once")
+    return ranges_text(ranks)
 
 
 def host_and_port(text: str, name: str) -> str:

@@ -30,12 +30,12 @@ KEY_GROUPS: Final = {
     ),
     "Network": ("transport", "stripes", "aggregate", "aggregate_scale", "no_switch", "tree"),
     "Several hosts": (
-        "join", "worker_hosts", "rendezvous", "engine", "bind", "advertise", "job", "keys",
+        "join", "ranks", "worker_hosts", "rendezvous", "engine", "bind", "advertise", "job", "keys",
         "key_name", "insecure",
     ),
     "Lost processes": (
         "restarts", "worker_restarts", "on_worker_loss", "drop_after", "workers_min",
-        "drop_node_after", "fill_rate", "on_lost_steps", "connect_timeout", "grace",
+        "workers_max", "drop_node_after", "fill_rate", "on_lost_steps", "connect_timeout", "grace",
     ),
     EMULATION: (
         "link", "disk_rate", "compute_ms", "dilation", "fidelity", "slots", "hosts",

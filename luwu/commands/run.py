@@ -15,10 +15,12 @@ from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
 from luwu.base.json_file import read_json
 from luwu.base.own import found_first, needs, own_module
+from luwu.base.tree import parse_ranks
 from luwu.commands.flags import VERBOSE_FLAG, Parsed, Verb, resolve_parsed
 from luwu.commands.outcome import keep_report, write_outcome, write_resolved
 from luwu.commands.trace import check_trace, write_trace
 from luwu.join.connection import Connection, file_of, join
+from luwu.launch.agent import Share
 from luwu.launch.hosts.nodes import fold_nodes
 from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
@@ -56,8 +58,8 @@ VERB: Final = Verb(
     text="Start a switch, an optimizer node and workers that run SCRIPT. With --join, start only "
     "the workers, of a job that already runs. Arguments after SCRIPT are passed to it.",
     examples=(
-        "luwu run --workers 4 train.py --epochs 3",
-        "luwu run --memory-budget 2GiB --state big-state --resume train.py",
+        "luwu run --workers 4 --memory-budget 2GiB --resume train.py --epochs 3",
+        "luwu run --join 'tcp://10.0.0.5:7002?job=...' --ranks 4-7 train.py",
     ),
     flags=(VERBOSE_FLAG,),
     rest="script",
@@ -66,7 +68,7 @@ SERVING_KEYS: Final = (
     "aggregate", "aggregate_scale",
     "chunk", "dilation", "disk_rate", "drop_after", "drop_node_after", "duplicate", "durability",
     "fidelity", "fill_rate", "link",
-    "loss", "memory_budget", "no_switch", "on_lost_steps", "reorder",
+    "loss", "memory_budget", "no_switch", "on_lost_steps", "on_worker_loss", "reorder",
     "reshard_after_forward", "restarts", "resume", "seed", "slots", "state", "transport", "tree",
     "workers_min",
 )  # fmt: skip
@@ -137,20 +139,22 @@ def _run_here(
         with _failure_written(run_directory, config, parsed, script), supervisor:
             if config.join is None:
                 served = _serve(supervisor, config, console)
-                connect, workers = str(run_directory.connect_file), config.workers
+                connect, share = str(run_directory.connect_file), Share.of_all(config.workers)
             else:
                 connect, connection = _join(resolved, console, should_stop)
-                workers, meeting = _share(config, connection)
-                _say_joined(workers, connection, run_directory, console)
+                config = replace(config, on_worker_loss=connection.on_worker_loss)
+                check_worker_loss(config)
+                share, meeting = _share(config, connection)
+                _say_joined(share, connection, run_directory, console)
             run_directory.begin()
-            threads = threads_per_worker(workers)
-            console.detail(f"{workers} workers, {threads} compute threads each (OMP_NUM_THREADS)")
+            count, threads = len(share.ranks), threads_per_worker(len(share.ranks))
+            console.detail(f"{count} workers, {threads} compute threads each (OMP_NUM_THREADS)")
             if meeting is not None:
                 console.detail(f"torchruns of {meeting.hosts} hosts meet at {meeting.endpoint}")
             if config.join is None:  # the node's counters are here
                 supervisor.progress = ProgressLine(run_directory, console)
             supervisor.train(
-                script, workers=workers, connect=connect, sink=console.pass_on, meeting=meeting,
+                script, share=share, connect=connect, sink=console.pass_on, meeting=meeting,
                 restarts_max=worker_restarts(config), on_loss=config.on_worker_loss,
             )  # fmt: skip
             supervisor.wait()
@@ -236,10 +240,10 @@ def _written(
 
 
 def _say_joined(
-    workers: int, connection: Connection, run_directory: RunDirectory, console: Console
+    share: Share, connection: Connection, run_directory: RunDirectory, console: Console
 ) -> None:  # fmt: skip
     console.say(
-        f"luwu: {workers_text(workers)} of job {connection.job} at {connection.endpoint}; "
+        f"luwu: {workers_text(len(share.ranks))} of job {connection.job} at {connection.endpoint}; "
         f"{log_text(run_directory)}"
     )
     say_security(console, connection)
@@ -314,18 +318,37 @@ def _join(
     return str(file_of(config.join) or config.join), connection
 
 
-def _share(config: RunConfig, connection: Connection) -> tuple[int, Meeting | None]:
+def _share(config: RunConfig, connection: Connection) -> tuple[Share, Meeting | None]:
     """Workers on this host, and where its torchrun meets those of the others."""
     hosts, workers = config.worker_hosts, connection.world_size
+    if config.ranks is not None:
+        return _own_ranks(config.ranks, connection), None
     if config.rendezvous is None:
-        return workers, None
+        return Share.of_all(workers), None
     if workers % hosts:
         raise ConfigError(
             f"worker_hosts: {workers} workers cannot be shared evenly by {hosts} hosts; start "
             "torchrun on each host with its own --nproc-per-node and LUWU_CONNECT"
         )
-    name = f"luwu-{connection.job}"
-    return workers // hosts, Meeting(endpoint=config.rendezvous, hosts=hosts, name=name)
+    meeting = Meeting(endpoint=config.rendezvous, hosts=hosts, name=f"luwu-{connection.job}")
+    return Share(tuple(range(workers // hosts)), workers), meeting
+
+
+def _own_ranks(text: str, connection: Connection) -> Share:
+    """The ranks of `--ranks`, which this host starts and restarts by itself."""
+    share = Share(parse_ranks(text, "ranks"), connection.world_size)
+    if max(share.ranks) >= share.world_size:
+        raise ConfigError(
+            f"ranks: {text} asked for, but the job at {connection.endpoint} has ranks 0 to "
+            f"{share.world_size - 1}"
+        )
+    if connection.on_worker_loss == "stop" and not share.is_all:
+        raise ConfigError(
+            "ranks: with on_worker_loss stop, all workers of all hosts restart together; give "
+            "--worker-hosts and --rendezvous in place of --ranks, or start luwu up with "
+            "--on-worker-loss wait or drop"
+        )
+    return share
 
 
 def _check(resolved: Resolved, script: list[str]) -> None:
@@ -367,6 +390,15 @@ def _check_hosts(config: RunConfig) -> None:
         )
     if config.rendezvous is not None and config.join is None:
         raise ConfigError("rendezvous: only workers that --join a job meet those of other hosts")
+    if config.ranks is not None and config.join is None:
+        raise ConfigError(
+            "ranks: this command starts all workers of its job; for some of those of another, "
+            "start luwu up on one host, and give the --join that it prints"
+        )
+    if config.ranks is not None and config.rendezvous is not None:
+        raise ConfigError(
+            "ranks: torchrun chooses the ranks of hosts that meet at --rendezvous; leave one out"
+        )
 
 
 def _check_engine(config: RunConfig) -> None:

@@ -23,6 +23,7 @@ from luwu.commands.up_in_tree import (
     node_files,
     start_in_tree,
     switch_file,
+    worker_flags,
 )
 from luwu.commands.up_node import start_node
 from luwu.join.connection import Connection, file_of, write_connection
@@ -45,6 +46,7 @@ from luwu.launch.serving import (
 )
 from luwu.launch.starting import log_text, say_security, say_start, start_text, workers_text
 from luwu.launch.supervisor import POLL_S, Supervisor
+from luwu.launch.worker_loss import check_worker_loss
 
 VERB: Final = Verb(
     name="up",
@@ -248,7 +250,8 @@ def _say_how_to_join(
             start = f"luwu up --role node{keys_flag(config)} --number {known}"
         elif config.tree is not None:
             name = tree_of(config).root.name
-            start += f" --tree {config.tree} --name {name} --workers {config.workers}"
+            start += f" --tree {config.tree} --name {name}"
+        start += worker_flags(config, is_counted=config.tree is not None)
         console.say(f"join    {start} --join {file}")
         console.say(f"or      {start} --join '{connection.url()}'")
         return
@@ -257,6 +260,8 @@ def _say_how_to_join(
     console.say(f"join    {start} --join {run_directory.connect_file} SCRIPT")
     if connection.endpoint.startswith("tcp://") and not connection.leaves:
         console.say(f"or      {start} --join '{connection.url()}' SCRIPT")
+        if config.on_worker_loss != "stop":
+            console.say("        with --ranks 0-1, --ranks 2-3, ... on several hosts")
 
 
 def _check_name(resolved: Resolved, name: str) -> None:
@@ -287,6 +292,8 @@ def _check_number(config: RunConfig, role: str | None, number: int, given: str |
 def _check(config: RunConfig, role: str | None, name: str | None) -> None:
     if role not in (None, "switch", "node"):
         raise ConfigError(f"--role: {role!r} is neither switch nor node")
+    if role != "switch":  # it learns from --join how many workers there are
+        check_worker_loss(config)
     if name is not None and (role != "switch" or config.tree is None):
         raise ConfigError(
             "name: it says which switch of a tree this is; give --role switch and --tree FILE too"

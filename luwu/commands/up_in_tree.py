@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from luwu.base.config import Resolved, RunConfig
+from luwu.base.config import KEYS, Resolved, RunConfig, value_text
 from luwu.base.errors import ConfigError
 from luwu.base.tree import NODE, Place, Tree, groups_text
 from luwu.join.connection import Connection, file_of, join, write_connection
@@ -58,6 +58,20 @@ def keys_flag(config: RunConfig) -> str:
     return "" if config.keys is None else f" --keys {shlex.quote(str(config.keys))}"
 
 
+def worker_flags(config: RunConfig, *, is_counted: bool) -> str:
+    """The flags about workers that all nodes and switches of a job must have in common;
+    `is_counted`: with their number."""
+    names = ["on_worker_loss", "drop_after", "workers_min", "workers_max"]
+    if is_counted and config.workers_max is None:
+        names.insert(0, "workers")
+    given = {name: getattr(config, name) for name in names}
+    return "".join(
+        f" {KEYS[name].flag} {value_text(name, value)}"
+        for name, value in given.items()
+        if name == "workers" or value != KEYS[name].default
+    )
+
+
 def join_parent(
     resolved: Resolved, file: Path, console: Console, should_stop: Callable[[], bool]
 ) -> Connection:
@@ -71,6 +85,11 @@ def join_parent(
         raise ConfigError(
             f"workers: {config.workers} asked for, but the node at {parent.node} serves "
             f"{parent.world_size}; leave --workers out"
+        )
+    if config.on_worker_loss != parent.on_worker_loss:
+        raise ConfigError(
+            f"on_worker_loss: {config.on_worker_loss} here, but {parent.endpoint} was started with "
+            f"{parent.on_worker_loss}; give all switches and nodes the same --on-worker-loss"
         )
     return parent
 
@@ -182,8 +201,13 @@ def _say_how_to_join(
     for child in tree.below(place):
         keys = keys_flag(config)
         start = f"luwu up --role switch{keys} --tree {config.tree} --name {child.name}"
-        joins.append(f"join    {start} --workers {config.workers} --join '{connection.url()}'")
+        workers = worker_flags(config, is_counted=True)
+        joins.append(f"join    {start}{workers} --join '{connection.url()}'")
     for leaf in connection.leaves:
         where = file if is_shared else f"'{connection.url(leaf)}'"
-        joins.append(f"join    ranks {leaf.ranks}: LUWU_CONNECT={where} torchrun ... SCRIPT")
+        if config.on_worker_loss == "stop":
+            joins.append(f"join    ranks {leaf.ranks}: LUWU_CONNECT={where} torchrun ... SCRIPT")
+        else:
+            start = f"luwu run{keys_flag(config)} --join {where}"
+            joins.append(f"join    {start} --ranks {leaf.ranks} SCRIPT")
     say_joins(console, joins)

@@ -17,6 +17,7 @@ from luwu.base.own import own_module
 from luwu.base.tree import NODE
 from luwu.compare.zero import swap_directory, zero_environ
 from luwu.estimate.outcome import busy_seconds
+from luwu.launch.agent import Share
 from luwu.launch.hosts.hosts import Hosts, Plan, link_documents, make_hosts
 from luwu.launch.hosts.network import dilated_compute_ms, host_link_rate
 from luwu.launch.hosts.nodes import fold_nodes
@@ -129,7 +130,7 @@ def _train(
     swap = swap_directory(config, run) if name == INFINITY else None
     supervisor.train(
         [*script, *script_arguments(name, config, run.result(f"{name}.json"), swap)],
-        workers=config.workers,
+        share=Share.of_all(config.workers),
         connect=str(run.connect_file) if in_network else None,
         sink=by_line,
         alone=name == "single",

@@ -30,6 +30,7 @@ from luwu.base.config import INFINITY, RunConfig
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import read_json
 from luwu.base.own import needs, own_module
+from luwu.launch.agent import Share
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.supervisor import Supervisor
@@ -114,8 +115,8 @@ def _compile(
     with Supervisor(run, console, should_stop=should_stop, prefix=_PREFIX) as supervisor:
         supervisor.worker_environ = environ
         supervisor.train(
-            [*own_module("workers.zero_ops"), arm], workers=1, connect=None, alone=True, threads=1,
-            sink=lambda data, is_error: None,
+            [*own_module("workers.zero_ops"), arm], share=Share.of_all(1), connect=None,
+            alone=True, threads=1, sink=lambda data, is_error: None,
         )  # fmt: skip
         try:
             supervisor.wait()

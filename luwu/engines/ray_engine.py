@@ -64,6 +64,11 @@ class Placed:
         """The name of its files in a run directory."""
         return self.name.replace(" ", "-")
 
+    @property
+    def rank(self) -> int:
+        """That of a worker."""
+        return int(self.name.removeprefix("worker "))
+
 
 class RayEngine(Closing):
     """The processes of one run on a Ray cluster. Use it as a context manager."""
@@ -111,23 +116,38 @@ class RayEngine(Closing):
 
     def _train(self, serving: Placed, script: Sequence[str]) -> None:
         connect = self._wait_for_connection(serving)
-        restarts_left = worker_restarts(self._resolved.config)
-        while True:
-            workers = self._start_workers(script, connect)
-            try:
-                self._watch([serving, *workers], workers)
+        config = self._resolved.config
+        policy, restarts_left = config.on_worker_loss, worker_restarts(config)
+        workers = self._start_workers(script, connect, range(config.workers))
+        while (found := self._watch([serving, *workers], workers)) is not None:
+            lost, error = found
+            self._look(serving, [])
+            if serving.code == 0:  # its workers have left: nothing of the job is missing
                 break
-            except WorkerFailed as error:
-                self._look(serving, [])
-                if serving.code == 0:  # its workers have left: nothing of the job is missing
-                    break
-                if restarts_left == 0:
-                    raise
+            again = workers if policy == "stop" else [lost]
+            others = [worker for worker in workers if worker not in again]
+            first = str(error).partition("\n")[0]
+            if restarts_left:
                 restarts_left -= 1
-                first = str(error).partition("\n")[0]
-                self._console.say(f"{first}; all workers are started again, {restarts_left} left")
-                for worker in workers:
-                    self._stop(worker)
+                which = "all workers are" if policy == "stop" else "it is"
+                self._console.say(f"{first}; {which} started again, {restarts_left} left")
+            elif policy == "drop" and others:
+                self._console.say(f"{first}; the others go on without it")
+                again = []
+                self._stop(lost)
+            else:
+                raise error
+            for worker in again:
+                self._stop(worker)
+            ranks = [worker.rank for worker in again]
+            try:
+                workers = [*others, *self._start_workers(script, connect, ranks)]
+            except ConnectionFailed as missing:  # Ray has no place for it
+                if policy != "drop" or not others:
+                    raise
+                self._console.say(f"{missing}; the others go on without it")
+                self._stop(self._placed[-1])
+                workers = others
         self._watch([serving], [serving], limit_s=ENDING_S)
 
     # ---------------------------------------------------------------------- placing
@@ -212,25 +232,27 @@ class RayEngine(Closing):
                 )
             sleep(POLL_S)
 
-    def _start_workers(self, script: Sequence[str], connect: str) -> list[Placed]:
+    def _start_workers(
+        self, script: Sequence[str], connect: str, ranks: Sequence[int]
+    ) -> list[Placed]:
         config = self._resolved.config
-        count = config.workers
         threads = int(_environ()["OMP_NUM_THREADS"])
+        count = len(ranks)
         self._console.detail(f"{count} workers, {threads} compute threads each (OMP_NUM_THREADS)")
         named = list(script)
         if named[0] != "-m":
             named[0] = str(Path(named[0]).absolute())
-        workers = self._place([f"worker {rank}" for rank in range(count)], threads)
-        for rank, worker in enumerate(workers):
+        workers = self._place([f"worker {rank}" for rank in ranks], threads)
+        for worker in workers:
             folder = self._ask(worker, worker.actor.folder.remote())
             environ = {
                 **_environ(), **key_environ(config), "LUWU_CONNECT": connect,
-                "RANK": str(rank), "WORLD_SIZE": str(count),
+                "RANK": str(worker.rank), "WORLD_SIZE": str(config.workers),
                 "LUWU_EVENTS": f"{folder}/events", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
             }  # fmt: skip
             starting = worker.actor.start.remote(
                 worker.process, "luwu.launch.entry", [folder, "", *named], environ,
-                with_streams=rank == 0,
+                with_streams=worker.rank == 0,
             )  # fmt: skip
             self._ask(worker, starting)
             self._run.error(worker.process).unlink(missing_ok=True)
@@ -240,16 +262,21 @@ class RayEngine(Closing):
 
     def _watch(
         self, watched: Sequence[Placed], awaited: Sequence[Placed], limit_s: float | None = None
-    ) -> None:
-        """Return when all that are awaited have ended well. Raises what went wrong."""
+    ) -> tuple[Placed, WorkerFailed] | None:
+        """Return when all that are awaited have ended well, or a worker was lost: which, and how.
+        Raises what else went wrong."""
         end_ns = None if limit_s is None else SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
         while any(each.code is None for each in awaited):
             for each in watched:
                 if each.code is None:
-                    self._look(each, awaited)
+                    try:
+                        self._look(each, awaited)
+                    except WorkerFailed as error:
+                        return each, error
             if end_ns is not None and SYSTEM_CLOCK.now_ns() > end_ns:
                 raise DeadlineError(f"{awaited[0].name} did not end within {limit_s:.0f} s")
             sleep(POLL_S)
+        return None
 
     def _look(self, placed: Placed, workers: Sequence[Placed]) -> None:
         if self._should_stop():
@@ -278,7 +305,7 @@ class RayEngine(Closing):
             role = self._run.role(f"{placed.process}.json")
             self._fetch(placed, f"roles/{placed.process}.json", role)
             code = placed.code if placed.code <= SIGNALLED else SIGNALLED - placed.code
-            raise lost_worker(self._run, workers.index(placed), code, "")
+            raise lost_worker(self._run, placed.rank, code, "")
         raise worker_failure(self._run, "", placed.code)
 
     def _fetch(self, placed: Placed, name: str, file: Path) -> None:

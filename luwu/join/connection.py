@@ -4,7 +4,8 @@
      "node": "tcp://10.0.0.5:41877", "switch": "tcp://10.0.0.6:40001", "chunk_bytes": 1048576,
      "reshard_after_forward": null, "prefetch_units": 2, "connect_timeout_s": 60, "grace_s": 600,
      "arena_bytes": 0, "stripes": 1, "retry": null, "aggregate": "float32", "tree": "",
-     "leaves": [], "optimizer_nodes": 1, "more_nodes": [], "insecure": false}
+     "leaves": [], "optimizer_nodes": 1, "more_nodes": [], "on_worker_loss": "stop",
+     "insecure": false}
 
 An endpoint with a key, `tcp://KEY@HOST:PORT`, is encrypted and pins the public key of who listens
 there. A tcp endpoint off loopback without one is refused unless `insecure` says that it was meant.
@@ -32,6 +33,7 @@ from typing import Any, Final
 
 from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.config import LOSS_POLICIES
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
 from luwu.base.job_spec import JobSpec, document_of, from_document, read_again
 from luwu.base.json_file import read_json, write_json
@@ -85,6 +87,8 @@ class Connection(JobSpec):
     """Nodes that the pages are striped over; `node` is the first."""
     more_nodes: tuple[str, ...] = ()
     """Endpoints of the nodes after the first, as far as they are started: for who starts next."""
+    on_worker_loss: str = LOSS_POLICIES[0]
+    """What becomes of the job when a worker is lost."""
 
     @property
     def security(self) -> str:
@@ -156,8 +160,9 @@ class Connection(JobSpec):
             asked["retry"] = ",".join(map(str, self.retry.document().values()))
         if self.insecure:
             asked["insecure"] = "true"
-        if self.aggregate != FLOAT32:
-            asked["aggregate"] = self.aggregate
+        for name in ("aggregate", "on_worker_loss"):
+            if getattr(self, name) != _DEFAULTS[name]:
+                asked[name] = getattr(self, name)
         if self.reshard_after_forward is not None:
             asked["reshard_after_forward"] = str(self.reshard_after_forward).lower()
         if self.tree:
@@ -274,7 +279,7 @@ def parse_url(url: str) -> Connection:
     if "ranks" in asked:
         document["leaves"] = [{"ranks": asked.pop("ranks"), "endpoint": endpoint}]
     for name, text in asked.items():
-        if name in ("aggregate", "tree"):
+        if name in ("aggregate", "on_worker_loss", "tree"):
             document[name] = text
         elif name == "more_nodes":
             document[name] = _BETWEEN_NODES.split(text)
@@ -336,6 +341,11 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     aggregate = document.get("aggregate", FLOAT32)
     if not isinstance(aggregate, str) or not 0 < len(aggregate) <= AGGREGATE_CHARS_MAX:
         raise ConfigError(f"{where}: aggregate is {aggregate!r:.60}, no aggregator's name")
+    policy = document.get("on_worker_loss", LOSS_POLICIES[0])
+    if policy not in LOSS_POLICIES:
+        raise ConfigError(
+            f"{where}: on_worker_loss is {policy!r:.60}, not one of {', '.join(LOSS_POLICIES)}"
+        )
     if document.get("reshard_after_forward") not in (None, True, False):
         raise ConfigError(f"{where}: reshard_after_forward is neither true, false nor null")
     if not isinstance(document.get("insecure", False), bool):

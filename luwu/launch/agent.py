@@ -1,13 +1,13 @@
 """Starts the workers of one host, and starts them again.
 
-    python -m luwu.launch.agent --workers N --policy stop|wait|drop --restarts K --run-dir DIR
-                                --prefix P COMMAND ...
+    python -m luwu.launch.agent --ranks 0-3 --world-size N --policy stop|wait|drop --restarts K
+                                --run-dir DIR --prefix P COMMAND ...
 
-In torchrun's place, which is for several hosts: it imports torch before it starts a worker, and
-ends all workers when one is lost. Each worker gets the variables of the environment that torchrun
-gives (RANK, WORLD_SIZE, ...). Those by which processes of torch.distributed meet are there where a
-lost worker ends the others; a process group cannot outlive one of its processes. A worker that ends
-well is done. Any other end is a loss:
+In torchrun's place: it imports torch before it starts a worker, and ends all workers, on all hosts,
+when one is lost. The ranks of this host may be some of the job's (`Share`). Each worker gets the
+variables of the environment that torchrun gives (RANK, WORLD_SIZE, ...). Those by which processes
+of torch.distributed meet are there where a lost worker ends the others; a process group cannot
+outlive one of its processes. A worker that ends well is done. Any other end is a loss:
 
     stop    all are stopped, and started again while restarts are left
     wait    it is started again while restarts are left, and then all are stopped
@@ -29,9 +29,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from luwu.base.clock import sleep, unix_ns
+from luwu.base.tree import parse_ranks, ranges_text
 from luwu.launch.processes.children import exit_text
 from luwu.launch.processes.run_directory import RunDirectory
 
@@ -41,6 +42,24 @@ _FINAL_CODES = (2, 3, 5)
 _POLL_S = 0.02
 _STOP_PATIENCE_S = 0.5
 _LOST_CODE = 4
+
+
+class Share(NamedTuple):
+    """The workers of a job that one host starts."""
+
+    ranks: tuple[int, ...]
+    world_size: int
+    """Workers of the job, on all hosts."""
+
+    @classmethod
+    def of_all(cls, workers: int) -> Share:
+        """All workers of a job, on one host."""
+        return cls(tuple(range(workers)), workers)
+
+    @property
+    def is_all(self) -> bool:
+        """True if no other host has workers."""
+        return len(self.ranks) == self.world_size
 
 
 @dataclass(slots=True, eq=False)
@@ -55,15 +74,15 @@ class Agent:
     """See the module."""
 
     def __init__(
-        self, command: Sequence[str], *, workers: int, policy: str, restarts: int,
+        self, command: Sequence[str], *, share: Share, policy: str, restarts: int,
         run: RunDirectory, prefix: str,
     ) -> None:  # fmt: skip
-        self._command, self._workers_count = list(command), workers
+        self._command, self._share = list(command), share
         self._policy, self._restarts_left = policy, restarts
         self._run, self._prefix = run, prefix
         self._restarts_count, self._restarts_max = 0, restarts
         self._port = free_port() if policy == "stop" else None
-        self._workers = [_Worker(rank, self._start(rank)) for rank in range(workers)]
+        self._workers = self._start_all()
 
     def run(self) -> int:
         """Until all workers are done, lost for good or stopped; the exit code."""
@@ -121,11 +140,13 @@ class Agent:
         self._restarts_count += 1
         self._say(f"{how}; all workers are started again, {self._restarts_left} restarts left")
         self._port = free_port()
-        self._workers = [_Worker(rank, self._start(rank)) for rank in range(self._workers_count)]
+        self._workers = self._start_all()
         return 0
 
     def _explain(self, worker: _Worker, text: str) -> None:
         """Say why all ended, in the place of a worker that could not."""
+        if not self._share.is_all:
+            text += "; start this command again, and its ranks take part again"
         name = f"{self._prefix}worker-{worker.rank}"
         document = {
             "schema": 1, "role": "worker", "rank": worker.rank, "pid": worker.process.pid,
@@ -134,14 +155,16 @@ class Agent:
         }  # fmt: skip
         self._run.keep(self._run.error(name), document)
 
+    def _start_all(self) -> list[_Worker]:
+        return [_Worker(rank, self._start(rank)) for rank in self._share.ranks]
+
     def _start(self, rank: int) -> subprocess.Popen[bytes]:
         environ = {
             **os.environ,
             "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "GROUP_RANK": "0",
-            "WORLD_SIZE": str(self._workers_count),
-            "LOCAL_WORLD_SIZE": str(self._workers_count),
+            "LOCAL_RANK": str(self._share.ranks.index(rank)),
+            "WORLD_SIZE": str(self._share.world_size),
+            "LOCAL_WORLD_SIZE": str(len(self._share.ranks)),
         }
         if self._port is not None:
             environ |= self._meeting_environ(rank)
@@ -153,10 +176,11 @@ class Agent:
         return {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._port),
+            "GROUP_RANK": "0",
             "GROUP_WORLD_SIZE": "1",
             "ROLE_NAME": "default",
             "ROLE_RANK": str(rank),
-            "ROLE_WORLD_SIZE": str(self._workers_count),
+            "ROLE_WORLD_SIZE": str(self._share.world_size),
             "TORCHELASTIC_MAX_RESTARTS": str(self._restarts_max),
             "TORCHELASTIC_RESTART_COUNT": str(self._restarts_count),
             "TORCHELASTIC_RUN_ID": self._run.path.name,
@@ -190,20 +214,21 @@ def free_port() -> int:
 
 
 def own_agent_command(
-    run: RunDirectory, prefix: str, *, workers: int, policy: str, restarts: int
+    run: RunDirectory, prefix: str, share: Share, *, policy: str, restarts: int
 ) -> list[str]:
     """The command line of an agent, without that of its workers."""
     return [
-        sys.executable, "-m", "luwu.launch.agent", "--workers", str(workers), "--policy", policy,
-        "--restarts", str(restarts), "--run-dir", str(run.path), "--prefix", prefix,
-        sys.executable,
+        sys.executable, "-m", "luwu.launch.agent", "--ranks", ranges_text(share.ranks),
+        "--world-size", str(share.world_size), "--policy", policy, "--restarts", str(restarts),
+        "--run-dir", str(run.path), "--prefix", prefix, sys.executable,
     ]  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start and watch; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m luwu.launch.agent", allow_abbrev=False)
-    parser.add_argument("--workers", type=int, required=True)
+    parser.add_argument("--ranks", required=True)
+    parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument("--policy", choices=("stop", "wait", "drop"), required=True)
     parser.add_argument("--restarts", type=int, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
@@ -211,8 +236,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     asked = parser.parse_args(arguments)
     agent = Agent(
-        asked.command, workers=asked.workers, policy=asked.policy, restarts=asked.restarts,
-        run=RunDirectory(asked.run_dir), prefix=asked.prefix,
+        asked.command, share=Share(parse_ranks(asked.ranks, "--ranks"), asked.world_size),
+        policy=asked.policy, restarts=asked.restarts, run=RunDirectory(asked.run_dir),
+        prefix=asked.prefix,
     )  # fmt: skip
     return agent.run()
 

@@ -559,6 +559,7 @@ def connection_of(
         tree="" if config.tree is None else groups_text(tree_of(config)),
         optimizer_nodes=config.optimizer_nodes,
         replicas=config.replicas,
+        on_worker_loss=config.on_worker_loss,
         insecure=config.insecure,
     )
 

@@ -29,7 +29,7 @@ from luwu.base.errors import (
     StateError,
 )
 from luwu.base.json_file import read_json, remove_partial
-from luwu.launch.agent import SAYS, own_agent_command
+from luwu.launch.agent import SAYS, Share, own_agent_command
 from luwu.launch.attendance import Attendance
 from luwu.launch.hosts.hosts import Hosts
 from luwu.launch.hosts.nodes import Replicas, is_node, kind_of
@@ -146,21 +146,23 @@ class Supervisor(Closing):
         return process.endpoint
 
     def train(
-        self, script: Sequence[str], *, workers: int, connect: str | None,
+        self, script: Sequence[str], *, share: Share, connect: str | None,
         sink: Sink, alone: bool = False, threads: int | None = None,
         meeting: Meeting | None = None, restarts_max: int = 0, on_loss: str = "stop",
     ) -> None:  # fmt: skip
         """Start the workers on a script; `alone` starts one process without an agent.
 
-        `workers`: those on this host. `meeting`: where its torchrun meets those of other hosts.
-        `restarts_max`: times workers are started again because one was lost: all, or where
-        `on_loss` is not stop, that one. `sink` gets what rank 0 prints, if it is on this host.
+        `share`: the workers of this host. `meeting`: where its torchrun meets those of other hosts,
+        and is given ranks. `restarts_max`: times workers are started again because one was lost:
+        all, or where `on_loss` is not stop, that one. `sink` gets what rank 0 prints, if it is on
+        this host.
         """
+        workers = 1 if alone else len(share.ranks)
         environ = worker_environ(
             self.run,
             self.run_id,
             connect=connect,
-            threads=threads or threads_per_worker(1 if alone else workers),
+            threads=threads or threads_per_worker(workers),
         )
         environ |= {**TORCHRUN_ENVIRON, **self.worker_environ}
         for pattern in (f"errors/{self._prefix}worker-*", f"roles/{self._prefix}worker-*"):
@@ -174,7 +176,7 @@ class Supervisor(Closing):
             starter = torchrun_command(self.run, workers, meeting, restarts_max)
         elif not alone:
             starter = own_agent_command(
-                self.run, self._prefix, workers=workers, policy=on_loss, restarts=restarts_max
+                self.run, self._prefix, share, policy=on_loss, restarts=restarts_max
             )
         commands = [guarded_command(self.run, self.run_id, self._prefix, script, starter)]
         if self.hosts is not None and not alone:
@@ -185,8 +187,8 @@ class Supervisor(Closing):
             ]
         self.run.keep(self.run.role(f"{self._prefix}workers.json"), {
             "schema": 1,
-            "workers": 1 if alone else workers,
-            "world_size": 1 if alone else workers * (meeting.hosts if meeting else 1),
+            "workers": workers,
+            "world_size": 1 if alone else share.world_size,
             "omp_num_threads": int(environ["OMP_NUM_THREADS"]),
             "command": commands[0],
         })  # fmt: skip

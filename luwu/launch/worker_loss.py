@@ -41,15 +41,19 @@ def check_worker_loss(config: RunConfig) -> None:
             f"workers_min: {config.workers_min} is more than the {config.workers} workers there "
             "are; the job would wait from the first loss on, as with --on-worker-loss wait"
         )
+    if config.workers_max is not None and policy != "drop":
+        raise ConfigError(
+            f"workers_max: on_worker_loss is {policy}, with which the job waits for all workers; "
+            "give --on-worker-loss drop too, or --workers in place of --workers-max"
+        )
     if policy == "stop":
         return
-    for name, is_given in (
-        ("hosts", config.hosts is not None),
-        ("worker_hosts", config.worker_hosts > 1),
-        ("engine", config.engine != "local"),
+    for flag, is_given, advice in (
+        ("--hosts", config.hosts is not None, "use stop"),
+        ("--rendezvous", config.rendezvous is not None, "give each host its --ranks instead"),
     ):
         if is_given:
             raise ConfigError(
-                f"on_worker_loss: {policy} needs the workers of the job to be started by this "
-                f"command, and with --{name.replace('_', '-')} another starts them; use stop"
+                f"on_worker_loss: {policy} needs a lost worker to be restarted alone, and with "
+                f"{flag} another program restarts them all; {advice}"
             )

@@ -191,6 +191,11 @@ class Nic(Closing):
         """True if the network had weights when we joined, or when an attempt was last aborted."""
         return self._mailbox.joined is not None and self._mailbox.joined.loaded
 
+    @property
+    def counted(self) -> int:
+        """Bitmap of the ranks that count in the attempt; if left out, of its last one."""
+        return self._core.membership.counted
+
     def load(self, chunks: Iterable[tuple[int, memoryview]]) -> None:
         """Send initial float32 weights, chunk by chunk; blocks until all are received."""
         under_way: deque[Handle] = deque()

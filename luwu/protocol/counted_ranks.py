@@ -23,10 +23,15 @@ class Change(NamedTuple):
 class CountedRanks:
     """Bitmaps of ranks, as the child reports them."""
 
-    def __init__(self, outbox: Outbox, ranks: int, ranks_min: int | None) -> None:
+    def __init__(
+        self, outbox: Outbox, ranks: int, ranks_min: int | None, *, grows: bool = False
+    ) -> None:
         """`ranks`: all of the job. `ranks_min`: the job goes on as long as so many are left; None:
-        it waits for ranks that are lost."""
+        it waits for ranks that are lost. `grows`: it does not wait for ranks that never came."""
         self._outbox, self._ranks, self._ranks_min = outbox, ranks, ranks_min
+        self._grows = grows
+        self._new = ranks if grows else 0
+        """Ranks that never came, if they are not waited for."""
         self.wanted = ranks
         """Those that are to count in the next attempt."""
         self._present = ranks
@@ -37,7 +42,7 @@ class CountedRanks:
 
     def run_goes_on(self) -> None:
         """The state is that of this run: all ranks were present once."""
-        self._ever_present = self._ranks
+        self._ever_present, self._new = self._ranks, 0
 
     def report(self, present: int, roll: tuple[int, int]) -> None:
         """The child reports which ranks are present; an older report does not undo a later one."""
@@ -48,7 +53,8 @@ class CountedRanks:
     def change(self) -> Change | None:
         """Go on without ranks that are lost, or with those that are back, in a new attempt."""
         least = self._ranks_min
-        present = (self._present | ~self._ever_present) & self._ranks
+        awaited = 0 if self._grows else ~self._ever_present
+        present = (self._present | awaited) & self._ranks
         if least is None or present == self.wanted:
             return None
         if present.bit_count() < least:
@@ -57,7 +63,11 @@ class CountedRanks:
             self._outbox.note(name, level="WARNING", ranks=present_text, least=least)
             return None
         lost, back = self.wanted & ~present, present & ~self.wanted
-        changes = [f"ranks {ranks_text([lost])} are lost"] if lost else []
-        changes += [f"ranks {ranks_text([back])} are back"] if back else []
+        new, self._new = self._new, self._new & ~present
+        kinds = {
+            "are lost": lost & ~new, "are not there yet": lost & new,
+            "are back": back & ~new, "have joined": back & new,
+        }  # fmt: skip
+        changes = [f"ranks {ranks_text([found])} {text}" for text, found in kinds.items() if found]
         self.wanted = present
         return Change(" and ".join(changes), lost)

@@ -116,6 +116,7 @@ def make_node_shell(
             raw_bytes_max=spec.arena_bytes // 4 or None,
             receipts_may_wait=True,
             ranks_min=spec.ranks_min,
+            ranks_grow=spec.ranks_grow,
             redoes=spec.redoes,
         ),
     )

@@ -28,6 +28,8 @@ class NodeSpec(RoleSpec):
     resume: bool = False
     ranks_min: int | None = None
     """The job continues without lost workers while so many are left; None: it waits."""
+    ranks_grow: bool = False
+    """The job begins without workers that are not there yet."""
     redoes: bool = False
     """Recompute decided steps that the state lacks and members know of."""
     disk_bytes_per_s: float | None = None

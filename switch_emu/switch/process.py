@@ -72,6 +72,8 @@ class SwitchSpec(RoleSpec):
     """Pages that are copied to one that lost its state, per second; None: it stays left out."""
     ranks_min: int | None = None
     """The job continues without lost workers while so many are left; of several optimizer nodes."""
+    ranks_grow: bool = False
+    """It begins without workers that are not there yet; of several optimizer nodes."""
     only_forwards: bool = False
     """True if it neither sums nor multicasts: the node is a parameter server."""
 
@@ -232,7 +234,7 @@ def _limits(spec: SwitchSpec) -> SwitchLimits:
         extent_chunks=spec.extent_chunks, patience_ns=patience_ns(spec.drop_after_s),
         cache_bytes_max=spec.cache_bytes_max, slots_are_awaited=spec.drop_after_s is None,
         node_patience_ns=patience_ns(spec.drop_node_after_s), ranks_min=spec.ranks_min,
-        fill_bytes_per_s=spec.fill_bytes_per_s,
+        ranks_grow=spec.ranks_grow, fill_bytes_per_s=spec.fill_bytes_per_s,
     )  # fmt: skip
     return with_slots(
         limits, spec.fidelity, spec.slots, child_count=len(spec.children),

@@ -94,13 +94,14 @@ class Command:
         return code
 
     def wait_for(
-        self, pattern: str, limit_s: float = 120.0, *, of: Literal["out", "err"] = "err"
+        self, pattern: str, limit_s: float = 120.0, *, of: Literal["out", "err"] | Path = "err"
     ) -> re.Match[str]:
-        """The first match in its standard error. Fails if it ends, or `limit_s` is over, first."""
+        """The first match in its standard error, or a log. Fails if it ends, or `limit_s` is over,
+        first."""
         end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
         while True:
             has_ended = self.process.poll() is not None
-            text = self.err if of == "err" else self.out
+            text = self.err if of == "err" else self.out if of == "out" else _text(of)
             found = re.search(pattern, text, flags=re.MULTILINE)
             if found is not None:
                 return found
@@ -115,6 +116,10 @@ class Command:
 
     def __str__(self) -> str:
         return " ".join(self.arguments)
+
+
+def _text(file: Path) -> str:
+    return file.read_text(errors="replace") if file.exists() else ""
 
 
 class Terminal:

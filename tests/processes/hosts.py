@@ -71,6 +71,14 @@ class Hosts:
         except OSError:
             return False  # it has ended
 
+    def cut(self, index: int) -> None:
+        """Cut a host off from the others."""
+        self._ip(self.centre, f"link set to{index} down")
+
+    def heal(self, index: int) -> None:
+        """Connect it again."""
+        self._ip(self.centre, f"link set to{index} up")
+
     def close(self) -> None:
         """Let the namespaces go."""
         for holder in reversed(self._holders):

@@ -29,6 +29,7 @@ SECONDS_MAX = 90.0
 
 STATE = "state"
 RUNS = "luwu-runs"
+URL = "tcp://127.0.0.1:9?job=1&world_size=2&chunk_bytes=16384"
 
 
 @pytest.fixture
@@ -185,6 +186,44 @@ TYPED = [
         id="rendezvous-without-port",
     ),
     pytest.param(
+        ["run", "--ranks", "0", "-m", "workers.train"],
+        ["ranks: this command starts all workers of its job; .* start luwu up on one host"],
+        id="ranks-without-a-job",
+    ),
+    pytest.param(
+        ["run", "--join", URL, "--ranks", "0", "-m", "workers.train"],
+        ["ranks: with on_worker_loss stop, all workers of all hosts restart together"],
+        id="ranks-of-a-job-that-ends-with-a-worker",
+    ),
+    pytest.param(
+        ["run", "--join", f"{URL}&on_worker_loss=drop", "--ranks", "1-2", "-m", "workers.train"],
+        ["ranks: 1-2 asked for, but the job at tcp://127.0.0.1:9 has ranks 0 to 1"],
+        id="ranks-beyond-the-job",
+    ),
+    pytest.param(
+        ["run", "--join", "nowhere", "--on-worker-loss", "drop", "-m", "workers.train"],
+        [r"on_worker_loss \(flag --on-worker-loss\) is a setting of the switch and the node"],
+        id="policy-of-a-job-that-runs",
+    ),
+    pytest.param(
+        [
+            "run", "--join", f"{URL}&on_worker_loss=drop", "--worker-hosts", "2",
+            "--rendezvous", "127.0.0.1:29400", "-m", "workers.train",
+        ],
+        ["with --rendezvous another program restarts them all; give each host its --ranks instead"],
+        id="torchrun-of-a-job-that-drops-workers",
+    ),
+    pytest.param(
+        ["up", "--role", "switch", "--join", f"{URL}&on_worker_loss=drop"],
+        ["on_worker_loss: stop here, but tcp://127.0.0.1:9 was started with drop"],
+        id="policies-that-differ",
+    ),
+    pytest.param(
+        ["up", "--workers-max", "3", "--on-worker-loss", "wait"],
+        ["workers_max: on_worker_loss is wait, with which the job waits for all workers"],
+        id="workers-that-are-waited-for",
+    ),
+    pytest.param(
         ["up", "--role", "switch", "--join", "nowhere", "--job", "3"],
         ["job: the switch learns it from --join; give --job to the node alone"],
         id="job-at-the-switch",
@@ -229,7 +268,7 @@ def test_bad_input_typed_into_a_terminal(shell: Terminal) -> None:
 
 @pytest.mark.parametrize(("arguments", "said"), TYPED)
 def test_bad_input_typed(typed_here: Typed, arguments: list[str], said: list[str]) -> None:
-    leaves = (RUNS,) if arguments[0] == "up" else ()
+    leaves = (RUNS,) if arguments[0] == "up" or URL in str(arguments) else ()
     typed_here(*arguments, said=said, leaves=leaves)
 
 

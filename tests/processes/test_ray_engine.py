@@ -69,6 +69,7 @@ def digest(run: Path) -> str:
     return str(json.loads((run / "results" / "node.json").read_text())["weights_digest"])
 
 
+@pytest.mark.feature("a lost worker under Ray")
 def test_ray_gives_the_same_weights(shell: Terminal, cluster: str, tmp_path: Path) -> None:
     """I1, I3, I8. Goal: the weights of plain torch, though a worker is killed: all begin again,
     and the lost step is replayed."""
@@ -112,6 +113,30 @@ def worker_process(rank: int) -> tuple[int, int]:
         if is_ours and is_worker and found.get(b"RANK") == str(rank).encode():
             return int(environ.parent.name), int(found[b"RAY_RAYLET_PID"])
     raise AssertionError(f"there is no worker {rank}")
+
+
+@pytest.mark.slow
+@pytest.mark.feature("a lost worker under Ray")
+@pytest.mark.parametrize("policy", ["wait", "drop"])
+def test_ray_restarts_a_lost_worker_alone(
+    policy: str, shell: Terminal, cluster: str, tmp_path: Path
+) -> None:
+    """I1, I3, I8. Goal: the worker that was killed is restarted while the other one waits; without
+    restarts, it is left out."""
+    flags = ("--worker-restarts", "1") if policy == "wait" else ("--drop-after", "1s")
+    run = start(
+        shell, cluster, "--state", "state", "--on-worker-loss", policy, *flags,
+        *job("--compute-ms", "600"),
+    )  # fmt: skip
+    kill_worker_after(run, shell, " step=2 ")
+    assert run.wait(WAIT_S) == 0, run.err
+    assert f"step={STEPS - 1} " in run.err
+    if policy == "drop":
+        assert "the others go on without it" in run.err
+        assert digest(tmp_path / "run") != light_digest(STEPS)
+    else:
+        assert "it is started again, 0 left" in run.err
+        assert digest(tmp_path / "run") == light_digest(STEPS)
 
 
 @pytest.mark.slow

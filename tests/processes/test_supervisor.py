@@ -17,6 +17,7 @@ from luwu.base.errors import ConfigError, Interrupted, LuwuError, WorkerFailed
 from luwu.base.process_memory import private_bytes
 from luwu.base.tree import one_switch
 from luwu.launch import supervisor as supervisor_module
+from luwu.launch.agent import Share
 from luwu.launch.processes.allocator import SWITCH_TUNABLES
 from luwu.launch.processes.children import Child, is_alive
 from luwu.launch.processes.console import Console
@@ -53,7 +54,7 @@ def script(tmp_path: Path, text: str) -> str:
 def start(supervisor: Supervisor, path: str, *, lines: list[str] | None = None) -> None:
     """One worker without torchrun, which takes seconds to start."""
     collect = (lambda line: None) if lines is None else lines.append
-    supervisor.train([path], workers=1, connect=None, sink=ByLine(collect), alone=True)
+    supervisor.train([path], share=Share.of_all(1), connect=None, sink=ByLine(collect), alone=True)
 
 
 def poll_until(supervisor: Supervisor, role: str, *, but: int = 0, limit_s: float = 30) -> int:
@@ -88,7 +89,7 @@ def test_a_script_runs_as_itself(supervisor: Supervisor, tmp_path: Path) -> None
     )
     lines: list[str] = []
     sink = ByLine(lines.append)
-    supervisor.train([path, "--x", "1"], workers=1, connect=None, sink=sink, alone=True)
+    supervisor.train([path, "--x", "1"], share=Share.of_all(1), connect=None, sink=sink, alone=True)
     supervisor.wait()
     assert lines == ["__main__ ['--x', '1'] 5"]
 

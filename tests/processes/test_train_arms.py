@@ -18,7 +18,7 @@ import torch
 
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import StepAborted
-from luwu.launch.agent import own_agent_command
+from luwu.launch.agent import Share, own_agent_command
 from luwu.launch.processes.run_directory import RunDirectory
 from tests.processes.jobs import text_file
 from workers.arms import SingleArm
@@ -44,7 +44,7 @@ def train(arm: str, folder: Path, *options: str) -> list[dict[str, Any]]:
         options = ("--global-workers", str(WORKERS), *options)
     else:
         run = RunDirectory(folder / f"{arm}.run")
-        command = own_agent_command(run, "", workers=WORKERS, policy="stop", restarts=0)
+        command = own_agent_command(run, "", Share.of_all(WORKERS), policy="stop", restarts=0)
     command += ["-m", "workers.train", "--arm", arm, *JOB, *options]
     command += ["--data", str(text_file(folder)), "--result", str(folder / f"{arm}.json")]
     environment = {

@@ -168,14 +168,13 @@ class Job:
     @property
     def limits(self) -> SwitchLimits:
         """What the switch may hold, at the job's fidelity."""
-        ranks_min = self.node_limits.ranks_min
+        node = self.node_limits
+        limits = replace(self.switch_limits, ranks_min=node.ranks_min, ranks_grow=node.ranks_grow)
         if self.slot_count is None:
-            return replace(
-                self.switch_limits, extent_chunks=self.layout.extent_chunks, ranks_min=ranks_min
-            )
+            return replace(limits, extent_chunks=self.layout.extent_chunks)
         assert self.layout.extent_chunks == 1, "a fixed slot holds one chunk"
         slots = PoolRange(slot_count=self.slot_count, slot_bytes=self.layout.chunk_bytes)
-        return replace(self.switch_limits, slots=slots, ranks_min=ranks_min)
+        return replace(limits, slots=slots)
 
     @property
     def limits_of_node(self) -> NodeLimits:

@@ -86,6 +86,8 @@ class Options:
     """The job goes on without ranks that are lost."""
     ranks_min: int = 1
     """As long as so many are left."""
+    grows: bool = False
+    """It begins without ranks that are not there yet."""
     redoes: bool = False
     """The operator lets the job make decided steps again that are lost."""
     extent_chunks: int = 1
@@ -128,7 +130,8 @@ class Options:
             ),
             node_limits=replace(
                 SMALL_NODE, sum_bytes_max=self.sum_bytes_max,
-                ranks_min=self.ranks_min if self.drops else None, redoes=self.redoes,
+                ranks_min=self.ranks_min if self.drops else None, ranks_grow=self.grows,
+                redoes=self.redoes,
                 receipts_may_wait=True,
             ),
             slot_count=self.slot_count,

@@ -43,6 +43,19 @@ def test_a_rank_that_comes_back_counts_again(kind: type[Crash | Stall]) -> None:
     assert made_by[-1] == 0b111
 
 
+@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize("node_count", [1, 2])
+def test_a_rank_that_starts_late(node_count: int, grows: bool) -> None:
+    """I1, I6. Goal: the job waits for a rank that never came, or begins without it and counts it
+    from when it is there."""
+    late = Crash(at_ms=0, for_ms=1500, who="worker 2")
+    options = replace(OPTIONS, steps=60, grows=grows, node_count=node_count)
+    ledger = run_history(History(0, options, (late,))).disks[0].ledger
+    made_by = [ledger[version] for version in range(1, 61)]
+    assert made_by[0] == (0b011 if grows else 0b111)
+    assert made_by[-1] == 0b111
+
+
 def test_too_few_are_waited_for() -> None:
     """I6. Goal: with fewer ranks than the least, the job waits until one is back."""
     options = replace(OPTIONS, ranks_min=3)
@@ -56,4 +69,5 @@ def test_too_few_are_waited_for() -> None:
 def test_whatever_else_happens(seed: int) -> None:
     """O1 to O6. Goal: the histories of these seeds, where lost ranks are left out."""
     history = make_history(10_000 + seed)
-    run_history(replace(history, options=replace(history.options, drops=True)))
+    grows = bool(seed % 2)
+    run_history(replace(history, options=replace(history.options, drops=True, grows=grows)))

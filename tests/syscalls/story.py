@@ -73,7 +73,8 @@ def story_job(steps: int = STEPS) -> StoryJob:
 def reference() -> tuple[str, ...]:
     """Digest of each version, 0 to STEPS."""
     return tuple(
-        local_job.plain_of(story_job(steps), [WORKERS] * steps).digest for steps in range(STEPS + 1)
+        local_job.plain_of(story_job(steps), [range(WORKERS)] * steps).digest
+        for steps in range(STEPS + 1)
     )
 
 

@@ -325,6 +325,7 @@ class FakeNic:
         reshard_after_forward: bool | None = None,
     ) -> None:  # fmt: skip
         self.network, self.rank, self.world_size = network, rank, network.world_size
+        self.counted = (1 << network.world_size) - 1
         self.chunk_bytes = network.chunk_bytes
         self.extent_chunks = 1
         self.prefetch_units = prefetch_units

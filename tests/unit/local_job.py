@@ -70,12 +70,12 @@ def _plain(
         layout=make_layout(wire_dtype=dtype), world_size=world_size, steps=steps,
         poison_step=poison, max_grad_norm=clip, tree=tree,
     )  # fmt: skip
-    return _plain_loop(job, dtype, [world_size] * steps)
+    return _plain_loop(job, dtype, [range(world_size)] * steps)
 
 
-def plain_of(job: Job, sizes: Sequence[int]) -> Reference:
-    """The same of a job that has as many ranks in each step as `sizes` says."""
-    return _plain_loop(job, job.layout.parameters[0].wire_dtype, sizes)
+def plain_of(job: Job, ranks: Sequence[Sequence[int]]) -> Reference:
+    """The same of a job that has these ranks in each step."""
+    return _plain_loop(job, job.layout.parameters[0].wire_dtype, ranks)
 
 
 def plain(job: Job) -> Reference:
@@ -87,7 +87,7 @@ def plain(job: Job) -> Reference:
     return result
 
 
-def _plain_loop(job: Job, dtype: str, sizes: Sequence[int]) -> Reference:
+def _plain_loop(job: Job, dtype: str, ranks_of: Sequence[Sequence[int]]) -> Reference:
     rows = job.layout.parameters
     # As the layout does, each is padded with zeros to 64: torch's scalar code for a ragged end
     # rounds otherwise (design note 0004).
@@ -104,17 +104,16 @@ def _plain_loop(job: Job, dtype: str, sizes: Sequence[int]) -> Reference:
         fused=True,
     )
     outcomes = []
-    for step, world_size in enumerate(sizes):
+    for step, ranks in enumerate(ranks_of):
         for group, values in zip(optimizer.param_groups, job.hyper(step).groups, strict=True):
             group["lr"] = values["lr"]
         squares = []
         for index in trained:
             seen = on_wire(weights[index].detach().numpy()[: rows[index].elems], dtype)
-            ranks = range(world_size)
-            grads = [on_wire(gradient(seen, rank, step, index), dtype) for rank in ranks]
-            tree = job.tree or one_switch(world_size)
-            total = tree_sum(tree, tree.root, dict(enumerate(grads)))
-            mean = total / np.float32(world_size)
+            grads = {rank: on_wire(gradient(seen, rank, step, index), dtype) for rank in ranks}
+            tree = job.tree or one_switch(max(ranks) + 1)
+            total = tree_sum(tree, tree.root, grads)
+            mean = total / np.float32(len(ranks))
             weights[index].grad = torch.zeros_like(weights[index])
             weights[index].grad[: mean.size] = torch.from_numpy(mean)
             squares.append(np.sum(mean.astype(np.float64) ** 2))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from luwu.launch.agent import SAYS, Agent
+from luwu.launch.agent import SAYS, Agent, Share
 from luwu.launch.processes.failures import worker_failure
 from luwu.launch.processes.run_directory import RunDirectory
 
@@ -25,15 +25,20 @@ WAITS = "signal.pause()"
 
 
 def run(
-    directory: Path, end: str, *, policy: str = "stop", restarts: int = 0
-) -> tuple[int, list[list[str]]]:
+    directory: Path, end: str, *, policy: str = "stop", restarts: int = 0, first: int = 0,
+    world_size: int = 2,
+) -> tuple[int, list[list[str]]]:  # fmt: skip
     """Two workers that end as `end` says; the exit code, and what each start was told, by rank."""
+    ranks = (first, first + 1)
     made = RunDirectory.create(directory / "run")
     code = WORKER.replace("END", end)
     command = [sys.executable, "-S", "-c", code, str(directory)]
-    agent = Agent(command, workers=2, policy=policy, restarts=restarts, run=made, prefix="")
+    agent = Agent(
+        command, share=Share(ranks, world_size), policy=policy, restarts=restarts, run=made,
+        prefix="",
+    )  # fmt: skip
     ended = agent.run()
-    files = [directory / f"starts-{rank}" for rank in range(2)]
+    files = [directory / f"starts-{rank}" for rank in ranks]
     return ended, [each.read_text().splitlines() if each.exists() else [] for each in files]
 
 
@@ -45,6 +50,21 @@ def test_workers_have_what_torchrun_gives(tmp_path: Path) -> None:
 def test_no_meeting_where_one_may_be_lost(tmp_path: Path) -> None:
     """Goal: a process group cannot outlive one of its processes, so none can be made."""
     assert run(tmp_path, "", policy="wait") == (0, [["0 0 2 - -"], ["1 1 2 - -"]])
+
+
+def test_ranks_of_a_host_are_those_of_the_job(tmp_path: Path) -> None:
+    """Goal: RANK and WORLD_SIZE are the job's, LOCAL_RANK counts on this host."""
+    starts = [["2 0 4 - -"], ["3 1 4 - -"]]
+    assert run(tmp_path, "", policy="drop", first=2, world_size=4) == (0, starts)
+
+
+def test_a_host_without_workers_says_what_to_do(tmp_path: Path) -> None:
+    """I6. Goal: when all workers of a host are lost its command ends, and names the way back."""
+    killed = "os.kill(os.getpid(), 9)"
+    ended, _ = run(tmp_path, killed, policy="drop", first=2, world_size=4)
+    assert ended == 4
+    failure = str(worker_failure(RunDirectory(tmp_path / "run"), "", ended))
+    assert "start this command again, and its ranks take part again" in failure
 
 
 def test_all_are_started_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -84,6 +84,8 @@ def test_values_carry_their_units(key: str, text: str, value: object) -> None:
         ("max_grad_norm", "nan", "above 0"),
         ("grace", "0s", "fail at once"),
         ("on_worker_loss", "forget", "not one of stop"),
+        ("ranks", "0-1,1", "names a rank twice"),
+        ("ranks", "2-1", "neither a rank nor a range"),
         ("stripes", "9", "from 1 to 8"),
     ],
 )
@@ -91,6 +93,15 @@ def test_what_cannot_work_is_refused_by_name(key: str, text: str, said: str) -> 
     with pytest.raises(ConfigError, match=said) as caught:
         resolved({key: text})
     assert KEYS[key].flag in str(caught.value)
+
+
+def test_workers_that_may_join_are_the_workers() -> None:
+    """Goal: `workers_max` is the number of ranks, wherever it is set; two numbers are an error."""
+    found = resolved({"workers_max": "7"})
+    assert found.config.workers == found.config.workers_max == 7
+    assert not found.is_default("workers")
+    with pytest.raises(ConfigError, match="workers and workers_max: one number of ranks"):
+        resolved({"workers_max": "7", "workers": "7"})
 
 
 def test_unknown_keys_are_errors_wherever_they_stand(tmp_path: Path) -> None:

@@ -72,6 +72,17 @@ def test_a_url_carries_the_patience_of_the_job() -> None:
     assert (found.grace_s, found.connect_timeout_s) == (20.25, 1e-9)
 
 
+def test_a_url_carries_what_becomes_of_lost_workers() -> None:
+    """Goal: one place says it, for all hosts; what is none of the policies is refused."""
+    assert "on_worker_loss" not in CONNECTION.url()
+    url = replace(CONNECTION, on_worker_loss="drop").url()
+    assert parse_url(url).on_worker_loss == "drop"
+    with pytest.raises(
+        ConfigError, match="on_worker_loss is 'forget', not one of stop, wait, drop"
+    ):
+        parse_url(url.replace("drop", "forget"))
+
+
 def test_workers_learn_how_patient_an_emulated_link_wants_them(tmp_path: Path) -> None:
     """Goal: the policy comes through the file and the URL; without a link it is the usual one."""
     assert CONNECTION.retry is None

@@ -442,6 +442,22 @@ def test_ranks_of_the_next_attempt() -> None:
     )  # fmt: skip
 
 
+def test_ranks_that_never_came() -> None:
+    """Goal: they are waited for, unless the job grows; then the first time they are there is no
+    return."""
+    parts = Parts()
+    for grows, expected in ((False, None), (True, Change("ranks 1 are not there yet", 0b10))):
+        counted = CountedRanks(parts.outbox, RANKS, ranks_min=1, grows=grows)
+        counted.report(0b01, (5, 1))
+        assert counted.change() == expected
+    for present, text in ((0b11, "ranks 1 have joined"), (0b01, "ranks 1 are lost"),
+                          (0b11, "ranks 1 are back")):  # fmt: skip
+        counted.report(present, (6, 1))
+        change = counted.change()
+        assert change is not None
+        assert change.text == text
+
+
 # -------------------------------------------------------------------------- several nodes
 
 

@@ -40,6 +40,8 @@ class Membership:
     def __init__(self, outbox: Outbox, uplink: Uplink, world_size: int) -> None:
         self._out, self._uplink = outbox, uplink
         self._contributors, self._world_size = 1 << outbox.rank, world_size
+        self.counted = 0
+        """Bitmap of the ranks that count in the attempt; if left out, of its last one."""
         self._hello: tuple[bytes, str, int] | None = None
         """The job's description, its hash and the chunks of an extent, once the worker wants to
         join."""
@@ -159,6 +161,7 @@ class Membership:
     def _adopt(self, m: wire.Welcome | wire.Abort) -> None:
         self._out.epoch, self._out.generation = m.epoch, m.generation
         self._out.attempt, self._out.step = m.attempt, m.step
+        self.counted = m.contributors
 
     def _send_hello(self) -> None:
         assert self._hello is not None

@@ -123,6 +123,11 @@ class Nic(Protocol):
         """True if the network had weights when we joined, or when an attempt was last aborted."""
         ...
 
+    @property
+    def counted(self) -> int:
+        """Bitmap of the ranks that count in the attempt; if left out, of its last one."""
+        ...
+
     def load(self, chunks: Iterable[tuple[int, memoryview]]) -> None:
         """Send the float32 weights of every chunk; rank 0, before step 0."""
         ...

@@ -97,6 +97,11 @@ class TurnNic:
         """As the NIC's."""
         return self._nic.is_loaded
 
+    @property
+    def counted(self) -> int:
+        """As the NIC's."""
+        return self._nic.counted
+
     def load(self, chunks: Iterable[tuple[int, memoryview]]) -> None:
         """As the NIC's; there are no jobs yet."""
         self._nic.load(chunks)

@@ -9,4 +9,5 @@ kept.py          attach, stats
 log.py           log: numbers of a step, for status, report and TensorBoard
 clipping.py      clip_grad_norm_
 batches.py       ranks with unequal batches, or none
+elastic_sampler.py  samples of a job whose workers come and go
 """

@@ -21,8 +21,8 @@ def attach(name: str, thing: Any, *, per_rank: bool = False, late: bool | None =
         thing: A learning rate scheduler, a `torch.Generator`, a module (its persistent buffers), a
             dict that is changed in place, or any object with `state_dict()` and
             `load_state_dict()`. States consist of plain values, tensors and arrays.
-        per_rank: True if the state differs by rank. When a run is resumed with more workers, a new
-            rank then keeps its own state; otherwise it takes that of rank 0.
+        per_rank: True if the state differs by rank. A rank that is new, or was left out, then keeps
+            its own state; otherwise it takes that of the first rank of the last step.
         late: True if the object changes after `step()`: its state is taken when the next step
             begins. By default true for schedulers only.
 

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
+from luwu.base.tree import ranks_of
 from luwu.layout import Layout
 from luwu.nic.reader import StateReader
 from luwu.training.base.interface import Nic
@@ -192,6 +193,11 @@ class Session:
     def is_resumed(self) -> bool:
         """The network had weights when we joined."""
         return self.progress.is_resumed
+
+    @property
+    def counted_ranks(self) -> list[int]:
+        """Ranks whose gradients count in the attempt."""
+        return ranks_of(self.nic.counted)
 
     @property
     def step(self) -> int:

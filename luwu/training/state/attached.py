@@ -17,8 +17,9 @@ What is attached is the state *before* a step, decided together with the step be
 A step begins with its first forward, or when the step before it is waited for: a scheduler must
 have made its step by then. Attach right before the loop.
 
-Every rank's state is kept. Where a run goes on with more ranks, a new one takes that of rank 0; one
-attached with `per_rank=True` differs by rank, so there a new rank keeps the state it has.
+Every rank's state is kept. A rank that is new, or was left out of the last step, takes that of the
+first rank that was in it; one attached with `per_rank=True` differs by rank, so there a new rank
+keeps the state it has.
 """
 
 from __future__ import annotations
@@ -91,11 +92,16 @@ class Attachments:
         self._found: dict[str, Any] | None = None
         """This rank's attachment in the resumed state; None: not read yet."""
         self._found_of_first: dict[str, Any] = {}
-        """The same of rank 0."""
+        """The same of the first rank that has one."""
 
     def __bool__(self) -> bool:
         """True if anything is attached."""
         return bool(self._attached)
+
+    def has(self, thing: object) -> bool:
+        """True if this is attached, as of `step()` and for all ranks alike."""
+        everything = self._attached.values()
+        return any(a.thing is thing and not (a.per_rank or a.late) for a in everything)
 
     def attach(
         self, name: str, thing: Any, *, per_rank: bool = False, late: bool | None = None
@@ -175,7 +181,7 @@ class Attachments:
         if self._found is None:
             with self._nic.open_reader() as reader:
                 self._found = _read(reader, self._nic.rank)
-                self._found_of_first = _read(reader, 0)
+                self._found_of_first = _read(reader, min(reader.facts.attached, default=0))
         attached = self._attached[name]
         if name in self._found:
             attached.thing.load_state_dict(self._found[name])

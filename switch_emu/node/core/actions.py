@@ -35,6 +35,8 @@ class NodeLimits:
     """Credit of the child."""
     ranks_min: int | None = None
     """The job goes on without ranks that are lost, as long as so many are left; None: it waits."""
+    ranks_grow: bool = False
+    """The job begins without ranks that are not there yet; else it waits for them."""
     redoes: bool = False
     """Steps that were announced as decided, and that the state lacks, are made again; else the node
     gives up."""

@@ -138,7 +138,7 @@ class NodeCore:
         else:
             retry = retry or RetryPolicy()
             self.joint = Joint(outbox, children, shard, state, steps, filling, limits, retry)
-        self.counted = CountedRanks(outbox, ranks, ranks_min)
+        self.counted = CountedRanks(outbox, ranks, ranks_min, grows=limits.ranks_grow)
         self.readers = Readers(outbox)
         self._with_attempt = (
             steps, state, self.first_weights, self.early, self.joint, serving,

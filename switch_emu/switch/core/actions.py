@@ -74,6 +74,8 @@ class SwitchLimits:
     """Pages that are copied to a node that is being filled; None: a lost node stays left out."""
     ranks_min: int | None = None
     """With several optimizer nodes: `NodeLimits.ranks_min` of the job."""
+    ranks_grow: bool = False
+    """The same of `NodeLimits.ranks_grow`."""
     only_forwards: bool = False
     """Nothing is summed here and no copy shared, as where a parameter server does it all."""
 

@@ -80,9 +80,7 @@ class Lead:
     ) -> None:  # fmt: skip
         self._outbox, self._children, self._parents = outbox, children, parents
         self._ballot = Ballot(parents.count, parents.replicas)
-        self.at = Standings(
-            outbox, children, self._ballot, parents.count, limits.node_patience_ns
-        )  # fmt: skip
+        self.at = Standings(outbox, children, self._ballot, parents.count, limits.node_patience_ns)
         self._readers = readers = JointReaders(outbox, parents, self.at, routes)
         self._refusals = Refusals(outbox, parents)
         self._filling = Filling(
@@ -94,7 +92,9 @@ class Lead:
         """An epoch of this start of the switch counts."""
         self._redone_to = 0
         """Steps before this were announced once; the operator lets the job make them again."""
-        self._counted = CountedRanks(outbox, children.members.ranks, limits.ranks_min)
+        self._counted = CountedRanks(
+            outbox, children.members.ranks, limits.ranks_min, grows=limits.ranks_grow
+        )
         self._verdict: wire.Verdict | None = None
         """Of the open step."""
         self._abort_text: str | None = None

@@ -84,9 +84,11 @@ class Membership:
 
     def waits_for(self) -> str:
         """The members that the switch waits for before it joins, as text; or nothing."""
+        if self.joined:  # perhaps without ranks that are lost, or not there yet
+            return ""
         if not self._members.complete:
             return f"Hello of ranks {self._members.missing()}"
-        return "" if self.joined else "Welcome of the parent"
+        return "Welcome of the parent"
 
     # ---------------------------------------------------------------------- from children
 

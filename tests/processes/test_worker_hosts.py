@@ -1,0 +1,263 @@
+"""Workers of several hosts, each host's started by a `luwu run --join URL --ranks` of its own.
+
+A host is killed, command and workers, or cut off, and comes back: its ranks are left out of the
+steps meanwhile, or waited for. The weights are those of a loop over `torch.optim` with the same
+ranks in the same steps, as the node's record names them (I1, I3).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from luwu.base.tree import Tree, parse_ranks, read_tree
+from tests.processes.commands import Command, Terminal, terminal
+from tests.processes.hosts import CENTRE, Hosts, NoNamespaces, hosts
+from tests.processes.sampling_train import check_counted
+from tests.unit.local_job import Job, plain_of
+
+STEPS = 12
+DROP = ("--on-worker-loss", "drop", "--drop-after", "2s")
+URL = r"^or      luwu run --join '(tcp://.*)' SCRIPT$"
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Terminal]:
+    with terminal(tmp_path) as opened:
+        yield opened
+        assert opened.leftovers() == []
+
+
+TREE = {
+    "top": 'parent = "node"', "a": 'parent = "top"\nworkers = "0-1"',
+    "b": 'parent = "top"\nworkers = "2"',
+}  # fmt: skip
+LUWU = (sys.executable, "-m", "luwu")
+
+
+@pytest.fixture
+def network() -> Iterator[Hosts]:
+    try:
+        with hosts(4) as made:
+            yield made
+    except NoNamespaces as exc:
+        pytest.skip(f"needs network namespaces: {exc}")
+
+
+class Cluster:
+    """A job, and the hosts of its workers; without a network all are this host."""
+
+    def __init__(
+        self, shell: Terminal, *flags: str, network: Hosts | None = None, tree: Tree | None = None,
+        script: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        """`script`: in place of `tests.light_job`, which waits before each step to be let go."""
+        self.shell, self._network, self._tree = shell, network, tree
+        self._gate = shell.directory / "go"
+        light = ("tests.light_job", "--steps", str(STEPS), "--gate", str(self._gate))
+        self._script = ("-m", *(script or (*light, "--gate-step", "0")))
+        where = ("127.0.0.1", *()) if network is None else (CENTRE, "--insecure")
+        bind = ("--bind", f"tcp://{where[0]}:0", *where[1:])
+        up = ("up", "--run-dir", "up", "--state", "state", *flags, *bind)
+        program = LUWU if network is None else (*network.centre, *LUWU)
+        self.up = shell.start_program(program, up, {})
+        self._url = "" if tree else self.up.wait_for(URL)[1]
+        self.hosts: list[Command] = []
+
+    def start(self, ranks: str, join: str = "") -> Command:
+        """The command of a host, for the first time or again; in a tree, it joins its leaf."""
+        name = f"host-{len(self.hosts)}"
+        where = ("--join", join or self._url, "--ranks", ranks)
+        run = ("run", *where, "--run-dir", name, *self._script)
+        here = () if self._network is None else self._network.host(int(ranks))
+        host = self.shell.start_program([*here, *LUWU], run, {})
+        self.hosts.append(host)
+        return host
+
+    def make(self, steps: range) -> None:
+        """Let all make these steps, and wait until they are decided."""
+        later = self._gate.with_suffix(".new")
+        later.write_text(str(steps.stop))
+        later.replace(self._gate)
+        self.wait_for_node(rf"node\.step step={steps[-1]} ")
+
+    def wait_for_gate(self, rank: int) -> None:
+        """Until the worker of a host takes part, and waits for the next step."""
+        log = self.shell.directory / f"host-{rank}" / "logs" / f"worker-{rank}.log"
+        self.hosts[rank].wait_for("light waits", of=log)
+
+    def kill(self, host: Command) -> None:
+        """All processes of a host at once."""
+        mark = f"LUWU_RUN_ID=host-{self.hosts.index(host)}-".encode()
+        variables = {pid: Path(f"/proc/{pid}/environ") for pid in self.shell.processes()}
+        found = [
+            pid for pid, file in variables.items()
+            if pid == host.process.pid or (file.exists() and mark in file.read_bytes())
+        ]  # fmt: skip
+        assert len(found) > 2, f"the command, its guard and a worker were expected, not {found}"
+        for pid in found:
+            with suppress(ProcessLookupError):  # the end of one may have ended another
+                os.kill(pid, signal.SIGKILL)
+        host.process.wait()
+
+    def wait_for_node(self, pattern: str) -> None:
+        """Until the node has said so."""
+        log = self.shell.directory / "up" / "logs" / "node.log"
+        self.up.wait_for(pattern, of=log)
+
+    def end(self) -> list[str]:
+        """Hosts that were not killed end well; the ranks of each step."""
+        for command in (*self.hosts, self.up):
+            assert command.wait() in (0, -signal.SIGKILL), f"{command}:\n{command.err}"
+        events = (self.shell.directory / "up" / "events" / "node.jsonl").read_text()
+        lines = [json.loads(line) for line in events.splitlines()]
+        steps = [line for line in lines if line["name"] == "node.step"]
+        assert [step["step"] for step in steps] == list(range(len(steps)))
+        return [step["ranks"] for step in steps]
+
+    def check_end(self, world_size: int) -> list[str]:
+        """As `end`, where the ranks of the steps explain the digest."""
+        ranks = self.end()
+        node = json.loads((self.shell.directory / "up" / "results" / "node.json").read_text())
+        assert len(ranks) == STEPS
+        job = Job(world_size=world_size, steps=STEPS, tree=self._tree)
+        made_by = [parse_ranks(each, "ranks") for each in ranks]
+        assert node["weights_digest"] == plain_of(job, made_by).digest
+        return ranks
+
+
+@pytest.mark.feature("a host of workers that dies and comes back")
+@pytest.mark.faults(1)
+@pytest.mark.faults(4)
+def test_the_job_goes_on_without_a_host(shell: Terminal) -> None:
+    """I1, I3, I6, I8. Goal: with `drop` the others go on; the same command again, and its rank
+    counts again."""
+    cluster = Cluster(shell, "--workers", "3", *DROP)
+    lost = [cluster.start(str(rank)) for rank in range(3)][1]
+    cluster.make(range(4))
+    cluster.kill(lost)
+    cluster.make(range(4, 8))
+    cluster.start("1")
+    cluster.wait_for_node("ranks 1 are back")
+    cluster.make(range(8, STEPS))
+    assert cluster.check_end(3) == ["0-2"] * 4 + ["0,2"] * 4 + ["0-2"] * 4
+
+
+@pytest.mark.feature("a host of workers that dies and comes back")
+@pytest.mark.faults(1)
+def test_the_job_waits_for_a_host(shell: Terminal) -> None:
+    """I1, I3, I6, I8. Goal: with `wait` no step lacks the ranks of the host that was lost."""
+    cluster = Cluster(shell, "--workers", "3", "--on-worker-loss", "wait")
+    cluster.start("0")
+    lost = cluster.start("1-2")
+    cluster.make(range(4))
+    cluster.kill(lost)
+    cluster.start("1-2")
+    cluster.make(range(4, STEPS))
+    assert cluster.check_end(3) == ["0-2"] * STEPS
+
+
+@pytest.mark.feature("workers that join while a job runs")
+@pytest.mark.faults(5)
+def test_a_host_more_joins(shell: Terminal) -> None:
+    """I1, I3, I6, I8. Goal: the job begins with the ranks that are there, and a later host takes
+    part from the next step."""
+    cluster = Cluster(shell, "--workers-min", "2", "--workers-max", "3", *DROP)
+    cluster.start("0-1")
+    cluster.make(range(6))
+    cluster.start("2")
+    cluster.wait_for_node("ranks 2 have joined")
+    cluster.make(range(6, STEPS))
+    assert cluster.check_end(3) == ["0-1"] * 6 + ["0-2"] * 6
+
+
+@pytest.mark.slow
+@pytest.mark.feature("workers that join while a job runs")
+@pytest.mark.faults(5)
+def test_a_host_joins_with_its_leaf(shell: Terminal) -> None:
+    """I1, I3, I6, I8. Goal: in a tree, whose switches are started by the commands that the one
+    above prints, a host and its leaf join later."""
+
+    def printed(command: Command, name: str) -> list[str]:
+        return shlex.split(command.wait_for(rf"^join    luwu (.*{name}.*)$")[1])
+
+    file = shell.directory / "tree.toml"
+    file.write_text("".join(f"[{name}]\n{place}\n" for name, place in TREE.items()))
+    tree, flags = read_tree(file, workers=3), ("--role", "node", "--tree", "tree.toml")
+    cluster = Cluster(shell, *flags, "--workers-max", "3", *DROP, tree=tree)
+    bind = ("--bind", "tcp://127.0.0.1:0", "--run-dir", "top")
+    top = shell.start(*printed(cluster.up, "--name top"), *bind)
+    switches = [top]
+    for name, ranks, steps in (("a", "0-1", range(6)), ("b", "2", range(6, STEPS))):
+        leaf = shell.start(*printed(top, f"--name {name}"), "--run-dir", name)
+        switches.append(leaf)
+        cluster.start(ranks, join=printed(leaf, f"--ranks {ranks}")[2])
+        if name == "b":
+            cluster.wait_for_node("ranks 2 have joined")
+        cluster.make(steps)
+    assert cluster.check_end(3) == ["0-1"] * 6 + ["0-2"] * 6
+    assert [switch.wait() for switch in switches] == [0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.feature("workers that join while a job runs")
+@pytest.mark.feature("a host of workers that dies and comes back")
+@pytest.mark.faults(16)
+@pytest.mark.timeout(400)
+def test_hosts_come_and_go(shell: Terminal, network: Hosts) -> None:
+    """I1, I3, I6, I8. Goal: of four hosts one is cut off and is back, one is killed and comes back,
+    one joins late; each step counts exactly the ranks that were there."""
+    cluster = Cluster(shell, "--workers-max", "4", *DROP, network=network)
+    killed = [cluster.start(str(rank)) for rank in range(3)][2]
+    for rank in range(3):
+        cluster.wait_for_gate(rank)
+    cluster.make(range(2))
+    network.cut(1)
+    cluster.make(range(2, 4))
+    network.heal(1)
+    cluster.wait_for_node("ranks 1 are back")
+    cluster.make(range(4, 6))
+    cluster.kill(killed)
+    cluster.make(range(6, 8))
+    cluster.start("2")
+    cluster.wait_for_node("ranks 2 are back")
+    cluster.make(range(8, 10))
+    cluster.start("3")
+    cluster.wait_for_node("ranks 3 have joined")
+    cluster.make(range(10, STEPS))
+    expected = ["0-2", "0,2", "0-2", "0-1", "0-2", "0-3"]
+    assert cluster.check_end(4) == [ranks for ranks in expected for _ in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.feature("samples counted once, over any number of workers")
+@pytest.mark.faults(4)
+@pytest.mark.faults(5)
+def test_samples_over_hosts_that_come_and_go(shell: Terminal) -> None:
+    """I1, I6, I8. Goal: one host is killed and is back, another joins, and the decided steps of
+    each epoch have each sample once."""
+    here = shell.directory
+    script = ("tests.processes.sampling_train", str(here))
+    cluster = Cluster(shell, "--workers-max", "3", *DROP, script=script)
+    cluster.start("0")
+    lost = cluster.start("1")
+    cluster.wait_for_node(r"node\.step .* ranks=0-1")
+    cluster.kill(lost)
+    cluster.wait_for_node("ranks 1 are lost")
+    (here / "again").touch()
+    cluster.start("1")
+    cluster.wait_for_node("ranks 1 are back")
+    cluster.start("2")
+    cluster.wait_for_node("ranks 2 have joined")
+    (here / "go").touch()
+    made_by = [parse_ranks(ranks, "ranks") for ranks in cluster.end()]
+    assert {(0,), (0, 1), (0, 1, 2)} <= set(made_by)
+    check_counted(here, made_by)
