@@ -117,7 +117,7 @@ def test_node_and_switch_move_to_other_addresses(shell: Terminal, number: int) -
     assert not list((at / "up").glob("connect*.json"))
     assert shell.run("verify", "--full", f"elsewhere/node-{number}").process.returncode == 0
     shutil.rmtree(at / "state")
-    assert refill(at / "elsewhere").nodes == (1 - number,)
+    assert refill(at / "elsewhere", without=[1 - number]).nodes == (1 - number,)
     with RestingState(at / "elsewhere") as source:
         exported = export_state(source, at / "exported", ExportOptions())
     assert (exported.step, exported.weights_digest) == (STEPS, light_digest(STEPS))
