@@ -1,7 +1,8 @@
 """A lost optimizer node is filled while training goes on: how long does that take, and cost?
 
 A small GPT, two nodes that hold the same pages. One is killed with its directory; its successor is
-filled by the other. Each node's disk is emulated in the first case: steps are limited by it.
+filled by the other. Each node's disk is emulated in the first case: steps are limited by it. With
+--large the state is 2 GB, and each node's link is emulated too.
 
 Metric:   seconds from the first page to the last, over bytes of the state / `--fill-rate`; a step
           meanwhile, over a step before the loss
@@ -9,7 +10,7 @@ Ceiling:  filling 1.0 of the rate; a step 1 / (1 - s) where the disk limits it a
           the share s of its rate, else 1.0
 Bound:    1.4; 1.2 of the ceiling
 Checked:  the weights of a quiet run with one node; both directories hold them, verified in full
-Left out: emulated links; nodes on several hosts
+Left out: nodes on several hosts
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Case:
     fill_mb_per_s: float
     disk_mb_per_s: float | None
     compute_ms: float
+    link_mb_per_s: float | None = None
 
     @property
     def share(self) -> float:
@@ -67,6 +69,8 @@ class Case:
         }  # fmt: skip
         if self.disk_mb_per_s is not None:
             found["disk_rate"] = f"{self.disk_mb_per_s}MB/s"
+        if self.link_mb_per_s is not None:
+            found["link"] = f"node={self.link_mb_per_s}MB/s"
         return found
 
 
@@ -74,11 +78,18 @@ CASES: Final = (
     Case("the disk limits", 20.0, 200.0, 0.0),
     Case("compute limits", 10.0, None, 40.0),
 )
+LARGE_JOB: Final = Training(layers=12, width=1088, context=32, batch=1, workers=2, steps=24)
+"""171 M parameters: 2.1 GB of state on each node."""
+LARGE_CASES: Final = (
+    Case("2 GB, the disk limits", 40.0, 400.0, 0.0, 400.0),
+    Case("2 GB, compute limits", 40.0, None, 8_000.0, 400.0),
+)
 
 
 def main() -> int:
     """Run the program; the exit code."""
     parser = harness.flags("filling", __doc__ or "")
+    parser.add_argument("--large", action="store_true", help="2 GB of state; 15 minutes")
     arguments = parser.parse_args()
     with temporary_directory() as name:
         rows = measure(Path(name), arguments)
@@ -94,11 +105,13 @@ def main() -> int:
 
 def measure(directory: Path, arguments: argparse.Namespace) -> list[Row]:
     """A row for each case. Raises LuwuError for a wrong answer."""
-    job = SMOKE_JOB if arguments.smoke else JOB
+    job, cases = SMOKE_JOB if arguments.smoke else JOB, CASES
+    if arguments.large:
+        job, cases = LARGE_JOB, LARGE_CASES
     runs = TrainingRuns(directory)
     quiet = runs.run("luwu", job, {"durability": "process", "chunk": "128KiB"})
     rows = []
-    for number, case in enumerate(CASES):
+    for number, case in enumerate(cases):
         found = lose_and_fill(directory, f"case-{number}", job, case)
         if found["weights_digest"] != quiet.document["weights_digest"]:
             raise LuwuError(f"{case.name}: other weights than those of a quiet run")
