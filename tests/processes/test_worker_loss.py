@@ -74,7 +74,7 @@ def test_samples_of_a_lost_worker_are_read_again(tmp_path: Path) -> None:
     have each sample once."""
     outside = Outside(tmp_path / "outside")
     with kill.start(
-        tmp_path, "run", steps=0, restarts=0, outside=outside, workers=3,
+        tmp_path, "run", steps=0, restarts=0, outside=outside, workers=2,
         more_flags=("--on-worker-loss", "drop", "--drop-after", "2s", "--worker-restarts", "1"),
         script=("-m", "tests.processes.sampling_train", str(tmp_path)),
     ) as cluster:  # fmt: skip
@@ -88,6 +88,6 @@ def test_samples_of_a_lost_worker_are_read_again(tmp_path: Path) -> None:
         kill.check_clean(cluster, outside)
         steps = steps_of(cluster.run_directory.events("node"))
     ranks = [parse_ranks(step["ranks"], "ranks") for step in steps]
-    assert (1, 2) in ranks
-    assert ranks[-1] == (0, 1, 2)
+    assert (1,) in ranks
+    assert ranks[-1] == (0, 1)
     check_counted(tmp_path, ranks)
