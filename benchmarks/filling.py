@@ -82,7 +82,7 @@ LARGE_JOB: Final = Training(layers=12, width=1088, context=32, batch=1, workers=
 """171 M parameters: 2.1 GB of state on each node."""
 LARGE_CASES: Final = (
     Case("2 GB, the disk limits", 40.0, 400.0, 0.0, 400.0),
-    Case("2 GB, compute limits", 40.0, None, 8_000.0, 400.0),
+    Case("2 GB, compute limits", 40.0, None, 300.0, 400.0),
 )
 
 

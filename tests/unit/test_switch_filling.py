@@ -13,7 +13,7 @@ from luwu.wire import messages as wire
 from luwu.wire.description import Description
 from luwu.wire.kinds import Role
 from switch_emu.switch.core.ballot import Ballot
-from switch_emu.switch.core.filled_node import PAUSE_MAX_S, FilledNode
+from switch_emu.switch.core.filled_node import STEP_MAX_S, FilledNode
 from switch_emu.switch.core.filling import PAGES_MAX, Filling
 from switch_emu.switch.core.parents import Parents
 from switch_emu.switch.core.refusals import Refusals
@@ -34,7 +34,7 @@ def filled_node(outbox: Outbox, bytes_per_s: float) -> FilledNode:
     """Node 1 of 2, which hold all pages, from step 5 on."""
     return FilledNode(
         outbox, Share(JOB.layout, 1, 2), 3, first_step=5, state_fields_count=0,
-        bytes_per_s=bytes_per_s,
+        bytes_per_s=bytes_per_s, since_ns=outbox.now_ns,
     )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def test_extents_count_as_fast_as_their_pages_may_be_copied() -> None:
     pause counts as a shorter one; what counts in a step stays so."""
     outbox, count = outbox_of(), len(JOB.layout.extents)
     nbytes = sum(JOB.layout.record_bytes(chunk, 0) for chunk in CHUNKS)
-    slow, fast = filled_node(outbox, nbytes / 100 / PAUSE_MAX_S), filled_node(outbox, nbytes)
+    slow, fast = filled_node(outbox, nbytes / 100 / STEP_MAX_S), filled_node(outbox, nbytes)
     assert slow.held(4) == 0
     assert (slow.held(5), fast.held(5)) == (1, 1)
     outbox.now_ns += S // 2
@@ -62,7 +62,7 @@ def test_extents_count_as_fast_as_their_pages_may_be_copied() -> None:
 class Bench:
     """Two nodes; the second has come back empty."""
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_per_s: float = 1e12) -> None:
         self.outbox = outbox_of()
         parents = Parents(2, 2)
         parents.learn(JOB.layout)
@@ -71,7 +71,7 @@ class Bench:
         self.at.now = Position(members=0b01, version=5)
         self.refusals = Refusals(self.outbox, parents)
         self.filling = Filling(
-            self.outbox, parents, self.at, ballot, self.refusals, 1e12, RetryPolicy()
+            self.outbox, parents, self.at, ballot, self.refusals, bytes_per_s, RetryPolicy()
         )
         parents.count_only(0b01)
         self.filling.waiting.add(1)
@@ -112,6 +112,21 @@ def test_pages_are_asked_for_a_few_at_a_time_and_again() -> None:
     assert bench.lines() == ["drop again"]
     filling.hurry()
     assert filling.tick() == PAGES_MAX
+
+
+def test_the_first_step_copies_what_a_step_has_time_for() -> None:
+    """E8. Goal: no step is lost at the beginning, where steps take long beside the filling."""
+    nbytes = sum(JOB.layout.record_bytes(chunk, 0) for chunk in CHUNKS)
+    bench = Bench(bytes_per_s=nbytes / 2)
+    filling = bench.filling
+    filling.learn(JOB)
+    for step in (3, 4):
+        bench.outbox.now_ns += S
+        filling.opens(step, 0)
+    filling.choose(0b01, 2, 5, goes_on=True)
+    assert filling.node is not None
+    copied = sum(JOB.layout.record_bytes(chunk, 0) for chunk in filling.node.held_chunks(5))
+    assert nbytes / 4 < copied <= nbytes / 2
 
 
 def test_what_was_filled_counts_as_long_as_the_node_and_its_version_do() -> None:

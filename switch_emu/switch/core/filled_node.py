@@ -13,8 +13,9 @@ from typing import Final
 from luwu.layout import Share
 from luwu.protocol.outbox import Outbox
 
-PAUSE_MAX_S: Final = 10.0
-"""Longer pauses between steps count as this long: else the step after one would take as long."""
+STEP_MAX_S: Final = 60.0
+"""Longer steps, and pauses between steps, count as this long: else the step after one would take
+long too."""
 
 
 class FilledNode:
@@ -22,10 +23,10 @@ class FilledNode:
 
     def __init__(
         self, outbox: Outbox, share: Share, filling: int, *, first_step: int,
-        state_fields_count: int, bytes_per_s: float,
+        state_fields_count: int, bytes_per_s: float, since_ns: int,
     ) -> None:  # fmt: skip
         """`filling`: the number of its filling (`wire.Adopt.filling`); `first_step`: the first step
-        that it takes part in."""
+        that it takes part in, for which pages may be copied since `since_ns`."""
         self._outbox, self._bytes_per_s = outbox, bytes_per_s
         self.number, self.filling, self.first_step = share.number, filling, first_step
         extents, layout = share.extents(), share.layout
@@ -42,7 +43,7 @@ class FilledNode:
         self.owns_pieces = 0 in share.stripes
         """It will keep what is attached to steps."""
         self._held: dict[int, int] = {}
-        self._since_ns = outbox.now_ns
+        self._since_ns = since_ns
 
     def held(self, step: int) -> int:
         """How many extents count in a step; it stays so."""
@@ -65,7 +66,7 @@ class FilledNode:
     def _grown(self, count: int) -> int:
         """So many extents count, and more."""
         now_ns = self._outbox.now_ns
-        room = min((now_ns - self._since_ns) / 1e9, PAUSE_MAX_S) * self._bytes_per_s
+        room = min((now_ns - self._since_ns) / 1e9, STEP_MAX_S) * self._bytes_per_s
         self._since_ns, first = now_ns, count
         while count < len(self._bytes) and (count == first or room >= self._bytes[count]):
             room -= self._bytes[count]

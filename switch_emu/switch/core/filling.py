@@ -52,6 +52,8 @@ class Filling:
         """Chunks whose pages it has."""
         self._step = self._generation = 0
         """The step that is open at all nodes."""
+        self._opened_ns = self._took_ns = 0
+        """When it was opened; from the one before until then."""
         self._wanted: deque[int] = deque()
         """Chunks whose pages are to be asked for."""
         self._asked: Outstanding[Send] = Outstanding(retry)
@@ -100,7 +102,7 @@ class Filling:
         self.node = FilledNode(
             self._outbox, Share(self._job.layout, number, self._parents.replicas), filling,
             first_step=first_step, state_fields_count=len(self._job.state_fields),
-            bytes_per_s=self._bytes_per_s,
+            bytes_per_s=self._bytes_per_s, since_ns=self._outbox.now_ns - self._took_ns,
         )  # fmt: skip
 
     def _end(self) -> None:
@@ -164,6 +166,8 @@ class Filling:
 
     def opens(self, step: int, generation: int) -> None:
         """A step is open at all nodes: pages are copied as its version has them."""
+        self._took_ns = self._outbox.now_ns - self._opened_ns if self._opened_ns else 0
+        self._opened_ns = self._outbox.now_ns
         if self.node is not None:
             self._step, self._generation = step, generation
             self._asked.clear()
