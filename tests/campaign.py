@@ -91,6 +91,7 @@ CAMPAIGNS: Final = (
     Campaign(
         "floods", "tests.intruders.floods", 4, 90_000, "--count {each} --seed {share}",
     ),
+    Campaign("flipped bits", "tests.flips", 6, 50, "--count {each} --seed {first}"),
     Campaign("versions", "tests.marked", 1, 1, "index"),
     Campaign("predictions", "tests.predictions", 20, 5000, "--count {each} --seed {share}", MODEL),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A whole cluster in one process: switch and node in threads, workers as threads of the test.
+"""A whole cluster in one process: switch and nodes in threads, workers as threads of the test.
 
 Everything is real but the processes: the cores, the shells, the transports (tcp, ipc, or memory of
 this process), the store and its files. Made for tests and debuggers; a test that must kill
@@ -23,7 +23,6 @@ from luwu.base.seeds import derive
 from luwu.base.tree import NODE, Place, Tree, one_switch
 from luwu.nic.reader import StateReader
 from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
-from luwu.protocol.actions import PARENT
 from luwu.transport.inprocess import InProcessNetwork
 from luwu.transport.interface import Transport
 from luwu.transport.opening import open_transport
@@ -33,8 +32,10 @@ from switch_emu.node.pages import weights_digest
 from switch_emu.node.process import make_node_shell
 from switch_emu.node.shell import NodeShell
 from switch_emu.node.spec import NodeSpec
+from switch_emu.store.striped import node_directory
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import SwitchLimits
+from switch_emu.switch.core.parents import parent_names
 from switch_emu.switch.shell import SwitchShell
 
 ResultT = TypeVar("ResultT")
@@ -43,7 +44,7 @@ _ENDPOINTS = {"tcp": "tcp://127.0.0.1:0", "ipc": "ipc://auto", "shm": "shm://aut
 
 
 class LocalCluster(Closing):
-    """One job's switch and node in threads; `nic` gives each worker thread its NIC."""
+    """One job's switch and nodes in threads; `nic` gives each worker thread its NIC."""
 
     def __init__(  # more than ten: the options of a test's cluster, most of them left out
         self, *, world_size: int, state: Path | None, memory_budget_bytes: int,
@@ -52,12 +53,14 @@ class LocalCluster(Closing):
         reshard_after_forward: bool | None = None, prefetch_units: int = 2, summary: Path,
         grace_s: float = 60.0, arena_bytes: int = 8 * 1024 * 1024, links: Links | None = None,
         link_seed: int = 0, aggregate: str = FLOAT32, tree: Tree | None = None,
+        nodes_count: int = 1, replicas: int = 1,
         on_error: Callable[[BaseException], None] = lambda error: None,
     ) -> None:  # fmt: skip
         """`transport`: inproc, tcp, ipc or shm; `arena_bytes`: of each worker, with shm; `links`:
         emulated ones, whose random numbers derive from `link_seed`; `tree`: switches between
-        workers and node, one above all workers unless given; `on_error`: gets what ended a
-        thread of switch or node."""
+        workers and node, one above all workers unless given; `nodes_count`: optimizer nodes,
+        which hold `replicas` of each page: with more than one, the job outlives a node; `on_error`:
+        gets what ended a thread of switch or node, in that thread."""
         links = links or Links()
         at_node = links.node if has_switch else links.worker
         self._worker_retry = retry_over(links.worker)
@@ -68,42 +71,45 @@ class LocalCluster(Closing):
         self._stopping = threading.Event()
         self._nics: list[Nic] = []
         self._nic_settings = NicSettings(
-            chunk_bytes=chunk_bytes, extent_chunks=extent_chunks,
-            reshard_after_forward=reshard_after_forward,
-            prefetch_units=prefetch_units,
-            aggregate=aggregate,
+            chunk_bytes=chunk_bytes, extent_chunks=extent_chunks, aggregate=aggregate,
+            reshard_after_forward=reshard_after_forward, prefetch_units=prefetch_units,
         )  # fmt: skip
         self._grace_s, self._link_seed = grace_s, link_seed
         self.job = SYSTEM_CLOCK.now_ns()
         self.spec = NodeSpec(
-            job=self.job,
-            world_size=world_size,
-            listen="",
-            memory_budget_bytes=memory_budget_bytes,
-            chunk_bytes=chunk_bytes,
-            extent_chunks=extent_chunks,
-            summary=summary,
-            state=state,
-            durability="process",
-            has_switch=has_switch,
-            resume=resume,
-            arena_bytes=arena_bytes if transport == "shm" else 0,
-            link=at_node,
-            link_seed=derive(link_seed, "links", "node"),
+            job=self.job, world_size=world_size, listen="", summary=summary, state=state,
+            memory_budget_bytes=memory_budget_bytes, chunk_bytes=chunk_bytes,
+            extent_chunks=extent_chunks, durability="process", has_switch=has_switch,
+            resume=resume, arena_bytes=arena_bytes if transport == "shm" else 0, link=at_node,
+            link_seed=derive(link_seed, "links", "node"), count=nodes_count, replicas=replicas,
             groups=() if tree is None else tree.groups,
-        )
+        )  # fmt: skip
         self._transports: list[Transport] = []
-        node_transport = self._transport(self.spec.plan().shared_bytes, at_node, "node")
-        self._endpoints = {NODE: self._listen(node_transport, "node")}
-        recorder = Recorder(role="node", printed=None)
-        self.node: NodeShell = make_node_shell(self.spec, node_transport, recorder)
-        self._threads = [self._thread("node", self._serve_node)]
+        self._endpoints: dict[str, str] = {}
+        self._threads: list[threading.Thread] = []
+        self.nodes = [self._add_node(number, at_node) for number in range(nodes_count)]
+        """By number."""
+        self.node: NodeShell = self.nodes[0]
+        self._nodes = tuple(self._endpoints)
+        """Their names, by number."""
         self.switches: dict[str, SwitchShell] = {}
         self._tree = (tree or one_switch(world_size)) if has_switch else Tree(())
         for place in self._tree:
             self._add_switch(place, links, switch_limits)
         for thread in self._threads:
             thread.start()
+
+    def _add_node(self, number: int, link: LinkPair) -> NodeShell:
+        """Make an optimizer node, which listens; its thread is not started yet."""
+        state, name = self.spec.state, NODE if number == 0 else f"{NODE}-{number}"
+        if state is not None:
+            state = node_directory(state, number, self.spec.count)
+        spec = replace(self.spec, number=number, state=state)
+        transport = self._transport(spec.plan().shared_bytes, link, name)
+        self._endpoints[name] = self._listen(transport, name)
+        shell = make_node_shell(spec, transport, Recorder(role=name, printed=None))
+        self._threads.append(self._thread(name, self._serving(shell)))
+        return shell
 
     def _add_switch(self, place: Place, links: Links, limits: SwitchLimits | None) -> None:
         """Make a switch, whose parent listens already; its thread is not started yet."""
@@ -115,7 +121,9 @@ class LocalCluster(Closing):
             arena_bytes += limits.cache_bytes_max
         transport = self._transport(arena_bytes, link, place.process)
         self._endpoints[place.name] = self._listen(transport, place.process)
-        transport.dial(PARENT, self._endpoints[place.parent])
+        above = self._nodes if place.parent == NODE else (place.parent,)
+        for name, parent in zip(parent_names(len(above)), above, strict=True):
+            transport.dial(name, self._endpoints[parent])
         core = SwitchCore(
             job=self.job,
             incarnation=new_incarnation(),
@@ -123,6 +131,8 @@ class LocalCluster(Closing):
             rank=self._tree.index(place),
             limits=replace(limits, extent_chunks=self.spec.extent_chunks),
             retry=retry_over(links.node if place.parent == NODE else links.switch),
+            parents_count=len(above),
+            replicas=self.spec.replicas if len(above) > 1 else 1,
         )
         recorder = Recorder(role="switch", printed=None)
         shell = self.switches[place.name] = SwitchShell(transport, core, recorder)
@@ -225,7 +235,7 @@ class LocalCluster(Closing):
         ]
 
     def weights_digest(self) -> str:
-        """Digest of the decided weights."""
+        """Digest of the decided weights of the only node."""
         assert self.node.store is not None
         assert self.node.description is not None
         return weights_digest(self.node.store, self.node.description.layout)
@@ -239,7 +249,8 @@ class LocalCluster(Closing):
             transport.wake()
         for thread in self._threads:
             thread.join()
-        self.node.close()
+        for node in self.nodes:
+            node.close()
         for transport in self._transports:
             transport.close()
 
@@ -269,21 +280,20 @@ class LocalCluster(Closing):
             try:
                 serve()
             except BaseException as exc:
-                self._errors.append(exc)
+                if self.spec.replicas == 1 or not name.startswith(NODE):
+                    self._errors.append(exc)
                 self._on_error(exc)
 
         return threading.Thread(target=run, name=name, daemon=True)
 
-    def _serve_node(self) -> None:
-        self.node.open_existing()
-        self.node.run(self._stopping.is_set)
-
-    def _serving(self, switch: SwitchShell) -> Callable[[], None]:
+    def _serving(self, shell: NodeShell | SwitchShell) -> Callable[[], None]:
         def serve() -> None:
             try:
-                switch.run(self._stopping.is_set)
+                if isinstance(shell, NodeShell):
+                    shell.open_existing()
+                shell.run(self._stopping.is_set)
             except LuwuError:
-                switch.transport.close()  # as its process would: the node sees it leave
+                shell.transport.close()  # as its process would: the others see it leave
                 raise
 
         return serve
