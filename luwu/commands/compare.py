@@ -162,23 +162,9 @@ def _plan(
 
 def demo_budget_bytes(config: RunConfig) -> int:
     """An eighth of the optimizer state of the model that will be trained."""
+    from luwu.estimate.job import parameters_count
+
     return parameters_count(config) * STATE_BYTES_PER_PARAMETER // DEMO_BUDGET_SHARE
-
-
-def parameters_count(config: RunConfig) -> int:
-    """Parameters of the built-in GPT for this job, counted without storage."""
-    from workers.data import load_corpus
-    from workers.gpt import without_storage
-    from workers.options import Options
-
-    asked = {
-        name: value
-        for name in ("layers", "width", "context")
-        if (value := getattr(config, name)) is not None
-    }
-    options = Options(arm="luwu", dtype=config.dtype, **asked)
-    model = without_storage(options.gpt(load_corpus(config.data).vocab))
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _check(config: RunConfig) -> None:
