@@ -16,6 +16,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.limits import ARENA_BYTES_MIN
 from luwu.base.links import retry_over
 from luwu.base.quantities import exact_size, format_bytes
+from luwu.base.socket_directory import private_directory
 from luwu.base.tree import (
     NODE,
     SWITCH,
@@ -37,7 +38,6 @@ from luwu.launch.hosts.network import (
 )
 from luwu.launch.hosts.nodes import check_nodes, node_role
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.processes.sockets import private_directory
 from luwu.launch.roles import NodeEnds, SwitchEnds, job_spec, node_spec, switch_spec
 from luwu.launch.switch_memory import widest_plan
 from luwu.protocol.sum_order import depth
@@ -140,12 +140,9 @@ def decide_sizes(
     _check_switches(config, extent_chunks * chunk)
     return Sizes(
         memory_budget_bytes=budget, chunk_bytes=chunk, extent_chunks=extent_chunks,
-        lines=tuple(lines), warnings=_warnings(),
+        lines=tuple(lines),
+        warnings=() if shutil.which("cc") else (f"no C compiler here: {NO_COMPILER}",),
     )  # fmt: skip
-
-
-def _warnings() -> tuple[str, ...]:
-    return () if shutil.which("cc") else (f"no C compiler here: {NO_COMPILER}",)
 
 
 def _check_switches(config: RunConfig, extent_bytes: int) -> None:
