@@ -14,7 +14,7 @@ from benchmarks.exchange_model import Job
 from benchmarks.harness import copy_bytes_per_s, core_count, threads_per_worker
 from luwu.base.closing import Closing
 from luwu.base.errors import LuwuError
-from luwu.launch.processes.sockets import private_directory
+from luwu.base.socket_directory import private_directory
 
 FRAME_BYTES = 1024 * 1024
 """Of hub and pair: LuWu's chunk, in float32."""

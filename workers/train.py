@@ -100,7 +100,7 @@ def train(arm: Arm, batches: Batches, options: Options, *, want_lanes: bool = Tr
             else:
                 started_ns = SYSTEM_CLOCK.now_ns()
                 arm.finish()
-                progress.finish_seconds = _seconds_since(started_ns)
+                progress.finish_seconds = (SYSTEM_CLOCK.now_ns() - started_ns) / 1e9
                 finished = True
         except StepAborted as error:
             progress.aborts_count += 1
@@ -226,10 +226,6 @@ def _printed(options: Options, step: int) -> bool:
 
 def _largest(old: int | None, new: int | None) -> int | None:
     return new if old is None or (new is not None and new > old) else old
-
-
-def _seconds_since(started_ns: int) -> float:
-    return (SYSTEM_CLOCK.now_ns() - started_ns) / 1e9
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ json_file.py      JSON files that are written whole or not at all
 making.py         directories that appear whole or not at all
 locked.py         a lock on a directory: one writer at a time
 colours.py        red and bold on a terminal
+socket_directory.py short private directories for sockets
 expendable.py     files that a run can do without
 clock.py          the clock: the only place that reads time
 seeds.py          random numbers, all derived from one seed by name

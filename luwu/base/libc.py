@@ -37,11 +37,9 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-def map_pages(
-    address: int | None, nbytes: int, protection: int, flags: int, fd: int = -1, offset: int = 0
-) -> int:
+def map_pages(address: int | None, nbytes: int, protection: int, flags: int, fd: int = -1) -> int:
     """The address of a new mapping. Raises OSError."""
-    return _checked(_libc.mmap(address, nbytes, protection, flags, fd, offset))
+    return _checked(_libc.mmap(address, nbytes, protection, flags, fd, 0))
 
 
 def move_pages(address: int, to: int, nbytes: int) -> None:

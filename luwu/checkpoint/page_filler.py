@@ -38,7 +38,6 @@ class PageFiller(Closing):
         """`count`: buffers of the largest page."""
         self._store, self._layout, self._files = store, description.layout, files
         self._version, self._attempt = files.origin.record.version, store.attempt
-        self._fields = description.state_fields
         record_bytes = max(kind.record_bytes for kind in store.config.kinds)
         self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         for _ in range(count):

@@ -91,12 +91,15 @@ class _Voice:
 
     def say(self, text: str) -> None:
         """Print a line for people."""
-        print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+        stream = sys.stderr if self.as_json else sys.stdout
+        shown = red(text, stream) if text.startswith("VIOLATION") else text
+        print(shown, file=stream, flush=True)
 
     def tell(self, verdict: Verdict) -> int:
         """Print the verdict; the exit code."""
-        shown = json.dumps(verdict.document(), indent=1) if self.as_json else verdict
-        print(shown, flush=True)
+        paint = bold if verdict.is_good else red
+        shown = paint(str(verdict), sys.stdout)
+        print(json.dumps(verdict.document(), indent=1) if self.as_json else shown, flush=True)
         return 0 if verdict.is_good else 1
 
 
@@ -181,16 +184,6 @@ def _around(
             process.wait()
             assert process.stdin is not None
             process.stdin.close()
-
-
-def _tell(verdict: Verdict) -> int:
-    paint = bold if verdict.is_good else red
-    print(paint(str(verdict), sys.stdout), flush=True)
-    return 0 if verdict.is_good else 1
-
-
-def _say(text: str) -> None:
-    print(red(text, sys.stdout) if text.startswith("VIOLATION") else text, flush=True)
 
 
 # ---------------------------------------------------------------------- what is asked for

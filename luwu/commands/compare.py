@@ -37,7 +37,7 @@ from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.serving import Sizes, decide_sizes, state_directory
-from luwu.launch.starting import log_text, workers_text
+from luwu.launch.starting import log_text, shown_path, workers_text
 from luwu.launch.worker_loss import check_worker_loss, drops_workers
 from luwu.report.table import table_text
 from workers.data_file import check_data_file
@@ -162,23 +162,9 @@ def _plan(
 
 def demo_budget_bytes(config: RunConfig) -> int:
     """An eighth of the optimizer state of the model that will be trained."""
+    from luwu.estimate.job import parameters_count
+
     return parameters_count(config) * STATE_BYTES_PER_PARAMETER // DEMO_BUDGET_SHARE
-
-
-def parameters_count(config: RunConfig) -> int:
-    """Parameters of the built-in GPT for this job, counted without storage."""
-    from workers.data import load_corpus
-    from workers.gpt import without_storage
-    from workers.options import Options
-
-    asked = {
-        name: value
-        for name in ("layers", "width", "context")
-        if (value := getattr(config, name)) is not None
-    }
-    options = Options(arm="luwu", dtype=config.dtype, **asked)
-    model = without_storage(options.gpt(load_corpus(config.data).vocab))
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _check(config: RunConfig) -> None:
@@ -254,7 +240,7 @@ def _finish(
 
 def _say_next(run_directory: RunDirectory, console: Console) -> None:
     program = program_text()
-    console.say(f"next    {program} report --open {_short(run_directory.path)}")
+    console.say(f"next    {program} report --open {shown_path(run_directory.path)}")
     console.say(
         f"        {program} compare --arms luwu,fsdp,ddp,single --layers 6 --width 256 --steps 60"
     )
@@ -307,12 +293,5 @@ def program_text() -> str:
         return "luwu"
     beside = Path(sys.executable).with_name("luwu")
     if beside.exists():
-        return _short(beside)
-    return f"{_short(Path(sys.executable))} -m luwu"
-
-
-def _short(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+        return shown_path(beside)
+    return f"{shown_path(Path(sys.executable))} -m luwu"

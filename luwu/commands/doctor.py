@@ -81,7 +81,7 @@ def run(parsed: Parsed) -> int:
 def examine(disk: Path) -> Iterator[Finding]:
     """All findings, one after the other; a check that fails is a finding too."""
     checks: list[tuple[str, Callable[[], Finding]]] = [
-        ("luwu", _luwu),
+        ("luwu", lambda: Finding("luwu", version())),
         ("python", _python),
         *((name, lambda name=name: _package(name)) for name in PACKAGES),
         ("device", _device),
@@ -98,10 +98,6 @@ def examine(disk: Path) -> Iterator[Finding]:
             yield check()
         except (LuwuError, OSError, ImportError) as exc:
             yield Finding(name, f"{type(exc).__name__}: {exc}", "see the message above")
-
-
-def _luwu() -> Finding:
-    return Finding("luwu", version())
 
 
 def _python() -> Finding:

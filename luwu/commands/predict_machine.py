@@ -26,7 +26,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.identifiers import by_identifier, identifier, words
 from luwu.compare.arm import run_arm
 from luwu.compare.comparison import job_step_seconds
-from luwu.estimate.job import gpt_job, gpt_options
+from luwu.estimate.job import gpt_job, gpt_options, parameters_count
 from luwu.estimate.played import machine_job
 from luwu.estimate.shape import kept_in_ram
 from luwu.launch.processes.console import Console
@@ -101,7 +101,7 @@ class Case:
         config = resolve(flags=flags, environ={}).config
         if not self.parts:
             return config
-        state = self.replicas * STATE_BYTES_PER_PARAMETER * _parameters(config)
+        state = self.replicas * STATE_BYTES_PER_PARAMETER * parameters_count(config)
         more = {
             "durability": "process", "memory_budget": f"{state // self.parts}B",
             "optimizer_nodes": str(self.nodes), "replicas": str(self.replicas),
@@ -214,24 +214,11 @@ def _predict(config: RunConfig, shape: Shape, folder: Path, known: Known) -> _Pr
     return _Predicted(floors, step, job.layout.extent_chunks)
 
 
-def _parameters(config: RunConfig) -> int:
-    """The number of parameters of the built-in GPT."""
-    from workers.gpt import without_storage
-
-    model = without_storage(gpt_options(config).gpt(BYTE_VOCAB))
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def _text(folder: Path) -> Path:
     """Something to train on."""
     path = folder / "text"
-    words = (f"{number * number} " for number in range(10**6))
-    text = ""
-    for word in words:
-        text += word
-        if len(text) >= TEXT_BYTES:
-            break
-    path.write_text(text, encoding="ascii")
+    text = " ".join(str(number * number) for number in range(TEXT_BYTES // 9))
+    path.write_text(text[:TEXT_BYTES], encoding="ascii")
     return path
 
 

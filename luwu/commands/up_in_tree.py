@@ -20,11 +20,11 @@ from typing import Final
 
 from luwu.base.config import KEYS, Resolved, RunConfig, value_text
 from luwu.base.errors import ConfigError
+from luwu.base.socket_directory import private_directory
 from luwu.base.tree import NODE, Place, Tree, groups_text
 from luwu.join.connection import Connection, file_of, join, write_connection
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.processes.sockets import private_directory
 from luwu.launch.roles import SwitchEnds
 from luwu.launch.serving import (
     LOOPBACK,

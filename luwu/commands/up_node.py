@@ -73,16 +73,14 @@ def start_node(
         state.parent.mkdir(parents=True, exist_ok=True)
         state.mkdir(mode=0o700, exist_ok=True)
     job = (config.job or new_job()) if before is None else before.job
+    shared = job_spec(  # separate roles talk over tcp: there are no arenas
+        config, job=job, chunk_bytes=sizes.chunk_bytes, extent_chunks=sizes.extent_chunks
+    )
     spec = node_spec(
         config,
         directory,
-        job_spec(
-            config, job=job, chunk_bytes=sizes.chunk_bytes, extent_chunks=sizes.extent_chunks
-        ),  # separate roles talk over tcp
-        NodeEnds(
-            listen=config.bind or LOOPBACK,
-            advertise=config.advertise,
-        ),
+        shared,
+        NodeEnds(listen=config.bind or LOOPBACK, advertise=config.advertise),
         memory_budget_bytes=sizes.memory_budget_bytes,
         state=own_state,
         groups=() if config.tree is None else tree_of(config).groups,
@@ -91,13 +89,7 @@ def start_node(
     )
     endpoint = supervisor.add_role(node_role(number), spec)
     if before is None:
-        connection = connection_of(
-            config,
-            job=job,
-            node=endpoint,
-            chunk_bytes=sizes.chunk_bytes,
-            extent_chunks=sizes.extent_chunks,
-        )
+        connection = connection_of(config, shared, node=endpoint)
     else:
         nodes = [before.node, *before.more_nodes]
         nodes[number : number + 1] = [endpoint]

@@ -93,6 +93,14 @@ def gpt_options(config: RunConfig) -> Options:
     )
 
 
+def parameters_count(config: RunConfig) -> int:
+    """Parameters of the built-in GPT, counted without storage."""
+    from workers.gpt import without_storage
+
+    model = without_storage(gpt_options(config).gpt(_vocab(config.data)))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def compute_seconds(config: RunConfig, job: JobShape, samples: Samples) -> float | None:
     """Seconds of a step of all workers, on all cores; None for a model with large blocks."""
     from luwu.measure.gpt_floor import gpt_seconds

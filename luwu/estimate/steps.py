@@ -7,7 +7,6 @@ the bytes that moved, at the rates measured after the run. Its error is in the d
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -67,9 +66,8 @@ def steps_lines(document: dict[str, Any]) -> list[str]:
     lines = [f"steps   {seconds_text(document['step_seconds_median'])} each (median of {count})"]
     busy = document["busy_seconds"]
     if busy:
-        each = ", ".join(
-            f"{name} {seconds_text(seconds)}" for name, seconds in _longest_first(busy) if seconds
-        )
+        longest = sorted(busy.items(), key=lambda each: -each[1])
+        each = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in longest if seconds)
         lines.append(f"        bound by {document['bound_by']}; busy in a step: {each}")
     if document["disk_seconds_predicted"] is not None and "disk" in busy:
         lines += _disk_lines(document, seconds_text(busy["disk"]))
@@ -90,10 +88,6 @@ def _disk_lines(document: dict[str, Any], measured: str) -> list[str]:
             "for processors and for others at the disk; the rates are those of an idle machine"
         )
     return lines
-
-
-def _longest_first(busy: dict[str, float]) -> Sequence[tuple[str, float]]:
-    return sorted(busy.items(), key=lambda each: -each[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ def short_lines(found: Estimate) -> list[str]:
         f"parameter ({format_bytes(read)}, {format_bytes(written)}); "
         f"{format_bytes(sum(found.disk_space_bytes.values()))} of space"
     )
-    memory = ", ".join(_memory_text(found, role) for role in dict.fromkeys(_roles(found)))
+    roles = dict.fromkeys(use.role for use in found.memory)
+    memory = ", ".join(_memory_text(found, role) for role in roles)
     lines.append(f"        memory {memory}; {format_bytes(found.memory_bytes)} in all")
     if found.extent_chunks > 1:
         busiest = max(found.messages, key=lambda use: use.ends)
@@ -171,10 +172,6 @@ def _machine_lines(floors: Floors) -> list[str]:
     if floors.device != "cpu":
         lines.append("workers compute on a GPU, whose rate is not measured")
     return lines
-
-
-def _roles(found: Estimate) -> list[str]:
-    return [use.role for use in found.memory]
 
 
 def _memory_text(found: Estimate, role: str) -> str:

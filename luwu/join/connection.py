@@ -141,16 +141,9 @@ class Connection(JobSpec):
             "chunk_bytes": self.chunk_bytes,
             "prefetch_units": self.prefetch_units,
         }
-        if self.arena_bytes:
-            asked["arena_bytes"] = self.arena_bytes
-        if self.extent_chunks != 1:
-            asked["extent_chunks"] = self.extent_chunks
-        if self.stripes != 1:
-            asked["stripes"] = self.stripes
-        if self.optimizer_nodes != 1:
-            asked["optimizer_nodes"] = self.optimizer_nodes
-        if self.replicas != 1:
-            asked["replicas"] = self.replicas
+        for name in ("arena_bytes", "extent_chunks", "stripes", "optimizer_nodes", "replicas"):
+            if getattr(self, name) != _DEFAULTS[name]:
+                asked[name] = getattr(self, name)
         if self.more_nodes:
             asked["more_nodes"] = ",".join(self.more_nodes)
         for name in ("connect_timeout_s", "grace_s"):

@@ -13,9 +13,11 @@ from luwu.aggregate import FLOAT32, make_aggregator
 from luwu.aggregate.fixed_scale import FixedScale
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
+from luwu.base.job_spec import JobSpec, shared_fields
 from luwu.base.limits import ARENA_BYTES_MIN
 from luwu.base.links import retry_over
 from luwu.base.quantities import exact_size, format_bytes
+from luwu.base.socket_directory import private_directory
 from luwu.base.tree import (
     NODE,
     SWITCH,
@@ -37,7 +39,6 @@ from luwu.launch.hosts.network import (
 )
 from luwu.launch.hosts.nodes import check_nodes, node_role
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.processes.sockets import private_directory
 from luwu.launch.roles import NodeEnds, SwitchEnds, job_spec, node_spec, switch_spec
 from luwu.launch.switch_memory import widest_plan
 from luwu.protocol.sum_order import depth
@@ -137,21 +138,13 @@ def decide_sizes(
     extent_chunks = _decide_extent(config, budget // count, chunk, auto=auto_extent)
     if extent_chunks > 1:
         lines.append(f"extent: {extent_chunks} chunks travel together (--extent)")
-    _check_switches(config, extent_chunks * chunk)
+    # Raises where a switch has no room for what its children push.
+    widest_plan(config, tree_of(config), extent_chunks * chunk, in_arenas=node_in_arenas(config))
     return Sizes(
         memory_budget_bytes=budget, chunk_bytes=chunk, extent_chunks=extent_chunks,
-        lines=tuple(lines), warnings=_warnings(),
+        lines=tuple(lines),
+        warnings=() if shutil.which("cc") else (f"no C compiler here: {NO_COMPILER}",),
     )  # fmt: skip
-
-
-def _warnings() -> tuple[str, ...]:
-    return () if shutil.which("cc") else (f"no C compiler here: {NO_COMPILER}",)
-
-
-def _check_switches(config: RunConfig, extent_bytes: int) -> None:
-    """Raises ConfigError where a switch has no room for what its children push."""
-    shares = chosen_transport(config) == "shm" and config.hosts is None
-    widest_plan(config, tree_of(config), extent_bytes, in_arenas=shares)
 
 
 def _decide_extent(
@@ -251,7 +244,6 @@ def serve(
         say(line)
     chosen_aggregate(config)  # before anything is started
     check_lost_steps(config)
-    job = config.job or new_job()
     transport = chosen_transport(config)
     if transport == "shm" and config.stripes > 1:
         raise ConfigError(
@@ -275,15 +267,16 @@ def serve(
             f"gradient arenas: {config.workers + len(tree)} x {format_bytes(arena_bytes)} of "
             "shared memory, taken as it is used (--transport ipc shares none)"
         )
-    nodes = add_nodes(
-        supervisor, config, job=job, listen=endpoints.of_node, sizes=sizes, state=state,
-        arena_bytes=arena_bytes if transport == "shm" else 0,
-        groups=tree.groups if len(tree) > 1 else (),
-    )  # fmt: skip
-    connection = connection_of(
-        config, job=job, node=nodes[0], chunk_bytes=sizes.chunk_bytes,
+    job = job_spec(
+        config, job=config.job or new_job(), chunk_bytes=sizes.chunk_bytes,
         extent_chunks=sizes.extent_chunks, arena_bytes=arena_bytes,
     )  # fmt: skip
+    nodes = _add_nodes(
+        supervisor, config, job if transport == "shm" else replace(job, arena_bytes=0),
+        listen=endpoints.of_node, sizes=sizes, state=state,
+        groups=tree.groups if len(tree) > 1 else (),
+    )  # fmt: skip
+    connection = connection_of(config, job, node=nodes[0])
     if not config.no_switch:
         connection = _add_switches(
             supervisor, config, connection, endpoints, nodes[1:], only_forwards
@@ -292,9 +285,9 @@ def serve(
     return connection
 
 
-def add_nodes(
-    supervisor: Starter, config: RunConfig, *, job: int, listen: str, sizes: Sizes,
-    state: Path | None, arena_bytes: int, groups: Sequence[int],
+def _add_nodes(
+    supervisor: Starter, config: RunConfig, job: JobSpec, *, listen: str, sizes: Sizes,
+    state: Path | None, groups: Sequence[int],
 ) -> list[str]:  # fmt: skip
     """Start the optimizer nodes, the first first; their endpoints."""
     count = config.optimizer_nodes
@@ -314,13 +307,7 @@ def add_nodes(
         spec = node_spec(
             config,
             supervisor.run,
-            job_spec(
-                config,
-                job=job,
-                chunk_bytes=sizes.chunk_bytes,
-                extent_chunks=sizes.extent_chunks,
-                arena_bytes=arena_bytes,
-            ),
+            job,
             ends,
             memory_budget_bytes=sizes.memory_budget_bytes // count,
             state=None if state is None else directory_of_node(state, number, count),
@@ -533,34 +520,18 @@ def chosen_aggregate(config: RunConfig) -> str:
     return make_aggregator(spec, config.workers).spec
 
 
-def connection_of(
-    config: RunConfig,
-    *,
-    job: int,
-    node: str,
-    chunk_bytes: int,
-    extent_chunks: int = 1,
-    arena_bytes: int = 0,
-) -> Connection:
+def connection_of(config: RunConfig, job: JobSpec, *, node: str) -> Connection:
     """The connection of this job's members."""
     return Connection(
-        job=job,
+        **shared_fields(replace(job, retry=retry_over(node_link(config)))),
         world_size=config.workers,
         node=node,
-        chunk_bytes=chunk_bytes,
-        extent_chunks=extent_chunks,
         reshard_after_forward=config.reshard_after_forward,
         connect_timeout_s=config.connect_timeout,
-        grace_s=config.grace,
-        arena_bytes=arena_bytes,
-        stripes=config.stripes,
         aggregate=chosen_aggregate(config),
-        retry=retry_over(node_link(config)),
         tree="" if config.tree is None else groups_text(tree_of(config)),
         optimizer_nodes=config.optimizer_nodes,
-        replicas=config.replicas,
         on_worker_loss=config.on_worker_loss,
-        insecure=config.insecure,
     )
 
 

@@ -96,7 +96,7 @@ class _Rehearsal(Closing):
             raise
         core = SwitchCore(job=1, incarnation=1, children=[1 << n for n in range(CHILDREN)])
         recorder = Recorder(role="switch", printed=None)
-        self._shell = SwitchShell(self.transport, core, recorder, grace_s=60.0)
+        self._shell = SwitchShell(self.transport, core, recorder)
         self._gradients = [child.reserve(PAYLOAD_BYTES) for child in self._children]
         self._weights = memoryview(bytearray(PAYLOAD_BYTES))
         self._extent = self._left = self._joined_count = 0

@@ -528,7 +528,8 @@ class Nic(Closing):
             sent = self._transport.send(PARENT, header, () if data is None else (data,))
         except PeerGone:
             return  # it is repeated until answered
-        self.links.sent(PARENT, type(message), len(header), _nbytes(data))
+        payload_bytes = 0 if data is None else memoryview(data).nbytes
+        self.links.sent(PARENT, type(message), len(header), payload_bytes)
         if isinstance(payload, Cell):
             payload.sends.append(sent)
 
@@ -562,10 +563,6 @@ class Nic(Closing):
             handle.incoming = None
         handle.done = True
         self._mailbox.notify()
-
-
-def _nbytes(data: memoryview | bytes | None) -> int:
-    return 0 if data is None else memoryview(data).nbytes
 
 
 def _give_back(cells: Iterable[Cell]) -> None:

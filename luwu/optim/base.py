@@ -140,7 +140,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         session.loss_scale.use(scale_rule)
         if session.loss_scale.is_dynamic:
             session.attachments.attach("luwu.loss_scale", session.loss_scale, late=True)
-        session.measure(stats_every)
+        session.stats_every = stats_every
         self._session = session
 
     @property
@@ -240,7 +240,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
     @stats_every.setter
     def stats_every(self, steps: int | None) -> None:
         _check_stats_every(steps)
-        self._running().measure(steps)
+        self._running().stats_every = steps
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients since the last step. After `step()` there are none.
@@ -312,7 +312,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
 
     def _hyper(self) -> bytes:
         session = self._running()
-        clip, every = session.clip, session.stats_every
+        clip, every = session.clipping.asked, session.stats_every
         hyper = StepHyper(
             groups=tuple(self._numbers(group) for group in self.param_groups),
             max_grad_norm=self.max_grad_norm if clip is None else clip.max_norm,

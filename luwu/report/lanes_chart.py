@@ -40,9 +40,7 @@ class Row:
     is_limit: bool = False
 
 
-def lanes_chart(
-    steps: Mapping[str, Lanes], *, width: int = WIDE, has_title: bool = True
-) -> str:  # fmt: skip
+def lanes_chart(steps: Mapping[str, Lanes], *, width: int = WIDE) -> str:
     """Steps by name, the first one deciding what is tinted; a row of which nothing is busy in any
     of them is left out, except those of workers."""
     first = next(iter(steps.values()))
@@ -54,7 +52,7 @@ def lanes_chart(
         pieces = tuple((lane.pieces, lane.busy_ratio) for lane in bars)
         rows.append(Row(title, pieces, engine_colour(engine), first.is_limit(engine)))
     names = list(steps) if len(steps) > 1 else []
-    title = f"Step {first.step}: {first.verdict}" if has_title else ""
+    title = f"Step {first.step}: {first.verdict}"
     length_s = max(each.length_s for each in steps.values())
     return rows_chart(rows, length_s, title=title, names=names, width=width, name=first.verdict)
 

@@ -80,7 +80,8 @@ def parse_header(text: bytes, data_bytes: int, *, place: str) -> dict[Tensor, in
         if type(document) is not dict:
             raise ValueError("it is not a JSON object")
         _check_metadata(document.pop(_METADATA, {}))
-        found = sorted((_entry(name, item) for name, item in document.items()), key=_start)
+        entries = [_entry(name, item) for name, item in document.items()]
+        found = sorted(entries, key=lambda entry: entry[1:])
         at = 0
         for tensor, start, stop in found:
             if start != at:
@@ -142,7 +143,3 @@ def _are_naturals(values: Any) -> bool:
     return type(values) is list and all(
         type(value) is int and 0 <= value <= INT64_MAX for value in values
     )
-
-
-def _start(entry: tuple[Tensor, int, int]) -> tuple[int, int]:
-    return entry[1], entry[2]

@@ -29,6 +29,7 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.closing import Closing
 from luwu.base.errors import DeadlineError
 from luwu.base.quantities import parse_ns
+from luwu.base.socket_directory import PREFIX
 from luwu.chaos.job import cast_of, config_of, rules_of
 from luwu.chaos.outlook import outlooks
 from luwu.chaos.plan import Wish, draw
@@ -37,7 +38,6 @@ from luwu.launch.processes.children import is_alive, kill_marked, marked_process
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.guard import MARK_SUFFIX
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
-from luwu.launch.processes.sockets import PREFIX
 from luwu.launch.progress import Progress
 from luwu.testing.tracebacks import once, written_tracebacks
 

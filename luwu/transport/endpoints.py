@@ -18,7 +18,6 @@ import os
 import shutil
 import socket
 import stat
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import ClassVar, Final, Self, TypeAlias
 
 from luwu.base.errors import ConfigError, ConnectionFailed
 from luwu.base.keys import key_text, parse_key
+from luwu.base.socket_directory import answers, private_directory
 
 IPC_PATH_BYTES_MAX: Final = 107
 """sockaddr_un holds 108 bytes with the final zero."""
@@ -286,15 +286,8 @@ def bind_error(endpoint: Endpoint, code: int, text: str) -> ConfigError:
 
 def private_ipc_endpoint() -> IpcEndpoint:
     """A socket path in a new directory that only this user may enter; `remove_socket` ends it."""
-    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
-    if (
-        not os.access(runtime, os.W_OK | os.X_OK)
-        or len(os.fsencode(runtime)) > _AUTO_PARENT_BYTES_MAX
-    ):
-        runtime = Path("/tmp")
-    _sweep(runtime)
-    directory = tempfile.mkdtemp(prefix=f"{_AUTO_PREFIX}{os.getpid()}-", dir=runtime)  # mode 0700
-    return IpcEndpoint(Path(directory) / _SOCKET_NAME)
+    directory = private_directory(_AUTO_PREFIX, parent_bytes_max=_AUTO_PARENT_BYTES_MAX)
+    return IpcEndpoint(directory / _SOCKET_NAME)
 
 
 def remove_socket(endpoint: IpcEndpoint) -> None:
@@ -320,29 +313,9 @@ def clear_stale_socket(endpoint: IpcEndpoint) -> None:
         ) from None
     if not stat.S_ISSOCK(mode):
         raise ConfigError(f"{endpoint}: {path} exists and is not a socket; choose another path")
-    if _answers(path):
+    if answers(path):
         raise ConfigError(
             f"{endpoint} is in use by a live process; stop it, or choose another path, "
             f"or ipc://auto"
         )
     path.unlink(missing_ok=True)
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        return probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT)
-
-
-def _sweep(parent: Path) -> None:
-    """Remove our directories of processes that were killed: I8 holds from the next start on."""
-    for directory in parent.glob(f"{_AUTO_PREFIX}*-*"):
-        pid_text = directory.name.removeprefix(_AUTO_PREFIX).partition("-")[0]
-        try:
-            if directory.stat().st_uid != os.getuid() or Path(f"/proc/{pid_text}").exists():
-                continue
-            # Another container may share the directory and not the process numbers.
-            if (directory / _SOCKET_NAME).is_socket() and not _answers(directory / _SOCKET_NAME):
-                shutil.rmtree(directory, ignore_errors=True)
-        except OSError:
-            continue

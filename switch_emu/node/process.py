@@ -137,7 +137,6 @@ def make_node_shell(
         node=spec.node,
         plan=plan,
         own_switch=own_switch,
-        grace_s=spec.grace_s,
         counters=None
         if spec.counters is None
         else CountersFile(spec.counters, spec.counters.stem, spec.job),

@@ -68,10 +68,9 @@ class NodeShell(Shell):
     def __init__(
         self, transport: Transport, core: NodeCore, recorder: Recorder, storage: NodeStorage, *,
         job: int, plan: NodePlan, node: NodeNumber | None = None,
-        own_switch: SwitchCore | None = None, grace_s: float = 600.0,
-        counters: CountersFile | None = None,
+        own_switch: SwitchCore | None = None, counters: CountersFile | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(transport, recorder, grace_s=grace_s, counters=counters)
+        super().__init__(transport, recorder, counters=counters)
         self.core = core
         self._storage = storage
         self._job, self._plan, self._node = job, plan, node or NodeNumber()

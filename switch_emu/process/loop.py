@@ -61,14 +61,13 @@ class Shell:
     """Receives, sends and reports for a core; subclasses do the core's own actions."""
 
     def __init__(
-        self, transport: Transport, recorder: Recorder, *, grace_s: float,
+        self, transport: Transport, recorder: Recorder, *,
         counters: CountersFile | None = None,
     ) -> None:  # fmt: skip
         self.transport = transport
         self.recorder = recorder
         self.links = LinkCounts()
         self._counters = counters
-        self._grace_ns = int(grace_s * 1e9)
         self._sending: deque[tuple[SendHandle, Payload]] = deque()
         self._progress_ns = SYSTEM_CLOCK.now_ns()
         self._report_ns = self._progress_ns + 15 * 10**9

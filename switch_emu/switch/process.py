@@ -153,7 +153,6 @@ def serve_switch(
             transport,
             core,
             recorder,
-            grace_s=spec.grace_s,
             add=adder.add,
             counters=None
             if spec.counters is None

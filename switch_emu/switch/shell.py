@@ -98,10 +98,9 @@ class SwitchShell(Shell):
 
     def __init__(
         self, transport: Transport, core: SwitchCore, recorder: Recorder, *,
-        grace_s: float = 600.0, add: SumInOrder = sum_in_order,
-        counters: CountersFile | None = None,
+        add: SumInOrder = sum_in_order, counters: CountersFile | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(transport, recorder, grace_s=grace_s, counters=counters)
+        super().__init__(transport, recorder, counters=counters)
         self.core = core
         self._parents = core.parents.names
         self._add = add

@@ -13,9 +13,9 @@ import pytest
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import read_json
+from luwu.base.socket_directory import private_directory
 from luwu.base.tree import one_switch
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.processes.sockets import private_directory
 from luwu.launch.roles import SwitchEnds, ended_file, job_spec, ready_file, switch_spec, write_role
 from luwu.launch.service import Service, ServiceJob, probe
 from luwu.testing.leftovers import memory_files, until_empty

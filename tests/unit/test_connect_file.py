@@ -24,6 +24,7 @@ from luwu.join.connection import (
     read_connection,
     write_connection,
 )
+from luwu.launch.roles import job_spec
 from luwu.launch.serving import chosen_aggregate, connection_of
 from luwu.transport.endpoints import MovableEndpoint
 from switch_emu.switch.process import SwitchSpec
@@ -182,7 +183,9 @@ def test_a_wait_can_be_stopped(tmp_path: Path) -> None:
 def test_the_aggregator_is_named_with_its_scale(flags: dict[str, str], spec: str) -> None:
     """Goal: what is asked for on the command line is what all members are told."""
     config = resolve(flags=flags, environ={}).config
-    found = connection_of(config, job=1, node="tcp://127.0.0.1:1", chunk_bytes=16384)
+    found = connection_of(
+        config, job_spec(config, job=1, chunk_bytes=16384), node="tcp://127.0.0.1:1"
+    )
     assert found.aggregate == spec
 
 

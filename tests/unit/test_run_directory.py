@@ -10,8 +10,8 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import read_json, write_json
+from luwu.base.socket_directory import PREFIX, YOUNG_NS, sweep
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
-from luwu.launch.processes.sockets import PREFIX, YOUNG_NS, sweep
 
 
 @pytest.mark.feature("luwu-runs/latest")

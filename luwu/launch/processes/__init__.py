@@ -7,7 +7,6 @@ failures.py       the message of a run that failed
 console.py        lines and the live line on a terminal
 relay.py          output of worker 0, passed on as it arrives
 run_directory.py  the directory of a run
-sockets.py        the private directory for a run's sockets
 sampling.py       memory of a run's processes over time
 allocator.py      settings of malloc and memcpy for processes that are started
 """

@@ -176,12 +176,12 @@ def marked_processes(run_id: str) -> list[int]:
     return found
 
 
-def kill_marked(run_id: str, *, sparing: Sequence[int] = (), limit_s: float = 5.0) -> int:
+def kill_marked(run_id: str, *, limit_s: float = 5.0) -> int:
     """Kill every process that carries the mark; how many there were."""
     count = 0
     end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
     while SYSTEM_CLOCK.now_ns() < end_ns:  # one that forks while we look is found the next time
-        pids = [pid for pid in marked_processes(run_id) if pid not in sparing]
+        pids = marked_processes(run_id)
         if not pids:
             break
         for pid in pids:

@@ -61,7 +61,8 @@ def picture(
             f"at {record.end_s:g} s"
         )
     inside.sort(key=lambda span: (span.start_s, span.end_s))
-    known = list(dict.fromkeys(span.engine for span in sorted(record.spans, key=_start)))
+    in_order = sorted(record.spans, key=lambda span: span.start_s)
+    known = list(dict.fromkeys(span.engine for span in in_order))
     for engine in engines:
         if engine not in known:
             raise ConfigError(f"{engine!r} is not an engine here; they are {', '.join(known)}")
@@ -110,10 +111,6 @@ def units_picture(record: Record) -> Picture:
 def is_pale(span: Span) -> bool:
     """Forward, which backward stands beside."""
     return "forward" in span.job.split()
-
-
-def _start(span: Span) -> float:
-    return span.start_s
 
 
 def _rows(engine: str, spans: list[Span], start_s: float, end_s: float) -> list[Row]:

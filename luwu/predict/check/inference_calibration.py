@@ -54,22 +54,14 @@ def _first_tokens(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Comp
     for prompt, published in series["rows"]:
         job = _job(catalogue, series, input_tokens=prompt, output_tokens=1)
         what = f"{job.tensor} ranks, prompt of {prompt}"
-        yield _row(series, what, "ms", published, _first_token_ms(job))
-
-
-def _first_token_ms(job: InferenceJob) -> float:
-    return 1e3 * predict_prefill(job).seconds
+        yield _row(series, what, "ms", published, 1e3 * predict_prefill(job).seconds)
 
 
 def _batches(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Compared]:
     for batch, prompt, answer, published in series["rows"]:
         job = _job(catalogue, series, batch=batch, input_tokens=prompt, output_tokens=answer)
         what = f"{batch} of {prompt}/{answer}"
-        yield _row(series, what, "tokens/s", published, _rate(job))
-
-
-def _rate(job: InferenceJob) -> float:
-    return predict_inference(job).tokens_per_device_s
+        yield _row(series, what, "tokens/s", published, predict_inference(job).tokens_per_device_s)
 
 
 def _pipelines(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Compared]:
@@ -102,11 +94,8 @@ def _sockets(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Compared]
             inside=catalogue.network("upi"),
             sockets=sockets, input_tokens=_SOCKET_TOKENS, output_tokens=_SOCKET_TOKENS,
         )  # fmt: skip
-        yield _row(series, f"{sockets} sockets", "ms", published, _token_ms(job))
-
-
-def _token_ms(job: SocketJob) -> float:
-    return 1e3 * predict_socket_token(job).seconds
+        token_ms = 1e3 * predict_socket_token(job).seconds
+        yield _row(series, f"{sockets} sockets", "ms", published, token_ms)
 
 
 _KINDS = {

@@ -106,10 +106,9 @@ def socket_cache_bytes(job: SocketJob, tokens: float) -> float:
     return 2 * model.layers * tokens * heads * model.head_width * element
 
 
-def predict_socket_token(job: SocketJob, context: float | None = None) -> SocketTime:
-    """Between two tokens of a sequence, at a length or at the mean one (K1)."""
-    if context is None:
-        context = job.input_tokens + job.output_tokens / 2
+def predict_socket_token(job: SocketJob) -> SocketTime:
+    """Between two tokens of a sequence, at the mean length (K1)."""
+    context = job.input_tokens + job.output_tokens / 2
     cache = job.batch * socket_cache_bytes(job, context)
     attention = job.model.layers * job.model.attention_operations(job.batch, context)
     return _time(job, job.batch, cache, attention)

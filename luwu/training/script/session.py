@@ -32,7 +32,7 @@ from luwu.training.state.attached import Attachments
 from luwu.training.state.first_weights import FirstWeights
 from luwu.training.steps.attempt import Attempt
 from luwu.training.steps.backward import Backward
-from luwu.training.steps.clip import ClippedNorm, Clipping
+from luwu.training.steps.clip import Clipping
 from luwu.training.steps.hooks import Hooks
 from luwu.training.steps.loss_scale import LossScale
 from luwu.training.steps.pulls import Pulls
@@ -89,7 +89,7 @@ class Session:
             backward=self.backward, begin_forward=self._begin_forward,
         )  # fmt: skip
         self.stats_every: int | None = None
-        """Steps with a number that it divides are measured."""
+        """Steps with a number that it divides are measured; None: no step."""
         self._only_computes = False
         """There is no optimizer: the model was used before one was made."""
         self.is_streaming = False
@@ -173,10 +173,6 @@ class Session:
         self.progress.join(joined.step, is_resumed=joined.loaded)
         self.first_weights.joined(is_resumed=joined.loaded)
 
-    def measure(self, every: int | None) -> None:
-        """Measure the steps with a number that this divides; None: no step."""
-        self.stats_every = every
-
     # ---------------------------------------------------------------------- what can be looked at
 
     @property
@@ -218,11 +214,6 @@ class Session:
     def last_result(self) -> StepResult | None:
         """The result of the last step that was committed and not lost."""
         return self.results.last
-
-    @property
-    def clip(self) -> ClippedNorm | None:
-        """Clipping asked for in this step."""
-        return self.clipping.asked
 
     @property
     def unit_bytes_max(self) -> int:

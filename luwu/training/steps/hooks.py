@@ -229,11 +229,8 @@ def _own_memory(tensor: Tensor) -> Tensor:
     Its gradient goes to the weight as any other. The weight itself will be freed, and it is one
     tensor in all steps, which would keep the hooks of each.
     """
-    return tensor.clone() if _is_weight(tensor) else tensor
-
-
-def _is_weight(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and tensor in WEIGHTS
+    is_weight = tensor.layout == torch.strided and tensor in WEIGHTS
+    return tensor.clone() if is_weight else tensor
 
 
 def _open(backward: Backward, call: Call, grad: Tensor) -> None:

@@ -102,22 +102,12 @@ class CompiledKernel(UpdateKernel):
     def __init__(
         self, library: ctypes.CDLL, name: str, optimizer: str, state_fields: tuple[str, ...]
     ) -> None:
-        self._name, self._state_fields = name, state_fields
+        self.name, self.state_fields = name, state_fields
         self._optimizer = _OPTIMIZERS[(optimizer, state_fields)]
         self._make_run = _MAKE_RUN.get(optimizer, _sgd_run)
         self._fold = Fold(library)
         self._update = library.luwu_update
         self._update.argtypes, self._update.restype = (Pointer,), None
-
-    @property
-    def name(self) -> str:
-        """See UpdateKernel."""
-        return self._name
-
-    @property
-    def state_fields(self) -> tuple[str, ...]:
-        """See UpdateKernel."""
-        return self._state_fields
 
     def fold(
         self, contributions: Contributions, before: F32Array | None, out: F32Array

@@ -112,17 +112,12 @@ class UpdateCall:
 class UpdateKernel(Protocol):
     """Updates pages of one optimizer."""
 
-    @property
-    def name(self) -> str:
-        """Written into the store's configuration: another name, other bits."""
-
-    @property
-    def version(self) -> str:
-        """Its version, "compiled" or "portable": for logs and reports."""
-
-    @property
-    def state_fields(self) -> tuple[str, ...]:
-        """float32 arrays kept beside the weights."""
+    name: str
+    """Written into the store's configuration: another name, other bits."""
+    version: str
+    """Its version, "compiled" or "portable": for logs and reports."""
+    state_fields: tuple[str, ...]
+    """float32 arrays kept beside the weights."""
 
     def fold(
         self, contributions: Contributions, before: F32Array | None, out: F32Array

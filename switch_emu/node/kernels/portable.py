@@ -115,18 +115,8 @@ class PortableKernel(UpdateKernel):
     version = "portable"
 
     def __init__(self, name: str, state_fields: tuple[str, ...], step: Step | None) -> None:
-        self._name, self._state_fields, self._step = name, state_fields, step
+        self.name, self.state_fields, self._step = name, state_fields, step
         self._scratch = threading.local()
-
-    @property
-    def name(self) -> str:
-        """See UpdateKernel."""
-        return self._name
-
-    @property
-    def state_fields(self) -> tuple[str, ...]:
-        """See UpdateKernel."""
-        return self._state_fields
 
     def fold(
         self, contributions: Contributions, before: F32Array | None, out: F32Array

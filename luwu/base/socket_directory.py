@@ -1,4 +1,4 @@
-"""A short private directory for the sockets of a run, and the end of those that were killed."""
+"""Short private directories for sockets, and the end of those that were killed."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from typing import Final
 from luwu.base.clock import unix_ns
 
 PREFIX: Final = "luwu-run-"
+"""Begins the name of a run's directory."""
 PARENT_BYTES_MAX: Final = 60
 """A socket's whole path must stay under 108 bytes."""
 YOUNG_NS: Final = 60 * 10**9
 
 
-def private_directory() -> Path:
+def private_directory(
+    prefix: str = PREFIX, *, parent_bytes_max: int = PARENT_BYTES_MAX
+) -> Path:  # fmt: skip
     """A new directory that only this user may enter."""
     parent = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
-    if not os.access(parent, os.W_OK | os.X_OK) or len(os.fsencode(parent)) > PARENT_BYTES_MAX:
+    if not os.access(parent, os.W_OK | os.X_OK) or len(os.fsencode(parent)) > parent_bytes_max:
         parent = Path("/tmp")
-    sweep(parent)
-    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))  # mode 0700
+    sweep(parent, prefix)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))  # mode 0700
 
 
-def sweep(parent: Path) -> None:
-    """Remove our directories of launchers that are gone, where no socket answers any more."""
-    for directory in parent.glob(f"{PREFIX}*-*"):
-        pid_text = directory.name.removeprefix(PREFIX).partition("-")[0]
+def sweep(parent: Path, prefix: str = PREFIX) -> None:
+    """Remove our directories of processes that are gone, where no socket answers any more: I8 holds
+    from the next start on."""
+    for directory in parent.glob(f"{prefix}*-*"):
+        pid_text = directory.name.removeprefix(prefix).partition("-")[0]
         try:
             if directory.stat().st_uid != os.getuid() or Path(f"/proc/{pid_text}").exists():
                 continue
@@ -40,11 +44,13 @@ def sweep(parent: Path) -> None:
             paths = list(directory.iterdir())
         except OSError:
             continue
-        if not is_young and not any(_answers(path) for path in paths):
+        is_new = is_young and not paths
+        if not is_new and not any(answers(path) for path in paths):
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _answers(path: Path) -> bool:
+def answers(path: Path) -> bool:
+    """True if a process listens at a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         return probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT)
