@@ -3,9 +3,9 @@
 # Read by .ci/setup.py and .ci/pick-python, where they are explained.
 export PYTHON TORCH TORCH_CPU_INDEX
 
-# Tests run in this many processes: on two cores three are a quarter faster than two, as many tests
+# Tests run in this many processes: with four, two cores wait for 3 % of the time, as many tests
 # wait for processes of their own. ARGS is added to the command of `make test` and `make demo`.
-JOBS ?= 3
+JOBS ?= 4
 ARGS ?=
 
 BIN := .venv/bin
@@ -32,7 +32,7 @@ help:
 	@echo 'TORCH=cpu|cuda          that build'
 	@echo 'TORCH=torch==2.12.0     any requirement, URL or wheel that pip can install'
 	@echo 'TORCH_CPU_INDEX=URL     where CPU builds come from (https://download.pytorch.org/whl/cpu)'
-	@echo 'JOBS=3  ARGS=...        test processes; more arguments for test, demo and gpu-check'
+	@echo 'JOBS=4  ARGS=...        test processes; more arguments for test, demo and gpu-check'
 
 setup:
 	@python=$$(sh .ci/pick-python) && "$$python" .ci/setup.py

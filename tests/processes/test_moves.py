@@ -123,6 +123,7 @@ def test_node_and_switch_move_to_other_addresses(shell: Terminal, number: int) -
     assert (exported.step, exported.weights_digest) == (STEPS, light_digest(STEPS))
 
 
+@pytest.mark.slow
 def test_a_switch_that_comes_back_after_its_successor_ends(shell: Terminal) -> None:
     """I3, E3. Goal: the URL of the workers has two addresses of the switch: its host stands still,
     and it is started at the other one; when the host goes on, the old start ends by itself, and the

@@ -12,10 +12,9 @@ from tests.processes.jobs import SMALL, compare
 pytestmark = pytest.mark.timeout(400)  # eight processes on two processors, half of them with torch
 
 
+@pytest.mark.slow  # simulated histories combine the same, in less time
 @pytest.mark.feature("all of these at once")
-@pytest.mark.parametrize(
-    "aggregate", ["shared-exponent", pytest.param("fixed-scale", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("aggregate", ["shared-exponent", "fixed-scale"])
 def test_all_parts_together_change_no_bit_of_integers(tmp_path: Path, aggregate: str) -> None:
     """I1, I3. Goal: a tree of three switches of four slots each, before two nodes, over links that
     lose, repeat and reorder, has the weights of one switch and one node with nothing between.
