@@ -64,10 +64,10 @@ class ReaderCore:
     }
     """The method for each message to this reader. Any other is ignored: its payload is dropped."""
 
-    def __init__(self, *, job: int, reader: int) -> None:
+    def __init__(self, *, job: int, reader: int, retry: RetryPolicy = RETRY) -> None:
         """`reader` is a random number, so that no other reader has the same."""
         self.out = Outbox(job=job, role=Role.READER, rank=0, incarnation=reader)
-        self.uplink = Uplink(self.out.actions, RETRY)
+        self.uplink = Uplink(self.out.actions, retry)
         self._reader = reader
         self._is_open = False
         self._handlers: dict[type[wire.Message], Callable[..., None]] = {

@@ -83,9 +83,9 @@ class NicCore:
 
     def __init__(
         self, *, job: int, rank: int, world_size: int, incarnation: int,
-        retry: RetryPolicy | None = None,
+        role: Role = Role.WORKER, retry: RetryPolicy | None = None,
     ) -> None:  # fmt: skip
-        self.out = Outbox(job=job, role=Role.WORKER, rank=rank, incarnation=incarnation)
+        self.out = Outbox(job=job, role=role, rank=rank, incarnation=incarnation)
         self.uplink = Uplink(self.out.actions, retry or RetryPolicy())
         self.membership = Membership(self.out, self.uplink, world_size)
         self.requests = Requests(self.out, self.uplink)
