@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from luwu.launch.local_cluster import LocalCluster
 from luwu.launch.serving import check_lost_steps
 from luwu.nic.shell import Nic
 from switch_emu.node.process import make_node_shell
+from switch_emu.node.shell import NodeShell
+from switch_emu.switch.shell import SwitchShell
 from tests.unit.local_job import LARGE, Job, Worker, check
 from tests.unit.real_training import seeded
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
@@ -55,9 +58,13 @@ class GoingBack(LocalCluster):
             self._meetings.done.add(step)
             self._met[step].wait()
 
-    def _serve_node(self) -> None:
-        self.node.open_existing()
-        self.node.run(lambda: self._stopping.is_set() or self._node_ends.is_set())
+    def _serving(self, shell: NodeShell | SwitchShell) -> Callable[[], None]:
+        def serve() -> None:
+            assert isinstance(shell, NodeShell)
+            shell.open_existing()
+            shell.run(lambda: self._stopping.is_set() or self._node_ends.is_set())
+
+        return serve if isinstance(shell, NodeShell) else super()._serving(shell)
 
     def _take_copy(self) -> None:
         assert is_soon(lambda: self.node.core.next_step == COPIED)  # so nothing is being written
@@ -79,7 +86,8 @@ class GoingBack(LocalCluster):
         transport = self._transport(self.spec.plan().shared_bytes)
         self._listen(transport, "node")
         self.node = make_node_shell(self.spec, transport, Recorder(role="node", printed=None))
-        self._threads[0] = self._thread("node", self._serve_node)
+        self.nodes = [self.node]
+        self._threads[0] = self._thread("node", self._serving(self.node))
         self._threads[0].start()
 
 
