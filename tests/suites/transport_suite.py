@@ -21,6 +21,7 @@ from luwu.transport import (
     CreditExceeded,
     Delivery,
     PeerDown,
+    PeerFailed,
     PeerGone,
     Received,
     SendHandle,
@@ -436,7 +437,8 @@ class TransportSuite:
                     event = dialler.receive(1_000_000)
                     if isinstance(event, PeerDown):
                         break
-                    assert event is None
+                    # That nobody listens may be told before: of several connections one is first.
+                    assert event is None or (isinstance(event, PeerFailed) and not event.final)
             except PeerGone:
                 assert down(dialler) == "parent"
 
