@@ -3,7 +3,7 @@
 # Read by .ci/setup.py and .ci/pick-python, where they are explained.
 export PYTHON TORCH TORCH_CPU_INDEX
 
-# Tests run in this many processes: with four, two cores wait for 3 % of the time, as many tests
+# Tests run in this many processes: with four, two cores are idle for 3 to 6 % of the time: many tests
 # wait for processes of their own. ARGS is added to the command of `make test` and `make demo`.
 JOBS ?= 4
 ARGS ?=

@@ -88,7 +88,7 @@ class Connection(JobSpec):
     more_nodes: tuple[str, ...] = ()
     """Endpoints of the nodes after the first, as far as they are started: for who starts next."""
     on_worker_loss: str = LOSS_POLICIES[0]
-    """What becomes of the job when a worker is lost."""
+    """What the job does when a worker is lost: stop, wait or drop."""
 
     @property
     def security(self) -> str:

@@ -90,7 +90,7 @@ def test_a_gradient_before_the_weights_are_decided_need_not_be_repeated() -> Non
 def test_early_keeps_no_more_than_the_window_and_nothing_of_an_older_attempt() -> None:
     """I6. Goal: what a child sends too early takes no more memory than its window."""
     parts = Parts(version=None)
-    early = Early(parts.outbox, parts.children, parts.nbytes(0))
+    early = Early(parts.outbox, parts.nbytes(0))
     first, second = parts.push(0, 0b01), parts.push(0, 0b10)
     commit = parts.m(wire.Commit, contributors=RANKS, hyper_hash="", parts=1, skip=False, held=0)
     parts.check(
@@ -105,5 +105,3 @@ def test_early_keeps_no_more_than_the_window_and_nothing_of_an_older_attempt() -
         (early.forget, None, ["drop g0"]),
         (early.take, [], []),
     )
-    parts.children.loaded = True
-    assert not early.is_early(commit)

@@ -44,7 +44,7 @@ def _host_devices(question: Question | InferenceQuestion) -> int:
 
 
 def _once_per_host(question: Question) -> dict[str, Any]:
-    """What each more that `per_host` can take would save."""
+    """What a further use of `per_host` would save, one at a time."""
     nodes, devices = question.nodes, question.job.network.devices_count
     assert nodes is not None
     if host_devices(question.job) == 1:

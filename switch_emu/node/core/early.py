@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from luwu.protocol.children import Children
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 
@@ -19,16 +18,15 @@ _KINDS: Final = (wire.Push, wire.Propose, wire.Commit, wire.Keep)
 class Early:
     """What is received again, as it came, when there are weights."""
 
-    def __init__(self, outbox: Outbox, children: Children, bytes_max: int) -> None:
-        self._outbox, self._children = outbox, children
-        self._bytes_max = bytes_max
+    def __init__(self, outbox: Outbox, bytes_max: int) -> None:
+        self._outbox, self._bytes_max = outbox, bytes_max
         self._bytes = 0
         self._kept: dict[tuple[str, wire.Message], tuple[Any, int]] = {}
         """Sender and message -> its payload."""
 
     def is_early(self, m: wire.Message) -> bool:
-        """True if this message must wait."""
-        return not self._children.loaded and m.step == 0 and isinstance(m, _KINDS)
+        """True if this message must wait, as long as there are no weights."""
+        return m.step == 0 and isinstance(m, _KINDS)
 
     def keep(self, peer: str, m: wire.Message, payload: Any, payload_bytes: int) -> None:
         """Keep a message; a repetition, and what is beyond the window, is dropped."""

@@ -123,7 +123,7 @@ class NodeCore:
         self.out, self.children, self.shard, self.state = outbox, children, shard, state
         self.budget, self.steps, self.serving = budget, steps, serving
         self.first_weights = FirstWeights(outbox, children, shard, state)
-        self.early = Early(outbox, children, limits.push_window_bytes)
+        self.early = Early(outbox, limits.push_window_bytes)
         self.gathering = Gathering(
             outbox, children, shard, steps, budget, serving, filling,
             owes=limits.receipts_may_wait,
@@ -178,7 +178,7 @@ class NodeCore:
                 self.children.answer_stale(peer, m)
         elif kind not in self._from_child:
             out.ignore(m, payload)
-        elif self.early.is_early(m):
+        elif not self.children.loaded and self.early.is_early(m):
             self.early.keep(peer, m, payload, payload_bytes)
         else:
             self._act_on(self._from_child[kind](peer, m, payload, payload_bytes))

@@ -23,7 +23,7 @@ from luwu.predict.model.memory import activation_bytes, state_bytes
 
 SETS: Final = ("blind_1.toml", "blind_2.toml")
 _UNITS: Final = ("s", "ms", "GiB", "share")
-"""Of quantities, besides rates."""
+"""Units of quantities that are no rates."""
 
 
 def _model_operations(job: TrainingJob, seen: float) -> float:
