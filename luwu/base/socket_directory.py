@@ -20,19 +20,19 @@ YOUNG_NS: Final = 60 * 10**9
 
 
 def private_directory(
-    prefix: str = PREFIX, *, parent_bytes_max: int = PARENT_BYTES_MAX
-) -> Path:  # fmt: skip
-    """A new directory that only this user may enter."""
+    prefix: str = PREFIX, *, parent_bytes_max: int = PARENT_BYTES_MAX, young_ns: int = YOUNG_NS
+) -> Path:
+    """A new directory that only this user may enter. `young_ns`: see `sweep`."""
     parent = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
     if not os.access(parent, os.W_OK | os.X_OK) or len(os.fsencode(parent)) > parent_bytes_max:
         parent = Path("/tmp")
-    sweep(parent, prefix)
+    sweep(parent, prefix, young_ns=young_ns)
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))  # mode 0700
 
 
-def sweep(parent: Path, prefix: str = PREFIX) -> None:
+def sweep(parent: Path, prefix: str = PREFIX, *, young_ns: int = YOUNG_NS) -> None:
     """Remove our directories of processes that are gone, where no socket answers any more: I8 holds
-    from the next start on."""
+    from the next start on. One that is younger than `young_ns`, or just made and empty, stays."""
     for directory in parent.glob(f"{prefix}*-*"):
         pid_text = directory.name.removeprefix(prefix).partition("-")[0]
         try:
@@ -40,12 +40,12 @@ def sweep(parent: Path, prefix: str = PREFIX) -> None:
                 continue
             # Another container may share the directory and not the process numbers, and may have
             # made this one just now.
-            is_young = unix_ns() - directory.stat().st_mtime_ns < YOUNG_NS
+            age_ns = unix_ns() - directory.stat().st_mtime_ns
             paths = list(directory.iterdir())
         except OSError:
             continue
-        is_new = is_young and not paths
-        if not is_new and not any(answers(path) for path in paths):
+        is_young = age_ns < (young_ns if paths else YOUNG_NS)
+        if not is_young and not any(answers(path) for path in paths):
             shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -286,7 +286,7 @@ def bind_error(endpoint: Endpoint, code: int, text: str) -> ConfigError:
 
 def private_ipc_endpoint() -> IpcEndpoint:
     """A socket path in a new directory that only this user may enter; `remove_socket` ends it."""
-    directory = private_directory(_AUTO_PREFIX, parent_bytes_max=_AUTO_PARENT_BYTES_MAX)
+    directory = private_directory(_AUTO_PREFIX, parent_bytes_max=_AUTO_PARENT_BYTES_MAX, young_ns=0)
     return IpcEndpoint(directory / _SOCKET_NAME)
 
 

@@ -84,13 +84,20 @@ def test_sockets_of_dead_launchers_are_swept(tmp_path: Path) -> None:
     Method: directories named after a process that cannot exist, and after our own."""
     dead = tmp_path / f"{PREFIX}99999999-old"
     young = tmp_path / f"{PREFIX}99999999-new"
+    restarting = tmp_path / f"{PREFIX}99999999-again"
     alive = tmp_path / f"{PREFIX}{os.getpid()}-x"
-    for folder in (dead, young, alive):
+    for folder in (dead, young, restarting, alive):
         folder.mkdir()
+    (restarting / "switch").touch()  # nobody answers there
     old_ns = dead.stat().st_mtime_ns - 2 * YOUNG_NS
     for folder in (dead, alive):
         os.utime(folder, ns=(old_ns, old_ns))
     sweep(tmp_path)
     assert not dead.exists()
     assert young.exists()
+    assert restarting.exists()
+    assert alive.exists()
+    sweep(tmp_path, young_ns=0)
+    assert young.exists()
+    assert not restarting.exists()
     assert alive.exists()
