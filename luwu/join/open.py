@@ -13,6 +13,7 @@ from luwu.join.connection import Connection, file_of, followed, join
 from luwu.nic.reader import StateReader
 from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
 from luwu.transport.curve import Security, open_security
+from luwu.transport.mapping import Access
 from luwu.transport.opening import open_transport
 
 WAIT_S = 60.0
@@ -30,8 +31,11 @@ def find_connection() -> Connection:
     return join(where, timeout_s=WAIT_S)
 
 
-def open_nic(rank: int, world_size: int) -> Nic:
-    """Connect this worker. Raises ConfigError, ConnectionFailed."""
+def open_nic(rank: int, world_size: int, *, on_device: bool = False) -> Nic:
+    """Connect this worker; `on_device`: a GPU copies weights from where their sender has them.
+
+    Raises ConfigError, ConnectionFailed.
+    """
     connection = find_connection()
     if world_size != connection.world_size:
         raise ConfigError(
@@ -52,6 +56,7 @@ def open_nic(rank: int, world_size: int) -> Nic:
             insecure=connection.insecure,
             security=security,
             stripes=connection.stripes_of(endpoint),
+            peers=Access.READ_ONLY if on_device else Access.PRIVATE,
         ),
         WorkerIdentity(
             job=connection.job, rank=rank, world_size=world_size, incarnation=_incarnation()

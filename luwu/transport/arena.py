@@ -24,7 +24,7 @@ from luwu.transport.arena_limits import PAGE_BYTES, check_arena
 from luwu.transport.credits import anonymous_memory
 from luwu.transport.free_list import FreeList
 from luwu.transport.interface import CreditExceeded
-from luwu.transport.mapping import SEALS, Region, advise_huge, part_of
+from luwu.transport.mapping import SEALS, Access, Region, advise_huge, part_of
 
 _HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
@@ -67,7 +67,7 @@ def _new_region(nbytes: int) -> Region:
     fd = os.memfd_create(f"{ARENA_NAME}{os.getpid()}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
-        region = Region(fd, nbytes, shared=True)
+        region = Region(fd, nbytes, access=Access.OWN)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)  # after our mapping: nobody writes but we
     except OSError as exc:
         os.close(fd)

@@ -8,7 +8,9 @@ An arena is a memfd: it has no name, so nothing is left behind when its last use
 
 are what makes a descriptor from a peer safe to map, and all of it that a receiver must check. Peers
 map it private and writable: whoever writes to received weights by mistake gets pages of its own and
-harms nobody else; until then private pages show what the owner writes.
+harms nobody else; until then private pages show what the owner writes. Memory that a GPU copies
+from is mapped shared and read-only instead: a private page becomes our own by being pinned, and
+from then on it does not show what the owner writes.
 
 A mapping ends when its region is dropped and the last view of it is gone, whichever comes last.
 The calls are libc's, because an `mmap.mmap` keeps a descriptor open as long as it is mapped.
@@ -26,6 +28,7 @@ import mmap
 import os
 import weakref
 from bisect import bisect_right
+from enum import Enum
 from typing import Any, Final
 
 from luwu.base.address import address_of
@@ -38,15 +41,23 @@ SEALS: Final = (
 _SEALS_NEEDED: Final = fcntl.F_SEAL_SHRINK
 
 
+class Access(Enum):
+    """How an arena is mapped."""
+
+    OWN = "shared and writable"
+    PRIVATE = "writes make pages of one's own"
+    READ_ONLY = "shared, and never written: a device may be given it"
+
+
 class Region:
     """One arena mapped here, our own or a peer's."""
 
     __slots__ = ("base", "end", "fd", "key", "nbytes", "shown", "users_count", "view")
 
-    def __init__(self, fd: int, nbytes: int, *, shared: bool) -> None:
+    def __init__(self, fd: int, nbytes: int, *, access: Access) -> None:
         """Map the whole of `fd`, which the region then owns. Raises OSError."""
-        self.view = map_memory(fd, nbytes, shared=shared)
-        """Writable: what `reserve` gives is cut from it, and what is received from `shown`."""
+        self.view = map_memory(fd, nbytes, access)
+        """What `reserve` gives is cut from it, and what is received from `shown`."""
         self.shown = self.view.toreadonly()
         self.base = address_of(self.view)
         self.end = self.base + nbytes
@@ -59,7 +70,9 @@ class Region:
 class Regions:
     """The regions of one transport, by the file they are and by the addresses they have."""
 
-    def __init__(self) -> None:
+    def __init__(self, peers: Access = Access.PRIVATE) -> None:
+        """`peers`: how the arenas of peers are mapped."""
+        self._peers = peers
         self._bases: list[int] = []
         self._sorted: list[Region] = []
         self._by_key: dict[tuple[int, int], Region] = {}
@@ -85,7 +98,7 @@ class Regions:
                 os.close(fd)
                 return region
             try:
-                region = Region(fd, nbytes, shared=False)
+                region = Region(fd, nbytes, access=self._peers)
             except (OSError, OverflowError, ValueError) as exc:
                 raise ConnectionFailed(
                     f"cannot map an arena of {nbytes} bytes: {exc}. Allow this process more "
@@ -124,15 +137,18 @@ class Regions:
         return len(self._sorted)
 
 
-def map_memory(fd: int, nbytes: int, *, shared: bool) -> memoryview:
-    """A view of a whole file, writable if `shared`; unmapped with the last view. Raises OSError."""
+def map_memory(fd: int, nbytes: int, access: Access) -> memoryview:
+    """A view of a whole file; unmapped with the last view. Raises OSError."""
     # Without NORESERVE the kernel refuses a private mapping larger than its memory, though nobody
     # means to write there.
-    flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | MAP_NORESERVE
+    flags = mmap.MAP_PRIVATE | MAP_NORESERVE if access is Access.PRIVATE else mmap.MAP_SHARED
+    protection = mmap.PROT_READ
+    if access is not Access.READ_ONLY:
+        protection |= mmap.PROT_WRITE
     try:
-        address = map_pages(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd)
+        address = map_pages(None, nbytes, protection, flags, fd)
     except OSError:
-        if shared:
+        if access is not Access.PRIVATE:
             raise
         # Private memory that could be written counts against RLIMIT_DATA; what can only be read
         # does not. Then a write by mistake ends the process.

@@ -9,6 +9,7 @@ from luwu.base.errors import ConfigError
 from luwu.transport.arrivals import ConnectionLimits
 from luwu.transport.curve import Security
 from luwu.transport.interface import Transport
+from luwu.transport.mapping import Access
 from luwu.transport.mixed import SHARED_SCHEME, MixedTransport
 from luwu.transport.shm import ShmTransport
 from luwu.transport.striped import StripedTransport
@@ -32,13 +33,14 @@ def open_transport(
     security: Security | None = None,
     stripes: int = 1,
     peers_count: int = 1,
+    peers: Access = Access.PRIVATE,
 ) -> Transport:
     """A transport for endpoints to listen at or to dial. Raises ConfigError.
 
     `security`: the key that tcp connections must have; unused where there are none.
     `arena_bytes`: shared memory for what is sent from here, where the endpoint is shm://.
     `stripes`: connections to each peer, where it is not; above 1, peers may also come over several
-    connections. `peers_count`: how many peers at most.
+    connections. `peers_count`: how many peers at most. `peers`: how their shared memory is mapped.
     """
     shared_count = sum(endpoint.startswith(SHARED_SCHEME) for endpoint in endpoints)
     if shared_count == len(endpoints):
@@ -47,7 +49,7 @@ def open_transport(
                 f"stripes is {stripes}, but shared memory has nothing to spread over connections; "
                 f"leave it out, or use --transport tcp"
             )
-        return ShmTransport(arena_bytes=arena_bytes, credit_bytes=_CREDIT_BYTES)
+        return ShmTransport(arena_bytes=arena_bytes, credit_bytes=_CREDIT_BYTES, peers=peers)
     io_threads = io_threads_for(peers_count * stripes, len(os.sched_getaffinity(0)))
     connections_count = EACH_CONNECTION_TIMES * peers_count * stripes + STRANGERS_COUNT
     limits = ConnectionLimits(total=max(ConnectionLimits().total, connections_count))
@@ -64,7 +66,7 @@ def open_transport(
     if not shared_count:
         return wired
     try:
-        shared = ShmTransport(arena_bytes=arena_bytes, credit_bytes=_CREDIT_BYTES)
+        shared = ShmTransport(arena_bytes=arena_bytes, credit_bytes=_CREDIT_BYTES, peers=peers)
     except ConfigError:
         wired.close()
         raise

@@ -40,7 +40,7 @@ from luwu.transport.interface import (
     checked_views,
 )
 from luwu.transport.lanes import gone
-from luwu.transport.mapping import Region, Regions
+from luwu.transport.mapping import Access, Region, Regions
 from luwu.transport.meetings import Meetings
 from luwu.transport.returns import Returns
 from luwu.transport.shared_links import Link, Passed
@@ -60,8 +60,10 @@ class ShmTransport(Transport):
         arena_bytes: int,
         credit_bytes: int = CREDIT_BYTES_DEFAULT,
         timing: ZeroMqTiming | None = None,
+        peers: Access = Access.PRIVATE,
     ) -> None:
-        """`arena_bytes` bounds what `reserve` gives; 0: share nothing, and still receive.
+        """`arena_bytes` bounds what `reserve` gives; 0: share nothing, and still receive. `peers`:
+        how their arenas are mapped.
 
         Raises ConfigError where the machine does not allow such an arena: see `check_arena`.
         """
@@ -75,7 +77,7 @@ class ShmTransport(Transport):
         except ConfigError:
             self._inner.close()
             raise
-        self._regions = Regions()
+        self._regions = Regions(peers)
         if self._arena.region is not None:
             self._regions.add(self._arena.region)
         self._meetings = Meetings(self._inner)

@@ -37,7 +37,6 @@ class FakeStream:
         self._work: list[Callable[[], object]] = []
         self.done_count = 0
         self.waited_for: list[object] = []
-        self.kept: list[torch.Tensor] = []
 
     def run(self, work: Callable[[], object]) -> None:
         self._work.append(work)
@@ -48,9 +47,6 @@ class FakeStream:
     def wait(self, event: FakeEvent) -> None:
         self.waited_for.append(event)
         self._work.append(event.synchronize)
-
-    def keep(self, tensor: torch.Tensor) -> None:
-        self.kept.append(tensor)
 
     def resize(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         if nbytes == 0:  # what was given before is done before
@@ -88,6 +84,7 @@ class FakeStreams:
         self.compute_stream = FakeCompute()
         self.refuse = refuse
         self.registered: dict[int, int] = {}
+        self.read_only_count = 0
         self.host_buffers_count = 0
         self.device_buffers_count = 0
 
@@ -106,6 +103,7 @@ class FakeStreams:
         if self.refuse is None:
             assert address not in self.registered
             self.registered[address] = nbytes
+            self.read_only_count += read_only
         return self.refuse
 
     def unregister(self, address: int) -> None:

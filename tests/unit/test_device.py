@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import random
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,8 +19,9 @@ import luwu
 from luwu.base.address import address_of
 from luwu.layout import Layout, Parameter
 from luwu.layout import Unit as LayoutUnit
+from luwu.training.devices import packing
 from luwu.training.devices.device import STAGING_COUNT, CudaDevice
-from luwu.training.devices.gradients import gradient_plan
+from luwu.training.devices.gradients import gradient_plan, write
 from luwu.training.devices.pinning import HostPins, mapping_at
 from luwu.training.devices.ring import Ring
 from luwu.training.script import run
@@ -183,18 +186,20 @@ def test_steps_dropped_by_the_script_leave_nothing(workers: Workers) -> None:
 def test_backward_does_not_wait_for_copies(workers: Workers) -> None:
     """D1. Goal: a backward returns though no gradient has been copied; `step` waits for them."""
     network = FakeNetwork(1, chunk_bytes=65536)
-    with workers.worker(network):
+    with workers.worker(network) as session:
         model = make()
         shard(model)
         made = optimizer("at_step")(model)
         push = workers.hold_pushes()
         loss(model, 0, 0, 0).backward()
         assert network.counts["push"] == 0
+        assert len(session.mover._read) == 5  # D4: nobody else gets the gradients' memory
         threading.Timer(0.05, push.let_go).start()
         made.step()
         assert network.counts["push"] == 5  # units
         assert network.step == 1
-        assert push.kept  # D4: the allocator was told who reads the gradients
+        session.mover._collect()
+        assert not session.mover._read
 
 
 def test_no_thread_is_left(workers: Workers) -> None:
@@ -259,20 +264,42 @@ def test_private_mappings_of_others_are_never_registered() -> None:
     streams, said = FakeStreams(), list[str]()
     pins = HostPins(streams, said.append)
     private, shared = shared_memory(private=True), shared_memory(private=False)
-    at = address_of(memoryview(private))
-    assert not pins.add_shared(at + 64, 128)
-    assert not pins.add_shared(at + 64, 128)
+    view = memoryview(private)
+    at = address_of(view)
+    assert not pins.add_shared(at + 64, 128, view)
+    assert not pins.add_shared(at + 64, 128, view)
     assert said == ["weights of another process are mapped private"]
 
-    at = address_of(memoryview(shared))
-    assert pins.add_shared(at + 64, 128)
-    assert pins.add_shared(at + mmap.PAGESIZE, 128)
+    view = memoryview(shared)
+    at, page = address_of(view), mmap.PAGESIZE
+    assert pins.add_shared(at + 64, 128, view)
+    assert pins.add_shared(at + page, page + 1, view)
     found = mapping_at(at)
     assert found is not None
     assert "rw-s" in found[2]
-    assert streams.registered == {found[0]: found[1] - found[0]}  # the whole mapping, once
+    assert streams.registered == {at: page, at + page: 2 * page}  # whole pages, and no more
+    assert pins.has_shared(at + 64, 128, view)
+    assert not pins.has_shared(at + page, 2 * page + 1, view)
     pins.close()
     assert streams.registered == {}
+
+
+def test_what_is_registered_stays_mapped_until_another_sender_takes_over() -> None:
+    """Goal: a sender that was started again may be mapped where the old one was; nothing is copied
+    from the memory that was there before."""
+    streams = FakeStreams()
+    pins = HostPins(streams, [].append)
+    old, new = (memoryview(shared_memory(private=False)) for _ in range(2))
+    assert pins.add_shared(address_of(old), 128, old)
+    assert not pins.has_shared(address_of(old), 128, new)  # the same address, other memory
+    where = weakref.ref(old.obj)
+    at = address_of(new)
+    del old
+    assert where() is not None
+    assert pins.add_shared(at, 128, new)
+    assert where() is None
+    assert streams.registered == {at: mmap.PAGESIZE}
+    pins.close()
 
 
 def test_cells_are_registered_until_they_go() -> None:
@@ -288,6 +315,40 @@ def test_cells_are_registered_until_they_go() -> None:
     pins.add(memory)
     assert not pins.has(address_of(memory), 1)
     assert said == ["no"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_packed_at_once_is_what_each_extent_would_be(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D4. Goal: parameters that extents cut, padding and missing gradients are where they belong,
+    whatever the buffer held before."""
+    generator = random.Random(seed)
+    sizes = [generator.randrange(1, 9000) for _ in range(generator.randrange(1, 7))]
+    layout = Layout(
+        parameters=tuple(
+            Parameter(name=f"p{i}", shape=(size,), wire_dtype="bfloat16")
+            for i, size in enumerate(sizes)
+        ),
+        units=(LayoutUnit(name="u", parameters=tuple(range(len(sizes)))),),
+        chunk_bytes=16384,
+        node_count=1,
+    )
+    dtype = generator.choice([torch.float32, torch.bfloat16])
+    monkeypatch.setattr(packing, "_PACKED_BYTES_MAX", generator.choice([1, 20_000, 100_000]))
+    plans = gradient_plan(layout, 0, dtype)
+    gradients = [torch.randn(size) if generator.random() < 0.8 else None for size in sizes]
+    seen = []
+    for group in packing.packings(plans):
+        packed = torch.full((group.elems,), 7, dtype=dtype)
+        group.pack(gradients, packed)
+        for plan in plans:
+            if plan.extent in group.extents:
+                expected = torch.empty(plan.elems, dtype=dtype)
+                write(plan, gradients, expected)
+                assert torch.equal(group.part(plan.extent, packed), expected), f"seed {seed}"
+                seen.append(plan.extent)
+    assert seen == [plan.extent for plan in plans]
 
 
 class Place:
@@ -317,8 +378,9 @@ def test_a_senders_place_is_held_until_it_was_copied(private: bool) -> None:
     place = Place(shared_memory(private=private))
     flat = torch.empty(64)
     storage = flat.untyped_storage()
+    octets = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (256,))
     storage.resize_(0)
-    event = device.fetch(storage, flat, device.host.wait(), place)
+    event = device.fetch(octets, device.host.wait(), place)
     assert place.is_released == private
     assert device.may_share == (not private)
     event.synchronize()
@@ -343,12 +405,14 @@ def test_gradients_go_straight_to_registered_cells() -> None:
     device = CudaDevice(torch.device("cpu"), streams)
     nic = FakeNic(FakeNetwork(1), 0)
     device.connect(nic)
-    gradients = [torch.arange(15.0), None]
+    device.plan([[plan]])
+    device.begin([torch.arange(15.0), None])
     for is_registered in (True, False):
         cell = nic.cells.take(plan.nbytes)
         if is_registered:
             device.pins.add(cell.data)
-        written = device.write(plan, gradients, cell, torch.bfloat16)
+        written = device.write(plan, cell, torch.bfloat16)
+        device.seal()
         assert bytes(cell.data) == bytes(plan.nbytes)
         written.finish()
         found = torch.frombuffer(cell.data, dtype=torch.bfloat16)

@@ -5,6 +5,7 @@ The streams are those of a CPU, which do their work as late as the events allow.
 
 from __future__ import annotations
 
+import functools
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ import torch
 
 import luwu
 from luwu.base.errors import StepAborted
+from luwu.launch import local_cluster
 from luwu.launch.local_cluster import LocalCluster
 from luwu.training.devices.device import CpuDevice, CudaDevice, Device
 from luwu.training.script import run
+from luwu.transport.mapping import Access
+from luwu.transport.opening import open_transport
 from tests.unit.fake_streams import FakeStreams
 from tests.unit.test_device import STEPS, loss, make, shard
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
@@ -66,11 +70,22 @@ def train(
         return cluster.weights_digest()
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
+def map_as_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        local_cluster, "open_transport", functools.partial(open_transport, peers=Access.READ_ONLY)
+    )
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm", "shm read-only"])
 @pytest.mark.parametrize("update", ["at_step", "streaming"])
 @pytest.mark.parametrize("cancel", [False, True])
-def test_same_bits_as_on_a_cpu(tmp_path: Path, transport: str, update: str, cancel: bool) -> None:
+def test_same_bits_as_on_a_cpu(
+    tmp_path: Path, transport: str, update: str, cancel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """I3, D1-D5, V1-V4. Goal: what moves the bytes does not show in the weights."""
+    transport, _, read_only = transport.partition(" ")
+    if read_only:
+        map_as_for_a_gpu(monkeypatch)
     streams = [FakeStreams() for _ in range(2)]
     where = torch.device("cpu")
     there = [CudaDevice(where, each) for each in streams]
@@ -81,4 +96,7 @@ def test_same_bits_as_on_a_cpu(tmp_path: Path, transport: str, update: str, canc
         assert each.device_buffers_count == 1
         # cells are registered, so no gradient went through a buffer; of weights, the window's
         assert each.host_buffers_count <= 4
+        # a sender's weights are copied from where they lie, if they are mapped for it
+        assert (each.read_only_count > 0) == bool(read_only)
+        assert device.may_share == (transport != "shm" or bool(read_only))
         assert not device.turns._thread.is_alive()

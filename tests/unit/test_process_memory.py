@@ -16,9 +16,9 @@ MIB = 1024**2
 ARENA_BYTES = 64 * MIB
 READER = """
 import os, sys
-from luwu.transport.mapping import map_memory
+from luwu.transport.mapping import Access, map_memory
 descriptor, nbytes, keeps = map(int, sys.argv[1:])
-arena = map_memory(descriptor, nbytes, shared=False)
+arena = map_memory(descriptor, nbytes, Access.PRIVATE)
 if not keeps:
     os.close(descriptor)
 for start in range(0, nbytes, 4096):

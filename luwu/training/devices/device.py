@@ -13,8 +13,9 @@ Invariants of `CudaDevice`; tests cite them:
     D3  Device memory a unit freed is written again after the compute that read it: the pull stream
         waits for the event recorded when the memory was freed, and only if it got that memory.
     D4  A gradient's memory is not reused before it was packed, nor a cell sent before it is full.
-    D5  Buffers are bounded: (window + 2) units of pinned memory for pulls, one extent on the
-        device and, for cells that cannot be registered, `STAGING_COUNT` extents of pinned memory.
+    D5  Buffers are bounded: (window + 2) units of pinned memory for pulls, what is packed at once
+        on the device and, for cells that cannot be registered, `STAGING_COUNT` extents of pinned
+        memory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +32,7 @@ from luwu.base.address import address_of
 from luwu.nic.cells import ExtentGradient
 from luwu.training.base.interface import Nic, SharedWeights
 from luwu.training.devices.gradients import ExtentPlan, flat_gradients, write
+from luwu.training.devices.packing import Packing, packings
 from luwu.training.devices.pinning import HostPins
 from luwu.training.devices.ring import Ring
 from luwu.training.devices.streams import CudaStreams, Event, Streams
@@ -63,11 +65,19 @@ class Device(ABC):
     def connect(self, nic: Nic) -> Nic:
         """The NIC as the training thread is to use it."""
 
+    def plan(self, units: Iterable[Sequence[ExtentPlan]]) -> None:  # noqa: B027 - a GPU packs them
+        """The extents of each unit that is pushed."""
+
+    def begin(self, flat: Sequence[torch.Tensor | None]) -> None:
+        """A unit's gradients, of which extents are written from now on; none: it is over."""
+        self._flat = flat
+
     @abstractmethod
-    def write(
-        self, plan: ExtentPlan, flat: Sequence[torch.Tensor | None], cell: Any, dtype: torch.dtype
-    ) -> Any:
-        """Write an extent's gradient; what is to be pushed."""
+    def write(self, plan: ExtentPlan, cell: Any, dtype: torch.dtype) -> Any:
+        """Write an extent of them; what is to be pushed after `seal`."""
+
+    def seal(self) -> None:  # noqa: B027 - a GPU's event
+        """What was written so far is about to be pushed."""
 
     def start(self, *, unit_bytes_max: int, window: int) -> None:  # noqa: B027 - a GPU's buffers
         """The sizes are known."""
@@ -88,10 +98,8 @@ class CpuDevice(Device):
         self.cells = nic.cells
         return nic
 
-    def write(
-        self, plan: ExtentPlan, flat: Sequence[torch.Tensor | None], cell: Any, dtype: torch.dtype
-    ) -> Any:
-        write(plan, flat, torch.frombuffer(cell.data, dtype=dtype))
+    def write(self, plan: ExtentPlan, cell: Any, dtype: torch.dtype) -> Any:
+        write(plan, self._flat, torch.frombuffer(cell.data, dtype=dtype))
         return cell
 
 
@@ -107,7 +115,16 @@ class CudaDevice(Device):
         self._freed: deque[tuple[int, int, Event]] = deque()
         """Device memory from first to last byte that compute may still be reading."""
         self._lent: deque[tuple[SharedWeights, Event]] = deque()
-        self._packed: torch.Tensor | None = None
+        self._packings: dict[int, Packing] = {}
+        """By extent."""
+        self._packed_bytes = 0
+        self._buffer: torch.Tensor | None = None
+        self._packed: tuple[Packing, torch.Tensor] | None = None
+        """What the buffer holds of the gradients that are being written."""
+        self._unsealed: list[_Write] = []
+        self._read: deque[tuple[Sequence[torch.Tensor | None], Event]] = deque()
+        """Gradients that the push stream may still be reading. (To tell the allocator of it,
+        `record_stream`, costs two calls for each of them.)"""
 
     def connect(self, nic: Nic) -> Nic:
         recorder, rank = nic.recorder, nic.rank
@@ -131,34 +148,28 @@ class CudaDevice(Device):
     # ---------------------------------------------------------------------- weights
 
     def fetch(
-        self, storage: torch.UntypedStorage, flat: torch.Tensor, host: torch.Tensor,
-        shared: SharedWeights | None,
-    ) -> Event:  # fmt: skip
-        """Copy a unit's weights to its storage, which has no bytes; `host` is given back.
+        self, octets: torch.Tensor, host: torch.Tensor, shared: SharedWeights | None
+    ) -> Event:
+        """Copy a unit's weights to `octets`, whose storage has no bytes; `host` is given back.
 
         They are in `host`, or where `shared` says.
         """
-        pull, nbytes = self.streams.pull, flat.nbytes
+        pull, nbytes = self.streams.pull, octets.numel()
         self._collect()
         source = host[:nbytes]
         if shared is not None:
             memory = (ctypes.c_ubyte * nbytes).from_address(shared.address)
             memory.mapping = shared.mapping  # type: ignore[attr-defined]  # lives as long as views
             place = torch.frombuffer(memory, dtype=torch.uint8)
-            if self.pins.add_shared(shared.address, nbytes):
+            if self._may_read(shared):
                 source = place
             else:  # from now on the NIC copies them to `host` behind our back
                 self.may_share = False
                 source.copy_(place)
                 shared.release()
-        pull.resize(storage, nbytes)
-        self._wait_for_readers(storage.data_ptr(), nbytes)
-
-        def copy() -> None:
-            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(flat):
-                flat.copy_(source.view(flat.dtype), non_blocking=True)
-
-        pull.run(copy)
+        pull.resize(octets.untyped_storage(), nbytes)
+        self._wait_for_readers(octets.data_ptr(), nbytes)
+        pull.run(lambda: octets.copy_(source, non_blocking=True))
         event: Event = pull.record()
         if source.data_ptr() == host.data_ptr():
             self.host.give(host, event)
@@ -182,50 +193,88 @@ class CudaDevice(Device):
             if low < start + nbytes and start < high:
                 self.streams.pull.wait(event)
 
+    def _may_read(self, shared: SharedWeights) -> bool:
+        """True if copies from there need not wait; registers it the first time."""
+        where = (shared.address, shared.nbytes, shared.mapping)
+        if self.pins.has_shared(*where):
+            return True
+        self._finish_lent()
+        return self.pins.add_shared(*where)
+
+    def _finish_lent(self) -> None:
+        for shared, event in self._lent:
+            event.synchronize()
+            shared.release()
+        self._lent.clear()
+
     def _collect(self) -> None:
         while self._freed and self._freed[0][2].query():
             self._freed.popleft()
         while self._lent and self._lent[0][1].query():
             self._lent.popleft()[0].release()
+        while self._read and self._read[0][1].query():
+            self._read.popleft()
 
     # ---------------------------------------------------------------------- gradients
 
-    def write(
-        self, plan: ExtentPlan, flat: Sequence[torch.Tensor | None], cell: Any, dtype: torch.dtype
-    ) -> Any:
-        push, nbytes = self.streams.push, plan.nbytes
-        if self._packed is None:
-            self._packed = self.streams.device_buffer(self._extent_bytes)
-        packed = self._packed[:nbytes].view(dtype)  # in the order of the push stream: one will do
+    def plan(self, units: Iterable[Sequence[ExtentPlan]]) -> None:
+        for plans in units:
+            for packing in packings(plans):
+                self._packed_bytes = max(self._packed_bytes, packing.nbytes)
+                self._packings.update(dict.fromkeys(packing.extents, packing))
+
+    def begin(self, flat: Sequence[torch.Tensor | None]) -> None:
+        super().begin(flat)
+        self._packed = None
+        self._collect()
+
+    def write(self, plan: ExtentPlan, cell: Any, dtype: torch.dtype) -> Any:
+        packing, nbytes = self._packings[plan.extent], plan.nbytes
+        if self._packed is None or self._packed[0] is not packing:
+            self._packed = packing, self._pack(packing, dtype)
+        source = packing.part(plan.extent, self._packed[1])
         staging = None
         if self.pins.has(address_of(cell.data), nbytes):
             target = torch.frombuffer(cell.data, dtype=dtype)
         else:
             staging = self._staging.wait()
             target = staging[:nbytes].view(dtype)
-        push.wait(self.streams.compute().record())
-        for piece in plan.pieces:
-            gradient = flat[piece.parameter]
-            if gradient is not None:
-                push.keep(gradient)
 
-        def pack_and_copy() -> None:
-            write(plan, flat, packed)
+        def copy() -> None:
             with torch.no_grad():
-                target.copy_(packed, non_blocking=True)
+                target.copy_(source, non_blocking=True)
 
-        push.run(pack_and_copy)
-        return _Write(cell, target, push.record(), staging, self._staging)
+        self.streams.push.run(copy)
+        written = _Write(cell, target, staging, self._staging)
+        self._unsealed.append(written)
+        return written
+
+    def seal(self) -> None:
+        if self._unsealed:
+            event = self.streams.push.record()
+            for written in self._unsealed:
+                written.event = event
+            self._unsealed = []
+            self._read.append((self._flat, event))
+
+    def _pack(self, packing: Packing, dtype: torch.dtype) -> torch.Tensor:
+        push, flat = self.streams.push, self._flat
+        if self._buffer is None:
+            self._buffer = self.streams.device_buffer(self._packed_bytes)
+        packed = self._buffer[: packing.nbytes].view(dtype)  # used in the order of the push stream
+        push.wait(self.streams.compute().record())
+        push.run(lambda: packing.pack(flat, packed))
+        return packed
 
     def drop(self) -> None:
+        self.begin(())
+        self._unsealed = []
         self.turns.drop()
 
     def close(self) -> None:
         self.turns.stop()
-        for shared, event in self._lent:
-            event.synchronize()
-            shared.release()
-        self._lent.clear()
+        self._read.clear()
+        self._finish_lent()
         self.pins.close()
 
 
@@ -250,15 +299,17 @@ class _Write:
     """A gradient on its way to a cell."""
 
     def __init__(
-        self, cell: Any, target: torch.Tensor, event: Event, staging: torch.Tensor | None,
-        ring: Ring,
-    ) -> None:  # fmt: skip
+        self, cell: Any, target: torch.Tensor, staging: torch.Tensor | None, ring: Ring
+    ) -> None:
         self.cell = cell
-        self._target, self._event, self._staging, self._ring = target, event, staging, ring
+        self.event: Event | None = None
+        """Behind the copy to the cell, or to staging."""
+        self._target, self._staging, self._ring = target, staging, ring
 
     def finish(self) -> None:
         """Block until it is in the cell."""
-        self._event.synchronize()
+        assert self.event is not None
+        self.event.synchronize()
         if self._staging is not None:
             into = torch.frombuffer(self.cell.data, dtype=torch.uint8)
             into.copy_(self._staging[: into.numel()])
@@ -281,6 +332,7 @@ def write_unit(
     before a wait for more, so that the wait can end.
     """
     flat = flat_gradients(gradients)
+    device.begin(flat)
     group: list[ExtentGradient] = []
     for plan in plans:
         absent = plan.absent(flat)
@@ -290,9 +342,12 @@ def write_unit(
         cell = device.cells.take_now(plan.nbytes)
         if cell is None:
             if group:
+                device.seal()
                 yield group
                 group = []
             cell = device.cells.take(plan.nbytes)
-        group.append(ExtentGradient(plan.extent, device.write(plan, flat, cell, dtype), absent))
+        group.append(ExtentGradient(plan.extent, device.write(plan, cell, dtype), absent))
+    device.seal()
+    device.begin(())
     if group:
         yield group

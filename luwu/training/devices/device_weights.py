@@ -36,6 +36,10 @@ class DeviceWeights(UnitWeights):
         self._device = device
         super().__init__(elems=elems, dtype=dtype, live_bytes=live_bytes, places=places)
         self._storage = self._own.flat.untyped_storage()
+        self._octets = torch.empty(0, dtype=torch.uint8, device=device.where)
+        self._octets.set_(self._storage, 0, (self.nbytes,))  # type: ignore[call-overload]
+        """What is written, with a version of its own: autograd has saved views of the other one,
+        and this puts back what was there."""
         self._storage.resize_(0)
         self._host: torch.Tensor | None = None
         self._event: Event | None = None
@@ -68,7 +72,7 @@ class DeviceWeights(UnitWeights):
         self._is_open = True
         self._live_bytes.add(self.nbytes)
         host, self._host = self._host, None
-        self._event = self._device.fetch(self._storage, self._own.flat, host, shared)
+        self._event = self._device.fetch(self._octets, host, shared)
 
     def publish(self, shared: SharedWeights | None = None) -> None:
         self.fetch(shared)

@@ -32,6 +32,11 @@ class _Piece:
     stop: int
     padded_stop: int
 
+    @property
+    def elems(self) -> int:
+        """Without the padding."""
+        return self.stop - self.start
+
 
 @dataclass(frozen=True, slots=True)
 class ExtentPlan:
@@ -97,8 +102,8 @@ def write(plan: ExtentPlan, flat: Sequence[torch.Tensor | None], into: torch.Ten
         if gradient is None:
             into[piece.start : piece.padded_stop].zero_()
             continue
-        elems = piece.stop - piece.start
-        _copy(into[piece.start : piece.stop], gradient[piece.source : piece.source + elems])
+        part = gradient[piece.source : piece.source + piece.elems]
+        _copy(into[piece.start : piece.stop], part)
         if piece.stop < piece.padded_stop:
             into[piece.stop : piece.padded_stop].zero_()
 

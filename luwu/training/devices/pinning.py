@@ -4,13 +4,19 @@ A copy between a GPU and memory it does not know is made through a buffer of the
 host waits for it. Registered memory is copied at once, behind the compute.
 
 What may be registered: memory that this process writes, and memory of another process that is
-mapped shared. A *private* mapping of another's memory must never be: to pin its pages the kernel
-gives us copies of them (it breaks copy-on-write), and from then on we see nothing of what the owner
-writes. The weights would stay those of the first step, without an error.
+mapped shared (`Access.READ_ONLY`), a unit's weights at a time: the rest of the mapping may never
+have been used, and would come into being by being pinned. A *private* mapping of another's memory
+must never be: to pin its pages the kernel gives us copies of them (it breaks copy-on-write), and
+from then on we see nothing of what the owner writes. The weights would stay those of the first
+step, without an error.
+
+What is registered must stay mapped: a copy from the same addresses would read the memory that was
+there before. So a reference to the mapping is kept with it.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,12 +31,16 @@ class HostPins:
         """`refused` is called with the reason, once: when something cannot be registered."""
         self._streams, self._refused = streams, refused
         self._ends: dict[int, int] = {}
-        """Start -> end of each piece."""
+        """Start -> end of each piece that this process writes."""
+        self._shared_ends: dict[int, int] = {}
+        """The same of each piece of `_mapping`."""
+        self._mapping: object = None
+        """The mapping of another process's memory."""
         self._was_refused = False
 
     def add(self, memory: memoryview) -> None:
         """Register memory that this process writes."""
-        self._register(address_of(memory), memory.nbytes, read_only=False)
+        self._register(self._ends, address_of(memory), memory.nbytes, read_only=False)
 
     def drop(self, memory: memoryview) -> None:
         """This memory is about to go."""
@@ -42,27 +52,48 @@ class HostPins:
         """True if these bytes start where a registered piece does, and lie in it."""
         return address + nbytes <= self._ends.get(address, 0)
 
-    def add_shared(self, address: int, nbytes: int) -> bool:
-        """Register the mapping around another process's memory, if that is safe; once."""
-        if any(start <= address and address + nbytes <= end for start, end in self._ends.items()):
-            return True
+    def has_shared(self, address: int, nbytes: int, mapping: memoryview) -> bool:
+        """True if these bytes are registered, as a piece of this mapping."""
+        is_known = mapping.obj is self._mapping
+        return is_known and address + nbytes <= self._shared_ends.get(_page_of(address), 0)
+
+    def add_shared(self, address: int, nbytes: int, mapping: memoryview) -> bool:
+        """Register the pages of another process's memory, if that is safe.
+
+        What is registered of another mapping, as of a sender that ended, is let go: no copy from it
+        may be under way.
+        """
         found = mapping_at(address)
         if found is None or address + nbytes > found[1] or "s" not in found[2]:
             self._report("weights of another process are mapped private")
             return False
-        start, end, access = found
-        return self._register(start, end - start, read_only="w" not in access)
+        if mapping.obj is not self._mapping:
+            self._drop_shared()
+            self._mapping = mapping.obj
+        start = _page_of(address)
+        end = -(-(address + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        read_only = "w" not in found[2]
+        return self._register(self._shared_ends, start, end - start, read_only=read_only)
 
     def close(self) -> None:
         """Undo everything."""
+        self._drop_shared()
         for address in list(self._ends):
             self._streams.unregister(address)
         self._ends.clear()
 
-    def _register(self, address: int, nbytes: int, *, read_only: bool) -> bool:
+    def _drop_shared(self) -> None:
+        for address in self._shared_ends:
+            self._streams.unregister(address)
+        self._shared_ends.clear()
+        self._mapping = None
+
+    def _register(
+        self, ends: dict[int, int], address: int, nbytes: int, *, read_only: bool
+    ) -> bool:  # fmt: skip
         why = self._streams.register(address, nbytes, read_only=read_only)
         if why is None:
-            self._ends[address] = address + nbytes
+            ends[address] = address + nbytes
             return True
         self._report(why)
         return False
@@ -71,6 +102,10 @@ class HostPins:
         if not self._was_refused:
             self._was_refused = True
             self._refused(why)
+
+
+def _page_of(address: int) -> int:
+    return address // mmap.PAGESIZE * mmap.PAGESIZE
 
 
 def mapping_at(address: int) -> tuple[int, int, str] | None:

@@ -44,10 +44,6 @@ class Stream(Protocol):
         """Do what is given from now on after the event; the host goes on at once."""
         ...
 
-    def keep(self, tensor: torch.Tensor) -> None:
-        """Its memory is not used again before what this stream was given so far is done."""
-        ...
-
     def resize(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """Take or give back device memory in the order of this stream."""
         ...
@@ -104,6 +100,7 @@ class CudaStream:
         self._stream.wait_event(event)
 
     def keep(self, tensor: torch.Tensor) -> None:
+        """Its memory is not used again before what this stream was given so far is done."""
         tensor.record_stream(self._stream)
 
     def resize(self, storage: torch.UntypedStorage, nbytes: int) -> None:

@@ -57,15 +57,18 @@ def init(
     """
     if getattr(_here, "session", None) is not None:
         raise ConfigError("luwu.init() was called before; call it once, or luwu.finish() between")
+    if isinstance(device, Device):
+        where = device.where
+    else:
+        where = _local_device() if device is None else torch.device(device)
     if nic is None:
         nic = getattr(_here, "offered", None)
     if nic is None:
         with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
             faulthandler.enable()
-        nic = _open_nic()
+        nic = _open_nic(where)
+    _say_if_shared(nic, where)
     if not isinstance(device, Device):
-        where = _local_device() if device is None else torch.device(device)
-        _say_if_shared(nic, where)
         device = device_at(where)
     made = Session(nic, agree=agree or {}, device=device)
     _here.session = made
@@ -204,10 +207,12 @@ def device() -> torch.device:
     return session().device
 
 
-def _open_nic() -> Nic:
+def _open_nic(where: torch.device) -> Nic:
     from luwu.join.open import open_nic  # a test with a NIC of its own needs no transport
 
-    opened: Nic = open_nic(_environment("RANK"), _environment("WORLD_SIZE"))
+    opened: Nic = open_nic(
+        _environment("RANK"), _environment("WORLD_SIZE"), on_device=where.type != "cpu"
+    )
     return opened
 
 

@@ -39,6 +39,7 @@ class Pushes:
         self._plans = [
             gradient_plan(model.layout, unit.index, unit.push_dtype) for unit in model.units
         ]
+        self._device.plan(self._plans)
 
     def weigh(self, weight: float) -> None:
         """Let this rank's gradients count for so much, from now on."""
