@@ -112,6 +112,8 @@ def link_uses(job: JobShape, kept: Kept) -> tuple[LinkUse, ...]:
         pulled += sum(chunk.wire_bytes for chunk in again)
     cached = sum(chunk.wire_bytes for chunk in again if chunk.index in kept.cached)
     pushed, sums = job.pushed_bytes, 4 * job.trainable_elems
+    if job.workers == 1:
+        sums = pushed  # a sum of one goes on as it came
     worker = LinkUse(role="worker", into_bytes=pulled, out_of_bytes=pushed)
     everyone = (job.workers * pushed, job.workers * pulled)
     if not job.has_switch:

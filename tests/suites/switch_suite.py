@@ -98,11 +98,12 @@ class Bench:
     def push(
         self, rank: int, extent: int, values: Any, *, step: int = 0, part: int = 0,
         last: bool = True, weight: float = 1.0, raw: bool = False, absent: int = 0,
+        dtype: str = "float32",
     ) -> None:  # fmt: skip
         """A child's contribution; None: it has no gradient. Raw: it found no slot further down."""
         push = self.of(
             wire.Push, rank, step=step, index=extent, part=part, contributors=1 << rank,
-            absent=absent, weight=weight if last else 0.0, last=last, raw=raw, dtype="float32",
+            absent=absent, weight=weight if last else 0.0, last=last, raw=raw, dtype=dtype,
         )  # fmt: skip
         self.deliver(child(rank), push, None if values is None else Payload(values.copy()))
 
@@ -268,6 +269,18 @@ class SwitchSuite:
             np.testing.assert_array_equal(values, in_rank_order(present))
         else:
             assert values is None
+        bench.parent_has(push)
+        assert Payload.live_count == 0
+
+    def test_a_sum_of_one_goes_on_as_it_came(self) -> None:
+        """I3, S1. Goal: what nothing is added to takes no more bytes upward, and has the same
+        value."""
+        bench, values = self.bench(), np.arange(CHUNK_BYTES // 4, dtype=np.uint16)
+        for rank in range(WORLD):
+            bench.push(rank, EXTENTS[0], values if rank == 1 else None, dtype="bfloat16")
+        [(push, found)] = bench.take_parent()
+        assert (push.contributors, push.raw, push.dtype) == (ALL, False, "bfloat16")
+        np.testing.assert_array_equal(found, values)
         bench.parent_has(push)
         assert Payload.live_count == 0
 

@@ -61,6 +61,23 @@ def test_compiled_sums_have_the_bits_of_numpys(seed: int, dtypes: tuple[str, ...
 
 
 @needs_compiler
+@pytest.mark.parametrize("seed", range(6))
+def test_parts_by_several_threads_have_the_same_bits(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I3. Goal: wherever the parts end, every element is added once, in order."""
+    monkeypatch.setattr(adding, "_PART_ELEMS_MIN", 128)
+    rng = np.random.default_rng(seed)
+    elems = int(rng.integers(1, 4000))
+    payloads, chosen = random_payloads(seed, 3, elems, ("float32", "bfloat16", "float16"))
+    found, expected = np.empty((2, elems), np.float32)
+    make_adder(threads=int(rng.integers(2, 6))).add(payloads, chosen, found)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sum_in_order(payloads, chosen, expected)
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32), f"seed {seed}")
+
+
+@needs_compiler
 def test_lengths_that_do_not_fit_are_refused_or_added_by_numpy() -> None:
     """Goal: the compiled way reads nothing outside its payloads, and takes any length."""
     adder = make_adder()

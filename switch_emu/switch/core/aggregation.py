@@ -156,9 +156,11 @@ class Aggregation:
     def _sum(self, key: SlotKey) -> None:
         present = [c for c in rank_order(self.pool[key].contributions) if c.payload is not None]
         if not present:
-            self._push_sum(key, None, 0)
-        elif len(present) == 1 and present[0].dtype in ("float32", ENCODED):
-            self._push_sum(key, present[0].payload, present[0].payload_bytes)
+            dtype = self.pool[key].contributions[0].dtype
+            self._push_sum(key, None, 0, ENCODED if dtype == ENCODED else "float32")
+        elif len(present) == 1:  # it is the sum, in fewer bytes than float32 would take
+            (only,) = present
+            self._push_sum(key, only.payload, only.payload_bytes, only.dtype)
         else:
             payloads = tuple(c.payload for c in present)
             dtypes = tuple(c.dtype for c in present)
@@ -171,14 +173,15 @@ class Aggregation:
             self._outbox.drop(payload)  # the attempt was aborted meanwhile
         else:
             self._outbox.drop_all(c.payload for c in slot.contributions)
-            self._push_sum(done.key, payload, payload_bytes)
+            dtype = ENCODED if ENCODED in done.dtypes else "float32"
+            self._push_sum(done.key, payload, payload_bytes, dtype)
             self._admit()
 
-    def _push_sum(self, key: SlotKey, payload: Payload | None, payload_bytes: int) -> None:
+    def _push_sum(
+        self, key: SlotKey, payload: Payload | None, payload_bytes: int, dtype: str
+    ) -> None:  # fmt: skip
         slot, ranks = self.pool[key], self._members.active
         last = slot.contributions[0].last
-        is_encoded = any(c.dtype == ENCODED for c in slot.contributions)
-        dtype = ENCODED if is_encoded else "float32"
         absent = common_absent(slot.contributions)
         total = Contribution(ranks, slot.weight, last, dtype, payload, payload_bytes, absent)
         on_way = self._answer_later(key, slot.contributions)
