@@ -35,6 +35,15 @@ def norm_of(all_squares: Iterable[Squares | None], norm_type: float = 2.0) -> fl
     return math.sqrt(math.fsum(math.fsum(s) / w / w for w, s in sorted(merged.items())))
 
 
+def condensed(values: Sequence[float], norm_type: float = 2.0) -> tuple[float, ...]:
+    """A few doubles that count in the norm as all of these do; (inf,) if one is not finite."""
+    if not all(map(math.isfinite, values)):
+        return (math.inf,)
+    if norm_type == math.inf:
+        return (max(values),) if values else ()
+    return tuple(exact_sum(values))
+
+
 def exact_sum(values: Iterable[float]) -> list[float]:
     """The fewest doubles, each the rounded rest, that add up to exactly the same.
 
@@ -53,8 +62,7 @@ def encode_squares(squares: Squares, norm_type: float = 2.0) -> bytes:
     """A node's squares as bytes."""
     rows = []
     for weight, values in sorted(squares.items()):
-        parts = [max(values)] if norm_type == math.inf and values else exact_sum(values)
-        rows.append([weight.hex(), [part.hex() for part in parts]])
+        rows.append([weight.hex(), [part.hex() for part in condensed(values, norm_type)]])
     return json.dumps(rows, separators=(",", ":")).encode()
 
 

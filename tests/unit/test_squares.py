@@ -13,6 +13,7 @@ from luwu.base.errors import RemoteProtocolError
 from luwu.layout import stripes_of
 from luwu.wire.squares import (
     Squares,
+    condensed,
     encode_all,
     exact_sum,
     norm_of,
@@ -93,6 +94,19 @@ def test_norm_does_not_depend_on_replicas(seed: int, node_count: int, replicas: 
     found = ballot.differing_gradients(2.0)
     assert found is not None
     assert str(found).startswith("gradients of stripe 0 differ between nodes 0 and 1"), found
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf])
+def test_condensed_squares_have_the_same_norm(seed: int, norm_type: float) -> None:
+    """I3. Goal: a node may keep a few numbers of each extent in place of all of its blocks'."""
+    rng = random.Random(seed)
+    extents = [drawn(rng, rng.randrange(1, 30)) for _ in range(5)]
+    whole = [value for values in extents for value in values]
+    kept = [value for values in extents for value in condensed(values, norm_type)]
+    assert norm_of([{3.0: kept}], norm_type) == norm_of([{3.0: whole}], norm_type), f"seed {seed}"
+    for wrong in (math.inf, math.nan):
+        assert condensed([*extents[0], wrong], norm_type) == (math.inf,)
 
 
 def test_one_sum_that_is_not_finite_is_enough() -> None:

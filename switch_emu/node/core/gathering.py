@@ -155,7 +155,7 @@ class Gathering:
             return
         step, ranks = self._steps.by_number[fold.step], self._children.members.active
         total = Contribution(ranks, 0.0, True, "float32", payload, payload_bytes, fold.absent)
-        step.folded(fold.extent, squares, total)
+        step.folded(fold.extent, squares, self._shard.norm_type, total)
         self._budget.add(payload, payload_bytes, is_raw=False)
         self._fold_next(step, fold.extent)
 

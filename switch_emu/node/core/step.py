@@ -11,7 +11,7 @@ from luwu.protocol.contribution import Contribution, common_absent
 from luwu.protocol.members import ranks_text
 from luwu.wire.hyper import keeps
 from luwu.wire.messages import Verdict
-from luwu.wire.squares import Squares
+from luwu.wire.squares import Squares, condensed
 from switch_emu.node.core.actions import Fold, Update
 from switch_emu.node.core.sums import ExtentSum, StepSums
 
@@ -103,10 +103,13 @@ class Step:
             return Fold(extent, self.number, attempt, number, total, present, absent)
         return None
 
-    def folded(self, extent: int, squares: tuple[float, ...], total: Contribution) -> None:
+    def folded(
+        self, extent: int, squares: Sequence[float], norm_type: float, total: Contribution
+    ) -> None:  # fmt: skip
         """A part was folded: the extent's new total, and its squares."""
         entry = self.sums.extents[extent]
-        entry.squares, entry.folding, entry.total = squares, False, total
+        entry.folding, entry.total = False, total
+        self.measured(extent, squares, norm_type)
         entry.folded_count += 1
 
     def has_kept(self, ranks: int) -> bool:
@@ -152,6 +155,10 @@ class Step:
             self.measured_count += 1
         return True
 
+    def measured(self, extent: int, squares: Sequence[float], norm_type: float) -> None:
+        """The squares of an extent's sum are known; when the last ones come, the rest is short."""
+        self.sums.extents[extent].squares = condensed(squares, norm_type)
+
     def squares(self, trainable: Sequence[int]) -> Squares | None:
         """Block squares of the undivided sums, for the norm; None if a sum is not finite.
 
@@ -163,7 +170,7 @@ class Step:
             if not entry.weight > 0:
                 return None  # nothing to divide by: no mean gradient
             blocks.setdefault(entry.weight, []).extend(entry.squares)
-        if not all(math.isfinite(square) for squares in blocks.values() for square in squares):
+        if not all(math.isfinite(square) for each in blocks.values() for square in each):
             return None
         return blocks
 

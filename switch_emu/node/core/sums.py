@@ -49,7 +49,7 @@ class ExtentSum:
     total: Contribution | None = None
     """`at_step`: the sum over the folded parts; None if none of them had a gradient."""
     squares: tuple[float, ...] = ()
-    """Sums of squares of the undivided gradient over its blocks of 4,096 elements."""
+    """Of the undivided gradient: a few numbers for those of its blocks of 4,096 elements."""
 
     def complete_up_to(self, parts_count: int) -> bool:
         """True if the first `parts_count` parts are all complete."""
