@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,11 +13,16 @@ import torch
 from torch import nn
 
 import luwu
+from luwu.base.address import address_of
 from luwu.base.errors import StepAborted
+from luwu.nic.incoming import SharedWeights
+from luwu.training.devices.device import CudaDevice
 from luwu.training.devices.pinning import HostPins
 from luwu.training.devices.streams import CudaStreams
 from luwu.training.script import run
 from luwu.training.script.session import Session
+from luwu.transport.interface import Delivery
+from luwu.transport.mapping import Access, map_memory
 from tests.unit.fake_nic import FakeNetwork, FakeNic
 
 pytestmark = pytest.mark.gpu
@@ -180,13 +186,38 @@ def test_device_memory_is_bounded_by_the_window() -> None:
     )
 
 
+def test_what_a_peer_writes_is_copied_from_where_it_lies() -> None:
+    """D2. Goal: a read-only mapping can be registered, and its copies show what was written since.
+    (A private one would show the first bytes for ever.)"""
+    nbytes = 1 << 20
+    fd = os.memfd_create("peer")
+    os.ftruncate(fd, nbytes)
+    theirs = map_memory(fd, nbytes, Access.OWN)
+    ours = map_memory(fd, nbytes, Access.READ_ONLY)
+    os.close(fd)
+    device = CudaDevice(torch.device("cuda", 0))
+    device.connect(FakeNic(FakeNetwork(1), 0))
+    device.start(unit_bytes_max=nbytes, window=0)
+    octets = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    storage = octets.untyped_storage()
+    for value in (3, 7):
+        theirs[:] = bytes([value]) * nbytes
+        storage.resize_(0)
+        shared = SharedWeights(address_of(ours), nbytes, [Delivery("", b"", [ours], lambda: None)])
+        device.fetch(octets, device.host.wait(), shared).synchronize()
+        assert device.may_share
+        assert bool((octets == value).all())
+    device.close()
+
+
 def test_a_refused_registration_leaves_no_error_behind() -> None:
     """Goal: what cannot be registered is told, and no later kernel fails because of it."""
     said: list[str] = []
     pins = HostPins(CudaStreams(torch.device("cuda", 0)), said.append)
     memory = memoryview(bytearray(1 << 20))
     pins.add(memory)
-    pins._register(next(iter(pins._ends)), 1 << 20, read_only=False)  # a second time
+    again = next(iter(pins._ends))
+    pins._register(pins._ends, again, 1 << 20, read_only=False)
     assert said
     assert torch.ones(4, device="cuda").sum().item() == 4
     pins.close()
