@@ -172,7 +172,8 @@ def gpu_tests(documents: Sequence[str]) -> dict[str, Any]:
     started_ns = SYSTEM_CLOCK.now_ns()
     with tempfile.TemporaryDirectory(prefix="luwu-gpu-") as folder:
         report = Path(folder) / "tests.xml"
-        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         command = [
             sys.executable, "-m", "pytest", "-q", "--gpu", "-m", "not slow",
             "-p", "no:cacheprovider", "--junitxml", str(report), "tests/gpu", *documents,

@@ -104,6 +104,12 @@ def turns(nic: FakeNic) -> Iterator[TurnNic]:
     assert not made._thread.is_alive()
 
 
+def test_bytes_are_counted_while_it_runs(nic: FakeNic, turns: TurnNic) -> None:
+    """Goal: a GPU worker's report says what was pushed since it began."""
+    nic.counters = NicCounters(push_bytes=5)
+    assert turns.counters.push_bytes == 5
+
+
 def push(turns: TurnNic, unit: int, *written: Written) -> Any:
     gradients = [ExtentGradient(index, each) for index, each in enumerate(written)] or None
     return turns.push(0, 0, unit, gradients, "float32", last=True)

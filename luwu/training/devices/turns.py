@@ -76,7 +76,7 @@ class TurnNic:
         self.node_count = nic.node_count
         self.prefetch_units = nic.prefetch_units
         self.reshard_after_forward = nic.reshard_after_forward
-        self.recorder, self.counters = nic.recorder, nic.counters
+        self.recorder = nic.recorder
         self.cells = TurnCells(nic.cells, self)
         self._changed = threading.Condition()
         self._jobs: deque[_Job] = deque()
@@ -91,6 +91,11 @@ class TurnNic:
     def join(self, description: Description) -> Joined:
         """As the NIC's; there are no jobs yet."""
         return self._nic.join(description)
+
+    @property
+    def counters(self) -> Any:
+        """As the NIC's."""
+        return self._nic.counters
 
     @property
     def is_loaded(self) -> bool:
