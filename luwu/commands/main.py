@@ -20,6 +20,7 @@ from luwu.base.expendable import print_if_possible
 from luwu.base.libc import keep_one_arena
 from luwu.base.refusals import DISK_FAULTS, refusal
 from luwu.base.suggestion import suggestion
+from luwu.base.torch_import import expect_torch
 from luwu.commands import flags
 from luwu.commands.help import help_text, overview
 from luwu.commands.table import VERBS, module_of
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code."""
     if arguments is None:  # the process is ours
         keep_one_arena()
+        expect_torch()
         atexit.register(gc.freeze)  # nothing needs to be destroyed at its end
     for package in own.PACKAGES:
         own.take(package)

@@ -25,6 +25,7 @@ from luwu.base.clock import SYSTEM_CLOCK, new_incarnation, unix_ns, utc_text
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.events import flush_all
 from luwu.base.json_file import read_json, remove_partial
+from luwu.base.torch_import import expect_torch
 from luwu.launch.processes.relay import stream_files
 from luwu.launch.processes.run_directory import RunDirectory
 
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str]) -> None:
     run.keep(run.role(f"{process}.json"), {"rank": rank, "pid": os.getpid(), "started": utc_text()})
     if "PYTHONBREAKPOINT" not in os.environ:  # another debugger may need no terminal
         sys.breakpointhook = _breakpoint
+    expect_torch()
     try:
         try:
             _run(script)

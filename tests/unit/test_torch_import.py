@@ -1,0 +1,36 @@
+"""`import torch` without looking for garbage."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+IMPORTS = """
+import gc, sys
+from luwu.base.torch_import import expect_torch
+path, sys.path = sys.path, []
+expect_torch()
+try:
+    import torch
+except ModuleNotFoundError as error:
+    assert error.name == "torch", error
+sys.path = path
+expect_torch()
+import torch
+assert gc.isenabled()
+assert gc.get_freeze_count() > 100_000
+assert not [each for each in sys.meta_path if type(each).__module__ == expect_torch.__module__]
+loader = torch.__spec__.loader
+assert torch.__loader__ is loader and type(loader).__module__ == "_frozen_importlib_external"
+expect_torch()
+assert not [each for each in sys.meta_path if type(each).__module__ == expect_torch.__module__]
+print(torch.ones(2).sum().item())
+"""
+
+
+def test_torch_is_what_it_would_be() -> None:
+    """Goal: Python's own import, its errors too; afterwards garbage is looked for as before."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
