@@ -73,6 +73,7 @@ class LocalCluster(Closing):
         self._nic_settings = NicSettings(
             chunk_bytes=chunk_bytes, extent_chunks=extent_chunks, aggregate=aggregate,
             reshard_after_forward=reshard_after_forward, prefetch_units=prefetch_units,
+            node_count=nodes_count,
         )  # fmt: skip
         self._grace_s, self._link_seed = grace_s, link_seed
         self.job = SYSTEM_CLOCK.now_ns()

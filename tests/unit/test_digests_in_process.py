@@ -18,8 +18,11 @@ import torch.nn.functional as F
 
 import luwu
 from luwu.base.errors import StepAborted
+from luwu.base.tree import leaves_per_group
 from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
+from switch_emu.node.pages import weights_digest
+from switch_emu.store.striped import StripedPages
 from workers.data import Batches
 from workers.gpt import GPT, GPTConfig, init_weights
 
@@ -102,3 +105,25 @@ def test_digest_is_one(way: tuple[str, str, str, bool], tmp_path: Path) -> None:
         cluster.run(train)
         expected().add(cluster.weights_digest())
     assert len(expected()) == 1, f"{way} gave other bits than the ways before it"
+
+
+def test_a_tree_above_several_nodes_has_the_same_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I3. Goal: leaves of one worker each, a root that leads three nodes, two copies of each page:
+    the bits of one switch and one node."""
+    monkeypatch.setattr("tests.unit.test_digests_in_process.STEPS", 4)
+    state, digests = tmp_path / "state", set()
+    for tree, nodes_count in ((None, 1), (leaves_per_group([(0,), (1,)]), 3)):
+        with LocalCluster(
+            world_size=2, state=state / str(nodes_count), memory_budget_bytes=64 * 2**20,
+            chunk_bytes=16 * 1024, tree=tree, nodes_count=nodes_count,
+            replicas=min(2, nodes_count), summary=tmp_path / "summary.json",
+        ) as cluster:  # fmt: skip
+            cluster.run(train)
+            assert cluster.node.description is not None
+            layout = cluster.node.description.layout
+        with StripedPages(state / str(nodes_count), nodes_count) as pages:
+            pages.lay_out(layout, min(2, nodes_count))
+            digests.add(weights_digest(pages, layout))
+    assert len(digests) == 1
