@@ -9,13 +9,13 @@ the bit. The places are
     disk      the decided record of a page in a node's directory, before the step reads it
     memory    that record as the update reads it, in the RAM tier or in a thread's memory
     gradient  the sum of a page's gradients, as the update reads it
-    weights   the weights of a page as a node sends them: only with `--place weights`, since
-              nothing compares them, and trials fail
+    weights   the weights of a page as a node has them to be sent
 
 A bit in memory flips once, twice at the same place, or at two places as the step is made again. It
 must be found before that step is decided, unless it changes no byte of a page (*no effect*: it was
-rounded away), and no decided version may have other weights than plain training. The last line is
-`N trials, V violations`; exit code 0 or 1.
+rounded away), and no decided version may have other weights than plain training. One in weights is
+found by who receives them, and asked for again. The last line is `N trials, V violations`; exit
+code 0 or 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -38,7 +38,9 @@ from luwu.layout import DTYPE_BYTES, Share
 from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic
 from switch_emu.node.kernels import UpdateCall
+from switch_emu.node.outgoing import Outgoing
 from switch_emu.node.pages import weights_digest
+from switch_emu.process.payload import Payload
 from switch_emu.store import PageStore
 from switch_emu.store.around import PageStoreAround
 from switch_emu.store.striped import StripedPages, left_out_nodes
@@ -47,9 +49,8 @@ from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.parents import Parents
 from tests.unit.local_job import LARGE, Job, Worker, make_layout, plain
 
-PLACES: Final = ("disk", "memory", "gradient")
-"""Places where a flipped bit is found."""
 WEIGHTS: Final = "weights"
+PLACES: Final = ("disk", "memory", "gradient", WEIGHTS)
 REPLICAS: Final = 2
 TIMES: Final = {"once": 1, "same bit": 2, "other bit": 2}
 """How often a bit in memory flips."""
@@ -174,13 +175,6 @@ class FlippingStore(PageStoreAround):
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         super().read_field(page, version, field_name, into)
-        self.flip_sent(page, version, into)
-
-    def flip_sent(self, page: int, step: int, weights: memoryview) -> None:
-        """A bit of a page's weights for a step may flip, where the node has them to be sent."""
-        random = self._flipper.random(WEIGHTS, page, step)
-        if random is not None:
-            flip(weights, random)
 
     def _flip(self, page: int, version: int, record: memoryview) -> None:
         if threading.current_thread().name != "luwu-update":
@@ -193,8 +187,24 @@ class FlippingStore(PageStoreAround):
             flip(record[start : start + field.field_bytes], random)
 
 
+class FlippingOutgoing(Outgoing):
+    """Memory for weights to be sent, of which a bit may flip as soon as they are there."""
+
+    flipper: Flipper
+
+    def written(self) -> Payload | None:
+        payload = super().written()
+        extent, step, _ = self._key
+        share = Share(self.flipper.trial.job.layout, self.flipper.trial.node, REPLICAS)
+        if payload is not None and share.owns(extent):
+            random = self.flipper.random(WEIGHTS, share.page(extent), step)
+            if random is not None:
+                flip(payload.view(), random)
+        return payload
+
+
 class FlippingKernel:
-    """A node's kernel: a bit of what it adds, or of the weights it makes for workers, may flip."""
+    """A node's kernel: a bit of what it adds may flip."""
 
     def __init__(self, kernel: Any, store: FlippingStore, flipper: Flipper) -> None:
         self._kernel, self._store, self._flipper = kernel, store, flipper
@@ -213,14 +223,7 @@ class FlippingKernel:
             flip(octets, random)
             terms[at] = octets, dtype
             call = replace(call, contributions=terms)
-        squares = self._kernel.update(call)
-        if call.wire is not None:
-            self._store.flip_sent(page, version + 1, call.wire[0])
-        return squares
-
-    def cast(self, weights: Any, dtype: str, into: memoryview) -> None:
-        self._kernel.cast(weights, dtype, into)
-        self._store.flip_sent(self._store.reading.page, self._store.reading.version, into)
+        return self._kernel.update(call)
 
 
 class Following(Worker):
@@ -255,7 +258,17 @@ def install(shell: Any, flipper: Flipper) -> None:
 
     def used(store: FlippingStore) -> None:
         use(store)
-        shell._pipeline._kernel = FlippingKernel(shell._pipeline._kernel, store, flipper)
+        pipeline = shell._pipeline
+        pipeline._kernel = FlippingKernel(pipeline._kernel, store, flipper)
+        wire = pipeline._wire
+
+        def flipping(*arguments: Any, **named: Any) -> Outgoing:
+            made = wire(*arguments, **named)
+            made.__class__ = FlippingOutgoing
+            made.flipper = flipper
+            return made  # type: ignore[no-any-return]
+
+        pipeline._wire = flipping
 
     shell._storage._tiered = lambda store, job: FlippingStore(tiered(store, job), flipper)
     shell._use = used
@@ -269,6 +282,8 @@ class Seen:
     """Of nodes and switch that ended."""
     differ: list[dict[str, Any]]
     """What the switch logged of owners that state different sums or digests."""
+    altered: list[dict[str, Any]] = field(default_factory=list)
+    """What it logged of weights that it did not take."""
     ended: str = ""
     """The code with which the job ended."""
 
@@ -290,6 +305,8 @@ def run(trial: Trial, directory: Path) -> str:
         def event(what: str, /, **fields: Any) -> None:
             if what == "switch.differ":
                 seen.differ.append(fields)
+            if what == "weights.altered":
+                seen.altered.append(fields)
             write(what, **fields)
 
         recorder.event = event
@@ -315,6 +332,10 @@ def judge(trial: Trial, seen: Seen, left_out: tuple[int, ...]) -> str:
         assert f"(version {trial.step}, " in str(error), error
         assert (left_out, seen.ended) == ((trial.node,), ""), (left_out, seen.ended)
         return "checksum"
+    if trial.place == WEIGHTS:
+        assert [each["step"] for each in seen.altered] == [trial.step], seen.altered
+        assert (left_out, seen.ended, seen.differ) == ((), "", []), (left_out, seen)
+        return "asked for again"
     found = len(seen.differ)
     assert found <= TIMES[trial.times], seen.differ
     if found < 2:
@@ -352,7 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.flips", allow_abbrev=False)
     parser.add_argument("--count", type=int, default=100, help="trials (100)")
     parser.add_argument("--seed", type=int, default=0, help="of the first trial (0)")
-    parser.add_argument("--place", choices=[*PLACES, WEIGHTS], help="only this one")
+    parser.add_argument("--place", choices=PLACES, help="only this one")
     asked = parser.parse_args(arguments)
     places = [asked.place] if asked.place else PLACES
     outcomes, violations = Counter[str](), 0

@@ -46,7 +46,7 @@ class Share:
     def __init__(self, layout: Layout, number: int = 0, replicas: int = 1) -> None:
         """Raises ConfigError for replicas that cannot be."""
         check_replicas(layout.node_count, replicas)
-        self.layout, self.number = layout, number
+        self.layout, self.number, self.replicas = layout, number, replicas
         count, chunks_count = layout.node_count, len(layout.chunks)
         self.stripes = stripes_of(number, count, replicas)
         """Those that the node holds, in the order of their pages."""

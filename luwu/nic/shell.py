@@ -43,6 +43,7 @@ from luwu.nic.mailbox import Mailbox
 from luwu.nic.reader import StateReader
 from luwu.protocol.actions import PARENT, Drop, Note, Send
 from luwu.transport.interface import Delivery, PeerDown, PeerFailed, PeerGone, PeerUp, Transport
+from luwu.wire.altered import AlteredWeights
 from luwu.wire.codec import decode, encode
 from luwu.wire.description import Description
 from luwu.wire.hyper import hyper_hash
@@ -126,6 +127,7 @@ class Nic(Closing):
             rank=rank, grace_s=grace_s, connect_timeout_s=connect_timeout_s,
             recorder=self.recorder, waits_for=self._core.waits_for,
         )  # fmt: skip
+        self._altered = AlteredWeights(f"worker {rank}")
         self._layout: Layout | None = None
         self._encoder = Encoder(
             settings.aggregate, rank=rank, world_size=world_size, reserve=transport.reserve,
@@ -475,11 +477,23 @@ class Nic(Closing):
         self.links.received(PARENT, type(message), header_bytes, payload_bytes)
         now_ns = SYSTEM_CLOCK.now_ns()
         if message.IS_DATA and buffers:
+            if self._altered.has(message, buffers[0]):
+                delivery.release()
+                self._ask_again(message)
+                return
             self._do(self._core.received(now_ns, message, delivery, payload_bytes))
             return
         payload = bytes(buffers[0]) if buffers else None
         delivery.release()
         self._do(self._core.received(now_ns, message, payload))
+
+    def _ask_again(self, message: Any) -> None:
+        """These weights were altered on their way, or where they were kept: ask for them anew."""
+        self.recorder.event(
+            "weights.altered", level="WARNING", rank=self.rank, extent=message.index,
+            step=message.step, consequence="not used, and asked for again",
+        )  # fmt: skip
+        self._do(self._core.unanswered(SYSTEM_CLOCK.now_ns()))
 
     def _do(self, actions: list[nic.Action]) -> None:
         for action in actions:

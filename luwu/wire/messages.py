@@ -141,6 +141,8 @@ class Weights(DataMessage):
     dtype: str
     in_place: bool
     """They lie at a place of their own: who shares that memory may hold them for the step."""
+    checksum: int = 0
+    """Of the payload, as the node that made it had it (`altered.py`); 0: none."""
 
 
 @message(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from luwu.wire.altered import checksum_of
 from switch_emu.node.places import WeightsPlaces
 from switch_emu.process.payload import Buffers, Payload
 
@@ -11,9 +12,11 @@ class Outgoing:
 
     def __init__(
         self, places: WeightsPlaces | None, buffers: Buffers, extent: int, step: int, attempt: int,
-        *, dtype: str, nbytes: int,
+        *, dtype: str, nbytes: int, is_checked: bool = False,
     ) -> None:  # fmt: skip
-        """`nbytes`: size of the copy, if the place is not free; 0: no copy."""
+        """`nbytes`: size of the copy, if the place is not free; 0: no copy. `is_checked`: who
+        receives them can find out whether they are what was written."""
+        self._is_checked = is_checked
         self._places, self._key = places, (extent, step, attempt)
         place = None if places is None else places.claim(extent, step, attempt)
         self.is_in_place = place is not None
@@ -27,6 +30,8 @@ class Outgoing:
         if self.is_in_place:
             assert self._places is not None
             return self._places.fill(*self._key)
+        if self._payload is not None and self._is_checked:
+            self._payload.checksum = checksum_of(self._payload.view())
         return self._payload
 
     def given_up(self) -> None:

@@ -380,6 +380,7 @@ class Pipeline:
         return Outgoing(
             self._places, self._sent, extent, step, attempt,
             dtype=found.wire_dtype, nbytes=found.wire_bytes if needed else 0,
+            is_checked=self._share.replicas > 1,
         )  # fmt: skip
 
     def _inspect(self, action: Inspect) -> None:

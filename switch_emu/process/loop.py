@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from luwu.base.clock import SYSTEM_CLOCK
@@ -40,10 +41,11 @@ from luwu.transport.interface import (
     SendHandle,
     Transport,
 )
+from luwu.wire.altered import AlteredWeights
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Role
 from luwu.wire.link_counts import LinkCount, LinkCounts
-from luwu.wire.messages import Content, Hello, Message, Refuse
+from luwu.wire.messages import Content, Hello, Message, Refuse, Weights
 from switch_emu.links.linked import LinkedTransport
 from switch_emu.process.admission import Admission, RateLimit
 from switch_emu.process.counting import CountersFile, Counts, SlotCounts
@@ -87,6 +89,7 @@ class Shell:
         """Connections that did not read what was sent to them; each is logged once."""
         self._expelled: set[str] = set()
         """Connections that broke the protocol; their messages are dropped unread."""
+        self._altered = AlteredWeights("the switch")
         self._ends_with: tuple[LuwuError, int] | None = None
         """The reason why the job cannot be served, and the time until which children may leave."""
 
@@ -104,6 +107,10 @@ class Shell:
 
     def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
         """A connection has ended."""
+        return ()
+
+    def unanswered(self, now_ns: int) -> Sequence[Any]:
+        """What came in answer to a request could not be taken: ask again."""
         return ()
 
     def do_own(self, action: Any) -> None:
@@ -243,8 +250,10 @@ class Shell:
 
     def send(self, peers: Sequence[str], message: Message, payload: Any) -> None:
         """Send one message to each peer; they share header and payload."""
-        header = encode(message)
         is_counted = isinstance(payload, Payload)
+        if is_counted and payload.checksum and isinstance(message, Weights):
+            message = replace(message, checksum=payload.checksum)
+        header = encode(message)
         data = payload.view() if isinstance(payload, Payload) else payload
         buffers = () if data is None else (data,)
         nbytes = 0 if data is None else len(data)
@@ -379,6 +388,12 @@ class Shell:
             return
         if message.IS_DATA and buffers:
             payload = Payload(buffers[0], delivery.release, is_shared=delivery.is_shared)
+            if isinstance(message, Weights):
+                payload.checksum = message.checksum
+                if self._altered.has(message, buffers[0]):
+                    payload.drop()
+                    self._ask_again(peer, message)
+                    return
             self.do(self.received(now_ns, peer, message, payload, payload.nbytes))
             return
         data = bytes(buffers[0]) if buffers else None
@@ -387,6 +402,14 @@ class Shell:
         if isinstance(message, Hello) and not _is_refusal(actions, peer):
             self._admission.joined(peer, message)
         self.do(actions)
+
+    def _ask_again(self, peer: str, message: Weights) -> None:
+        """These weights were altered on their way, or where they were kept: ask for them anew."""
+        self.recorder.event(
+            "weights.altered", level="WARNING", peer=self.link_name(peer), extent=message.index,
+            step=message.step, consequence="not used, and asked for again",
+        )  # fmt: skip
+        self.do(self.unanswered(SYSTEM_CLOCK.now_ns()))
 
     def _is_malformed(self, peer: str, error: RemoteProtocolError) -> None:
         """Count a message that cannot be decoded; expel its sender if there were several."""

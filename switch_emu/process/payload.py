@@ -45,6 +45,8 @@ class Payload:
         self._data = data
         self._release = release
         self.is_shared = is_shared
+        self.checksum = 0
+        """Of weights, as they were made (`luwu/wire/altered.py`); 0: none."""
         self._holders_count = 1
         self._lock = threading.Lock()
         self._spill: tuple[SpillFile, int] | None = None

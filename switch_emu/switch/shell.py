@@ -124,6 +124,9 @@ class SwitchShell(Shell):
     def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
         return self.core.lost(now_ns, peer)
 
+    def unanswered(self, now_ns: int) -> Sequence[Any]:
+        return self.core.unanswered(now_ns)
+
     def do_own(self, action: Any) -> None:
         match action:
             case Sum():
@@ -140,6 +143,7 @@ class SwitchShell(Shell):
         if payload.is_shared:  # the node has other uses for its memory
             memory, cached = self._buffers.take(nbytes)
             memory[:] = payload.view()
+            cached.checksum = payload.checksum
         else:
             cached = payload.share()
         self.do(self.core.cached(SYSTEM_CLOCK.now_ns(), action, cached, nbytes))

@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
+from luwu.launch.local_cluster import LocalCluster
+from luwu.wire.altered import AlteredWeights, WeightsAlteredError
+from switch_emu.node import outgoing
 from switch_emu.switch.core.ballot import Ballot
-from tests.flips import PLACES, WEIGHTS, Trial, run
+from tests import flips
+from tests.flips import PLACES, REPLICAS, WEIGHTS, Trial, run
+from tests.unit.local_job import LARGE, Worker
 
 OUTCOMES = {
     "disk": {"checksum"}, "memory": {"made again", "named", "E509", "no effect"},
-    "gradient": {"made again", "named", "E509", "no effect"},
+    "gradient": {"made again", "named", "E509", "no effect"}, WEIGHTS: {"asked for again"},
 }  # fmt: skip
 
 
@@ -35,7 +40,48 @@ def test_a_flip_that_nobody_compares_is_a_violation(
         run(Trial.drawn(0, ["memory"]), tmp_path)
 
 
-def test_weights_that_are_sent_are_not_compared(tmp_path: Path) -> None:
-    """Goal: `docs/storage.md` names this limit; whoever lifts it deletes this test."""
-    with pytest.raises(AssertionError, match="other weights than in plain training"):
+def test_weights_that_nobody_checks_are_a_violation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: the same of weights. Method: neither switch nor workers compare checksums."""
+    monkeypatch.setattr(AlteredWeights, "has", lambda *_: False)
+    with pytest.raises(AssertionError):
         run(Trial.drawn(0, [WEIGHTS]), tmp_path)
+
+
+def test_workers_check_what_the_switch_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I3. Goal: weights that are altered in the switch's memory are found by each worker, and asked
+    for again. Method: the switch does not look at what it receives."""
+    looked, found = AlteredWeights.has, []
+
+    def has(self: AlteredWeights, message: Any, data: memoryview) -> bool:
+        if self._receiver == "the switch":
+            return False
+        is_altered = looked(self, message, data)
+        if is_altered:
+            found.append(self._receiver)
+        return is_altered
+
+    monkeypatch.setattr(AlteredWeights, "has", has)
+    monkeypatch.setattr(flips, "judge", lambda *_: "")
+    run(Trial.drawn(0, [WEIGHTS]), tmp_path)
+    assert sorted(found) == ["worker 0", "worker 1"]
+
+
+def test_weights_that_are_always_altered_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: what comes altered again and again is never used; the message says who states what.
+    Method: the node states the checksum of other weights."""
+    monkeypatch.setattr(outgoing, "checksum_of", lambda data: 7)
+    trial = Trial.drawn(0, [WEIGHTS])
+    with LocalCluster(
+        world_size=trial.job.world_size, state=tmp_path / "state", summary=tmp_path / "summary",
+        memory_budget_bytes=LARGE, chunk_bytes=trial.job.layout.chunk_bytes,
+        nodes_count=trial.nodes_count, replicas=REPLICAS,
+    ) as cluster:  # fmt: skip
+        said = r"weights of extent \d+ for step \d came to the switch altered 4 times"
+        with pytest.raises(WeightsAlteredError, match=said):
+            cluster.run(Worker(trial.job))

@@ -318,7 +318,7 @@ def test_an_update_hands_out_weights_that_are_waited_for() -> None:
     parts.check(
         (lambda: updates.updated(update, (8.0,)), True, ["drop g"]),
         (lambda: parts.serving.publish(update, "w", in_place=False), None,
-         ["switch: Weights index=0 part=0 dtype=float32 in_place=False step=1 + w"]),
+         ["switch: Weights index=0 part=0 dtype=float32 in_place=False checksum=0 step=1 + w"]),
         (lambda: len(updates.under_way), 1, []),
         (lambda: updates.written(update), None, []),
         (lambda: len(updates.under_way), 0, []),
@@ -356,7 +356,7 @@ def test_serving_reads_a_few_at_a_time_and_nothing_of_an_older_attempt() -> None
         (lambda: serving.reads_before(1), True, []),
         (lambda: serving.pull(CHILD, pulls[1]), None, []),
         (lambda: serving.weights_read(read, "w0", in_place=True), None,
-         ["switch: Weights index=0 part=0 dtype=float32 in_place=True + w0", "drop w0",
+         ["switch: Weights index=0 part=0 dtype=float32 in_place=True checksum=0 + w0", "drop w0",
           "ReadWeights extent=1 step=0 version=0 attempt=1 parts=0"]),
         (serving.forget, None, []),
     )  # fmt: skip

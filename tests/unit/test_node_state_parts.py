@@ -311,7 +311,7 @@ def test_a_pull_of_an_extent_for_two_uses_is_read_once() -> None:
         (lambda: serving.pull(CHILD, pulls[0]), None, []),
         (lambda: serving.pull(CHILD, pulls[1]), None, []),
         (lambda: serving.publish(update, "w", in_place=True), None,
-         ["switch: Weights index=0 part=0 dtype=float32 in_place=True step=1 + w",
-          "switch: Weights index=0 part=1 dtype=float32 in_place=True step=1 + w"]),
+         ["switch: Weights index=0 part=0 dtype=float32 in_place=True checksum=0 step=1 + w",
+          "switch: Weights index=0 part=1 dtype=float32 in_place=True checksum=0 step=1 + w"]),
         (lambda: serving.publish(update, "w", in_place=True), None, []),
     )  # fmt: skip

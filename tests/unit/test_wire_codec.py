@@ -92,8 +92,8 @@ GOLDEN: list[tuple[Message, str]] = [
     ),
     (Pull(**_DATA, count=5), "9c 03 01 02 03 04 01 05 06 07 08 09 05"),
     (
-        Weights(**_DATA, dtype="float32", in_place=True),
-        "9d 04 01 02 03 04 01 05 06 07 08 09 a7 66 6c 6f 61 74 33 32 c3",
+        Weights(**_DATA, dtype="float32", in_place=True, checksum=300),
+        "9e 04 01 02 03 04 01 05 06 07 08 09 a7 66 6c 6f 61 74 33 32 c3 cd 01 2c",
     ),
     (
         Received(**_DATA, verb=Verb.PUSH, contributors=1 << 9),

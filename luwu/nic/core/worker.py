@@ -219,6 +219,13 @@ class NicCore:
         self.membership.reconnected()
         return self.out.take()
 
+    def unanswered(self, now_ns: int) -> list[Action]:
+        """What came in answer to a request could not be taken: repeat what has no answer."""
+        self.out.now_ns = now_ns
+        self.uplink.hurry(now_ns)
+        self.uplink.tick(now_ns)
+        return self.out.take()
+
     # ---------------------------------------------------------------------- the parent
 
     def received(

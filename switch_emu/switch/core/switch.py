@@ -209,6 +209,13 @@ class SwitchCore:
         self.membership.reconnected()
         return self._take()
 
+    def unanswered(self, now_ns: int) -> list[Action]:
+        """What came in answer to a request could not be taken: repeat what has no answer."""
+        self.outbox.now_ns = now_ns
+        self.uplink.hurry(now_ns)
+        self.uplink.tick(now_ns)
+        return self._take()
+
     def lost(self, now_ns: int, peer: str) -> list[Action]:
         """The connection to a child, to one of several parents, or of readers, has ended."""
         self.outbox.now_ns = now_ns
