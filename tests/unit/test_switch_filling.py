@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from luwu.base.outstanding import RetryPolicy
 from luwu.layout import Share
 from luwu.protocol.actions import End
@@ -114,15 +116,18 @@ def test_pages_are_asked_for_a_few_at_a_time_and_again() -> None:
     assert filling.tick() == PAGES_MAX
 
 
-def test_the_first_step_copies_what_a_step_has_time_for() -> None:
-    """E8. Goal: no step is lost at the beginning, where steps take long beside the filling."""
+@pytest.mark.parametrize("opened_ago_s", [0, 1])
+def test_the_first_step_copies_what_a_step_has_time_for(opened_ago_s: int) -> None:
+    """E8. Goal: no step is lost at the beginning, where steps take long beside the filling: it may
+    begin as a step is opened, or as one is over that followed on a short attempt."""
     nbytes = sum(JOB.layout.record_bytes(chunk, 0) for chunk in CHUNKS)
     bench = Bench(bytes_per_s=nbytes / 2)
     filling = bench.filling
     filling.learn(JOB)
     for step in (3, 4):
-        bench.outbox.now_ns += S
+        bench.outbox.now_ns += S if not opened_ago_s else S // 100
         filling.opens(step, 0)
+    bench.outbox.now_ns += S * opened_ago_s
     filling.choose(0b01, 2, 5, goes_on=True)
     assert filling.node is not None
     copied = sum(JOB.layout.record_bytes(chunk, 0) for chunk in filling.node.held_chunks(5))

@@ -98,11 +98,14 @@ class Filling:
     def _begin(self, number: int, filling: int, first_step: int) -> None:
         assert self._job is not None
         assert self._bytes_per_s is not None
+        now_ns = self._outbox.now_ns
+        # The step before was opened lately, or is over now: the longer of the two is a step.
+        since_ns = min(now_ns - self._took_ns, self._opened_ns or now_ns)
         self.waiting.discard(number)
         self.node = FilledNode(
             self._outbox, Share(self._job.layout, number, self._parents.replicas), filling,
             first_step=first_step, state_fields_count=len(self._job.state_fields),
-            bytes_per_s=self._bytes_per_s, since_ns=self._outbox.now_ns - self._took_ns,
+            bytes_per_s=self._bytes_per_s, since_ns=since_ns,
         )  # fmt: skip
 
     def _end(self) -> None:
