@@ -1,8 +1,8 @@
-"""`import torch` without looking for garbage: a third of its time.
+"""`import torch` without the garbage collector, in two thirds of the time.
 
-Python looks for garbage each time some hundred objects were made, and torch makes half a million of
-them when it is imported, nearly all for good. Here it does not look while torch is imported, and
-leaves what is there then alone, also at the end of the process.
+The collector runs each time some hundred objects were made. Importing torch makes half a million,
+and nearly all of them stay. So it is off while torch is imported, and then leaves these objects
+alone, also at the end of the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAME: Final = "torch"
 
 
 def expect_torch() -> None:
-    """Whoever imports torch in this process from now on has it sooner."""
+    """Let the first import of torch in this process run without the garbage collector."""
     if _NAME not in sys.modules:
         sys.meta_path.insert(0, _Finder())
 

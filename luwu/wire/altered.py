@@ -1,9 +1,9 @@
-"""Weights that are not those that the node published: found before they are used.
+"""Weights that changed after their node made them: found before they are used.
 
-Replicas of a page are compared, but weights come from one of them. Where there are replicas, a node
-states a checksum of the weights as soon as they are made, and every receiver, switch and worker,
-compares it with what came. What differs is not taken, and is asked for again at once. Who has asked
-several times in vain ends: no weights are used that nobody published.
+Replicas of a page are compared, but each extent's weights come from one node. So with replicas, a
+node sends a checksum with them, computed as soon as they are made. Every receiver, switch or
+worker, compares it with the bytes that came. Altered weights are dropped and asked for again at
+once; a receiver that gets them altered several times ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import xxhash
 
 from luwu.base.errors import StateError
 from luwu.base.limits import INT64_MAX
-from luwu.wire.messages import Message, Weights
+from luwu.wire.messages import Weights
 
 ASKED_MAX = 3
 """How often weights of one extent may come altered in a step: more is no chance."""
@@ -38,10 +38,11 @@ class AlteredWeights:
         self._receiver = receiver
         self._counts: Counter[tuple[int, int]] = Counter()
 
-    def has(self, message: Message, data: memoryview) -> bool:
-        """True if this is altered, and must be asked for again. Raises WeightsAlteredError."""
-        if not isinstance(message, Weights) or not message.checksum:
-            return False
+    def has(self, message: Weights, data: memoryview) -> bool:
+        """True if these differ from their checksum, and must be asked for again.
+
+        Raises WeightsAlteredError after `ASKED_MAX` times.
+        """
         found = checksum_of(data)
         if found == message.checksum:
             return False

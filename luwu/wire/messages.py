@@ -123,7 +123,8 @@ class Push(DataMessage):
     raw: bool
     """Found no slot: must be summed at the node and in no switch."""
     dtype: str
-    """The payload's dtype; float32 if it is a sum. Or ENCODED: as the job's aggregator makes it."""
+    """The payload's dtype; float32 if it is a sum of several. Or ENCODED: as the job's aggregator
+    makes it."""
 
 
 @message(3)

@@ -41,7 +41,6 @@ from luwu.transport.interface import (
     SendHandle,
     Transport,
 )
-from luwu.wire.altered import AlteredWeights
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Role
 from luwu.wire.link_counts import LinkCount, LinkCounts
@@ -89,7 +88,6 @@ class Shell:
         """Connections that did not read what was sent to them; each is logged once."""
         self._expelled: set[str] = set()
         """Connections that broke the protocol; their messages are dropped unread."""
-        self._altered = AlteredWeights("the switch")
         self._ends_with: tuple[LuwuError, int] | None = None
         """The reason why the job cannot be served, and the time until which children may leave."""
 
@@ -109,9 +107,9 @@ class Shell:
         """A connection has ended."""
         return ()
 
-    def unanswered(self, now_ns: int) -> Sequence[Any]:
-        """What came in answer to a request could not be taken: ask again."""
-        return ()
+    def takes(self, peer: str, message: Weights, payload: Payload) -> bool:
+        """False for weights that the core must not be given."""
+        return True
 
     def do_own(self, action: Any) -> None:
         """Carry out an action that only this shell knows."""
@@ -388,12 +386,9 @@ class Shell:
             return
         if message.IS_DATA and buffers:
             payload = Payload(buffers[0], delivery.release, is_shared=delivery.is_shared)
-            if isinstance(message, Weights) and peer.startswith(PARENT):  # nobody else has any
-                payload.checksum = message.checksum
-                if self._altered.has(message, buffers[0]):
-                    payload.drop()
-                    self._ask_again(peer, message)
-                    return
+            if isinstance(message, Weights) and not self.takes(peer, message, payload):
+                payload.drop()
+                return
             self.do(self.received(now_ns, peer, message, payload, payload.nbytes))
             return
         data = bytes(buffers[0]) if buffers else None
@@ -402,14 +397,6 @@ class Shell:
         if isinstance(message, Hello) and not _is_refusal(actions, peer):
             self._admission.joined(peer, message)
         self.do(actions)
-
-    def _ask_again(self, peer: str, message: Weights) -> None:
-        """These weights were altered on their way, or where they were kept: ask for them anew."""
-        self.recorder.event(
-            "weights.altered", level="WARNING", peer=self.link_name(peer), extent=message.index,
-            step=message.step, consequence="not used, and asked for again",
-        )  # fmt: skip
-        self.do(self.unanswered(SYSTEM_CLOCK.now_ns()))
 
     def _is_malformed(self, peer: str, error: RemoteProtocolError) -> None:
         """Count a message that cannot be decoded; expel its sender if there were several."""

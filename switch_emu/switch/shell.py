@@ -15,8 +15,9 @@ from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
 from luwu.layout import DTYPE_BYTES, SUM_BYTES
 from luwu.transport.interface import Transport
+from luwu.wire.altered import AlteredWeights
 from luwu.wire.link_counts import DATA_KINDS, LinkCounts
-from luwu.wire.messages import Message, Push
+from luwu.wire.messages import Message, Push, Weights
 from switch_emu.process.counting import CountersFile, Counts, SlotCounts
 from switch_emu.process.loop import Shell
 from switch_emu.process.payload import Buffers, Payload, Unsummed
@@ -104,6 +105,7 @@ class SwitchShell(Shell):
         self.core = core
         self._parents = core.parents.names
         self._add = add
+        self._altered = AlteredWeights("the switch")
         self._buffers = Buffers(transport.reserve)
 
     @property
@@ -124,8 +126,18 @@ class SwitchShell(Shell):
     def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
         return self.core.lost(now_ns, peer)
 
-    def unanswered(self, now_ns: int) -> Sequence[Any]:
-        return self.core.unanswered(now_ns)
+    def takes(self, peer: str, message: Weights, payload: Payload) -> bool:
+        if peer not in self._parents or not message.checksum:
+            return True
+        payload.checksum = message.checksum
+        if not self._altered.has(message, payload.view()):
+            return True
+        self.recorder.event(
+            "weights.altered", level="WARNING", peer=self.link_name(peer), extent=message.index,
+            step=message.step, consequence="not used, and asked for again",
+        )  # fmt: skip
+        self.do(self.core.unanswered(SYSTEM_CLOCK.now_ns()))
+        return False
 
     def do_own(self, action: Any) -> None:
         match action:

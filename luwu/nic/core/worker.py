@@ -220,7 +220,7 @@ class NicCore:
         return self.out.take()
 
     def unanswered(self, now_ns: int) -> list[Action]:
-        """What came in answer to a request could not be taken: repeat what has no answer."""
+        """An answer could not be used: repeat every request that has none."""
         self.out.now_ns = now_ns
         self.uplink.hurry(now_ns)
         self.uplink.tick(now_ns)

@@ -44,7 +44,7 @@ def _host_devices(question: Question | InferenceQuestion) -> int:
 
 
 def _once_per_host(question: Question) -> dict[str, Any]:
-    """What a further use of `per_host` would save, one at a time."""
+    """For each other value of `per_host`: what it would save."""
     nodes, devices = question.nodes, question.job.network.devices_count
     assert nodes is not None
     if host_devices(question.job) == 1:

@@ -77,7 +77,7 @@ class Device(ABC):
         """Write an extent of them; what is to be pushed after `seal`."""
 
     def seal(self) -> None:  # noqa: B027 - a GPU's event
-        """What was written so far is about to be pushed."""
+        """Called before what was written so far is pushed."""
 
     def start(self, *, unit_bytes_max: int, window: int) -> None:  # noqa: B027 - a GPU's buffers
         """The sizes are known."""
@@ -120,7 +120,7 @@ class CudaDevice(Device):
         self._packed_bytes = 0
         self._buffer: torch.Tensor | None = None
         self._packed: tuple[Packing, torch.Tensor] | None = None
-        """What the buffer holds of the gradients that are being written."""
+        """The packing that is in the buffer, and the buffer's part that it takes."""
         self._unsealed: list[_Write] = []
         self._read: deque[tuple[Sequence[torch.Tensor | None], Event]] = deque()
         """Gradients that the push stream may still be reading. (To tell the allocator of it,

@@ -38,8 +38,8 @@ class DeviceWeights(UnitWeights):
         self._storage = self._own.flat.untyped_storage()
         self._octets = torch.empty(0, dtype=torch.uint8, device=device.where)
         self._octets.set_(self._storage, 0, (self.nbytes,))  # type: ignore[call-overload]
-        """What is written, with a version of its own: autograd has saved views of the other one,
-        and this puts back what was there."""
+        """The same storage, with a version counter of its own: a copy to it is no change for the
+        views that autograd has saved, as it puts back what was there."""
         self._storage.resize_(0)
         self._host: torch.Tensor | None = None
         self._event: Event | None = None

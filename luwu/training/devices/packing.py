@@ -1,4 +1,4 @@
-"""What a GPU packs at once: the gradients of neighbouring extents of a unit, in one buffer.
+"""Packing on a GPU: the gradients of neighbouring extents of a unit, in one buffer by one call.
 
 Every call to a GPU costs the host some 10 us, however little it does, and an extent has parts of
 several parameters. So the parts of neighbouring extents are packed by one call, in the dtype of the

@@ -211,7 +211,7 @@ def _open_nic(where: torch.device) -> Nic:
     from luwu.join.open import open_nic  # a test with a NIC of its own needs no transport
 
     opened: Nic = open_nic(
-        _environment("RANK"), _environment("WORLD_SIZE"), on_device=where.type != "cpu"
+        _environment("RANK"), _environment("WORLD_SIZE"), on_device=where.type == "cuda"
     )
     return opened
 

@@ -156,7 +156,8 @@ class Step:
         return True
 
     def measured(self, extent: int, squares: Sequence[float], norm_type: float) -> None:
-        """The squares of an extent's sum are known; when the last ones come, the rest is short."""
+        """The squares of an extent's sum are known. A few numbers are kept, so that little is left
+        to add when the last ones come."""
         self.sums.extents[extent].squares = condensed(squares, norm_type)
 
     def squares(self, trainable: Sequence[int]) -> Squares | None:

@@ -99,7 +99,8 @@ class Filling:
         assert self._job is not None
         assert self._bytes_per_s is not None
         now_ns = self._outbox.now_ns
-        # The step before was opened lately, or is over now: the longer of the two is a step.
+        # Either a step was opened just now, and the one before took `_took_ns`; or a step has ended
+        # just now, which was opened at `_opened_ns`.
         since_ns = min(now_ns - self._took_ns, self._opened_ns or now_ns)
         self.waiting.discard(number)
         self.node = FilledNode(
