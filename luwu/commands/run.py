@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -91,12 +92,13 @@ def run(parsed: Parsed) -> int:
         _run_by_ray(run_directory, resolved, parsed, script, console)
         write_outcome(run_directory, 0, "finished")
         return 0
-    found = _run_here(run_directory, resolved, parsed, script, console)
+    served = _run_here(run_directory, resolved, parsed, script, console)
     write_outcome(run_directory, 0, "finished")
-    said = ending(run_directory, config.state or STATE_DIRECTORY, found.first_step)
+    first = None if served is None else served.first_step
+    said = ending(run_directory, config.state or STATE_DIRECTORY, first)
     if said is not None:
         console.say(said)
-    _say_steps(run_directory, found.disk, console)
+    _say_steps(run_directory, served, console)
     report = keep_report(run_directory)
     if report is not None:
         console.say(f"report  {report}")
@@ -108,25 +110,19 @@ def run(parsed: Parsed) -> int:
 class _Served(NamedTuple):
     """Facts of our own switch and node, once they listen."""
 
+    state: Path | None
     plan: NodePlan
     sizes: Sizes
     first_step: int | None
 
 
-class _Finished(NamedTuple):
-    """Facts of a run that has ended; none of them for a job that was joined."""
-
-    disk: DiskFloors | None = None
-    first_step: int | None = None
-
-
 def _run_here(
     run_directory: RunDirectory, resolved: Resolved, parsed: Parsed, script: list[str],
     console: Console,
-) -> _Finished:  # fmt: skip
+) -> _Served | None:  # fmt: skip
     """Start the processes, or the workers alone, and wait until they have ended."""
     config = resolved.config
-    served, meeting, found = None, None, _Finished()
+    served, meeting = None, None
     with stop_requests() as should_stop:
         supervisor = Supervisor(
             run_directory,
@@ -159,11 +155,8 @@ def _run_here(
             )  # fmt: skip
             supervisor.wait()
             if served is not None:
-                state = state_directory(config, STATE_DIRECTORY)
-                fold_nodes(run_directory, state, config.optimizer_nodes)
-                disk = None if state is None else _floors(served, state, run_directory, console)
-                found = _Finished(disk, served.first_step)
-    return found
+                fold_nodes(run_directory, served.state, config.optimizer_nodes)
+    return served
 
 
 def _tensorboard_environ(config: RunConfig) -> dict[str, str]:
@@ -186,7 +179,7 @@ def _serve(supervisor: Supervisor, config: RunConfig, console: Console) -> _Serv
     step = first_step(run_directory)
     if config.resume:
         console.say(beginning(state, step))
-    return _Served(plan, sizes, step)
+    return _Served(state, plan, sizes, step)
 
 
 def _run_by_ray(
@@ -250,9 +243,9 @@ def _say_joined(
 
 
 def _floors(
-    served: _Served, state: Path, run_directory: RunDirectory, console: Console
+    served: _Served | None, run_directory: RunDirectory, console: Console
 ) -> DiskFloors | None:
-    """Measure the disk, and keep what was measured.
+    """Measure the disk, and keep what was measured; None without a state on one.
 
     It is done when the training has ended, so that it delays no step, and over as many bytes as
     the state has (within limits): the nodes' requests were spread over no more.
@@ -262,11 +255,11 @@ def _floors(
     from luwu.measure.timing import QUICK, SMALL_BYTES
 
     node = read_json(run_directory.result("node.json"))
-    if node is None:
+    if node is None or served is None or served.state is None:
         return None
     file_bytes = min(QUICK.disk_bytes, max(SMALL_BYTES, node["disk_space_bytes"]))
     disk = disk_floors(
-        state.absolute().parent,
+        served.state.absolute().parent,
         page_bytes=RECORD_CHUNKS * served.sizes.chunk_bytes,
         threads_count=served.plan.updates_count,
         pulls_count=served.plan.reads_count,
@@ -280,7 +273,7 @@ def _floors(
     return disk
 
 
-def _say_steps(run_directory: RunDirectory, disk: DiskFloors | None, console: Console) -> None:
+def _say_steps(run_directory: RunDirectory, served: _Served | None, console: Console) -> None:
     """Say what the steps took and what bound them, and keep it.
 
     The run is over and its outcome written: what cannot be read any more is said, not raised.
@@ -288,7 +281,7 @@ def _say_steps(run_directory: RunDirectory, disk: DiskFloors | None, console: Co
     from luwu.estimate.steps import FILE, steps_document, steps_lines
 
     try:
-        document = steps_document(run_directory, disk)
+        document = steps_document(run_directory, partial(_floors, served, run_directory, console))
     except ConfigError as error:
         console.say(f"steps   not known: {error}")
         return

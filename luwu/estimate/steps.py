@@ -1,12 +1,13 @@
 """Times and bottlenecks of the steps of `luwu run`, whose model is known only when it runs.
 
-A step lasts from one decision of the node to the next. What is predicted is the time of the disk:
-the bytes that moved, at the rates measured after the run. Its error is in the document too.
+A step lasts from one decision of the node to the next. Where the disk binds, its time is predicted:
+the bytes that moved, at the rates measured after the run. The error is in the document too.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,8 +31,14 @@ STEPS_MIN: Final = 2
 """Fewer have no time between them."""
 
 
-def steps_document(run: RunDirectory, disk: DiskFloors | None) -> dict[str, Any] | None:
-    """Results of the steps; None for fewer than two, or without a node of this run."""
+def steps_document(
+    run: RunDirectory, measure_disk: Callable[[], DiskFloors | None]
+) -> dict[str, Any] | None:
+    """Results of the steps; None for fewer than two, or without a node of this run.
+
+    `measure_disk` is called where the disk binds: elsewhere its rates say nothing of the steps, and
+    to measure them takes a second.
+    """
     node = read_json(run.result("node.json"))
     decided = _decided(run)
     if node is None or len(decided.all_ns) < STEPS_MIN:
@@ -40,10 +47,11 @@ def steps_document(run: RunDirectory, disk: DiskFloors | None) -> dict[str, Any]
     median = statistics.median(steps)
     moved = node["disk_bytes"]
     busy = busy_seconds(run.path / "events", len(decided.all_ns)) or {}
-    planned = None
     if not any(moved.values()):
         busy.pop("disk", None)  # reads and writes of pages in RAM are no work of a disk
-    elif disk is not None and decided.since_start_count:
+    bound, planned = bound_by(busy, median) if busy else None, None
+    disk = measure_disk() if bound == "disk" and decided.since_start_count else None
+    if disk is not None:
         each = {name: count // decided.since_start_count for name, count in moved.items()}
         use = DiskUse(name="all", read_bytes=each["read"], written_bytes=each["written"])
         planned = disk_seconds(disk, use)
@@ -54,7 +62,7 @@ def steps_document(run: RunDirectory, disk: DiskFloors | None) -> dict[str, Any]
         "step_seconds": steps,
         "step_seconds_median": median,
         "busy_seconds": busy,
-        "bound_by": bound_by(busy, median) if busy else None,
+        "bound_by": bound,
         "disk_seconds_predicted": planned,
         "disk_error_ratio": error_ratio(busy["disk"], planned) if "disk" in busy else None,
     }

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from luwu.commands.main import main as luwu_main
+from luwu.estimate.steps import steps_document
+from luwu.launch.processes.run_directory import RunDirectory
 from tests.processes.commands import terminal, write_tiny
 from tests.schemas import check
 from tests.unit.test_timeline import rows_of
@@ -18,7 +21,7 @@ STEPS = 4
 
 @dataclass(frozen=True)
 class Ran:
-    """A `luwu run` of a script whose model nobody knew before, with a timeline."""
+    """A `luwu run` of a script with a timeline, bound by its disk; nobody knew its model before."""
 
     directory: Path
     err: str
@@ -29,7 +32,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     directory = tmp_path_factory.mktemp("ran")
     with terminal(directory) as shell:
         script = write_tiny(directory / "tiny.py", steps=STEPS)
-        flags = ("--workers", "1", "--run-dir", "run")
+        flags = ("--workers", "1", "--run-dir", "run", "--disk-rate", "100KB/s")
         done = shell.run("run", *flags, str(script), LUWU_TRACE="t.json")
         assert done.process.returncode == 0, done.err
         assert shell.leftovers() == []
@@ -46,7 +49,7 @@ def test_a_run_says_what_its_steps_took(ran: Ran, capsys: pytest.CaptureFixture[
     assert found["steps"] == STEPS
     assert len(found["step_seconds"]) == STEPS - 1
     assert min(found["step_seconds"]) > 0
-    assert found["bound_by"] in (*found["busy_seconds"], "waiting")
+    assert found["bound_by"] == "disk"
     assert found["disk_seconds_predicted"] > 0
     assert found["disk_error_ratio"] >= 0
     assert f"{STEPS} steps are decided" in lines[0]
@@ -56,6 +59,21 @@ def test_a_run_says_what_its_steps_took(ran: Ran, capsys: pytest.CaptureFixture[
     for command in ("status", "report"):
         assert luwu_main([command, "--json", str(ran.directory / "run")]) == 0
         check(command, json.loads(capsys.readouterr().out))
+
+
+def test_the_disk_is_measured_only_where_it_binds(ran: Ran, tmp_path: Path) -> None:
+    """Goal: what was measured is kept; and measured only if reads and writes take half of a step,
+    as it takes a second. Method: of the same run, the spans of the disk are left out."""
+    assert (ran.directory / "run" / "floors.json").exists()
+    run = RunDirectory(tmp_path / "run")
+    shutil.copytree(ran.directory / "run", run.path)
+    events = run.path / "events" / "node.jsonl"
+    lines = events.read_text().splitlines(keepends=True)
+    of_disk = ('{"name":"read', '{"name":"write"')
+    events.write_text("".join(line for line in lines if not line.startswith(of_disk)))
+    found = steps_document(run, lambda: pytest.fail("the disk is measured"))
+    assert found is not None
+    assert found["disk_seconds_predicted"] is None
 
 
 def test_a_script_that_is_run_leaves_a_timeline(ran: Ran) -> None:
