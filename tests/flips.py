@@ -353,7 +353,7 @@ def check_pages(trial: Trial, state: Path, version: int) -> None:
     """The decided version is this one, with the weights of plain training at all owners."""
     layout = trial.job.layout
     with StripedPages(state, trial.nodes_count) as pages:
-        pages.lay_out(layout, REPLICAS)
+        pages.lay_out(layout)
         assert pages.decided is not None
         assert pages.decided.version == version, f"{pages.decided.version}, not {version}"
         expected = plain(Job(steps=version)).digest

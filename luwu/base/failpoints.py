@@ -28,6 +28,7 @@ PLACES: Final = {
     "node.after_decide": "a step is decided, but not yet announced",
     "node.after_prepare": "a step is prepared, but not yet announced",
     "node.after_write": "a page of the current step is written",
+    "refill.between_places": "luwu refill has moved a node's directory, not yet the new one",
     "store.after_abort": "a prepared step was withdrawn",
     "store.after_counters": "the store's generation or attempt is recorded",
     "store.after_data_flush": "the pages of a step are flushed, its manifest is not yet written",

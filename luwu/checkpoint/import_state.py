@@ -104,7 +104,7 @@ def description_at(path: Path) -> Description:
     if count is not None:
         present = (0,) if count == 1 else present_nodes(path)[1]
         configs = {n: read_config(node_directory(path, n, count)) for n in present}
-        return description_of(configs, path)[0]
+        return description_of(configs, path)
     return read_document(path, is_whole=False).description
 
 

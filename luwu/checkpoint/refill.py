@@ -1,31 +1,41 @@
-"""The directory of a lost optimizer node, made again from the nodes that hold the same pages.
+"""Directories of optimizer nodes, made again from the nodes that hold the same pages, at rest.
 
-All nodes are at rest. A node is lost if its directory is missing, or if the job went on without it:
-then its directory is older, and is replaced. From then on all nodes count again, which each records
-as a new epoch. If the job may have gone on with lost nodes alone (E3), an operator must give these
-up by their numbers; the new epoch is then beyond all that they may have recorded. Each page is
-verified as it is read, and each stripe compared with the store it was copied from.
+A node is lost if its directory is missing, or if the job went on without it: then its directory is
+older, and is replaced. Another number of replicas replaces all directories that have it not, so it
+changes between two steps. From then on all nodes count again, which each records as a new epoch. If
+the job may have gone on with lost nodes alone (E3), an operator must give these up by their
+numbers; the new epoch is then beyond all that they may have recorded. Each page is verified as it
+is read, and each stripe compared with the store it was copied from.
+
+New directories are made beside the old ones (`node-0.refilled`), and change places with them
+(`node-0.former`) when all are whole. Whoever is killed meanwhile leaves each page in a directory
+that counts; the same command goes on from there.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, StateError
+from luwu.base.failpoints import failpoint
 from luwu.base.making import flush_directory, making_directory
 from luwu.checkpoint.copying import copy_pages, decide, pieces_of
 from luwu.checkpoint.source import description_of
-from luwu.layout import Share, owners_of
+from luwu.layout import Share, check_replicas
 from luwu.protocol.epoch import UNKNOWN_EPOCHS, Epoch, are_enough, nodes_of, nodes_text
-from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
 from switch_emu.store import DecidedStep, FilePageStore
-from switch_emu.store.striped import StripedPages, left_out_nodes, node_directory, present_nodes
+from switch_emu.store.striped import (
+    StripedPages,
+    left_out_nodes,
+    node_directory,
+    present_nodes,
+    shares_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +44,10 @@ class Refilled:
 
     path: Path
     version: int
+    count: int
+    """Nodes of the state."""
+    replicas: int
+    """Nodes that hold each page."""
     nodes: tuple[int, ...]
     """Numbers of the nodes whose directories were made."""
     given_up: tuple[int, ...]
@@ -44,52 +58,78 @@ class Refilled:
 
 
 def refill(
-    state: Path, *, without: Collection[int] = (), should_stop: Callable[[], bool] = lambda: False
-) -> Refilled:
-    """Make the missing node directories of a state. `without`: nodes that may have newer steps, and
-    are given up.
+    state: Path, *, replicas: int | None = None, without: Collection[int] = (),
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Refilled:  # fmt: skip
+    """Make the missing node directories of a state. `replicas`: nodes that hold each page from now
+    on, if not those that do; `without`: nodes that may have newer steps, and are given up.
 
-    Raises ConfigError if none is missing, one is in use, all copies of some pages are lost, or a
-    node may have newer steps; StateError; StoreFullError; Interrupted.
+    Raises ConfigError if nothing is to be made, a directory is in use, all copies of some pages are
+    lost, or a node may have newer steps; StateError; StoreFullError; Interrupted.
     """
     started_ns = SYSTEM_CLOCK.now_ns()
+    _go_back(state)
     count, present = present_nodes(state)
     left_out = left_out_nodes(state)
     left = [number for number in present if number not in left_out]
-    lost = tuple(number for number in range(count) if number not in left)
-    if not lost:
-        raise ConfigError(
-            f"{state} has the directories of all {count} optimizer nodes; nothing is to be filled"
-        )
+    lost = [number for number in range(count) if number not in left]
     nbytes = 0
-    with ExitStack() as stack:
-        stale = {n: node_directory(state, n, count) for n in lost if n in present}
-        pages, description, replicas = _pages_of(state, count, left)
-        stack.enter_context(pages)
-        source = _Sources(pages, description, replicas)
+    with _pages_of(state, count, left) as pages:
+        source = _Sources(pages, replicas, state)
+        made = [number for number in range(count) if number in lost or not source.fits(number)]
+        if not made:
+            raise ConfigError(
+                f"{state} has the directories of all {count} optimizer nodes, and each page in "
+                f"{source.replicas}; nothing is to be filled"
+            )
         ahead = _may_be_ahead(pages.stores, count)
         _check_given_up(state, ahead, lost, without, source.record.version)
-        for number in lost:
-            if _new(state, number, count).exists():  # of a refill that was killed
-                shutil.rmtree(_new(state, number, count))
-            with making_directory(_new(state, number, count)) as new:
+        for number in made:
+            if _beside(state, number, "refilled").exists():  # of a refill that was killed
+                shutil.rmtree(_beside(state, number, "refilled"))
+            with making_directory(_beside(state, number, "refilled")) as new:
                 nbytes += source.fill(new, number, should_stop)
-        for path in stale.values():
-            shutil.rmtree(path)
-        for number in lost:
-            _new(state, number, count).rename(node_directory(state, number, count))
-        flush_directory(state)
-        version = source.record.version
-        newest = Epoch(*max(store.epoch for store in pages.stores.values()))
+    _change_places(state, made)
+    newest = source.epoch
     beyond = UNKNOWN_EPOCHS if ahead else 1
     whole = newest._replace(number=newest.number + beyond, members=(1 << count) - 1)
-    for number in (*left, *lost):
+    for number in range(count):
         with FilePageStore.open(node_directory(state, number, count)) as store:
             store.record_attempt(store.attempt, whole)
     return Refilled(
-        path=state, version=version, nodes=lost, given_up=ahead, nbytes=nbytes,
+        path=state, version=source.record.version, count=count, replicas=source.replicas,
+        nodes=tuple(made), given_up=ahead, nbytes=nbytes,
         seconds=(SYSTEM_CLOCK.now_ns() - started_ns) / 1e9,
     )  # fmt: skip
+
+
+def _beside(state: Path, number: int, what: str) -> Path:
+    """The place of a node's new directory (`refilled`), or of that which it replaces (`former`)."""
+    return state / f"node-{number}.{what}"
+
+
+def _change_places(state: Path, made: Sequence[int]) -> None:
+    """New directories take the places of the old ones, which are removed. Failpoint:
+    refill.between_places."""
+    for number in made:
+        path = state / f"node-{number}"
+        if path.exists():
+            path.rename(_beside(state, number, "former"))
+            failpoint("refill.between_places")
+        _beside(state, number, "refilled").rename(path)
+    flush_directory(state)
+    for number in made:
+        shutil.rmtree(_beside(state, number, "former"), ignore_errors=True)
+
+
+def _go_back(state: Path) -> None:
+    """What a refill left that was killed while directories changed places."""
+    for former in sorted(state.glob("node-*.former")):
+        path = former.with_suffix("")
+        if path.exists():
+            shutil.rmtree(former)
+        else:
+            former.rename(path)
 
 
 def _may_be_ahead(stores: Mapping[int, FilePageStore], count: int) -> tuple[int, ...]:
@@ -118,15 +158,8 @@ def _check_given_up(
         )
 
 
-def _new(state: Path, number: int, count: int) -> Path:
-    """Where a node's directory is made, before that which it replaces is removed."""
-    return node_directory(state, number, count).with_name(f"node-{number}.refilled")
-
-
-def _pages_of(
-    state: Path, count: int, left: Sequence[int]
-) -> tuple[StripedPages, Description, int]:
-    """The pages of the nodes that are left, the job, and how many nodes hold each page.
+def _pages_of(state: Path, count: int, left: Sequence[int]) -> StripedPages:
+    """The pages of the nodes that are left.
 
     Raises ConfigError if they lack some pages; StateError.
     """
@@ -134,7 +167,7 @@ def _pages_of(
     try:
         if found.decided is None:
             raise ConfigError(f"{state} has no weights yet; start a new job")
-        job = description_of(found.configs, state)
+        found.lay_out(description_of(found.configs, state).layout)
     except StateError as exc:
         found.close()
         raise ConfigError(
@@ -144,51 +177,62 @@ def _pages_of(
     except ConfigError:
         found.close()
         raise
-    return found, *job
+    return found
 
 
 class _Sources:
-    """The stores that are left, and what is decided."""
+    """The stores that are left, what is decided, and what the new ones are to hold."""
 
-    def __init__(self, pages: StripedPages, description: Description, replicas: int) -> None:
-        self.description, self.replicas = description, replicas
-        self.stores = pages.stores
-        count = self.description.layout.node_count
-        self.owners = [owners_of(stripe, count, self.replicas) for stripe in range(count)]
-        """The nodes of each stripe."""
+    def __init__(self, pages: StripedPages, replicas: int | None, state: Path) -> None:
+        """`replicas`: of each page from now on; None: as many as now. Raises ConfigError."""
+        self._pages, self._description = pages, description_of(pages.configs, state)
+        layout = self._description.layout
+        shares = shares_of(layout, pages.configs)
+        assert shares is not None
         assert pages.decided is not None
         self.record = pages.decided
+        self.epoch = Epoch(*max(store.epoch for store in pages.stores.values()))
+        """The newest that is recorded."""
+        found = {each.replicas for each in shares.values()}
+        if replicas is None and len(found) > 1:
+            few, many = min(found), max(found)
+            raise ConfigError(
+                f"{state}: a change from {few} to {many} of each page, or back, was not finished; "
+                f"give --replicas {many} or --replicas {few}"
+            )
+        self.replicas = max(found) if replicas is None else replicas
+        check_replicas(layout.node_count, self.replicas)
+        self._fitting = {n for n, each in shares.items() if each.replicas == self.replicas}
+
+    def fits(self, number: int) -> bool:
+        """True if a node is there, and holds what it is to hold."""
+        return number in self._fitting
 
     def fill(self, new: Path, number: int, should_stop: Callable[[], bool]) -> int:
         """Make a node's store; the bytes of its pages."""
-        layout, version = self.description.layout, self.record.version
+        layout, version = self._description.layout, self.record.version
         share = Share(layout, number, self.replicas)
-        config = store_config(self.description, number, self.replicas)
+        config = store_config(self._description, number, self.replicas)
         origin: dict[int, tuple[FilePageStore, int]] = {}
         for stripe in share.stripes:
+            store, held = self._pages.holder(stripe)
             for chunk in range(stripe, len(layout.chunks), layout.node_count):
-                store, held = self._holder(stripe)
                 origin[share.page(chunk)] = (store, held.page(chunk))
         with FilePageStore.create(new, config, first_version=version) as store:
-            store.record_attempt(self.record.attempt)
+            store.record_attempt(self.record.attempt, self.epoch)
             copy_pages(store, self.record, origin.__getitem__, should_stop)
             kept = {}
             if 0 in share.stripes:  # its owners hold what workers attached
-                first, _ = self._holder(0)
+                first, _ = self._pages.holder(0)
                 kept = pieces_of(first, _steps(first)[version])
             decide(store, self.record, kept)
-            store.record_attempt(max(each.attempt for each in self.stores.values()))
+            store.record_attempt(self._pages.attempt, self.epoch)
             for stripe in share.stripes:
-                found, held = self._holder(stripe)
+                found, held = self._pages.holder(stripe)
                 same = found.digest(held.pages_of(stripe), version)
                 if store.digest(share.pages_of(stripe), version) != same:
                     raise StateError(f"{new}: stripe {stripe} is not what was copied; try again")
         return config.state_bytes
-
-    def _holder(self, stripe: int) -> tuple[FilePageStore, Share]:
-        """The first store that is left of a stripe, and its share."""
-        number = next(each for each in self.owners[stripe] if each in self.stores)
-        return self.stores[number], Share(self.description.layout, number, self.replicas)
 
 
 def _steps(store: FilePageStore) -> dict[int, DecidedStep]:

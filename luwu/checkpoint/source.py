@@ -9,16 +9,15 @@ from typing import Final, Protocol
 
 from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, RemoteProtocolError, StateError
-from luwu.layout import Share
 from luwu.wire.description import Description, parse_description
 from switch_emu.node.pages import UPDATES, read_counts
 from switch_emu.store import DecidedStep, StoreConfig
 from switch_emu.store.attachments import read_attachments
 from switch_emu.store.striped import (
     StripedPages,
-    missing_stripes,
     node_count_of,
     node_directory,
+    shares_of,
 )
 
 MASTER_BYTES: Final = 4
@@ -69,8 +68,8 @@ class RestingState(Closing):
         count = node_count_of(path) or 1
         self._store = StripedPages(path, count)
         try:
-            self.description, replicas = description_of(self._store.configs, path)
-            self._store.lay_out(self.description.layout, replicas)
+            self.description = description_of(self._store.configs, path)
+            self._store.lay_out(self.description.layout)
             self._first = node_directory(path, self._store.first_holder, count)
             decided = self._store.decided
             if decided is None:
@@ -106,21 +105,15 @@ class RestingState(Closing):
         self._store.close()
 
 
-def description_of(configs: Mapping[int, StoreConfig], path: Path) -> tuple[Description, int]:
-    """The job that these nodes' stores were made for, and how many nodes hold each page.
-
-    Raises StateError.
-    """
+def description_of(configs: Mapping[int, StoreConfig], path: Path) -> Description:
+    """The job that these nodes' stores were made for. Raises StateError."""
     try:
         description = parse_description(next(iter(configs.values())).description)
     except RemoteProtocolError as exc:
         raise StateError(f"{path}: {exc}. Restore the state from an export.") from exc
     layout = description.layout
-    for replicas in range(1, layout.node_count + 1):
-        shares = {number: Share(layout, number, replicas) for number in configs}
-        fits = all(shares[n].pages_count == config.page_count for n, config in configs.items())
-        if fits and not missing_stripes(configs, layout.node_count, replicas):
-            return description, replicas
+    if shares_of(layout, configs) is not None:
+        return description
     pages_count = sum(config.page_count for config in configs.values())
     raise StateError(
         f"{path} has {pages_count} of {len(layout.chunks)} pages: the state is spread over "

@@ -1,4 +1,4 @@
-"""`luwu refill`: the directory of a lost optimizer node, made again from its replicas."""
+"""`luwu refill`: directories of optimizer nodes, made again from those that hold the same pages."""
 
 from __future__ import annotations
 
@@ -15,17 +15,27 @@ from luwu.launch.processes.stopping import stop_requests
 
 VERB: Final = Verb(
     name="refill",
-    usage="luwu refill STATE_DIR [--without N,...] [--json]",
+    usage="luwu refill STATE_DIR [--replicas R] [--without N,...] [--json]",
     text=(
         "Make the missing directories (node-0, node-1, ...) of a state whose job ran with "
         "--replicas, from the nodes that hold the same pages. No job may use the state. Every "
         "page is verified while it is copied; luwu run --state STATE_DIR --resume then continues "
-        "from the last decided step. If lost nodes may have gone on alone, so that the others do "
-        "not know the last step, give --without to go on without them; it prints which steps are "
-        "lost then."
+        "from the last decided step. With --replicas, all directories are made again that do not "
+        "hold so many of each page, more or fewer than before. If lost nodes may have gone on "
+        "alone, so that the others do not know the last step, give --without to go on without "
+        "them; it prints which steps are lost then."
     ),
-    examples=("luwu refill luwu-state", "luwu refill luwu-state --without 1"),
+    examples=(
+        "luwu refill luwu-state",
+        "luwu refill luwu-state --replicas 2",
+        "luwu refill luwu-state --without 1",
+    ),
     flags=(
+        Flag(
+            name="replicas",
+            shape="R",
+            text="optimizer nodes that hold each page from now on",
+        ),
         Flag(
             name="without",
             shape="N,...",
@@ -47,13 +57,19 @@ def run(parsed: Parsed) -> int:
     path = Path(parsed.rest[0])
     number, text = whole(0, NODE_COUNT_MAX), parsed.flags.get("without", "")
     without = [number(each, "--without") for each in text.split(",") if text]
+    replicas = parsed.flags.get("replicas")
     with stop_requests() as should_stop:
-        found = refill(path, without=without, should_stop=should_stop)
+        found = refill(
+            path,
+            replicas=None if replicas is None else whole(1, NODE_COUNT_MAX)(replicas, "--replicas"),
+            without=without,
+            should_stop=should_stop,
+        )
     if parsed.has("json"):
         document = {
             "schema": 1, "state": str(found.path), "step": found.version,
-            "nodes": list(found.nodes), "given_up": list(found.given_up), "bytes": found.nbytes,
-            "seconds": found.seconds,
+            "replicas": found.replicas, "nodes": list(found.nodes),
+            "given_up": list(found.given_up), "bytes": found.nbytes, "seconds": found.seconds,
         }  # fmt: skip
         print(json.dumps(document, indent=1))
         return 0
@@ -65,5 +81,6 @@ def run(parsed: Parsed) -> int:
     if found.given_up:
         given_up = ", ".join(map(str, found.given_up))
         print(f"steps from {found.version} on that only node {given_up} had decided are lost")
-    print(f"go on with luwu run --state {path} --resume ...")
+    nodes = f"--optimizer-nodes {found.count} --replicas {found.replicas}"
+    print(f"go on with luwu run --state {path} {nodes} --resume ...")
     return 0

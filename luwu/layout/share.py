@@ -58,6 +58,12 @@ class Share:
         self.pages_count = first
         """Pages of the node's store."""
 
+    @classmethod
+    def with_pages(cls, layout: Layout, number: int, pages_count: int) -> Share | None:
+        """The share of a node whose store has so many pages; None: no share has."""
+        every = (cls(layout, number, 1 + others) for others in range(layout.node_count))
+        return next((each for each in every if each.pages_count == pages_count), None)
+
     def extents_of(self, stripe: int) -> tuple[Extent, ...]:
         """The extents of a stripe, in the order of their pages."""
         layout = self.layout

@@ -9,13 +9,13 @@ that was killed before has that version prepared, which is read instead.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, StateError
 from luwu.base.limits import NODE_COUNT_MAX
-from luwu.layout import Layout, Share, owners_of
+from luwu.layout import Layout, Share
 from switch_emu.store.config import PageKind, StoreConfig
 from switch_emu.store.directory import CONFIG_NAME, read_config, read_counters
 from switch_emu.store.file import FilePageStore
@@ -79,13 +79,20 @@ def members_of(recorded: Mapping[int, tuple[int, ...]], count: int) -> tuple[int
     return tuple(number for number in range(count) if members >> number & 1)
 
 
-def missing_stripes(present: Container[int], count: int, replicas: int) -> list[int]:
-    """The stripes of which no node that is present has a copy."""
-    return [
-        stripe
-        for stripe in range(count)
-        if not any(node in present for node in owners_of(stripe, count, replicas))
-    ]
+def shares_of(layout: Layout, configs: Mapping[int, StoreConfig]) -> dict[int, Share] | None:
+    """The share of each store, by the number of its node; None: they are not those of one job, or
+    lack a stripe.
+
+    Each has its own number of replicas: that of a state is changed store by store.
+    """
+    shares = {}
+    for number, config in configs.items():
+        share = Share.with_pages(layout, number, config.page_count)
+        if share is None:
+            return None
+        shares[number] = share
+    stripes = {stripe for each in shares.values() for stripe in each.stripes}
+    return shares if len(stripes) == layout.node_count else None
 
 
 class StripedPages(Closing):
@@ -128,13 +135,19 @@ class StripedPages(Closing):
                     "state; restore all directories from the same checkpoint"
                 )
 
-    def lay_out(self, layout: Layout, replicas: int) -> None:
-        """The job is known: where the page of each chunk is, and how many nodes hold it."""
+    def lay_out(self, layout: Layout) -> None:
+        """The job is known: where the page of each chunk is."""
+        shares = shares_of(layout, self.configs)
+        assert shares is not None, "the stores are not those of this job"
         self._holders = []
         for stripe in range(layout.node_count):
-            owners = owners_of(stripe, layout.node_count, replicas)
-            number = next(each for each in owners if each in self.stores)
-            self._holders.append((self.stores[number], Share(layout, number, replicas)))
+            holders = [number for number, share in shares.items() if stripe in share.stripes]
+            number = min(holders, key=lambda each: shares[each].stripes.index(stripe))
+            self._holders.append((self.stores[number], shares[number]))
+
+    def holder(self, stripe: int) -> tuple[FilePageStore, Share]:
+        """The store that a stripe is read from, and what it holds."""
+        return self._holders[stripe]
 
     @property
     def configs(self) -> dict[int, StoreConfig]:

@@ -300,7 +300,7 @@ def digest_at(way: Way, directory: Path) -> str:
     """The digest of the weights of the state in a directory."""
     layout = _layout(way)
     with StripedPages(directory / "state", way.node_count) as pages:
-        pages.lay_out(layout, 1)
+        pages.lay_out(layout)
         return weights_digest(pages, layout)
 
 

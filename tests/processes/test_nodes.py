@@ -30,14 +30,14 @@ def finished(cluster: Cluster, outside: Outside) -> dict[str, Any]:
 
 def start(
     directory: Path, count: int, outside: Outside, *, replicas: int = 1, workers: int = 2,
-    script: Sequence[str] = (), restarts: int = 2,
+    script: Sequence[str] = (), restarts: int = 2, steps: int = STEPS, flags: Sequence[str] = (),
 ) -> Cluster:  # fmt: skip
     return kill.start(
-        directory, f"of-{count}", steps=STEPS, restarts=restarts, outside=outside, workers=workers,
+        directory, f"of-{count}", steps=steps, restarts=restarts, outside=outside, workers=workers,
         script=script,
         more_flags=[
             "--optimizer-nodes", str(count), "--replicas", str(replicas), "--chunk", "16KiB",
-            "--memory-budget", "64MiB",
+            "--memory-budget", "64MiB", *flags,
         ],
     )  # fmt: skip
 
@@ -119,6 +119,29 @@ def test_a_lost_node_is_filled_while_training_goes_on(number: int, tmp_path: Pat
     with RestingState(state) as source:
         exported = export_state(source, tmp_path / "exported", ExportOptions())
     assert (exported.step, exported.weights_digest) == (steps, light_digest(steps))
+
+
+@pytest.mark.feature("another number of replicas")
+def test_replicas_are_added_and_removed(tmp_path: Path) -> None:
+    """I1, I2, I3. Goal: a job of two nodes without replicas goes on with two of each page, survives
+    the loss of a node with its directory, and goes on with one of each again: the digest of plain
+    torch. Method: three runs on one state."""
+    outside, state = Outside(tmp_path / "outside"), tmp_path / "of-2.state"
+    with start(tmp_path, 2, outside, steps=3) as cluster:
+        finished(cluster, outside)
+    assert main(["refill", str(state), "--replicas", "2"]) == 0
+    (tmp_path / "of-2").rename(tmp_path / "first")
+    flags = ("--resume",)
+    with start(tmp_path, 2, outside, steps=9, replicas=2, restarts=0, flags=flags) as cluster:
+        cluster.wait_for("node-1")
+        kill.wait_for_step(cluster, 5, limit_s=150)
+        shutil.rmtree(state / "node-1")
+        cluster.kill("node-1")
+        assert finished(cluster, outside)["weights_digest"] == light_digest(9)
+    assert main(["refill", str(state), "--replicas", "1"]) == 0
+    (tmp_path / "of-2").rename(tmp_path / "second")
+    with start(tmp_path, 2, outside, flags=flags) as cluster:
+        assert finished(cluster, outside)["weights_digest"] == light_digest(STEPS)
 
 
 @pytest.mark.feature("several optimizer nodes")

@@ -77,7 +77,7 @@ def test_striped_pages_have_the_digest_of_one_store(
     job = make_state(tmp_path / "many", count, last_is_prepared=last_is_prepared)
     assert node_count_of(tmp_path / "many") == count
     with StripedPages(tmp_path / "many", count) as pages:
-        pages.lay_out(job.layout, 1)
+        pages.lay_out(job.layout)
         assert weights_digest(pages, job.layout) == expected
 
 

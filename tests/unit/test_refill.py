@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from luwu.base import failpoints
 from luwu.base.errors import ConfigError, StateError
+from luwu.base.failpoints import FailpointError, parse_failpoints
 from luwu.checkpoint.refill import refill
+from luwu.checkpoint.source import description_of
 from luwu.commands.main import main
 from luwu.layout import Share
 from luwu.protocol.epoch import UNKNOWN_EPOCHS
@@ -163,6 +166,50 @@ def test_a_refill_that_was_killed_is_made_again(tmp_path: Path, is_removed: bool
     assert sorted(each.name for each in tmp_path.iterdir()) == ["node-0", "node-1"]
 
 
+@pytest.mark.parametrize(("count", "before", "after"), [(2, 1, 2), (3, 1, 2), (3, 3, 1), (3, 2, 3)])
+def test_another_number_of_replicas(tmp_path: Path, count: int, before: int, after: int) -> None:
+    """I2, I3. Goal: each node has the very pages of a state that was made with so many, at the same
+    version, and all count."""
+    state = tmp_path / "state"
+    make_state(state, count, replicas=before)
+    make_state(tmp_path / "expected", count, replicas=after)
+    found = refill(state, replicas=after)
+    assert (found.version, found.replicas, found.nodes) == (1, after, (*range(count),))
+    for number in range(count):
+        assert content(state, number, count) == content(tmp_path / "expected", number, count)
+    assert sorted(each.name for each in state.iterdir()) == [f"node-{n}" for n in range(count)]
+    with pytest.raises(ConfigError, match=f"each page in {after}; nothing is to be filled"):
+        refill(state, replicas=after)
+    with pytest.raises(ConfigError, match=f"{count + 1} of each page asked for"):
+        refill(state, replicas=count + 1)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_change_of_replicas_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: int
+) -> None:
+    """I1. Goal: no page is lost, wherever it is killed: what is left is a whole state of the same
+    version, and the same command goes on from there. Method: it ends between the two renames of the
+    first or the second directory."""
+    state = tmp_path / "state"
+    make_state(state, 2, replicas=1)
+    make_state(tmp_path / "expected", 2, replicas=2)
+    armed = parse_failpoints(f"refill.between_places=raise@{passes}")
+    monkeypatch.setattr(failpoints, "_armed", armed)
+    with pytest.raises(FailpointError):
+        refill(state, replicas=2)
+    monkeypatch.setattr(failpoints, "_armed", {})
+    if passes == 2:  # one has two of each page now, the other one
+        with pytest.raises(ConfigError, match="give --replicas 2 or --replicas 1"):
+            refill(state)
+        with StripedPages(state, 2) as pages:
+            description_of(pages.configs, state)
+    assert refill(state, replicas=2).version == 1
+    for number in range(2):
+        assert content(state, number, 2) == content(tmp_path / "expected", number, 2)
+    assert sorted(each.name for each in state.iterdir()) == ["node-0", "node-1"]
+
+
 def test_what_workers_attached_is_made_again(tmp_path: Path) -> None:
     """I2. Goal: an owner of stripe 0 gets the pieces that are kept beside the step, too."""
     job = make_state(tmp_path, 2, replicas=2)
@@ -207,7 +254,7 @@ def test_what_cannot_be_filled_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no directory of an optimizer node"):
         refill(tmp_path)
     make_state(tmp_path, 3, replicas=2)
-    with pytest.raises(ConfigError, match="all 3 optimizer nodes; nothing is to be filled"):
+    with pytest.raises(ConfigError, match="all 3 optimizer nodes, and each page in 2; nothing"):
         refill(tmp_path)
     for number in (0, 1):
         shutil.rmtree(node_directory(tmp_path, number, 3))

@@ -109,8 +109,8 @@ def fold_nodes(run: RunDirectory, state: Path | None, count: int) -> None:
     from switch_emu.store.striped import StripedPages
 
     with StripedPages(state, count) as pages:
-        description, replicas = description_of(pages.configs, state)
-        pages.lay_out(description.layout, replicas)
+        description = description_of(pages.configs, state)
+        pages.lay_out(description.layout)
         digest = weights_digest(pages, description.layout)
         nodes = [_summary(run, number, count) for number in sorted(pages.stores)]
     first = nodes[0]
