@@ -43,3 +43,10 @@ def nodes_text(members: int) -> str:
     """The same, for people: `node 1`, `nodes 0, 2`."""
     nodes = nodes_of(members)
     return f"node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}"
+
+
+def change_text(*, lost: int, back: int = 0) -> str:
+    """Why other nodes count: those of these bitmaps were lost, or started again."""
+    reasons = [f"optimizer {nodes_text(lost)} lost"] if lost else []
+    reasons += [f"optimizer {nodes_text(back)} started again"] if back else []
+    return " and ".join(reasons)

@@ -267,7 +267,7 @@ class Node(Process):
                     self.kill()
                     return
                 case node_actions.OpenStore(description):
-                    self._later(lambda d=description: self.core.store_opened(self.disk.make(d)))
+                    self._later(lambda d=description: self.core.store_opened(self._owned.make(d)))
                 case node_actions.BeginFilling(description, version):
                     self._do(self._begin_filling(description, version))
                 case node_actions.FillPage():

@@ -17,6 +17,7 @@ from tests.simulate.faults import (
     Fault,
     Hostile,
     Lasting,
+    LoseNode,
     Noise,
     Partition,
     PowerCut,
@@ -192,6 +193,20 @@ def test_a_push_for_ranks_that_are_not_of_the_job() -> None:
         Hostile(at_ms=657, who="node 0", kind="absurd", count=30),
     )
     run_history(History(502, Options(world_size=1, steps=2), faults))
+
+
+def test_a_node_that_is_filled_hears_of_a_skipped_step() -> None:
+    """E8. Goal: what `tests/unit/test_lead.py` shows alone, in a whole cluster: the verdict is lost
+    on its way to the node, and all waited for it for ever. Found by 5,000 histories."""
+    faults = (
+        Noise(at_ms=0, for_ms=5000, drop_percent=10, repeat_percent=10, delay_ms=5),
+        LoseNode(at_ms=288, for_ms=200, who="node 1", comes_back=True),
+    )
+    options = Options(
+        node_count=2, replicas=2, loses=True, steps=4, skip_step=1, absent_parameters=True,
+        slot_bytes_max=150000, slot_count=5, drops=True,
+    )  # fmt: skip
+    run_history(History(2001972, options, faults))
 
 
 def test_an_abort_after_a_skipped_step_reaches_everybody() -> None:

@@ -502,6 +502,17 @@ def test_a_node_that_says_nothing_while_it_is_filled_is_not_waited_for() -> None
     )  # fmt: skip
 
 
+def test_a_node_that_is_filled_is_sent_a_verdict_again() -> None:
+    """E8. Goal: it does not ask for the verdict of a step that is skipped, as its sums may never be
+    complete: one that was lost on the way comes when it says that it is there."""
+    bench = Bench(fill_bytes_per_s=1e9)
+    bench.fill()
+    bench.core_says(wire.Commit, step=1, attempt=3, parts=1, skip=True)
+    assert "core: Verdict step=1 attempt=4" in "".join(bench.measure(0, attempt=3, step=1))
+    where = {"attempt": 3, "step": 1, "loaded": True, "epoch": 3, "incarnation": 2}
+    starts(bench.says(1, wire.Standing, **where), "parent-1: Verdict step=1 grad_norm")
+
+
 def test_a_node_that_was_filled_with_other_bits_never_counts() -> None:
     """E7, E8. Goal: it is told so, and the job goes on without it."""
     bench = Bench(fill_bytes_per_s=1e9)

@@ -50,7 +50,7 @@ from luwu.base.outstanding import Outstanding, RetryPolicy
 from luwu.protocol.actions import PARENT, Send
 from luwu.protocol.children import Children
 from luwu.protocol.counted_ranks import CountedRanks
-from luwu.protocol.epoch import nodes_of, nodes_text
+from luwu.protocol.epoch import change_text, nodes_of, nodes_text
 from luwu.protocol.lost_steps import lost_steps_text, refusal_text
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
@@ -278,6 +278,7 @@ class Lead:
         is_same, node.incarnation = node.incarnation == m.incarnation, m.incarnation
         node.redoes = m.redoes
         if is_same and not node.is_away and filled and filled.number == number:
+            self._is_judged(number, m.step)
             return  # it only says that it is there
         if self.at.are_given_up(m.epoch):
             self._refusals.end_as_given_up(number, (self.at.next or self.at.now).members)
@@ -357,7 +358,7 @@ class Lead:
         else:
             is_again = any(node.standing and node.standing.epoch for node in self.at.nodes)
             usual = _STARTED_AGAIN if is_again else _BEGINS
-            reasons = [text for text in (self._reason(0, missing), doubts) if text]
+            reasons = [text for text in (change_text(lost=missing), doubts) if text]
             self._go_on_with(answered, version, "; ".join(reasons) or usual)
 
     def _consider_members(self) -> None:
@@ -386,7 +387,7 @@ class Lead:
         version = (self.at.next or self.at.now).version
         if rest == back:  # all were started again: of an older copy of the state, perhaps
             version = max(self.at.version_of(n) for n in nodes_of(rest))
-        self._go_on_with(rest, version, self._reason(back, lost | gone))
+        self._go_on_with(rest, version, change_text(lost=lost | gone, back=back))
 
     def _are_enough(self, members: int) -> bool:
         """E3: at least half of the nodes that count."""
@@ -526,13 +527,6 @@ class Lead:
             contributors=self._counted.wanted, redoes=self._children.redoes, **fields,
         )  # fmt: skip
 
-    # ---------------------------------------------------------------------- reasons
-
-    def _reason(self, back: int, lost: int) -> str:
-        reasons = [f"optimizer {nodes_text(lost)} lost"] if lost else []
-        reasons += [f"optimizer {nodes_text(back)} started again"] if back else []
-        return " and ".join(reasons)
-
     # ---------------------------------------------------------------------- the open step
 
     def _is_of_now(self, number: int, m: wire.Message) -> bool:
@@ -544,12 +538,9 @@ class Lead:
 
     def _measured(self, number: int, m: wire.Measured, payload: bytes | None) -> None:
         """The sums of a node are complete."""
-        verdict = self._verdict
-        if verdict is not None and verdict.step == m.step and self.at.next is None:
-            self._send(number, verdict)
-        elif self.at.now.filled >> number & 1:
+        if self._is_judged(number, m.step) or self.at.now.filled >> number & 1:
             return  # E8
-        elif m.step == self.at.now.step and self._is_of_now(number, m):
+        if m.step == self.at.now.step and self._is_of_now(number, m):
             try:
                 squares = parse_all(payload, self._parents.replicas)
             except RemoteProtocolError as exc:
@@ -557,6 +548,14 @@ class Lead:
                 return
             self._ballot.measured(number, squares)
             self._judge(m.step)
+
+    def _is_judged(self, number: int, step: int) -> bool:
+        """True if a step has its verdict; this node may not have received it."""
+        verdict = self._verdict
+        if verdict is None or verdict.step != step or self.at.next is not None:
+            return False
+        self._send(number, verdict)
+        return True
 
     def _judge(self, step: int) -> None:
         """All nodes have measured the open step: it is applied if its norm is finite."""
