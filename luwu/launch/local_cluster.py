@@ -88,15 +88,20 @@ class LocalCluster(Closing):
         self._transports: list[Transport] = []
         self._endpoints: dict[str, str] = {}
         self._threads: list[threading.Thread] = []
-        self.nodes = [self._add_node(number, at_node) for number in range(nodes_count)]
-        """By number."""
-        self.node: NodeShell = self.nodes[0]
-        self._nodes = tuple(self._endpoints)
-        """Their names, by number."""
         self.switches: dict[str, SwitchShell] = {}
         self._tree = (tree or one_switch(world_size)) if has_switch else Tree(())
-        for place in self._tree:
-            self._add_switch(place, links, switch_limits)
+        try:
+            self.nodes = [self._add_node(number, at_node) for number in range(nodes_count)]
+            """By number."""
+            self._nodes = tuple(self._endpoints)
+            """Their names, by number."""
+            for place in self._tree:
+                self._add_switch(place, links, switch_limits)
+        except BaseException:
+            for opened in self._transports:
+                opened.close()
+            raise
+        self.node: NodeShell = self.nodes[0]
         for thread in self._threads:
             thread.start()
 
@@ -140,9 +145,13 @@ class LocalCluster(Closing):
         self._threads.append(self._thread(place.process, self._serving(shell)))
 
     def nic(self, rank: int) -> Nic:
-        """The NIC of one worker."""
+        """The NIC of one worker. Raises LuwuError if the cluster was closed."""
+        transport = self._transport(self.spec.arena_bytes)
+        if self._stopping.is_set():  # `close` may have missed it
+            transport.close()
+            raise LuwuError(f"worker {rank} comes too late: its cluster was closed")
         nic = Nic(
-            self._transport(self.spec.arena_bytes),
+            transport,
             WorkerIdentity(job=self.job, rank=rank, world_size=self.world_size),
             self._nic_settings,
             endpoint=self._endpoint(rank),
@@ -259,8 +268,9 @@ class LocalCluster(Closing):
         self, arena_bytes: int, link: LinkPair | None = None, role: str = ""
     ) -> Transport:
         seed = derive(self._link_seed, "links", role)
-        self._transports.append(linked(self._open(arena_bytes), link, seed=seed))
-        return self._transports[-1]
+        transport = linked(self._open(arena_bytes), link, seed=seed)
+        self._transports.append(transport)
+        return transport
 
     def _open(self, arena_bytes: int) -> Transport:
         if self._transport_name == "inproc":

@@ -62,14 +62,19 @@ class StateReader(Closing):
         self, transport: Transport, *, endpoint: str, job: int, connect_timeout_s: float = 60.0,
         grace_s: float = 600.0,
     ) -> None:  # fmt: skip
-        """The transport is the reader's from now on: `close` closes it."""
+        """The transport is the reader's from now on: `close` closes it. Raises ConfigError or
+        ConnectionFailed, and closes it, if the endpoint cannot be dialled."""
         self._transport, self._endpoint = transport, endpoint
         self._connect_timeout_s, self._grace_s = connect_timeout_s, grace_s
         self._core = ReaderCore(job=job, reader=secrets.randbits(62))
         self._is_up = self._is_open = self._is_closed = self._is_gone = False
         self._trouble = ""
         self._fields: list[FieldReceived] = []
-        transport.dial(PARENT, endpoint)
+        try:
+            transport.dial(PARENT, endpoint)
+        except BaseException:
+            transport.close()
+            raise
 
     @property
     def version(self) -> int:

@@ -104,7 +104,8 @@ class Nic(Closing):
         retry: RetryPolicy | None = None,
     ) -> None:  # fmt: skip
         """`make_reader`: makes a reader of the same job, with its own connection; `retry`: timeouts
-        for emulated links. Raises: ConfigError."""
+        for emulated links. Raises ConfigError or ConnectionFailed; if the endpoint cannot be
+        dialled, the transport is closed."""
         rank, world_size = worker.rank, worker.world_size
         self.rank, self.world_size = rank, world_size
         self.chunk_bytes, self.extent_chunks = settings.chunk_bytes, settings.extent_chunks
@@ -142,7 +143,11 @@ class Nic(Closing):
         self._handles: dict[int, Handle] = {}
         self._handles_count = 0
         self._stopping = False
-        transport.dial(PARENT, endpoint)
+        try:
+            transport.dial(PARENT, endpoint)
+        except BaseException:
+            transport.close()
+            raise
         self._thread = threading.Thread(target=self._serve, name=f"luwu-nic-{rank}", daemon=True)
         self._thread.start()
 

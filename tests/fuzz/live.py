@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -104,8 +104,8 @@ class Stranger(Closing):
         self._asking: dict[str, Transport] = {}
         self._saying: dict[str, Transport] = {}
         self._former: list[Transport] = []
-        self._context = zmq.Context()
         self._asking = self._connected()
+        self._context = zmq.Context()
 
     def say(self, index: int) -> None:
         """One message to one of them."""
@@ -137,12 +137,14 @@ class Stranger(Closing):
             self._former.pop().close()
 
     def _connected(self) -> dict[str, Transport]:
-        """A new connection to each."""
+        """A new connection to each. Raises DeadlineError, and then none of them is left open."""
         found: dict[str, Transport] = {}
-        for name, endpoint in self._endpoints.items():
-            found[name] = open_transport(endpoint)
-            found[name].dial(name, endpoint)
-            self._wait_for(found[name], name, PeerUp, 30)
+        with ExitStack() as opened:
+            for name, endpoint in self._endpoints.items():
+                found[name] = opened.enter_context(open_transport(endpoint))
+                found[name].dial(name, endpoint)
+                self._wait_for(found[name], name, PeerUp, 30)
+            opened.pop_all()
         return found
 
     def _wait_for(

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from luwu.base.errors import StateError
+from luwu.base.errors import DeadlineError, StateError
+from luwu.transport.interface import Transport
+from luwu.transport.opening import open_transport
 from luwu.wire.codec import decode
 from luwu.wire.messages import MESSAGE_TYPES
 from switch_emu.process.loop import Shell
@@ -18,6 +20,7 @@ from tests.fuzz import headers, live, tensors
 from tests.fuzz.__main__ import Slice, main, slices_of, work_off
 from tests.fuzz.mutate import Cases
 from tests.unit.exports import bring
+from tests.unit.local_job import Job, cluster_for
 
 PATIENT_S = 60.0
 """A busy machine is no hang."""
@@ -124,6 +127,32 @@ def test_a_switch_that_garbage_ends_is_found(
     monkeypatch.setattr(Shell, "_delivered", careless)
     (found,) = live.fuzz_live(1, 0, 100, tmp_path, hang_s=PATIENT_S)
     assert "RemoteProtocolError" in found
+
+
+def test_a_stranger_closes_its_connections_when_nobody_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T6. Goal: a job that ends while the stranger connects leaves no connection open: the garbage
+    collector, which meets it in any later test, waits for ever for the end of its context."""
+    opened: list[Any] = []
+
+    def recorded(endpoint: str) -> Transport:
+        opened.append(open_transport(endpoint))
+        return opened[-1]
+
+    monkeypatch.setattr(live, "open_transport", recorded)
+    is_over = False
+    with cluster_for(Job(), tmp_path, transport="ipc") as cluster:
+        with live.Stranger(cluster, 1, lambda: is_over) as stranger:
+            is_over = True
+            with pytest.raises(DeadlineError, match="said no PeerUp"):
+                stranger.say(0)
+        with pytest.raises(DeadlineError):
+            live.Stranger(cluster, 1, lambda: is_over)
+    left = [transport for transport in opened if not transport.context.closed]
+    for transport in left:
+        transport.close()
+    assert (len(opened), left) == (4, [])
 
 
 # ---------------------------------------------------------------------- the command

@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 
-from luwu.base.errors import DeadlineError, LuwuError
+from luwu.base.errors import ConfigError, DeadlineError, LuwuError
 from luwu.base.outstanding import Outstanding
 from luwu.launch.local_cluster import LocalCluster
+from luwu.nic.reader import StateReader
 from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
 from luwu.transport.inprocess import InProcessNetwork
+from luwu.transport.interface import Transport
+from luwu.transport.opening import open_transport
+from luwu.transport.zeromq import ZeroMqTransport
 from switch_emu.node.kernels.make import make_kernel
+from switch_emu.switch.core.actions import SwitchLimits
 from tests.unit.local_job import KIB, Job, Worker, check, cluster_for, every_place, refusal
 from tests.unit.waiting import is_soon
 
@@ -156,3 +161,51 @@ def test_a_job_does_not_wait_for_repetitions(tmp_path: Path) -> None:
             with cluster_for(job, tmp_path, has_switch=index % 4 < 2) as cluster:
                 check(cluster, job, cluster.run(Worker(job)))
     assert repeated == []
+
+
+def test_what_cannot_be_dialled_closes_the_transport() -> None:
+    """I8. Goal: nobody else would close it, for there is no object that could be closed."""
+    nowhere = "tcp://127.0.0.1:0"
+    for_reader, for_nic = ZeroMqTransport(), ZeroMqTransport()
+    with pytest.raises(ConfigError, match="cannot be dialled"):
+        StateReader(for_reader, endpoint=nowhere, job=1)
+    with pytest.raises(ConfigError, match="cannot be dialled"):
+        Nic(
+            for_nic, WorkerIdentity(job=1, rank=0, world_size=1),
+            NicSettings(chunk_bytes=16 * KIB), endpoint=nowhere,
+        )  # fmt: skip
+    assert (for_reader.context.closed, for_nic.context.closed) == (True, True)
+
+
+def test_a_cluster_that_cannot_be_made_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I8. Goal: the node listens no more when there is no memory for the switch's arena."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with (
+        pytest.raises(ConfigError, match="arena"),
+        cluster_for(
+            Job(), tmp_path, transport="shm", switch_limits=SwitchLimits(cache_bytes_max=1 << 60)
+        ),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_comes_too_late_opens_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I8. Goal: the thread of a rank may ask for its NIC when another rank has failed and the
+    cluster is closed; nobody would close what it opens."""
+    made: list[Transport] = []
+
+    def recorded(endpoint: str, *, arena_bytes: int) -> Transport:
+        made.append(open_transport(endpoint, arena_bytes=arena_bytes))
+        return made[-1]
+
+    monkeypatch.setattr("luwu.launch.local_cluster.open_transport", recorded)
+    with cluster_for(Job(), tmp_path, transport="ipc") as cluster:
+        pass
+    with pytest.raises(LuwuError, match="worker 1 comes too late"):
+        cluster.nic(1)
+    assert [transport.context.closed for transport in made] == [True] * 3  # type: ignore[attr-defined]
