@@ -25,11 +25,7 @@ VERB: Final = Verb(
         "alone, so that the others do not know the last step, give --without to go on without "
         "them; it prints which steps are lost then."
     ),
-    examples=(
-        "luwu refill luwu-state",
-        "luwu refill luwu-state --replicas 2",
-        "luwu refill luwu-state --without 1",
-    ),
+    examples=("luwu refill luwu-state --without 1", "luwu refill luwu-state --replicas 2"),
     flags=(
         Flag(
             name="replicas",

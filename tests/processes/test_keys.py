@@ -188,7 +188,7 @@ def test_a_tree_and_two_nodes_have_keys(tmp_path: Path) -> None:
             }
         if name == "keys":
             assert {role: sorted({*found}) for role, found in seen.items()} == {
-                "node": ["node-1", "switch-top"], "node-1": ["switch-top"],
+                "node": ["switch-top"], "node-1": ["switch-top"],
                 "switch-top": ["switch-left", "switch-right"],
             }  # fmt: skip
         else:
