@@ -72,7 +72,7 @@ class Switch(Process):
         """Another process takes the place; this one may still have something to say upwards."""
         self.is_superseded = True
         self._world.silence(self)
-        self.parent_side = f"{self.name}.zombie"
+        self.parent_side = f"{self.name}.zombie-{self.core.outbox.incarnation}"
         self._world.listen(self.parent_side, self._received, self)
 
     def parent_is(self, number: int, *, there: bool) -> None:
