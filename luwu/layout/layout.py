@@ -101,6 +101,8 @@ class Segment:
     chunk_start: int
     elems: int
     """Without padding."""
+    padded_elems: int
+    """Until the next segment starts."""
 
 
 LabelT = TypeVar("LabelT")
@@ -116,7 +118,7 @@ def segment_runs(
     """
     runs: list[tuple[int, int, LabelT]] = []
     for segment, label in zip(segments, labels, strict=True):
-        stop = segment.chunk_start + padded(segment.elems)
+        stop = segment.chunk_start + segment.padded_elems
         start = runs.pop()[0] if runs and runs[-1][2] == label else segment.chunk_start
         runs.append((start, stop, label))
     return tuple(runs)
@@ -221,6 +223,7 @@ class Layout:
                 yield Segment(
                     parameter=place.parameter, parameter_start=start - place.start,
                     chunk_start=start - box.start, elems=stop - start,
+                    padded_elems=padded(stop - start),
                 )  # fmt: skip
 
     def segments_count(self, chunk: int) -> int:

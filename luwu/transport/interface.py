@@ -213,6 +213,8 @@ def checked_views(
     """The buffers as flat views of bytes. Raises ValueError for what no receiver would accept."""
     if not 0 < len(header) <= header_bytes_max:
         raise ValueError(f"header of {len(header)} bytes; 1 to {header_bytes_max} are allowed")
+    if not buffers:
+        return []
     if len(buffers) > BUFFERS_COUNT_MAX:
         raise ValueError(f"{len(buffers)} buffers; at most {BUFFERS_COUNT_MAX} are allowed")
     views = [memoryview(buffer) for buffer in buffers]

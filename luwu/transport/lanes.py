@@ -106,7 +106,7 @@ class Lane:
 
     def send(self, header: bytes, views: list[memoryview]) -> SendHandle:
         """Queue one message. Raises PeerGone and CreditExceeded, and then nothing was sent."""
-        payload_bytes = sum([view.nbytes for view in views])
+        payload_bytes = sum(map(len, views))
         self.credit_bytes()
         self._ledger.check(len(header), payload_bytes)
         turn_bytes = self._turn_bytes + len(header) + payload_bytes
@@ -120,7 +120,7 @@ class Lane:
             else:
                 self._leave(self._head())
             return _COPIED
-        large = [view.nbytes >= ZERO_COPY_BYTES_MIN for view in views]
+        large = [len(view) >= ZERO_COPY_BYTES_MIN for view in views]
         trackers: list[zmq.MessageTracker] = []
         joined = self._head()
         head: bytes | zmq.Frame = joined

@@ -103,7 +103,7 @@ class ShmTransport(Transport):
         """Queue one message; see `Transport.send`. What lies in an arena is not copied."""
         link = self._link(peer)
         views = checked_views(header, buffers)
-        payload_bytes = sum([view.nbytes for view in views])
+        payload_bytes = sum(map(len, views))
         if payload_bytes:
             free_bytes = self._inner.credit(peer) - link.lent_bytes
             if len(header) + payload_bytes > free_bytes:

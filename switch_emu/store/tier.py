@@ -27,7 +27,7 @@ from luwu.base.errors import ConfigError
 from switch_emu.store.around import PageStoreAround
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import PageStore
-from switch_emu.store.records import Buffer, DecidedStep
+from switch_emu.store.records import DecidedStep
 from switch_emu.store.views import RecordMemory, RecordRows, check_rows, write_view
 
 
@@ -46,11 +46,6 @@ class _Resident:
         self.state = _Copy.EMPTY
         self.attempt = 0
         self.record = record
-
-    def fill(self, record: Buffer, state: _Copy, attempt: int = 0) -> None:
-        """Copy a record."""
-        self.record[:] = memoryview(record).cast("B")
-        self.state, self.attempt = state, attempt
 
 
 def pages_that_fit(config: StoreConfig, resident_bytes: int) -> dict[int, int]:
@@ -102,10 +97,7 @@ class TieredPageStore(PageStoreAround):
     def _fill(self, first: int, version: int, rows: RecordRows) -> None:
         """Keep what was read of resident pages, if nothing newer is there."""
         if self._is_decided(version):
-            for page, record in enumerate(rows.records(), first):
-                resident = self._resident.get(page)
-                if resident is not None and resident.state is _Copy.EMPTY:
-                    resident.fill(record, _Copy.DECIDED)
+            self._copy(first, rows, _Copy.DECIDED)
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         """Read from RAM if the copy is of this version, else from the inner store."""
@@ -129,10 +121,7 @@ class TieredPageStore(PageStoreAround):
         """Write to the inner store, then to the copies."""
         self._store.write_rows(first, version, attempt, rows)
         if first in self._resident:  # of pages of one size the first ones are
-            for page, record in enumerate(rows.records(), first):
-                resident = self._resident.get(page)
-                if resident is not None:
-                    resident.fill(record, _Copy.TENTATIVE, attempt)
+            self._copy(first, rows, _Copy.TENTATIVE, attempt)
 
     def rows_to_fill(
         self, first: int, count: int, version: int, attempt: int
@@ -168,6 +157,15 @@ class TieredPageStore(PageStoreAround):
         """Drop all copies and close the inner store."""
         self._resident.clear()
         self._store.close()
+
+    def _copy(self, first: int, rows: RecordRows, state: _Copy, attempt: int = 0) -> None:
+        """Copy records of resident pages; those that are decided only where there is none yet."""
+        for page, record in enumerate(rows.records(), first):
+            resident = self._resident.get(page)
+            if resident is None or (state is _Copy.DECIDED and resident.state is not _Copy.EMPTY):
+                continue
+            resident.record[:] = record
+            resident.state, resident.attempt = state, attempt
 
     def _copies(self, first: int, count: int, version: int) -> list[_Resident | None]:
         """The copies of this version, from page `first` on; None where there is none."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from luwu.layout import Layout, padded
+from luwu.layout import Layout
 
 _MEMCPY_BYTES_MIN = 256 * 1024
 """Below, torch's own copy has less to do before it begins."""
@@ -75,7 +75,7 @@ def gradient_plan(layout: Layout, unit: int, dtype: torch.dtype) -> tuple[Extent
                 part.parameter_start,
                 part.chunk_start,
                 part.chunk_start + part.elems,
-                min(part.chunk_start + padded(part.elems), extent.elems),
+                min(part.chunk_start + part.padded_elems, extent.elems),
             )
             for part in layout.extent_segments(index)
         )
