@@ -109,6 +109,9 @@ class Disk:
     """What is kept beside the version that is prepared."""
     _contributors: int = 0
     """Of the version that is prepared."""
+    _whole_at: int | None = None
+    """The version with which its filling would have ended; the last process may have ended as it
+    was being decided."""
 
     forgotten_starts: int = 0
     """Of processes whose use a copy of the state that was put back knows nothing of."""
@@ -136,7 +139,10 @@ class Disk:
 
     def _begin_start(self) -> None:
         self.starts += 1
+        self._whole_at = None
         if self.is_partial:  # P7
+            if self.prepared is not None and self.filled_count == self.share.pages_count:
+                self._whole_at = self.prepared.version
             self.version, self.is_partial, self.prepared = None, False, None
             self.pages.clear()
 
@@ -400,8 +406,10 @@ class StoredDisk(Disk):
         decided = self._store.decided
         found = -1 if decided is None else decided.version
         known = -1 if self.version is None else self.version
-        assert found in (known, known + 1), f"I2: decided at {found}, promised was {known}"
-        if decided is not None and found == known + 1:
+        can_be = (known, known + 1, self._whole_at)
+        assert found in can_be, f"I2: decided at {found}, promised was {known}"
+        if decided is not None and found != known:
+            self.is_lost = self.is_lost and found != self._whole_at
             self.version, self.applied = found, decided.applied
             ranks = sum(1 << each.rank for each in decided.contributors)
             self._note_decided(found, decided.attempt, ranks)
