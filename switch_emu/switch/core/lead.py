@@ -353,7 +353,8 @@ class Lead:
         if not answered:
             return  # E6
         version, doubts = self.at.first_version(answered)
-        if self.at.next is not None and self.at.are_at(answered, self.at.next.version):
+        asked = self.at.next
+        if asked and not asked.members & missing and self.at.are_at(answered, asked.version):
             self._ask_to_adopt()
         else:
             is_again = any(node.standing and node.standing.epoch for node in self.at.nodes)
