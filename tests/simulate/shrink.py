@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 
-from tests.simulate.faults import Fault, Lasting
+from tests.simulate.faults import Fault, Lasting, LoseNode
 from tests.simulate.plan import History, Options
 
 TRIES_MAX = 400
+OF_LOST_NODES = ("loses", "node_count", "replicas")
+"""Options of a history in which a node is lost that stay: without them its pages are lost."""
 
 Fails = Callable[[History], bool]
 
@@ -72,6 +74,8 @@ class Shrinker:
     @staticmethod
     def _with(history: History, name: str, value: object) -> History | None:
         if getattr(history.options, name) == value:
+            return None
+        if name in OF_LOST_NODES and any(isinstance(each, LoseNode) for each in history.faults):
             return None
         return replace(history, options=replace(history.options, **{name: value}))  # type: ignore[arg-type]
 

@@ -301,8 +301,8 @@ def test_less_than_half_of_the_nodes_do_not_go_on() -> None:
 
 
 def test_a_node_that_is_lost_before_the_first_epoch_counts_is_left_out() -> None:
-    """E3. Goal: it has answered a new switch, and is lost before it has recorded what that proposed:
-    the two others of three go on without it. Method: as 10,000 histories found it."""
+    """E3. Goal: it has answered a new switch, and is lost before it has recorded its proposal: the
+    two others of three go on without it. Method: as 10,000 histories found it."""
     bench = Bench(3, 3)
     bench.greet()
     for node in range(3):
