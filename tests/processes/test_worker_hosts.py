@@ -165,6 +165,24 @@ def test_the_job_waits_for_a_host(shell: Terminal) -> None:
     assert cluster.check_end(3) == ["0-2"] * STEPS
 
 
+@pytest.mark.feature("two hosts that start the same rank")
+@pytest.mark.faults(27)
+def test_two_hosts_start_the_same_rank(shell: Terminal) -> None:
+    """I1, I3, I6, I8. Goal: the later start has the rank from then on, as after a loss; the earlier
+    one ends and says so; no step lacks a rank, or counts one twice."""
+    cluster = Cluster(shell, "--workers", "2", "--on-worker-loss", "wait")
+    cluster.start("0")
+    earlier = cluster.start("1")
+    cluster.make(range(4))
+    later = cluster.start("1")
+    later.wait_for("light waits", of=shell.directory / "host-2" / "logs" / "worker-1.log")
+    cluster.make(range(4, STEPS))
+    cluster.hosts.remove(earlier)
+    assert earlier.wait() == 2
+    assert "a later start of ranks 1 has joined already; stop this process" in earlier.err
+    assert cluster.check_end(2) == ["0-1"] * STEPS
+
+
 @pytest.mark.feature("workers that join while a job runs")
 @pytest.mark.faults(5)
 def test_a_host_more_joins(shell: Terminal) -> None:
