@@ -76,6 +76,10 @@ CAMPAIGNS: Final = (
         "--seeds {each} --first {first} --processes 1 --no-switch",
     ),
     Campaign(
+        "histories with a lost node", "tests.simulate", 10, 500,
+        "--seeds {each} --first {share}000000 --processes 1 --with LoseNode",
+    ),
+    Campaign(
         "crash images", "tests.crash_images", 20, 5000,
         "--count {each} --seed {first} --processes 1",
     ),

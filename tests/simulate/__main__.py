@@ -1,9 +1,10 @@
-"""Histories by the thousand: `python -m tests.simulate --seeds N [--first S] [--slots N]`.
+"""Histories by the thousand: `python -m tests.simulate --seeds N [--first S] [--with FAULT]`.
 
 Each is a pure function of its seed (`plan.py`, `history.py`). A seed that fails is printed with its
 options, its faults and the command that replays it, and then made smaller: the smallest history
 that still fails comes out as a test to be pasted. Last line: `N trials, V violations`; exit code 0
-or 1. `--chaos` runs the older histories of restarts and lost connections on a rough network.
+or 1. `--with LoseNode` leaves out histories in which no node is lost. `--chaos` runs the older
+histories of restarts and lost connections on a rough network.
 """
 
 from __future__ import annotations
@@ -13,15 +14,23 @@ import functools
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count, islice
 
 from luwu.base.clock import SYSTEM_CLOCK
+from tests.simulate import faults
 from tests.simulate.chaos import run_chaos
 from tests.simulate.history import run_history
 from tests.simulate.plan import History, make_history
 from tests.simulate.shrink import Shrinker
 
+FAULTS = tuple(
+    name for name, kind in vars(faults).items()
+    if isinstance(kind, type) and "strike" in vars(kind) and kind is not faults.Fault
+)  # fmt: skip
+"""Kinds of faults, by name."""
 SHRUNK_MAX = 3
 """Failing seeds that are made smaller; of more, only the seeds are of interest."""
 
@@ -77,11 +86,23 @@ def report(
         print(f"the smallest history found that still fails:\n\n{smallest.text()}\n", flush=True)
 
 
+def seeds_with(fault: str, options: argparse.Namespace) -> list[int]:
+    """As many seeds as asked for, in whose histories a fault of that kind is planned."""
+    found = (
+        seed
+        for seed in count(options.first)
+        for planned in [make_history(seed, options.slots, own_switch=options.no_switch).faults]
+        if any(type(each).__name__ == fault for each in planned)
+    )
+    return list(islice(found, options.seeds))
+
+
 def main() -> int:
     """The command; the exit code is 1 if any seed failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulate", description=__doc__)
     parser.add_argument("--seeds", type=int, required=True, help="how many histories to run")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument("--with", choices=FAULTS, dest="fault", help="those with such a fault")
     parser.add_argument("--processes", type=int, default=None, help="default: one a CPU")
     parser.add_argument("--slots", type=int, default=None, help="protocol fidelity, with so many")
     parser.add_argument("--chaos", action="store_true", help="the older histories")
@@ -89,9 +110,11 @@ def main() -> int:
     parser.add_argument("--no-shrink", action="store_true", help="print failing seeds as they are")
     parser.add_argument("--stop-at-first", action="store_true", help="end with the first failure")
     options = parser.parse_args()
-    if options.chaos and options.no_switch:
-        parser.error("--chaos has switches; leave --no-switch out")
-    seeds = range(options.first, options.first + options.seeds)
+    if options.chaos and (options.no_switch or options.fault):
+        parser.error("--chaos has switches and faults of its own; leave --no-switch and --with out")
+    seeds: Sequence[int] = range(options.first, options.first + options.seeds)
+    if options.fault:
+        seeds = seeds_with(options.fault, options)
     kind = {"is_chaos": options.chaos, "own_switch": options.no_switch}
     one = functools.partial(run_one, slot_count=options.slots, **kind)
     start_ns = SYSTEM_CLOCK.now_ns()

@@ -78,3 +78,9 @@ def test_the_command_ends_with_its_verdict(
     monkeypatch.setattr("sys.argv", ["simulate", "--seeds", "8", "--processes", "1"])
     assert simulate() == 0
     assert capsys.readouterr().out.splitlines()[-1] == "8 trials, 0 violations"
+    more = ["--with", "LoseNode", "--first", "100"]
+    monkeypatch.setattr("sys.argv", ["simulate", "--seeds", "3", "--processes", "1", *more])
+    assert simulate() == 0
+    *_, struck, _, last = capsys.readouterr().out.splitlines()
+    assert last == "3 trials, 0 violations"
+    assert " LoseNode" in struck
