@@ -181,14 +181,18 @@ class Simulation(Cluster):
     def _is_only_goodbye(self) -> bool:
         """All is decided and somebody has left, but not everybody can.
 
-        A switch that is started again as a job ends waits for the Hello of ranks that have ended.
-        Whoever has not heard the answer to its Leave, or comes back for it, then waits for the
-        grace time; nothing is lost by it. Known; nothing of the protocol says that a job is over.
+        A switch that is started again as a job ends waits for the Hello of ranks that have ended,
+        or joins without them and waits for their Leave. Whoever has not heard the answer to its
+        Leave, or comes back for it, then waits for the grace time; nothing is lost by it. Known;
+        nothing of the protocol says that a job is over.
         """
         return (
             all(w.finished or w.only_leaves or self._is_out(w) for w in self.workers)
             and all(disk.version == self.job.steps for disk in members_of(self.disks))
-            and not all(core.is_joined for core in self.switch_cores)
+            and (
+                not all(core.is_joined for core in self.switch_cores)
+                or any(core.outbox.incarnation > 1 for core in self.switch_cores)
+            )
         )
 
     def _heal(self) -> None:

@@ -272,14 +272,15 @@ class Lead:
     def _stands(self, number: int, m: wire.Standing, digests: bytes | None) -> None:
         """A node says where it stands."""
         node, bit, filled = self.at.nodes[number], 1 << number, self._filling.node
-        if node.is_cut:
-            return  # it is late; which start of the node it was is to be said again
+        if node.is_cut or (self._is_installed and self.at.was_before(number, m)):
+            return  # it is late; where the node stands is to be said again
         self._asked.pop(("hello", number))
         is_same, node.incarnation = node.incarnation == m.incarnation, m.incarnation
         node.redoes = m.redoes
-        if is_same and not node.is_away and filled and filled.number == number:
-            self._is_judged(number, m.step)
-            return  # it only says that it is there
+        if is_same and not node.is_away:  # it was said before, or says that it is there
+            if filled and filled.number == number:
+                self._is_judged(number, m.step)
+            return
         if self.at.are_given_up(m.epoch):
             self._refusals.end_as_given_up(number, (self.at.next or self.at.now).members)
             return
@@ -293,9 +294,8 @@ class Lead:
             node.standing, node.digests = m, b""
             self._consider()
             return
-        if is_same and node.is_adopted:
-            return  # it is late: the node has taken over since what it did not yet know then
-        if is_same and self.at.next is None and self._is_installed and self._follows(m):
+        was_in = node.adopted_as == m.incarnation and self._is_installed
+        if was_in and self.at.next is None and self._follows(m):
             node.is_adopted = True  # only the connection was lost
             self._filling.hurry()
             if self._verdict is not None:
@@ -323,7 +323,7 @@ class Lead:
             return
         self._asked.pop(("adopt", number))
         node.is_adopted, node.standing, node.window_bytes = True, None, m.push_window_bytes
-        node.is_away = False
+        node.is_away, node.adopted_as = False, m.incarnation
         self._children.redoes = m.redoes
         if self.at.next is None:
             if self._leave is not None:
@@ -353,8 +353,7 @@ class Lead:
         if not answered:
             return  # E6
         version, doubts = self.at.first_version(answered)
-        asked = self.at.next
-        if asked and not asked.members & missing and self.at.are_at(answered, asked.version):
+        if self.at.can_take_over(answered, missing):
             self._ask_to_adopt()
         else:
             is_again = any(node.standing and node.standing.epoch for node in self.at.nodes)
@@ -383,11 +382,9 @@ class Lead:
             self._ask_to_adopt()
             return
         is_known = not any(self.at.nodes[number].is_away for number in nodes_of(rest))
-        if not is_known or not self._are_enough(rest):
+        version = self.at.version_without(lost, rest, back)
+        if not is_known or version is None or not self._are_enough(rest):
             return  # E3, E6
-        version = (self.at.next or self.at.now).version
-        if rest == back:  # all were started again: of an older copy of the state, perhaps
-            version = max(self.at.version_of(n) for n in nodes_of(rest))
         self._go_on_with(rest, version, change_text(lost=lost | gone, back=back))
 
     def _are_enough(self, members: int) -> bool:
@@ -584,6 +581,7 @@ class Lead:
                 self._filling.prepared(m.version, digests or b"")
             else:
                 self._ballot.prepared(number, digests or b"")
+                self.at.nodes[number].prepared_as = m.incarnation
             are_ready = self._ballot.is_prepared and self._filling.is_prepared(m.version)
             if are_ready and not self._differs(self._ballot.differing_pages()):
                 self._decide()

@@ -25,6 +25,10 @@ class KnownNode:
     """Where it stands; None: where the switch does, or not known."""
     incarnation: int = -1
     """Number of its starts, by its last Standing."""
+    adopted_as: int = -1
+    """Number of the start as which it last took an attempt over."""
+    prepared_as: int = -1
+    """Number of the start as which it last prepared a version."""
     is_away: bool = True
     """It has not said where it stands since its connection was lost, or it was started again."""
     is_adopted: bool = False
@@ -149,6 +153,8 @@ class Standings:
         stands = {n: self.nodes[n].standing for n in nodes}
         know = [n for n in nodes if (s := stands[n]) is None or s.epoch >= self._base_epoch]
         version = max(self.version_of(n) for n in know)
+        if self.next is not None:
+            version = max(version, self.next.version)  # E5: who was asked may have decided it
         there = sum(1 << n for n in nodes if n in know or self.are_at(1 << n, version))
         if version < 0 or all(are_enough(there, base) for base in self._bases):
             return version, ""
@@ -156,6 +162,22 @@ class Standings:
             f"{nodes_text(answered & ~there)} came back with an older directory, or none: if the "
             f"job went on without {nodes_text(there)} before, steps from {version} on are lost"
         )
+
+    def version_without(self, lost: int, rest: int, back: int) -> int | None:
+        """The version from which the rest of the nodes goes on, of which some were started again;
+        None: they have none, and of the lost ones some may (E6)."""
+        version = (self.next or self.now).version
+        if rest != back:
+            return version
+        found = max((self.version_of(n) for n in nodes_of(rest)), default=-1)
+        return None if lost and found < 0 <= version else found  # an older copy's, perhaps
+
+    def can_take_over(self, answered: int, missing: int) -> bool:
+        """True if something is proposed, and all can take it over that it names."""
+        wanted = self.next
+        if wanted is None or wanted.members & missing:
+            return False
+        return self.are_at(answered & wanted.members, wanted.version)
 
     def are_given_up(self, epoch: int) -> bool:
         """E3: True if an operator has given up the nodes that count, by what another knows."""
@@ -178,6 +200,13 @@ class Standings:
         stated += [(0, generation, attempt) for generation, attempt, *_ in known]
         epochs, generations, attempts = zip(*stated, strict=True)
         return max(epochs), max(generations), max(attempts)
+
+    def was_before(self, number: int, m: wire.Standing) -> bool:
+        """True if a member has prepared a version since it said this: it has been decided (E2)."""
+        has_prepared = self.nodes[number].prepared_as == m.incarnation
+        if not has_prepared or not self.now.members >> number & 1 or m.is_prepared:
+            return False
+        return (m.step if m.loaded else -1) < self.now.version
 
     def prepared_under(self, number: int) -> int | None:
         """The attempt under which a node has the next version prepared."""

@@ -1,0 +1,106 @@
+"""Nodes that answer late, twice, or not at all, as a switch begins to lead them: what histories
+with lost nodes found (`python -m tests.simulate --with LoseNode`)."""
+
+from __future__ import annotations
+
+from luwu.wire import messages as wire
+from tests.unit.test_lead import DIGEST, PATIENCE_NS, Bench, starts
+
+READY = {
+    "attempt": 4, "loaded": True, "epoch": 2, "members": 7, "is_prepared": True,
+    "prepared_attempt": 4,
+}  # fmt: skip
+"""A node that is decided at version 0, and has version 1 prepared."""
+
+
+def test_what_is_said_twice_changes_nothing() -> None:
+    """E5. Goal: a switch that has asked for a version as all have it prepared goes not back to the
+    one before as an answer comes again: a node may have decided it. Method: the third node came
+    back empty."""
+    bench = Bench(3, 3)
+    bench.greet()
+    bench.says(2, wire.Standing)
+    bench.says(0, wire.Standing, DIGEST * 3, **READY)
+    found = bench.says(1, wire.Standing, DIGEST * 3, **READY)
+    starts(found, "parent-0: Adopt step=1 members=3", "parent-1: Adopt step=1 members=3")
+    assert bench.says(1, wire.Standing, DIGEST * 3, **READY) == []
+    assert bench.says(2, wire.Standing) == []
+    bench.welcome(0, 5, step=1)
+    bench.welcome(1, 5, step=1)
+    assert bench.lead.at.now.version == 1
+
+
+def test_a_switch_that_began_goes_not_back_without_a_node() -> None:
+    """E5. Goal: a node may have decided the proposed version, which all had prepared, when
+    another is lost: the rest goes on from it."""
+    bench = Bench(3, 3)
+    bench.greet()
+    for node in range(3):
+        bench.says(node, wire.Standing, DIGEST * 3, **READY)
+    bench.lead.lost(1)
+    bench.lines()
+    bench.outbox.now_ns += PATIENCE_NS
+    bench.lead.tick()
+    found = [each for each in bench.lines() if "Adopt" in each]
+    starts(found, "parent-0: Adopt step=1 members=5", "parent-2: Adopt step=1 members=5")
+
+
+def test_what_a_node_said_before_it_prepared_a_version_is_late() -> None:
+    """E2. Goal: over links on which messages overtake each other, where it stood comes after what
+    it has prepared since: it was not started again."""
+    bench = Bench(fill_bytes_per_s=1e9)
+    bench.join()
+    bench.lead.lost(1)
+    bench.outbox.now_ns += PATIENCE_NS
+    bench.lead.tick()
+    bench.welcome(0, 2)
+    bench.lead.reconnected(1)
+    bench.says(1, wire.Standing, incarnation=2)
+    bench.measure(0, attempt=2)
+    bench.lead.reconnected(0)
+    bench.prepare(0, attempt=2)
+    assert bench.lead.at.now.version == 1
+    bench.lines()
+    late = {"attempt": 2, "loaded": True, "epoch": 2, "members": 1}
+    assert bench.says(0, wire.Standing, **late) == []
+    assert bench.lead.at.next is not None
+    assert bench.lead.at.next.version == 1
+
+
+def test_a_node_that_came_back_empty_does_not_begin_again_alone() -> None:
+    """E6. Goal: of two nodes one is lost with its directory, while the other is away for too long:
+    the job waits for the one that has the state, and goes on with it."""
+    bench = Bench()
+    bench.join(version=4)
+    bench.lead.lost(1)
+    bench.says(0, wire.Rejoin, incarnation=2)
+    bench.lines()
+    bench.says(0, wire.Standing, incarnation=2)
+    bench.outbox.now_ns += PATIENCE_NS
+    bench.lead.tick()
+    assert not any("Adopt" in each or "Refuse" in each for each in bench.lines())
+    assert "node" in bench.lead.waits_for()
+    bench.lead.reconnected(1)
+    bench.lines()
+    found = bench.says(1, wire.Standing, step=4, loaded=True, attempt=1, epoch=1, members=3)
+    starts(found, "parent-1: Adopt step=4 members=2")
+
+
+def test_a_node_that_was_started_again_is_so_if_it_says_it_twice() -> None:
+    """E5. Goal: its sums of the open step are lost, though only a connection was between the two
+    times that it said where it stands: the step is made again."""
+    bench = Bench()
+    bench.join()
+    bench.measure(0)
+    where = {"attempt": 1, "loaded": True, "epoch": 1, "members": 3, "incarnation": 2}
+    bench.lead.lost(1)
+    bench.lead.lost(0)
+    bench.lead.reconnected(1)
+    bench.says(1, wire.Standing, **where)
+    bench.lead.lost(1)
+    bench.lead.reconnected(1)
+    bench.says(1, wire.Standing, **where)
+    bench.lead.reconnected(0)
+    bench.lines()
+    found = bench.says(0, wire.Standing, **{**where, "incarnation": 1})
+    starts(found, "parent-0: Adopt members=3", "parent-1: Adopt members=3")
