@@ -10,7 +10,7 @@ from luwu.base.errors import StepAborted
 from workers.arms import make_arm
 from workers.data import Batches, load_corpus
 from workers.options import parse_options
-from workers.profile import StepProfile
+from workers.step_profile import StepProfile
 from workers.train import Progress, train_step
 
 

@@ -34,7 +34,7 @@ from luwu.base.seeds import derive
 from workers.arms import Arm, make_arm
 from workers.data import Batches, Corpus, load_corpus
 from workers.options import Options, env_int, parse_options
-from workers.profile import BACKWARD, FORWARD, UPDATE, StepProfile
+from workers.step_profile import BACKWARD, FORWARD, UPDATE, StepProfile
 
 
 @dataclass(slots=True)

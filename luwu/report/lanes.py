@@ -44,7 +44,7 @@ TITLES_OF_FSDP: Final = {
     **TITLES, WAIT: "waits and copies", "pull": "all-gather", "push": "reduce-scatter",
     "update": "optimizer",
 }  # fmt: skip
-"""And of FSDP2 (`workers.profile`)."""
+"""And of FSDP2 (`workers.step_profile`)."""
 LUWU: Final = "luwu"
 _BOUND: Final = {
     COMPUTE: "Compute-bound: compute is busy", "sum": "Switch-bound: the switch sums for",

@@ -6,6 +6,7 @@
     circles.py    modules that import each other
     sizes.py      long files, long functions, wide signatures
     labels.py     numbered rules: defined once, cited as defined
+    names.py      modules that hide those of the standard library
     texts.py      maps in docstrings of packages, names that the architecture page cites
 
 Nothing is imported of what is checked: everything is read from syntax trees and text.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.house import circles, cores, labels, sizes, texts
+from tests.house import circles, cores, labels, names, sizes, texts
 from tests.house.source import ROOT
 
 
@@ -28,6 +28,7 @@ COUNTS = (
     Count("files over 700 lines", sizes.long_files, 0),
     Count("functions over 60 lines", sizes.long_functions, 0),
     Count("signatures over 10 parameters without a reason", sizes.wide_signatures, 0),
+    Count("modules that hide the standard library's", names.modules_that_hide_others, 0),
     Count("packages over 6 modules without a map", texts.packages_without_map, 0),
     Count("names in the architecture that do not exist", texts.names_that_do_not_exist, 0),
 )

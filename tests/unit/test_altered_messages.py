@@ -21,7 +21,9 @@ from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Role, Verb
 from tests.unit.local_job import Job, Worker, cluster_for
 
-SHARE = 0.05
+UNALTERED_MAX = 38
+"""Messages in a row that stay as they are, at most: half as many on average, so one in twenty is
+altered, and each seed alters one of the hundred and more that a worker sends."""
 HUGE = 1 << 60
 OTHERS: dict[str, Any] = {
     "bool": lambda rng, value: not value,
@@ -39,13 +41,16 @@ class Altering:
     def __init__(self, transport: Any, rng: random.Random) -> None:
         self._send, self._rng = transport.send, rng
         self._sent: list[tuple[bytes, list[bytes]]] = []
+        self._unaltered_left = rng.randint(0, UNALTERED_MAX)
         self.altered_count = 0
 
     def __call__(self, peer: str, header: bytes, buffers: Sequence[Any] = ()) -> Any:
         if len(self._sent) < 200:
             self._sent.append((header, [bytes(each) for each in buffers]))
-        if self._rng.random() >= SHARE:
+        if self._unaltered_left > 0:
+            self._unaltered_left -= 1
             return self._send(peer, header, buffers)
+        self._unaltered_left = self._rng.randint(0, UNALTERED_MAX)
         self.altered_count += 1
         kind = self._rng.choice((self._field, self._flip, self._cut, self._replay))
         return self._send(peer, *kind(header, [bytes(each) for each in buffers]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import circles, cores, labels, sizes, texts
+from tests.house import circles, cores, labels, names, sizes, texts
 from tests.house.__main__ import COUNTS, Count, report
 from tests.house.source import ROOT, modules
 
@@ -98,6 +98,11 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], dict[str, str], dict[str, st
         sizes.wide_signatures,
         {"luwu/a.py": f"def f({WIDE}): ...\n"},
         {"luwu/a.py": f"class A:\n  def f(  # more than ten: why\n    self, {WIDE}\n  ): ...\n"},
+    ),
+    "hides another": (
+        names.modules_that_hide_others,
+        {"workers/profile.py": ""},
+        {"workers/step_profile.py": "", "luwu/training/profile.py": ""},
     ),
     "no map": (
         texts.packages_without_map,
