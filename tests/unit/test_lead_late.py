@@ -104,3 +104,26 @@ def test_a_node_that_was_started_again_is_so_if_it_says_it_twice() -> None:
     bench.lines()
     found = bench.says(0, wire.Standing, **{**where, "incarnation": 1})
     starts(found, "parent-0: Adopt members=3", "parent-1: Adopt members=3")
+
+
+def test_a_node_that_is_about_to_decide_is_not_older() -> None:
+    """E2. Goal: one that has prepared what the others of its epoch have decided can go on with it,
+    whatever happens to a node that is being filled meanwhile."""
+    bench = Bench(fill_bytes_per_s=1e9)
+    bench.join()
+    bench.lead.lost(1)
+    bench.outbox.now_ns += PATIENCE_NS
+    bench.lead.tick()
+    bench.welcome(0, 2)
+    bench.lead.reconnected(1)
+    bench.says(1, wire.Standing, incarnation=2)
+    bench.measure(0, attempt=2)
+    bench.lead.reconnected(0)
+    bench.prepare(0, attempt=2)
+    bench.welcome(1, 3, incarnation=2, step=1)
+    ready = {**READY, "attempt": 2, "prepared_attempt": 2, "members": 1}
+    starts(bench.says(0, wire.Standing, DIGEST * 2, **ready), "parent-0: Adopt step=1 members=1")
+    bench.lead.lost(1)
+    found = bench.lines()
+    assert not any("Refuse" in each for each in found)
+    starts([each for each in found if "Adopt" in each], "parent-0: Adopt step=1 members=1")

@@ -167,7 +167,7 @@ class Standings:
         """The version from which the rest of the nodes goes on, of which some were started again;
         None: they have none, and of the lost ones some may (E6)."""
         version = (self.next or self.now).version
-        if rest != back:
+        if rest != back or self.are_at(rest, version):
             return version
         found = max((self.version_of(n) for n in nodes_of(rest)), default=-1)
         return None if lost and found < 0 <= version else found  # an older copy's, perhaps
