@@ -139,13 +139,15 @@ class Simulation(Cluster):
 
         What waits for an answer that was lost, or for a disk that stalls, is let go of in time. A
         worker that was refused, as the job is over without it, ends: then its core holds nothing.
+        A node that does not count may not hear that all is done; the launcher ends it.
         """
         if self._is_only_goodbye:
             return
         for worker in self.workers:
             if worker.alive and worker.refused is not None:
                 worker.let_go()
-        everyone = (*self.workers, *self.switches.values(), *self.nodes)
+        counting = [self.nodes[disk.number] for disk in members_of(self.disks)]
+        everyone = (*self.workers, *self.switches.values(), *counting)
         living = [process for process in everyone if process.alive]
         end_ns = max(self.world.now_ns, self._stalls_until_ns) + LET_GO_MS * MS
         self.world.run(
