@@ -25,7 +25,8 @@ Who may decide:
     E4  A member that is lost is left out by an epoch that the others record. It hears nothing of
         the later one, so it prepares nothing; when it comes back it is filled as if it were empty.
     E5  A version that all members of a new epoch have prepared, under one attempt and with no
-        later one known, is decided with the epoch. Otherwise its step is made again.
+        later one known, is decided with the epoch; once that is proposed, the switch does not go
+        back. Otherwise its step is made again.
     E6  If too few members answer, or those that do lack a page, the job waits for the others. It
         ends if all have answered, and some pages are at none.
     E7  Owners of a page that state different sums or digests of it decide nothing: the odd one of
