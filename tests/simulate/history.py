@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from luwu.base.seeds import derive
+from luwu.base.tree import NODE
 from tests.simulate.cluster import Cluster
 from tests.simulate.device import simulated
 from tests.simulate.disk import Copy, Disk, StoredDisk, members_of
@@ -160,11 +161,12 @@ class Simulation(Cluster):
 
     @property
     def is_refused(self) -> bool:
-        """Somebody has found that the state lacks decided steps, and the launcher ends the run."""
-        ended = (
-            *(node.given_up for node in self.nodes),
-            *(s.ended for s in self.switches.values()),
-        )
+        """Somebody has found that the state lacks decided steps, and the launcher ends the run.
+
+        A leaf may end as the job is over without its ranks.
+        """
+        roots = [each for each in self.switches.values() if each.place.parent == NODE]
+        ended = (*(node.given_up for node in self.nodes), *(root.ended for root in roots))
         return any(ended) or any(worker.refused_older for worker in self.workers)
 
     @property

@@ -4,7 +4,7 @@ with lost nodes found (`python -m tests.simulate --with LoseNode`)."""
 from __future__ import annotations
 
 from luwu.wire import messages as wire
-from tests.unit.test_lead import DIGEST, PATIENCE_NS, Bench, starts
+from tests.unit.test_lead import DIGEST, PATIENCE_NS, Bench, asked, starts
 
 READY = {
     "attempt": 4, "loaded": True, "epoch": 2, "members": 7, "is_prepared": True,
@@ -62,9 +62,7 @@ def test_what_a_node_said_before_it_prepared_a_version_is_late() -> None:
     assert bench.lead.at.now.version == 1
     bench.lines()
     late = {"attempt": 2, "loaded": True, "epoch": 2, "members": 1}
-    assert bench.says(0, wire.Standing, **late) == []
-    assert bench.lead.at.next is not None
-    assert bench.lead.at.next.version == 1
+    starts(bench.says(0, wire.Standing, **late), "parent-0: Adopt step=1 members=1")
 
 
 def test_a_node_that_came_back_empty_does_not_begin_again_alone() -> None:
@@ -127,3 +125,51 @@ def test_a_node_that_is_about_to_decide_is_not_older() -> None:
     found = bench.lines()
     assert not any("Refuse" in each for each in found)
     starts([each for each in found if "Adopt" in each], "parent-0: Adopt step=1 members=1")
+
+
+def test_a_node_that_can_decide_is_gone_on_with_though_the_other_is_empty() -> None:
+    """E2, E6. Goal: both of two nodes were started again, one with its directory lost: the job goes
+    on from the version that the other has prepared, which was decided."""
+    bench = Bench()
+    bench.greet()
+    for node in (0, 1):
+        bench.says(node, wire.Standing)
+    for node in (0, 1):
+        bench.welcome(node, 1)
+    for node in (0, 1):
+        bench.prepare(node, version=0)
+    assert bench.lead.at.now.version == 0
+    for node in (0, 1):
+        bench.says(node, wire.Rejoin, incarnation=2)
+    ready = {"attempt": 1, "epoch": 1, "members": 3, "is_prepared": True, "prepared_attempt": 1}
+    bench.says(1, wire.Standing, DIGEST * 2, incarnation=2, **ready)
+    bench.lines()
+    found = bench.says(0, wire.Standing, incarnation=2)
+    starts(found, "parent-1: Adopt members=2")
+    assert "loaded=True" in found[0]
+
+
+def test_a_node_that_has_been_filled_is_so_whatever_it_says_of_before() -> None:
+    """E8. Goal: until it has taken the next epoch over, it says that it has nothing, also when only
+    its connection was lost: both go on from the version with which it was whole."""
+    bench = Bench(fill_bytes_per_s=1e9)
+    found = bench.fill()
+    bench.outbox.now_ns += 10**9
+    for chunk in asked(found):
+        bench.copied(chunk)
+    found = bench.decide(2)
+    while chunks := asked(found):
+        found = [each for chunk in chunks for each in bench.copied(chunk, 2)]
+    bench.measure(0, attempt=3, step=2)
+    bench.says(1, wire.Prepared, DIGEST * 2, attempt=3, version=3, incarnation=2)
+    for node in (0, 1):
+        bench.lead.reconnected(node)
+    bench.prepare(0, attempt=3, version=3)
+    assert bench.lead.at.next is not None
+    assert (bench.lead.at.next.version, bench.lead.at.next.members) == (3, 3)
+    bench.lines()
+    where = {"attempt": 3, "epoch": 2, "members": 1, "step": 2}
+    found = bench.says(1, wire.Standing, incarnation=2, **where)
+    starts(found, "parent-1: Adopt step=3 members=3")
+    ready = {**where, "loaded": True, "is_prepared": True, "prepared_attempt": 3}
+    starts(bench.says(0, wire.Standing, DIGEST * 2, **ready), "parent-0: Adopt step=3 members=3")

@@ -273,8 +273,8 @@ class Lead:
     def _stands(self, number: int, m: wire.Standing, digests: bytes | None) -> None:
         """A node says where it stands."""
         node, bit, filled = self.at.nodes[number], 1 << number, self._filling.node
-        if node.is_cut or (self._is_installed and self.at.was_before(number, m)):
-            return  # it is late; where the node stands is to be said again
+        if node.is_cut:
+            return  # it is late; which start of the node it was is to be said again
         self._asked.pop(("hello", number))
         is_same, node.incarnation = node.incarnation == m.incarnation, m.incarnation
         node.redoes = m.redoes
@@ -295,8 +295,8 @@ class Lead:
             node.standing, node.digests = m, b""
             self._consider()
             return
-        was_in = node.adopted_as == m.incarnation and self._is_installed
-        if was_in and self.at.next is None and self._follows(m):
+        is_late, was_in = self.at.was_before(number, m), node.adopted_as == m.incarnation
+        if was_in and self.at.next is None and (is_late or self._follows(m)):
             node.is_adopted = True  # only the connection was lost
             self._filling.hurry()
             if self._verdict is not None:
@@ -304,7 +304,7 @@ class Lead:
             self._welcome_core()
             self._consider()  # another may have been started again meanwhile
             return
-        node.standing, node.digests = m, digests or b""
+        node.standing, node.digests = None if is_late else m, digests or b""
         self._consider()
 
     def _follows(self, m: wire.Standing) -> bool:
@@ -369,7 +369,9 @@ class Lead:
         back = sum(1 << n for n in nodes_of(members) if self.at.nodes[n].standing is not None)
         gone = self._filling.gone
         if not lost and not back and not gone:
-            if self._filling.waiting and not self.at.now.filled and self.at.next is None:
+            if self.at.next is not None:
+                self._ask_to_adopt()
+            elif self._filling.waiting and not self.at.now.filled:
                 # From the next step on: the open one need not be made again.
                 self._abort_text = f"optimizer node {min(self._filling.waiting)} is to be filled"
             return
@@ -582,7 +584,7 @@ class Lead:
                 self._filling.prepared(m.version, digests or b"")
             else:
                 self._ballot.prepared(number, digests or b"")
-                self.at.nodes[number].prepared_as = m.incarnation
+            self.at.nodes[number].prepared_as = m.incarnation
             are_ready = self._ballot.is_prepared and self._filling.is_prepared(m.version)
             if are_ready and not self._differs(self._ballot.differing_pages()):
                 self._decide()

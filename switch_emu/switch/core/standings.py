@@ -167,7 +167,7 @@ class Standings:
         """The version from which the rest of the nodes goes on, of which some were started again;
         None: they have none, and of the lost ones some may (E6)."""
         version = (self.next or self.now).version
-        if rest != back or self.are_at(rest, version):
+        if rest != back or any(self.are_at(1 << n, version) for n in nodes_of(rest)):
             return version
         found = max((self.version_of(n) for n in nodes_of(rest)), default=-1)
         return None if lost and found < 0 <= version else found  # an older copy's, perhaps
@@ -202,9 +202,11 @@ class Standings:
         return max(epochs), max(generations), max(attempts)
 
     def was_before(self, number: int, m: wire.Standing) -> bool:
-        """True if a member has prepared a version since it said this: it has been decided (E2)."""
+        """True if a member has prepared a version since it said this: it has been decided (E2). One
+        that has just been filled says nothing else until it has taken the next epoch over."""
+        members = self.now.members | (0 if self.next is None else self.next.members)
         has_prepared = self.nodes[number].prepared_as == m.incarnation
-        if not has_prepared or not self.now.members >> number & 1 or m.is_prepared:
+        if not has_prepared or not members >> number & 1 or m.is_prepared:
             return False
         return (m.step if m.loaded else -1) < self.now.version
 
