@@ -272,8 +272,8 @@ BUGS = (
         "switch_emu/switch/core/lead.py",
         (
             (
-                "if not is_known or not self._are_enough(rest):\n",
-                "if not is_known:\n",
+                "if not is_known or version is None or not self._are_enough(rest):\n",
+                "if not is_known or version is None:\n",
             ),
         ),
         SEVERAL_NODES,

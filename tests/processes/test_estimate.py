@@ -32,7 +32,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     directory = tmp_path_factory.mktemp("ran")
     with terminal(directory) as shell:
         script = write_tiny(directory / "tiny.py", steps=STEPS)
-        flags = ("--workers", "1", "--run-dir", "run", "--disk-rate", "100KB/s")
+        flags = ("--workers", "1", "--run-dir", "run", "--disk-rate", "10KB/s")
         done = shell.run("run", *flags, str(script), LUWU_TRACE="t.json")
         assert done.process.returncode == 0, done.err
         assert shell.leftovers() == []

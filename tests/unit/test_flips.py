@@ -68,7 +68,7 @@ def test_workers_check_what_the_switch_sends(
     monkeypatch.setattr(AlteredWeights, "has", has)
     monkeypatch.setattr(flips, "judge", lambda *_: "")
     run(Trial.drawn(0, [WEIGHTS]), tmp_path)
-    assert sorted(found) == ["worker 0", "worker 1"]
+    assert {*found} == {"worker 0", "worker 1"}  # again, if it was asked for twice
 
 
 def test_weights_that_are_always_altered_end_the_run(
