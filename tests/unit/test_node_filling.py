@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from luwu.base.limits import PROTOCOL_VERSION
 from luwu.protocol.epoch import Epoch
 from luwu.wire import messages as wire
+from luwu.wire.kinds import Role
+from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as do
 from switch_emu.node.core.gathering import Gathering
 from switch_emu.node.core.results import Judgement
-from tests.simulate.job import JOB
+from tests.simulate.job import JOB, Job, make_layout
 from tests.unit.node_parts import CHILD, RANKS, Parts
 from tests.unit.test_node_parts import (
     adopt_of,
@@ -146,3 +149,35 @@ def test_no_receipt_waits_for_what_may_be_behind_its_gradient(keeps: bool) -> No
     lines = parts.lines()
     assert any("Received" in line for line in lines) == keeps
     assert any("Spill" in line for line in lines) == keeps
+
+
+def test_a_store_is_emptied_when_nothing_reads_it() -> None:
+    """E8. Goal: weights that are being read of a version are read to the end before its pages go.
+    Method: the whole core of a node that counts, and is then to be filled."""
+    job = Job(make_layout(units=1, frozen=False, node_count=2), world_size=2)
+    description = job.description.to_bytes()
+    node = do.NodeNumber(number=1, count=2, replicas=2)
+    core = NodeCore(job=JOB, incarnation=9, ranks=RANKS, node=node)
+    core.store_opened(
+        do.StoreFacts(description=description, generation=1, attempt=1, epoch=0, job=JOB, version=3)
+    )
+    stamp = {
+        "job": JOB, "epoch": 0, "step": 3, "attempt": 0, "role": Role.SWITCH, "rank": 0,
+        "incarnation": 30, "generation": 0,
+    }  # fmt: skip
+    hello = wire.Hello(
+        **stamp, protocol=PROTOCOL_VERSION, world_size=2, contributors=RANKS, present=RANKS, roll=0,
+        description_hash=job.description.hash,
+    )  # fmt: skip
+    core.received(0, CHILD, hello, description)
+    values = {
+        **stamp, "epoch": 5, "attempt": 2, "members": 0b11, "contributors": RANKS, "loaded": True,
+        "text": "t", "filling": 0,
+    }  # fmt: skip
+    core.received(0, CHILD, wire.Adopt(**values))
+    pull = wire.Pull(**{**stamp, "epoch": 5, "attempt": 2}, index=1, part=0)
+    (read,) = (each for each in core.received(0, CHILD, pull) if isinstance(each, do.ReadWeights))
+    found = core.received(0, CHILD, wire.Adopt(**{**values, "attempt": 3, "filling": 3}))
+    assert not any(isinstance(each, do.BeginFilling) for each in found)
+    found = core.weights_read(read, None)
+    assert any(isinstance(each, do.BeginFilling) for each in found)
