@@ -29,13 +29,7 @@ from luwu.layout import Share, check_replicas
 from luwu.protocol.epoch import UNKNOWN_EPOCHS, Epoch, are_enough, nodes_of, nodes_text
 from switch_emu.node.pages import store_config
 from switch_emu.store import DecidedStep, FilePageStore
-from switch_emu.store.striped import (
-    StripedPages,
-    left_out_nodes,
-    node_directory,
-    present_nodes,
-    shares_of,
-)
+from switch_emu.store.striped import StripedPages, left_out_nodes, node_directory, present_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +62,7 @@ def refill(
     lost, or a node may have newer steps; StateError; StoreFullError; Interrupted.
     """
     started_ns = SYSTEM_CLOCK.now_ns()
-    _go_back(state)
+    _clean_up(state)
     count, present = present_nodes(state)
     left_out = left_out_nodes(state)
     left = [number for number in present if number not in left_out]
@@ -118,12 +112,11 @@ def _change_places(state: Path, made: Sequence[int]) -> None:
             failpoint("refill.between_places")
         _beside(state, number, "refilled").rename(path)
     flush_directory(state)
-    for number in made:
-        shutil.rmtree(_beside(state, number, "former"), ignore_errors=True)
+    _clean_up(state)
 
 
-def _go_back(state: Path) -> None:
-    """What a refill left that was killed while directories changed places."""
+def _clean_up(state: Path) -> None:
+    """Remove directories that were replaced; one that was only moved comes back to its place."""
     for former in sorted(state.glob("node-*.former")):
         path = former.with_suffix("")
         if path.exists():
@@ -186,9 +179,7 @@ class _Sources:
     def __init__(self, pages: StripedPages, replicas: int | None, state: Path) -> None:
         """`replicas`: of each page from now on; None: as many as now. Raises ConfigError."""
         self._pages, self._description = pages, description_of(pages.configs, state)
-        layout = self._description.layout
-        shares = shares_of(layout, pages.configs)
-        assert shares is not None
+        layout, shares = self._description.layout, pages.shares
         assert pages.decided is not None
         self.record = pages.decided
         self.epoch = Epoch(*max(store.epoch for store in pages.stores.values()))

@@ -97,8 +97,8 @@ class NodeStorage:
                 f"{spec.state} belongs to {whose} "
                 f"optimizer node{'s'[: count != spec.count]}, this is node {spec.number} of "
                 f"{spec.count} with {spec.replicas} of each page; give the --state it was made "
-                f"with, --optimizer-nodes {count}, and the --replicas that it has, or change these "
-                "with luwu refill STATE --replicas R",
+                f"with, --optimizer-nodes {count}, and the --replicas that it has (luwu refill "
+                "STATE --replicas R makes it one with R)",
                 code="E203",
             )
         return description

@@ -107,6 +107,8 @@ class StripedPages(Closing):
         """The store that each stripe is read from; known when the job is."""
         self.stores: dict[int, FilePageStore] = {}
         """By the number of their nodes."""
+        self.shares: dict[int, Share] = {}
+        """What each holds; known when the job is."""
         try:
             present = (0,) if count == 1 else present_nodes(state)[1]
             for number in present:
@@ -139,7 +141,7 @@ class StripedPages(Closing):
         """The job is known: where the page of each chunk is."""
         shares = shares_of(layout, self.configs)
         assert shares is not None, "the stores are not those of this job"
-        self._holders = []
+        self.shares, self._holders = shares, []
         for stripe in range(layout.node_count):
             holders = [number for number, share in shares.items() if stripe in share.stripes]
             number = min(holders, key=lambda each: shares[each].stripes.index(stripe))

@@ -21,7 +21,7 @@ STEPS = 4
 
 @dataclass(frozen=True)
 class Ran:
-    """A `luwu run` of a script with a timeline, bound by its disk; nobody knew its model before."""
+    """A `luwu run` of a script, with a timeline. The disk is so slow that it binds."""
 
     directory: Path
     err: str

@@ -13,6 +13,23 @@ READY = {
 """A node that is decided at version 0, and has version 1 prepared."""
 
 
+def decided_as_it_connects() -> Bench:
+    """Node 1 was lost and waits to be filled. Node 0 is connected again, and has not said where it
+    stands, as it turns out to have prepared version 1, which is decided with that."""
+    bench = Bench(fill_bytes_per_s=1e9)
+    bench.join()
+    bench.lead.lost(1)
+    bench.outbox.now_ns += PATIENCE_NS
+    bench.lead.tick()
+    bench.welcome(0, 2)
+    bench.lead.reconnected(1)
+    bench.says(1, wire.Standing, incarnation=2)
+    bench.measure(0, attempt=2)
+    bench.lead.reconnected(0)
+    bench.prepare(0, attempt=2)
+    return bench
+
+
 def test_what_is_said_twice_changes_nothing() -> None:
     """E5. Goal: a switch that has asked for a version as all have it prepared goes not back to the
     one before as an answer comes again: a node may have decided it. Method: the third node came
@@ -48,17 +65,7 @@ def test_a_switch_that_began_goes_not_back_without_a_node() -> None:
 def test_what_a_node_said_before_it_prepared_a_version_is_late() -> None:
     """E2. Goal: over links on which messages overtake each other, where it stood comes after what
     it has prepared since: it was not started again."""
-    bench = Bench(fill_bytes_per_s=1e9)
-    bench.join()
-    bench.lead.lost(1)
-    bench.outbox.now_ns += PATIENCE_NS
-    bench.lead.tick()
-    bench.welcome(0, 2)
-    bench.lead.reconnected(1)
-    bench.says(1, wire.Standing, incarnation=2)
-    bench.measure(0, attempt=2)
-    bench.lead.reconnected(0)
-    bench.prepare(0, attempt=2)
+    bench = decided_as_it_connects()
     assert bench.lead.at.now.version == 1
     bench.lines()
     late = {"attempt": 2, "loaded": True, "epoch": 2, "members": 1}
@@ -107,17 +114,7 @@ def test_a_node_that_was_started_again_is_so_if_it_says_it_twice() -> None:
 def test_a_node_that_is_about_to_decide_is_not_older() -> None:
     """E2. Goal: one that has prepared what the others of its epoch have decided can go on with it,
     whatever happens to a node that is being filled meanwhile."""
-    bench = Bench(fill_bytes_per_s=1e9)
-    bench.join()
-    bench.lead.lost(1)
-    bench.outbox.now_ns += PATIENCE_NS
-    bench.lead.tick()
-    bench.welcome(0, 2)
-    bench.lead.reconnected(1)
-    bench.says(1, wire.Standing, incarnation=2)
-    bench.measure(0, attempt=2)
-    bench.lead.reconnected(0)
-    bench.prepare(0, attempt=2)
+    bench = decided_as_it_connects()
     bench.welcome(1, 3, incarnation=2, step=1)
     ready = {**READY, "attempt": 2, "prepared_attempt": 2, "members": 1}
     starts(bench.says(0, wire.Standing, DIGEST * 2, **ready), "parent-0: Adopt step=1 members=1")

@@ -164,7 +164,7 @@ def test_a_job_does_not_wait_for_repetitions(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_dialled_closes_the_transport() -> None:
-    """I8. Goal: nobody else would close it, for there is no object that could be closed."""
+    """I8. Goal: the caller gets no object that it could close."""
     nowhere = "tcp://127.0.0.1:0"
     for_reader, for_nic = ZeroMqTransport(), ZeroMqTransport()
     with pytest.raises(ConfigError, match="cannot be dialled"):
@@ -196,7 +196,7 @@ def test_a_worker_that_comes_too_late_opens_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I8. Goal: the thread of a rank may ask for its NIC when another rank has failed and the
-    cluster is closed; nobody would close what it opens."""
+    cluster is closed; what it opens then would stay open."""
     made: list[Transport] = []
 
     def recorded(endpoint: str, *, arena_bytes: int) -> Transport:

@@ -280,7 +280,7 @@ class Lead:
         node.redoes = m.redoes
         if is_same and not node.is_away:  # it was said before, or says that it is there
             if filled and filled.number == number:
-                self._is_judged(number, m.step)
+                self._repeat_verdict(number, m.step)
             return
         if self.at.are_given_up(m.epoch):
             self._refusals.end_as_given_up(number, (self.at.next or self.at.now).members)
@@ -299,8 +299,7 @@ class Lead:
         if was_in and self.at.next is None and (is_late or self._follows(m)):
             node.is_adopted = True  # only the connection was lost
             self._filling.hurry()
-            if self._verdict is not None:
-                self._send(number, self._verdict)
+            self._repeat_verdict(number, self.at.now.step)
             self._welcome_core()
             self._consider()  # another may have been started again meanwhile
             return
@@ -539,7 +538,7 @@ class Lead:
 
     def _measured(self, number: int, m: wire.Measured, payload: bytes | None) -> None:
         """The sums of a node are complete."""
-        if self._is_judged(number, m.step) or self.at.now.filled >> number & 1:
+        if self._repeat_verdict(number, m.step) or self.at.now.filled >> number & 1:
             return  # E8
         if m.step == self.at.now.step and self._is_of_now(number, m):
             try:
@@ -550,8 +549,8 @@ class Lead:
             self._ballot.measured(number, squares)
             self._judge(m.step)
 
-    def _is_judged(self, number: int, step: int) -> bool:
-        """True if a step has its verdict; this node may not have received it."""
+    def _repeat_verdict(self, number: int, step: int) -> bool:
+        """Send a node the verdict of a step, which may have been lost; False if there is none."""
         verdict = self._verdict
         if verdict is None or verdict.step != step or self.at.next is not None:
             return False
