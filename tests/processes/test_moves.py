@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -56,9 +57,9 @@ def pid_of(shell: Terminal, command: Command, name: str) -> int:
     return found[0]
 
 
-def commands_of_page(places: Mapping[str, str]) -> list[list[str]]:
-    """The commands of docs/storage.md that replace a node and a switch, with our places."""
-    found = re.search(r"^<!-- test: moves -->\n```sh\n(.*?)```$", PAGE.read_text(), re.M | re.S)
+def commands_of_page(name: str, places: Mapping[str, str]) -> list[list[str]]:
+    """The commands of docs/storage.md under this name, with our places."""
+    found = re.search(rf"^<!-- test: {name} -->\n```sh\n(.*?)```$", PAGE.read_text(), re.M | re.S)
     assert found is not None
     text = found[1].replace("\\\n", "")
     for theirs, ours in places.items():
@@ -74,7 +75,7 @@ def test_node_and_switch_move_to_other_addresses(shell: Terminal, number: int) -
     Nothing else is started again. With keys, which both keep. Method: SIGKILL to all there is of
     it; workers wait at a gate meanwhile, and the other node's directory is not used in the end."""
     at = shell.directory
-    its_command, switch_command = commands_of_page({
+    its_command, switch_command = commands_of_page("moves", {
         "--number 1": f"--number {number}", "/shared/run": "up", "10.0.0.7": "127.0.0.2",
         "10.0.0.8": "127.0.0.3", "/data/luwu-state": "elsewhere",
     })  # fmt: skip
@@ -214,3 +215,45 @@ def test_the_root_of_a_tree_moves(shell: Terminal) -> None:
     for serving in (leaf, top, node):
         assert serving.wait(20) == 0, serving.err
     assert summary(at / "up")["weights_digest"] == light_digest(STEPS)
+
+
+@pytest.mark.feature("another number of replicas")
+def test_replicas_are_added_while_workers_wait(shell: Terminal) -> None:
+    """I1, I2, I3. Goal: in the middle of a job of two nodes without replicas, nodes and switch are
+    ended and started again with two of each page, by the commands of docs/storage.md; no worker is
+    started again, no step is lost, and a node may be lost with its directory from then on.
+    Method: Ctrl-C, while workers wait at a gate."""
+    at = shell.directory
+    refilling, *commands = commands_of_page(
+        "replicas", {"/shared/run": "up", "/data/luwu-state": "state"}
+    )
+
+    def start(commands: list[list[str]], replicas: str) -> Iterator[Command]:
+        for command in commands:
+            words = [replicas if word == "2" and before == "--replicas" else word
+                     for before, word in pairwise(["", *command])]  # fmt: skip
+            node = ["--memory-budget", "8MiB"] if "node" in words else []
+            if "--replicas" in words:
+                node += ["--chunk", "16KiB"]
+            yield (started := shell.start(*words, *node))
+            started.wait_for("^join ")
+
+    serving = [*start(commands, "1")]
+    workers = shell.start(
+        "run", "--join", "up/connect.json", "--run-dir", "w",
+        *JOB, "--gate-step", "6", "--compute-ms", "5",
+    )  # fmt: skip
+    wait_for_step(shell, 5, workers)
+    for each in serving:
+        each.interrupt()
+    assert shell.run(*refilling).process.returncode == 0
+    serving = [*start(commands, "2")]
+    (at / "gate").touch()
+    assert workers.wait() == 0, workers.err
+    for each in serving:
+        assert each.wait(20) == 0, each.err
+    shutil.rmtree(at / "state" / "node-1")
+    assert refill(at / "state", without=[1]).replicas == 2
+    with RestingState(at / "state") as source:
+        exported = export_state(source, at / "exported", ExportOptions())
+    assert (exported.step, exported.weights_digest) == (STEPS, light_digest(STEPS))

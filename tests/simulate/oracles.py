@@ -160,7 +160,8 @@ class Oracles(Watch):
         assert attempts == {attempt}, f"I2: version {version} was decided under two attempts"
         if is_first:
             for other in self._disks:  # E2: what all have prepared that count, or are to
-                if (version, attempt) not in other.was_prepared:
+                is_gone = self._went_back and other.prepared is None  # an older copy is there
+                if is_gone or (version, attempt) not in other.was_prepared:
                     continue
                 weights = other.made_weights()
                 self._check("O2", f"node {other.number}, prepared", version, attempt, weights)
