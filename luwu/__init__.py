@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from luwu.base.errors import StepOrderError as StepOrderError
     from luwu.base.errors import StepsLost as StepsLost
     from luwu.launch.local import init_local as init_local
+    from luwu.optim.averages import ema as ema
+    from luwu.optim.averages import swa as swa
     from luwu.optim.state_dict import get_model_state_dict as get_model_state_dict
     from luwu.optim.state_dict import get_optimizer_state_dict as get_optimizer_state_dict
     from luwu.optim.state_dict import set_model_state_dict as set_model_state_dict
@@ -93,6 +95,7 @@ _HOME = {
     "attach": "luwu.training.script.kept",
     "clip_grad_norm_": "luwu.training.script.clipping",
     "device": "luwu.training.script.run",
+    "ema": "luwu.optim.averages",
     "empty_backward": "luwu.training.script.batches",
     "finish": "luwu.training.script.run",
     "fully_shard": "luwu.training.script.fully_shard",
@@ -114,6 +117,7 @@ _HOME = {
     "set_model_state_dict": "luwu.optim.state_dict",
     "set_optimizer_state_dict": "luwu.optim.state_dict",
     "stats": "luwu.training.script.kept",
+    "swa": "luwu.optim.averages",
     "world_size": "luwu.training.script.run",
 }
 """Public name -> the module that defines it."""
@@ -132,6 +136,7 @@ __all__ = [
     "attach",
     "clip_grad_norm_",
     "device",
+    "ema",
     "empty_backward",
     "finish",
     "fully_shard",
@@ -154,6 +159,7 @@ __all__ = [
     "set_model_state_dict",
     "set_optimizer_state_dict",
     "stats",
+    "swa",
     "world_size",
 ]
 

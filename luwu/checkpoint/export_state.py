@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +30,7 @@ from luwu.checkpoint.read_ahead import ReadAhead, Want, buffers_count
 from luwu.checkpoint.source import StateSource
 from luwu.tensor_files.header import Tensor
 from luwu.tensor_files.writer import WRITE_BYTES, Shard, TensorWriter, plan_shards, write_synced
+from luwu.wire.averages import average_field
 from luwu.wire.state_names import STEP, state_tensors
 from switch_emu.node.pages import UPDATES, WEIGHT
 
@@ -56,6 +57,8 @@ class ExportOptions:
     shard_bytes: int = 4 * 1024**3
     memory_budget_bytes: int = 256 * 1024**2
     has_optimizer: bool = True
+    average: bool = False
+    """Write the average of the weights in place of the weights, and no optimizer state."""
 
     def __post_init__(self) -> None:
         if self.dtype not in FORMAT_DTYPES:
@@ -113,6 +116,8 @@ class _Job:
     """One export: which tensors there are, and their bytes."""
 
     def __init__(self, source: StateSource, options: ExportOptions) -> None:
+        if options.average:
+            options = replace(options, has_optimizer=False)
         self._source, self._options = source, options
         self._layout = source.description.layout
         chunk_bytes = max(chunk.sum_bytes for chunk in self._layout.chunks)
@@ -163,8 +168,8 @@ class _Job:
         narrow = _Narrow(self._options.dtype)
         parameters = self._layout.parameters
         wants = (
-            Want(index, WEIGHT, piece)
-            for index in range(len(parameters))
+            Want(index, self._weights_field(trainable=parameter.trainable), piece)
+            for index, parameter in enumerate(parameters)
             for piece in pieces_of(self._layout, index)
         )
         with ThreadPoolExecutor(1, thread_name_prefix="luwu-digest") as hasher:
@@ -177,6 +182,11 @@ class _Job:
                 for part in _slices(values):
                     writer.add(narrow(part, parameter.name))
                 hashed.result()
+
+    def _weights_field(self, *, trainable: bool) -> str:
+        if not self._options.average:
+            return WEIGHT
+        return average_field(self._source.description, trainable=trainable)
 
     def _write_states(self, writer: TensorWriter, should_stop: Callable[[], bool]) -> None:
         wants = (

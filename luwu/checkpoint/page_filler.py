@@ -15,8 +15,9 @@ from luwu.base.errors import Interrupted
 from luwu.checkpoint.origin import OriginFiles
 from luwu.checkpoint.pieces import Piece, pieces_by_chunk
 from luwu.checkpoint.read_ahead import THREADS_COUNT, buffers_count
+from luwu.wire.averages import AVERAGE
 from luwu.wire.description import Description
-from switch_emu.node.pages import UPDATES
+from switch_emu.node.pages import UPDATES, WEIGHT
 from switch_emu.store import FilePageStore, StoreConfig
 
 SCRATCH_BYTES: Final = 512 * 1024
@@ -68,6 +69,7 @@ class PageFiller(Closing):
         """The record of a page: weights, the optimizer's state, and how often it was updated."""
         kind = self._store.config.kind(chunk)
         np.frombuffer(record, np.uint8).fill(0)  # padding, and what was there before
+        weights = np.frombuffer(record[slice(*kind.range(WEIGHT))], np.float32)
         for item in kind.fields:
             start, stop = kind.range(item.name)
             if item.name == UPDATES:
@@ -76,8 +78,12 @@ class PageFiller(Closing):
                 continue
             values = np.frombuffer(record[start:stop], np.float32)
             for piece in pieces:
-                into = values[piece.chunk_start : piece.chunk_start + piece.elems]
-                self._files.read(item.name, piece.parameter, piece.parameter_start, into)
+                part = slice(piece.chunk_start, piece.chunk_start + piece.elems)
+                has_values = self._files.read(
+                    item.name, piece.parameter, piece.parameter_start, values[part]
+                )
+                if not has_values and item.name == AVERAGE:  # it begins with the weights
+                    values[part] = weights[part]
 
     def _write(self, chunk: int, record: memoryview, buffer: memoryview) -> None:
         try:

@@ -43,6 +43,10 @@ VERB: Final = Verb(
         Flag(name="shard_size", shape="SIZE", text="maximum size of a file (default: 4GiB)"),
         Flag(name="memory_budget", shape="SIZE", text="memory for buffers (default: 256MiB)"),
         Flag(name="no_optimizer", text="write only the weights"),
+        Flag(
+            name="average",
+            text="write only the average of the weights (luwu.ema, luwu.swa), in their place",
+        ),
         Flag(name="json", text="print JSON"),
     ),
     has_keys=False,
@@ -64,6 +68,7 @@ def run(parsed: Parsed) -> int:
         shard_bytes=size_of(values, "shard_size", defaults.shard_bytes),
         memory_budget_bytes=size_of(values, "memory_budget", defaults.memory_budget_bytes),
         has_optimizer=not parsed.has("no_optimizer"),
+        average=parsed.has("average"),
     )
     try:
         opened = _source(where)

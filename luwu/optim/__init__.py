@@ -4,6 +4,11 @@ Same names, arguments and defaults as in `torch.optim` (which has no Lion), whos
 derive from, so that learning rate schedulers and parameter groups work. `NetworkOptimizer` is what
 an optimizer of one's own derives from (docs/optimizers.md).
 
+base.py        what all of them share: groups go out, steps come back
+adam.py, adamw.py, lion.py, sgd.py
+averages.py    averages of the weights: `luwu.ema`, `luwu.swa`
+state_dict.py  state dicts of a model in the network and of its optimizer
+
 Examples:
     >>> session = luwu.init_local()
     >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))

@@ -15,11 +15,13 @@ from typing import Any, ClassVar, NoReturn, TypedDict
 import torch
 
 from luwu.base.errors import ConfigError, StepAborted
+from luwu.optim.averages import WeightAverage
 from luwu.training.devices.storages import WEIGHTS
 from luwu.training.script.session import Session, session_of
 from luwu.training.steps.clip import checked_max_norm, checked_norm_type
 from luwu.training.steps.loss_scale import DynamicLossScale, checked_loss_scale
 from luwu.training.steps.result import StepResult
+from luwu.wire.averages import AVERAGE
 from luwu.wire.hyper import Number, StepHyper, encode_hyper
 
 MEANINGLESS = {
@@ -56,6 +58,8 @@ class NetworkArguments(TypedDict, total=False):
     "streaming"."""
     loss_scale: float | str | DynamicLossScale | None
     """For float16: a number, or "dynamic"; then call `optimizer.scale(loss).backward()`."""
+    average: WeightAverage | None
+    """An average of the weights that the node keeps beside them: `luwu.ema` or `luwu.swa`."""
     stats_every: int | None
     """Take the norms of every parameter in steps 0, `stats_every`, ...: see `luwu.stats`."""
 
@@ -74,6 +78,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         max_grad_norm: See there.
         norm_type: See there.
         loss_scale: See there.
+        average: See there.
         stats_every: See there.
         **not_taken: Arguments of torch that mean nothing here, such as `fused`; unless None or
             False each raises, with the reason.
@@ -101,7 +106,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
     def __init__(
         self, params: Iterable[Any], defaults: dict[str, Any], *, update: str = "at_step",
         max_grad_norm: float | None = None, norm_type: float = 2.0,
-        loss_scale: float | str | DynamicLossScale | None = None, stats_every: int | None = None,
+        loss_scale: float | str | DynamicLossScale | None = None,
+        average: WeightAverage | None = None, stats_every: int | None = None,
         **not_taken: object,
     ) -> None:  # fmt: skip
         """`defaults` are torch's arguments; for the others see `NetworkArguments`."""
@@ -124,6 +130,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
             raise ConfigError('norm_type with update="streaming": no gradient is clipped there')
         scale_rule = checked_loss_scale(loss_scale)
         _check_stats_every(stats_every)
+        _check_average(average)
+        self._average = average
         self._session: Session | None = None
         super().__init__(params, defaults)
         for group in self.param_groups:
@@ -133,7 +141,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
             [group["params"] for group in self.param_groups],
             optimizer=self.name,
             update=update,
-            state_fields=self.state_fields(),
+            state_fields=self.all_state_fields(),
             hyper=self._hyper,
             norm_type=norm_type,
         )
@@ -170,6 +178,30 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Each is float32 and has the shape of the parameter.
         """
         raise NotImplementedError
+
+    def all_state_fields(self) -> tuple[str, ...]:
+        """Return the names of `state_fields`, and that of the average of the weights, if one is
+        kept."""
+        return self.state_fields() + (() if self._average is None else (AVERAGE,))
+
+    @property
+    def average(self) -> WeightAverage | None:
+        """The average of the weights that is kept; its rule may be changed.
+
+        Raises:
+            ConfigError: If one is assigned where none is kept, or None where one is.
+        """
+        return self._average
+
+    @average.setter
+    def average(self, average: WeightAverage | None) -> None:
+        _check_average(average)
+        if (average is None) != (self._average is None):
+            raise ConfigError(
+                "average: whether an average of the weights is kept is fixed when the optimizer is "
+                "created; only its rule can be changed"
+            )
+        self._average = average
 
     @property
     def next_step(self) -> int:
@@ -331,7 +363,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 numbers["beta1"], numbers["beta2"] = map(float, value)
             else:
                 numbers[name] = bool(value) if name in SWITCHES else float(value)
-        return numbers
+        return numbers if self._average is None else numbers | self._average.numbers
 
     def _running(self) -> Session:
         assert self._session is not None
@@ -342,6 +374,11 @@ def check_betas(group: dict[str, Any]) -> None:
     """Raises ConfigError unless there are two, below 1; that none is negative is known."""
     if len(group["betas"]) != 2 or not all(float(beta) < 1 for beta in group["betas"]):
         raise ConfigError(f"betas must be two numbers in [0, 1), got {group['betas']!r}")
+
+
+def _check_average(average: object) -> None:
+    if average is not None and not isinstance(average, WeightAverage):
+        raise ConfigError(f"average must be luwu.ema(...), luwu.swa(...) or None, got {average!r}")
 
 
 def _check_stats_every(steps: int | None) -> None:

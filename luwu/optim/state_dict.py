@@ -28,6 +28,7 @@ from luwu.training.script.module import LuwuModule
 from luwu.training.script.session import Session
 from luwu.training.state.sources import GivenState
 from luwu.training.units.placeholder import Placeholder
+from luwu.wire.averages import AVERAGE, average_field
 from luwu.wire.state_names import FIELD_NAMES, STEP, has_step
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class _Defaults:
 
 
 def get_model_state_dict(
-    model: nn.Module, *, options: StateDictOptions | None = None
+    model: nn.Module, *, options: StateDictOptions | None = None, average: bool = False
 ) -> dict[str, Tensor]:
     """Return the weights of the newest decided step, and this rank's buffers.
 
@@ -60,12 +61,15 @@ def get_model_state_dict(
         model: A module that `fully_shard` was called on, or that has such modules.
         options: `full_state_dict` without `cpu_offload` returns the dict on all ranks;
             `ignore_frozen_params` leaves frozen parameters out.
+        average: Return the average of the weights (`luwu.ema`, `luwu.swa`) in place of the weights;
+            of frozen parameters the weights.
 
     Returns:
         Name to tensor, on rank 0; an empty dict on other ranks.
 
     Raises:
-        ConfigError: If the model is not sharded, or an option cannot be honoured.
+        ConfigError: If the model is not sharded, no average is kept, or an option cannot be
+            honoured.
         StepAborted: If the last step was lost.
 
     Examples:
@@ -85,7 +89,7 @@ def get_model_state_dict(
         if id(p) in mine and (p.requires_grad or not options.ignore_frozen_params)
     ]  # fmt: skip
     with session.open_reader() as reader:
-        values = _read(reader, "weight", wanted)
+        values = _read(reader, AVERAGE if average else "weight", wanted)
     found: dict[str, Tensor] = {}
     for name, tensor, _ in _entries(model):
         if not isinstance(tensor, Placeholder):
@@ -269,17 +273,19 @@ def _given_state(
     trained = {p.name: p.shape for p in session.layout.parameters if p.trainable}
     name_of = FIELD_NAMES.get(optimizer.name, {})
     problems = [f"{name} is not trained here" for name in state.keys() - trained.keys()]
-    fields: list[dict[str, Tensor]] = []
-    for each in optimizer.state_fields():
+    fields: dict[str, dict[str, Tensor]] = {}
+    for each in optimizer.all_state_fields():
         key = name_of.get(each, each)
         of_all: dict[str, Tensor] = {}
         for name in trained.keys() & state.keys():
             value = state[name].get(key)
+            if value is None and each == AVERAGE:
+                continue  # it begins with the weights
             if value is None or tuple(value.shape) != trained[name]:
                 problems.append(f"{name} has no {key} of shape {trained[name]}")
             else:
                 of_all[name] = value
-        fields.append(of_all)
+        fields[each] = of_all
     # One without a state was never updated. An optimizer that counts no steps looks at nothing but
     # whether there was one.
     updates = dict.fromkeys(trained, 0)
@@ -289,12 +295,13 @@ def _given_state(
             "set_optimizer_state_dict: the state is not that of this optimizer: "
             + "; ".join(sorted(problems)[:_NAMES_SHOWN_MAX])
         )
-    return GivenState(tuple(fields), updates)
+    return GivenState(fields, updates)
 
 
 def _read(reader: StateReader, field: str, names: list[str]) -> dict[str, Tensor]:
     """One float32 field of these parameters; one unit's chunks are here besides them."""
-    layout = reader.description.layout
+    job = reader.description
+    layout = job.layout
     index_of = {p.name: index for index, p in enumerate(layout.parameters)}
     wanted = {index_of[name] for name in names}
     found = {index: torch.empty(layout.parameters[index].shape) for index in wanted}
@@ -304,7 +311,13 @@ def _read(reader: StateReader, field: str, names: list[str]) -> dict[str, Tensor
             if any(s.parameter in wanted for s in layout.segments(index))
         ]  # fmt: skip
         flats = {index: torch.empty(layout.chunks[index].elems) for index in chunks}
-        reader.read(FieldRead(i, field, _bytes(flat)) for i, flat in flats.items())
+        fields = {
+            i: average_field(job, trainable=layout.chunks[i].trainable)
+            if field == AVERAGE
+            else field
+            for i in chunks
+        }
+        reader.read(FieldRead(i, fields[i], _bytes(flat)) for i, flat in flats.items())
         for index, flat in flats.items():
             for s in layout.segments(index):
                 if s.parameter in wanted:

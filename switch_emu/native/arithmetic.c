@@ -57,7 +57,7 @@ typedef uint16_t __attribute__((aligned(1), may_alias)) any_half;
 /* Hyper-parameters of elements start..stop, rounded to float32 as torch rounds them. */
 typedef struct {
     int64_t start, stop;
-    int32_t flags, unused;
+    int32_t flags, average_from_weights; /* the lerp of the average starts there */
     float weight_decay; /* AdamW, Lion: the factor 1 - lr * weight_decay */
     float momentum;     /* Adam: weight of the lerp of m; Lion: of the direction's */
     float dampening;    /* SGD: 1 - dampening; Adam: 1 - beta2 */
@@ -65,7 +65,7 @@ typedef struct {
     float correction;   /* Adam: sqrt(1 - beta2 ** step) */
     float eps;
     float step_size; /* negative */
-    float unused_too;
+    float average; /* weight of the lerp of the average */
 } run_t;
 
 typedef struct {
@@ -74,8 +74,8 @@ typedef struct {
     int32_t optimizer, contributions_count;
     const void *const *contributions;
     const int32_t *dtypes;
-    const float *weights, *state0, *state1;
-    float *weights_out, *state0_out, *state1_out;
+    const float *weights, *state0, *state1, *average; /* NULL where there is none */
+    float *weights_out, *state0_out, *state1_out, *average_out;
     const run_t *runs;
     double *squares; /* one a block, or NULL */
     void *wire;
@@ -379,6 +379,16 @@ INLINE void lion_cell(const run_t *run, int flags, const any_float *grad, const 
     }
 }
 
+INLINE void average_cell(const run_t *run, const float *average, const float *weights,
+                         float *average_out) {
+    float lerp = run->average;
+    int from_weights = run->average_from_weights;
+    VECTOR for (int j = 0; j < CELL; j++) {
+        float old = average[j], w = weights[j];
+        average_out[j] = FMA(lerp, w - old, from_weights ? w : old);
+    }
+}
+
 /* ------------------------------------------------------------------ pages */
 
 /* What follows from a call, once. */
@@ -442,7 +452,7 @@ INLINE const any_float *measured_cell(const update_t *call, const plan_t *plan, 
 /* Elements start..stop of one run and one page: one optimizer, known flags. */
 INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *run, double *lanes,
                          int64_t start, int64_t stop, int kind, int flags, int by_inverse) {
-    ALIGNED float out0[CELL], out1[CELL], out2[CELL], sum[CELL], old[CELL];
+    ALIGNED float out0[CELL], out1[CELL], out2[CELL], out3[CELL], sum[CELL], old[CELL];
     for (int64_t at = start; at < stop; at += CELL) {
         float *w = plan->past_cache ? out0 : call->weights_out + at;
         float *a = plan->past_cache ? out1 : call->state0_out + at;
@@ -453,6 +463,7 @@ INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *
             fetch_floats(call->weights + at + FETCH_AHEAD);
             if (kind != SGD) fetch_floats(call->state0 + at + FETCH_AHEAD);
             if (kind == ADAM) fetch_floats(call->state1 + at + FETCH_AHEAD);
+            if (call->average) fetch_floats(call->average + at + FETCH_AHEAD);
         }
         const any_float *grad = measured_cell(call, plan, lanes, sum, at);
         if (plan->piece) {
@@ -478,9 +489,13 @@ INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *
         else
             sgd_cell(run, flags, kind == SGD_MOMENTUM, grad, call->weights + at,
                      call->state0 + at, w, a);
+        if (call->average)
+            average_cell(run, call->average + at, w,
+                         plan->past_cache ? out3 : call->average_out + at);
         if (plan->piece) piece_weights(call, plan->piece, old, w, at);
         if (call->wire_dtype != NO_WIRE) cast_cell(call, w, at, plan->wire_past_cache);
         if (plan->past_cache) {
+            if (call->average) store(call->average_out + at, out3, sizeof out3, 1);
             store(call->weights_out + at, out0, sizeof out0, 1);
             if (kind != SGD) store(call->state0_out + at, out1, sizeof out1, 1);
             if (kind == ADAM) store(call->state1_out + at, out2, sizeof out2, 1);
@@ -537,6 +552,8 @@ static void copy_cells(const update_t *call, const plan_t *plan, double *lanes, 
                 memcpy(call->state0_out + at, call->state0 + at, CELL * sizeof(float));
             if (arrays > 1)
                 memcpy(call->state1_out + at, call->state1 + at, CELL * sizeof(float));
+            if (call->average)
+                memcpy(call->average_out + at, call->average + at, CELL * sizeof(float));
         }
         if (call->wire_dtype != NO_WIRE)
             cast_cell(call, call->weights + at, at, plan->wire_past_cache);
@@ -578,7 +595,7 @@ void luwu_update(const update_t *call) {
     plan.is_direct = call->contributions_count == 1 && call->dtypes[0] == FLOAT32;
     plan.past_cache = !call->in_place && is_aligned(call->weights_out) &&
                       is_aligned(call->state0_out) && is_aligned(call->state1_out) &&
-                      call->stride_out % 16 == 0;
+                      is_aligned(call->average_out) && call->stride_out % 16 == 0;
     plan.wire_past_cache = call->wire_dtype != NO_WIRE && is_aligned(call->wire);
     piece.index = 0;
     plan.piece = call->pieces ? &piece : 0;
@@ -592,6 +609,7 @@ void luwu_update(const update_t *call) {
         page.weights_out += gap_out;
         if (arrays > 0) page.state0 += gap, page.state0_out += gap_out;
         if (arrays > 1) page.state1 += gap, page.state1_out += gap_out;
+        if (call->average) page.average += gap, page.average_out += gap_out;
     }
     finish_stores();
 }

@@ -28,6 +28,7 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
 from luwu.layout import SUM_BYTES, Segment, Share
+from luwu.wire.averages import AVERAGE
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, decode_hyper
 from switch_emu.node.block_norms import block_norms
@@ -490,16 +491,18 @@ class Pipeline:
 
     def _record_of(self, chunk: int, payload: Any, scratch: Scratch) -> tuple[int, memoryview]:
         """The page of a chunk, and its record from what came: weights, then, if there is more,
-        optimizer state."""
+        optimizer state. An average that did not come is the weights."""
         page = self._share.page(chunk)
         kind, record = self._store.config.kind(page), scratch.rows(page, 1).memory
         np.frombuffer(record, np.uint8)[:] = 0
         data, start = payload.view(), 0
         for field in kind.fields:
+            at, end = kind.range(field.name)
             if start < len(data):
-                at, _ = kind.range(field.name)
-                record[at : at + field.field_bytes] = data[start : start + field.field_bytes]
+                record[at:end] = data[start : start + field.field_bytes]
                 start += field.field_bytes
+            elif field.name == AVERAGE:
+                record[at:end] = data[: field.field_bytes]
         return page, record
 
     @staticmethod

@@ -17,6 +17,7 @@ import numpy as np
 from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.layout import COUNT_BYTES, DTYPE_BYTES, Share
+from luwu.wire.averages import AVERAGE
 from luwu.wire.reading import ATTACHED, VersionFacts
 from luwu.wire.statistics import STATS
 from switch_emu.node.core import NodeCore
@@ -151,11 +152,11 @@ class ReaderThread:
         pin, page = pinned.pin, self._share.page(read.chunk)
         kind = self._store.config.kind(page)
         nbytes = kind.fields[kind.index(read.field)].field_bytes
-        is_cast = read.field == WEIGHT and read.dtype != "float32"
+        is_cast = read.field in (WEIGHT, AVERAGE) and read.dtype != "float32"
         if is_cast:
             elems = layout.chunks[read.chunk].elems
             weights = np.empty(elems, np.float32)
-            pin.read_field(page, WEIGHT, weights.view(np.uint8).data)
+            pin.read_field(page, read.field, weights.view(np.uint8).data)
             nbytes = elems * DTYPE_BYTES[read.dtype]
         if read.field == UPDATES:
             nbytes = COUNT_BYTES * layout.segments_count(read.chunk)

@@ -176,3 +176,67 @@ def page_bytes(chunk: Chunk) -> int:
     is left of up to 256 bytes is kept with the checksums (`switch_emu/store/geometry.py`)."""
     blocks, rest = divmod((1 + 2 * chunk.trainable) * chunk.sum_bytes, BLOCK_BYTES)
     return (blocks + (rest > TAIL_BYTES_MAX)) * BLOCK_BYTES * (STEPS * chunk.trainable + 1)
+
+
+AVERAGING = """
+import pathlib
+import time
+
+import torch
+
+import luwu
+
+luwu.init()
+torch.manual_seed(1)
+model = torch.nn.Linear(128, 128)
+luwu.fully_shard(model)
+optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, average=luwu.ema(0.9))
+for step in range(optimizer.next_step, 12):
+    while step == 6 and not pathlib.Path("gate").exists():
+        time.sleep(0.01)
+    x = torch.randn(8, 128, generator=torch.Generator().manual_seed(100 * step + luwu.rank()))
+
+    def loss():
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(loss)
+luwu.finish()
+"""
+
+
+@pytest.mark.feature("an average of the weights")
+def test_an_average_survives_a_lost_node(tmp_path: Path) -> None:
+    """I1, I3. Goal: weights and their average have the bits of a quiet run of one node, though one
+    of two is killed with its directory and filled. Method: kill -9, while workers wait at a
+    gate."""
+    (tmp_path / "script.py").write_text(AVERAGING)
+    (tmp_path / "gate").touch()
+    shared = ("--workers", "2", "--chunk", "16KiB", "--durability", "process")
+    with Cluster.run(
+        tmp_path, "script.py", flags=(*shared, "--state", "quiet.state"), name="quiet"
+    ) as cluster:
+        assert cluster.wait(120) == 0, cluster.told
+    (tmp_path / "gate").unlink()
+    flags = (*shared, "--state", "state", "--optimizer-nodes", "2", "--replicas", "2")
+    with Cluster.run(tmp_path, "script.py", flags=flags) as cluster:
+        cluster.wait_for_steps(5, limit_s=120)
+        shutil.rmtree(tmp_path / "state" / "node-1")
+        pid = cluster.kill("node-1")
+        cluster.wait_for("node-1", but=pid)
+        cluster.wait_for_text("switch.returned", log="switch", limit_s=120)
+        (tmp_path / "gate").touch()
+        assert cluster.wait(120) == 0, cluster.told
+        cluster.wait_for_text("switch.filled", log="switch")
+    shutil.rmtree(tmp_path / "state" / "node-0")
+    assert main(["refill", str(tmp_path / "state"), "--without", "0"]) == 0
+    found = []
+    for state in (tmp_path / "quiet.state", tmp_path / "state"):
+        for average in (False, True):
+            with RestingState(state) as source:
+                out = tmp_path / f"{state.name}-{average}"
+                exported = export_state(source, out, ExportOptions(average=average))
+            found.append((exported.step, exported.weights_digest))
+    assert found[:2] == found[2:]
+    assert found[0] != found[1]

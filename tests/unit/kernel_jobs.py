@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from luwu.layout import DTYPE_BYTES
+from luwu.wire.averages import AVERAGE, average_rate, keeps_average, without_average
 from luwu.wire.hyper import Number
 from switch_emu.node.kernels import Pieces, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.make import make_kernel
@@ -29,6 +30,7 @@ LION = ("lion", ("m",))
 MOMENTUM = ("sgd", ("momentum",))
 PLAIN = ("sgd", ())
 NONE = ("none", ())
+AVERAGED = [("adamw", ("m", "v", AVERAGE)), ("lion", ("m", AVERAGE)), ("sgd", (AVERAGE,))]
 MADE: dict[tuple[str, tuple[str, tuple[str, ...]]], UpdateKernel] = {}
 """Kernels are made once: they keep nothing between calls."""
 
@@ -76,6 +78,9 @@ HYPERS: dict[str, list[dict[str, Number]]] = {
     ],
     "none": [{}],
 }  # fmt: skip
+AVERAGES: list[dict[str, Number]] = [
+    {"average_decay": 0.999}, {"average_decay": 0.3}, {"average_start": 7, "average_every": 2},
+]  # fmt: skip
 
 
 _caches: list[Path] = []
@@ -177,11 +182,13 @@ class Job:
         same = str(rng.choice(dtypes)) if rng.random() < 0.5 else None
         chosen = [same or str(rng.choice(dtypes)) for _ in range(count)]
         state = [random_values(rng, elems, special) for _ in optimizer[1]]
-        if optimizer in (ADAM, ADAMW):
+        if optimizer[0] in ("adam", "adamw"):
             state[1] = np.abs(state[1])
         borders = {0, elems, *(64 * rng.integers(0, elems // 64 + 1, 3)).tolist()}
         ordered = sorted(borders)
         hypers = HYPERS[optimizer[0]]
+        if keeps_average(optimizer[1]):
+            hypers = [h | AVERAGES[index % len(AVERAGES)] for index, h in enumerate(hypers)]
         return cls(
             optimizer, elems,
             [
@@ -216,8 +223,12 @@ class Job:
             if run.hyper is None:
                 continue
             cut = [tensor[run.start : run.stop] for tensor in tensors]
-            torch_step(self.optimizer, cut, mean[run.start : run.stop], run.hyper,
-                       run.updates_count)  # fmt: skip
+            average = cut.pop() if keeps_average(self.optimizer[1]) else None
+            hyper = {k: v for k, v in run.hyper.items() if not k.startswith("average_")}
+            own = (self.optimizer[0], without_average(self.optimizer[1]))
+            torch_step(own, cut, mean[run.start : run.stop], hyper, run.updates_count)
+            if average is not None:
+                average.lerp_(cut[0], average_rate(run.hyper, run.updates_count))
         return (*(tensor.numpy() for tensor in tensors), total.numpy())
 
     def by_kernel(

@@ -28,7 +28,7 @@ class Trained:
     results: Sequence[Any]
     """By rank."""
     digest: str
-    """Of the decided weights; empty if there are none."""
+    """Of the decided weights; empty if there are none, or several nodes hold them."""
 
 
 def seeded(make: Callable[[], nn.Module], seed: int = 7) -> nn.Module:
@@ -56,10 +56,12 @@ def in_cluster(
         "memory_budget_bytes": 64 * MIB,
         "summary": directory / "summary.json",
     }
-    with alone(), LocalCluster(world_size=world_size, **(values | changes)) as cluster:
+    values |= changes
+    with alone(), LocalCluster(world_size=world_size, **values) as cluster:
         results = cluster.run(worker)
         store = cluster.node.store
-        is_decided = store is not None and store.decided is not None
+        is_alone = values.get("nodes_count", 1) == 1
+        is_decided = is_alone and store is not None and store.decided is not None
         return Trained(results, cluster.weights_digest() if is_decided else "")
 
 

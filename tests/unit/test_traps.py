@@ -65,7 +65,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda m: nn.init.xavier_uniform_(m.first.weight),
         r"luwu\.set_model_state_dict",
     ),
-    "an average of weights": (AveragedModel, r"luwu\.get_model_state_dict"),
+    "an average of weights": (AveragedModel, r"average=luwu\.ema"),
     "copy.deepcopy": (copy.deepcopy, r"Copy it before luwu\.fully_shard"),
     "model.half()": (lambda m: m.half(), "choose the dtype of compute with mp_policy="),
     "model.to(device)": (lambda m: m.to("meta"), r"before luwu\.fully_shard"),

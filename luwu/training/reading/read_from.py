@@ -50,6 +50,7 @@ def read_from(
     model: nn.Module, source: Source, *, dtype: torch.dtype | None = None,
     buffers: Mapping[str, Tensor] | None = None,
     init_weights: Callable[[nn.Module], object] | None = None, read_ahead: bool = True,
+    average: bool = False,
 ) -> ReadModel:  # fmt: skip
     """Let a plain model compute with the newest decided step of a job, while training goes on.
 
@@ -66,12 +67,13 @@ def read_from(
         init_weights: Called as `fn(module)` to fill buffers on `meta`; by default
             `reset_parameters` does.
         read_ahead: Read the next unit while one computes: faster, and one unit more in memory.
+        average: Compute with the average of the weights (`luwu.ema`, `luwu.swa`) of that step.
 
     Returns:
         A context manager that ends the reading.
 
     Raises:
-        ConfigError: If the model is not that of the job.
+        ConfigError: If the model is not that of the job, or the job keeps no average.
         ConnectionFailed: If the job cannot be reached.
         DeadlineError: If the job does not answer in time.
 
@@ -86,14 +88,15 @@ def read_from(
         ...     print(reading.version, model(torch.ones(1, 4)).shape)
         1 torch.Size([1, 2])
     """
-    if dtype is not None and dtype_name(dtype) not in DTYPE_BYTES:
-        kinds = ", ".join(DTYPE_BYTES)
-        raise ConfigError(f"read_from: dtype {dtype}, but weights can be had in {kinds}")
+    _check_dtype(dtype)
     thread = ReadingThread(_opener(source))
     try:
         live_bytes = ByteCount()
         with torch.inference_mode(False):  # what is made here outlives it
-            units = find_units(model, thread.source.description, dtype=dtype, live_bytes=live_bytes)
+            units = find_units(
+                model, thread.source.description,
+                dtype=dtype, live_bytes=live_bytes, average=average,
+            )  # fmt: skip
             fill_buffers(model, buffers or {}, init_weights)
         model.eval()
         return ReadModel(
@@ -103,6 +106,12 @@ def read_from(
     except BaseException:
         thread.close()
         raise
+
+
+def _check_dtype(dtype: torch.dtype | None) -> None:
+    if dtype is not None and dtype_name(dtype) not in DTYPE_BYTES:
+        kinds = ", ".join(DTYPE_BYTES)
+        raise ConfigError(f"read_from: dtype {dtype}, but weights can be had in {kinds}")
 
 
 class ReadModel(Closing):

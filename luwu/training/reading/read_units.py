@@ -22,6 +22,7 @@ from luwu.nic.reader import FieldRead
 from luwu.training.base.names import dtype_name, is_sharded, plain_name
 from luwu.training.devices.weights import ByteCount, UnitWeights
 from luwu.training.units.placeholder import StandIn, become, without_weak_references
+from luwu.wire.averages import average_field
 from luwu.wire.description import Description
 
 _DIFFERENCES_SHOWN_MAX = 6
@@ -64,8 +65,9 @@ class ReadUnit:
     def __init__(
         self, layout: Layout, index: int, modules: list[nn.Module],
         places: dict[str, list[Place]], *, dtype: torch.dtype | None, live_bytes: ByteCount,
-        memory: Memory,
+        memory: Memory, fields: Sequence[str],
     ) -> None:  # fmt: skip
+        """`fields`: of each chunk, the one that is read."""
         members = [layout.parameters[i] for i in layout.units[index].parameters]
         wire_dtype: torch.dtype = getattr(torch, members[0].wire_dtype)
         self.name = layout.units[index].name
@@ -85,7 +87,7 @@ class ReadUnit:
             ],
             memory=memory,
         )
-        self._chunks = [layout.chunks[i] for i in layout.unit_chunks[index]]
+        self._chunks = [(layout.chunks[i], fields[i]) for i in layout.unit_chunks[index]]
         self._places = [places[plain_name(p.name)] for p in members]
         self._away: list[nn.Parameter] = [
             AwayParameter(p.name, p.shape, self.dtype) for p in members
@@ -128,9 +130,9 @@ class ReadUnit:
     def open(self) -> Iterator[FieldRead]:
         """Take memory; what to read into it."""
         view, itemsize = self.weights.open(), self.dtype.itemsize
-        for chunk in self._chunks:
+        for chunk, field in self._chunks:
             into = view[chunk.start * itemsize : (chunk.start + chunk.elems) * itemsize]
-            yield FieldRead(chunk.index, "weight", into, dtype_name(self.dtype))
+            yield FieldRead(chunk.index, field, into, dtype_name(self.dtype))
 
     def install(self) -> None:
         """The weights have come: let the modules see them."""
@@ -167,9 +169,11 @@ class ReadUnit:
 
 
 def find_units(
-    model: nn.Module, job: Description, *, dtype: torch.dtype | None, live_bytes: ByteCount
-) -> list[ReadUnit]:
-    """The job's units in this model. Raises ConfigError if the model does not fit.
+    model: nn.Module, job: Description, *, dtype: torch.dtype | None, live_bytes: ByteCount,
+    average: bool = False,
+) -> list[ReadUnit]:  # fmt: skip
+    """The job's units in this model; with `average` they read the average of the weights. Raises
+    ConfigError if the model does not fit, or no average is kept.
 
     Frozen models beside the one that the job trains are left out.
     """
@@ -202,10 +206,14 @@ def find_units(
             + ". Make it with the sizes that the job was started with"
         )
     memory = Memory()
+    fields = [
+        average_field(job, trainable=chunk.trainable) if average else "weight"
+        for chunk in layout.chunks
+    ]
     return [
         ReadUnit(
             layout, index, modules_of_unit, places,
-            dtype=dtype, live_bytes=live_bytes, memory=memory,
+            dtype=dtype, live_bytes=live_bytes, memory=memory, fields=fields,
         )
         for index, modules_of_unit in zip(mine, of_units, strict=True)
     ]  # fmt: skip

@@ -289,7 +289,8 @@ class LuwuModule:
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise LuwuError(
             "a sharded model cannot be copied: its weights are in the network. Copy it before "
-            "luwu.fully_shard; for an average of weights take luwu.get_model_state_dict after steps"
+            "luwu.fully_shard; for an average of weights create the optimizer with "
+            "average=luwu.ema(decay) or luwu.swa(start)"
         )
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

@@ -35,6 +35,7 @@ from luwu.training.state.sources import Initialiser, Sources
 from luwu.training.units.model import Model
 from luwu.training.units.placeholder import Placeholder
 from luwu.training.units.unit import Unit
+from luwu.wire.averages import AVERAGE
 
 F32Array = np.ndarray[Any, np.dtype[np.float32]]
 Filler = Callable[[nn.Module], Initialiser]
@@ -55,7 +56,10 @@ def chunks(model: Model, sources: Sources) -> Iterator[tuple[int, memoryview]]:
     for unit in model.units:
         elems = layout.unit_elems[unit.index]
         flat = _values(model, sources, unit, elems).numpy()
-        fields = [] if given is None else [_given(unit, each, elems) for each in given.fields]
+        fields = [] if given is None else [
+            _given(unit, values, flat.copy() if name == AVERAGE else np.zeros_like(flat))
+            for name, values in given.fields.items()
+        ]  # fmt: skip
         for index in layout.unit_chunks[unit.index]:
             chunk = layout.chunks[index]
             part = slice(chunk.start, chunk.start + chunk.elems)
@@ -70,16 +74,15 @@ def chunks(model: Model, sources: Sources) -> Iterator[tuple[int, memoryview]]:
 
 
 @torch.no_grad()
-def _given(unit: Unit, values: Mapping[str, torch.Tensor], elems: int) -> F32Array:
-    """One field of the optimizer's state, as the unit's flat vector; 0 where there is none yet."""
-    flat = torch.zeros(elems)
+def _given(unit: Unit, values: Mapping[str, torch.Tensor], into: F32Array) -> F32Array:
+    """One field of the optimizer's state, as the unit's flat vector; what is not given stays."""
+    flat = torch.from_numpy(into)
     for member in unit.members:
         placeholder = member.placeholder
         if placeholder.luwu_name in values:
             place = flat[member.start : member.start + placeholder.numel()].view(placeholder.shape)
             place.copy_(values[placeholder.luwu_name])
-    array: F32Array = flat.numpy()
-    return array
+    return into
 
 
 def fill_buffers(model: Model, sources: Sources, device: torch.device) -> None:

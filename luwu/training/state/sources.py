@@ -26,8 +26,8 @@ Initialiser = Callable[[nn.Module], object]
 class GivenState:
     """An optimizer's state that a script brings along."""
 
-    fields: tuple[Mapping[str, torch.Tensor], ...]
-    """By state field of the optimizer: parameter -> values."""
+    fields: Mapping[str, Mapping[str, torch.Tensor]]
+    """State field of the optimizer -> parameter -> values, in the order of the fields."""
     updates: Mapping[str, int]
     """Parameter -> its updates so far."""
 

@@ -16,6 +16,7 @@ import numpy as np
 from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.address import address_of, address_of_array
 from luwu.base.limits import NORM_BLOCK_ELEMS
+from luwu.wire.averages import average_rate, keeps_average, without_average
 from luwu.wire.hyper import Number
 from switch_emu.native.fold import DTYPES, Fold, Pointer, sources
 from switch_emu.node.kernels.interface import (
@@ -38,7 +39,7 @@ _OPTIMIZERS = {
     ("lion", ("m",)): 4,
 }
 COMPILED: Final = _OPTIMIZERS.keys()
-"""(optimizer, state fields) that the library knows."""
+"""(optimizer, its own state fields) that the library knows."""
 
 _MAXIMIZE, _DECAY, _NESTEROV, _FIRST, _LERP_FROM_GRAD, _NO_MOMENTUM = 1, 2, 4, 8, 16, 32
 _COUPLED, _MOMENTUM_FROM_GRAD, _UNCHANGED = 64, 128, 256
@@ -51,7 +52,7 @@ class _Run(ctypes.Structure):
         ("start", ctypes.c_int64),
         ("stop", ctypes.c_int64),
         ("flags", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("average_from_weights", ctypes.c_int32),
         ("weight_decay", ctypes.c_float),
         ("momentum", ctypes.c_float),
         ("dampening", ctypes.c_float),
@@ -59,7 +60,7 @@ class _Run(ctypes.Structure):
         ("correction", ctypes.c_float),
         ("eps", ctypes.c_float),
         ("step_size", ctypes.c_float),
-        ("unused_too", ctypes.c_float),
+        ("average", ctypes.c_float),
     )
 
 
@@ -78,9 +79,11 @@ class _Update(ctypes.Structure):
         ("weights", Pointer),
         ("state0", Pointer),
         ("state1", Pointer),
+        ("average", Pointer),
         ("weights_out", Pointer),
         ("state0_out", Pointer),
         ("state1_out", Pointer),
+        ("average_out", Pointer),
         ("runs", Pointer),
         ("squares", Pointer),
         ("wire", Pointer),
@@ -103,7 +106,8 @@ class CompiledKernel(UpdateKernel):
         self, library: ctypes.CDLL, name: str, optimizer: str, state_fields: tuple[str, ...]
     ) -> None:
         self.name, self.state_fields = name, state_fields
-        self._optimizer = _OPTIMIZERS[(optimizer, state_fields)]
+        self._optimizer = _OPTIMIZERS[(optimizer, without_average(state_fields))]
+        self._averages = keeps_average(state_fields)
         self._make_run = _MAKE_RUN.get(optimizer, _sgd_run)
         self._fold = Fold(library)
         self._update = library.luwu_update
@@ -131,15 +135,17 @@ class CompiledKernel(UpdateKernel):
                     place.flags = _UNCHANGED
                 else:
                     self._make_run(place, run.hyper, run.updates_count)
+                    if self._averages:
+                        rate = average_rate(run.hyper, run.updates_count)
+                        place.average, place.average_from_weights = _lerp(rate)
         count = -(-call.weights.size // NORM_BLOCK_ELEMS) if measure else 0
         squares = np.empty(count, np.float64)
-        old = (*(address_of_array(array) for array in call.read), None, None)
-        new = (*(address_of_array(array) for array in call.written), None, None)
+        old, new = self._addresses(call.read), self._addresses(call.written)
         native = _Update(
             call.weights.size, call.weights.shape[-1], _stride(call.weights),
             _stride(call.weights_out), self._optimizer, len(call.contributions),
-            ctypes.addressof(pointers), ctypes.addressof(dtypes), old[0], old[1], old[2],
-            new[0], new[1], new[2], ctypes.addressof(said),
+            ctypes.addressof(pointers), ctypes.addressof(dtypes), *old, *new,
+            ctypes.addressof(said),
             address_of_array(squares) if measure else None,
             None if wire is None else address_of(wire[0]),
             _NO_WIRE if wire is None else DTYPES[wire[1]], call.divisor, call.scale, in_place,
@@ -149,6 +155,12 @@ class CompiledKernel(UpdateKernel):
         )  # fmt: skip
         self._update(ctypes.addressof(native))
         return tuple(squares.tolist())
+
+    def _addresses(self, arrays: tuple[F32Array, ...]) -> list[int | None]:
+        """Of the weights, of two arrays of state and of the average; None where there is none."""
+        found: list[int | None] = [address_of_array(array) for array in arrays]
+        average = found.pop() if self._averages else None
+        return [*found, *[None] * (3 - len(found)), average]
 
     def cast(self, weights: F32Array, dtype: str, into: memoryview) -> None:
         """See UpdateKernel. An update in place by no optimizer, with nothing measured."""
@@ -174,7 +186,7 @@ def _adam_run(place: _Run, hyper: Mapping[str, Number], updates_count: int) -> N
     lr, decay = float(hyper["lr"]), float(hyper["weight_decay"])
     beta1, beta2 = float(hyper["beta1"]), float(hyper["beta2"])
     step = float(np.float32(updates_count + 1))  # torch counts steps in float32
-    lerp, is_from_grad = _lerp(beta1)
+    lerp, is_from_grad = _lerp(1 - beta1)
     is_coupled = not hyper.get("decoupled_weight_decay", True)
     flags = _MAXIMIZE * bool(hyper["maximize"])
     flags |= (_COUPLED if is_coupled else _DECAY) * (decay != 0)
@@ -191,8 +203,8 @@ def _adam_run(place: _Run, hyper: Mapping[str, Number], updates_count: int) -> N
 
 def _lion_run(place: _Run, hyper: Mapping[str, Number], updates_count: int) -> None:
     lr, decay = float(hyper["lr"]), float(hyper["weight_decay"])
-    direction, is_direction_from_grad = _lerp(float(hyper["beta1"]))
-    momentum, is_momentum_from_grad = _lerp(float(hyper["beta2"]))
+    direction, is_direction_from_grad = _lerp(1 - float(hyper["beta1"]))
+    momentum, is_momentum_from_grad = _lerp(1 - float(hyper["beta2"]))
     flags = _MAXIMIZE * bool(hyper["maximize"]) | _DECAY * (decay != 0)
     flags |= _LERP_FROM_GRAD * is_direction_from_grad | _MOMENTUM_FROM_GRAD * is_momentum_from_grad
     place.flags = flags
@@ -200,11 +212,11 @@ def _lion_run(place: _Run, hyper: Mapping[str, Number], updates_count: int) -> N
     place.momentum, place.beta2 = direction, momentum
 
 
-def _lerp(beta: float) -> tuple[np.float32, bool]:
-    """(weight, whether it starts at the gradient) of torch's lerp from an average to a gradient."""
-    weight = np.float32(1 - beta)
-    is_from_grad = bool(abs(weight) >= 0.5)
-    return (weight - np.float32(1) if is_from_grad else weight), is_from_grad
+def _lerp(rate: float) -> tuple[np.float32, bool]:
+    """(weight, whether it starts at the end) of torch's lerp from an average to what is new."""
+    weight = np.float32(rate)
+    is_from_end = bool(abs(weight) >= 0.5)
+    return (weight - np.float32(1) if is_from_end else weight), is_from_end
 
 
 def _sgd_run(place: _Run, hyper: Mapping[str, Number], updates_count: int) -> None:

@@ -6,6 +6,7 @@ One update of P neighbouring pages of C elements each, in float32 throughout:
     mean  = total / float32(divisor)  and, if scale < 1, * float32(scale)
     weights, state = torch's fused update of each run, as on whole vectors; unchanged in a run
                      without hyper-parameters
+    average, if it is kept, = torch's lerp from it to the new weights (`luwu.wire.averages`)
     wire  = weights in the wire dtype, to nearest, ties to even
 
 Block squares, in float64: a block is 4,096 elements from the page's start, the last one filled up
@@ -117,7 +118,7 @@ class UpdateKernel(Protocol):
     version: str
     """Its version, "compiled" or "portable": for logs and reports."""
     state_fields: tuple[str, ...]
-    """float32 arrays kept beside the weights."""
+    """float32 arrays kept beside the weights; the average is the last."""
 
     def fold(
         self, contributions: Contributions, before: F32Array | None, out: F32Array

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from luwu.base.errors import ConfigError
+from luwu.wire.averages import without_average
 from switch_emu.native.build import BuildError, build, has_note, keep_note
 from switch_emu.node.kernels.checked import check_of
 from switch_emu.node.kernels.compiled import COMPILED, CompiledKernel
@@ -35,7 +36,7 @@ def make_kernel(
     if compiled is False:
         portable = portable_kernel(optimizer, state_fields)
         return Made(portable, "the portable kernel was asked for")
-    if (optimizer, state_fields) not in COMPILED and not compiled:
+    if (optimizer, without_average(state_fields)) not in COMPILED and not compiled:
         portable = portable_kernel(optimizer, state_fields)
         return Made(portable, f"there is no compiled version of {name}")
     try:
@@ -57,20 +58,20 @@ def make_kernel(
 def check_known(optimizer: str, state_fields: tuple[str, ...]) -> None:
     """Raises ConfigError if the node has no such update, or cannot import it."""
     kernel_name(optimizer, state_fields)
-    if (optimizer, state_fields) not in NAMES:
+    if (optimizer, without_average(state_fields)) not in NAMES:
         portable_kernel(optimizer, state_fields)
 
 
 def portable_kernel(optimizer: str, state_fields: tuple[str, ...]) -> PortableKernel:
     """The portable version. Raises ConfigError if there is none, or it cannot be imported."""
-    from switch_emu.node.kernels.portable import PORTABLE, PortableKernel
+    from switch_emu.node.kernels.portable import STEPS, PortableKernel
 
-    portable = PORTABLE.get((optimizer, state_fields))
-    if portable is not None:
-        return portable
-    entry = installed(optimizer, state_fields)  # by its name alone: a peer's words are never run
+    own, name = without_average(state_fields), kernel_name(optimizer, state_fields)
+    if (optimizer, own) in NAMES:
+        return PortableKernel(name, state_fields, STEPS[optimizer])
+    entry = installed(optimizer, own)  # by its name alone: a peer's words are never run
     try:
-        return PortableKernel(entry.value, state_fields, entry.load())
+        return PortableKernel(name, state_fields, entry.load())
     except (ImportError, AttributeError) as exc:
         raise ConfigError(
             f"optimizer {optimizer!r}: its update {entry.value} cannot be imported here: {exc}"

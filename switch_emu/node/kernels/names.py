@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Final
 
 from luwu.base.errors import ConfigError
+from luwu.wire.averages import AVERAGE, keeps_average, without_average
 
 NAMES: Final = {
     ("adam", ("m", "v")): "torch-fused-adam",
@@ -19,14 +20,17 @@ NAMES: Final = {
     ("mirror", ()): "mirror",
     ("none", ()): "none",
 }
-"""By the optimizer's name and its state fields."""
+"""By the optimizer's name and its own state fields; one that keeps an average too has its name at
+the end."""
 INSTALLED: Final = "luwu.updates"
 """Group of entry points by which other packages bring updates (docs/optimizers.md)."""
 
 
 def kernel_name(optimizer: str, state_fields: tuple[str, ...]) -> str:
     """The name of an optimizer's kernel, whatever version. Raises ConfigError if there is none."""
-    return NAMES.get((optimizer, state_fields)) or installed(optimizer, state_fields).value
+    own = without_average(state_fields)
+    name = NAMES.get((optimizer, own)) or installed(optimizer, own).value
+    return f"{name}+{AVERAGE}" if keeps_average(state_fields) else name
 
 
 def installed(optimizer: str, state_fields: tuple[str, ...]) -> metadata.EntryPoint:

@@ -22,6 +22,7 @@ from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.address import address_of_array
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.layout import DTYPE_BYTES
+from luwu.wire.averages import average_rate, keeps_average
 from luwu.wire.hyper import Number
 from switch_emu.node.kernels.interface import (
     Contributions,
@@ -33,7 +34,6 @@ from switch_emu.node.kernels.interface import (
     check_fold,
     check_update,
 )
-from switch_emu.node.kernels.names import NAMES
 
 BLOCK_ELEMS = 256 * 1024
 """Elements worked on at a time; a multiple of NORM_BLOCK_ELEMS."""
@@ -116,6 +116,7 @@ class PortableKernel(UpdateKernel):
 
     def __init__(self, name: str, state_fields: tuple[str, ...], step: Step | None) -> None:
         self.name, self.state_fields, self._step = name, state_fields, step
+        self._averages = keeps_average(state_fields)
         self._scratch = threading.local()
 
     def fold(
@@ -195,7 +196,10 @@ class PortableKernel(UpdateKernel):
             if start < stop and run.hyper is not None:
                 cut = slice(start - block.start, stop - block.start)
                 weights, *state = (tensor[cut] for tensor in tensors)
+                average = state.pop() if self._averages else None
                 self._step(weights, mean[cut], tuple(state), run.updates_count, run.hyper)
+                if average is not None:
+                    average.lerp_(weights, average_rate(run.hyper, run.updates_count))
 
     def cast(self, weights: F32Array, dtype: str, into: memoryview) -> None:
         """See UpdateKernel."""
@@ -216,14 +220,10 @@ class PortableKernel(UpdateKernel):
         return found
 
 
-_STEPS: dict[str, Step | None] = {
+STEPS: Final[Mapping[str, Step | None]] = {
     "adam": adam, "adamw": adam, "sgd": sgd, "lion": lion, "mirror": mirror, "none": None,
 }  # fmt: skip
-PORTABLE: Final = {
-    (optimizer, fields): PortableKernel(name, fields, _STEPS[optimizer])
-    for (optimizer, fields), name in NAMES.items()
-}
-"""By the optimizer's name and its state fields."""
+"""By the optimizer's name."""
 
 
 class _Page(NamedTuple):

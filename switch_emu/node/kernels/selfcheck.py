@@ -7,8 +7,6 @@ was found equal once is so again (`checked.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from luwu.aggregate.sum_in_order import F32Array
@@ -40,15 +38,21 @@ _LION: tuple[dict[str, Number], ...] = (
     {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "maximize": False},
     {"lr": 0.3, "beta1": 0.4, "beta2": 0.3, "weight_decay": 0.0, "maximize": True},
 )
-HYPER: dict[str, tuple[Mapping[str, Number], ...]] = {
+HYPER: dict[str, tuple[dict[str, Number], ...]] = {
     "adam": _ADAM, "adamw": _ADAMW, "lion": _LION, "sgd": _SGD, "none": _SGD,
 }  # fmt: skip
+
+
+_AVERAGES: tuple[dict[str, Number], ...] = (
+    {"average_decay": 0.999}, {"average_start": 1, "average_every": 1},
+)  # fmt: skip
 
 
 def difference(found: UpdateKernel, expected: UpdateKernel, optimizer: str) -> str | None:
     """The first difference of the two kernels; None if every bit is the same."""
     values = _values(4 + len(expected.state_fields))
     start = values[: 1 + len(expected.state_fields)]
+    hypers = [of | average for of, average in zip(HYPER[optimizer], _AVERAGES, strict=True)]
     for array in start[2:]:
         np.abs(array, out=array)  # v is never negative
     kept = [[array.copy() for array in start] for _ in range(2)]
@@ -73,11 +77,11 @@ def difference(found: UpdateKernel, expected: UpdateKernel, optimizer: str) -> s
                         Run(
                             start=0,
                             stop=2048 + 64,
-                            hyper=HYPER[optimizer][0],
+                            hyper=hypers[0],
                             updates_count=updates,
                         ),
                         Run(start=2048 + 64, stop=4096 - 128, hyper=None),
-                        Run(start=4096 - 128, stop=ELEMS, hyper=HYPER[optimizer][1]),
+                        Run(start=4096 - 128, stop=ELEMS, hyper=hypers[1]),
                     ],
                     divisor=divisor,
                     scale=1.0 if in_place else 0.7,
