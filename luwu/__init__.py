@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from luwu.launch.local import init_local as init_local
     from luwu.optim.averages import ema as ema
     from luwu.optim.averages import swa as swa
+    from luwu.optim.diloco import DiLoCo as DiLoCo
     from luwu.optim.state_dict import get_model_state_dict as get_model_state_dict
     from luwu.optim.state_dict import get_optimizer_state_dict as get_optimizer_state_dict
     from luwu.optim.state_dict import set_model_state_dict as set_model_state_dict
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "ConfigError": "luwu.base.errors",
+    "DiLoCo": "luwu.optim.diloco",
     "DynamicLossScale": "luwu.training.steps.loss_scale",
     "ElasticSampler": "luwu.training.script.elastic_sampler",
     "LuwuError": "luwu.base.errors",
@@ -124,6 +126,7 @@ _HOME = {
 
 __all__ = [
     "ConfigError",
+    "DiLoCo",
     "DynamicLossScale",
     "ElasticSampler",
     "LuwuError",

@@ -9,12 +9,14 @@ Those of torch, FSDP2 and DDP, are in `baselines.py`, DeepSpeed's in `zero.py`.
     ddp            every rank all of them           all-reduce: NCCL on GPUs, gloo on CPUs
     ina-allreduce  every rank all of them           the SmartSwitch, as SwitchML does
     ps             as luwu                          the node; the switch only hands on
+    diloco         every rank all of them           nobody: each trains by itself, and every so many
+                                                    steps the node averages the weights
     zero3-offload  every rank its shard, in the host's memory (DeepSpeed ZeRO-3)     as fsdp
     zero-infinity  every rank its shard, on a disk (DeepSpeed ZeRO-Infinity)         as fsdp
     single         one process that computes every worker's batch, one after the other
 
-All start from the same weights, bit for bit, and update them with AdamW on the mean gradient. The
-single arm adds in rank order and divides once, as an optimizer node does.
+All start from the same weights, bit for bit, and update them with AdamW, all but diloco on the mean
+gradient. The single arm adds in rank order and divides once, as an optimizer node does.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ import torch
 from torch import nn
 
 from luwu.base.config import ZERO_ARMS
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, LuwuError, StepAborted
 from luwu.join.open import open_nic
 from workers.allreduce import NetworkAllReduce
 from workers.arm import Arm, initialised, local_device, precision
-from workers.gpt import GPTConfig, init_weights, without_storage
+from workers.gpt import Block, GPTConfig, init_weights, without_storage
 from workers.options import DTYPES, Options, env_int
 from workers.pace import pace_units
 
@@ -105,6 +107,47 @@ class LuwuArm(Arm):
         }
 
 
+class DilocoArm(Arm):
+    """A replicated model on each worker, averaged in rounds; see `luwu.DiLoCo`."""
+
+    def __init__(self, options: Options, *, data_digest: str) -> None:
+        super().__init__(options)
+        luwu = self._luwu = _import_luwu()
+        agreed = {"data": data_digest, "seed": str(options.seed), "arm": options.arm}
+        self._session = luwu.init(agree=agreed)
+        self.rank, self.world_size = luwu.rank(), luwu.world_size()
+        self.device = luwu.device()
+
+    def build(self, config: GPTConfig) -> None:
+        self.module = initialised(config, self.options, self.device)
+        self.optimizer = self._fused_adamw()
+        self._outer = self._luwu.DiLoCo(self.module, Block, every=self.options.local_steps)
+        self.first_step = self._outer.round * self.options.local_steps
+
+    def step(self, *, want_norm: bool) -> float | None:
+        norm = super().step(want_norm=want_norm)
+        try:
+            self._outer.step()
+        except StepAborted as error:
+            raise LuwuError(
+                f"round {error.step} was lost after it was decided ({error}); the weights of the "
+                "rounds since are in the workers alone: start again"
+            ) from error
+        return norm
+
+    def finish(self) -> None:
+        if self._outer.local_steps:
+            self._outer.end_round()
+        self._luwu.finish()
+
+    def measurements(self) -> dict[str, Any]:
+        counters = self._session.nic.counters
+        return {
+            **super().measurements(),
+            "network_bytes": {"push": counters.push_bytes, "pull": counters.pull_bytes},
+        }
+
+
 class InaAllreduceArm(Arm):
     """A replicated model whose gradients are summed in the network; see `workers/allreduce.py`."""
 
@@ -169,6 +212,8 @@ def make_arm(options: Options, *, data_digest: str) -> Arm:
     """Join the run as a worker of the chosen arm."""
     if options.arm in ("luwu", "ps"):  # to a worker they are the same
         return LuwuArm(options, data_digest=data_digest)
+    if options.arm == "diloco":
+        return DilocoArm(options, data_digest=data_digest)
     if options.arm == "ina-allreduce":
         return InaAllreduceArm(options, data_digest=data_digest)
     if options.arm == "single":

@@ -16,7 +16,9 @@ from luwu.base.config import INFINITY, ZERO_ARMS
 from luwu.base.errors import ConfigError
 from workers.gpt import Checkpointing, GPTConfig
 
-ARM_NAMES = ("luwu", "fsdp", "ddp", "single", "fsdp_offload", "ina-allreduce", "ps", *ZERO_ARMS)
+ARM_NAMES = (
+    "luwu", "fsdp", "ddp", "single", "fsdp_offload", "ina-allreduce", "ps", "diloco", *ZERO_ARMS,
+)  # fmt: skip
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 HEAD_WIDTH = 32
 
@@ -70,6 +72,9 @@ class Options:
     global_workers: int | None = None
     """`single` only: how many workers' batches make up a step."""
 
+    local_steps: int = 50
+    """`diloco` only: steps of a worker alone, between two rounds."""
+
     log_every: int = 10
     """Steps between two lines of progress; 0 for none."""
 
@@ -84,7 +89,7 @@ class Options:
             raise ConfigError(f"unknown arm {self.arm!r}; the arms are {', '.join(ARM_NAMES)}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {self.dtype!r}; there are {', '.join(DTYPES)}")
-        for name in ("steps", "batch", "context", "layers", "width"):
+        for name in ("steps", "batch", "context", "layers", "width", "local_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{_flag(name)} must be at least 1, got {getattr(self, name)}")
         for name in ("seed", "log_every", "compute_ms"):
@@ -194,6 +199,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     )
     add("compute_ms", float, "least milliseconds of each unit's forward, and of its backward")
     add("global_workers", int, "--arm single: workers' batches in a step; 1 unless given")
+    add("local_steps", int, "--arm diloco: steps of a worker alone, between two rounds")
     add("log_every", int, "steps between lines of progress; 0 for none")
     add("swap", Path, "--arm zero-infinity: directory for its files, on the disk to train from")
     add("result", Path, "FILE.json: rank r writes its results to FILE.rank<r>.json")

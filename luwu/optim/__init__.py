@@ -7,6 +7,7 @@ an optimizer of one's own derives from (docs/optimizers.md).
 base.py        what all of them share: groups go out, steps come back
 adam.py, adamw.py, lion.py, sgd.py
 averages.py    averages of the weights: `luwu.ema`, `luwu.swa`
+diloco.py      local steps, and an outer optimizer in the network that averages them
 state_dict.py  state dicts of a model in the network and of its optimizer
 
 Examples:

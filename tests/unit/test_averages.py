@@ -200,7 +200,8 @@ def test_an_average_goes_through_files(tmp_path: Path) -> None:
 def test_an_average_goes_through_state_dicts(tmp_path: Path) -> None:
     """Goal: get_optimizer_state_dict has it, set_optimizer_state_dict restores it; with a state of
     torch, which has none, it begins with the weights."""
-    rule, seen = luwu.ema(0.9), {}
+    rule = luwu.ema(0.9)
+    seen: dict[str, Any] = {}
 
     def first(_: int) -> None:
         model = seeded(Stack)

@@ -91,6 +91,14 @@ def test_step_runs(tmp_path: Path, arm: str) -> None:
     assert (row["disk_bytes"] is not None) == arm.startswith("luwu")
 
 
+@pytest.mark.slow
+def test_diloco_runs(tmp_path: Path) -> None:
+    """Goal: both ways are measured; one seed has one digest, which the benchmark itself checks."""
+    document = run_smoke(tmp_path, "diloco", label="emulated")
+    assert [row["arm"] for row in document["rows"]] == ["diloco", "luwu"]
+    assert document["claims"]["bytes_over_exact_per_round"] <= 1.05
+
+
 def test_keys_runs(tmp_path: Path) -> None:
     """Goal: both arms are measured in each case, what was sent arrived, and ratios are of them."""
     document = run_smoke(tmp_path, "keys")

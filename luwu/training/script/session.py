@@ -15,7 +15,8 @@ hyper-parameters are stated when the backward begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -269,6 +270,15 @@ class Session:
         self.backward.check_closed()
         if unit.is_root:
             self.pulls.prefetcher.begin_forward(unit.below)
+
+    @contextmanager
+    def unit_here(self, unit: Unit) -> Iterator[Sequence[torch.Tensor]]:
+        """Pull a unit's weights, without a forward; in order of its members, until the end."""
+        self._begin_forward(unit)
+        self.pulls.acquire(unit)
+        assert unit.weights is not None
+        yield unit.weights.parameters
+        self.pulls.release(unit)
 
     def commit(self, *, skip: bool = False) -> StepResult:
         """The step is complete: returns when every push is received; the next step begins.

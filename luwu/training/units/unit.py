@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
@@ -322,6 +322,10 @@ class Unit:
         self.was_pushed = True
         gradients, self.kept = self.gradients(), []
         return gradients
+
+    def give_gradients(self, gradients: Iterable[torch.Tensor | None]) -> None:
+        """Let these be pushed with the coming backward, in order of members."""
+        self.kept = list(gradients)
 
     def give_up_push(self) -> None:
         """Its part in this backward is over without a gradient: what it left is kept."""
