@@ -203,7 +203,7 @@ def get_optimizer_state_dict(
     for name in trained:
         of_this = {key: values[name] for key, values in fields.items()} if updates[name] else {}
         if counts_steps and updates[name]:
-            of_this = {STEP: torch.tensor(float(updates[name]))} | of_this
+            of_this = {STEP: torch.tensor(float(updates[name]), dtype=torch.float32)} | of_this
         if of_this:
             state[name] = of_this
     groups = [
@@ -304,13 +304,17 @@ def _read(reader: StateReader, field: str, names: list[str]) -> dict[str, Tensor
     layout = job.layout
     index_of = {p.name: index for index, p in enumerate(layout.parameters)}
     wanted = {index_of[name] for name in names}
-    found = {index: torch.empty(layout.parameters[index].shape) for index in wanted}
+    found = {
+        index: torch.empty(layout.parameters[index].shape, dtype=torch.float32) for index in wanted
+    }
     for unit in range(len(layout.units)):
         chunks = [
             index for index in layout.unit_chunks[unit]
             if any(s.parameter in wanted for s in layout.segments(index))
         ]  # fmt: skip
-        flats = {index: torch.empty(layout.chunks[index].elems) for index in chunks}
+        flats = {
+            index: torch.empty(layout.chunks[index].elems, dtype=torch.float32) for index in chunks
+        }
         fields = {
             i: average_field(job, trainable=layout.chunks[i].trainable)
             if field == AVERAGE

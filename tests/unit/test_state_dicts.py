@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,39 @@ def test_torch_can_take_what_we_give(tmp_path: Path) -> None:
     steps(model, optimizer, 2, 4)
     steps(expected, other, 2, 4)
     assert_same(model.state_dict(), expected.state_dict())
+
+
+def test_default_dtype_changes_no_state() -> None:
+    """Goal: weights and moments go to the network and back in float32, whatever torch's default
+    dtype is, such as bfloat16. Method: first ones that are given, and one step."""
+    linear = nn.Linear(64, 64)
+    optimizer = torch.optim.AdamW(linear.parameters(), fused=True)
+    x = torch.linspace(-1, 1, 64)
+    states = []
+    for _ in range(2):
+        linear(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        states.append((linear.state_dict(), get_optimizer_state_dict(linear, optimizer)["state"]))
+        states = copy.deepcopy(states)
+    (weights, state), expected = states
+
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        luwu.init_local(device="cpu", memory_budget="64MiB")
+        model = luwu.fully_shard(nn.Linear(64, 64, dtype=torch.float32))
+        network = luwu.optim.AdamW(model.parameters())
+        luwu.set_model_state_dict(model, weights)
+        groups = [{"params": [*weights]}]
+        luwu.set_optimizer_state_dict(model, network, {"state": state, "param_groups": groups})
+        model(x).square().mean().backward()
+        network.step()
+        moments = luwu.get_optimizer_state_dict(model, network)["state"]
+        found = (luwu.get_model_state_dict(model), moments)
+        luwu.finish()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_same(found, expected)
 
 
 def test_options_that_are_not_given_are_those_of_torch() -> None:

@@ -121,7 +121,7 @@ def fill_meta_buffers(root: nn.Module, device: torch.device, filler: Filler) -> 
 @torch.no_grad()
 def _values(model: Model, sources: Sources, unit: Unit, elems: int) -> torch.Tensor:
     """The unit's flat vector in float32, padded with zeros."""
-    flat = torch.zeros(elems)
+    flat = torch.zeros(elems, dtype=torch.float32)  # whatever the default is
     made: dict[int, nn.Parameter] = {}
     for member in unit.members:
         placeholder = member.placeholder
