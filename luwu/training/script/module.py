@@ -40,9 +40,9 @@ _MEANINGLESS = {
 
 _OTHER_LOOPS = (
     "With Accelerate, give accelerator.prepare the data loaders alone, and neither this model nor "
-    "its optimizer; Lightning's Trainer moves and wraps what it trains, so write the loop "
-    "yourself, or use Hugging Face's Trainer by luwu.integrations.transformers "
-    "(docs/huggingface.md)"
+    "its optimizer; Lightning's Trainer moves and wraps what it trains, so use Lightning Fabric "
+    "by luwu.integrations.fabric (docs/fabric.md), or Hugging Face's Trainer by "
+    "luwu.integrations.transformers (docs/huggingface.md)"
 )
 """Advice for calls by other libraries."""
 
