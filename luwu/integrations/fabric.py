@@ -337,7 +337,9 @@ class LuwuStrategy(DDPStrategy):
     def load_checkpoint(
         self, path: Any, state: Any = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint, as every strategy; optimizers take `load_optimizer_state`."""
+        """Read a checkpoint, as every strategy; optimizers take `load_optimizer_state`. A file may
+        hold tensors and plain values alone, also from a URL, unless `weights_only` is False."""
+        weights_only = weights_only is not False
         if not isinstance(state, dict):
             return super().load_checkpoint(path, state, strict, weights_only)
         kept = {name: each for name, each in state.items() if isinstance(each, NetworkOptimizer)}

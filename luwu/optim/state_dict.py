@@ -257,7 +257,7 @@ def set_optimizer_state_dict(
     for ours, theirs in zip(optimizers.param_groups, given, strict=True):
         names = {p.luwu_name for p in ours["params"]}
         if names != set(theirs["params"]):
-            odd = sorted(names ^ set(theirs["params"]))[:_NAMES_SHOWN_MAX]
+            odd = sorted(map(str, names ^ set(theirs["params"])))[:_NAMES_SHOWN_MAX]
             raise ConfigError(
                 f"set_optimizer_state_dict: the groups have other parameters: {', '.join(odd)}"
             )
