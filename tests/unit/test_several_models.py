@@ -171,3 +171,13 @@ def test_a_model_without_parameters() -> None:
         model(x).sum().backward()
         assert not luwu.session().is_final
         luwu.finish()
+
+
+def test_a_model_that_was_never_used_is_finished_at_once() -> None:
+    """Goal: a script that shards a model and ends, without an optimizer or a forward, has joined no
+    job, and waits for nobody. (It waited for a minute, and failed.)"""
+    luwu.init_local(memory_budget="64MiB")
+    luwu.fully_shard(nn.Linear(4, 2))
+    nic = luwu.session().nic
+    luwu.finish()
+    assert nic.is_closed

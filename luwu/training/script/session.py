@@ -380,7 +380,7 @@ class Session:
             self.results.wait_for_last()
             self.pulls.end()
             self.nic.recorder.event("worker.leaves", rank=self.rank, step=self.step)
-            if self.is_final or not self.model.is_empty:
+            if self.is_final:
                 self.nic.leave()
         self.mover.close()
         self.nic.close()
