@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from luwu.base.errors import StepOrderError as StepOrderError
     from luwu.base.errors import StepsLost as StepsLost
     from luwu.launch.local import init_local as init_local
+    from luwu.optim.app_state import AppState as AppState
     from luwu.optim.averages import ema as ema
     from luwu.optim.averages import swa as swa
     from luwu.optim.diloco import DiLoCo as DiLoCo
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from luwu.training.steps.loss_scale import DynamicLossScale as DynamicLossScale
 
 _HOME = {
+    "AppState": "luwu.optim.app_state",
     "ConfigError": "luwu.base.errors",
     "DiLoCo": "luwu.optim.diloco",
     "DynamicLossScale": "luwu.training.steps.loss_scale",
@@ -125,6 +127,7 @@ _HOME = {
 """Public name -> the module that defines it."""
 
 __all__ = [
+    "AppState",
     "ConfigError",
     "DiLoCo",
     "DynamicLossScale",

@@ -4,6 +4,7 @@ Same names, arguments and defaults as in `torch.optim` (which has no Lion), whos
 derive from, so that learning rate schedulers and parameter groups work. `NetworkOptimizer` is what
 an optimizer of one's own derives from (docs/optimizers.md).
 
+app_state.py   a model and its optimizer as one object, for distributed checkpoints
 base.py        what all of them share: groups go out, steps come back
 adam.py, adamw.py, lion.py, sgd.py
 averages.py    averages of the weights: `luwu.ema`, `luwu.swa`

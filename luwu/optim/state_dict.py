@@ -80,7 +80,7 @@ def get_model_state_dict(
         {'weight': (2, 4), 'bias': (2,)}
     """
     options = _checked(options)
-    session = _session_of(model)
+    session = session_of_model(model)
     if not _returns_here(session, options):
         return {}
     mine = {id(tensor) for _, tensor, _ in _entries(model)}
@@ -126,7 +126,7 @@ def set_model_state_dict(
         [[1.0, 1.0]]
     """
     options = _checked(options)
-    session = _session_of(model)
+    session = session_of_model(model)
     _check_not_begun(session, "set_model_state_dict")
     session.first_weights.sources.expect_values()
     if not model_state_dict and session.rank != 0:
@@ -186,8 +186,8 @@ def get_optimizer_state_dict(
         (['exp_avg', 'exp_avg_sq', 'step'], 0.01)
     """
     options = _checked(options)
-    session = _session_of(model)
-    _check_optimizer(session, optimizers)
+    session = session_of_model(model)
+    check_optimizer(session, optimizers)
     if not _returns_here(session, options):
         return {}
     trained = [p.name for p in session.layout.parameters if p.trainable]
@@ -206,11 +206,25 @@ def get_optimizer_state_dict(
             of_this = {STEP: torch.tensor(float(updates[name]), dtype=torch.float32)} | of_this
         if of_this:
             state[name] = of_this
-    groups = [
+    return {"state": state, "param_groups": groups_by_name(optimizers)}
+
+
+def groups_by_name(optimizer: NetworkOptimizer) -> list[dict[str, Any]]:
+    """The optimizer's groups, with names in place of parameters."""
+    return [
         {**group, "params": [p.luwu_name for p in group["params"]]}
-        for group in optimizers.param_groups
+        for group in optimizer.param_groups
     ]
-    return {"state": state, "param_groups": groups}
+
+
+def model_template(model: nn.Module) -> dict[str, Tensor]:
+    """A tensor for each parameter, without a value, and this rank's buffers."""
+    return {
+        name: torch.zeros(tensor.shape, dtype=tensor.dtype)
+        if isinstance(tensor, Placeholder)
+        else tensor.detach()
+        for name, tensor, _ in _entries(model)
+    }
 
 
 def set_optimizer_state_dict(
@@ -243,8 +257,8 @@ def set_optimizer_state_dict(
         0.5
     """
     _checked(options)
-    session = _session_of(model)
-    _check_optimizer(session, optimizers)
+    session = session_of_model(model)
+    check_optimizer(session, optimizers)
     _check_not_begun(session, "set_optimizer_state_dict")
     if not optim_state_dict:
         return
@@ -357,7 +371,7 @@ def _entries(model: nn.Module) -> Iterator[tuple[str, Tensor, Callable[[Tensor],
     # What is here now, in the dtype of compute, will be freed: its placeholder stands for it.
     away = {
         id(parameter): member.placeholder
-        for unit in _session_of(model).units
+        for unit in session_of_model(model).units
         if unit.is_installed and unit.weights is not None
         for member, parameter in zip(unit.members, unit.weights.parameters, strict=True)
     }
@@ -383,7 +397,7 @@ def _setter(module: nn.Module, name: str) -> Callable[[Tensor], None]:
         into = module._buffers.get(name, module._parameters.get(name))
         assert into is not None
         if into.is_meta:
-            session = _session_of(module) if isinstance(module, LuwuModule) else None
+            session = session_of_model(module) if isinstance(module, LuwuModule) else None
             device = "cpu" if session is None else session.device
             module._buffers[name] = value.to(device=device, dtype=into.dtype, copy=True)
         else:
@@ -416,12 +430,14 @@ def _check_not_begun(session: Session, what: str) -> None:
         )
 
 
-def _check_optimizer(session: Session, optimizer: object) -> None:
+def check_optimizer(session: Session, optimizer: object) -> None:
+    """Raises ConfigError unless it is the optimizer of this session's model."""
     if not isinstance(optimizer, NetworkOptimizer) or optimizer._session is not session:
         raise ConfigError("give the luwu.optim optimizer that was made for this model")
 
 
-def _session_of(model: nn.Module) -> Session:
+def session_of_model(model: nn.Module) -> Session:
+    """The session that the model's weights are in. Raises ConfigError if it is not sharded."""
     found = next((m for m in model.modules() if isinstance(m, LuwuModule)), None)
     if found is None:
         raise ConfigError("luwu.fully_shard was not called on this model: use its own state_dict()")
