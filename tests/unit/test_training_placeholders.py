@@ -91,7 +91,6 @@ READS: dict[str, Callable[[Any], object]] = {
     "iter": list,
     "deepcopy": copy.deepcopy,
     "save": lambda p: torch.save(p, io.BytesIO()),
-    "register_hook": lambda p: p.register_hook(print),
     "grad": lambda p: p.grad,
     "set grad": lambda p: setattr(p, "grad", None),
     "backward": lambda p: p.backward(),

@@ -226,6 +226,6 @@ def _check_no_hooks(module: nn.Module, name: str, parameter: nn.Parameter) -> No
     if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
         raise ConfigError(
             f"fully_shard: parameter {name} of {class_name(module)} has hooks (register_hook, "
-            "register_post_accumulate_grad_hook), which would never run: its gradient goes to the "
-            "network. Put them on outputs of modules, or name it in ignored_params"
+            "register_post_accumulate_grad_hook), which would never run, as the parameter is "
+            "replaced. Register them after fully_shard, or name it in ignored_params"
         )

@@ -224,6 +224,7 @@ class Backward:
                 f"unit {unit.name} got another gradient after its gradient of this backward had "
                 "been pushed: a part of it was used outside of its forward"
             )
+        unit.run_hooks()
         start_ns = SYSTEM_CLOCK.now_ns()
         has_gradient = self._pushes.push(unit, keep=self._keeps_all, free=free)
         unit.drop_gradients()

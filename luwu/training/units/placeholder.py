@@ -15,12 +15,14 @@ word.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from luwu.base.errors import ConfigError, LuwuError
 
@@ -96,6 +98,14 @@ class PlaceholderError(LuwuError):
     code = "E103"
 
 
+class _GradientHook(NamedTuple):
+    """A function of the script, for the gradient of a parameter."""
+
+    call: Callable[[Any], Any]
+    has_parameter: bool
+    """It gets the parameter, as `register_post_accumulate_grad_hook` says; else the gradient."""
+
+
 class Placeholder(StandIn):
     """See the module."""
 
@@ -105,6 +115,8 @@ class Placeholder(StandIn):
     """The root that it is in, and its name there; known when the optimizer is made."""
     luwu_value: Tensor | None
     """The parameter as the script made it, until its values are uploaded."""
+    luwu_hooks: OrderedDict[int, _GradientHook] | None
+    """What the script registered, in order."""
 
     @staticmethod
     def __new__(
@@ -119,7 +131,7 @@ class Placeholder(StandIn):
             requires_grad=parameter.requires_grad,
         )
         self.luwu_owner = owner
-        self.luwu_name = "?"
+        self.luwu_name, self.luwu_hooks = "?", None
         self.luwu_value = parameter if parameter.is_meta or keeps_value else None
         return self
 
@@ -133,6 +145,39 @@ class Placeholder(StandIn):
     def forget_value(self) -> None:
         """The values are in the network: they need not be here."""
         self.luwu_value = None
+
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+        """Call this with the gradient of each backward; what it returns takes its place."""
+        return self._register(_GradientHook(hook, has_parameter=False))
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
+        """Call this with the parameter when a backward has its gradient, `.grad`, complete: that of
+        this backward alone, just before it is pushed."""
+        return self._register(_GradientHook(hook, has_parameter=True))
+
+    def _register(self, hook: _GradientHook) -> RemovableHandle:
+        if not self.requires_grad:
+            raise RuntimeError(
+                f"parameter {self.luwu_name} requires no gradient, so no hook of it would run"
+            )
+        if self.luwu_hooks is None:
+            self.luwu_hooks = OrderedDict()
+        handle = RemovableHandle(self.luwu_hooks)
+        self.luwu_hooks[handle.id] = hook
+        return handle
+
+    def run_hooks(self, parameter: nn.Parameter) -> None:
+        """Its gradient in a backward is complete. `parameter`: the real one."""
+        if self.luwu_hooks is None or parameter.grad is None:
+            return
+        hooks = sorted(self.luwu_hooks.values(), key=lambda each: each.has_parameter)
+        for each in hooks:
+            if each.has_parameter:
+                each.call(parameter)
+                continue
+            changed = each.call(parameter.grad)
+            if changed is not None:
+                parameter.grad = changed
 
     @property
     def grad(self) -> NoReturn:

@@ -317,6 +317,12 @@ class Unit:
         """Nothing of this backward was pushed."""
         self.was_pushed = False
 
+    def run_hooks(self) -> None:
+        """What this backward left is complete: call the script's hooks."""
+        assert self.weights is not None
+        for member, parameter in zip(self.members, self.weights.parameters, strict=True):
+            member.placeholder.run_hooks(parameter)
+
     def take_gradients(self) -> list[torch.Tensor | None]:
         """Take what backward left, and what was kept before it, to be pushed."""
         self.was_pushed = True
