@@ -126,6 +126,7 @@ def test_a_lost_node_is_filled_while_training_goes_on(number: int, tmp_path: Pat
     assert (exported.step, exported.weights_digest) == (steps, light_digest(steps))
 
 
+@pytest.mark.slow  # while workers wait: tests/processes/test_moves.py
 @pytest.mark.feature("another number of replicas")
 def test_replicas_are_added_and_removed(tmp_path: Path) -> None:
     """I1, I2, I3. Goal: a job of two nodes without replicas goes on with two of each page, survives
@@ -206,6 +207,7 @@ luwu.finish()
 """
 
 
+@pytest.mark.slow  # pages are lost and filled as wholes; tests/unit/test_averages.py has the rest
 @pytest.mark.feature("an average of the weights")
 def test_an_average_survives_a_lost_node(tmp_path: Path) -> None:
     """I1, I3. Goal: weights and their average have the bits of a quiet run of one node, though one
