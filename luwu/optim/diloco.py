@@ -127,7 +127,8 @@ class DiLoCo:
 
     @torch.no_grad()
     def end_round(self) -> StepResult:
-        """End the round now, whatever the number of local steps; on all workers alike.
+        """End the round now, whatever the number of local steps; on all workers alike. Call it
+        before `luwu.finish()`, so that the steps after the last round count too.
 
         Returns:
             The outer step's result. If a difference is not finite, `applied` is False: the weights

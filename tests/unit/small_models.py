@@ -55,6 +55,27 @@ class Block(nn.Module):
         return y
 
 
+class TiedStack(nn.Module):
+    """Tied weights, buffers of two kinds, a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64, bias=False)
+        self.norm = nn.BatchNorm1d(64)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.last = nn.Linear(64, 64, bias=False)
+        self.last.weight = self.first.weight
+        self.frozen = nn.Parameter(torch.randn(64), requires_grad=False)
+        self.register_buffer("cache", torch.ones(3), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x)) + self.frozen
+        for block in self.blocks:
+            x = block(x)
+        y: Tensor = self.last(x)
+        return y
+
+
 class Stack(nn.Module):
     """Blocks between parameters of the root."""
 

@@ -13,30 +13,10 @@ import luwu
 from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.source import RestingState
 from tests.unit.real_training import digest_of, in_cluster, seeded
-from tests.unit.small_models import Block, Stack, batch
+from tests.unit.small_models import Block, Stack, TiedStack, batch
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
 
 RANKS, EVERY, ROUNDS = 2, 3, 4
-
-
-class Tied(nn.Module):
-    """Tied weights, a frozen parameter, and a buffer that is the worker's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(64, 64, bias=False)
-        self.norm = nn.BatchNorm1d(64)
-        self.blocks = nn.ModuleList([Block(), Block()])
-        self.last = nn.Linear(64, 64, bias=False)
-        self.last.weight = self.first.weight
-        self.frozen = nn.Parameter(torch.randn(64), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.first(x)) + self.frozen
-        for block in self.blocks:
-            x = block(x)
-        y: Tensor = self.last(x)
-        return y
 
 
 def local_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -82,7 +62,7 @@ def by_hand(make: Any, rounds: int = ROUNDS, resumed_at: int = -1) -> dict[str, 
 
 @pytest.mark.feature("DiLoCo")
 @pytest.mark.parametrize("update", ["at_step", "streaming"])
-@pytest.mark.parametrize("make", [Stack, Tied])
+@pytest.mark.parametrize("make", [Stack, TiedStack])
 def test_rounds_are_those_of_plain_torch(make: Any, update: str, tmp_path: Path) -> None:
     """I3. Goal: bit for bit, with tied and frozen parameters, and whatever makes the first weights;
     the worker has the network's weights after a round. Method: two workers."""

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 import luwu
 from luwu.optim.state_dict import _Defaults
 from tests.unit.real_training import digest_of, in_cluster, seeded
-from tests.unit.small_models import Block, Stack, batch
+from tests.unit.small_models import Block, Stack, TiedStack, batch
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
 
 FULL = StateDictOptions(full_state_dict=True)
@@ -31,29 +31,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 
 
-class Model(nn.Module):
-    """Tied weights, buffers of two kinds, a frozen parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(64, 64, bias=False)
-        self.norm = nn.BatchNorm1d(64)
-        self.blocks = nn.ModuleList([Block(), Block()])
-        self.last = nn.Linear(64, 64, bias=False)
-        self.last.weight = self.first.weight
-        self.frozen = nn.Parameter(torch.randn(64), requires_grad=False)
-        self.register_buffer("cache", torch.ones(3), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.first(x)) + self.frozen
-        for block in self.blocks:
-            x = block(x)
-        y: Tensor = self.last(x)
-        return y
-
-
 def make(seed: int = 7) -> Any:
-    return seeded(Model, seed)
+    return seeded(TiedStack, seed)
 
 
 def shard(model: nn.Module) -> None:
@@ -179,7 +158,7 @@ def test_training_goes_on_from_state_dicts(meta: bool, name: str, tmp_path: Path
     def work(rank: int) -> dict[str, Tensor]:
         if meta:
             with torch.device("meta"):
-                model: Any = Model()
+                model: Any = TiedStack()
             model.cache = torch.ones(3)
         else:
             model = make(seed=99)
