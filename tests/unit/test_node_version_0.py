@@ -105,3 +105,33 @@ def test_early_keeps_no_more_than_the_window_and_nothing_of_an_older_attempt() -
         (early.forget, None, ["drop g0"]),
         (early.take, [], []),
     )
+
+
+def test_a_step_without_gradients_waits_for_its_hyper_parameters() -> None:
+    """I1, O3. Goal: a step that streams, of which no rank has a gradient, is not judged before its
+    Begin came, which was lost and is sent again: it says that ranks attach something to the step.
+    (The version was prepared without that: history 6028927.)"""
+    job = Job(make_layout(units=1, frozen=False), world_size=1, keeps=True)
+    core, prepare = loaded(job)
+    (decide,) = core.prepared(prepare)
+    actions = list(core.decided(decide))
+    for extent in job.layout.extents:
+        push = wire.Push(
+            **STAMP, index=extent.index, part=0, contributors=1, absent=0, last=True, weight=1.0,
+            raw=True, dtype="float32",
+        )  # fmt: skip
+        actions += core.received(0, "child", push, None, 0)
+    commit = wire.Commit(
+        **STAMP, contributors=1, hyper_hash="h", parts=1, skip=False, held=0
+    )  # fmt: skip
+    actions += core.received(0, "child", commit, b"")
+    assert not verdicts(actions)
+
+    begin = wire.Begin(**STAMP, contributors=1, hyper_hash="h")
+    (verdict,) = verdicts(core.received(0, "child", begin, job.hyper))
+    assert verdict.applied
+
+
+def verdicts(actions: list[Any]) -> list[wire.Verdict]:
+    sent = [each.message for each in actions if isinstance(each, Send)]
+    return [message for message in sent if isinstance(message, wire.Verdict)]
