@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.unit.test_benchmarks import run_smoke
 
 
+@pytest.mark.slow
 def test_restart_runs(tmp_path: Path) -> None:
     """Goal: a node restarts on states of two sizes, pages are counted, and every level trains to
     the same weights, which the program checks."""

@@ -119,7 +119,10 @@ FREED = """if True:
 """
 
 
-@pytest.mark.parametrize(("script", "least_mb", "most_mb"), [(KEPT, 16, 64), (FREED, 0, 1)])
+@pytest.mark.parametrize(
+    ("script", "least_mb", "most_mb"),
+    [pytest.param(KEPT, 16, 64, marks=pytest.mark.slow), (FREED, 0, 1)],
+)
 def test_a_process_says_what_it_has_allocated(
     tmp_path: Path, script: str, least_mb: int, most_mb: int
 ) -> None:
