@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import luwu
+from luwu.base.errors import StepAborted
 from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.source import RestingState
+from luwu.training.steps.result import StepResult
 from tests.unit.real_training import digest_of, in_cluster, seeded
 from tests.unit.small_models import Block, Stack, TiedStack, batch
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
@@ -116,6 +118,34 @@ def test_a_lost_round_is_sent_again(tmp_path: Path) -> None:
                 nic.cancel("a test")
             outer.step()
         assert nic.counters.aborts_count >= 2
+        assert digest_of(parameters_of(model)) == digest_of(by_hand(Stack))
+
+    in_cluster(tmp_path, work, world_size=RANKS)
+
+
+@pytest.mark.feature("DiLoCo")
+def test_a_round_that_was_decided_is_not_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I1, I3. Goal: an attempt that is lost once the round is decided costs nothing: its differences
+    count once. Method: the error is raised right after the decision."""
+    wait = StepResult.wait
+
+    def wait_and_lose(result: StepResult) -> None:
+        wait(result)
+        if result.number == 1:
+            raise StepAborted(2, "a test")
+
+    monkeypatch.setattr(StepResult, "wait", wait_and_lose)
+
+    def work(rank: int) -> None:
+        model = seeded(Stack)
+        optimizer = local_optimizer(model)
+        outer = luwu.DiLoCo(model, Block, every=EVERY)
+        for step in range(ROUNDS * EVERY):
+            local_step(model, optimizer, step, rank)
+            outer.step()
+        assert outer.round == ROUNDS
         assert digest_of(parameters_of(model)) == digest_of(by_hand(Stack))
 
     in_cluster(tmp_path, work, world_size=RANKS)
