@@ -127,8 +127,8 @@ def test_a_lost_round_is_sent_again(tmp_path: Path) -> None:
 def test_a_round_that_was_decided_is_not_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I1, I3. Goal: an attempt that is lost once the round is decided costs nothing: its differences
-    count once. Method: the error is raised right after the decision."""
+    """I1, I3. Goal: an attempt that is lost once the round is decided costs nothing: the
+    differences count once. Method: the error is raised right after the decision."""
     wait = StepResult.wait
 
     def wait_and_lose(result: StepResult) -> None:
