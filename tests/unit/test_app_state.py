@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.fsdp import fully_shard
 
 import luwu
 from luwu.optim.averages import WeightAverage
@@ -115,6 +117,47 @@ def test_a_checkpoint_goes_on(way: str, name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.feature("torch.distributed.checkpoint")
+def test_a_checkpoint_of_fsdp_goes_on(tmp_path: Path) -> None:
+    """Goal: what an FSDP2 script has saved, its shards, gives a run its weights, moments and
+    groups, and the other way. Method: FSDP2 with one rank, over gloo."""
+    model: Any = seeded(Stack)
+    dist.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        for block in model.modules():
+            if isinstance(block, Block):
+                fully_shard(block)
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        train(model, optimizer, 0, STEPS)
+        save(Plain(model, optimizer), tmp_path / "theirs")
+        expected = {name: p.full_tensor() for name, p in model.state_dict().items()}
+
+        def work(_: int) -> None:
+            ours, network = sharded_job("AdamW", seed=1)
+            network.param_groups[0]["lr"] = 9.0
+            load(luwu.AppState(ours, network), tmp_path / "theirs")
+            assert network.param_groups[0]["lr"] == 1e-3
+            assert digest_of(luwu.get_model_state_dict(ours)) == digest_of(expected)
+            found = luwu.get_optimizer_state_dict(ours, network)["state"]["first.weight"]
+            theirs = optimizer.state[model.first.weight]
+            assert found["step"] == STEPS
+            assert torch.equal(found["exp_avg"], theirs["exp_avg"].full_tensor())
+            train(ours, network, STEPS, STEPS + MORE)
+            save(luwu.AppState(ours, network), tmp_path / "ours")
+            expected.update(luwu.get_model_state_dict(ours))
+
+        in_cluster(tmp_path / "job", work)
+        load(
+            Plain(model, optimizer), tmp_path / "ours",
+            dcp.DefaultLoadPlanner(allow_partial_load=True),
+        )  # fmt: skip
+        back = {name: p.full_tensor() for name, p in model.state_dict().items()}
+        assert digest_of(back) == digest_of(expected)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.feature("torch.distributed.checkpoint")
 @pytest.mark.feature("an average of the weights")
 def test_an_average_is_in_the_checkpoint(tmp_path: Path) -> None:
     """Goal: an average goes on with its bits; of a checkpoint that has none it begins with the
@@ -190,5 +233,18 @@ def test_too_late_is_said(tmp_path: Path) -> None:
             app.load_state_dict(app.state_dict())
         with pytest.raises(luwu.ConfigError, match=r"luwu\.optim optimizer that was made for this"):
             luwu.AppState(model, torch.optim.SGD(seeded(Stack).parameters()))  # type: ignore[arg-type]
+
+    in_cluster(tmp_path, work)
+
+
+def test_groups_with_numbers_are_refused_in_words(tmp_path: Path) -> None:
+    """Goal: a state that torch's own `state_dict()` made, whose groups number their parameters, is
+    rejected with these. (It was a TypeError.)"""
+
+    def work(_: int) -> None:
+        model, optimizer = sharded_job("AdamW")
+        numbered = {"state": {}, "param_groups": [{"params": [0, 1, 2]}]}
+        with pytest.raises(luwu.ConfigError, match="groups have other parameters: 0, 1, 2"):
+            luwu.set_optimizer_state_dict(model, optimizer, numbered)
 
     in_cluster(tmp_path, work)
