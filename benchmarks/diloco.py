@@ -27,7 +27,7 @@ WORKERS: Final = 4
 CONTEXT: Final = 64
 BATCH: Final = 8
 TOKENS: Final = CONTEXT * BATCH
-"""Of a worker in a step."""
+"""Tokens of one worker in one step."""
 COMPUTE_MS: Final = 15
 """Least time of each of 4 units' forward, and of its backward, so that workers compute as on hosts
 of their own, though they share processors here."""

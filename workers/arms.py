@@ -96,9 +96,8 @@ class LuwuArm(Arm):
     def measurements(self) -> dict[str, Any]:
         session = self._session
         early_ratio = session.pull_before_use_ratio
-        counters = session.nic.counters
         return {
-            "network_bytes": {"push": counters.push_bytes, "pull": counters.pull_bytes},
+            **_network_bytes(session.nic),
             "worker_optimizer_bytes": session.optimizer_bytes,
             "worker_parameter_bytes_peak": session.parameter_bytes_peak,
             "unit_bytes_max": session.unit_bytes_max,
@@ -141,11 +140,7 @@ class DilocoArm(Arm):
         self._luwu.finish()
 
     def measurements(self) -> dict[str, Any]:
-        counters = self._session.nic.counters
-        return {
-            **super().measurements(),
-            "network_bytes": {"push": counters.push_bytes, "pull": counters.pull_bytes},
-        }
+        return super().measurements() | _network_bytes(self._session.nic)
 
 
 class InaAllreduceArm(Arm):
@@ -173,11 +168,7 @@ class InaAllreduceArm(Arm):
         self._reduce.leave()
 
     def measurements(self) -> dict[str, Any]:
-        counters = self._nic.counters
-        return {
-            **super().measurements(),
-            "network_bytes": {"push": counters.push_bytes, "pull": counters.pull_bytes},
-        }
+        return super().measurements() | _network_bytes(self._nic)
 
 
 class SingleArm(Arm):
@@ -225,6 +216,11 @@ def make_arm(options: Options, *, data_digest: str) -> Arm:
     from workers.baselines import BASELINES  # torch's half of it takes a second to import
 
     return BASELINES[options.arm](options)
+
+
+def _network_bytes(nic: Any) -> dict[str, Any]:
+    counters = nic.counters
+    return {"network_bytes": {"push": counters.push_bytes, "pull": counters.pull_bytes}}
 
 
 def _import_luwu() -> Any:

@@ -30,7 +30,7 @@ from luwu.checkpoint.read_ahead import ReadAhead, Want, buffers_count
 from luwu.checkpoint.source import StateSource
 from luwu.tensor_files.header import Tensor
 from luwu.tensor_files.writer import WRITE_BYTES, Shard, TensorWriter, plan_shards, write_synced
-from luwu.wire.averages import average_field
+from luwu.wire.averages import AVERAGE, stored_field
 from luwu.wire.state_names import STEP, state_tensors
 from switch_emu.node.pages import UPDATES, WEIGHT
 
@@ -167,8 +167,9 @@ class _Job:
     ) -> None:
         narrow = _Narrow(self._options.dtype)
         parameters = self._layout.parameters
+        job, field = self._source.description, AVERAGE if self._options.average else WEIGHT
         wants = (
-            Want(index, self._weights_field(trainable=parameter.trainable), piece)
+            Want(index, stored_field(job, field, trainable=parameter.trainable), piece)
             for index, parameter in enumerate(parameters)
             for piece in pieces_of(self._layout, index)
         )
@@ -182,11 +183,6 @@ class _Job:
                 for part in _slices(values):
                     writer.add(narrow(part, parameter.name))
                 hashed.result()
-
-    def _weights_field(self, *, trainable: bool) -> str:
-        if not self._options.average:
-            return WEIGHT
-        return average_field(self._source.description, trainable=trainable)
 
     def _write_states(self, writer: TensorWriter, should_stop: Callable[[], bool]) -> None:
         wants = (

@@ -17,7 +17,7 @@ class WeightAverage:
     """The rule of an average, made by `ema` or `swa`."""
 
     numbers: dict[str, Number]
-    """What is sent with the hyper-parameters of each group."""
+    """Numbers that each group's hyper-parameters are sent with."""
 
 
 def ema(decay: float) -> WeightAverage:

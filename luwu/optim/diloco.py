@@ -117,7 +117,7 @@ class DiLoCo:
             True if the round has ended: the weights are now those of the network.
 
         Raises:
-            StepAborted: If the network has lost a round that had been decided.
+            StepAborted: See `end_round`.
         """
         self.local_steps += 1
         if self.local_steps < self.every:
@@ -135,12 +135,13 @@ class DiLoCo:
             are those that the round started with.
 
         Raises:
-            StepAborted: If the network has lost a round that had been decided.
+            StepAborted: If the network has lost rounds that had been decided; the round begins
+                again, with the weights of `error.step` rounds.
         """
         for starts, weights in zip(self._starts, self._weights, strict=True):
             for start, now in zip(starts, weights, strict=True):
                 torch.sub(start, now, out=start)
-        number = self.round
+        number, self.local_steps = self.round, 0
         while True:
             try:
                 result = self._give()
@@ -148,11 +149,11 @@ class DiLoCo:
                 break
             except StepAborted as error:
                 if error.step < number:
+                    self._take()
                     raise
                 if error.step > number:
                     break  # it is decided: what was lost is of the next round
         self._take()
-        self.local_steps = 0
         return result
 
     def _give(self) -> StepResult:
@@ -170,7 +171,7 @@ class DiLoCo:
     @torch.no_grad()
     def _take(self) -> None:
         """Start a round with the weights of the network."""
-        number = self.round
+        number, lost = self.round, None
         while True:
             try:
                 for index, unit in enumerate(self._session.units):
@@ -180,10 +181,11 @@ class DiLoCo:
                         ):
                             now.copy_(value)
                             start.copy_(value)
-                return
+                break
             except StepAborted as error:
-                if error.step < number:
-                    raise
+                lost = error if error.step < number else lost
+        if lost is not None:
+            raise lost
 
 
 def _nesterov(parameters: Iterable[nn.Parameter]) -> NetworkOptimizer:

@@ -28,7 +28,7 @@ from luwu.training.script.module import LuwuModule
 from luwu.training.script.session import Session
 from luwu.training.state.sources import GivenState
 from luwu.training.units.placeholder import Placeholder
-from luwu.wire.averages import AVERAGE, average_field
+from luwu.wire.averages import AVERAGE, stored_field
 from luwu.wire.state_names import FIELD_NAMES, STEP, has_step
 
 if TYPE_CHECKING:
@@ -329,12 +329,7 @@ def _read(reader: StateReader, field: str, names: list[str]) -> dict[str, Tensor
         flats = {
             index: torch.empty(layout.chunks[index].elems, dtype=torch.float32) for index in chunks
         }
-        fields = {
-            i: average_field(job, trainable=layout.chunks[i].trainable)
-            if field == AVERAGE
-            else field
-            for i in chunks
-        }
+        fields = {i: stored_field(job, field, trainable=layout.chunks[i].trainable) for i in chunks}
         reader.read(FieldRead(i, fields[i], _bytes(flat)) for i, flat in flats.items())
         for index, flat in flats.items():
             for s in layout.segments(index):

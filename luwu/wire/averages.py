@@ -45,11 +45,13 @@ def average_rate(hyper: Mapping[str, Number], updates_count: int) -> float:
     return 0.0 if rest else 1 / (1 + samples_count)
 
 
-def average_field(description: Description, *, trainable: bool) -> str:
-    """The field of a page that has the average; frozen weights are their own.
+def stored_field(description: Description, field: str, *, trainable: bool) -> str:
+    """The field of a page that has what is asked for: the average of frozen weights are these.
 
-    Raises ConfigError if the job keeps none.
+    Raises ConfigError for an average that the job does not keep.
     """
+    if field != AVERAGE:
+        return field
     if not keeps_average(description.state_fields):
         raise ConfigError(
             "average: this job keeps no average of its weights; create its optimizer with "

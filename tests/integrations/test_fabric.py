@@ -49,7 +49,7 @@ luwu_fabric = Later("luwu.integrations.fabric")
 
 STEPS = 6
 CLIPPED = 1e-6
-"""Of losses of order 1: the norm is summed in another order than torch's."""
+"""Allowed difference of losses near 1: the norm is summed in another order than torch's."""
 Loop = Callable[[Any, Any, Any], list[float]]
 """(fabric, model, optimizer) -> what a test compares"""
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 import luwu
-from luwu.base.clock import sleep
+from tests.processes.gated_train import wait_for
+from tests.unit.real_training import seeded
 
 EVERY, STEPS, GATE_STEP = 4, 20, 10
 
@@ -15,17 +16,14 @@ EVERY, STEPS, GATE_STEP = 4, 20, 10
 def train(gate: Path | None = None) -> None:
     """Between luwu.init and luwu.finish. SGD has no state: a worker that comes back goes on as it
     would have."""
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        model = torch.nn.Linear(128, 128)
+    model = seeded(lambda: torch.nn.Linear(128, 128), seed=1)  # ranks may be threads
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     outer = luwu.DiLoCo(model, every=EVERY)
     rank = luwu.rank()
     for step in range(EVERY * outer.round, STEPS):
         if step == GATE_STEP and gate is not None:
             gate.with_name(f"here-{rank}").touch()
-            while not gate.exists():
-                sleep(0.01)
+            wait_for(gate)
         x = torch.randn(8, 128, generator=torch.Generator().manual_seed(100 * step + rank))
         model(x).square().mean().backward()
         optimizer.step()

@@ -181,11 +181,11 @@ def page_bytes(chunk: Chunk) -> int:
 
 AVERAGING = """
 import pathlib
-import time
 
 import torch
 
 import luwu
+from tests.processes.gated_train import wait_for
 
 luwu.init()
 torch.manual_seed(1)
@@ -193,8 +193,8 @@ model = torch.nn.Linear(128, 128)
 luwu.fully_shard(model)
 optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, average=luwu.ema(0.9))
 for step in range(optimizer.next_step, 12):
-    while step == 6 and not pathlib.Path("gate").exists():
-        time.sleep(0.01)
+    if step == 6:
+        wait_for(pathlib.Path("gate"))
     x = torch.randn(8, 128, generator=torch.Generator().manual_seed(100 * step + luwu.rank()))
 
     def loss():

@@ -28,7 +28,7 @@ class Trained:
     results: Sequence[Any]
     """By rank."""
     digest: str
-    """Of the decided weights; empty if there are none, or several nodes hold them."""
+    """Digest of the decided weights; empty if there are none, or several nodes hold them."""
 
 
 def seeded(make: Callable[[], nn.Module], seed: int = 7) -> nn.Module:

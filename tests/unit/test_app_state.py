@@ -29,7 +29,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 
 
 class Plain:
-    """What torch's documents show: an application's state in plain torch."""
+    """The state of an application in plain torch, as torch's documents write it."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, optimizer

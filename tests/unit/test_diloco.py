@@ -152,6 +152,69 @@ def test_a_round_that_was_decided_is_not_sent_again(
 
 
 @pytest.mark.feature("DiLoCo")
+def test_a_round_begins_again_where_decided_ones_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I1. Goal: a script that goes on after StepAborted averages from the network's weights, not
+    from a half-made difference. Method: the error of an older step is raised in one round."""
+    wait = StepResult.wait
+
+    def wait_and_lose(result: StepResult) -> None:
+        wait(result)
+        if result.number == 1:
+            raise StepAborted(0, "a test")
+
+    monkeypatch.setattr(StepResult, "wait", wait_and_lose)
+
+    def work(rank: int) -> None:
+        model = seeded(Stack)
+        optimizer = local_optimizer(model)
+        outer = luwu.DiLoCo(model, Block, every=EVERY)
+        for step in range(ROUNDS * EVERY):
+            local_step(model, optimizer, step, rank)
+            if step == 2 * EVERY - 1:
+                with pytest.raises(StepAborted):
+                    outer.step()
+            else:
+                outer.step()
+        assert digest_of(parameters_of(model)) == digest_of(by_hand(Stack))
+
+    in_cluster(tmp_path, work, world_size=RANKS)
+
+
+@pytest.mark.feature("DiLoCo")
+def test_replicas_and_an_average_of_rounds(tmp_path: Path) -> None:
+    """I3. Goal: with two nodes that hold the same pages the weights are the same bits, and the
+    outer optimizer keeps an average of them."""
+
+    def work(rank: int) -> None:
+        model = seeded(Stack)
+        optimizer = local_optimizer(model)
+        outer = luwu.DiLoCo(
+            model, Block, every=EVERY,
+            optimizer=lambda parameters: luwu.optim.SGD(
+                parameters, lr=0.7, momentum=0.9, nesterov=True, average=luwu.swa(0)
+            ),
+        )  # fmt: skip
+        rounds = []
+        for step in range(2 * EVERY):
+            local_step(model, optimizer, step, rank)
+            if outer.step():
+                rounds.append(parameters_of(model))
+        assert digest_of(rounds[-1]) == digest_of(by_hand(Stack, 2))
+        read = seeded(Stack, seed=1)
+        opener = luwu.session().nic.open_reader
+        with torch.no_grad(), luwu.read_from(read, opener, average=True):
+            expected = seeded(Stack)
+            mean = {name: (rounds[0][name] + rounds[1][name]) / 2 for name in rounds[0]}
+            expected.load_state_dict(mean)
+            x = batch(9, 0, 0)
+            torch.testing.assert_close(read(x), expected(x))
+
+    in_cluster(tmp_path, work, world_size=RANKS, nodes_count=2, replicas=2)
+
+
+@pytest.mark.feature("DiLoCo")
 def test_a_state_is_resumed_read_and_exported(tmp_path: Path) -> None:
     """Goal: what is in the network is that of the last round, under the model's own names; a job
     that resumes it begins a round with it, with the momentum that was kept."""
@@ -215,6 +278,16 @@ def test_what_cannot_be_averaged_is_refused(tmp_path: Path) -> None:
         luwu.optim.SGD(model.parameters(), lr=0.1)
 
     in_cluster(tmp_path / "a", work)
+
+    def of_some(_: int) -> None:
+        with pytest.raises(luwu.ConfigError, match="is in no group of the optimizer"):
+            luwu.DiLoCo(
+                seeded(Stack), every=1, optimizer=lambda p: luwu.optim.SGD([*p][:2], lr=1.0)
+            )
+        raise RuntimeError("over")
+
+    with pytest.raises(RuntimeError, match="over"):
+        in_cluster(tmp_path / "c", of_some)
 
     def of_torch(_: int) -> None:
         with pytest.raises(luwu.ConfigError, match=r"outer optimizer.*one of luwu\.optim"):

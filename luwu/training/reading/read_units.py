@@ -22,7 +22,7 @@ from luwu.nic.reader import FieldRead
 from luwu.training.base.names import dtype_name, is_sharded, plain_name
 from luwu.training.devices.weights import ByteCount, UnitWeights
 from luwu.training.units.placeholder import StandIn, become, without_weak_references
-from luwu.wire.averages import average_field
+from luwu.wire.averages import AVERAGE, stored_field
 from luwu.wire.description import Description
 
 _DIFFERENCES_SHOWN_MAX = 6
@@ -206,10 +206,8 @@ def find_units(
             + ". Make it with the sizes that the job was started with"
         )
     memory = Memory()
-    fields = [
-        average_field(job, trainable=chunk.trainable) if average else "weight"
-        for chunk in layout.chunks
-    ]
+    field = AVERAGE if average else "weight"
+    fields = [stored_field(job, field, trainable=chunk.trainable) for chunk in layout.chunks]
     return [
         ReadUnit(
             layout, index, modules_of_unit, places,

@@ -116,7 +116,7 @@ class Placeholder(StandIn):
     luwu_value: Tensor | None
     """The parameter as the script made it, until its values are uploaded."""
     luwu_hooks: OrderedDict[int, _GradientHook] | None
-    """What the script registered, in order."""
+    """Hooks that the script registered, in order."""
 
     @staticmethod
     def __new__(
@@ -167,7 +167,7 @@ class Placeholder(StandIn):
         return handle
 
     def run_hooks(self, parameter: nn.Parameter) -> None:
-        """Its gradient in a backward is complete. `parameter`: the real one."""
+        """Call the hooks: the gradient of `parameter`, the real one, is complete."""
         if self.luwu_hooks is None or parameter.grad is None:
             return
         hooks = sorted(self.luwu_hooks.values(), key=lambda each: each.has_parameter)

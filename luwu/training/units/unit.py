@@ -318,7 +318,7 @@ class Unit:
         self.was_pushed = False
 
     def run_hooks(self) -> None:
-        """What this backward left is complete: call the script's hooks."""
+        """Call the script's hooks: the gradients of this backward are complete."""
         assert self.weights is not None
         for member, parameter in zip(self.members, self.weights.parameters, strict=True):
             member.placeholder.run_hooks(parameter)

@@ -157,7 +157,7 @@ class CompiledKernel(UpdateKernel):
         return tuple(squares.tolist())
 
     def _addresses(self, arrays: tuple[F32Array, ...]) -> list[int | None]:
-        """Of the weights, of two arrays of state and of the average; None where there is none."""
+        """Addresses of the weights, two arrays of state and the average; None for a missing one."""
         found: list[int | None] = [address_of_array(array) for array in arrays]
         average = found.pop() if self._averages else None
         return [*found, *[None] * (3 - len(found)), average]
