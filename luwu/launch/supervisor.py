@@ -128,9 +128,8 @@ class Supervisor(Closing):
             for each in self._roles:  # those that listen already may die too
                 self._look_at_role(each, is_starting=True)
             assert process.child is not None
-            code = process.child.poll()
-            if code is not None:
-                raise role_failure(self.run, role, code, process.error())
+            if process.child.poll() == 0:  # what failed is started again, now or at the next look
+                raise role_failure(self.run, role, 0, process.error())
 
         ready = wait_until_listens(
             role,

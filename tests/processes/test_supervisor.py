@@ -273,6 +273,26 @@ def test_a_role_that_dies_before_it_listens_is_started_again(
     assert (tmp_path / "site" / "starts").read_text() == "xx"
 
 
+def test_a_role_that_dies_just_after_a_look_is_started_again(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: the same, whenever in a look it dies. Method: the first look that would find it does
+    not see it."""
+    monkeypatch.setenv("PYTHONPATH", die_at_start(tmp_path, 1))
+    look, unseen = Supervisor._look_at_role, []
+
+    def look_late(self: Supervisor, role: RoleProcess, **more: bool) -> None:
+        assert role.child is not None
+        if not unseen and role.child.poll() is not None:
+            unseen.append(role.role)
+            return
+        look(self, role, **more)
+
+    monkeypatch.setattr(Supervisor, "_look_at_role", look_late)
+    assert add_switch(supervisor).startswith("tcp://127.0.0.1:")
+    assert unseen == ["switch"]
+
+
 def test_a_role_that_dies_at_every_start_ends_the_run(
     supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
