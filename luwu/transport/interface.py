@@ -201,7 +201,11 @@ class Transport(Closing):
 
     @abstractmethod
     def close(self) -> None:
-        """Send what is queued within a bounded time, then let go of everything; may be repeated."""
+        """Send what is queued within a bounded time, then let go of everything; may be repeated.
+
+        Over tcp the end of it is lost if the peer sends something after the close, and had not
+        read what came before: who must know that its last message arrived waits for an answer.
+        """
 
 
 def checked_views(
