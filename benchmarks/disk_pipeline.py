@@ -19,10 +19,11 @@ from luwu.layout import Extent, Layout, Parameter, Unit
 from luwu.protocol.contribution import Contribution
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
+from luwu.wire.stored import WEIGHT
 from switch_emu.node.core.actions import Decide, Prepare, Update
 from switch_emu.node.kernels import Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel
-from switch_emu.node.pages import WEIGHT, field_view, store_config, weights_digest
+from switch_emu.node.pages import field_view, store_config, weights_digest
 from switch_emu.node.pipeline import Pipeline, Stored, threads_of
 from switch_emu.node.plan import (
     EXTENT_AUTO_BYTES_MAX,

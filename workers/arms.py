@@ -76,6 +76,8 @@ class LuwuArm(Arm):
             lr=options.lr,
             update="streaming" if options.max_grad_norm is None else "at_step",
             max_grad_norm=options.max_grad_norm,
+            state_dtype=options.state_dtype,
+            master_dtype=options.master_dtype,
         )
         self.optimizer = optimizer
         self.first_step = optimizer.next_step

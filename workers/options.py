@@ -14,6 +14,7 @@ import torch
 
 from luwu.base.config import INFINITY, ZERO_ARMS
 from luwu.base.errors import ConfigError
+from luwu.layout import MASTER_DTYPES, STATE_DTYPES, StoredDtypes
 from workers.gpt import Checkpointing, GPTConfig
 
 ARM_NAMES = (
@@ -52,7 +53,13 @@ class Options:
     lr: float = 1e-3
 
     dtype: str = "float32"
-    """Dtype of the computation and of weights and gradients on the wire; masters are float32."""
+    """Dtype of the computation and of weights and gradients on the wire."""
+
+    state_dtype: str = "float32"
+    """`luwu` only: dtype in which the node keeps moments (`luwu.optim.NetworkArguments`)."""
+
+    master_dtype: str = "float32"
+    """The same of master weights."""
 
     data: Path | None = None
     """Text, or `.bin` of uint16 tokens; without it, the source of Python's standard library."""
@@ -89,6 +96,11 @@ class Options:
             raise ConfigError(f"unknown arm {self.arm!r}; the arms are {', '.join(ARM_NAMES)}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {self.dtype!r}; there are {', '.join(DTYPES)}")
+        if self.arm != "luwu" and not self.stored.is_float32:
+            raise ConfigError(
+                f"--state-dtype and --master-dtype belong to --arm luwu, not to {self.arm}; leave "
+                "them out"
+            )
         for name in ("steps", "batch", "context", "layers", "width", "local_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{_flag(name)} must be at least 1, got {getattr(self, name)}")
@@ -133,6 +145,11 @@ class Options:
                 f"arm {self.arm} cannot have --reshard-after-forward false: DeepSpeed frees "
                 "weights between forward and backward"
             )
+
+    @property
+    def stored(self) -> StoredDtypes:
+        """How the node keeps what it updates."""
+        return StoredDtypes(self.state_dtype, self.master_dtype)
 
     def gpt(self, vocab: int) -> GPTConfig:
         """The model to build for data of that vocabulary."""
@@ -189,6 +206,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("seed", int, "every random number derives from it")
     add("lr", float, "learning rate of AdamW")
     add("dtype", str, "dtype of compute, weights and gradients on the wire", choices=[*DTYPES])
+    add("state_dtype", str, "dtype of moments on the optimizer node", choices=[*STATE_DTYPES])
+    add("master_dtype", str, "dtype of master weights there", choices=[*MASTER_DTYPES])
     add("data", Path, "text or .bin of uint16; Python's standard library unless given")
     add("max_grad_norm", float, "clip the gradient to this norm")
     add(

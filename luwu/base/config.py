@@ -123,6 +123,14 @@ class RunConfig:
         "float32", one_of("float32", "bfloat16"), "float32|bfloat16", COMPARING,
         "data type of compute, and of weights and gradients on the network",
     )  # fmt: skip
+    state_dtype: str = _key(
+        "float32", one_of("float32", "bfloat16", "int8"), "float32|bfloat16|int8", COMPARING,
+        "data type in which arms luwu keep Adam's moments",
+    )  # fmt: skip
+    master_dtype: str = _key(
+        "float32", one_of("float32", "bfloat16"), "float32|bfloat16", COMPARING,
+        "data type in which arms luwu keep master weights",
+    )  # fmt: skip
     layers: int | None = _key(None, whole(1), "N", COMPARING, "blocks of the built-in GPT")
     width: int | None = _key(None, whole(1), "N", COMPARING, "width of the GPT's residual stream")
     batch: int | None = _key(None, whole(1), "N", COMPARING, "samples per worker and step")

@@ -32,7 +32,7 @@ from luwu.tensor_files.header import Tensor
 from luwu.tensor_files.writer import WRITE_BYTES, Shard, TensorWriter, plan_shards, write_synced
 from luwu.wire.averages import AVERAGE, stored_field
 from luwu.wire.state_names import STEP, state_tensors
-from switch_emu.node.pages import UPDATES, WEIGHT
+from luwu.wire.stored import UPDATES, WEIGHT
 
 F32Array = npt.NDArray[np.float32]
 

@@ -25,7 +25,8 @@ from luwu.checkpoint.pieces import pieces_of
 from luwu.checkpoint.read_ahead import ReadAhead, Want
 from luwu.checkpoint.source import RestingState, description_of
 from luwu.wire.description import Description
-from switch_emu.node.pages import WEIGHT, store_config
+from luwu.wire.stored import WEIGHT
+from switch_emu.node.pages import store_config
 from switch_emu.store import FilePageStore, StoreConfig, store_disk_bytes
 from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
 from switch_emu.store.directory import read_config

@@ -19,7 +19,7 @@ from luwu.tensor_files.directory import WIDENED, TensorDirectory, has_tensors
 from luwu.tensor_files.expected import check_tensors
 from luwu.wire.description import Description
 from luwu.wire.state_names import STEP, state_tensors
-from switch_emu.node.pages import WEIGHT
+from luwu.wire.stored import WEIGHT
 from switch_emu.store import DecidedStep
 
 F32Array = npt.NDArray[np.float32]
@@ -131,20 +131,19 @@ class OriginFiles(Closing):
             self.close()
             raise
 
-    def read(self, field_name: str, parameter: int, start: int, into: F32Array) -> bool:
-        """Fill `into` from element `start` of a parameter; False if there is no such tensor.
+    def read(self, field_name: str, parameter: int, start: int, into: F32Array) -> None:
+        """Fill `into` from element `start` of a parameter, if there is such a tensor.
 
         A tensor is read from its start to its end, so that it can be verified.
         """
         name = self.origin.tensor_names.get((field_name, parameter))
         if name is None:
-            return False
+            return
         files = self._weights if field_name == WEIGHT else self._state
         assert files is not None
         files.read_float32(name, start, into)
         if self.origin.is_export:
             self._hash(name, into, start + into.size == files.tensors[name].elems)
-        return True
 
     def check_digests(self) -> None:
         """Every tensor that was begun was read to its end."""

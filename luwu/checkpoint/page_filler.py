@@ -15,9 +15,12 @@ from luwu.base.errors import Interrupted
 from luwu.checkpoint.origin import OriginFiles
 from luwu.checkpoint.pieces import Piece, pieces_by_chunk
 from luwu.checkpoint.read_ahead import THREADS_COUNT, buffers_count
+from luwu.layout import SUM_BYTES
 from luwu.wire.averages import AVERAGE
 from luwu.wire.description import Description
-from switch_emu.node.pages import UPDATES, WEIGHT
+from luwu.wire.stored import UPDATES, WEIGHT
+from switch_emu.node.kernels.narrow import widen
+from switch_emu.node.pages import field_view, store_values
 from switch_emu.store import FilePageStore, StoreConfig
 
 SCRATCH_BYTES: Final = 512 * 1024
@@ -27,7 +30,10 @@ SCRATCH_BYTES: Final = 512 * 1024
 def filler_buffers(config: StoreConfig, budget_bytes: int) -> int:
     """How many pages a budget pays for. Raises ConfigError."""
     record_bytes = max(kind.record_bytes for kind in config.kinds)
-    return buffers_count(budget_bytes, record_bytes, beside_bytes=SCRATCH_BYTES)
+    beside_bytes = SCRATCH_BYTES
+    if any(field.dtype in ("bfloat16", "int8") for kind in config.kinds for field in kind.fields):
+        beside_bytes += SUM_BYTES * max(config.page_elems)  # values before they are narrowed
+    return buffers_count(budget_bytes, record_bytes, beside_bytes=beside_bytes)
 
 
 class PageFiller(Closing):
@@ -38,6 +44,7 @@ class PageFiller(Closing):
     ) -> None:
         """`count`: buffers of the largest page."""
         self._store, self._layout, self._files = store, description.layout, files
+        self._state_fields = description.state_fields
         self._version, self._attempt = files.origin.record.version, store.attempt
         record_bytes = max(kind.record_bytes for kind in store.config.kinds)
         self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
@@ -69,21 +76,21 @@ class PageFiller(Closing):
         """The record of a page: weights, the optimizer's state, and how often it was updated."""
         kind = self._store.config.kind(chunk)
         np.frombuffer(record, np.uint8).fill(0)  # padding, and what was there before
-        weights = np.frombuffer(record[slice(*kind.range(WEIGHT))], np.float32)
-        for item in kind.fields:
-            start, stop = kind.range(item.name)
-            if item.name == UPDATES:
-                updates = [self._files.origin.updates[each.parameter] or 0 for each in pieces]
-                np.frombuffer(record[start:stop], np.int64)[:] = updates
-                continue
-            values = np.frombuffer(record[start:stop], np.float32)
+        for name in (WEIGHT, *self._state_fields):
+            if not kind.has(name):
+                break  # frozen
+            stored = field_view(kind, record, name)
+            values = stored if stored.dtype == np.float32 else np.zeros(stored.size, np.float32)
+            if name == AVERAGE:  # which begins with the weights
+                widen(field_view(kind, record, WEIGHT), None, values)
             for piece in pieces:
                 part = slice(piece.chunk_start, piece.chunk_start + piece.elems)
-                has_values = self._files.read(
-                    item.name, piece.parameter, piece.parameter_start, values[part]
-                )
-                if not has_values and item.name == AVERAGE:  # it begins with the weights
-                    values[part] = weights[part]
+                self._files.read(name, piece.parameter, piece.parameter_start, values[part])
+            if values is not stored:
+                store_values(kind, record, name, values)
+        if kind.has(UPDATES):
+            updates = [self._files.origin.updates[each.parameter] or 0 for each in pieces]
+            np.frombuffer(record[slice(*kind.range(UPDATES))], np.int64)[:] = updates
 
     def _write(self, chunk: int, record: memoryview, buffer: memoryview) -> None:
         try:

@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+import numpy as np
+
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import ConfigError, StateError
 from luwu.base.making import check_absent, flush_directory, making_directory
 from luwu.checkpoint.copying import check_running, copy_pages, decide, pieces_of
 from luwu.checkpoint.running import RunningState
 from luwu.layout import Share
-from switch_emu.node.pages import store_config
+from switch_emu.node.pages import store_config, store_values
 from switch_emu.store import FilePageStore, StoreConfig, aligned_buffer
 from switch_emu.store.clone import NoReflinks, clone_store
 from switch_emu.store.striped import node_directory
@@ -148,8 +150,17 @@ def _copy_running(
         kind = config.kind(page)
         whole = buffer[: kind.record_bytes]
         whole[:] = bytes(kind.record_bytes)
-        fields = {item.name: whole[slice(*kind.range(item.name))] for item in kind.fields}
+        elems = config.page_elems[page]
+        fields, wide = {}, {}
+        for item in kind.fields:
+            if item.dtype in ("float32", "int64"):
+                fields[item.name] = whole[slice(*kind.range(item.name))]
+            else:  # values come; to the nearest they are the same codes again
+                wide[item.name] = np.empty(elems, np.float32)
+                fields[item.name] = wide[item.name].view(np.uint8).data
         source.read_page(chunk, fields)
+        for name, values in wide.items():
+            store_values(kind, whole, name, values)
         store.write(page, record.version, record.attempt, whole)
     attached = source.attached() if 0 in share.stripes else {}
     pieces = {

@@ -10,7 +10,8 @@ from typing import Final, Protocol
 from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, RemoteProtocolError, StateError
 from luwu.wire.description import Description, parse_description
-from switch_emu.node.pages import UPDATES, read_counts
+from luwu.wire.stored import UPDATES
+from switch_emu.node.pages import read_counts, read_values
 from switch_emu.store import DecidedStep, StoreConfig
 from switch_emu.store.attachments import read_attachments
 from switch_emu.store.striped import (
@@ -48,8 +49,9 @@ class StateSource(Protocol):
     def read_field(self, chunk: int, field: str, into: memoryview) -> None:
         """Fill `into` with a field of a chunk's page; called by several threads at once.
 
-        `weight` and the state fields are float32, with padding; `updates` is an int64 for each
-        segment of the chunk, how often it was updated. Frozen chunks have `weight` only.
+        `weight` and the state fields as float32, with padding, whatever is stored; `updates` is an
+        int64 for each segment of the chunk, how often it was updated. Frozen chunks have `weight`
+        only.
         """
         ...
 
@@ -93,12 +95,12 @@ class RestingState(Closing):
 
     def read_field(self, chunk: int, field: str, into: memoryview) -> None:
         """See StateSource."""
+        kind = self._store.kind_of(chunk)
+        read = partial(self._store.read_field, chunk, self.record.version)
         if field == UPDATES:
-            kind = self._store.kind_of(chunk)
-            read = partial(self._store.read_field, chunk, self.record.version, UPDATES)
-            read_counts(read, kind, into)
+            read_counts(partial(read, UPDATES), kind, into)
         else:
-            self._store.read_field(chunk, self.record.version, field, into)
+            read_values(read, kind.dtype(field), field, into)
 
     def close(self) -> None:
         """Close the store."""

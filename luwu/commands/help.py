@@ -19,7 +19,7 @@ FAULTS: Final = "Faults of emulated links"
 KEY_GROUPS: Final = {
     "Training": (
         "workers", "arms", "steps", "data", "layers", "width", "context", "batch", "dtype",
-        "max_grad_norm", "seed", "reshard_after_forward",
+        "state_dtype", "master_dtype", "max_grad_norm", "seed", "reshard_after_forward",
     ),
     "State and records": (
         "state", "resume", "durability", "run_dir", "trace", "tensorboard", "json",

@@ -219,6 +219,8 @@ def script_arguments(
     }
     if config.reshard_after_forward is not None:
         given["reshard-after-forward"] = str(config.reshard_after_forward).lower()
+    if name in ("luwu", IN_RAM):
+        given["state-dtype"], given["master-dtype"] = config.state_dtype, config.master_dtype
     arguments = ["--arm", "luwu" if name == IN_RAM else name]  # to a worker they are the same
     for flag, value in given.items():
         if value is not None:

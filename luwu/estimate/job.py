@@ -88,7 +88,12 @@ def gpt_options(config: RunConfig) -> Options:
 
     asked = {name: getattr(config, name) for name in ("layers", "width", "batch", "context")}
     return replace(
-        Options(arm="luwu", dtype=config.dtype),
+        Options(
+            arm="luwu",
+            dtype=config.dtype,
+            state_dtype=config.state_dtype,
+            master_dtype=config.master_dtype,
+        ),
         **{name: value for name, value in asked.items() if value is not None},
     )
 
@@ -120,6 +125,8 @@ def gpt_layout(
 
     The model is made without storage, and a text is not read: its vocabulary is bytes.
     """
+    from torch import nn
+
     from workers.gpt import without_storage
 
     model = without_storage(options.gpt(_vocab(data)))
@@ -128,11 +135,21 @@ def gpt_layout(
     for index, name in enumerate(names):
         parts = name.split(".")
         units.setdefault(".".join(parts[:2]) if parts[0] == "blocks" else "root", []).append(index)
+    tables = {
+        id(parameter)
+        for module in model.modules() if isinstance(module, nn.Embedding)
+        for parameter in module.parameters()
+    }  # fmt: skip
+
+    def parameter(name: str, each: nn.Parameter) -> Parameter:
+        stored = options.stored.of(each.numel(), is_embedding=id(each) in tables)
+        return Parameter(
+            name=name, shape=tuple(each.shape), wire_dtype=options.dtype,
+            state_dtype=stored.state, master_dtype=stored.master,
+        )  # fmt: skip
+
     return Layout(
-        parameters=tuple(
-            Parameter(name=name, shape=tuple(each.shape), wire_dtype=options.dtype)
-            for name, each in model.named_parameters()
-        ),
+        parameters=tuple(parameter(name, each) for name, each in model.named_parameters()),
         units=tuple(Unit(name=name, parameters=tuple(each)) for name, each in units.items()),
         chunk_bytes=chunk_bytes,
         extent_chunks=extent_chunks,

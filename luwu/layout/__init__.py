@@ -1,12 +1,24 @@
 """The place of every parameter: `layout.py`, of `parameters.py`; and `share.py`. Integers only."""
 
 from luwu.layout.layout import Chunk, Extent, Layout, Placement, Segment, segment_runs
-from luwu.layout.parameters import COUNT_BYTES, DTYPE_BYTES, SUM_BYTES, Parameter, Unit, padded
+from luwu.layout.parameters import (
+    COUNT_BYTES,
+    DTYPE_BYTES,
+    MASTER_DTYPES,
+    STATE_DTYPES,
+    SUM_BYTES,
+    Parameter,
+    StoredDtypes,
+    Unit,
+    padded,
+)
 from luwu.layout.share import Share, check_replicas, owners_of, stripes_of
 
 __all__ = [
     "COUNT_BYTES",
     "DTYPE_BYTES",
+    "MASTER_DTYPES",
+    "STATE_DTYPES",
     "SUM_BYTES",
     "Chunk",
     "Extent",
@@ -15,6 +27,7 @@ __all__ = [
     "Placement",
     "Segment",
     "Share",
+    "StoredDtypes",
     "Unit",
     "check_replicas",
     "owners_of",

@@ -7,11 +7,11 @@
     extents  |        0         |      1    |  |     2    |||  3   | ...
     pages    one a chunk: page i holds the master weights and optimizer state of chunk i
 
-A unit's values lie in one flat vector, its parameters ordered by (trainable first, dtype, order of
-registration). A run of equal (trainable, dtype) is a *region*; a chunk never crosses a region, so
-frozen bytes are never pushed and page kinds do not mix. Every parameter starts on a multiple of
-64 elements and is padded to it, and chunks hold a multiple of 4,096 elements (the last of a region
-may be shorter): that is what makes results independent of `--chunk`.
+A unit's values lie in one flat vector, its parameters ordered by (trainable first, dtype, dtypes of
+what is stored, order of registration). A run of equal ones is a *region*; a chunk never crosses a
+region, so frozen bytes are never pushed and page kinds do not mix. Every parameter starts on a
+multiple of 64 elements and is padded to it, and chunks hold a multiple of 4,096 elements (the last
+of a region may be shorter): that is what makes results independent of `--chunk`.
 
 A chunk is what is stored: it has a version, a checksum and a place on disk. An *extent* is what
 travels: a run of at most `extent_chunks` chunks of one unit and one node, that are pushed, summed,
@@ -30,7 +30,6 @@ from typing import TypeVar
 from luwu.base.errors import ConfigError
 from luwu.base.limits import NORM_BLOCK_ELEMS, SEGMENTS_MAX
 from luwu.layout.parameters import (
-    COUNT_BYTES,
     DTYPE_BYTES,
     SUM_BYTES,
     Parameter,
@@ -62,6 +61,8 @@ class _Part:
     """With padding: a multiple of 64."""
     trainable: bool
     wire_dtype: str
+    state_dtype: str = "float32"
+    master_dtype: str = "float32"
 
     @property
     def wire_bytes(self) -> int:
@@ -160,7 +161,7 @@ class Layout:
         unit_elems: list[int] = []
         for number, unit in enumerate(self.units):
             chunk_first, cursor = len(chunks), 0
-            for (frozen, _, wire_dtype), members in self._regions(unit):
+            for (frozen, _, wire_dtype, *stored), members in self._regions(unit):
                 region_start = cursor
                 for i in members:
                     elems = self.parameters[i].elems
@@ -171,6 +172,7 @@ class Layout:
                     chunk = Chunk(
                         index=len(chunks), unit=number, start=start, elems=elems,
                         trainable=not frozen, wire_dtype=wire_dtype,
+                        state_dtype=stored[0], master_dtype=stored[1],
                     )  # fmt: skip
                     chunks.append(chunk)
             unit_chunks.append(range(chunk_first, len(chunks)))
@@ -230,15 +232,6 @@ class Layout:
         """How many parameters have a part in a chunk."""
         return sum(1 for _ in self.segments(chunk))
 
-    def record_bytes(self, chunk: int, state_fields_count: int) -> int:
-        """Bytes of all that is stored of a chunk: float32 weights and, if it is trained, as many
-        state fields and a count of updates for each segment."""
-        place = self.chunks[chunk]
-        if not place.trainable:
-            return place.sum_bytes
-        counts_bytes = COUNT_BYTES * self.segments_count(chunk)
-        return (1 + state_fields_count) * place.sum_bytes + counts_bytes
-
     def extent_segments(self, extent: int) -> Iterator[Segment]:
         """The segments of an extent's chunks, in their order, each where it lies in the extent."""
         start = 0
@@ -279,9 +272,9 @@ class Layout:
                 runs += [range(cut[0], cut[-1] + 1, step) for cut in self._cuts(own)]
         return sorted(runs, key=lambda run: run.start)
 
-    def _travels_as(self, chunk: int) -> tuple[bool, str]:
+    def _travels_as(self, chunk: int) -> tuple[bool, str, str, str]:
         found = self.chunks[chunk]
-        return found.trainable, found.wire_dtype
+        return found.trainable, found.wire_dtype, found.state_dtype, found.master_dtype
 
     def _cuts(self, chunks: Sequence[int]) -> Iterator[Sequence[int]]:
         """Runs of at most `extent_chunks`, with no more segments than a push can name.
@@ -314,12 +307,15 @@ class Layout:
             index=index, unit=first.unit, chunks=chunks, runs=tuple(runs),
             elems=sum(elems for _, elems in runs),
             trainable=first.trainable, wire_dtype=first.wire_dtype,
+            state_dtype=first.state_dtype, master_dtype=first.master_dtype,
         )  # fmt: skip
 
-    def _regions(self, unit: Unit) -> Iterator[tuple[tuple[bool, str, str], list[int]]]:
-        def region(index: int) -> tuple[bool, str, str]:
-            parameter = self.parameters[index]
-            return (not parameter.trainable, parameter.dtype, parameter.wire_dtype)
+    def _regions(self, unit: Unit) -> Iterator[tuple[tuple[bool, str, str, str, str], list[int]]]:
+        def region(index: int) -> tuple[bool, str, str, str, str]:
+            p = self.parameters[index]
+            # Frozen weights are stored as they came.
+            stored = (p.state_dtype, p.master_dtype) if p.trainable else ("float32", "float32")
+            return (not p.trainable, p.dtype, p.wire_dtype, *stored)
 
         for key, members in groupby(sorted(unit.parameters, key=region), key=region):
             yield key, list(members)

@@ -6,18 +6,50 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from luwu.base.errors import ConfigError
 from luwu.base.limits import ALIGN_ELEMS, CHUNK_BYTES_STEP, CHUNK_COUNT_MAX, PAYLOAD_BYTES_MAX
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Dtypes of compute and transfer; masters and sums are float32."""
+"""Dtypes of compute and transfer; sums are float32."""
+
+STATE_DTYPES = ("float32", "bfloat16", "int8")
+"""Dtypes in which a page keeps moments; int8 by blocks, each with a scale."""
+
+MASTER_DTYPES = ("float32", "bfloat16")
+"""Dtypes in which a page keeps master weights."""
 
 COUNT_BYTES = 8
 """One count of updates: an int64 for each segment of a page."""
 
 SUM_BYTES = 4
 """One element of a gradient sum: float32, whatever travelled."""
+
+
+NARROW_ELEMS_MIN = 4096
+"""Smaller parameters are stored in float32 whatever is asked: they are few bytes."""
+
+
+class StoredDtypes(NamedTuple):
+    """The dtypes in which pages keep what an optimizer updates."""
+
+    state: str = "float32"
+    """Of moments."""
+    master: str = "float32"
+    """Of master weights."""
+
+    @property
+    def is_float32(self) -> bool:
+        """True if all is kept in float32."""
+        return self == StoredDtypes()
+
+    def of(self, elems: int, *, is_embedding: bool) -> StoredDtypes:
+        """Those of one parameter, where these are asked for its group.
+
+        Embeddings stay in float32: most of their rows have no gradient in a step, and few in a row.
+        """
+        return StoredDtypes() if is_embedding or elems < NARROW_ELEMS_MIN else self
 
 
 def padded(elems: int) -> int:
@@ -44,6 +76,12 @@ class Parameter:
 
     group: int = 0
     """Index of its parameter group: whose hyper-parameters it takes."""
+
+    state_dtype: str = "float32"
+    """Dtype of its moments on disk (`luwu.wire.stored`)."""
+
+    master_dtype: str = "float32"
+    """Dtype of its master weights on disk."""
 
     @property
     def elems(self) -> int:
@@ -108,6 +146,12 @@ def _check_parameter(parameter: Parameter, dtypes: Collection[str]) -> None:
                 f"use one of {', '.join(dtypes)}"
                 + ("" if parameter.trainable else ", or name it in ignored_params: it is frozen")
             )
+    if parameter.state_dtype not in STATE_DTYPES or parameter.master_dtype not in MASTER_DTYPES:
+        raise ConfigError(
+            f"parameter {parameter.name}: moments in {parameter.state_dtype} and master weights in "
+            f"{parameter.master_dtype} cannot be kept; state_dtype is one of "
+            f"{', '.join(STATE_DTYPES)}, master_dtype one of {', '.join(MASTER_DTYPES)}"
+        )
     if parameter.elems < 1 or min(parameter.shape, default=1) < 0:
         raise ConfigError(
             f"parameter {parameter.name} has shape {parameter.shape} and so no elements; "

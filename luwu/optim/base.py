@@ -9,12 +9,13 @@ Nothing of the state is here: `state_dict()` has the groups and no state.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NoReturn, TypedDict
 
 import torch
 
 from luwu.base.errors import ConfigError, StepAborted
+from luwu.layout import MASTER_DTYPES, STATE_DTYPES, StoredDtypes
 from luwu.optim.averages import WeightAverage
 from luwu.training.devices.storages import WEIGHTS
 from luwu.training.script.session import Session, session_of
@@ -60,6 +61,12 @@ class NetworkArguments(TypedDict, total=False):
     """For float16: a number, or "dynamic"; then call `optimizer.scale(loss).backward()`."""
     average: WeightAverage | None
     """An average of the weights that the node keeps beside them: `luwu.ema` or `luwu.swa`."""
+    state_dtype: str
+    """What the node keeps moments in: "float32" (the default), "bfloat16" or "int8"; a group may
+    have its own. Embeddings and parameters of fewer than 4,096 elements stay in float32."""
+    master_dtype: str
+    """The same of the weights themselves: "float32" (the default) or "bfloat16", rounded
+    stochastically."""
     stats_every: int | None
     """Take the norms of every parameter in steps 0, `stats_every`, ...: see `luwu.stats`."""
 
@@ -79,6 +86,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
         norm_type: See there.
         loss_scale: See there.
         average: See there.
+        state_dtype: See there.
+        master_dtype: See there.
         stats_every: See there.
         **not_taken: Arguments of torch that mean nothing here, such as `fused`; unless None or
             False each raises, with the reason.
@@ -107,8 +116,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
         self, params: Iterable[Any], defaults: dict[str, Any], *, update: str = "at_step",
         max_grad_norm: float | None = None, norm_type: float = 2.0,
         loss_scale: float | str | DynamicLossScale | None = None,
-        average: WeightAverage | None = None, stats_every: int | None = None,
-        **not_taken: object,
+        average: WeightAverage | None = None, state_dtype: str = "float32",
+        master_dtype: str = "float32", stats_every: int | None = None, **not_taken: object,
     ) -> None:  # fmt: skip
         """`defaults` are torch's arguments; for the others see `NetworkArguments`."""
         for argument, value in not_taken.items():
@@ -136,6 +145,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
         for group in self.param_groups:
             self._check_group(group)
+        stored = StoredDtypes(state_dtype, master_dtype)
         session = _session_of(self.param_groups)
         session.finalise(
             [group["params"] for group in self.param_groups],
@@ -144,6 +154,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
             state_fields=self.all_state_fields(),
             hyper=self._hyper,
             norm_type=norm_type,
+            stored=[_stored(group, stored) for group in self.param_groups],
         )
         session.loss_scale.use(scale_rule)
         if session.loss_scale.is_dynamic:
@@ -374,6 +385,18 @@ def check_betas(group: dict[str, Any]) -> None:
     """Raises ConfigError unless there are two, below 1; that none is negative is known."""
     if len(group["betas"]) != 2 or not all(float(beta) < 1 for beta in group["betas"]):
         raise ConfigError(f"betas must be two numbers in [0, 1), got {group['betas']!r}")
+
+
+def _stored(group: Mapping[str, Any], otherwise: StoredDtypes) -> StoredDtypes:
+    """The dtypes in which a group is stored. Raises ConfigError."""
+    found = StoredDtypes(
+        group.get("state_dtype", otherwise.state), group.get("master_dtype", otherwise.master)
+    )
+    if found.state not in STATE_DTYPES:
+        raise ConfigError(f"state_dtype must be one of {STATE_DTYPES}, got {found.state!r}")
+    if found.master not in MASTER_DTYPES:
+        raise ConfigError(f"master_dtype must be one of {MASTER_DTYPES}, got {found.master!r}")
+    return found
 
 
 def _check_average(average: object) -> None:

@@ -41,7 +41,7 @@ class Description:
     update: str = "at_step"
     """Order of work: `at_step` or `streaming`."""
     state_fields: tuple[str, ...] = ()
-    """Names of the float32 fields an updated page holds beside its weights."""
+    """Names of the fields an updated page holds beside its weights (`luwu.wire.stored`)."""
     agreement: Mapping[str, str] = field(default_factory=dict)
     """Further values that must be equal on all ranks: data digest, seed, ..."""
 
@@ -70,10 +70,7 @@ class Description:
         """Canonical JSON: equal descriptions are equal bytes."""
         layout = self.layout
         document = {
-            "parameters": [
-                [p.name, list(p.shape), p.dtype, p.wire_dtype, p.trainable, p.group]
-                for p in layout.parameters
-            ],
+            "parameters": [_row(parameter) for parameter in layout.parameters],
             "units": [[unit.name, list(unit.parameters)] for unit in layout.units],
             "chunk_bytes": layout.chunk_bytes,
             "node_count": layout.node_count,
@@ -187,8 +184,19 @@ def _brief(value: object) -> str:
     return text if len(text) <= 100 else text[:97] + "..."
 
 
+def _row(p: Parameter) -> list[object]:
+    """A parameter in JSON; how it is stored is told only where that is not float32 alone."""
+    row: list[object] = [p.name, list(p.shape), p.dtype, p.wire_dtype, p.trainable, p.group]
+    stored = [p.state_dtype, p.master_dtype]
+    return row if stored == _STORED else row + stored
+
+
+_STORED: Final = ["float32", "float32"]
+
+
 def _parameter(row: Any) -> Parameter:
-    name, shape, dtype, wire_dtype, trainable, group = typed(row, list)
+    name, shape, dtype, wire_dtype, trainable, group, *stored = typed(row, list)
+    state_dtype, master_dtype = stored or _STORED
     if len(typed(shape, list)) > DIMENSIONS_MAX:
         raise ValueError(f"a parameter has {len(shape)} dimensions")
     return Parameter(
@@ -198,6 +206,8 @@ def _parameter(row: Any) -> Parameter:
         wire_dtype=typed(wire_dtype, str),
         trainable=typed(trainable, bool),
         group=natural(group),
+        state_dtype=typed(state_dtype, str),
+        master_dtype=typed(master_dtype, str),
     )
 
 

@@ -8,6 +8,9 @@
    A call updates pages of one size that are neighbours. Elements are counted from the start of the
    first: contributions and the wire have no gaps, weights and state have one behind each page.
 
+   Weights and moments may be stored in fewer bits: a cell is widened, updated and rounded, with the
+   bits of `kernels/narrow.py`, which says what is stored.
+
    The arithmetic is that of torch's fused CPU kernels for vectors, rounding by rounding: FMA()
    stands exactly where torch's build has a fused multiply-add, and nowhere else (build with
    -ffp-contract=off). Whoever loads it compares its bits before it is used.
@@ -44,6 +47,7 @@
 enum { BLOCK = 4096, LANES = 256, CELL = 64, FETCH_AHEAD = 256 };
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, NO_WIRE = -1 };
+enum { INT8 = 3, UINT8 = 4 }; /* what is stored may be so, too: 64 codes and a scale */
 enum { NONE = 0, ADAM = 1, SGD = 2, SGD_MOMENTUM = 3, LION = 4 };
 enum { MAXIMIZE = 1, DECAY = 2, NESTEROV = 4, FIRST = 8, LERP_FROM_GRAD = 16, NO_MOMENTUM = 32,
        COUPLED = 64, /* Adam's decay, which is a part of the gradient; DECAY is then AdamW's */
@@ -66,16 +70,30 @@ typedef struct {
     float eps;
     float step_size; /* negative */
     float average; /* weight of the lerp of the average */
+    uint64_t key;  /* of the draws of a parameter in this version, and of its blocks the first */
+    int64_t block;
 } run_t;
+
+/* A field of pages: weights or a moment. */
+typedef struct {
+    const char *from; /* NULL where there is none */
+    char *to;
+    const float *scales; /* one a cell, of INT8 and UINT8 */
+    float *scales_out;
+    int32_t form;
+    int32_t tensor;      /* its number, for its draws */
+    int32_t is_unsigned; /* what is above zero is never rounded to it */
+} field_t;
 
 typedef struct {
     int64_t elems, page_elems; /* of all pages, of one */
-    int64_t stride, stride_out; /* floats from a page's weights or state to the next one's */
+    int64_t stride, stride_out; /* bytes from a page's weights or state to the next one's */
     int32_t optimizer, contributions_count;
     const void *const *contributions;
     const int32_t *dtypes;
-    const float *weights, *state0, *state1, *average; /* NULL where there is none */
-    float *weights_out, *state0_out, *state1_out, *average_out;
+    field_t weights, state0, state1;
+    const float *average; /* NULL where there is none */
+    float *average_out;
     const run_t *runs;
     double *squares; /* one a block, or NULL */
     void *wire;
@@ -185,6 +203,121 @@ INLINE void finish_stores(void) {
 }
 
 INLINE int is_aligned(const void *pointer) { return ((uintptr_t)pointer & 63u) == 0; }
+
+/* ------------------------------------------------------------------ what is stored */
+
+typedef union { uint32_t bits; float value; } word_t;
+
+/* The finaliser of SplitMix64: a bijection without a pattern (Steele et al. 2014). */
+INLINE uint64_t mixed(uint64_t value) {
+    uint64_t z = value + 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* One draw for each element of a cell. */
+INLINE void draw_cell(const run_t *run, int tensor, int64_t at, uint32_t *drawn) {
+    uint64_t block = (uint64_t)(run->block + (at - run->start) / CELL);
+    uint64_t key = mixed(mixed(run->key ^ (uint64_t)tensor) ^ block);
+    uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
+    VECTOR for (int j = 0; j < CELL; j++) {
+        uint32_t x = low + (uint32_t)j * 0x9e3779b9u;
+        x = (x ^ x >> 16) * 0x7feb352du;
+        x = (x ^ x >> 15 ^ high) * 0x846ca68bu;
+        drawn[j] = x ^ x >> 16;
+    }
+}
+
+INLINE void widen_codes(const field_t *field, int64_t at, float *room) {
+    float scale = field->scales[at / CELL];
+    if (field->form == INT8) {
+        const int8_t *codes = (const int8_t *)field->from + at;
+        VECTOR for (int j = 0; j < CELL; j++) {
+            float code = (float)codes[j];
+            room[j] = code * fabsf(code) * (1.0f / 16129.0f) * scale;
+        }
+    } else {
+        const uint8_t *codes = (const uint8_t *)field->from + at;
+        VECTOR for (int j = 0; j < CELL; j++) {
+            float root = (float)codes[j] * (float)codes[j] * (1.0f / 65025.0f);
+            room[j] = root * root * scale;
+        }
+    }
+}
+
+/* The values of a cell: where they lie, or in `room`. */
+INLINE const float *widened(const field_t *field, int64_t at, float *room) {
+    if (field->form == FLOAT32) return (const float *)field->from + at;
+    if (field->form == BFLOAT16) {
+        const uint16_t *from = (const uint16_t *)field->from + at;
+        VECTOR for (int j = 0; j < CELL; j++) room[j] = from_bfloat16(from[j]);
+    } else {
+        widen_codes(field, at, room);
+    }
+    return room;
+}
+
+/* Above zero stays above it; a NaN becomes 0xffff. */
+INLINE void narrow_bfloat16(const float *values, const uint32_t *drawn, int is_unsigned,
+                            uint16_t *to) {
+    VECTOR for (int j = 0; j < CELL; j++) {
+        word_t as = {.value = values[j]};
+        uint32_t found = (as.bits + (drawn[j] >> 16)) >> 16;
+        if (is_unsigned) found |= (as.bits != 0) & (found == 0);
+        to[j] = (as.bits & 0x7fffffffu) > 0x7f800000u ? 0xffffu : (uint16_t)found;
+    }
+}
+
+/* place[j] lies between `lower[j]` and the next code, in squares or fourth powers of codes. */
+INLINE int32_t drawn_code(float lower, float low, float high, float place, uint32_t drawn) {
+    float chance = (float)(int32_t)(drawn >> 8) * 0x1p-24f;
+    return (int32_t)lower + (chance * (high - low) < place - low);
+}
+
+/* Returns the scale: the largest magnitude, NaN if one is not finite. In several loops, each of
+   which compilers make vectors of. */
+INLINE float narrow_codes(const float *values, const uint32_t *drawn, int form, uint8_t *to) {
+    ALIGNED float place[CELL], lower[CELL];
+    int32_t largest = 0;
+    for (int j = 0; j < CELL; j++) {
+        word_t as = {.value = values[j]};
+        int32_t size = (int32_t)(as.bits & 0x7fffffffu);
+        largest = size > largest ? size : largest;
+    }
+    word_t scale = {.bits = largest >= 0x7f800000 ? 0x7fc00000u : (uint32_t)largest};
+    float divisor = largest == 0 ? 1.0f : scale.value;
+    VECTOR for (int j = 0; j < CELL; j++) {
+        float part = fabsf(values[j]) / divisor;
+        place[j] = part < 1.0f ? part : 1.0f;
+    }
+    if (form == INT8) {
+        VECTOR for (int j = 0; j < CELL; j++) {
+            place[j] *= 16129.0f;
+            lower[j] = (float)(int32_t)sqrtf(place[j]);
+        }
+        VECTOR for (int j = 0; j < CELL; j++) {
+            word_t as = {.value = values[j]};
+            int32_t sign = (int32_t)as.bits >> 31;
+            float low = lower[j] * lower[j], high = (lower[j] + 1.0f) * (lower[j] + 1.0f);
+            int32_t code = drawn_code(lower[j], low, high, place[j], drawn[j]);
+            to[j] = (uint8_t)((code ^ sign) - sign);
+        }
+    } else {
+        VECTOR for (int j = 0; j < CELL; j++)
+            lower[j] = (float)(int32_t)(sqrtf(sqrtf(place[j])) * 255.0f);
+        VECTOR for (int j = 0; j < CELL; j++) {
+            float least = place[j] != 0.0f ? 1.0f : 0.0f;
+            lower[j] = lower[j] > least ? lower[j] : least;
+            place[j] *= 4228250625.0f;
+        }
+        VECTOR for (int j = 0; j < CELL; j++) {
+            float low = lower[j] * lower[j], high = (lower[j] + 1.0f) * (lower[j] + 1.0f);
+            to[j] = (uint8_t)drawn_code(lower[j], low * low, high * high, place[j], drawn[j]);
+        }
+    }
+    return scale.value;
+}
 
 /* ------------------------------------------------------------------ the sum and its squares */
 
@@ -414,8 +547,51 @@ INLINE void fetch_cell(const void *const *contributions, const int32_t *dtypes,
     }
 }
 
+INLINE int64_t bytes_of(int form) { return form == FLOAT32 ? 4 : form == BFLOAT16 ? 2 : 1; }
+
 INLINE void fetch_floats(const float *from) {
     for (int i = 0; i < CELL; i += 16) fetch(from + i);
+}
+
+INLINE void fetch_field(const field_t *field, int64_t at) {
+    const char *from = field->from + at * bytes_of(field->form);
+    fetch(from);
+    if (field->form <= BFLOAT16) fetch(from + 64);
+    if (field->form == FLOAT32) fetch(from + 128), fetch(from + 192);
+}
+
+/* Where the new values of a cell are computed: in their place, or in `room`. */
+INLINE float *target(const field_t *field, int64_t at, float *room, int past_cache) {
+    return past_cache || field->form != FLOAT32 ? room : (float *)field->to + at;
+}
+
+/* Store a cell that was computed in `room`. Weights become what is stored. */
+INLINE void store_field(const field_t *field, const run_t *run, int64_t at, float *room,
+                        int past_cache) {
+    ALIGNED uint32_t drawn[CELL];
+    ALIGNED uint16_t halves[CELL];
+    ALIGNED uint8_t codes[CELL];
+    if (field->form == FLOAT32) {
+        if (past_cache) store(field->to + at * 4, room, CELL * 4, 1);
+        return;
+    }
+    draw_cell(run, field->tensor, at, drawn);
+    if (field->form == BFLOAT16) {
+        narrow_bfloat16(room, drawn, field->is_unsigned, halves);
+        store(field->to + at * 2, halves, sizeof halves, past_cache);
+        if (field->tensor == 0) {
+            VECTOR for (int j = 0; j < CELL; j++) room[j] = from_bfloat16(halves[j]);
+        }
+    } else {
+        field->scales_out[at / CELL] = narrow_codes(room, drawn, field->form, codes);
+        store(field->to + at, codes, sizeof codes, past_cache);
+    }
+}
+
+INLINE void copy_field(const field_t *field, int64_t at) {
+    int64_t size = bytes_of(field->form);
+    memcpy(field->to + at * size, field->from + at * size, (size_t)(CELL * size));
+    if (field->scales) field->scales_out[at / CELL] = field->scales[at / CELL];
 }
 
 INLINE void cast_cell(const update_t *call, const float *weights, int64_t at, int past_cache) {
@@ -453,22 +629,28 @@ INLINE const any_float *measured_cell(const update_t *call, const plan_t *plan, 
 INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *run, double *lanes,
                          int64_t start, int64_t stop, int kind, int flags, int by_inverse) {
     ALIGNED float out0[CELL], out1[CELL], out2[CELL], out3[CELL], sum[CELL], old[CELL];
+    ALIGNED float in0[CELL], in1[CELL], in2[CELL];
+    const field_t *weights = &call->weights, *state0 = &call->state0, *state1 = &call->state1;
+    int past_cache = plan->past_cache;
     for (int64_t at = start; at < stop; at += CELL) {
-        float *w = plan->past_cache ? out0 : call->weights_out + at;
-        float *a = plan->past_cache ? out1 : call->state0_out + at;
-        float *b = plan->past_cache ? out2 : call->state1_out + at;
+        float *w = target(weights, at, out0, past_cache);
+        float *a = kind == SGD ? out1 : target(state0, at, out1, past_cache);
+        float *b = kind != ADAM ? out2 : target(state1, at, out2, past_cache);
         if (at + FETCH_AHEAD < call->elems) {
             fetch_cell(call->contributions, call->dtypes, call->contributions_count,
                        at + FETCH_AHEAD);
-            fetch_floats(call->weights + at + FETCH_AHEAD);
-            if (kind != SGD) fetch_floats(call->state0 + at + FETCH_AHEAD);
-            if (kind == ADAM) fetch_floats(call->state1 + at + FETCH_AHEAD);
+            fetch_field(weights, at + FETCH_AHEAD);
+            if (kind != SGD) fetch_field(state0, at + FETCH_AHEAD);
+            if (kind == ADAM) fetch_field(state1, at + FETCH_AHEAD);
             if (call->average) fetch_floats(call->average + at + FETCH_AHEAD);
         }
         const any_float *grad = measured_cell(call, plan, lanes, sum, at);
+        const float *now = widened(weights, at, in0);
+        const float *first = kind == SGD ? in1 : widened(state0, at, in1);
+        const float *second = kind != ADAM ? in2 : widened(state1, at, in2);
         if (plan->piece) {
             piece_sum(call, plan->piece, grad, at);
-            memcpy(old, call->weights + at, sizeof old);
+            memcpy(old, now, sizeof old);
         }
         if (plan->divide == 1) {
             VECTOR for (int j = 0; j < CELL; j++) sum[j] = grad[j] * plan->factor;
@@ -481,25 +663,18 @@ INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *
             VECTOR for (int j = 0; j < CELL; j++) sum[j] = grad[j] * call->scale;
             grad = sum;
         }
-        if (kind == ADAM)
-            adam_cell(run, flags, by_inverse, grad, call->weights + at, call->state0 + at,
-                      call->state1 + at, w, a, b);
-        else if (kind == LION)
-            lion_cell(run, flags, grad, call->weights + at, call->state0 + at, w, a);
-        else
-            sgd_cell(run, flags, kind == SGD_MOMENTUM, grad, call->weights + at,
-                     call->state0 + at, w, a);
-        if (call->average)
-            average_cell(run, call->average + at, w,
-                         plan->past_cache ? out3 : call->average_out + at);
+        if (kind == ADAM) adam_cell(run, flags, by_inverse, grad, now, first, second, w, a, b);
+        else if (kind == LION) lion_cell(run, flags, grad, now, first, w, a);
+        else sgd_cell(run, flags, kind == SGD_MOMENTUM, grad, now, first, w, a);
+        store_field(weights, run, at, w, past_cache);
+        if (kind != SGD) store_field(state0, run, at, a, past_cache);
+        if (kind == ADAM) store_field(state1, run, at, b, past_cache);
+        if (call->average) {
+            average_cell(run, call->average + at, w, past_cache ? out3 : call->average_out + at);
+            if (past_cache) store(call->average_out + at, out3, sizeof out3, 1);
+        }
         if (plan->piece) piece_weights(call, plan->piece, old, w, at);
         if (call->wire_dtype != NO_WIRE) cast_cell(call, w, at, plan->wire_past_cache);
-        if (plan->past_cache) {
-            if (call->average) store(call->average_out + at, out3, sizeof out3, 1);
-            store(call->weights_out + at, out0, sizeof out0, 1);
-            if (kind != SGD) store(call->state0_out + at, out1, sizeof out1, 1);
-            if (kind == ADAM) store(call->state1_out + at, out2, sizeof out2, 1);
-        }
     }
 }
 
@@ -536,28 +711,36 @@ INLINE int state_arrays(int optimizer) {
 /* Elements start..stop keep their values: the sum is measured at most. */
 static void copy_cells(const update_t *call, const plan_t *plan, double *lanes, int64_t start,
                        int64_t stop) {
-    ALIGNED float sum[CELL];
+    ALIGNED float sum[CELL], in0[CELL];
     int arrays = state_arrays(call->optimizer);
     for (int64_t at = start; at < stop; at += CELL) {
+        const float *now = widened(&call->weights, at, in0);
         if (call->squares || plan->piece) {
             const any_float *total = measured_cell(call, plan, lanes, sum, at);
             if (plan->piece) {
                 piece_sum(call, plan->piece, total, at);
-                piece_weights(call, plan->piece, call->weights + at, call->weights + at, at);
+                piece_weights(call, plan->piece, now, now, at);
             }
         }
         if (!call->in_place) {
-            memcpy(call->weights_out + at, call->weights + at, CELL * sizeof(float));
-            if (arrays > 0)
-                memcpy(call->state0_out + at, call->state0 + at, CELL * sizeof(float));
-            if (arrays > 1)
-                memcpy(call->state1_out + at, call->state1 + at, CELL * sizeof(float));
+            copy_field(&call->weights, at);
+            if (arrays > 0) copy_field(&call->state0, at);
+            if (arrays > 1) copy_field(&call->state1, at);
             if (call->average)
                 memcpy(call->average_out + at, call->average + at, CELL * sizeof(float));
         }
-        if (call->wire_dtype != NO_WIRE)
-            cast_cell(call, call->weights + at, at, plan->wire_past_cache);
+        if (call->wire_dtype != NO_WIRE) cast_cell(call, now, at, plan->wire_past_cache);
     }
+}
+
+/* The fields of the next page: so that elements are counted on. */
+static void next_page(field_t *field, const update_t *call) {
+    if (!field->from) return;
+    field->from += call->stride - call->page_elems * bytes_of(field->form);
+    field->to += call->stride_out - call->page_elems * bytes_of(field->form);
+    if (!field->scales) return;
+    field->scales += call->stride / 4 - call->page_elems / CELL;
+    field->scales_out += call->stride_out / 4 - call->page_elems / CELL;
 }
 
 /* A page whose first element is `start`. Runs lie in order, without gaps, and all borders are
@@ -593,23 +776,22 @@ void luwu_update(const update_t *call) {
         plan.factor = 1.0f / call->divisor;
     }
     plan.is_direct = call->contributions_count == 1 && call->dtypes[0] == FLOAT32;
-    plan.past_cache = !call->in_place && is_aligned(call->weights_out) &&
-                      is_aligned(call->state0_out) && is_aligned(call->state1_out) &&
-                      is_aligned(call->average_out) && call->stride_out % 16 == 0;
+    plan.past_cache = !call->in_place && is_aligned(call->weights.to) &&
+                      is_aligned(call->state0.to) && is_aligned(call->state1.to) &&
+                      is_aligned(call->average_out) && call->stride_out % 64 == 0;
     plan.wire_past_cache = call->wire_dtype != NO_WIRE && is_aligned(call->wire);
     piece.index = 0;
     plan.piece = call->pieces ? &piece : 0;
     update_t page = *call;
     const run_t *run = call->runs;
-    int arrays = state_arrays(call->optimizer);
-    int64_t gap = call->stride - call->page_elems, gap_out = call->stride_out - call->page_elems;
     for (int64_t start = 0; start < call->elems; start += call->page_elems) {
         run = update_page(&page, &plan, lanes, run, start);
-        page.weights += gap; /* so that elements are counted on */
-        page.weights_out += gap_out;
-        if (arrays > 0) page.state0 += gap, page.state0_out += gap_out;
-        if (arrays > 1) page.state1 += gap, page.state1_out += gap_out;
-        if (call->average) page.average += gap, page.average_out += gap_out;
+        next_page(&page.weights, call);
+        next_page(&page.state0, call);
+        next_page(&page.state1, call);
+        if (!call->average) continue;
+        page.average += call->stride / 4 - call->page_elems;
+        page.average_out += call->stride_out / 4 - call->page_elems;
     }
     finish_stores();
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -12,12 +13,17 @@ from luwu.base.digest import WeightsDigest
 from luwu.base.errors import ConfigError
 from luwu.layout import Layout, Share
 from luwu.wire.description import Description
+from luwu.wire.stored import (
+    BLOCK_ELEMS,
+    NEVER_NEGATIVE,
+    UPDATES,
+    WEIGHT,
+    scale_name,
+    stored_fields,
+)
 from switch_emu.node.kernels import kernel_name
+from switch_emu.node.kernels.narrow import STORED_TYPES, Stored, narrow, widen
 from switch_emu.store import DecidedStep, Field, PageKind, StoreConfig
-
-WEIGHT = "weight"
-UPDATES = "updates"
-"""Count of updates per segment of a page: Adam's step count (`runs.py`)."""
 
 
 class Pages(Protocol):
@@ -47,22 +53,24 @@ def store_config(description: Description, node: int = 0, replicas: int = 1) -> 
         )
     chunks = [layout.chunks[index] for index in Share(layout, node, replicas).chunks()]
     kernel = kernel_name(description.optimizer, description.state_fields)
-    kinds: dict[tuple[bool, int, int], int] = {}
+    kinds: dict[tuple[object, ...], int] = {}
     built: list[PageKind] = []
     page_kinds: list[int] = []
     for chunk in chunks:
         segments_count = layout.segments_count(chunk.index)
-        key = (chunk.trainable, chunk.elems, segments_count if chunk.trainable else 0)
+        key = (
+            chunk.trainable, chunk.elems, segments_count if chunk.trainable else 0,
+            chunk.state_dtype, chunk.master_dtype,
+        )  # fmt: skip
         if key not in kinds:
             kinds[key] = len(built)
-            fields = [Field(WEIGHT, "float32", chunk.elems)]
-            if chunk.trainable:
-                fields += [Field(name, "float32", chunk.elems) for name in description.state_fields]
-                fields.append(Field(UPDATES, "int64", segments_count))
+            stored = stored_fields(layout, chunk.index, description.state_fields)
             name = f"{description.optimizer if chunk.trainable else 'frozen'}-{chunk.elems}"
             if chunk.trainable:
                 name += f"-{segments_count}"
-            built.append(PageKind(name, tuple(fields)))
+            if chunk.state_dtype != "float32" or chunk.master_dtype != "float32":
+                name += f"-{chunk.master_dtype}-{chunk.state_dtype}"
+            built.append(PageKind(name, tuple(Field(*each) for each in stored)))
         page_kinds.append(kinds[key])
     return StoreConfig(
         kinds=tuple(built),
@@ -84,10 +92,39 @@ def node_layout_hash(description: Description, node: int, replicas: int) -> str:
     return of if replicas == 1 else f"{of}, {replicas} replicas"
 
 
-def field_view(kind: PageKind, record: memoryview, name: str) -> F32Array:
-    """One float32 field of a record, without a copy."""
+def field_view(kind: PageKind, record: memoryview, name: str) -> Stored:
+    """One field of a record as it is stored, without a copy."""
     start, stop = kind.range(name)
-    return np.frombuffer(record[start:stop], np.float32)
+    form = STORED_TYPES[kind.dtype(name)]
+    found: Stored = np.frombuffer(record[start:stop], form)
+    return found
+
+
+def store_values(kind: PageKind, record: memoryview, name: str, values: F32Array) -> None:
+    """Write float32 values into a field of a record, as it stores them, to the nearest."""
+    into, scales = field_view(kind, record, name), None
+    if into.itemsize == 1:
+        scales = field_view(kind, record, scale_name(name))
+    narrow(values, into, scales, None, is_unsigned=name in NEVER_NEGATIVE)
+
+
+def read_values(
+    read: Callable[[str, memoryview], None], dtype: str, name: str, into: memoryview
+) -> None:
+    """Fill `into`, float32, with what a page keeps of its weights or its state.
+
+    `read` fills memory with a field as it is stored; `dtype`: that of this field.
+    """
+    if dtype == "float32":
+        read(name, into)
+        return
+    out = np.frombuffer(into, np.float32)
+    stored, scales = np.empty(out.size, STORED_TYPES[dtype]), None
+    read(name, stored.view(np.uint8).data)
+    if stored.itemsize == 1:
+        scales = np.empty(out.size // BLOCK_ELEMS, np.float32)
+        read(scale_name(name), scales.view(np.uint8).data)
+    widen(stored, scales, out)
 
 
 def read_counts(read: Callable[[memoryview], None], kind: PageKind, into: memoryview) -> None:
@@ -116,7 +153,8 @@ def parameter_values(store: Pages, layout: Layout, version: int) -> Iterator[F32
                 continue
             if index != chunk_now:
                 weights = np.empty(chunk.elems, np.float32)
-                store.read_field(index, version, WEIGHT, weights.view(np.uint8).data)
+                read = partial(store.read_field, index, version)
+                read_values(read, chunk.master_dtype, WEIGHT, weights.view(np.uint8).data)
                 chunk_now = index
             yield weights[start - chunk.start : stop - chunk.start]
 

@@ -19,6 +19,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from luwu.layout import SUM_BYTES, Segment, Share
 from luwu.wire.averages import AVERAGE
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, decode_hyper
+from luwu.wire.stored import UPDATES, WEIGHT
 from switch_emu.node.block_norms import block_norms
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import (
@@ -47,8 +49,9 @@ from switch_emu.node.core.actions import (
 )
 from switch_emu.node.extent_pages import PageGroup, extent_pages, grouped
 from switch_emu.node.kernels import UpdateCall, UpdateKernel
+from switch_emu.node.kernels.narrow import widen
 from switch_emu.node.outgoing import Outgoing
-from switch_emu.node.pages import UPDATES, WEIGHT, field_view
+from switch_emu.node.pages import field_view, read_values, store_values
 from switch_emu.node.places import WeightsPlaces
 from switch_emu.node.plan import NodePlan
 from switch_emu.node.runs import UpdateCounts, update_runs
@@ -306,8 +309,9 @@ class Pipeline:
         hyper, counts = self._decoded(action.hyper), pages.counts
         assert counts is not None, "frozen pages are not updated"
         runs = update_runs(
-            self._layout, pages.segments, hyper, counts.by_segment(source.updates, absent), absent
-        )
+            self._layout, pages.segments, hyper, counts.by_segment(source.updates, absent), absent,
+            version=action.step + 1 if source.is_narrow else None,
+        )  # fmt: skip
         pieces = self.statistics.pieces(group) if hyper.measure else None
         with self._adder.terms(action.contributions, group.elems, group.start) as contributions:
             squares = self._kernel.update(
@@ -323,6 +327,8 @@ class Pipeline:
                     wire=group.part_of(wire.target),
                     measure=self._streaming,
                     pieces=pieces,
+                    scales=source.scales,
+                    scales_out=result.scales,
                 )
             )
         counts.count(source.updates, absent, result.updates)
@@ -466,16 +472,23 @@ class Pipeline:
             part = memory[index * page_bytes : (index + 1) * page_bytes]
             page = group.number + index
             if records is not None:
-                self._kernel.cast(field_view(pages.kind, records[index], WEIGHT), dtype, part)
-            elif dtype == "float32":
-                self._store.read_field(page, version, WEIGHT, part)
+                weights = field_view(pages.kind, records[index], WEIGHT)
+                if weights.dtype != np.float32:
+                    widen(weights, None, scratch.weights(group.page_elems))
+                    weights = scratch.weights(group.page_elems)
+                self._kernel.cast(weights, dtype, part)
+                continue
+            read = partial(self._store.read_field, page, version)
+            if dtype == "float32":
+                read_values(read, pages.kind.dtype(WEIGHT), WEIGHT, part)
             else:
                 weights = scratch.weights(group.page_elems)
-                self._store.read_field(page, version, WEIGHT, weights.view(np.uint8).data)
+                octets = weights.view(np.uint8).data
+                read_values(read, pages.kind.dtype(WEIGHT), WEIGHT, octets)
                 self._kernel.cast(weights, dtype, part)
 
     def _load(self, action: LoadPage, scratch: Scratch) -> None:
-        page, record = self._record_of(action.chunk, action.payload, scratch)
+        page, record = self._loaded(action.chunk, action.payload, scratch)
         try:
             self._store.write(page, 0, action.attempt, record)
         except StaleAttempt:
@@ -484,26 +497,45 @@ class Pipeline:
 
     def _fill(self, action: FillPage, scratch: Scratch) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
-        page, record = self._record_of(action.chunk, action.payload, scratch)
+        page = self._share.page(action.chunk)
+        kind, record = self._cleared(page, scratch)
+        payload: Any = action.payload
+        data, start = payload.view(), 0
+        for field in kind.fields:
+            at, end = kind.range(field.name)
+            record[at:end] = data[start : start + field.field_bytes]
+            start += field.field_bytes
         self._store.fill(page, record)
         self._span("fill", start_ns, chunk=action.chunk, bytes=record.nbytes)
         self._report(lambda: self._done_with(action.payload, self._core.page_filled(action)))
 
-    def _record_of(self, chunk: int, payload: Any, scratch: Scratch) -> tuple[int, memoryview]:
-        """The page of a chunk, and its record from what came: weights, then, if there is more,
-        optimizer state. An average that did not come is the weights."""
+    def _loaded(self, chunk: int, payload: Any, scratch: Scratch) -> tuple[int, memoryview]:
+        """The page of a chunk, and its record from what came: weights in float32, then, if there
+        is more, optimizer state and counts. An average that did not come is the weights."""
         page = self._share.page(chunk)
-        kind, record = self._store.config.kind(page), scratch.rows(page, 1).memory
-        np.frombuffer(record, np.uint8)[:] = 0
+        kind, record = self._cleared(page, scratch)
         data, start = payload.view(), 0
-        for field in kind.fields:
-            at, end = kind.range(field.name)
+        values_bytes = self._layout.chunks[chunk].sum_bytes
+        for name in (WEIGHT, *self._kernel.state_fields):
+            if not kind.has(name):
+                break  # frozen
             if start < len(data):
-                record[at:end] = data[start : start + field.field_bytes]
-                start += field.field_bytes
-            elif field.name == AVERAGE:
-                record[at:end] = data[: field.field_bytes]
+                values = data[start : start + values_bytes]
+                start += values_bytes
+            elif name == AVERAGE:
+                values = data[:values_bytes]
+            else:
+                continue
+            store_values(kind, record, name, np.frombuffer(values, np.float32))
+        if start < len(data):
+            record[slice(*kind.range(UPDATES))] = data[start:]
         return page, record
+
+    def _cleared(self, page: int, scratch: Scratch) -> tuple[PageKind, memoryview]:
+        """The kind of a page, and memory for its record."""
+        record = scratch.rows(page, 1).memory
+        np.frombuffer(record, np.uint8)[:] = 0
+        return self._store.config.kind(page), record
 
     @staticmethod
     def _done_with(payload: Any, actions: Sequence[Any]) -> Sequence[Any]:

@@ -16,13 +16,14 @@ import numpy as np
 
 from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.errors import ConfigError, LuwuError
-from luwu.layout import COUNT_BYTES, DTYPE_BYTES, Share
+from luwu.layout import COUNT_BYTES, DTYPE_BYTES, SUM_BYTES, Share
 from luwu.wire.averages import AVERAGE
 from luwu.wire.reading import ATTACHED, VersionFacts
 from luwu.wire.statistics import STATS
+from luwu.wire.stored import UPDATES, WEIGHT
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import ReadField
-from switch_emu.node.pages import UPDATES, WEIGHT, read_counts
+from switch_emu.node.pages import read_counts, read_values
 from switch_emu.node.statistics import Measured, Statistics
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import PageStore, Pin
@@ -151,12 +152,14 @@ class ReaderThread:
             return self._stats(read.chunk, pinned)
         pin, page = pinned.pin, self._share.page(read.chunk)
         kind = self._store.config.kind(page)
-        nbytes = kind.fields[kind.index(read.field)].field_bytes
+        dtype = kind.dtype(read.field)
+        nbytes = SUM_BYTES * kind.fields[kind.index(read.field)].elems
+        stored = partial(pin.read_field, page)
         is_cast = read.field in (WEIGHT, AVERAGE) and read.dtype != "float32"
         if is_cast:
             elems = layout.chunks[read.chunk].elems
             weights = np.empty(elems, np.float32)
-            pin.read_field(page, read.field, weights.view(np.uint8).data)
+            read_values(stored, dtype, read.field, weights.view(np.uint8).data)
             nbytes = elems * DTYPE_BYTES[read.dtype]
         if read.field == UPDATES:
             nbytes = COUNT_BYTES * layout.segments_count(read.chunk)
@@ -165,9 +168,9 @@ class ReaderThread:
             if is_cast:
                 self._cast(weights, read.dtype, memory)
             elif read.field == UPDATES:
-                read_counts(partial(pin.read_field, page, UPDATES), kind, memory)
+                read_counts(partial(stored, UPDATES), kind, memory)
             else:
-                pin.read_field(page, read.field, memory)
+                read_values(stored, dtype, read.field, memory)
         except BaseException:
             payload.drop()
             raise

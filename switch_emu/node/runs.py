@@ -17,29 +17,45 @@ import numpy as np
 from luwu.base.errors import StateError
 from luwu.layout import Layout, Segment, segment_runs
 from luwu.wire.hyper import StepHyper
+from luwu.wire.stored import BLOCK_ELEMS
 from switch_emu.node.extent_pages import PageGroup
 from switch_emu.node.kernels.interface import Run
+from switch_emu.node.kernels.narrow import Draw, draw_key
 
 
 def update_runs(
     layout: Layout, segments: Sequence[Segment], hyper: StepHyper, counts: Sequence[int],
-    absent: int,
+    absent: int, version: int | None = None,
 ) -> list[Run]:  # fmt: skip
     """The runs of one update of neighbouring pages.
 
     `segments`: those of all pages, each where it lies in them. `counts`: the updates of each so
-    far. `absent`: bitmap of the segments without a gradient.
+    far. `absent`: bitmap of the segments without a gradient. `version`: that is made, where
+    something is stored in fewer bits than float32: then a run is of one parameter, and has a draw.
     """
-    labels = [
-        None if absent >> index & 1 else (layout.parameters[segment.parameter].group, counts[index])
-        for index, segment in enumerate(segments)
-    ]
-    return [
-        Run(start=start, stop=stop, hyper=None)
-        if label is None
-        else Run(start=start, stop=stop, hyper=hyper.groups[label[0]], updates_count=label[1])
-        for start, stop, label in segment_runs(segments, labels)
-    ]
+
+    def label(index: int, segment: Segment) -> tuple[int, int, int, int] | None:
+        if absent >> index & 1:
+            return None
+        # Where the parameter would begin: alike in neighbours that are one piece of it.
+        origin = segment.chunk_start - segment.parameter_start
+        of = (-1, 0) if version is None else (segment.parameter, origin)
+        return layout.parameters[segment.parameter].group, counts[index], *of
+
+    labels = [label(index, segment) for index, segment in enumerate(segments)]
+    found = []
+    for start, stop, each in segment_runs(segments, labels):
+        if each is None:
+            found.append(Run(start=start, stop=stop, hyper=None))
+            continue
+        group, count, parameter, origin = each
+        draw = None
+        if version is not None:
+            draw = Draw(draw_key(version, parameter), (start - origin) // BLOCK_ELEMS)
+        found.append(
+            Run(start=start, stop=stop, hyper=hyper.groups[group], updates_count=count, draw=draw)
+        )
+    return found
 
 
 class UpdateCounts:

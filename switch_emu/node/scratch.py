@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from luwu.aggregate.sum_in_order import F32Array, sum_in_order
 from luwu.layout import DTYPE_BYTES, SUM_BYTES
 from luwu.protocol.contribution import Contribution
 from luwu.protocol.sum_order import Group, combined, depth, nested
-from switch_emu.node.pages import UPDATES, WEIGHT
+from luwu.wire.stored import UPDATES, WEIGHT, scale_name
+from switch_emu.node.kernels.narrow import STORED_TYPES, Stored
 from switch_emu.process.payload import Payload, terms_of
 from switch_emu.store import PageKind, StoreConfig, aligned_buffer
 from switch_emu.store.direct_io import BLOCK_BYTES
@@ -29,25 +30,40 @@ from switch_emu.store.views import RecordRows
 class RecordViews(NamedTuple):
     """The arrays of P pages' records, without a copy; C elements each."""
 
-    weights: F32Array
-    """float32 [P, C]"""
-    state: tuple[F32Array, ...]
-    """float32 [P, C] each."""
+    weights: Stored
+    """[P, C], as they are stored."""
+    state: tuple[Stored, ...]
+    """[P, C] each."""
+    scales: tuple[F32Array | None, ...]
+    """Of the state in 8 bits, float32 [P, C / 64]; empty if none is."""
     updates: np.ndarray
     """Counts of updates: int64 [P, W]; see `runs.UpdateCounts`."""
+
+    @property
+    def is_narrow(self) -> bool:
+        """True if something is stored in fewer bits than float32."""
+        return any(array.dtype != np.float32 for array in (self.weights, *self.state))
 
 
 def record_views(kind: PageKind, rows: RecordRows, state_fields: Sequence[str]) -> RecordViews:
     """Views of trained pages' records. `kind`: of any of them."""
 
-    def view(start: int, stop: int, dtype: type[np.generic]) -> np.ndarray:
+    def view(start: int, stop: int, dtype: Any) -> np.ndarray:
         size = np.dtype(dtype).itemsize
         shape, strides = (rows.count, (stop - start) // size), (rows.stride, size)
         return np.ndarray(shape, dtype, rows.memory, start, strides)
 
-    state = tuple(view(*kind.range(name), np.float32) for name in state_fields)
+    def stored(name: str) -> Stored:
+        return view(*kind.range(name), STORED_TYPES[kind.dtype(name)])
+
+    state = tuple(map(stored, state_fields))
+    scales = tuple(stored(scale_name(n)) if kind.has(scale_name(n)) else None for n in state_fields)
     counts = view(kind.range(UPDATES)[0], kind.record_bytes, np.int64)
-    return RecordViews(view(*kind.range(WEIGHT), np.float32), state, counts)
+    return RecordViews(stored(WEIGHT), state, scales if any(map(_is_there, scales)) else (), counts)
+
+
+def _is_there(array: object) -> bool:
+    return array is not None
 
 
 class Scratch:

@@ -31,6 +31,7 @@ DTYPE_BYTES = {
     "float16": 2,
     "int64": 8,
     "int32": 4,
+    "int8": 1,
     "uint8": 1,
 }
 """Dtypes of fields, and the bytes of one element."""
@@ -109,6 +110,14 @@ class PageKind:
         """Position of a field. Raises StateError if there is no such field."""
         self.range(field_name)
         return self._indexes[field_name]
+
+    def has(self, field_name: str) -> bool:
+        """True if there is such a field."""
+        return field_name in self._ranges
+
+    def dtype(self, field_name: str) -> str:
+        """The dtype of a field. Raises StateError if there is no such field."""
+        return self.fields[self.index(field_name)].dtype
 
     def range(self, field_name: str) -> tuple[int, int]:
         """(start, stop) in bytes of a field within the record, without the gap. Raises StateError

@@ -191,7 +191,9 @@ luwu.init()
 torch.manual_seed(1)
 model = torch.nn.Linear(128, 128)
 luwu.fully_shard(model)
-optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, average=luwu.ema(0.9))
+optimizer = luwu.optim.AdamW(
+    model.parameters(), lr=1e-2, average=luwu.ema(0.9), state_dtype="int8", master_dtype="bfloat16"
+)
 for step in range(optimizer.next_step, 12):
     if step == 6:
         wait_for(pathlib.Path("gate"))
@@ -209,10 +211,11 @@ luwu.finish()
 
 @pytest.mark.slow  # pages are lost and filled as wholes; tests/unit/test_averages.py has the rest
 @pytest.mark.feature("an average of the weights")
+@pytest.mark.feature("state in fewer bits")
 def test_an_average_survives_a_lost_node(tmp_path: Path) -> None:
     """I1, I3. Goal: weights and their average have the bits of a quiet run of one node, though one
-    of two is killed with its directory and filled. Method: kill -9, while workers wait at a
-    gate."""
+    of two is killed with its directory and filled; weights and moments in few bits. Method:
+    kill -9, while workers wait at a gate."""
     (tmp_path / "script.py").write_text(AVERAGING)
     (tmp_path / "gate").touch()
     shared = ("--workers", "2", "--chunk", "16KiB", "--durability", "process")

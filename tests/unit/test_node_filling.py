@@ -30,7 +30,7 @@ from tests.unit.test_node_parts import (
 def page_of(parts: Parts, chunk: int = 0, **own: Any) -> tuple[wire.Page, str, int]:
     """The arguments of a page that comes from another node."""
     m = parts.m(wire.Page, index=chunk, part=0, **own)
-    return m, f"page-{chunk}", parts.shard.record_bytes(chunk)
+    return m, f"page-{chunk}", parts.shard.stored_bytes(chunk)
 
 
 def test_a_node_that_does_not_count_is_emptied_and_filled() -> None:

@@ -21,7 +21,8 @@ from luwu.launch.hosts.nodes import check_nodes, is_node, node_result, node_role
 from luwu.launch.serving import decide_sizes
 from luwu.layout import Share
 from luwu.wire.description import Description
-from switch_emu.node.pages import WEIGHT, store_config, weights_digest
+from luwu.wire.stored import WEIGHT
+from switch_emu.node.pages import store_config, weights_digest
 from switch_emu.store import DecidedStep, FilePageStore
 from switch_emu.store.striped import StripedPages, node_count_of, node_directory
 from tests.simulate.job import make_layout

@@ -23,7 +23,7 @@ from torch import nn
 
 from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
 from luwu.base.tree import ranks_of
-from luwu.layout import Layout
+from luwu.layout import Layout, StoredDtypes
 from luwu.nic.reader import StateReader
 from luwu.training.base.interface import Nic
 from luwu.training.base.progress import Progress
@@ -109,6 +109,7 @@ class Session:
     def finalise(
         self, groups: Sequence[Sequence[Placeholder]], *, optimizer: str, update: str,
         state_fields: tuple[str, ...], hyper: Callable[[], bytes], norm_type: float = 2.0,
+        stored: Sequence[StoredDtypes] = (),
     ) -> None:  # fmt: skip
         """The optimizer is made: lay out the model, join the job."""
         if self.is_final:
@@ -122,7 +123,7 @@ class Session:
             raise ConfigError(f"update={update!r}: choose 'at_step' or 'streaming'")
         streaming = self.is_streaming = update == "streaming"
         self.clipping.use(norm_type)
-        self._lay_out(groups)
+        self._lay_out(groups, stored or [StoredDtypes()] * len(groups))
         description = Description(
             layout=self.model.layout,
             optimizer=optimizer,
@@ -139,7 +140,9 @@ class Session:
         )
         self.attachments.joined()
 
-    def _lay_out(self, groups: Sequence[Sequence[Placeholder]]) -> None:
+    def _lay_out(
+        self, groups: Sequence[Sequence[Placeholder]], stored: Sequence[StoredDtypes]
+    ) -> None:
         nic = self.nic
         shape = Shape(
             chunk_bytes=self.chunk_bytes,
@@ -147,7 +150,7 @@ class Session:
             node_count=nic.node_count,
             reshard_after_forward=nic.reshard_after_forward,
         )
-        self.model.lay_out(groups, shape)
+        self.model.lay_out(groups, stored, shape)
         if self.rank == 0:
             report_one_unit(nic.recorder, self.model)
             report_frozen(nic.recorder, self.model)

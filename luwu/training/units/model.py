@@ -11,15 +11,16 @@ A parameter belongs to the lowest unit that contains every module in which it is
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from torch import nn
 
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.base.quantities import format_bytes
-from luwu.layout import Layout, Parameter
+from luwu.layout import Layout, Parameter, StoredDtypes
 from luwu.layout import Unit as LayoutUnit
 from luwu.training.base.names import COMPILED, dtype_name
 from luwu.training.units.placeholder import Placeholder
@@ -77,8 +78,10 @@ class Model:
         """A call of fully_shard."""
         self.added.append(unit)
 
-    def lay_out(self, groups: Sequence[Sequence[Placeholder]], shape: Shape) -> None:
-        """The optimizer is made, with these groups.
+    def lay_out(
+        self, groups: Sequence[Sequence[Placeholder]], stored: Sequence[StoredDtypes], shape: Shape
+    ) -> None:
+        """The optimizer is made, with these groups, which are to be stored so.
 
         Raises: ConfigError if the model cannot be trained as it is.
         """
@@ -92,7 +95,13 @@ class Model:
         units = [unit for unit in _in_order(roots, unit_of) if unit.members]
         for unit in units:
             unit.choose_wire_dtype(_wire_dtype(unit))
-        layout = _layout(units, list(members), group_of, given, shape)
+        stored_as = {
+            placeholder: stored[group_of[placeholder]].of(
+                placeholder.numel(), is_embedding=_is_embedding(members[placeholder])
+            )
+            for placeholder in given
+        }
+        layout = _layout(units, list(members), group_of, stored_as, shape)
         for index, unit in enumerate(units):
             unit.take_place(index, layout, given)
         for root in roots.prefixes:
@@ -219,9 +228,17 @@ def _give_to_units(
         owner.members.append(members[placeholder])
 
 
+_FLOAT32: Final = StoredDtypes()
+
+
+def _is_embedding(member: Member) -> bool:
+    """True if it is the table of an embedding, in one of its places."""
+    return any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module, _ in member.places)
+
+
 def _layout(
     units: Sequence[Unit], order: Sequence[Placeholder], group_of: dict[Placeholder, int],
-    given: Container[Placeholder], shape: Shape,
+    given: Mapping[Placeholder, StoredDtypes], shape: Shape,
 ) -> Layout:  # fmt: skip
     wire_dtypes = {m.placeholder: unit.wire_dtype for unit in units for m in unit.members}
     index_of = {placeholder: index for index, placeholder in enumerate(order)}
@@ -234,6 +251,8 @@ def _layout(
                 wire_dtype=wire_dtypes[p],
                 trainable=p in given,
                 group=group_of[p],
+                state_dtype=given.get(p, _FLOAT32).state,
+                master_dtype=given.get(p, _FLOAT32).master,
             )
             for p in order
         ),

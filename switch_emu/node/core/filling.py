@@ -52,7 +52,7 @@ class Filling:
         )  # fmt: skip
         if not is_wanted or m.index in self._under_way:
             self._outbox.drop(payload)
-        elif payload_bytes != self._shard.record_bytes(m.index):
+        elif payload_bytes != self._shard.stored_bytes(m.index):
             self._outbox.note("node.misfit", level="WARNING", chunk=m.index, bytes=payload_bytes)
             self._outbox.drop(payload)
         else:

@@ -85,7 +85,7 @@ class FirstWeights:
 
     def _sizes(self, chunk: int) -> tuple[int, ...]:
         """Bytes of initial weights; or of weights, state fields and the counts of updates."""
-        return self._shard.layout.chunks[chunk].sum_bytes, self._shard.record_bytes(chunk)
+        return self._shard.layout.chunks[chunk].sum_bytes, self._shard.loaded_bytes(chunk)
 
     def _confirm(self, chunk: int) -> None:
         receipt = self._outbox.stamped(

@@ -6,6 +6,7 @@ from luwu.aggregate import Aggregator, Float32, make_aggregator
 from luwu.layout import Layout, Share
 from luwu.protocol.push_form import PushForm
 from luwu.wire.description import Description, parse_description
+from luwu.wire.stored import loaded_bytes, stored_bytes
 from switch_emu.node.core.actions import NodeNumber
 
 
@@ -65,10 +66,15 @@ class Shard:
         )
         self.trainable = tuple(sorted(extent for each in self.by_stripe for extent in each))
 
-    def record_bytes(self, chunk: int) -> int:
-        """Bytes of a chunk's weights, state fields and counts of updates, as they travel."""
+    def stored_bytes(self, chunk: int) -> int:
+        """Bytes of a chunk's page, as it travels from node to node."""
         assert self.description is not None
-        return self.layout.record_bytes(chunk, len(self.description.state_fields))
+        return stored_bytes(self.layout, chunk, self.description.state_fields)
+
+    def loaded_bytes(self, chunk: int) -> int:
+        """Bytes of a chunk's weights, state fields and counts of updates, as a script has them."""
+        assert self.description is not None
+        return loaded_bytes(self.layout, chunk, self.description.state_fields)
 
     def owns(self, chunk: int) -> bool:
         """True if a chunk exists and is this node's."""

@@ -15,7 +15,14 @@ from typing import Final
 
 from switch_emu.native.build import Built
 
-_SOURCES: Final = ("checked.py", "compiled.py", "interface.py", "portable.py", "selfcheck.py")
+_SOURCES: Final = (
+    "checked.py",
+    "compiled.py",
+    "interface.py",
+    "narrow.py",
+    "portable.py",
+    "selfcheck.py",
+)
 _TORCH_ARITHMETIC: Final = ("lib/libtorch_cpu.so", "lib/libtorch_cpu.dylib", "version.py")
 _TORCH_CHOOSES_BY: Final = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
 """Environment variables by which it takes other instructions."""

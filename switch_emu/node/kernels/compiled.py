@@ -18,6 +18,7 @@ from luwu.base.address import address_of, address_of_array
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.wire.averages import average_rate, keeps_average, without_average
 from luwu.wire.hyper import Number
+from luwu.wire.stored import NEVER_NEGATIVE
 from switch_emu.native.fold import DTYPES, Fold, Pointer, sources
 from switch_emu.node.kernels.interface import (
     NO_OPTIMIZER,
@@ -30,6 +31,8 @@ from switch_emu.node.kernels.interface import (
 )
 
 _NO_WIRE = -1
+_FORMS: Final = {"f": 0, "H": 1, "b": 3, "B": 4}
+"""How the library calls the types of `narrow.Stored`, by their character in numpy."""
 _OPTIMIZERS = {
     ("none", ()): 0,
     ("adam", ("m", "v")): 1,
@@ -61,6 +64,22 @@ class _Run(ctypes.Structure):
         ("eps", ctypes.c_float),
         ("step_size", ctypes.c_float),
         ("average", ctypes.c_float),
+        ("key", ctypes.c_uint64),
+        ("block", ctypes.c_int64),
+    )
+
+
+class _Field(ctypes.Structure):
+    """`field_t` of the source."""
+
+    _fields_ = (
+        ("read", Pointer),
+        ("written", Pointer),
+        ("scales", Pointer),
+        ("scales_out", Pointer),
+        ("form", ctypes.c_int32),
+        ("tensor", ctypes.c_int32),
+        ("is_unsigned", ctypes.c_int32),
     )
 
 
@@ -76,13 +95,10 @@ class _Update(ctypes.Structure):
         ("contributions_count", ctypes.c_int32),
         ("contributions", Pointer),
         ("dtypes", Pointer),
-        ("weights", Pointer),
-        ("state0", Pointer),
-        ("state1", Pointer),
+        ("weights", _Field),
+        ("state0", _Field),
+        ("state1", _Field),
         ("average", Pointer),
-        ("weights_out", Pointer),
-        ("state0_out", Pointer),
-        ("state1_out", Pointer),
         ("average_out", Pointer),
         ("runs", Pointer),
         ("squares", Pointer),
@@ -108,6 +124,7 @@ class CompiledKernel(UpdateKernel):
         self.name, self.state_fields = name, state_fields
         self._optimizer = _OPTIMIZERS[(optimizer, without_average(state_fields))]
         self._averages = keeps_average(state_fields)
+        self._is_unsigned = [name in NEVER_NEGATIVE for name in ("", *state_fields)]
         self._make_run = _MAKE_RUN.get(optimizer, _sgd_run)
         self._fold = Fold(library)
         self._update = library.luwu_update
@@ -135,16 +152,21 @@ class CompiledKernel(UpdateKernel):
                     place.flags = _UNCHANGED
                 else:
                     self._make_run(place, run.hyper, run.updates_count)
+                    if run.draw is not None:
+                        place.key, place.block = run.draw
                     if self._averages:
                         rate = average_rate(run.hyper, run.updates_count)
                         place.average, place.average_from_weights = _lerp(rate)
         count = -(-call.weights.size // NORM_BLOCK_ELEMS) if measure else 0
         squares = np.empty(count, np.float64)
-        old, new = self._addresses(call.read), self._addresses(call.written)
+        fields = self._fields(call)
+        average = call.state[-1] if self._averages else None
         native = _Update(
-            call.weights.size, call.weights.shape[-1], _stride(call.weights),
-            _stride(call.weights_out), self._optimizer, len(call.contributions),
-            ctypes.addressof(pointers), ctypes.addressof(dtypes), *old, *new,
+            call.weights.size, call.weights.shape[-1], call.weights.strides[0],
+            call.weights_out.strides[0], self._optimizer, len(call.contributions),
+            ctypes.addressof(pointers), ctypes.addressof(dtypes), *fields,
+            None if average is None else address_of_array(average),
+            None if average is None else address_of_array(call.state_out[-1]),
             ctypes.addressof(said),
             address_of_array(squares) if measure else None,
             None if wire is None else address_of(wire[0]),
@@ -156,11 +178,25 @@ class CompiledKernel(UpdateKernel):
         self._update(ctypes.addressof(native))
         return tuple(squares.tolist())
 
-    def _addresses(self, arrays: tuple[F32Array, ...]) -> list[int | None]:
-        """Addresses of the weights, two arrays of state and the average; None for a missing one."""
-        found: list[int | None] = [address_of_array(array) for array in arrays]
-        average = found.pop() if self._averages else None
-        return [*found, *[None] * (3 - len(found)), average]
+    def _fields(self, call: UpdateCall) -> list[_Field]:
+        """Weights and two arrays of state, which may be missing."""
+        count = len(call.read) - self._averages
+        none = (None,) * len(call.read)
+        scales, scales_out = (None, *call.scales), (None, *call.scales_out)
+        rows = zip(
+            call.read[:count], call.written[:count],
+            scales if call.scales else none, scales_out if call.scales_out else none, strict=False,
+        )  # fmt: skip
+        fields = [
+            _Field(
+                address_of_array(old), address_of_array(new),
+                None if scale is None else address_of_array(scale),
+                None if scale_out is None else address_of_array(scale_out),
+                _FORMS[old.dtype.char], tensor, self._is_unsigned[tensor],
+            )
+            for tensor, (old, new, scale, scale_out) in enumerate(rows)
+        ]  # fmt: skip
+        return fields + [_Field()] * (3 - count)
 
     def cast(self, weights: F32Array, dtype: str, into: memoryview) -> None:
         """See UpdateKernel. An update in place by no optimizer, with nothing measured."""
@@ -168,18 +204,13 @@ class CompiledKernel(UpdateKernel):
         at = address_of_array(weights)
         native = _Update(
             elems=weights.size, page_elems=weights.size, optimizer=_OPTIMIZERS[NO_OPTIMIZER, ()],
-            weights=at, weights_out=at, wire=address_of(into), wire_dtype=DTYPES[dtype],
+            weights=_Field(at, at), wire=address_of(into), wire_dtype=DTYPES[dtype],
             divisor=1.0, scale=1.0, in_place=True,
         )  # fmt: skip
         self._update(ctypes.addressof(native))
 
     def enter_thread(self) -> None:
         """See UpdateKernel: the library keeps nothing for a thread."""
-
-
-def _stride(pages: F32Array) -> int:
-    """Floats from a page to the next one."""
-    return pages.strides[0] // pages.itemsize
 
 
 def _adam_run(place: _Run, hyper: Mapping[str, Number], updates_count: int) -> None:

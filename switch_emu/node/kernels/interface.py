@@ -1,6 +1,7 @@
 """The interface of update kernels; versions differ in speed only, never in a bit.
 
-One update of P neighbouring pages of C elements each, in float32 throughout:
+One update of P neighbouring pages of C elements each, in float32 throughout; what is stored in
+fewer bits (`narrow.py`) is widened before, and rounded after, by the draws of its run:
 
     total = c0 + c1 + ...             from left to right; narrow types are widened exactly
     mean  = total / float32(divisor)  and, if scale < 1, * float32(scale)
@@ -37,6 +38,9 @@ from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
 from switch_emu.native.fold import CELL_ELEMS
+from switch_emu.node.kernels.narrow import STORED_TYPES, Draw, Stored
+
+Scales = tuple[F32Array | None, ...]
 
 NO_OPTIMIZER = "none"
 """Name of the kernel that updates nothing; it needs no runs."""
@@ -55,6 +59,9 @@ class Run:
     """Hyper-parameters of their group; None: these elements keep their weights and state."""
     updates_count: int = 0
     """Updates of these elements before this one."""
+    draw: Draw | None = None
+    """How they are rounded; needed where something is stored in fewer bits than float32. The
+    elements are then neighbours in one parameter, from a multiple of 64 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +85,18 @@ class Pieces:
 class UpdateCall:
     """One update of some pages.
 
-    Shapes: weights, each array of state and what is written: float32 [P, C], or [C] for one page.
+    Shapes: weights, each array of state and what is written: [P, C], or [C] for one page, float32
+    or another type of `narrow.Stored`; an average is float32.
     A page's elements have no gap between them; pages may lie apart, the arrays that are read all
     alike and those that are written too. Contributions, runs and the wire cover P * C elements.
     In place if `*_out` are the arrays read; else they are disjoint from these, never partly.
     """
 
     contributions: Contributions
-    weights: F32Array
-    state: tuple[F32Array, ...]
-    weights_out: F32Array
-    state_out: tuple[F32Array, ...]
+    weights: Stored
+    state: tuple[Stored, ...]
+    weights_out: Stored
+    state_out: tuple[Stored, ...]
     runs: Sequence[Run]
     divisor: float
     scale: float
@@ -98,16 +106,25 @@ class UpdateCall:
     """Return the block squares of the sum."""
     pieces: Pieces | None = None
     """Parts of the pages that are measured apart."""
+    scales: Scales = ()
+    """Scales of the state in 8 bits, float32 [P, C / 64] or [C / 64], None for others; () if none
+    is."""
+    scales_out: Scales = ()
 
     @property
-    def read(self) -> tuple[F32Array, ...]:
+    def read(self) -> tuple[Stored, ...]:
         """Weights and state as they are read."""
         return (self.weights, *self.state)
 
     @property
-    def written(self) -> tuple[F32Array, ...]:
+    def written(self) -> tuple[Stored, ...]:
         """Weights and state as they are written."""
         return (self.weights_out, *self.state_out)
+
+    @property
+    def is_narrow(self) -> bool:
+        """True if something is stored in fewer bits than float32."""
+        return any(array.dtype != np.float32 for array in self.read)
 
 
 class UpdateKernel(Protocol):
@@ -118,7 +135,7 @@ class UpdateKernel(Protocol):
     version: str
     """Its version, "compiled" or "portable": for logs and reports."""
     state_fields: tuple[str, ...]
-    """float32 arrays kept beside the weights; the average is the last."""
+    """Arrays kept beside the weights; the average is the last."""
 
     def fold(
         self, contributions: Contributions, before: F32Array | None, out: F32Array
@@ -178,15 +195,18 @@ def check_update(kernel: UpdateKernel, call: UpdateCall) -> bool:
     check_contributions(call.contributions, elems)
     if not len(read) == len(written) == 1 + len(kernel.state_fields):
         raise ValueError(f"{len(read)} and {len(written)} arrays; state: {kernel.state_fields}")
-    for arrays in (read, written):
-        for array in arrays:
-            _check_pages(array, shape, arrays[0].strides)
+    for arrays, scales in ((read, call.scales), (written, call.scales_out)):
+        for array, like in zip(arrays, read, strict=True):
+            _check_pages(array, like.dtype, shape, arrays[0])
+        _check_scales(arrays[1:], scales)
     same = [
         address_of_array(left) == address_of_array(right)
         for left, right in zip(read, written, strict=True)
     ]
     if any(same) and not (all(same) and read[0].strides == written[0].strides):
         raise ValueError("an update is in place for all arrays or for none")
+    if call.is_narrow and any(run.hyper is not None and run.draw is None for run in call.runs):
+        raise ValueError("a run of what is stored in fewer bits has no draw")
     at = 0
     for run in call.runs:
         if run.start != at or run.stop <= at or run.stop % CELL_ELEMS:
@@ -225,18 +245,37 @@ def _check_pieces(pieces: Pieces, elems: int) -> None:
         raise ValueError(f"piece {start}..{stop} is not within a block, in order, on a cell")
 
 
-def _check_pages(array: F32Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-    page_bytes = 4 * shape[-1]
-    is_like = array.dtype == np.float32 and array.shape == shape and array.strides == strides
-    is_one = len(shape) == 1 and strides == (4,)
-    are_apart = len(shape) == 2 and strides[1] == 4 and strides[0] >= page_bytes
-    if not is_like or not (is_one or are_apart) or strides[0] % 4:
+def _check_pages(
+    array: Stored, dtype: np.dtype[np.generic], shape: tuple[int, ...], beside: Stored
+) -> None:  # fmt: skip
+    size = array.itemsize
+    is_like = array.dtype == dtype and array.dtype in STORED_TYPES.values() and array.shape == shape
+    is_one = len(shape) == 1 and array.strides == (size,)
+    are_apart = (
+        len(shape) == 2
+        and array.strides[1:] == (size,)
+        and array.strides[0] == beside.strides[0] >= size * shape[-1]
+    )
+    if not is_like or not (is_one or are_apart) or (are_apart and array.strides[0] % 4):
         raise ValueError(
-            f"{array.dtype} {array.shape}, strides {array.strides}, are not float32 {list(shape)} "
-            f"in pages that lie like the others, {strides} apart"
+            f"{array.dtype} {array.shape}, strides {array.strides}, are not {dtype} {list(shape)} "
+            f"in pages that lie like the others, {beside.strides} apart"
         )
     if are_apart and shape[0] > 1 and shape[1] % NORM_BLOCK_ELEMS:
         raise ValueError(f"{shape[0]} pages of {shape[1]} elements do not all begin with a block")
+
+
+def _check_scales(arrays: tuple[Stored, ...], scales: Scales) -> None:
+    """Raises ValueError unless each array of state in 8 bits has its scales."""
+    for array, scale in zip(arrays, scales or (None,) * len(arrays), strict=True):
+        if (array.itemsize == 1) != (scale is not None):
+            raise ValueError(f"{array.dtype} with scales {scale}")
+        if scale is None:
+            continue
+        expected = (*array.shape[:-1], array.shape[-1] // CELL_ELEMS)
+        is_like = scale.dtype == np.float32 and scale.shape == expected
+        if not is_like or scale.strides != (*array.strides[:-1], 4):
+            raise ValueError(f"{scale.dtype} {scale.shape} are not scales of {array.shape}")
 
 
 def _check_array(array: F32Array, elems: int) -> None:

@@ -24,16 +24,20 @@ from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.averages import average_rate, keeps_average
 from luwu.wire.hyper import Number
+from luwu.wire.stored import NEVER_NEGATIVE
+from switch_emu.native.fold import CELL_ELEMS
 from switch_emu.node.kernels.interface import (
     Contributions,
     Pieces,
     Run,
+    Scales,
     UpdateCall,
     UpdateKernel,
     check_cast,
     check_fold,
     check_update,
 )
+from switch_emu.node.kernels.narrow import Stored, draws, narrow, widen
 
 BLOCK_ELEMS = 256 * 1024
 """Elements worked on at a time; a multiple of NORM_BLOCK_ELEMS."""
@@ -149,12 +153,7 @@ class PortableKernel(UpdateKernel):
             target = None if wire is None else _target(*wire)
             page_elems = call.weights.shape[-1]
             for index, start in enumerate(range(0, elems, page_elems)):
-                page = _Page(
-                    start=start,
-                    read=[np.atleast_2d(array)[index] for array in call.read],
-                    written=[np.atleast_2d(array)[index] for array in call.written],
-                    in_place=in_place,
-                )
+                page = _Page.of(call, index, start, in_place=in_place)
                 for block in _blocks(start, start + page_elems):
                     self._update_block(call, page, block, work, sources, lanes, target)
         if wire is not None and target is not None:
@@ -167,19 +166,22 @@ class PortableKernel(UpdateKernel):
     ) -> None:  # fmt: skip
         pieces = call.pieces
         here = slice(block.start - page.start, block.stop - page.start)
-        tensors = tuple(_tensor(array[here]) for array in page.written)
+        tensors = tuple(
+            _tensor(array[here] if array.dtype == np.float32 else page.widened(tensor, here))
+            for tensor, array in enumerate(page.written)
+        )
         total = work.sum_of(sources, block)
         if call.measure:
             work.square(total, lanes, block)
         if pieces is not None:
             work.square_pieces(pieces, 0, total, block)
-            before = work.copied(_tensor(page.read[0][here]))
+            is_stored = page.read[0].dtype == np.float32
+            before = work.copied(_tensor(page.read[0][here]) if is_stored else tensors[0])
         if self._step is not None:
             total = work.mean(total, call.divisor, call.scale)
         if not page.in_place:
-            for old, new in zip(page.read, page.written, strict=True):
-                np.copyto(new[here], old[here])
-        self._run(tensors, total, block, call.runs)
+            page.copy(here)
+        self._run(page, tensors, total, block, call.runs)
         if pieces is not None:
             work.square_pieces(pieces, 1, tensors[0], block)
             change = torch.sub(tensors[0], before, out=before)
@@ -187,19 +189,26 @@ class PortableKernel(UpdateKernel):
         if target is not None:
             target[block].copy_(tensors[0])
 
-    def _run(self, tensors: tuple[Any, ...], mean: Any, block: slice, runs: Sequence[Run]) -> None:
-        """Update a block: its tensors, and its mean gradient."""
+    def _run(
+        self, page: _Page, tensors: tuple[Any, ...], mean: Any, block: slice, runs: Sequence[Run]
+    ) -> None:
+        """Update a block of a page: its tensors, and its mean gradient."""
         if self._step is None:
             return
         for run in runs:
             start, stop = max(run.start, block.start), min(run.stop, block.stop)
-            if start < stop and run.hyper is not None:
-                cut = slice(start - block.start, stop - block.start)
-                weights, *state = (tensor[cut] for tensor in tensors)
-                average = state.pop() if self._averages else None
-                self._step(weights, mean[cut], tuple(state), run.updates_count, run.hyper)
-                if average is not None:
-                    average.lerp_(weights, average_rate(run.hyper, run.updates_count))
+            if start >= stop or run.hyper is None:
+                continue
+            cut = slice(start - block.start, stop - block.start)
+            weights, *state = (tensor[cut] for tensor in tensors)
+            average = state.pop() if self._averages else None
+            self._step(weights, mean[cut], tuple(state), run.updates_count, run.hyper)
+            for tensor, name in enumerate(("", *self.state_fields)):
+                if page.written[tensor].dtype != np.float32:
+                    values = tensors[tensor][cut].numpy()
+                    page.store(tensor, values, run, start, is_unsigned=name in NEVER_NEGATIVE)
+            if average is not None:
+                average.lerp_(weights, average_rate(run.hyper, run.updates_count))
 
     def cast(self, weights: F32Array, dtype: str, into: memoryview) -> None:
         """See UpdateKernel."""
@@ -227,13 +236,67 @@ STEPS: Final[Mapping[str, Step | None]] = {
 
 
 class _Page(NamedTuple):
-    """Arrays of one page, each float32 [C]."""
+    """Arrays of one page, each [C]; scales [C / 64]."""
 
     start: int
     """Its first element, from the first page on."""
-    read: Sequence[F32Array]
-    written: Sequence[F32Array]
+    read: Sequence[Stored]
+    written: Sequence[Stored]
+    scales: Scales
+    """Of the weights, which have none, and of the state; empty if none has."""
+    scales_out: Scales
     in_place: bool
+
+    @classmethod
+    def of(cls, call: UpdateCall, index: int, start: int, *, in_place: bool) -> _Page:
+        """That page of a call."""
+
+        def row(array: Any) -> Any:
+            return None if array is None else np.atleast_2d(array)[index]
+
+        return cls(
+            start=start,
+            read=list(map(row, call.read)),
+            written=list(map(row, call.written)),
+            scales=tuple(map(row, (None, *call.scales))),
+            scales_out=tuple(map(row, (None, *call.scales_out))),
+            in_place=in_place,
+        )
+
+    def copy(self, here: slice) -> None:
+        """Some elements, as they are stored."""
+        for old, new in zip(self.read, self.written, strict=True):
+            np.copyto(new[here], old[here])
+        cells = _cells(here)
+        for scale, scale_out in zip(self.scales, self.scales_out, strict=True):
+            if scale is not None and scale_out is not None:
+                np.copyto(scale_out[cells], scale[cells])
+
+    def widened(self, tensor: int, here: slice) -> F32Array:
+        """The values of some elements of what is not stored in float32."""
+        values = np.empty(here.stop - here.start, np.float32)
+        scale = self.scales[tensor] if self.read[tensor].itemsize == 1 else None
+        widen(self.read[tensor][here], None if scale is None else scale[_cells(here)], values)
+        return values
+
+    def store(
+        self, tensor: int, values: F32Array, run: Run, start: int, *, is_unsigned: bool
+    ) -> None:
+        """Store new values of elements of a run, from `start` on. Weights become what is stored."""
+        assert run.draw is not None
+        here = slice(start - self.start, start - self.start + len(values))
+        blocks = _cells(slice(start - run.start, start - run.start + len(values)))
+        drawn = draws(run.draw, tensor, range(blocks.start, blocks.stop))
+        into = self.written[tensor][here]
+        scale = self.scales_out[tensor] if into.itemsize == 1 else None
+        scales = None if scale is None else scale[_cells(here)]
+        narrow(values, into, scales, drawn, is_unsigned=is_unsigned)
+        if tensor == 0:
+            widen(into, None, values)
+
+
+def _cells(elems: slice) -> slice:
+    return slice(elems.start // CELL_ELEMS, elems.stop // CELL_ELEMS)
 
 
 class _Work:

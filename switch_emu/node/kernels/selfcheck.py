@@ -7,12 +7,17 @@ was found equal once is so again (`checked.py`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from luwu.aggregate.sum_in_order import F32Array
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
-from switch_emu.node.kernels.interface import Pieces, Run, UpdateCall, UpdateKernel
+from luwu.wire.stored import BLOCK_ELEMS, NEVER_NEGATIVE, field_dtype
+from switch_emu.node.kernels.interface import Pieces, Run, Scales, UpdateCall, UpdateKernel
+from switch_emu.node.kernels.narrow import STORED_TYPES, Draw, Stored, draw_key, narrow, widen
 
 ELEMS = 4096 + 192
 
@@ -48,64 +53,115 @@ _AVERAGES: tuple[dict[str, Number], ...] = (
 )  # fmt: skip
 
 
+_FORMS = (("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "int8"))
+"""(masters, moments) that are compared."""
+
+
 def difference(found: UpdateKernel, expected: UpdateKernel, optimizer: str) -> str | None:
     """The first difference of the two kernels; None if every bit is the same."""
-    values = _values(4 + len(expected.state_fields))
-    start = values[: 1 + len(expected.state_fields)]
+    for master, state in _FORMS if optimizer != "none" else _FORMS[:1]:
+        wrong = _difference(found, expected, optimizer, master, state)
+        if wrong is not None:
+            return wrong if (master, state) == _FORMS[0] else f"{wrong}, {master} and {state}"
+    return None
+
+
+def _difference(
+    found: UpdateKernel, expected: UpdateKernel, optimizer: str, master: str, state: str
+) -> str | None:
+    fields = expected.state_fields
+    values = _values(4 + len(fields))
     hypers = [of | average for of, average in zip(HYPER[optimizer], _AVERAGES, strict=True)]
-    for array in start[2:]:
+    for array in values[2 : 1 + len(fields)]:
         np.abs(array, out=array)  # v is never negative
-    kept = [[array.copy() for array in start] for _ in range(2)]
+    kept = [_Kept.of(values[: 1 + len(fields)], fields, master, state) for _ in range(2)]
     for updates, (dtypes, wire, divisor, in_place) in enumerate(_CASES):
         contributions = [
             (memoryview(_as(dtype, values[-1 - index % 3])), dtype)
             for index, dtype in enumerate(dtypes)
         ]
         results = []
-        for kernel, arrays in zip((found, expected), kept, strict=True):
-            outs = arrays if in_place else [np.zeros_like(array) for array in arrays]
+        for number, (kernel, old) in enumerate(zip((found, expected), kept, strict=True)):
+            new = old if in_place else old.empty()
             octets = np.zeros(ELEMS * DTYPE_BYTES[wire], np.uint8)
             pieces = Pieces.of(_PIECES)
             squares = kernel.update(
                 UpdateCall(
                     contributions=contributions,
-                    weights=arrays[0],
-                    state=tuple(arrays[1:]),
-                    weights_out=outs[0],
-                    state_out=tuple(outs[1:]),
+                    weights=old.arrays[0],
+                    state=old.arrays[1:],
+                    weights_out=new.arrays[0],
+                    state_out=new.arrays[1:],
                     runs=[
-                        Run(
-                            start=0,
-                            stop=2048 + 64,
-                            hyper=hypers[0],
-                            updates_count=updates,
-                        ),
+                        _run(0, 2048 + 64, hypers[0], updates),
                         Run(start=2048 + 64, stop=4096 - 128, hyper=None),
-                        Run(start=4096 - 128, stop=ELEMS, hyper=hypers[1]),
+                        _run(4096 - 128, ELEMS, hypers[1], updates),
                     ],
                     divisor=divisor,
                     scale=1.0 if in_place else 0.7,
                     wire=(octets.data, wire),
                     measure=True,
                     pieces=pieces,
+                    scales=old.scales,
+                    scales_out=new.scales,
                 )
             )
+            weights = np.empty(ELEMS, np.float32)
+            widen(new.arrays[0], None, weights)
             cast = np.zeros_like(octets)
-            kernel.cast(outs[0], wire, cast.data)
+            kernel.cast(weights, wire, cast.data)
             total = np.empty(ELEMS, np.float32)
-            folded = kernel.fold(contributions, arrays[0], total)
-            arrays[:] = outs
+            folded = kernel.fold(contributions, weights, total)
+            kept[number] = new
+            scales = [scale for scale in new.scales if scale is not None]
             measured = (np.array(squares), pieces.squares, total, np.array(folded))
-            results.append((*outs, octets, cast, *measured))
+            results.append((*new.arrays, octets, cast, *measured, *scales))
         names = (
-            "weights", *expected.state_fields, "wire", "cast", "squares", "squares of pieces",
-            "fold", "folded squares",
+            "weights", *fields, "wire", "cast", "squares", "squares of pieces", "fold",
+            "folded squares", *(f"scales {index}" for index in range(len(results[0]))),
         )  # fmt: skip
-        for name, left, right in zip(names, *results, strict=True):
+        for name, left, right in zip(names, *results, strict=False):
             count = int((left.view(np.uint8) != right.view(np.uint8)).sum())
             if count:
                 return f"{name} differ in {count} bytes ({'+'.join(dtypes)}, update {updates + 1})"
     return None
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Weights and state of a page, and scales."""
+
+    arrays: tuple[Stored, ...]
+    scales: Scales
+
+    @classmethod
+    def of(
+        cls, values: Sequence[F32Array], fields: Sequence[str], master: str, state: str
+    ) -> _Kept:
+        """Stored so."""
+        arrays: list[Stored] = []
+        scales: list[F32Array | None] = []
+        for name, each in zip(("", *fields), values, strict=True):
+            dtype = field_dtype(name, state) if name else master
+            array, scale = np.empty(each.size, STORED_TYPES[dtype]), None
+            if array.itemsize == 1:
+                scale = np.empty(each.size // BLOCK_ELEMS, np.float32)
+            narrow(each, array, scale, None, is_unsigned=name in NEVER_NEGATIVE)
+            arrays.append(array)
+            scales.append(scale)
+        return cls(tuple(arrays), tuple(scales[1:]) if state == "int8" else ())
+
+    def empty(self) -> _Kept:
+        """Room for another one."""
+        return _Kept(
+            tuple(map(np.zeros_like, self.arrays)),
+            tuple(None if scale is None else np.zeros_like(scale) for scale in self.scales),
+        )
+
+
+def _run(start: int, stop: int, hyper: Mapping[str, Number], updates: int) -> Run:
+    draw = Draw(draw_key(updates, 3), start)
+    return Run(start=start, stop=stop, hyper=hyper, updates_count=updates, draw=draw)
 
 
 _PIECES = ((0, 64), (64, 101), (192, 2240), (2240, 4096), (4096, 4161))

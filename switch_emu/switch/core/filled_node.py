@@ -12,6 +12,7 @@ from typing import Final
 
 from luwu.layout import Share
 from luwu.protocol.outbox import Outbox
+from luwu.wire.stored import stored_bytes
 
 STEP_MAX_S: Final = 60.0
 """Longer steps, and pauses between steps, count as this long: else the step after one would take
@@ -23,7 +24,7 @@ class FilledNode:
 
     def __init__(
         self, outbox: Outbox, share: Share, filling: int, *, first_step: int,
-        state_fields_count: int, bytes_per_s: float, since_ns: int,
+        state_fields: tuple[str, ...], bytes_per_s: float, since_ns: int,
     ) -> None:  # fmt: skip
         """`filling`: the number of its filling (`wire.Adopt.filling`); `first_step`: the first step
         that it takes part in, for which pages may be copied since `since_ns`."""
@@ -32,7 +33,7 @@ class FilledNode:
         extents, layout = share.extents(), share.layout
         self._places = {each.index: place for place, each in enumerate(extents)}
         self._bytes = [
-            sum(layout.record_bytes(chunk, state_fields_count) for chunk in each.chunks)
+            sum(stored_bytes(layout, chunk, state_fields) for chunk in each.chunks)
             for each in extents
         ]
         self._chunks_to = [0, *accumulate(len(each.chunks) for each in extents)]

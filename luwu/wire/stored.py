@@ -1,0 +1,90 @@
+"""What a page keeps of a chunk: its fields, with their dtypes and sizes.
+
+    float32 moments    weight | m | v | updates                        12 bytes an element
+    int8 moments       weight | m | m.scale | v | v.scale | updates    6.125
+
+Weights are in the chunk's `master_dtype`, moments in its `state_dtype`. In 8 bits a moment is kept
+by blocks of 64 elements, each with a float32 scale in the field after it: int8 where it may be
+negative, uint8 where it may not. A block lies in one parameter, and no chunk cuts it, for
+parameters and chunks begin with multiples of 64 elements. An average of the weights is float32.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from luwu.base.limits import ALIGN_ELEMS
+from luwu.layout import COUNT_BYTES, Layout
+from luwu.wire.averages import AVERAGE
+
+WEIGHT: Final = "weight"
+UPDATES: Final = "updates"
+"""Counts of updates, one for each segment of a page: Adam's step count."""
+
+BLOCK_ELEMS: Final = ALIGN_ELEMS
+"""Elements that share a scale."""
+NEVER_NEGATIVE: Final = ("v",)
+"""Moments of squares."""
+
+FIELD_DTYPE_BYTES: Final = {
+    "float32": 4,
+    "bfloat16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "int64": COUNT_BYTES,
+}
+
+
+class StoredField(NamedTuple):
+    """One array of a page."""
+
+    name: str
+    dtype: str
+    elems: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes without a gap."""
+        return self.elems * FIELD_DTYPE_BYTES[self.dtype]
+
+
+def scale_name(field: str) -> str:
+    """The field that has the scales of one in 8 bits."""
+    return f"{field}.scale"
+
+
+def field_dtype(field: str, state_dtype: str) -> str:
+    """The dtype of a field of state, where moments are kept in this one."""
+    if field == AVERAGE:
+        return "float32"
+    return "uint8" if state_dtype == "int8" and field in NEVER_NEGATIVE else state_dtype
+
+
+def stored_fields(
+    layout: Layout, chunk: int, state_fields: tuple[str, ...]
+) -> tuple[StoredField, ...]:
+    """The fields of a chunk's page, in their order; frozen chunks have weights alone."""
+    place = layout.chunks[chunk]
+    if not place.trainable:
+        return (StoredField(WEIGHT, "float32", place.elems),)
+    found = [StoredField(WEIGHT, place.master_dtype, place.elems)]
+    for name in state_fields:
+        dtype = field_dtype(name, place.state_dtype)
+        found.append(StoredField(name, dtype, place.elems))
+        if dtype in ("int8", "uint8"):
+            found.append(StoredField(scale_name(name), "float32", place.elems // BLOCK_ELEMS))
+    found.append(StoredField(UPDATES, "int64", layout.segments_count(chunk)))
+    return tuple(found)
+
+
+def stored_bytes(layout: Layout, chunk: int, state_fields: tuple[str, ...]) -> int:
+    """Bytes of all that is stored of a chunk, as it travels from node to node."""
+    return sum(field.nbytes for field in stored_fields(layout, chunk, state_fields))
+
+
+def loaded_bytes(layout: Layout, chunk: int, state_fields: tuple[str, ...]) -> int:
+    """Bytes of the same where a script brings it: all values in float32."""
+    place = layout.chunks[chunk]
+    if not place.trainable:
+        return place.sum_bytes
+    return (1 + len(state_fields)) * place.sum_bytes + COUNT_BYTES * layout.segments_count(chunk)
