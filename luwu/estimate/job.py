@@ -20,7 +20,7 @@ from luwu.launch.serving import (
 )
 from luwu.launch.supervisor import threads_per_worker
 from luwu.launch.switch_memory import widest_plan
-from luwu.layout import Layout, Parameter, Unit
+from luwu.layout import Layout, Parameter, StoredDtypes, Unit
 from luwu.measure.floors import Floors, core_count, measure_floors
 from luwu.measure.timing import Samples
 from switch_emu.node.plan import NodePlan
@@ -169,10 +169,12 @@ def floors_for(job: JobShape, plan: NodePlan, *, state: Path | None, samples: Sa
     store = job.store
     record_bytes = max(kind.record_bytes for kind in store.kinds)
     worth = max(8 * MIB, SIDES * store.state_bytes)
+    largest = max(job.layout.chunks, key=lambda chunk: chunk.elems)
     return measure_floors(
         directory=None if state is None else state.absolute().parent,
         page_bytes=record_bytes // 4096 * 4096,
-        page_elems=max(chunk.elems for chunk in job.layout.chunks),
+        page_elems=largest.elems,
+        stored=StoredDtypes(largest.state_dtype, largest.master_dtype),
         threads_count=plan.updates_count,
         pulls_count=plan.reads_count,
         pages_together=plan.pages_together,

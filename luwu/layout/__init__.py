@@ -2,6 +2,7 @@
 
 from luwu.layout.layout import Chunk, Extent, Layout, Placement, Segment, segment_runs
 from luwu.layout.parameters import (
+    ALL_FLOAT32,
     COUNT_BYTES,
     DTYPE_BYTES,
     MASTER_DTYPES,
@@ -15,6 +16,7 @@ from luwu.layout.parameters import (
 from luwu.layout.share import Share, check_replicas, owners_of, stripes_of
 
 __all__ = [
+    "ALL_FLOAT32",
     "COUNT_BYTES",
     "DTYPE_BYTES",
     "MASTER_DTYPES",

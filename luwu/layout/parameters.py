@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from luwu.base.errors import ConfigError
 from luwu.base.limits import ALIGN_ELEMS, CHUNK_BYTES_STEP, CHUNK_COUNT_MAX, PAYLOAD_BYTES_MAX
@@ -50,6 +50,9 @@ class StoredDtypes(NamedTuple):
         Embeddings stay in float32: most of their rows have no gradient in a step, and few in a row.
         """
         return StoredDtypes() if is_embedding or elems < NARROW_ELEMS_MIN else self
+
+
+ALL_FLOAT32: Final = StoredDtypes()
 
 
 def padded(elems: int) -> int:

@@ -28,10 +28,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from luwu.base.limits import MIB
+from luwu.base.limits import CHUNK_BYTES_STEP, MIB
+from luwu.layout import ALL_FLOAT32, SUM_BYTES, Layout, Parameter, StoredDtypes, Unit
 from luwu.measure.disk_floors import DiskFloors, disk_floors
 from luwu.measure.message_floors import MessageFloors, message_floors
 from luwu.measure.timing import Samples, repeated, run_all
+from luwu.wire.description import Description
 
 SOCKET_FRAME_BYTES: Final = 4 * MIB
 MATMUL_SIZE: Final = 768
@@ -64,13 +66,15 @@ class Floors:
 def measure_floors(
     *, directory: Path | None, page_bytes: int, page_elems: int, threads_count: int,
     pulls_count: int, workers_count: int, dtype: str, transport: str, samples: Samples,
-    pages_together: int = 1,
+    pages_together: int = 1, stored: StoredDtypes = ALL_FLOAT32,
 ) -> Floors:  # fmt: skip
     """Measure all that a job needs; `directory` None: its state stays in RAM."""
     import torch
 
     is_on_gpu = torch.cuda.is_available()
-    update_per_s, kernel = update_rate(page_elems, workers_count, threads_count, samples)
+    update_per_s, kernel = update_rate(
+        page_elems, workers_count, threads_count, samples, stored
+    )  # fmt: skip
     sockets = {"tcp": tcp_pair, "ipc": socket.socketpair}
     return Floors(
         cores_count=core_count(),
@@ -112,28 +116,50 @@ def copy_rate(threads_count: int, samples: Samples) -> float:
 
 
 def update_rate(
-    page_elems: int, workers_count: int, threads_count: int, samples: Samples
-) -> tuple[float, str]:
+    page_elems: int, workers_count: int, threads_count: int, samples: Samples,
+    stored: StoredDtypes = ALL_FLOAT32,
+) -> tuple[float, str]:  # fmt: skip
     """(parameters a second, version) of the AdamW kernel: a sum and an update, in memory."""
     from switch_emu.node.kernels import Run, UpdateCall
     from switch_emu.node.kernels.make import make_kernel
+    from switch_emu.node.kernels.narrow import Draw
+    from switch_emu.node.pages import store_config
+    from switch_emu.node.scratch import record_views
+    from switch_emu.store.views import one_record
 
-    kernel = make_kernel("adamw", ("m", "v"), cache=None).kernel
+    fields = ("m", "v")
+    kernel = make_kernel("adamw", fields, cache=None).kernel
     hyper = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01,
              "maximize": False}  # fmt: skip
     gradient = np.full(page_elems, 1e-3, np.float32).view(np.uint8).data
     threads_count = min(threads_count, core_count())
     pages = max(1, samples.copy_bytes // 16 // (12 * page_elems) // threads_count)
-    rows = [np.zeros((pages, 3, page_elems), np.float32) for _ in range(threads_count)]
+    parameter = Parameter(
+        name="p", shape=(page_elems,), state_dtype=stored.state, master_dtype=stored.master
+    )
+    chunk_bytes = -(-SUM_BYTES * page_elems // CHUNK_BYTES_STEP) * CHUNK_BYTES_STEP
+    layout = Layout(
+        parameters=(parameter,), units=(Unit(name="p", parameters=(0,)),), chunk_bytes=chunk_bytes
+    )
+    config = store_config(Description(layout=layout, optimizer="adamw", state_fields=fields))
+    kind = config.kinds[0]
+    rows = [
+        [
+            record_views(kind, one_record(memoryview(bytearray(kind.record_bytes))), fields)
+            for _ in range(pages)
+        ]
+        for _ in range(threads_count)
+    ]
     wires = [np.zeros(page_elems, np.float32) for _ in range(threads_count)]
+    run = Run(start=0, stop=page_elems, hyper=hyper, draw=Draw(0, 0))
 
     def update(thread: int) -> None:
-        for weights, *state in rows[thread]:
+        for page in rows[thread]:
             kernel.update(UpdateCall(
                 contributions=[(gradient, "float32")] * workers_count,
-                weights=weights, state=tuple(state), weights_out=weights, state_out=tuple(state),
-                runs=[Run(start=0, stop=page_elems, hyper=hyper)],
-                divisor=float(workers_count), scale=1.0,
+                weights=page.weights, state=page.state, scales=page.scales,
+                weights_out=page.weights, state_out=page.state, scales_out=page.scales,
+                runs=[run], divisor=float(workers_count), scale=1.0,
                 wire=(wires[thread].view(np.uint8).data, "float32"), measure=True,
             ))  # fmt: skip
 

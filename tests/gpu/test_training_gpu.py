@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,10 @@ from torch import nn
 import luwu
 from luwu.base.address import address_of
 from luwu.base.errors import StepAborted
+from luwu.base.limits import MIB
+from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.incoming import SharedWeights
+from luwu.nic.shell import Nic
 from luwu.training.devices.device import CudaDevice
 from luwu.training.devices.pinning import HostPins
 from luwu.training.devices.streams import CudaStreams
@@ -133,6 +137,40 @@ def test_same_as_plain_torch(eager: bool, abort_at: str | None) -> None:
     assert losses == dict(enumerate(expected_losses))
     for name, values in network.masters().items():
         assert torch.equal(values, expected[name]), name
+
+
+@pytest.mark.parametrize(("master", "state"), [("float32", "bfloat16"), ("bfloat16", "int8")])
+def test_state_in_fewer_bits(master: str, state: str, tmp_path: Path) -> None:
+    """I3. Goal: with moments and weights in fewer bits, a GPU's gradients give the same weights
+    whatever the chunks, and a loss near that of float32."""
+
+    def work(nic: Nic, **dtypes: str) -> float:
+        luwu.init(nic=nic, device="cuda")
+        model = make_model()
+        luwu.fully_shard_each(model, Block)
+        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-3, **dtypes)  # type: ignore[arg-type]
+        for step in range(STEPS):
+            loss = loss_of(model, batch(step))
+            loss.backward()
+            optimizer.step()
+        luwu.finish()
+        return loss.item()
+
+    dtypes = {"master_dtype": master, "state_dtype": state}
+    found = []
+    for chunk_bytes, given in ((64 * 1024, dtypes), (1024 * 1024, dtypes), (1024 * 1024, {})):
+        with LocalCluster(
+            world_size=1,
+            state=None,
+            memory_budget_bytes=256 * MIB,
+            chunk_bytes=chunk_bytes,
+            summary=tmp_path / "summary.json",
+        ) as cluster:
+            (loss,) = cluster.run(lambda nic, given=given: work(nic, **given))
+            found.append((cluster.weights_digest(), loss))
+    assert found[0] == found[1]
+    assert found[0][0] != found[2][0]
+    assert abs(found[0][1] - found[2][1]) < 0.02 * found[2][1]
 
 
 def test_no_host_synchronisation_in_a_step() -> None:

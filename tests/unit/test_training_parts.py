@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from luwu.base.errors import ConfigError, StepAborted, StepOrderError
-from luwu.layout import StoredDtypes
+from luwu.layout import ALL_FLOAT32
 from luwu.training.base.progress import Progress
 from luwu.training.devices.device import CpuDevice, write_unit
 from luwu.training.devices.gradients import gradient_plan
@@ -61,7 +61,7 @@ class Worker:
         self.network = FakeNetwork(1)
         self.nic = nic = FakeNic(self.network, 0)
         self.model, self.progress = Model(), Progress()
-        self.model.lay_out([shard(self.model, self.module)], [StoredDtypes()], SHAPE)
+        self.model.lay_out([shard(self.model, self.module)], [ALL_FLOAT32], SHAPE)
         (self.unit,) = self.model.units
         device = CpuDevice()
         device.connect(nic)
@@ -174,7 +174,7 @@ def test_sources_count_for_the_model_around_a_part() -> None:
     parameters = shard(model, module)
     sources.fill(module[0], nn.init.zeros_)
     sources.give(parameters[0], torch.ones(2, 2))
-    model.lay_out([parameters], [StoredDtypes()], SHAPE)
+    model.lay_out([parameters], [ALL_FLOAT32], SHAPE)
     sources.laid_out(model.roots)
     assert sources.initialiser_of(module) is nn.init.zeros_
     assert sources.files_of(parameters[0]) is None
@@ -188,11 +188,11 @@ def test_model_is_laid_out_after_groups_that_were_wrong() -> None:
     first = shard(model, module[0])
     rest = shard(model, module)
     with pytest.raises(ConfigError, match="in no group of the optimizer"):
-        model.lay_out([first], [StoredDtypes()], SHAPE)
+        model.lay_out([first], [ALL_FLOAT32], SHAPE)
     with pytest.raises(AssertionError, match="before the layout"):
         model.layout  # noqa: B018 - there is none yet
     assert model.units == []
-    model.lay_out([first, rest], [StoredDtypes()] * 2, SHAPE)
+    model.lay_out([first, rest], [ALL_FLOAT32] * 2, SHAPE)
     assert [unit.name for unit in model.units] == ["root", "0"]
     names = ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert [p.name for p in model.layout.parameters] == names
@@ -255,7 +255,7 @@ class OneAtOnce:
 def test_what_is_written_is_pushed_before_a_wait() -> None:
     """Goal: a unit of many chunks goes out through a single cell, in order and unchanged."""
     model, module = Model(), nn.Linear(128, 96, bias=False)
-    model.lay_out([shard(model, module)], [StoredDtypes()], SHAPE)
+    model.lay_out([shard(model, module)], [ALL_FLOAT32], SHAPE)
     device, cells = CpuDevice(), OneAtOnce()
     device.cells = cells
     plans = gradient_plan(model.layout, 0, torch.float32)

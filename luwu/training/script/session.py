@@ -23,7 +23,7 @@ from torch import nn
 
 from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
 from luwu.base.tree import ranks_of
-from luwu.layout import Layout, StoredDtypes
+from luwu.layout import ALL_FLOAT32, Layout, StoredDtypes
 from luwu.nic.reader import StateReader
 from luwu.training.base.interface import Nic
 from luwu.training.base.progress import Progress
@@ -123,7 +123,7 @@ class Session:
             raise ConfigError(f"update={update!r}: choose 'at_step' or 'streaming'")
         streaming = self.is_streaming = update == "streaming"
         self.clipping.use(norm_type)
-        self._lay_out(groups, stored or [StoredDtypes()] * len(groups))
+        self._lay_out(groups, stored or [ALL_FLOAT32] * len(groups))
         description = Description(
             layout=self.model.layout,
             optimizer=optimizer,

@@ -13,14 +13,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from torch import nn
 
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.base.quantities import format_bytes
-from luwu.layout import Layout, Parameter, StoredDtypes
+from luwu.layout import ALL_FLOAT32, Layout, Parameter, StoredDtypes
 from luwu.layout import Unit as LayoutUnit
 from luwu.training.base.names import COMPILED, dtype_name
 from luwu.training.units.placeholder import Placeholder
@@ -228,9 +227,6 @@ def _give_to_units(
         owner.members.append(members[placeholder])
 
 
-_FLOAT32: Final = StoredDtypes()
-
-
 def _is_embedding(member: Member) -> bool:
     """True if it is the table of an embedding, in one of its places."""
     return any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module, _ in member.places)
@@ -251,8 +247,8 @@ def _layout(
                 wire_dtype=wire_dtypes[p],
                 trainable=p in given,
                 group=group_of[p],
-                state_dtype=given.get(p, _FLOAT32).state,
-                master_dtype=given.get(p, _FLOAT32).master,
+                state_dtype=given.get(p, ALL_FLOAT32).state,
+                master_dtype=given.get(p, ALL_FLOAT32).master,
             )
             for p in order
         ),
