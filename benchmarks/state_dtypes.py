@@ -218,7 +218,7 @@ def _image_loss() -> Callable[[nn.Module, torch.Generator], Tensor]:
     def loss(model: nn.Module, generator: torch.Generator) -> Tensor:
         labels = torch.randint(0, 10, (32,), generator=generator)
         noise = torch.randn(32, 3, 16, 16, generator=generator)
-        return nn.functional.cross_entropy(model(kinds[labels] * 0.15 + noise), labels)
+        return nn.functional.cross_entropy(model(kinds[labels] * 0.5 + noise), labels)
 
     return loss
 

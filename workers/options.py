@@ -14,7 +14,7 @@ import torch
 
 from luwu.base.config import INFINITY, ZERO_ARMS
 from luwu.base.errors import ConfigError
-from luwu.layout import MASTER_DTYPES, STATE_DTYPES, StoredDtypes
+from luwu.layout import MASTER_DTYPES, STATE_DTYPES, StoredForm
 from workers.gpt import Checkpointing, GPTConfig
 
 ARM_NAMES = (
@@ -147,9 +147,9 @@ class Options:
             )
 
     @property
-    def stored(self) -> StoredDtypes:
+    def stored(self) -> StoredForm:
         """How the node keeps what it updates."""
-        return StoredDtypes(self.state_dtype, self.master_dtype)
+        return StoredForm(self.state_dtype, self.master_dtype)
 
     def gpt(self, vocab: int) -> GPTConfig:
         """The model to build for data of that vocabulary."""

@@ -78,7 +78,7 @@ class PageFiller(Closing):
         np.frombuffer(record, np.uint8).fill(0)  # padding, and what was there before
         for name in (WEIGHT, *self._state_fields):
             if not kind.has(name):
-                break  # frozen
+                continue  # frozen, or one that keeps less
             stored = field_view(kind, record, name)
             values = stored if stored.dtype == np.float32 else np.zeros(stored.size, np.float32)
             if name == AVERAGE:  # which begins with the weights

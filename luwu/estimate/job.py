@@ -20,7 +20,7 @@ from luwu.launch.serving import (
 )
 from luwu.launch.supervisor import threads_per_worker
 from luwu.launch.switch_memory import widest_plan
-from luwu.layout import Layout, Parameter, StoredDtypes, Unit
+from luwu.layout import Layout, Parameter, StoredForm, Unit
 from luwu.measure.floors import Floors, core_count, measure_floors
 from luwu.measure.timing import Samples
 from switch_emu.node.plan import NodePlan
@@ -174,7 +174,7 @@ def floors_for(job: JobShape, plan: NodePlan, *, state: Path | None, samples: Sa
         directory=None if state is None else state.absolute().parent,
         page_bytes=record_bytes // 4096 * 4096,
         page_elems=largest.elems,
-        stored=StoredDtypes(largest.state_dtype, largest.master_dtype),
+        stored=StoredForm(largest.state_dtype, largest.master_dtype),
         threads_count=plan.updates_count,
         pulls_count=plan.reads_count,
         pages_together=plan.pages_together,

@@ -9,7 +9,7 @@ from luwu.layout.parameters import (
     STATE_DTYPES,
     SUM_BYTES,
     Parameter,
-    StoredDtypes,
+    StoredForm,
     Unit,
     padded,
 )
@@ -29,7 +29,7 @@ __all__ = [
     "Placement",
     "Segment",
     "Share",
-    "StoredDtypes",
+    "StoredForm",
     "Unit",
     "check_replicas",
     "owners_of",

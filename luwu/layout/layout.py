@@ -9,7 +9,8 @@
 
 A unit's values lie in one flat vector, its parameters ordered by (trainable first, dtype, dtypes of
 what is stored, order of registration). A run of equal ones is a *region*; a chunk never crosses a
-region, so frozen bytes are never pushed and page kinds do not mix. Every parameter starts on a
+region, so frozen bytes are never pushed and page kinds do not mix. A parameter whose update sees it
+as a whole is a region of its own, of one chunk. Every parameter starts on a
 multiple of 64 elements and is padded to it, and chunks hold a multiple of 4,096 elements (the last
 of a region may be shorter): that is what makes results independent of `--chunk`.
 
@@ -36,6 +37,7 @@ from luwu.layout.parameters import (
     Unit,
     check_chunk_bytes,
     check_model,
+    check_whole,
     padded,
 )
 
@@ -63,6 +65,8 @@ class _Part:
     wire_dtype: str
     state_dtype: str = "float32"
     master_dtype: str = "float32"
+    whole: bool = False
+    """One parameter, which its update sees as a whole; of an extent, several such."""
 
     @property
     def wire_bytes(self) -> int:
@@ -107,6 +111,9 @@ class Segment:
 
 
 LabelT = TypeVar("LabelT")
+
+_Region = tuple[bool, str, str, str, str, int]
+"""(frozen, dtype, wire dtype, dtypes of moments and masters, 1 + index of a whole parameter)"""
 
 
 def segment_runs(
@@ -154,6 +161,7 @@ class Layout:
         stored_bytes = sum(padded(parameter.elems) for parameter in self.parameters) * SUM_BYTES
         check_chunk_bytes(self.chunk_bytes, stored_bytes)
         check_model(self.parameters, self.units, self.node_count, DTYPE_BYTES)
+        check_whole(self.parameters, self.chunk_bytes)
         chunk_elems = self.chunk_bytes // SUM_BYTES
         placements: dict[int, Placement] = {}
         chunks: list[Chunk] = []
@@ -161,7 +169,7 @@ class Layout:
         unit_elems: list[int] = []
         for number, unit in enumerate(self.units):
             chunk_first, cursor = len(chunks), 0
-            for (frozen, _, wire_dtype, *stored), members in self._regions(unit):
+            for (frozen, _, wire_dtype, *stored, whole), members in self._regions(unit):
                 region_start = cursor
                 for i in members:
                     elems = self.parameters[i].elems
@@ -172,7 +180,7 @@ class Layout:
                     chunk = Chunk(
                         index=len(chunks), unit=number, start=start, elems=elems,
                         trainable=not frozen, wire_dtype=wire_dtype,
-                        state_dtype=stored[0], master_dtype=stored[1],
+                        state_dtype=stored[0], master_dtype=stored[1], whole=whole > 0,
                     )  # fmt: skip
                     chunks.append(chunk)
             unit_chunks.append(range(chunk_first, len(chunks)))
@@ -272,9 +280,9 @@ class Layout:
                 runs += [range(cut[0], cut[-1] + 1, step) for cut in self._cuts(own)]
         return sorted(runs, key=lambda run: run.start)
 
-    def _travels_as(self, chunk: int) -> tuple[bool, str, str, str]:
-        found = self.chunks[chunk]
-        return found.trainable, found.wire_dtype, found.state_dtype, found.master_dtype
+    def _travels_as(self, chunk: int) -> tuple[object, ...]:
+        c = self.chunks[chunk]
+        return c.trainable, c.wire_dtype, c.state_dtype, c.master_dtype, c.whole
 
     def _cuts(self, chunks: Sequence[int]) -> Iterator[Sequence[int]]:
         """Runs of at most `extent_chunks`, with no more segments than a push can name.
@@ -307,15 +315,16 @@ class Layout:
             index=index, unit=first.unit, chunks=chunks, runs=tuple(runs),
             elems=sum(elems for _, elems in runs),
             trainable=first.trainable, wire_dtype=first.wire_dtype,
-            state_dtype=first.state_dtype, master_dtype=first.master_dtype,
+            state_dtype=first.state_dtype, master_dtype=first.master_dtype, whole=first.whole,
         )  # fmt: skip
 
-    def _regions(self, unit: Unit) -> Iterator[tuple[tuple[bool, str, str, str, str], list[int]]]:
-        def region(index: int) -> tuple[bool, str, str, str, str]:
+    def _regions(self, unit: Unit) -> Iterator[tuple[_Region, list[int]]]:
+        def region(index: int) -> _Region:
             p = self.parameters[index]
-            # Frozen weights are stored as they came.
-            stored = (p.state_dtype, p.master_dtype) if p.trainable else ("float32", "float32")
-            return (not p.trainable, p.dtype, p.wire_dtype, *stored)
+            if not p.trainable:  # they are stored as they came
+                return True, p.dtype, p.wire_dtype, "float32", "float32", 0
+            whole = index + 1 if p.whole else 0
+            return False, p.dtype, p.wire_dtype, p.state_dtype, p.master_dtype, whole
 
         for key, members in groupby(sorted(unit.parameters, key=region), key=region):
             yield key, list(members)

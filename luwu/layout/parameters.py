@@ -26,33 +26,36 @@ COUNT_BYTES = 8
 SUM_BYTES = 4
 """One element of a gradient sum: float32, whatever travelled."""
 
-
 NARROW_ELEMS_MIN = 4096
 """Smaller parameters are stored in float32 whatever is asked: they are few bytes."""
 
 
-class StoredDtypes(NamedTuple):
-    """The dtypes in which pages keep what an optimizer updates."""
+class StoredForm(NamedTuple):
+    """How pages keep the parameters of a group."""
 
     state: str = "float32"
-    """Of moments."""
+    """Dtype of moments."""
     master: str = "float32"
-    """Of master weights."""
+    """Dtype of master weights."""
+    whole: bool = False
+    """Their update sees each as a whole."""
 
     @property
     def is_float32(self) -> bool:
         """True if all is kept in float32."""
-        return self == StoredDtypes()
+        return self.state == self.master == "float32"
 
-    def of(self, elems: int, *, is_embedding: bool) -> StoredDtypes:
-        """Those of one parameter, where these are asked for its group.
+    def of(self, elems: int, *, is_embedding: bool) -> StoredForm:
+        """How one parameter is kept, where this is asked for its group.
 
         Embeddings stay in float32: most of their rows have no gradient in a step, and few in a row.
         """
-        return StoredDtypes() if is_embedding or elems < NARROW_ELEMS_MIN else self
+        if is_embedding or elems < NARROW_ELEMS_MIN:
+            return StoredForm(whole=self.whole)
+        return self
 
 
-ALL_FLOAT32: Final = StoredDtypes()
+ALL_FLOAT32: Final = StoredForm()
 
 
 def padded(elems: int) -> int:
@@ -86,6 +89,9 @@ class Parameter:
     master_dtype: str = "float32"
     """Dtype of its master weights on disk."""
 
+    whole: bool = False
+    """Its update sees it as a whole: it lies in one chunk, with no other."""
+
     @property
     def elems(self) -> int:
         """Elements without padding."""
@@ -118,6 +124,27 @@ def check_chunk_bytes(chunk_bytes: int, stored_bytes: int) -> None:
         raise ConfigError(
             f"chunk: {chunk_bytes} bytes cut this model into more than "
             f"{CHUNK_COUNT_MAX} chunks; choose a larger chunk"
+        )
+
+
+def check_whole(parameters: Sequence[Parameter], chunk_bytes: int) -> None:
+    """Check that what is updated as a whole fits a chunk. Raises ConfigError."""
+    for parameter in parameters:
+        nbytes = SUM_BYTES * padded(parameter.elems)
+        if not parameter.whole or not parameter.trainable or nbytes <= chunk_bytes:
+            continue
+        shape = " x ".join(map(str, parameter.shape))
+        if nbytes > PAYLOAD_BYTES_MAX:
+            raise ConfigError(
+                f"parameter {parameter.name} ({shape}) is updated as a whole, and has more than "
+                f"{PAYLOAD_BYTES_MAX // SUM_BYTES} elements, the most that one message can carry; "
+                "give it an update that goes element by element, such as AdamW's"
+            )
+        needed = -(-nbytes // CHUNK_BYTES_STEP) * CHUNK_BYTES_STEP
+        raise ConfigError(
+            f"chunk: parameter {parameter.name} ({shape}) is updated as a whole and takes "
+            f"{needed // 1024}KiB, a chunk has {chunk_bytes // 1024}KiB; give --chunk "
+            f"{needed // 1024}KiB or more"
         )
 
 

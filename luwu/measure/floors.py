@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 
 from luwu.base.limits import CHUNK_BYTES_STEP, MIB
-from luwu.layout import ALL_FLOAT32, SUM_BYTES, Layout, Parameter, StoredDtypes, Unit
+from luwu.layout import ALL_FLOAT32, SUM_BYTES, Layout, Parameter, StoredForm, Unit
 from luwu.measure.disk_floors import DiskFloors, disk_floors
 from luwu.measure.message_floors import MessageFloors, message_floors
 from luwu.measure.timing import Samples, repeated, run_all
@@ -66,7 +66,7 @@ class Floors:
 def measure_floors(
     *, directory: Path | None, page_bytes: int, page_elems: int, threads_count: int,
     pulls_count: int, workers_count: int, dtype: str, transport: str, samples: Samples,
-    pages_together: int = 1, stored: StoredDtypes = ALL_FLOAT32,
+    pages_together: int = 1, stored: StoredForm = ALL_FLOAT32,  # more than ten: of each floor
 ) -> Floors:  # fmt: skip
     """Measure all that a job needs; `directory` None: its state stays in RAM."""
     import torch
@@ -117,7 +117,7 @@ def copy_rate(threads_count: int, samples: Samples) -> float:
 
 def update_rate(
     page_elems: int, workers_count: int, threads_count: int, samples: Samples,
-    stored: StoredDtypes = ALL_FLOAT32,
+    stored: StoredForm = ALL_FLOAT32,
 ) -> tuple[float, str]:  # fmt: skip
     """(parameters a second, version) of the AdamW kernel: a sum and an update, in memory."""
     from switch_emu.node.kernels import Run, UpdateCall

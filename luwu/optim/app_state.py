@@ -20,7 +20,7 @@ from luwu.optim.state_dict import (
     set_optimizer_state_dict,
 )
 from luwu.wire.averages import AVERAGE
-from luwu.wire.state_names import FIELD_NAMES, STEP, has_step
+from luwu.wire.state_names import STEP, state_keys
 
 
 class AppState:
@@ -104,22 +104,19 @@ class AppState:
     def _optimizer_template(self) -> dict[str, Any]:
         """Zeros: the state of parameters that were never updated. An average is NaN, so that one
         that was not loaded is known: it begins with the weights."""
-        name_of = FIELD_NAMES.get(self._optimizer.name, {})
-        fields = {
-            name_of.get(each, each): math.nan if each == AVERAGE else 0.0
-            for each in self._optimizer.all_state_fields()
-        }
-        state: dict[str, dict[str, Tensor]] = {}
+        optimizer, state = self._optimizer, dict[str, dict[str, Tensor]]()
         for parameter in self._session.layout.parameters:
             if not parameter.trainable:
                 continue
-            of_this = {
-                name: torch.full(parameter.shape, value, dtype=torch.float32)
-                for name, value in fields.items()
+            keys = state_keys(optimizer.name, optimizer.all_state_fields(), whole=parameter.whole)
+            state[parameter.name] = {
+                key: torch.full(
+                    () if field == STEP else parameter.shape,
+                    math.nan if field == AVERAGE else 0.0,
+                    dtype=torch.float32,
+                )
+                for key, field in keys
             }
-            if has_step(self._optimizer.name):
-                of_this = {STEP: torch.tensor(0.0, dtype=torch.float32)} | of_this
-            state[parameter.name] = of_this
         return {"state": state, "param_groups": groups_by_name(self._optimizer)}
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NoReturn, TypedDict
 import torch
 
 from luwu.base.errors import ConfigError, StepAborted
-from luwu.layout import MASTER_DTYPES, STATE_DTYPES, StoredDtypes
+from luwu.layout import MASTER_DTYPES, STATE_DTYPES, StoredForm
 from luwu.optim.averages import WeightAverage
 from luwu.training.devices.storages import WEIGHTS
 from luwu.training.script.session import Session, session_of
@@ -111,6 +111,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
     """Name of the update in the job description."""
     hyper_names: ClassVar[tuple[str, ...]]
     """Names of a group's hyper-parameters, as torch has them."""
+    whole: ClassVar[bool] = False
+    """The update sees each parameter as a whole, in its shape; else it is element by element."""
 
     def __init__(
         self, params: Iterable[Any], defaults: dict[str, Any], *, update: str = "at_step",
@@ -145,7 +147,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
         for group in self.param_groups:
             self._check_group(group)
-        stored = StoredDtypes(state_dtype, master_dtype)
+        stored = StoredForm(state_dtype, master_dtype)
         session = _session_of(self.param_groups)
         session.finalise(
             [group["params"] for group in self.param_groups],
@@ -154,7 +156,10 @@ class NetworkOptimizer(torch.optim.Optimizer):
             state_fields=self.all_state_fields(),
             hyper=self._hyper,
             norm_type=norm_type,
-            stored=[_stored(group, stored) for group in self.param_groups],
+            stored=[
+                _stored(group, stored)._replace(whole=self._sees_whole(group))
+                for group in self.param_groups
+            ],
         )
         session.loss_scale.use(scale_rule)
         if session.loss_scale.is_dynamic:
@@ -338,6 +343,10 @@ class NetworkOptimizer(torch.optim.Optimizer):
         # torch wraps it for its compiler, and imports that, which takes a second, at the call.
         inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
 
+    def _sees_whole(self, group: dict[str, Any]) -> bool:
+        """True if the update sees each parameter of a group as a whole."""
+        return self.whole
+
     def _check_group(self, group: dict[str, Any]) -> None:
         """Check the hyper-parameters of a group. Raises ConfigError."""
         for name in self.hyper_names:
@@ -367,6 +376,11 @@ class NetworkOptimizer(torch.optim.Optimizer):
         return encode_hyper(hyper)
 
     def _numbers(self, group: dict[str, Any]) -> dict[str, Number]:
+        numbers = self._hyper_of(group)
+        return numbers if self._average is None else numbers | self._average.numbers
+
+    def _hyper_of(self, group: dict[str, Any]) -> dict[str, Number]:
+        """The hyper-parameters of a group, as they are sent."""
         numbers: dict[str, Number] = {}
         for name in self.hyper_names:
             value = group[name]
@@ -374,7 +388,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 numbers["beta1"], numbers["beta2"] = map(float, value)
             else:
                 numbers[name] = bool(value) if name in SWITCHES else float(value)
-        return numbers if self._average is None else numbers | self._average.numbers
+        return numbers
 
     def _running(self) -> Session:
         assert self._session is not None
@@ -387,9 +401,9 @@ def check_betas(group: dict[str, Any]) -> None:
         raise ConfigError(f"betas must be two numbers in [0, 1), got {group['betas']!r}")
 
 
-def _stored(group: Mapping[str, Any], otherwise: StoredDtypes) -> StoredDtypes:
+def _stored(group: Mapping[str, Any], otherwise: StoredForm) -> StoredForm:
     """The dtypes in which a group is stored. Raises ConfigError."""
-    found = StoredDtypes(
+    found = StoredForm(
         group.get("state_dtype", otherwise.state), group.get("master_dtype", otherwise.master)
     )
     if found.state not in STATE_DTYPES:

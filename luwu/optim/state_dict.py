@@ -29,7 +29,8 @@ from luwu.training.script.session import Session
 from luwu.training.state.sources import GivenState
 from luwu.training.units.placeholder import Placeholder
 from luwu.wire.averages import AVERAGE, stored_field
-from luwu.wire.state_names import FIELD_NAMES, STEP, has_step
+from luwu.wire.state_names import STEP, state_keys
+from luwu.wire.stored import kept_fields
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.state_dict import StateDictOptions
@@ -192,20 +193,26 @@ def get_optimizer_state_dict(
         return {}
     trained = [p.name for p in session.layout.parameters if p.trainable]
     with session.open_reader() as reader:
-        name_of = FIELD_NAMES.get(reader.description.optimizer, {})
-        fields = {
-            name_of.get(each, each): _read(reader, each, trained)
-            for each in reader.description.state_fields
+        job = reader.description
+        keys = {
+            p.name: state_keys(job.optimizer, job.state_fields, whole=p.whole)
+            for p in job.layout.parameters
+        }
+        values = {
+            field: _read(reader, field, [n for n in trained if field in dict(keys[n]).values()])
+            for field in job.state_fields
         }
         updates = _updates(reader, trained)
-        counts_steps = has_step(reader.description.optimizer)
-    state: dict[str, dict[str, Tensor]] = {}
-    for name in trained:
-        of_this = {key: values[name] for key, values in fields.items()} if updates[name] else {}
-        if counts_steps and updates[name]:
-            of_this = {STEP: torch.tensor(float(updates[name]), dtype=torch.float32)} | of_this
-        if of_this:
-            state[name] = of_this
+    state = {
+        name: {
+            key: torch.tensor(float(updates[name]), dtype=torch.float32)
+            if field == STEP
+            else values[field][name]
+            for key, field in keys[name]
+        }
+        for name in trained
+        if updates[name] and keys[name]
+    }
     return {"state": state, "param_groups": groups_by_name(optimizers)}
 
 
@@ -284,22 +291,20 @@ def set_optimizer_state_dict(
 def _given_state(
     session: Session, optimizer: NetworkOptimizer, state: Mapping[str, Mapping[str, Any]]
 ) -> GivenState:
-    trained = {p.name: p.shape for p in session.layout.parameters if p.trainable}
-    name_of = FIELD_NAMES.get(optimizer.name, {})
+    trained = {p.name: p for p in session.layout.parameters if p.trainable}
     problems = [f"{name} is not trained here" for name in state.keys() - trained.keys()]
-    fields: dict[str, dict[str, Tensor]] = {}
-    for each in optimizer.all_state_fields():
-        key = name_of.get(each, each)
-        of_all: dict[str, Tensor] = {}
-        for name in trained.keys() & state.keys():
+    kept = optimizer.all_state_fields()
+    fields: dict[str, dict[str, Tensor]] = {each: {} for each in kept}
+    for name in trained.keys() & state.keys():
+        shape, whole = trained[name].shape, trained[name].whole
+        for key, each in state_keys(optimizer.name, kept, whole=whole):
             value = state[name].get(key)
-            if value is None and each == AVERAGE:
-                continue  # it begins with the weights
-            if value is None or tuple(value.shape) != trained[name]:
-                problems.append(f"{name} has no {key} of shape {trained[name]}")
+            if each == STEP or (value is None and each == AVERAGE):
+                continue  # an average begins with the weights
+            if value is None or tuple(value.shape) != shape:
+                problems.append(f"{name} has no {key} of shape {shape}")
             else:
-                of_all[name] = value
-        fields[each] = of_all
+                fields[each][name] = value
     # One without a state was never updated. An optimizer that counts no steps looks at nothing but
     # whether there was one.
     updates = dict.fromkeys(trained, 0)
@@ -309,7 +314,7 @@ def _given_state(
             "set_optimizer_state_dict: the state is not that of this optimizer: "
             + "; ".join(sorted(problems)[:_NAMES_SHOWN_MAX])
         )
-    return GivenState(fields, updates)
+    return GivenState(fields, updates, kept_fields(optimizer.name, kept, whole=True))
 
 
 def _read(reader: StateReader, field: str, names: list[str]) -> dict[str, Tensor]:

@@ -185,18 +185,18 @@ def _brief(value: object) -> str:
 
 
 def _row(p: Parameter) -> list[object]:
-    """A parameter in JSON; how it is stored is told only where that is not float32 alone."""
+    """A parameter in JSON; how it is stored is told only where that is not as usual."""
     row: list[object] = [p.name, list(p.shape), p.dtype, p.wire_dtype, p.trainable, p.group]
-    stored = [p.state_dtype, p.master_dtype]
-    return row if stored == _STORED else row + stored
+    stored = [p.state_dtype, p.master_dtype, p.whole]
+    return row if stored == _USUAL else row + stored
 
 
-_STORED: Final = ["float32", "float32"]
+_USUAL: Final = ["float32", "float32", False]
 
 
 def _parameter(row: Any) -> Parameter:
     name, shape, dtype, wire_dtype, trainable, group, *stored = typed(row, list)
-    state_dtype, master_dtype = stored or _STORED
+    state_dtype, master_dtype, whole = stored or _USUAL
     if len(typed(shape, list)) > DIMENSIONS_MAX:
         raise ValueError(f"a parameter has {len(shape)} dimensions")
     return Parameter(
@@ -208,6 +208,7 @@ def _parameter(row: Any) -> Parameter:
         group=natural(group),
         state_dtype=typed(state_dtype, str),
         master_dtype=typed(master_dtype, str),
+        whole=typed(whole, bool),
     )
 
 

@@ -12,25 +12,37 @@ from typing import Any, Final
 
 from luwu.wire.description import Description
 from luwu.wire.hyper import Number
+from luwu.wire.stored import kept_fields
 
 FIELD_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "adam": {"m": "exp_avg", "v": "exp_avg_sq"},
     "adamw": {"m": "exp_avg", "v": "exp_avg_sq"},
     "lion": {"m": "exp_avg"},
+    "muon": {"m": "exp_avg", "v": "exp_avg_sq"},
     "sgd": {"momentum": "momentum_buffer"},
 }
 """By optimizer: our name of a field -> torch's. Of another optimizer they keep their names."""
 
+_OF_WHOLE: Final[Mapping[str, Mapping[str, str]]] = {"muon": {"m": "momentum_buffer"}}
+"""The same of parameters that are updated as a whole, where that is another optimizer."""
+
 STEP: Final = "step"
-_COUNTING: Final = ("adam", "adamw")
+_COUNTING: Final = ("adam", "adamw", "muon")
 """Optimizers whose state has the number of updates of each parameter."""
 _LATE: Final = ("sgd",)
 """Optimizers that make their state in the first update."""
 
 
-def has_step(optimizer: str) -> bool:
-    """True if the state of each parameter has the number of its updates."""
-    return optimizer in _COUNTING
+def state_keys(
+    optimizer: str, state_fields: tuple[str, ...], *, whole: bool
+) -> list[tuple[str, str]]:
+    """(torch's key, our field) of what a parameter has, in torch's order; `whole`: it is updated
+    as a whole."""
+    is_other = whole and optimizer in _OF_WHOLE
+    names = _OF_WHOLE[optimizer] if is_other else FIELD_NAMES.get(optimizer, {})
+    found = [(STEP, STEP)] if optimizer in _COUNTING and not is_other else []
+    fields = kept_fields(optimizer, state_fields, whole=whole)
+    return found + [(names.get(each, each), each) for each in fields]
 
 
 def state_tensors(description: Description, index: int, updates: int) -> list[tuple[str, str]]:
@@ -38,10 +50,9 @@ def state_tensors(description: Description, index: int, updates: int) -> list[tu
     optimizer = description.optimizer
     if optimizer in _LATE and not updates:
         return []
-    prefix = f"state.{description.layout.parameters[index].name}."
-    names = FIELD_NAMES.get(optimizer, {})
-    found = [(prefix + STEP, STEP)] if optimizer in _COUNTING else []
-    return found + [(prefix + names.get(each, each), each) for each in description.state_fields]
+    parameter = description.layout.parameters[index]
+    keys = state_keys(optimizer, description.state_fields, whole=parameter.whole)
+    return [(f"state.{parameter.name}.{key}", field) for key, field in keys]
 
 
 def torch_hyper(group: Mapping[str, Number]) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from luwu.base.limits import ALIGN_ELEMS
-from luwu.layout import COUNT_BYTES, Layout
+from luwu.layout import COUNT_BYTES
 from luwu.wire.averages import AVERAGE
+from luwu.wire.description import Description
 
 WEIGHT: Final = "weight"
 UPDATES: Final = "updates"
@@ -25,6 +26,8 @@ BLOCK_ELEMS: Final = ALIGN_ELEMS
 """Elements that share a scale."""
 NEVER_NEGATIVE: Final = ("v",)
 """Moments of squares."""
+_OF_WHOLE: Final = {"muon": ("m",)}
+"""By optimizer: what it keeps of parameters that it updates as a whole, if that is not all."""
 
 FIELD_DTYPE_BYTES: Final = {
     "float32": 4,
@@ -60,31 +63,42 @@ def field_dtype(field: str, state_dtype: str) -> str:
     return "uint8" if state_dtype == "int8" and field in NEVER_NEGATIVE else state_dtype
 
 
-def stored_fields(
-    layout: Layout, chunk: int, state_fields: tuple[str, ...]
-) -> tuple[StoredField, ...]:
+def kept_fields(optimizer: str, state_fields: tuple[str, ...], *, whole: bool) -> tuple[str, ...]:
+    """The fields of state of a parameter; those that are updated as a whole may keep fewer."""
+    own = _OF_WHOLE.get(optimizer) if whole else None
+    if own is None:
+        return state_fields
+    return tuple(name for name in state_fields if name in own or name == AVERAGE)
+
+
+def stored_fields(job: Description, chunk: int) -> tuple[StoredField, ...]:
     """The fields of a chunk's page, in their order; frozen chunks have weights alone."""
-    place = layout.chunks[chunk]
+    place = job.layout.chunks[chunk]
     if not place.trainable:
         return (StoredField(WEIGHT, "float32", place.elems),)
     found = [StoredField(WEIGHT, place.master_dtype, place.elems)]
-    for name in state_fields:
+    for name in _fields_of(job, whole=place.whole):
         dtype = field_dtype(name, place.state_dtype)
         found.append(StoredField(name, dtype, place.elems))
         if dtype in ("int8", "uint8"):
             found.append(StoredField(scale_name(name), "float32", place.elems // BLOCK_ELEMS))
-    found.append(StoredField(UPDATES, "int64", layout.segments_count(chunk)))
+    found.append(StoredField(UPDATES, "int64", job.layout.segments_count(chunk)))
     return tuple(found)
 
 
-def stored_bytes(layout: Layout, chunk: int, state_fields: tuple[str, ...]) -> int:
+def stored_bytes(job: Description, chunk: int) -> int:
     """Bytes of all that is stored of a chunk, as it travels from node to node."""
-    return sum(field.nbytes for field in stored_fields(layout, chunk, state_fields))
+    return sum(field.nbytes for field in stored_fields(job, chunk))
 
 
-def loaded_bytes(layout: Layout, chunk: int, state_fields: tuple[str, ...]) -> int:
+def loaded_bytes(job: Description, chunk: int) -> int:
     """Bytes of the same where a script brings it: all values in float32."""
-    place = layout.chunks[chunk]
+    place = job.layout.chunks[chunk]
     if not place.trainable:
         return place.sum_bytes
-    return (1 + len(state_fields)) * place.sum_bytes + COUNT_BYTES * layout.segments_count(chunk)
+    fields_count = 1 + len(_fields_of(job, whole=place.whole))
+    return fields_count * place.sum_bytes + COUNT_BYTES * job.layout.segments_count(chunk)
+
+
+def _fields_of(job: Description, *, whole: bool) -> tuple[str, ...]:
+    return kept_fields(job.optimizer, job.state_fields, whole=whole)

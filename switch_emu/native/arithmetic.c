@@ -820,3 +820,48 @@ void luwu_fold(int64_t elems, const void *const *contributions, const int32_t *d
     }
     finish_stores();
 }
+
+/* ------------------------------------------------------------------ products of matrices */
+
+/* Rows of the result, and columns, that are made at once, in registers. */
+enum { TILE_ROWS = 6, TILE_COLUMNS = 32 };
+
+/* Each element is a sum over k from 0 upwards, in which each product and each sum is rounded: the
+   order does not depend on sizes, on threads or on the machine. */
+INLINE void product_tile(int rows, int64_t inner, const float *a, int64_t a_stride,
+                         const float *panel, float *out, int64_t out_stride, int columns) {
+    ALIGNED float sums[TILE_ROWS][TILE_COLUMNS];
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < TILE_COLUMNS; j++) sums[i][j] = 0.0f;
+    for (int64_t k = 0; k < inner; k++) {
+        const float *line = panel + k * TILE_COLUMNS;
+        for (int i = 0; i < rows; i++) {
+            float left = a[i * a_stride + k];
+            VECTOR for (int j = 0; j < TILE_COLUMNS; j++) sums[i][j] += left * line[j];
+        }
+    }
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < columns; j++) out[i * out_stride + j] = sums[i][j];
+}
+
+/* out [rows, columns] = a [rows, inner] b, where b is [inner, columns] or, transposed, [columns,
+   inner]; all row by row without gaps. `panel`: room for 32 * inner floats. */
+void luwu_product(int64_t rows, int64_t columns, int64_t inner, const float *a, const float *b,
+                  int32_t is_transposed, float *panel, float *out) {
+    for (int64_t at = 0; at < columns; at += TILE_COLUMNS) {
+        int wide = columns - at < TILE_COLUMNS ? (int)(columns - at) : TILE_COLUMNS;
+        for (int64_t k = 0; k < inner; k++) {
+            float *line = panel + k * TILE_COLUMNS;
+            for (int j = 0; j < wide; j++)
+                line[j] = is_transposed ? b[(at + j) * inner + k] : b[k * columns + at + j];
+            for (int j = wide; j < TILE_COLUMNS; j++) line[j] = 0.0f;
+        }
+        int64_t i = 0;
+        for (; i + TILE_ROWS <= rows; i += TILE_ROWS)
+            product_tile(TILE_ROWS, inner, a + i * inner, inner, panel, out + i * columns + at,
+                         columns, wide);
+        for (; i < rows; i++)
+            product_tile(1, inner, a + i * inner, inner, panel, out + i * columns + at, columns,
+                         wide);
+    }
+}

@@ -75,9 +75,9 @@ def extent_pages(share: Share, extent: int) -> tuple[PageGroup, ...]:
 
 
 def grouped(
-    pages: Iterable[PageGroup], record_bytes: Callable[[int], int], pages_max: int
+    pages: Iterable[PageGroup], alike: Callable[[PageGroup], object], pages_max: int
 ) -> tuple[PageGroup, ...]:
-    """Neighbours of one size as groups of up to `pages_max`; `record_bytes`: of a page's number."""
+    """Neighbours as groups of up to `pages_max`; `alike`: equal for pages that may be together."""
     found: list[PageGroup] = []
     for page in pages:
         last = found[-1] if found else None
@@ -86,7 +86,7 @@ def grouped(
             and last.count < pages_max
             and page.page_elems == last.page_elems
             and page.number == last.number + last.count
-            and record_bytes(page.number) == record_bytes(last.number)
+            and alike(page) == alike(last)
         ):
             found[-1] = _joined(last, page)
         else:

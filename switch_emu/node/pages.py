@@ -60,16 +60,18 @@ def store_config(description: Description, node: int = 0, replicas: int = 1) -> 
         segments_count = layout.segments_count(chunk.index)
         key = (
             chunk.trainable, chunk.elems, segments_count if chunk.trainable else 0,
-            chunk.state_dtype, chunk.master_dtype,
+            chunk.state_dtype, chunk.master_dtype, chunk.whole,
         )  # fmt: skip
         if key not in kinds:
             kinds[key] = len(built)
-            stored = stored_fields(layout, chunk.index, description.state_fields)
+            stored = stored_fields(description, chunk.index)
             name = f"{description.optimizer if chunk.trainable else 'frozen'}-{chunk.elems}"
             if chunk.trainable:
                 name += f"-{segments_count}"
             if chunk.state_dtype != "float32" or chunk.master_dtype != "float32":
                 name += f"-{chunk.master_dtype}-{chunk.state_dtype}"
+            if chunk.whole:
+                name += "-whole"
             built.append(PageKind(name, tuple(Field(*each) for each in stored)))
         page_kinds.append(kinds[key])
     return StoreConfig(

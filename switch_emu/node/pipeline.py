@@ -14,6 +14,7 @@ once for all functions in the queue.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import threading
@@ -111,6 +112,14 @@ def threads_of(plan: NodePlan) -> PipelineThreads:
     )
 
 
+class Kernels(NamedTuple):
+    """The updates of a job."""
+
+    elementwise: UpdateKernel
+    whole: UpdateKernel | None
+    """Of parameters that are updated as a whole; None: there are none."""
+
+
 class _Pages(NamedTuple):
     """Pages that are worked on together."""
 
@@ -119,6 +128,9 @@ class _Pages(NamedTuple):
     counts: UpdateCounts | None
     """None: frozen pages, which are never updated."""
     segments: tuple[Segment, ...]
+    kernel: UpdateKernel
+    shape: tuple[int, ...] | None
+    """Of the one parameter of a page that is updated as a whole."""
 
 
 class _Updated(NamedTuple):
@@ -133,7 +145,7 @@ class Pipeline:
 
     def __init__(
         self, core: NodeCore, stored: Stored, description: Description, *, job: int,
-        kernel: UpdateKernel, aggregator: Aggregator, threads: PipelineThreads,
+        kernels: Kernels, aggregator: Aggregator, threads: PipelineThreads,
         recorder: Recorder, wake: Callable[[], None], held_bytes: Callable[[], int] = lambda: 0,
     ) -> None:  # fmt: skip
         """`held_bytes`: of gradients that the node holds; called from any thread."""
@@ -142,7 +154,9 @@ class Pipeline:
         self._layout = description.layout
         self._share = stored.share or Share(self._layout)
         self._places, self._sent = stored.places, stored.buffers
-        self._kernel = kernel
+        self._kernel, self._whole_kernel = kernels
+        self._whole_turn = threading.Lock()
+        """One page at a time is updated as a whole: the plan has memory for one."""
         self._streaming = description.update == "streaming"
         self._norm_type = description.norm_type
         self._recorder, self._wake, self._held_bytes = recorder, wake, held_bytes
@@ -201,7 +215,9 @@ class Pipeline:
     # ---------------------------------------------------------------------- threads
 
     def _serve(self, tasks: queue.SimpleQueue[Any], pages_max: int) -> None:
-        self._kernel.enter_thread()
+        for kernel in (self._kernel, self._whole_kernel):
+            if kernel is not None:
+                kernel.enter_thread()
         scratch = Scratch(self._store.config, pages_max)
         while True:
             action = tasks.get()
@@ -300,11 +316,10 @@ class Pipeline:
         read_ns = self._span(
             "read", start_ns, step=action.step, extent=action.extent, chunk=chunk, bytes=read_bytes
         )
-        source = record_views(pages.kind, found, self._kernel.state_fields)
+        kernel = pages.kernel
+        source = record_views(pages.kind, found, kernel.state_fields)
         result = (
-            source
-            if target is found
-            else record_views(pages.kind, target, self._kernel.state_fields)
+            source if target is found else record_views(pages.kind, target, kernel.state_fields)
         )
         hyper, counts = self._decoded(action.hyper), pages.counts
         assert counts is not None, "frozen pages are not updated"
@@ -313,8 +328,11 @@ class Pipeline:
             version=action.step + 1 if source.is_narrow else None,
         )  # fmt: skip
         pieces = self.statistics.pieces(group) if hyper.measure else None
-        with self._adder.terms(action.contributions, group.elems, group.start) as contributions:
-            squares = self._kernel.update(
+        with (
+            contextlib.nullcontext() if pages.shape is None else self._whole_turn,
+            self._adder.terms(action.contributions, group.elems, group.start) as contributions,
+        ):
+            squares = kernel.update(
                 UpdateCall(
                     contributions=contributions,
                     weights=source.weights,
@@ -329,6 +347,7 @@ class Pipeline:
                     pieces=pieces,
                     scales=source.scales,
                     scales_out=result.scales,
+                    shape=pages.shape,
                 )
             )
         counts.count(source.updates, absent, result.updates)
@@ -363,14 +382,19 @@ class Pipeline:
     def _pages_of(self, extent: int) -> tuple[_Pages, ...]:
         found = self._pages.get(extent)
         if found is None:
-            config = self._store.config
             groups = grouped(
                 extent_pages(self._share, extent),
-                lambda page: config.kind(page).record_bytes,
+                self._alike,
                 self._pages_together,
             )
             found = self._pages[extent] = tuple(map(self._pages_in, groups))
         return found
+
+    def _alike(self, page: PageGroup) -> object:
+        """Equal for pages that may be worked on together."""
+        if self._layout.chunks[page.chunks[0]].whole:
+            return page
+        return self._store.config.kind(page.number).record_bytes
 
     def _pages_in(self, group: PageGroup) -> _Pages:
         kinds = [self._store.config.kind(group.number + index) for index in range(group.count)]
@@ -380,7 +404,12 @@ class Pipeline:
             width = (kinds[0].record_bytes - kinds[0].range(UPDATES)[0]) // 8
             counts = UpdateCounts(self._layout, group, [field.elems for field in fields], width)
         segments = tuple(segment for page in group.segments for segment in page)
-        return _Pages(group, kinds[0], counts, segments)
+        kernel, shape = self._kernel, None
+        if self._layout.chunks[group.chunks[0]].whole:
+            assert self._whole_kernel is not None
+            kernel = self._whole_kernel
+            shape = self._layout.parameters[segments[0].parameter].shape
+        return _Pages(group, kinds[0], counts, segments, kernel, shape)
 
     def _wire(self, extent: int, step: int, attempt: int, *, needed: bool) -> Outgoing:
         found = self._layout.extents[extent]
@@ -518,7 +547,7 @@ class Pipeline:
         values_bytes = self._layout.chunks[chunk].sum_bytes
         for name in (WEIGHT, *self._kernel.state_fields):
             if not kind.has(name):
-                break  # frozen
+                continue  # frozen, or one that keeps less
             if start < len(data):
                 values = data[start : start + values_bytes]
                 start += values_bytes

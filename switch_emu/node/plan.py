@@ -15,6 +15,7 @@ from typing import NamedTuple
 from luwu.base.errors import ConfigError
 from luwu.base.limits import CHUNK_BYTES_STEP, MIB, POOL_BYTES_DEFAULT
 from luwu.base.quantities import format_bytes
+from luwu.layout import Layout
 from switch_emu.switch.capacity import slot_memory
 
 _RECORD_CHUNKS = 3
@@ -38,6 +39,8 @@ _TOGETHER_BYTES_MAX = 4 * MIB
 """Records that one request reads: beyond it a disk gains nothing."""
 _SPILL_BUFFERS_MAX = 2
 """One is filled while the other is written."""
+_WHOLE_ELEM_BYTES = 64
+"""Memory of the update of a parameter as a whole, beside its page: sums, squares, products."""
 EXTENT_AUTO_BYTES_MAX = MIB
 """Beyond it a message costs nothing any more beside its bytes."""
 _CHUNK_AUTO_BYTES_MAX = 16 * MIB
@@ -109,6 +112,13 @@ class NodePlan:
         if self.extent_chunks > 1:
             line += f"; {self.extent_chunks} chunks travel together"
         return [line]
+
+
+def whole_bytes(layout: Layout) -> int:
+    """Memory that updates take which see a parameter as a whole, one at a time: it comes out of
+    that of resident pages. 0: there are none."""
+    elems_max = max((chunk.elems for chunk in layout.chunks if chunk.whole), default=0)
+    return _WHOLE_ELEM_BYTES * elems_max
 
 
 def default_chunk_bytes(

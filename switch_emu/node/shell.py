@@ -25,6 +25,7 @@ from luwu.transport.interface import Transport
 from luwu.wire.description import Description, parse_description
 from luwu.wire.link_counts import LinkCounts
 from luwu.wire.messages import Message, Push, Weights
+from luwu.wire.stored import kept_fields
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import (
     BeginFilling,
@@ -43,8 +44,8 @@ from switch_emu.node.core.actions import (
     Unpin,
 )
 from switch_emu.node.core.with_switch import NodeWithSwitch
-from switch_emu.node.kernels.make import make_kernel
-from switch_emu.node.pipeline import Pipeline, Stored, threads_of
+from switch_emu.node.kernels.make import make_kernel, make_whole_kernel
+from switch_emu.node.pipeline import Kernels, Pipeline, Stored, threads_of
 from switch_emu.node.places import WeightsPlaces
 from switch_emu.node.plan import NodePlan
 from switch_emu.node.readers import ReaderThread
@@ -105,7 +106,12 @@ class NodeShell(Shell):
         """Start the threads that work on the pages of a store."""
         self.store = store
         self.description = parse_description(store.config.description, self._plan.extent_chunks)
-        made = make_kernel(self.description.optimizer, self.description.state_fields, cache=None)
+        job = self.description
+        made = make_kernel(job.optimizer, job.state_fields, cache=None)
+        whole = None
+        if any(chunk.whole for chunk in job.layout.chunks):
+            kept = kept_fields(job.optimizer, job.state_fields, whole=True)
+            whole = make_whole_kernel(job.optimizer, kept, cache=None)
         self._places = self._storage.make_places(self.description, self.transport.reserve)
         self._attachments = self._storage.make_attachments(store.decided)
         share = Share(self.description.layout, self._node.number, self._node.replicas)
@@ -120,7 +126,7 @@ class NodeShell(Shell):
             ),
             self.description,
             job=self._job,
-            kernel=made.kernel,
+            kernels=Kernels(made.kernel, whole),
             aggregator=make_aggregator(self.description.aggregate, self.core.world_size),
             threads=threads_of(self._plan),
             recorder=self.recorder,

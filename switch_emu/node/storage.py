@@ -20,7 +20,7 @@ from luwu.wire.description import Description, parse_description
 from switch_emu.node.kernels.make import check_known
 from switch_emu.node.pages import node_layout_hash, store_config
 from switch_emu.node.places import WeightsPlaces, places_bytes
-from switch_emu.node.plan import NodePlan, budget_for_pages
+from switch_emu.node.plan import NodePlan, budget_for_pages, whole_bytes
 from switch_emu.node.spec import NodeSpec
 from switch_emu.store import (
     DecidedStep,
@@ -116,7 +116,7 @@ class NodeStorage:
         make_aggregator(description.aggregate, spec.world_size)
         check_known(description.optimizer, description.state_fields)
         if spec.state is None:
-            needed = 2 * config.state_bytes
+            needed = 2 * config.state_bytes + whole_bytes(description.layout)
             if needed > self._plan.resident_bytes:
                 raise ConfigError(
                     f"memory_budget: two sides of the state take {format_bytes(needed)} of RAM, "
@@ -158,8 +158,17 @@ class NodeStorage:
     def _tiered(self, store: PageStore, description: Description) -> PageStore:
         if self._spec.disk_bytes_per_s is not None:
             store = PacedPageStore(store, self._spec.disk_bytes_per_s)
-        resident_bytes = self._plan.resident_bytes - self._places_bytes(description)
-        return TieredPageStore(store, resident_bytes)
+        left_bytes = self._plan.resident_bytes - self._places_bytes(description)
+        needed = whole_bytes(description.layout)
+        if needed > left_bytes:
+            store.close()
+            raise ConfigError(
+                f"memory_budget: the update of the largest matrix as a whole takes "
+                f"{format_bytes(needed)}, {format_bytes(left_bytes)} are left of the budget; give "
+                f"{self._budget_for(lambda _: 2 * needed) // 1024}KiB",
+                code="E205",
+            )
+        return TieredPageStore(store, left_bytes - needed)
 
     def _places_bytes(self, description: Description) -> int:
         spec = self._spec
@@ -176,8 +185,14 @@ class NodeStorage:
         def needed(chunk_bytes: int) -> int:
             layout = replace(description.layout, chunk_bytes=chunk_bytes)
             smaller = replace(description, layout=layout)
-            return 2 * store_config(smaller, spec.number, spec.replicas).state_bytes
+            pages_bytes = 2 * store_config(smaller, spec.number, spec.replicas).state_bytes
+            return pages_bytes + whole_bytes(description.layout)
 
+        return self._budget_for(needed)
+
+    def _budget_for(self, needed: Callable[[int], int]) -> int:
+        """A budget that leaves so much for pages, by bytes of a chunk."""
+        spec = self._spec
         return budget_for_pages(
             needed, budget_bytes=spec.memory_budget_bytes, chunk_bytes=spec.chunk_bytes,
             world_size=spec.world_size, has_switch=spec.has_switch, slot_count=spec.own_slot_count,

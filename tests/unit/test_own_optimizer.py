@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,51 @@ def test_own_optimizer_trains(update: str, chunk_kib: int, example: Any, tmp_pat
                     example.update(p, p.grad, (moments[p],), step, values)
         hyper[0]["lr"] *= 0.5
     assert found.digest == digest_of(dict(model.named_parameters()))
+
+
+@pytest.mark.feature("a custom optimizer")
+@pytest.mark.usefixtures("example")
+@pytest.mark.parametrize("update", ["at_step", "streaming"])
+def test_own_update_sees_whole_parameters(update: str, tmp_path: Path) -> None:
+    """I4. Goal: an update that needs the norms of a layer has the bits it has on whole parameters,
+    with moments in fewer bits it trains, too; whatever chunks, extents and nodes."""
+    lamb = importlib.import_module("luwu_lamb")
+    hyper = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
+
+    def work(state_dtype: str) -> Callable[[int], dict[str, torch.Tensor]]:
+        def of_rank(rank: int) -> dict[str, torch.Tensor]:
+            model = seeded(lambda: Stack(blocks=2))
+            shard(model)
+            optimizer = lamb.Lamb(
+                model.parameters(), **hyper, update=update, state_dtype=state_dtype
+            )
+            for step in range(STEPS):
+                square_loss(model, step, 0, 0).backward()
+                optimizer.step()
+            return luwu.get_model_state_dict(model)
+
+        return of_rank
+
+    model: Any = seeded(lambda: Stack(blocks=2))
+    moments = {p: (torch.zeros_like(p), torch.zeros_like(p)) for p in model.parameters()}
+    sent = {"lr": 0.02, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.1}
+    for step in range(STEPS):
+        model.zero_grad()
+        square_loss(model, step, 0, 0).backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                lamb.update(p, p.grad, moments[p], step, sent)
+    expected = digest_of(dict(model.named_parameters()))
+    ways: list[dict[str, Any]] = [
+        {"chunk_bytes": 32 * 1024}, {"chunk_bytes": 64 * 1024, "extent_chunks": 4},
+        {"chunk_bytes": 32 * 1024, "nodes_count": 2},
+    ]  # fmt: skip
+    for index, way in enumerate(ways):
+        found = in_cluster(tmp_path / str(index), work("float32"), world_size=2, **way)
+        assert digest_of(found.results[0]) == expected, way
+    narrow = in_cluster(tmp_path / "narrow", work("int8"), chunk_bytes=32 * 1024).results[0]
+    for name, values in model.state_dict().items():
+        assert (narrow[name] - values).norm() < 0.05 * values.norm()
 
 
 @pytest.mark.feature("a custom optimizer")

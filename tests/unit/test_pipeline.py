@@ -14,7 +14,7 @@ from luwu.wire.hyper import encode_hyper
 from switch_emu.node.core.actions import Update
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.pages import store_config, weights_digest
-from switch_emu.node.pipeline import Pipeline, PipelineThreads, Stored
+from switch_emu.node.pipeline import Kernels, Pipeline, PipelineThreads, Stored
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import DecidedStep, MemoryPageStore
 from switch_emu.store.attachments import AttachmentFiles
@@ -66,8 +66,8 @@ def test_an_update_of_an_aborted_attempt_does_no_harm(update: str) -> None:
         buffers=Buffers(lambda nbytes: memoryview(bytearray(nbytes))),
     )
     pipeline = Pipeline(
-        answers, stored, job.description, job=1, kernel=kernel, aggregator=Float32(1),
-        threads=PipelineThreads(updates_count=1, reads_count=1),
+        answers, stored, job.description, job=1, kernels=Kernels(kernel, None),
+        aggregator=Float32(1), threads=PipelineThreads(updates_count=1, reads_count=1),
         recorder=Recorder(role="node", printed=None), wake=done.release,
     )  # fmt: skip
     pipeline.start(action)

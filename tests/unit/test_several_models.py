@@ -1,7 +1,8 @@
-"""Frozen models beside the one that is trained, and models without an optimizer."""
+"""Several models in one session: trained in turn, or frozen beside; none with an optimizer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +110,93 @@ def test_each_model_has_first_weights_of_its_own(tmp_path: Path) -> None:
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.feature("training two models")
-def test_two_models_that_are_trained_are_refused() -> None:
-    """Goal: also where blocks were sharded and the model around them was forgotten."""
+class Critic(Stack):
+    """Judges what a Stack made."""
+
+
+def compete(
+    maker: Any, critic: Any, first: int, last: int, steps: tuple[Callable[[], None], ...]
+) -> list[float]:
+    """A step of the critic, which sees what the maker made, and one of the maker, in turn."""
+    losses = []
+    for step in range(first, last):
+        x = batch(step, 0, 0)
+        critic.requires_grad_(True)
+        maker.requires_grad_(False)
+        with torch.no_grad():
+            made = maker(x)
+        losses.append((critic(x) - 1).square().mean() + critic(made).square().mean())
+        losses[-1].backward()
+        steps[0]()
+        critic.requires_grad_(False)
+        maker.requires_grad_(True)
+        losses.append((critic(maker(x)) - 1).square().mean())
+        losses[-1].backward()
+        steps[1]()
+    return [loss.item() for loss in losses]
+
+
+@pytest.mark.feature("several trained models in one run")
+@pytest.mark.parametrize("update", ["at_step", "streaming"])
+def test_two_models_are_trained_in_turn_as_with_torch(update: str, tmp_path: Path) -> None:
+    """I1, I4. Goal: the losses and weights of two optimizers of torch, bit for bit, also after a
+    resume; each parameter counts its own steps. Method: AdamW; nodes with and without replicas."""
+    plain, judge = make(Stack), make(Critic, 8)
+    optimizers = [
+        torch.optim.AdamW(judge.parameters(), lr=2e-3, fused=True),
+        torch.optim.AdamW(plain.parameters(), lr=1e-3, fused=True),
+    ]
+
+    def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        def step() -> None:
+            optimizer.step()
+            for each in optimizers:
+                each.zero_grad()
+
+        return step
+
+    expected = compete(plain, judge, 0, 4, tuple(map(step_of, optimizers)))
+
+    def work(first: int, last: int) -> Callable[[int], tuple[Any, ...]]:
+        def of_rank(rank: int) -> tuple[Any, ...]:
+            maker, critic = make(Stack), make(Critic, 8)
+            shard(maker, critic)
+            optimizer = luwu.optim.AdamW(
+                [{"params": maker.parameters()}, {"params": critic.parameters(), "lr": 2e-3}],
+                lr=1e-3, update=update,
+            )  # fmt: skip
+            assert optimizer.next_step == 2 * first
+            losses = compete(maker, critic, first, last, (optimizer.step, optimizer.step))
+            state = luwu.get_optimizer_state_dict(maker, optimizer).get("state", {})
+            counts = {float(each["step"]) for each in state.values()}
+            return (
+                losses,
+                luwu.get_model_state_dict(maker),
+                luwu.get_model_state_dict(critic),
+                counts,
+            )
+
+        return of_rank
+
+    state = tmp_path / "state"
+    before = in_cluster(tmp_path / "a", work(0, 2), state=state).results[0]
+    after = in_cluster(tmp_path / "b", work(2, 4), state=state, resume=True).results[0]
+    assert before[0] + after[0] == expected
+    assert (before[3], after[3]) == ({2.0}, {4.0})
+    whole = in_cluster(
+        tmp_path / "c", work(0, 4), nodes_count=2, replicas=2, chunk_bytes=16 * 1024
+    ).results[0]
+    for _, found, of_critic, _ in (after, whole):
+        for model, values in ((plain, found), (judge, of_critic)):
+            assert all(torch.equal(values[n], v) for n, v in model.state_dict().items())
+
+
+def test_two_models_of_one_class_that_are_trained_are_refused() -> None:
+    """Goal: where blocks were sharded and the model around them was forgotten, it is said."""
     with worker(FakeNetwork(1)):
-        first, second = make(Stack), make(Teacher)
+        first, second = make(Stack), make(Stack)
         shard(first, second)
-        with pytest.raises(luwu.ConfigError, match=r"no unit contains.*two that are trained need"):
+        with pytest.raises(luwu.ConfigError, match=r"no unit contains.*another class"):
             luwu.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
     with worker(FakeNetwork(1)):
         model = make(Stack)

@@ -169,7 +169,9 @@ def test_pieces_are_segments_cut_by_blocks(chunk_bytes: int) -> None:
     groups = [
         group
         for extent in layout.extents
-        for group in grouped(extent_pages(Share(layout), extent.index), sizes.__getitem__, 3)
+        for group in grouped(
+            extent_pages(Share(layout), extent.index), lambda page: sizes[page.number], 3
+        )
     ]
     assert max(group.count for group in groups) > 1
     for group in groups:

@@ -36,7 +36,7 @@ def outbox_of() -> Outbox:
 def filled_node(outbox: Outbox, bytes_per_s: float) -> FilledNode:
     """Node 1 of 2, which hold all pages, from step 5 on."""
     return FilledNode(
-        outbox, Share(JOB.layout, 1, 2), 3, first_step=5, state_fields=(),
+        outbox, Share(JOB.layout, 1, 2), 3, first_step=5, job=JOB,
         bytes_per_s=bytes_per_s, since_ns=outbox.now_ns,
     )  # fmt: skip
 
@@ -45,7 +45,7 @@ def test_extents_count_as_fast_as_their_pages_may_be_copied() -> None:
     """E8. Goal: one at least, else as many as the time since the last step has room for; a long
     pause counts as a shorter one; what counts in a step stays so."""
     outbox, count = outbox_of(), len(JOB.layout.extents)
-    nbytes = sum(stored_bytes(JOB.layout, chunk, ()) for chunk in CHUNKS)
+    nbytes = sum(stored_bytes(JOB, chunk) for chunk in CHUNKS)
     slow, fast = filled_node(outbox, nbytes / 100 / STEP_MAX_S), filled_node(outbox, nbytes)
     assert slow.held(4) == 0
     assert (slow.held(5), fast.held(5)) == (1, 1)
@@ -121,7 +121,7 @@ def test_pages_are_asked_for_a_few_at_a_time_and_again() -> None:
 def test_the_first_step_copies_what_a_step_has_time_for(opened_ago_s: int) -> None:
     """E8. Goal: no step is lost at the beginning, where steps take long beside the filling: it may
     begin as a step is opened, or as one is over that followed on a short attempt."""
-    nbytes = sum(stored_bytes(JOB.layout, chunk, ()) for chunk in CHUNKS)
+    nbytes = sum(stored_bytes(JOB, chunk) for chunk in CHUNKS)
     bench = Bench(bytes_per_s=nbytes / 2)
     filling = bench.filling
     filling.learn(JOB)
@@ -131,7 +131,7 @@ def test_the_first_step_copies_what_a_step_has_time_for(opened_ago_s: int) -> No
     bench.outbox.now_ns += S * opened_ago_s
     filling.choose(0b01, 2, 5, goes_on=True)
     assert filling.node is not None
-    copied = sum(stored_bytes(JOB.layout, chunk, ()) for chunk in filling.node.held_chunks(5))
+    copied = sum(stored_bytes(JOB, chunk) for chunk in filling.node.held_chunks(5))
     assert nbytes / 4 < copied <= nbytes / 2
 
 

@@ -23,7 +23,7 @@ from torch import nn
 
 from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
 from luwu.base.tree import ranks_of
-from luwu.layout import ALL_FLOAT32, Layout, StoredDtypes
+from luwu.layout import ALL_FLOAT32, Layout, StoredForm
 from luwu.nic.reader import StateReader
 from luwu.training.base.interface import Nic
 from luwu.training.base.progress import Progress
@@ -109,7 +109,7 @@ class Session:
     def finalise(
         self, groups: Sequence[Sequence[Placeholder]], *, optimizer: str, update: str,
         state_fields: tuple[str, ...], hyper: Callable[[], bytes], norm_type: float = 2.0,
-        stored: Sequence[StoredDtypes] = (),
+        stored: Sequence[StoredForm] = (),
     ) -> None:  # fmt: skip
         """The optimizer is made: lay out the model, join the job."""
         if self.is_final:
@@ -141,7 +141,7 @@ class Session:
         self.attachments.joined()
 
     def _lay_out(
-        self, groups: Sequence[Sequence[Placeholder]], stored: Sequence[StoredDtypes]
+        self, groups: Sequence[Sequence[Placeholder]], stored: Sequence[StoredForm]
     ) -> None:
         nic = self.nic
         shape = Shape(

@@ -56,17 +56,20 @@ def chunks(model: Model, sources: Sources) -> Iterator[tuple[int, memoryview]]:
     for unit in model.units:
         elems = layout.unit_elems[unit.index]
         flat = _values(model, sources, unit, elems).numpy()
-        fields = [] if given is None else [
-            _given(unit, values, flat.copy() if name == AVERAGE else np.zeros_like(flat))
+        fields = {} if given is None else {
+            name: _given(unit, values, flat.copy() if name == AVERAGE else np.zeros_like(flat))
             for name, values in given.fields.items()
-        ]  # fmt: skip
+        }  # fmt: skip
         for index in layout.unit_chunks[unit.index]:
             chunk = layout.chunks[index]
             part = slice(chunk.start, chunk.start + chunk.elems)
             if given is None or not chunk.trainable:
                 yield index, flat[part].view(np.uint8).data
                 continue
-            arrays = [array[part].view(np.uint8) for array in (flat, *fields)]
+            kept = given.of_whole if chunk.whole else tuple(fields)
+            arrays = [
+                array[part].view(np.uint8) for array in (flat, *(fields[name] for name in kept))
+            ]
             names = [layout.parameters[each.parameter].name for each in layout.segments(index)]
             updates = np.array([given.updates[name] for name in names], np.int64)
             yield index, np.concatenate([*arrays, updates.view(np.uint8)]).data

@@ -30,6 +30,8 @@ class GivenState:
     """State field of the optimizer -> parameter -> values, in the order of the fields."""
     updates: Mapping[str, int]
     """Parameter -> its updates so far."""
+    of_whole: tuple[str, ...]
+    """The fields that parameters have which are updated as a whole."""
 
 
 class Sources:

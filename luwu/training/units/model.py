@@ -19,7 +19,7 @@ from torch import nn
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.base.quantities import format_bytes
-from luwu.layout import ALL_FLOAT32, Layout, Parameter, StoredDtypes
+from luwu.layout import ALL_FLOAT32, Layout, Parameter, StoredForm
 from luwu.layout import Unit as LayoutUnit
 from luwu.training.base.names import COMPILED, dtype_name
 from luwu.training.units.placeholder import Placeholder
@@ -78,7 +78,7 @@ class Model:
         self.added.append(unit)
 
     def lay_out(
-        self, groups: Sequence[Sequence[Placeholder]], stored: Sequence[StoredDtypes], shape: Shape
+        self, groups: Sequence[Sequence[Placeholder]], stored: Sequence[StoredForm], shape: Shape
     ) -> None:
         """The optimizer is made, with these groups, which are to be stored so.
 
@@ -234,7 +234,7 @@ def _is_embedding(member: Member) -> bool:
 
 def _layout(
     units: Sequence[Unit], order: Sequence[Placeholder], group_of: dict[Placeholder, int],
-    given: Mapping[Placeholder, StoredDtypes], shape: Shape,
+    given: Mapping[Placeholder, StoredForm], shape: Shape,
 ) -> Layout:  # fmt: skip
     wire_dtypes = {m.placeholder: unit.wire_dtype for unit in units for m in unit.members}
     index_of = {placeholder: index for index, placeholder in enumerate(order)}
@@ -249,6 +249,7 @@ def _layout(
                 group=group_of[p],
                 state_dtype=given.get(p, ALL_FLOAT32).state,
                 master_dtype=given.get(p, ALL_FLOAT32).master,
+                whole=given.get(p, ALL_FLOAT32).whole,
             )
             for p in order
         ),

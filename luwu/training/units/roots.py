@@ -1,8 +1,9 @@
-"""The models of one session: the one that is trained, and frozen ones beside it.
+"""The models of one session: those that are trained, and frozen ones beside them.
 
 A *root* is a unit whose module is in no other unit: `fully_shard(model)`, called after the calls on
-its parts. A teacher or a reference model may stand beside the trained one as units of its own; all
-of it is frozen. Its names in the layout begin with the name of its class: `Teacher.0.weight`.
+its parts. A teacher, a reference model or another one that is trained (a critic) may stand beside
+the first trained one as units of its own. Its names in the layout begin with the name of its class:
+`Teacher.0.weight`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Roots:
     """See the module."""
 
     main: nn.Module
-    """The trained one; the last one if none is."""
+    """The first one that is trained; the last one if none is."""
     prefixes: dict[nn.Module, str]
     """Prefix of the names of each; empty for `main`, the first."""
 
@@ -56,13 +57,14 @@ def find_roots(
     }
     outermost = [unit for unit in units if not inside.issuperset(unit.modules)]
     trained = [unit for unit in outermost if _is_trained(unit, given)]
-    if len(trained) > 1 or any(len(unit.modules) > 1 for unit in outermost):
+    kinds = {class_name(unit.modules[0]) for unit in trained}
+    if len(trained) > len(kinds) or any(len(unit.modules) > 1 for unit in outermost):
         raise ConfigError(
             "no unit contains the whole model; call luwu.fully_shard(model) on the model itself, "
-            "after the calls on its parts. (A second model may have units of its own if all of it "
-            "is frozen with requires_grad_(False); two that are trained need two runs)"
+            "after the calls on its parts. (A second model may have units of its own if it is "
+            "frozen with requires_grad_(False), or has another class than the first)"
         )
-    main = (trained or outermost)[-1]
+    main = trained[0] if trained else outermost[-1]
     for unit in outermost:
         unit.become_root()
     for unit in units:

@@ -69,12 +69,12 @@ class Shard:
     def stored_bytes(self, chunk: int) -> int:
         """Bytes of a chunk's page, as it travels from node to node."""
         assert self.description is not None
-        return stored_bytes(self.layout, chunk, self.description.state_fields)
+        return stored_bytes(self.description, chunk)
 
     def loaded_bytes(self, chunk: int) -> int:
         """Bytes of a chunk's weights, state fields and counts of updates, as a script has them."""
         assert self.description is not None
-        return loaded_bytes(self.layout, chunk, self.description.state_fields)
+        return loaded_bytes(self.description, chunk)
 
     def owns(self, chunk: int) -> bool:
         """True if a chunk exists and is this node's."""

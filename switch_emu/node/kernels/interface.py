@@ -110,6 +110,8 @@ class UpdateCall:
     """Scales of the state in 8 bits, float32 [P, C / 64] or [C / 64], None for others; () if none
     is."""
     scales_out: Scales = ()
+    shape: tuple[int, ...] | None = None
+    """Of the one parameter that the page has, for an update that sees it as a whole."""
 
     @property
     def read(self) -> tuple[Stored, ...]:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from luwu.base.errors import ConfigError
 from luwu.wire.averages import without_average
 from switch_emu.native.build import BuildError, build, has_note, keep_note
+from switch_emu.native.product import Product, portable_product
 from switch_emu.node.kernels.checked import check_of
 from switch_emu.node.kernels.compiled import COMPILED, CompiledKernel
 from switch_emu.node.kernels.interface import Made
-from switch_emu.node.kernels.names import NAMES, installed, kernel_name
+from switch_emu.node.kernels.names import ELSEWHERE, NAMES, installed, kernel_name
 from switch_emu.node.kernels.selfcheck import difference
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def make_kernel(
     or False to insist on a version, None for the compiled one if it works.
     Raises: ConfigError if the node has no such optimizer, or `compiled` is True and it fails.
     """
+    optimizer = ELSEWHERE.get(optimizer, optimizer)
     name = kernel_name(optimizer, state_fields)
     if compiled is False:
         portable = portable_kernel(optimizer, state_fields)
@@ -55,6 +57,26 @@ def make_kernel(
     return Made(kernel, built.origin)
 
 
+def make_whole_kernel(
+    optimizer: str, state_fields: tuple[str, ...], *, cache: Path | None
+) -> PortableKernel:
+    """The kernel of parameters that an optimizer sees as a whole; `state_fields`: what they keep.
+
+    Raises ConfigError if the node has no such optimizer.
+    """
+    from switch_emu.node.kernels.muon import Muon
+    from switch_emu.node.kernels.portable import PortableKernel
+
+    if optimizer != "muon":
+        kernel = portable_kernel(optimizer, state_fields)
+        return PortableKernel(kernel.name, state_fields, kernel.step, whole=True)
+    try:
+        product = Product(build(cache).library)
+    except BuildError:
+        return PortableKernel("muon-f32", state_fields, Muon(portable_product), whole=True)
+    return PortableKernel("muon-f32", state_fields, Muon(product), whole=True)
+
+
 def check_known(optimizer: str, state_fields: tuple[str, ...]) -> None:
     """Raises ConfigError if the node has no such update, or cannot import it."""
     kernel_name(optimizer, state_fields)
@@ -66,6 +88,7 @@ def portable_kernel(optimizer: str, state_fields: tuple[str, ...]) -> PortableKe
     """The portable version. Raises ConfigError if there is none, or it cannot be imported."""
     from switch_emu.node.kernels.portable import STEPS, PortableKernel
 
+    optimizer = ELSEWHERE.get(optimizer, optimizer)
     own, name = without_average(state_fields), kernel_name(optimizer, state_fields)
     if (optimizer, own) in NAMES:
         return PortableKernel(name, state_fields, STEPS[optimizer])

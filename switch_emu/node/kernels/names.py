@@ -18,10 +18,13 @@ NAMES: Final = {
     ("sgd", ()): "torch-fused-sgd-plain",
     ("lion", ("m",)): "torch-lion",
     ("mirror", ()): "mirror",
+    ("muon", ("m", "v")): "muon-f32+torch-fused-adamw",
     ("none", ()): "none",
 }
 """By the optimizer's name and its own state fields; one that keeps an average too has its name at
 the end."""
+ELSEWHERE: Final = {"muon": "adamw"}
+"""By optimizer: the update of parameters that it does not see as a whole."""
 INSTALLED: Final = "luwu.updates"
 """Group of entry points by which other packages bring updates (docs/optimizers.md)."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -118,10 +119,15 @@ class PortableKernel(UpdateKernel):
 
     version = "portable"
 
-    def __init__(self, name: str, state_fields: tuple[str, ...], step: Step | None) -> None:
-        self.name, self.state_fields, self._step = name, state_fields, step
+    def __init__(
+        self, name: str, state_fields: tuple[str, ...], step: Step | None, *, whole: bool = False
+    ) -> None:
+        """`whole`: a page is one parameter, which the step sees in its shape; then `update` is
+        called by one thread at a time."""
+        self.name, self.state_fields, self.step = name, state_fields, step
+        self._is_whole = whole
         self._averages = keeps_average(state_fields)
-        self._scratch = threading.local()
+        self._scratch: Any = SimpleNamespace() if whole else threading.local()
 
     def fold(
         self, contributions: Contributions, before: F32Array | None, out: F32Array
@@ -154,7 +160,8 @@ class PortableKernel(UpdateKernel):
             page_elems = call.weights.shape[-1]
             for index, start in enumerate(range(0, elems, page_elems)):
                 page = _Page.of(call, index, start, in_place=in_place)
-                for block in _blocks(start, start + page_elems):
+                size = page_elems if self._is_whole else BLOCK_ELEMS
+                for block in _blocks(start, start + page_elems, size):
                     self._update_block(call, page, block, work, sources, lanes, target)
         if wire is not None and target is not None:
             _deliver(target, wire[0])
@@ -177,11 +184,11 @@ class PortableKernel(UpdateKernel):
             work.square_pieces(pieces, 0, total, block)
             is_stored = page.read[0].dtype == np.float32
             before = work.copied(_tensor(page.read[0][here]) if is_stored else tensors[0])
-        if self._step is not None:
+        if self.step is not None:
             total = work.mean(total, call.divisor, call.scale)
         if not page.in_place:
             page.copy(here)
-        self._run(page, tensors, total, block, call.runs)
+        self._run(page, tensors, total, block, call)
         if pieces is not None:
             work.square_pieces(pieces, 1, tensors[0], block)
             change = torch.sub(tensors[0], before, out=before)
@@ -190,19 +197,23 @@ class PortableKernel(UpdateKernel):
             target[block].copy_(tensors[0])
 
     def _run(
-        self, page: _Page, tensors: tuple[Any, ...], mean: Any, block: slice, runs: Sequence[Run]
+        self, page: _Page, tensors: tuple[Any, ...], mean: Any, block: slice, call: UpdateCall
     ) -> None:
         """Update a block of a page: its tensors, and its mean gradient."""
-        if self._step is None:
+        if self.step is None:
             return
-        for run in runs:
+        for run in call.runs:
             start, stop = max(run.start, block.start), min(run.stop, block.stop)
             if start >= stop or run.hyper is None:
                 continue
             cut = slice(start - block.start, stop - block.start)
             weights, *state = (tensor[cut] for tensor in tensors)
             average = state.pop() if self._averages else None
-            self._step(weights, mean[cut], tuple(state), run.updates_count, run.hyper)
+            seen = (weights, mean[cut], *state)
+            if self._is_whole:  # without the padding
+                assert call.shape is not None
+                seen = tuple(each[: math.prod(call.shape)].view(call.shape) for each in seen)
+            self.step(seen[0], seen[1], seen[2:], run.updates_count, run.hyper)
             for tensor, name in enumerate(("", *self.state_fields)):
                 if page.written[tensor].dtype != np.float32:
                     values = tensors[tensor][cut].numpy()
@@ -223,7 +234,7 @@ class PortableKernel(UpdateKernel):
 
     def _work(self, elems: int) -> _Work:
         found: _Work | None = getattr(self._scratch, "work", None)
-        needed = min(elems, BLOCK_ELEMS)
+        needed = elems if self._is_whole else min(elems, BLOCK_ELEMS)
         if found is None or found.elems < needed:
             found = self._scratch.work = _Work(needed)
         return found
@@ -400,9 +411,9 @@ def _tree(lanes: np.ndarray) -> tuple[float, ...]:
     return tuple(lanes[:, 0].tolist())
 
 
-def _blocks(first: int, end: int) -> Iterator[slice]:
-    for start in range(first, end, BLOCK_ELEMS):
-        yield slice(start, min(start + BLOCK_ELEMS, end))
+def _blocks(first: int, end: int, size: int = BLOCK_ELEMS) -> Iterator[slice]:
+    for start in range(first, end, size):
+        yield slice(start, min(start + size, end))
 
 
 class _Memory:

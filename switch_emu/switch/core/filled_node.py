@@ -12,6 +12,7 @@ from typing import Final
 
 from luwu.layout import Share
 from luwu.protocol.outbox import Outbox
+from luwu.wire.description import Description
 from luwu.wire.stored import stored_bytes
 
 STEP_MAX_S: Final = 60.0
@@ -24,18 +25,15 @@ class FilledNode:
 
     def __init__(
         self, outbox: Outbox, share: Share, filling: int, *, first_step: int,
-        state_fields: tuple[str, ...], bytes_per_s: float, since_ns: int,
+        job: Description, bytes_per_s: float, since_ns: int,
     ) -> None:  # fmt: skip
         """`filling`: the number of its filling (`wire.Adopt.filling`); `first_step`: the first step
         that it takes part in, for which pages may be copied since `since_ns`."""
         self._outbox, self._bytes_per_s = outbox, bytes_per_s
         self.number, self.filling, self.first_step = share.number, filling, first_step
-        extents, layout = share.extents(), share.layout
+        extents = share.extents()
         self._places = {each.index: place for place, each in enumerate(extents)}
-        self._bytes = [
-            sum(stored_bytes(layout, chunk, state_fields) for chunk in each.chunks)
-            for each in extents
-        ]
+        self._bytes = [sum(stored_bytes(job, chunk) for chunk in each.chunks) for each in extents]
         self._chunks_to = [0, *accumulate(len(each.chunks) for each in extents)]
         """Chunks of so many extents."""
         self.chunks = [chunk for each in extents for chunk in each.chunks]

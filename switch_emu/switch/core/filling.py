@@ -105,7 +105,7 @@ class Filling:
         self.waiting.discard(number)
         self.node = FilledNode(
             self._outbox, Share(self._job.layout, number, self._parents.replicas), filling,
-            first_step=first_step, state_fields=self._job.state_fields,
+            first_step=first_step, job=self._job,
             bytes_per_s=self._bytes_per_s, since_ns=since_ns,
         )  # fmt: skip
 
