@@ -15,6 +15,7 @@ from typing import Final
 from tests.evidence.digests import WAYS
 from tests.evidence.jobs import digest_at, run
 from tests.evidence.record import RECORDS
+from tests.suites.unpack import unpack_all
 
 STOPPED_AT: Final = 2
 STATES: Final[Mapping[str, str]] = {
@@ -41,7 +42,7 @@ def write_all() -> None:
 def unpack(name: str, directory: Path) -> None:
     """Put the state of a name into a directory."""
     with tarfile.open(_path(name), "r:xz") as tar:
-        tar.extractall(directory, filter="data")
+        unpack_all(tar, directory)
 
 
 def expected() -> dict[str, str]:

@@ -19,6 +19,7 @@ import pytest
 
 from luwu.base.own import DISTRIBUTION, PACKAGES
 from tests.processes.commands import Terminal, terminal
+from tests.suites.unpack import unpack_all
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,7 +82,7 @@ def test_wheel_holds_our_packages(wheel: Path) -> None:
 def test_sdist_makes_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
     """Goal: who has the sdist alone can build it."""
     with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
+        unpack_all(archive, tmp_path)
     (source,) = tmp_path.iterdir()
     again = build(source, tmp_path / "again", "wheel")
     assert names_in(again) == names_in(wheel)

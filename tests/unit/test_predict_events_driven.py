@@ -72,19 +72,24 @@ def test_predict_laws_driven_steps_are_the_closed_form(
     assert step_s == pytest.approx(closed.seconds, rel=0.03)
 
 
-@pytest.mark.parametrize("cached", [0.0, 0.25, 1.0])
-@pytest.mark.parametrize("pulls", [1, 2])
+NARROW = {"state_dtype": "int8", "master_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("pulls", "cached", "stored"),
+    [(pulls, cached, {}) for pulls in (1, 2) for cached in (0.0, 0.25, 1.0)] + [(1, 0.25, NARROW)],
+)
 def test_predict_laws_driven_bytes_are_conserved(
-    catalogue: Catalogue, pulls: int, cached: float
+    catalogue: Catalogue, pulls: int, cached: float, stored: dict[str, str]
 ) -> None:
     """L1 to L5. Goal: in each step every parameter is pulled as often as the question says, pushed,
     read, updated and written once; memory passes what the closed form says. To 1e-5, as layouts
     are padded."""
-    job, nodes = luwu(catalogue, node={"pulls": pulls, "cached": cached})
+    job, nodes = luwu(catalogue, node={"pulls": pulls, "cached": cached, **stored})
     limits = NodeLimits(sum_bytes_max=10**12, push_window_bytes=10**9)
     record = play_driven_steps(job, nodes, replace(COARSE, limits=limits)).record
     parameters = 3 * job.model.parameters
-    state = parameters * STATE_BYTES * (1 - cached)
+    state = parameters * (4.125 if stored else STATE_BYTES) * (1 - cached)
     assert record.amount("down") == pytest.approx(2 * pulls * parameters, rel=1e-5)
     assert record.amount("up") == pytest.approx(job.software.gradient_bytes * parameters, rel=1e-5)
     assert record.amount("disk read") == pytest.approx(state, rel=1e-5)

@@ -6,12 +6,12 @@ its rate. They are equal at
 
     B8   pull         F pulls e / (o B_down), of a micro-batch
     B9   push         F e_g / (o B_up), of a micro-batch
-    B10  drives       12 (1 - cached) F / (o drives B), of a step; to write, and to read
+    B10  drives       S (1 - cached) F / (o drives B), of a step; to write, and to read
     B11  ZeRO-3       F (gathers e + e_g) (N - 1) / (o N eta B), of a micro-batch
 
-e and e_g are bytes of a weight and of a gradient on the wire. None depends on Psi, and B8 to B10
-not on the number of devices. Below, tokens a second fall in proportion with T. Of experts, F counts
-all parameters as the bytes do. Derived.
+e and e_g are bytes of a weight and of a gradient on the wire, S those of the state (L3). None
+depends on Psi, and B8 to B10 not on the number of devices. Below, tokens a second fall in
+proportion with T. Of experts, F counts all parameters as the bytes do. Derived.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Any, Final
 
 from luwu.base.identifiers import by_identifier, words
 from luwu.predict.hardware.curves import Notes
-from luwu.predict.hardware.hosts import STATE_BYTES
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import compute_time, operators_of
 from luwu.predict.model.operators import WIRE_BYTES
@@ -96,7 +95,7 @@ def break_even(job: TrainingJob, nodes: OptimizerNodes | None) -> BreakEven:
             "pull": tokens(nodes.pulls * WIRE_BYTES, pull_rate(job, nodes)),
             "push": tokens(gradient, push_rate(job, nodes)),
         }
-        rates, away = _drive_rates(nodes), (1 - nodes.cached) * STATE_BYTES
+        rates, away = _drive_rates(nodes), (1 - nodes.cached) * nodes.state_bytes
         states = {name: tokens(away, rate) for name, rate in rates.items()}
     return BreakEven(
         achieved=achieved, micro_batch_tokens=job.micro_batch * job.sequence,

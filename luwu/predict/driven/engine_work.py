@@ -18,7 +18,7 @@ from luwu.base.errors import ConfigError
 from luwu.layout import SUM_BYTES
 from luwu.predict.driven.links import Token
 from luwu.predict.events.engines import Engine, Fields, Process, Record, Span
-from luwu.predict.hardware.hosts import ADAM_BYTES, STATE_BYTES
+from luwu.predict.hardware.hosts import STATE_BYTES, adam_bytes
 from luwu.predict.model.operators import WIRE_BYTES
 from luwu.predict.systems.in_network import DMA, OptimizerNodes
 from luwu.wire.description import Description
@@ -36,6 +36,8 @@ class NodeCosts:
     """To pass over a byte of memory."""
     away: float
     """Share of the state on drives."""
+    parameter_bytes: float = STATE_BYTES
+    """State of a parameter, wherever it is."""
 
     @staticmethod
     def of(nodes: OptimizerNodes) -> NodeCosts:
@@ -47,17 +49,18 @@ class NodeCosts:
             write_s=nodes.host.write(1.0) / nodes.nodes if has_drives else math.nan,
             memory_s=1 / (nodes.host.memory_rate * nodes.nodes),
             away=away,
+            parameter_bytes=nodes.state_bytes,
         )  # fmt: skip
 
     @property
     def state_bytes(self) -> float:
         """Bytes of a parameter on drives."""
-        return STATE_BYTES * self.away
+        return self.parameter_bytes * self.away
 
     @property
     def update_bytes(self) -> float:
         """Memory traffic of the update of a parameter, reads of the gradient included."""
-        return ADAM_BYTES + 2 * DMA * self.state_bytes
+        return adam_bytes(self.parameter_bytes) + 2 * DMA * self.state_bytes
 
 
 class _Page(NamedTuple):

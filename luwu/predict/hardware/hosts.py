@@ -14,12 +14,18 @@ from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Disk, Processor
 from luwu.predict.hardware.software import fitted
 
-ADAM_BYTES = 28
-"""For a parameter: gradient, master and two moments read, the last three written."""
 STATE_BYTES = 12
-"""Master and two moments."""
+"""Of a parameter: master and two moments."""
+MASTER_BYTES = {"float32": 4.0, "bfloat16": 2.0}
+MOMENT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1 + 4 / 64}
+"""Of a parameter; in 8 bits, 64 share a scale."""
 STREAM_SHARE = 0.8
 """Share of a socket's peak that STREAM usually reaches; assumed."""
+
+
+def adam_bytes(state_bytes: float) -> float:
+    """That Adam passes over for a parameter: the gradient read, the state read and written."""
+    return 4 + 2 * state_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +50,7 @@ class Host:
     def adam(self, parameters: float) -> float:
         """Seconds in which DeepSpeed's Adam updates so many parameters in memory (H1)."""
         rate = self.processors * self.processor.memory_rate * fitted("host_memory_efficiency")
-        return ADAM_BYTES * parameters / rate
+        return adam_bytes(STATE_BYTES) * parameters / rate
 
     def read(self, nbytes: float) -> float:
         """Seconds to read so much from all drives."""

@@ -4,8 +4,9 @@
                   once, the switch copies it for every worker, or for every host (L8)
     L2  up        gradient bytes * Psi / min(port of a worker, switch, port of the node): the switch
                   sums, so the node takes one gradient
-    L3  read      12 Psi (1 - cached) / drives        L4  write    the same
-    L5  memory    [28 + 24 (1 - cached) dma + m (gradient + pulls * 2)] Psi / memory rate
+    L3  read      S Psi (1 - cached) / drives         L4  write    the same
+                  S = 12: master and moments, by `master_dtype` and `state_dtype` 12 to 4.125
+    L5  memory    [4 + 2 S + 2 S (1 - cached) dma + m (gradient + pulls * 2)] Psi / memory rate
     L6  a step    its phases one after the other, each as long as its slowest resource, and the
                   tail; at least L4, which overlaps with the next step
         forward   compute, half of the pulls
@@ -39,7 +40,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.predict.hardware.curves import Notes
 from luwu.predict.hardware.hardware import Network
-from luwu.predict.hardware.hosts import ADAM_BYTES, STATE_BYTES, Host
+from luwu.predict.hardware.hosts import MASTER_BYTES, MOMENT_BYTES, Host, adam_bytes
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import compute_time, operators_of
 from luwu.predict.model.operators import WIRE_BYTES
@@ -73,17 +74,31 @@ class OptimizerNodes:
     they are updated, instead of within a window of a few units."""
     per_host: str = "none"
     """What goes to a host once instead of to each of its devices, of PER_HOST."""
+    state_dtype: str = "float32"
+    """What moments are kept in, of MOMENT_BYTES."""
+    master_dtype: str = "float32"
+    """The same of master weights, of MASTER_BYTES."""
+
+    @property
+    def state_bytes(self) -> float:
+        """Of a parameter: master and two moments (S of L3)."""
+        return MASTER_BYTES[self.master_dtype] + 2 * MOMENT_BYTES[self.state_dtype]
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached <= 1:
             raise ConfigError(f"cached: {self.cached} is not a share; give 0 to 1")
         if self.nodes < 1 or self.tiers < 0 or self.pulls not in (1, 2):
             raise ConfigError("nodes is at least 1, tiers at least 0, and pulls are 1 or 2")
-        if self.per_host not in PER_HOST:
-            raise ConfigError(
-                f"per_host: {self.per_host!r} is not one of {', '.join(PER_HOST)}"
-                f"{suggestion(self.per_host, PER_HOST)}"
-            )
+        for name, known in (
+            ("per_host", PER_HOST),
+            ("state_dtype", tuple(MOMENT_BYTES)),
+            ("master_dtype", tuple(MASTER_BYTES)),
+        ):
+            value = getattr(self, name)
+            if value not in known:
+                raise ConfigError(
+                    f"{name}: {value!r} is not one of {', '.join(known)}{suggestion(value, known)}"
+                )
 
 
 def pull_rate(job: TrainingJob, nodes: OptimizerNodes) -> float:
@@ -192,8 +207,9 @@ def node_resources(job: TrainingJob, nodes: OptimizerNodes, parameters: float) -
     own = parameters / nodes.nodes
     down = nodes.pulls * WIRE_BYTES * parameters
     up = job.software.gradient_bytes * parameters
-    host, away = nodes.host, (1 - nodes.cached) * STATE_BYTES * own
-    passed = ADAM_BYTES * own + 2 * DMA * away + job.micro_batches * (up + down) / nodes.nodes
+    host, away = nodes.host, (1 - nodes.cached) * nodes.state_bytes * own
+    passed = adam_bytes(nodes.state_bytes) * own + 2 * DMA * away
+    passed += job.micro_batches * (up + down) / nodes.nodes
     busy = {
         "pull": job.micro_batches * down / pull_rate(job, nodes),
         "push": job.micro_batches * up / push_rate(job, nodes),
