@@ -77,6 +77,8 @@ def comparison(
         "tokens_per_step": tokens_per_step,
         "seed": first["seed"],
         "dtype": first["dtype"],
+        "state_dtype": config.state_dtype,
+        "master_dtype": config.master_dtype,
         "data_digest": first["data_digest"],
     }
     return {

@@ -152,6 +152,13 @@ def notes(document: dict[str, Any]) -> list[str]:
         f"{names_text(each)} end with the same weights, bit for bit."
         for each in same_weights(document)
     ]
+    stored = {key: document["job"].get(key) for key in ("state_dtype", "master_dtype")}
+    if set(stored.values()) - {None, "float32"}:
+        found.append(
+            f"Arms luwu keep moments in {stored['state_dtype']} and master weights in "
+            f"{stored['master_dtype']}, so their weights are near those of the others, not the "
+            "same."
+        )
     if len({arm.get("compute_threads") for arm in document["arms"]}) > 1:
         found.append(
             "The last bits of weights depend on the number of compute threads, so only digests of "

@@ -55,6 +55,7 @@ def test_a_bad_network_changes_no_bit_and_is_accounted_for(
     assert "emulated links" not in plain.output
 
 
+@pytest.mark.slow  # the arithmetic of the factor is tested in units
 @pytest.mark.feature("emulated links")
 @pytest.mark.feature("slowing down a whole cluster")
 @pytest.mark.usefixtures("on_the_cpu")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.processes.jobs import compare
 
 LAYERS, STEPS = 6, 16
 
 
+@pytest.mark.slow  # 16 steps of 0.7 s; what may overlap is tested in units
 def test_updates_and_pulls_hide_behind_compute(tmp_path: Path) -> None:
     """Goal: with 50 ms of compute a unit, most pages are updated before the last push of their
     step, and most weights are there before they are needed.

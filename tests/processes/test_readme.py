@@ -239,7 +239,15 @@ APART = {"serve", "join", ""}  # tests of their own
 # --- Tests ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+SLOW = ("port-fsdp2.md",)
+"""Pages that are run with the marked tests: their scripts train under FSDP2 too."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (page.name in SLOW)) for page in PAGES],
+    ids=lambda page: page.name,
+)
 def test_pages_blocks_run(page: Path, shell: Terminal) -> None:
     """Goal: a reader who does what the page says gets what it says."""
     found = blocks_of(page)

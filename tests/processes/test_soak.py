@@ -9,6 +9,7 @@ import pytest
 from tests import soak
 
 
+@pytest.mark.slow  # faults one by one are tested elsewhere
 @pytest.mark.feature("long runs under faults")
 def test_a_short_soak(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """I1, I2, I3, I8. Goal: faults happen, and nothing is wrong with what comes of them."""

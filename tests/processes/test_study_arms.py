@@ -16,6 +16,7 @@ STEPS = 3
 WORKERS = 2
 
 
+@pytest.mark.slow  # three arms with real processes
 @pytest.mark.feature("the switch without adding, and for a replicated model")
 @pytest.mark.feature("one job in RAM and out of core, side by side")
 @pytest.mark.timeout(300)

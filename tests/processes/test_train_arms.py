@@ -83,6 +83,7 @@ def mean_loss(results: list[dict[str, Any]]) -> list[float]:
         pytest.param(
             ("--tied", "--dropout", "0.1", "--checkpointing", "nonreentrant"),
             id="tied-dropout-checkpointing",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -117,7 +117,9 @@ class Session:
                 "the model was used before this optimizer was made, and so joined its job as one "
                 "that is not trained; make the optimizer before the first forward"
                 if self._only_computes
-                else "this session has an optimizer already; use its parameter groups"
+                else "this session has an optimizer already; give it all parameters, in groups. "
+                "luwu.optim.Muon updates groups with use_muon=False by AdamW; several models take "
+                "turns by requires_grad_ (docs/training.md)"
             )
         if update not in ("at_step", "streaming"):
             raise ConfigError(f"update={update!r}: choose 'at_step' or 'streaming'")
