@@ -63,7 +63,7 @@ class Trained(NamedTuple):
 
     losses: list[float]
     seconds: float
-    """Of all steps."""
+    """Time of all steps."""
 
     @property
     def end(self) -> float:
@@ -79,7 +79,7 @@ class Job(NamedTuple):
     arguments: dict[str, Any]
     steps: int
     loss: Callable[[nn.Module, torch.Generator], Tensor]
-    """Of one step, on samples drawn from a generator."""
+    """The loss of one step, on samples drawn from the generator."""
 
 
 def main() -> int:

@@ -62,11 +62,12 @@ class NetworkArguments(TypedDict, total=False):
     average: WeightAverage | None
     """An average of the weights that the node keeps beside them: `luwu.ema` or `luwu.swa`."""
     state_dtype: str
-    """What the node keeps moments in: "float32" (the default), "bfloat16" or "int8"; a group may
-    have its own. Embeddings and parameters of fewer than 4,096 elements stay in float32."""
+    """Dtype in which the node stores moments: "float32" (the default), "bfloat16" or "int8". A
+    group may have its own. Embeddings and parameters of fewer than 4,096 elements stay in
+    float32."""
     master_dtype: str
-    """The same of the weights themselves: "float32" (the default) or "bfloat16", rounded
-    stochastically."""
+    """Dtype in which the node stores the weights: "float32" (the default) or "bfloat16", rounded
+    stochastically. A group may have its own."""
     stats_every: int | None
     """Take the norms of every parameter in steps 0, `stats_every`, ...: see `luwu.stats`."""
 
@@ -191,7 +192,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
     def state_fields(self) -> tuple[str, ...]:
         """Return the names of what the node keeps for each parameter beside its weights.
 
-        Each is float32 and has the shape of the parameter.
+        Each has the shape of the parameter, and is float32 when the update sees it. One called "v"
+        is never below zero: `state_dtype="int8"` has no sign for it.
         """
         raise NotImplementedError
 

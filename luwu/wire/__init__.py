@@ -10,7 +10,7 @@ altered.py      weights that are not those that the node published
 squares.py      sums of squares that add up to the same norm on any number of nodes
 statistics.py   statistics of a chunk in a measured step
 reading.py      the description of a version that a reader receives
-stored.py       what a page keeps of a chunk: its fields, their dtypes and sizes
+stored.py       the fields of a page, with their dtypes and sizes
 state_names.py  torch's names of an optimizer's state and hyper-parameters
 link_counts.py  the one count of messages and bytes, by link and kind of message
 """

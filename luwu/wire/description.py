@@ -185,7 +185,7 @@ def _brief(value: object) -> str:
 
 
 def _row(p: Parameter) -> list[object]:
-    """A parameter in JSON; how it is stored is told only where that is not as usual."""
+    """A parameter in JSON. How it is stored is left out where that is float32, by elements."""
     row: list[object] = [p.name, list(p.shape), p.dtype, p.wire_dtype, p.trainable, p.group]
     stored = [p.state_dtype, p.master_dtype, p.whole]
     return row if stored == _USUAL else row + stored

@@ -1,4 +1,4 @@
-"""What a page keeps of a chunk: its fields, with their dtypes and sizes.
+"""The fields of the page of a chunk, with their dtypes and sizes.
 
     float32 moments    weight | m | v | updates                        12 bytes an element
     int8 moments       weight | m | m.scale | v | v.scale | updates    6.125

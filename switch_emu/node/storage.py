@@ -64,10 +64,11 @@ class NodeStorage:
         store = FilePageStore.open(spec.state, durability=spec.durability)
         try:
             description = self._check(store)
+            resident_bytes = self._bytes_for_pages(description)
         except ConfigError:
             store.close()
             raise
-        return self._tiered(store, description)
+        return self._tiered(store, resident_bytes)
 
     def _check(self, store: FilePageStore) -> Description:
         """The description of an open store. Raises ConfigError if it does not fit the job."""
@@ -125,10 +126,11 @@ class NodeStorage:
                     code="E205",
                 )
             return MemoryPageStore(config)
+        resident_bytes = self._bytes_for_pages(description)
         store = FilePageStore.create(
             spec.state, config, durability=spec.durability, claim=self._claim
         )
-        return self._tiered(store, description)
+        return self._tiered(store, resident_bytes)
 
     def make_spill(self, description: Description) -> SpillFile:
         """Make the file for gradients that do not fit in RAM."""
@@ -155,20 +157,23 @@ class NodeStorage:
         nbytes = self._places_bytes(description)
         return WeightsPlaces(description.layout, reserve(nbytes)) if nbytes else None
 
-    def _tiered(self, store: PageStore, description: Description) -> PageStore:
+    def _tiered(self, store: PageStore, resident_bytes: int) -> PageStore:
         if self._spec.disk_bytes_per_s is not None:
             store = PacedPageStore(store, self._spec.disk_bytes_per_s)
+        return TieredPageStore(store, resident_bytes)
+
+    def _bytes_for_pages(self, description: Description) -> int:
+        """Memory for resident pages. Raises ConfigError if updates of wholes have no room."""
         left_bytes = self._plan.resident_bytes - self._places_bytes(description)
         needed = whole_bytes(description.layout)
         if needed > left_bytes:
-            store.close()
             raise ConfigError(
                 f"memory_budget: the update of the largest matrix as a whole takes "
                 f"{format_bytes(needed)}, {format_bytes(left_bytes)} are left of the budget; give "
                 f"{self._budget_for(lambda _: 2 * needed) // 1024}KiB",
                 code="E205",
             )
-        return TieredPageStore(store, left_bytes - needed)
+        return left_bytes - needed
 
     def _places_bytes(self, description: Description) -> int:
         spec = self._spec

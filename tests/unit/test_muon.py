@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -291,8 +292,10 @@ def test_what_cannot_be_updated_is_refused(tmp_path: Path) -> None:
         model(torch.ones(1, 512)).sum().backward()
         optimizer.step().wait()
 
-    with pytest.raises(luwu.ConfigError, match=r"largest matrix as a whole takes 16.00 MiB.*give"):
-        cluster(
-            tmp_path / "wide", wide, state=tmp_path / "wide.state", chunk_bytes=1024 * KIB,
-            memory_budget_bytes=20 * 1024 * KIB,
-        )  # fmt: skip
+    given: dict[str, Any] = {"state": tmp_path / "wide.state", "chunk_bytes": 1024 * KIB}
+    with pytest.raises(luwu.ConfigError, match=r"largest matrix as a whole takes 16.00 MiB") as no:
+        cluster(tmp_path / "wide", wide, memory_budget_bytes=20 * 1024 * KIB, **given)
+    assert not list(tmp_path.glob("wide.state/CONFIG")), "a state was made"
+    enough = re.search(r"give (\d+)KiB", str(no.value))
+    assert enough
+    cluster(tmp_path / "wide", wide, memory_budget_bytes=int(enough[1]) * KIB, **given)

@@ -15,10 +15,11 @@ from luwu.predict.hardware.hardware import Disk, Processor
 from luwu.predict.hardware.software import fitted
 
 STATE_BYTES = 12
-"""Of a parameter: master and two moments."""
+"""Bytes of the state of a parameter: master and two moments, in float32."""
 MASTER_BYTES = {"float32": 4.0, "bfloat16": 2.0}
+"""Bytes of a parameter's master, by its dtype."""
 MOMENT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1 + 4 / 64}
-"""Of a parameter; in 8 bits, 64 share a scale."""
+"""Bytes of one of its two moments, by their dtype; in 8 bits, 64 parameters share a scale."""
 STREAM_SHARE = 0.8
 """Share of a socket's peak that STREAM usually reaches; assumed."""
 

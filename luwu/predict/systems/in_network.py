@@ -75,13 +75,13 @@ class OptimizerNodes:
     per_host: str = "none"
     """What goes to a host once instead of to each of its devices, of PER_HOST."""
     state_dtype: str = "float32"
-    """What moments are kept in, of MOMENT_BYTES."""
+    """Dtype in which the nodes store moments; a key of MOMENT_BYTES."""
     master_dtype: str = "float32"
-    """The same of master weights, of MASTER_BYTES."""
+    """Dtype in which they store master weights; a key of MASTER_BYTES."""
 
     @property
     def state_bytes(self) -> float:
-        """Of a parameter: master and two moments (S of L3)."""
+        """Bytes of the state of a parameter: its master and two moments (S of L3)."""
         return MASTER_BYTES[self.master_dtype] + 2 * MOMENT_BYTES[self.state_dtype]
 
     def __post_init__(self) -> None:

@@ -111,7 +111,7 @@ class UpdateCall:
     is."""
     scales_out: Scales = ()
     shape: tuple[int, ...] | None = None
-    """Of the one parameter that the page has, for an update that sees it as a whole."""
+    """Shape of the page's only parameter, if the update sees it as a whole; else None."""
 
     @property
     def read(self) -> tuple[Stored, ...]:
