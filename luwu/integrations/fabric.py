@@ -80,7 +80,8 @@ class LuwuStrategy(DDPStrategy):
             `luwu.fully_shard` was called on its parts.
         reshard_after_forward: See `luwu.fully_shard`.
         mp_policy: See there.
-        process_group_backend: Backend of torch.distributed, for Fabric's collectives.
+        process_group_backend: Backend of torch.distributed, for Fabric's collectives: by default
+            Fabric's, or gloo where workers share a GPU, of which NCCL takes one rank.
         timeout: How long these wait.
         **not_taken: FSDPStrategy's other arguments; each raises, with the reason.
 
@@ -176,6 +177,12 @@ class LuwuStrategy(DDPStrategy):
                     "since a group of torch.distributed outlives no worker"
                 )
             self._setup_distributed()
+
+    def _get_process_group_backend(self) -> str:
+        if self._process_group_backend is None and run.gpus_shared(self.root_device) is not None:
+            return "gloo"
+        backend: str = super()._get_process_group_backend()
+        return backend
 
     @DDPStrategy.precision.setter
     def precision(self, precision: Any) -> None:

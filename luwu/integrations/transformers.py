@@ -32,6 +32,7 @@ import luwu
 from luwu.base.errors import ConfigError, StepAborted
 from luwu.base.own import needs
 from luwu.optim.base import NetworkOptimizer
+from luwu.training.script import run
 from luwu.training.script.module import LuwuModule
 from luwu.training.steps.clip import ClippedNorm
 
@@ -180,6 +181,13 @@ class LuwuTrainerMixin:
                 f"but it is worker {session.rank} of {session.world_size}, so the data would not "
                 "be split; start the script with luwu run or torchrun, and on CPUs pass "
                 "TrainingArguments(use_cpu=True), without which Accelerate starts no group there"
+            )
+        shared = run.gpus_shared(session.device)
+        if shared is not None and torch.distributed.get_backend() == "nccl":
+            raise ConfigError(
+                f"{shared[1]} workers share {shared[0]} GPUs here, of which NCCL takes one rank "
+                'each; pass TrainingArguments(ddp_backend="gloo"): Accelerate gathers losses and '
+                "metrics by it, while weights and gradients take another way"
             )
         if accelerator.device.type != session.device.type or self.args.n_gpu > 1:
             raise ConfigError(

@@ -616,7 +616,7 @@ def test_fabric_page_with_two_workers(tmp_path: Path, monkeypatch: pytest.Monkey
         else:
             words = shlex.split(command)
             assert words == ["luwu", "run", "--workers", "2", "train.py"]
-            environ = {"OMP_NUM_THREADS": "1", **ON_THE_CPU}
+            environ = {"OMP_NUM_THREADS": "1"}
             flags = [*words[2:4], "--transport", "ipc"]
             with Cluster.run(directory, str(script), flags=flags, environ=environ) as cluster:
                 assert cluster.wait(100) == 0, cluster.output

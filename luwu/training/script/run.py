@@ -236,12 +236,21 @@ def _local_device() -> torch.device:
     return torch.device("cuda", index)
 
 
-def _say_if_shared(nic: Nic, device: torch.device) -> None:
-    """Workers of one host may share a GPU, but not without a word."""
+def gpus_shared(device: torch.device) -> tuple[int, int] | None:
+    """(GPUs, workers of this host) if there are more workers than GPUs, so that some share one.
+
+    A process group over NCCL cannot be made there: it takes one rank of each GPU.
+    """
     count = torch.cuda.device_count() if device.type == "cuda" else 0
     local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if 0 < count < local_count:
+    return (count, local_count) if 0 < count < local_count else None
+
+
+def _say_if_shared(nic: Nic, device: torch.device) -> None:
+    """Workers of one host may share a GPU, but not without a word."""
+    shared = gpus_shared(device)
+    if shared is not None:
         nic.recorder.event(
             "worker.shares_gpu", level="WARNING", rank=nic.rank, gpu=device.index,
-            gpus_count=count, workers_count=local_count,
+            gpus_count=shared[0], workers_count=shared[1],
         )  # fmt: skip
