@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from luwu.optim.base import NetworkOptimizer
 from luwu.optim.state_dict import (
-    check_optimizer,
+    checked_optimizers,
     get_model_state_dict,
     get_optimizer_state_dict,
     groups_by_name,
@@ -36,7 +37,7 @@ class AppState:
 
     Args:
         model: A module that `fully_shard` was called on, or that has such modules.
-        optimizer: The `luwu.optim` optimizer of the model.
+        optimizer: The `luwu.optim` optimizer of the model, or several of the run.
 
     Raises:
         ConfigError: If the model is not sharded, or the optimizer is not that of the model.
@@ -60,10 +61,11 @@ class AppState:
         tensor(1.)
     """
 
-    def __init__(self, model: nn.Module, optimizer: NetworkOptimizer) -> None:
-        self._model, self._optimizer = model, optimizer
-        self._session = session_of_model(model)
-        check_optimizer(self._session, optimizer)
+    def __init__(
+        self, model: nn.Module, optimizer: NetworkOptimizer | Iterable[NetworkOptimizer]
+    ) -> None:
+        self._model, self._session = model, session_of_model(model)
+        self._optimizers = checked_optimizers(self._session, optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         """Return weights, moments and groups of the last step; before the first forward tensors of
@@ -77,7 +79,8 @@ class AppState:
         """
         if self._session.is_begun or self._session.is_resumed:
             model = get_model_state_dict(self._model)
-            return {"model": model, "optim": get_optimizer_state_dict(self._model, self._optimizer)}
+            optim = get_optimizer_state_dict(self._model, self._optimizers)
+            return {"model": model, "optim": optim}
         if self._session.rank != 0:
             return {"model": {}, "optim": {}}
         return {"model": model_template(self._model), "optim": self._optimizer_template()}
@@ -99,16 +102,18 @@ class AppState:
                 name: {key: value for key, value in of.items() if not _was_not_loaded(key, value)}
                 for name, of in optimizer["state"].items()
             }
-        set_optimizer_state_dict(self._model, self._optimizer, optimizer)
+        set_optimizer_state_dict(self._model, self._optimizers, optimizer)
 
     def _optimizer_template(self) -> dict[str, Any]:
         """Zeros: the state of parameters that were never updated. An average is NaN, so that one
         that was not loaded is known: it begins with the weights."""
-        optimizer, state = self._optimizer, dict[str, dict[str, Tensor]]()
+        job, state = self._session.optimizers, dict[str, dict[str, Tensor]]()
+        groups = groups_by_name(self._optimizers)
+        names = {name for group in groups for name in group["params"]}
         for parameter in self._session.layout.parameters:
-            if not parameter.trainable:
+            if parameter.name not in names:
                 continue
-            keys = state_keys(optimizer.name, optimizer.all_state_fields(), whole=parameter.whole)
+            keys = state_keys(job.name, job.state_fields, whole=parameter.whole)
             state[parameter.name] = {
                 key: torch.full(
                     () if field == STEP else parameter.shape,
@@ -117,7 +122,7 @@ class AppState:
                 )
                 for key, field in keys
             }
-        return {"state": state, "param_groups": groups_by_name(self._optimizer)}
+        return {"state": state, "param_groups": groups}
 
 
 def _was_not_loaded(key: str, value: Any) -> bool:

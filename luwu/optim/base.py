@@ -18,12 +18,13 @@ from luwu.base.errors import ConfigError, StepAborted
 from luwu.layout import MASTER_DTYPES, STATE_DTYPES, StoredForm
 from luwu.optim.averages import WeightAverage
 from luwu.training.devices.storages import WEIGHTS
+from luwu.training.script.optimizers import OptimizerPart, StepSettings
 from luwu.training.script.session import Session, session_of
 from luwu.training.steps.clip import checked_max_norm, checked_norm_type
 from luwu.training.steps.loss_scale import DynamicLossScale, checked_loss_scale
 from luwu.training.steps.result import StepResult
 from luwu.wire.averages import AVERAGE
-from luwu.wire.hyper import Number, StepHyper, encode_hyper
+from luwu.wire.hyper import Number
 
 MEANINGLESS = {
     "amsgrad": "the node keeps no maximum of the second moments",
@@ -112,6 +113,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
     """Name of the update in the job description."""
     hyper_names: ClassVar[tuple[str, ...]]
     """Names of a group's hyper-parameters, as torch has them."""
+    also_updates: ClassVar[tuple[str, ...]] = ()
+    """Names of other optimizers whose groups this one's update takes too, in the same run."""
     whole: ClassVar[bool] = False
     """The update sees each parameter as a whole, in its shape; else it is element by element."""
 
@@ -150,22 +153,24 @@ class NetworkOptimizer(torch.optim.Optimizer):
             self._check_group(group)
         stored = StoredForm(state_dtype, master_dtype)
         session = _session_of(self.param_groups)
-        session.finalise(
-            [group["params"] for group in self.param_groups],
-            optimizer=self.name,
-            update=update,
+        self._part = OptimizerPart(
+            class_name=type(self).__name__,
+            name=self.name,
+            also_updates=self.also_updates,
             state_fields=self.all_state_fields(),
-            hyper=self._hyper,
-            norm_type=norm_type,
+            groups=[group["params"] for group in self.param_groups],
             stored=[
                 _stored(group, stored)._replace(whole=self._sees_whole(group))
                 for group in self.param_groups
             ],
-        )
-        session.loss_scale.use(scale_rule)
-        if session.loss_scale.is_dynamic:
-            session.attachments.attach("luwu.loss_scale", session.loss_scale, late=True)
-        session.stats_every = stats_every
+            settings=StepSettings(
+                update=update, norm_type=norm_type, loss_scale=scale_rule,
+                stats_every=stats_every, keeps_average=average is not None,
+            ),
+            max_grad_norm=lambda: self.max_grad_norm,
+            numbers=lambda: tuple(self._numbers(group) for group in self.param_groups),
+        )  # fmt: skip
+        session.add_optimizer(self._part)
         self._session = session
 
     @property
@@ -248,13 +253,13 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """
         session = self._running()
         if closure is None:
-            return session.commit()
+            return session.commit(self._part)
         while True:
             number = session.step
             try:
                 with torch.enable_grad():
                     loss = closure()
-                session.commit().wait()
+                session.commit(self._part).wait()
             except StepAborted as error:
                 if error.step < number:
                     raise  # an earlier step was lost, which another closure computed
@@ -280,7 +285,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             StepAborted: If a step was lost.
         """
-        return self._running().commit(skip=True)
+        return self._running().commit(self._part, skip=True)
 
     @property
     def stats_every(self) -> int | None:
@@ -305,7 +310,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
             ConfigError: For `set_to_none=False`.
             StepAborted: If gradients had been pushed.
         """
-        self._running().zero_grad(set_to_none)
+        self._running().zero_grad(set_to_none, self._part)
 
     @property
     def state(self) -> NoReturn:
@@ -363,19 +368,6 @@ class NetworkOptimizer(torch.optim.Optimizer):
                     )
                 if not float(value) >= 0:  # also catches NaN
                     raise ConfigError(f"{name} must not be below 0, got {group[name]!r}")
-
-    def _hyper(self) -> bytes:
-        session = self._running()
-        clip, every = session.clipping.asked, session.stats_every
-        hyper = StepHyper(
-            groups=tuple(self._numbers(group) for group in self.param_groups),
-            max_grad_norm=self.max_grad_norm if clip is None else clip.max_norm,
-            loss_scale=session.loss_scale.value,
-            measure=every is not None and session.step % every == 0,
-            keeps=bool(session.attachments),
-            frozen=session.backward.frozen,
-        )
-        return encode_hyper(hyper)
 
     def _numbers(self, group: dict[str, Any]) -> dict[str, Number]:
         numbers = self._hyper_of(group)

@@ -93,6 +93,7 @@ class DiLoCo:
                 f"DiLoCo: optimizer made a {class_name(self.optimizer)}; the outer optimizer runs "
                 "in the network: take one of luwu.optim"
             )
+        self._session.settle()
         weights = dict(model.named_parameters(remove_duplicate=False))
         set_model_state_dict(outer, weights)
         self._weights = [

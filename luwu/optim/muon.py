@@ -52,6 +52,7 @@ class Muon(NetworkOptimizer):
     """
 
     name = "muon"
+    also_updates = ("adamw",)
     hyper_names = ("lr", "weight_decay")
 
     def __init__(

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 from luwu.base.errors import ConfigError
 from luwu.optim.base import NetworkArguments, NetworkOptimizer
+from luwu.wire.hyper import Number
 
 
 class SGD(NetworkOptimizer):
@@ -62,10 +63,10 @@ class SGD(NetworkOptimizer):
         if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
             raise ConfigError("nesterov needs a momentum and no dampening")
 
-    def _hyper(self) -> bytes:
-        if self.state_fields() and not self._has_momentum:
+    def _hyper_of(self, group: dict[str, Any]) -> dict[str, Number]:
+        if group["momentum"] and not self._has_momentum:
             raise ConfigError(
                 "a group's momentum was changed from 0, but the optimizer was made without, so "
                 "the node has no place for it; give a momentum to the constructor"
             )
-        return super()._hyper()
+        return super()._hyper_of(group)

@@ -13,7 +13,7 @@ takes no others: what is set is then used for buffers and hyper-parameters only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -156,16 +156,17 @@ def set_model_state_dict(
 
 
 def get_optimizer_state_dict(
-    model: nn.Module, optimizers: NetworkOptimizer, *, options: StateDictOptions | None = None
-) -> dict[str, Any]:
-    """Return the optimizer's state and groups, by names of parameters.
+    model: nn.Module, optimizers: NetworkOptimizer | Iterable[NetworkOptimizer], *,
+    options: StateDictOptions | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the state and groups of one optimizer or several, by names of parameters.
 
     As torch's function of this name. Tensors are float32, on the CPU. Waits until the last `step()`
     is decided.
 
     Args:
         model: The sharded model.
-        optimizers: The `luwu.optim` optimizer of the model.
+        optimizers: The `luwu.optim` optimizer of the model, or several of the run.
         options: `full_state_dict` without `cpu_offload` returns the dict on all ranks.
 
     Returns:
@@ -173,7 +174,7 @@ def get_optimizer_state_dict(
         dict on other ranks. Parameters that were never updated have no state.
 
     Raises:
-        ConfigError: If the optimizer is not that of the model, or an option cannot be honoured.
+        ConfigError: If an optimizer is not that of the model, or an option cannot be honoured.
         StepAborted: If the last step was lost.
 
     Examples:
@@ -188,10 +189,10 @@ def get_optimizer_state_dict(
     """
     options = _checked(options)
     session = session_of_model(model)
-    check_optimizer(session, optimizers)
+    groups = groups_by_name(checked_optimizers(session, optimizers))
     if not _returns_here(session, options):
         return {}
-    trained = [p.name for p in session.layout.parameters if p.trainable]
+    trained = [name for group in groups for name in group["params"]]
     with session.open_reader() as reader:
         job = reader.description
         keys = {
@@ -213,13 +214,14 @@ def get_optimizer_state_dict(
         for name in trained
         if updates[name] and keys[name]
     }
-    return {"state": state, "param_groups": groups_by_name(optimizers)}
+    return {"state": state, "param_groups": groups}
 
 
-def groups_by_name(optimizer: NetworkOptimizer) -> list[dict[str, Any]]:
-    """The optimizer's groups, with names in place of parameters."""
+def groups_by_name(optimizers: Iterable[NetworkOptimizer]) -> list[dict[str, Any]]:
+    """The groups of the optimizers, with names in place of parameters."""
     return [
         {**group, "params": [p.luwu_name for p in group["params"]]}
+        for optimizer in optimizers
         for group in optimizer.param_groups
     ]
 
@@ -235,17 +237,17 @@ def model_template(model: nn.Module) -> dict[str, Tensor]:
 
 
 def set_optimizer_state_dict(
-    model: nn.Module, optimizers: NetworkOptimizer, optim_state_dict: Mapping[str, Any], *,
-    options: StateDictOptions | None = None,
+    model: nn.Module, optimizers: NetworkOptimizer | Iterable[NetworkOptimizer],
+    optim_state_dict: Mapping[str, Any], *, options: StateDictOptions | None = None,
 ) -> None:  # fmt: skip
-    """Set the groups' hyper-parameters, and the optimizer's first state.
+    """Set the groups' hyper-parameters, and the first state of one optimizer or several.
 
     Groups are taken on every rank, which must all give the same; the state from rank 0's dict. An
     empty dict keeps what the optimizer was made with. A run that resumes a state keeps its state.
 
     Args:
         model: The sharded model.
-        optimizers: The `luwu.optim` optimizer of the model.
+        optimizers: The `luwu.optim` optimizer of the model, or several of the run.
         optim_state_dict: As `get_optimizer_state_dict` returns it.
         options: As torch's; none of them changes anything here.
 
@@ -265,17 +267,19 @@ def set_optimizer_state_dict(
     """
     _checked(options)
     session = session_of_model(model)
-    check_optimizer(session, optimizers)
+    groups = [
+        group for each in checked_optimizers(session, optimizers) for group in each.param_groups
+    ]
     _check_not_begun(session, "set_optimizer_state_dict")
     if not optim_state_dict:
         return
     given = optim_state_dict["param_groups"]
-    if len(given) != len(optimizers.param_groups):
+    if len(given) != len(groups):
         raise ConfigError(
             f"set_optimizer_state_dict: {len(given)} groups are given, the optimizer has "
-            f"{len(optimizers.param_groups)}; make it with the same groups"
+            f"{len(groups)}; make it with the same groups"
         )
-    for ours, theirs in zip(optimizers.param_groups, given, strict=True):
+    for ours, theirs in zip(groups, given, strict=True):
         names = {p.luwu_name for p in ours["params"]}
         if names != set(theirs["params"]):
             odd = sorted(map(str, names ^ set(theirs["params"])))[:_NAMES_SHOWN_MAX]
@@ -284,20 +288,21 @@ def set_optimizer_state_dict(
             )
         ours.update({k: v for k, v in theirs.items() if k in ours and k != "params"})
     if session.rank == 0 and not session.is_resumed and optim_state_dict["state"]:
-        given_state = _given_state(session, optimizers, optim_state_dict["state"])
+        names = {p.luwu_name for group in groups for p in group["params"]}
+        given_state = _given_state(session, names, optim_state_dict["state"])
         session.first_weights.sources.give_state(given_state)
 
 
 def _given_state(
-    session: Session, optimizer: NetworkOptimizer, state: Mapping[str, Mapping[str, Any]]
+    session: Session, names: Container[str], state: Mapping[str, Mapping[str, Any]]
 ) -> GivenState:
-    trained = {p.name: p for p in session.layout.parameters if p.trainable}
+    trained = {p.name: p for p in session.layout.parameters if p.name in names}
     problems = [f"{name} is not trained here" for name in state.keys() - trained.keys()]
-    kept = optimizer.all_state_fields()
+    update, kept = session.optimizers.name, session.optimizers.state_fields
     fields: dict[str, dict[str, Tensor]] = {each: {} for each in kept}
     for name in trained.keys() & state.keys():
         shape, whole = trained[name].shape, trained[name].whole
-        for key, each in state_keys(optimizer.name, kept, whole=whole):
+        for key, each in state_keys(update, kept, whole=whole):
             value = state[name].get(key)
             if each == STEP or (value is None and each == AVERAGE):
                 continue  # an average begins with the weights
@@ -314,7 +319,7 @@ def _given_state(
             "set_optimizer_state_dict: the state is not that of this optimizer: "
             + "; ".join(sorted(problems)[:_NAMES_SHOWN_MAX])
         )
-    return GivenState(fields, updates, kept_fields(optimizer.name, kept, whole=True))
+    return GivenState(fields, updates, kept_fields(update, kept, whole=True))
 
 
 def _read(reader: StateReader, field: str, names: list[str]) -> dict[str, Tensor]:
@@ -430,10 +435,16 @@ def _check_not_begun(session: Session, what: str) -> None:
         )
 
 
-def check_optimizer(session: Session, optimizer: object) -> None:
-    """Raises ConfigError unless it is the optimizer of this session's model."""
-    if not isinstance(optimizer, NetworkOptimizer) or optimizer._session is not session:
-        raise ConfigError("give the luwu.optim optimizer that was made for this model")
+def checked_optimizers(
+    session: Session, given: NetworkOptimizer | Iterable[NetworkOptimizer]
+) -> list[NetworkOptimizer]:
+    """The optimizers as a list. Raises ConfigError unless they are those of this session."""
+    optimizers: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    for each in optimizers:
+        if not isinstance(each, NetworkOptimizer) or each._session is not session:
+            raise ConfigError("give the luwu.optim optimizer that was made for this model")
+    session.settle()
+    return optimizers
 
 
 def session_of_model(model: nn.Module) -> Session:

@@ -1,7 +1,7 @@
 """Features of a training script on a GPU: what they compute there is what they compute on a CPU.
 
-Float32 without TF32, so that devices differ by rounding alone; a second run on the GPU, with other
-chunks, has the same bits.
+Products are in float32, so that devices differ by rounding alone. A second run on the GPU, with
+other chunks, has the same bits.
 """
 
 from __future__ import annotations
@@ -174,6 +174,24 @@ def test_blocks_computed_again_draw_the_same_dropout(tmp_path: Path) -> None:
 
     ((expected, found),) = in_cluster(tmp_path, both, device=DEVICE).results
     assert found == pytest.approx(expected, rel=ROUNDING)
+
+
+def test_activations_wait_on_disk(tmp_path: Path) -> None:
+    """I4. Goal: with all that is saved for backward on disk, the bits of the same job without."""
+
+    def work(directory: Path | None) -> tuple[list[float], int]:
+        torch.manual_seed(3)
+        model = sharded(Forgetful)
+        if directory is not None:
+            luwu.offload_activations(model, memory_budget=0, directory=directory, min_bytes=256)
+        losses = train(model, luwu.optim.AdamW(model.parameters(), lr=1e-2))
+        written = 0 if directory is None else luwu.activation_stats(model).written_bytes
+        return losses, written
+
+    (plain,) = in_cluster(tmp_path / "a", lambda _: work(None), device=DEVICE).results
+    (found,) = in_cluster(tmp_path / "b", lambda _: work(tmp_path), device=DEVICE).results
+    assert found[0] == plain[0]
+    assert found[1] > 0
 
 
 @pytest.mark.skipif(

@@ -135,6 +135,9 @@ class Job:
     """A unit for which rank 0 (odd steps: no rank) has a gradient."""
     absent_parameters: bool = False
     """For some parameters some ranks, or all, have no gradient in a backward."""
+    idle: bool = False
+    """The last of several ranks has samples in step 0 only: it asks for no weights after, and so
+    may be ahead of the others."""
     switch_limits: SwitchLimits = SMALL_SWITCH
     node_limits: NodeLimits = SMALL_NODE
     retry: RetryPolicy = RETRY
@@ -201,11 +204,16 @@ class Job:
         """Whether rank `POISONER`, if it is in a step, has it skipped."""
         return step in (self.poison_step, self.skip_step)
 
+    def is_idle(self, rank: int, step: int) -> bool:
+        """Whether a rank has no samples in a step."""
+        is_last = rank == self.world_size - 1 and rank != POISONER
+        return self.idle and is_last and step > 0
+
     def absent(self, rank: int, step: int, chunk: int, part: int) -> int:
         """Bitmap of the chunk's segments for which a rank has no gradient in a backward."""
         segments = tuple(self.layout.segments(chunk))
         is_unit = self.layout.chunks[chunk].unit == self.absent_unit
-        if is_unit and (rank > 0 or step % 2 == 1):
+        if self.is_idle(rank, step) or (is_unit and (rank > 0 or step % 2 == 1)):
             return (1 << len(segments)) - 1
         if not self.absent_parameters:
             return 0

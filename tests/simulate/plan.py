@@ -67,6 +67,8 @@ class Options:
     skip_step: int | None = None
     absent_unit: int | None = None
     absent_parameters: bool = False
+    idle: bool = False
+    """The last of several ranks has no samples after step 0."""
     pulls_ahead: bool = False
     keeps: bool = False
     slot_bytes_max: int = 500_000
@@ -117,6 +119,7 @@ class Options:
             skip_step=self.skip_step,
             absent_unit=self.absent_unit,
             absent_parameters=self.absent_parameters,
+            idle=self.idle,
             pulls_ahead=self.pulls_ahead,
             keeps=self.keeps,
             switch_limits=SwitchLimits(
@@ -268,6 +271,7 @@ def make_options(random: Random) -> Options:
         # A poisoned step needs the gradient that it poisons.
         absent_parameters=random.random() < 0.3 and poison_step is None,
         skip_step=random.choice((0, 1, 2)) if random.random() < 0.2 else None,
+        idle=random.random() < 0.15,
     )
 
 

@@ -272,7 +272,16 @@ class Worker(Process):
         is_streaming = self._job.update == "streaming"
         if is_streaming and self._job.begins_early:
             self._do(self.core.begin(self._world.now_ns, step, "h", self._job.hyper))
+        is_idle = self._job.is_idle(self._rank, step)
+        if is_idle:
+            self._forget_ahead()
         for part in range(self._job.backwards):
+            if is_idle:
+                self._watch.pushed(self, step)
+                if is_streaming and not self._job.begins_early:
+                    self._do(self.core.begin(self._world.now_ns, step, "h", self._job.hyper))
+                yield [self._push(step, part, unit, {}) for unit in reversed(units)]
+                continue
             ahead = self._first_pull(step, use, 0)
             for unit in units:
                 handle = ahead
@@ -305,9 +314,11 @@ class Worker(Process):
     def _push(self, step: int, part: int, unit: int, weights: dict[int, Any]) -> int:
         gradients = []
         for extent in self._job.layout.trainable_extents(unit):
-            values, absent = self._job.gradient_of_extent(
-                weights, self._rank, step, extent, part, self.start
-            )
+            values, absent = None, 0
+            if not self._job.is_idle(self._rank, step):
+                values, absent = self._job.gradient_of_extent(
+                    weights, self._rank, step, extent, part, self.start
+                )
             if step == self._job.poison_step and self._rank == POISONER and unit == 1:
                 chunks = self._job.layout.extents[extent].chunks  # the first, or one behind others
                 chunks_of(self._job.layout, extent, values)[chunks[step % len(chunks)]][3] = np.nan

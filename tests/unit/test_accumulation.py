@@ -5,6 +5,7 @@ Everything here runs through a real node. Sizes are multiples of 64 elements (I4
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,30 @@ def test_weights_that_cannot_be(tmp_path: Path) -> None:
             luwu.set_gradient_weight(2)
 
     in_cluster(tmp_path, work)
+
+
+def test_a_rank_without_samples_waits_for_verdicts(tmp_path: Path) -> None:
+    """I1, I3. Goal: a rank that has no samples for several steps, and so pulls nothing, neither
+    waits for repetitions nor for ever after a step that was skipped. (It did both.)"""
+
+    def work(rank: int) -> tuple[list[bool], int]:
+        model = make()
+        shard(model)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2)
+        results = []
+        for step in range(6):
+            if rank == 0:
+                loss = mean_loss(model, batch(step, 0))
+                (loss * math.inf if step == 2 else loss).backward()
+            else:
+                luwu.empty_backward()
+            results.append(optimizer.step())
+        applied = [result.applied for result in results]
+        nic: Any = luwu.session().nic
+        return applied, nic._core.uplink.repeated_count
+
+    found = in_cluster(tmp_path, work, world_size=2).results
+    assert found == [([True, True, False, True, True, True], 0)] * 2
 
 
 def test_no_weight_at_all_skips_the_step(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from luwu.nic.core import NicCore
 from luwu.nic.core.actions import Done, Gradient
-from luwu.protocol.actions import Send
+from luwu.protocol.actions import Drop, Send
 from luwu.wire.kinds import Role, Verb
-from luwu.wire.messages import Decided, Pull, Received, Verdict, Welcome
+from luwu.wire.messages import Abort, Decided, Pull, Push, Received, Verdict, Welcome
 from tests.unit.local_job import MIB
 
 
@@ -41,6 +43,42 @@ def test_a_worker_ahead_of_the_decision_asks_when_it_can_be_answered() -> None:
     actions = core.received(8, Decided(**parent, step=0, applied=True, grad_norm=1.0))
     assert pulls(actions) == [(2, 4), (2, 5)]
     assert pulls(core.pull(9, 5, 2, 0, [7])) == [(2, 7)]
+
+
+@pytest.mark.parametrize("is_skipped", [False, True])
+def test_a_worker_without_samples_is_not_ahead_of_a_verdict(is_skipped: bool) -> None:
+    """Goal: a rank that needs no weights pushes for step t + 1 before the verdict of step t: it is
+    held until then, and sent under the attempt that counts. (The parent dropped what was two steps
+    ahead, for 10 s each time; after a skipped step it was never sent again, and all waited.)"""
+    core = NicCore(job=1, rank=0, world_size=1, incarnation=1)
+    stamp = {"job": 1, "epoch": 0, "generation": 1, "role": Role.NODE, "rank": 0}
+    parent: dict[str, Any] = {**stamp, "attempt": 1, "incarnation": 9}
+    payloads = [object(), object(), object()]
+
+    def pushes(actions: list[Any]) -> list[tuple[int, int]]:
+        sent = [action.message for action in actions if isinstance(action, Send)]
+        return [(each.step, each.attempt) for each in sent if isinstance(each, Push)]
+
+    def push(handle: int, step: int) -> list[Any]:
+        gradient = Gradient(index=0, payload=payloads[step], payload_bytes=100, dtype="float32")
+        return core.push(9, handle, step, 0, [gradient], last=False)
+
+    core.join(0, b"job", "hash")
+    core.received(1, Welcome(**parent, step=0, loaded=True, push_window_bytes=MIB, contributors=1))
+    assert pushes(push(1, 0)) == [(0, 1)]
+    core.received(2, Received(**parent, step=0, index=0, part=0, verb=Verb.PUSH, contributors=1))
+    core.commit(3, 0, "h", 1, b"hyper")
+    assert pushes(push(2, 1)) == []
+    core.commit(4, 1, "h", 1, b"hyper")
+    assert pushes(push(3, 2)) == []
+    counts = {**parent, "attempt": 2 if is_skipped else 1}
+    judged = core.received(5, Verdict(**counts, step=0, applied=not is_skipped, grad_norm=1.0))
+    assert pushes(judged) == [(1, counts["attempt"])]
+    aborted = core.received(
+        6, Abort(**{**parent, "attempt": 3}, step=1, text="a test", contributors=1, loaded=True)
+    )
+    assert {id(a.payload) for a in aborted if isinstance(a, Drop)} == {id(p) for p in payloads[1:]}
+    assert pushes(push(4, 1)) == [(1, 3)]
 
 
 def test_a_receipt_for_what_was_not_sent_yet_is_nobodys() -> None:

@@ -191,6 +191,25 @@ def test_two_models_are_trained_in_turn_as_with_torch(update: str, tmp_path: Pat
             assert all(torch.equal(values[n], v) for n, v in model.state_dict().items())
 
 
+def test_a_rank_without_samples_freezes_too(tmp_path: Path) -> None:
+    """Goal: what a script freezes counts for a rank that has no forward in the step. (The step was
+    rejected: the ranks had frozen other parameters.)"""
+
+    def work(rank: int) -> None:
+        model = make(Stack)
+        shard(model)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            model.blocks.requires_grad_(step != 1)
+            if rank == 0:
+                model(batch(step, 0, 0)).square().mean().backward()
+            else:
+                luwu.empty_backward()
+            optimizer.step()
+
+    in_cluster(tmp_path, work, world_size=2)
+
+
 def test_two_models_of_one_class_that_are_trained_are_refused() -> None:
     """Goal: where blocks were sharded and the model around them was forgotten, it is said."""
     with worker(FakeNetwork(1)):

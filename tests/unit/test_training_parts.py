@@ -87,7 +87,10 @@ class Worker:
             loss_scale=scale,
         )  # fmt: skip
         streaming = update == "streaming"
-        self.backward.start(streaming=streaming, is_trained=True, hyper=lambda: b"rates")
+        self.backward.start(
+            streaming=streaming, is_trained=True, hyper=lambda: b"rates",
+            check_none_stepped=lambda: None,
+        )  # fmt: skip
         self.pushes.start(model, streaming=streaming)
         self.pulls.start(device, window=1, streaming=streaming, is_trained=True)
 
@@ -131,15 +134,18 @@ def result(number: int) -> StepResult:
     """Of a step that was decided at once."""
     handle = SimpleNamespace(verdict=lambda: (True, 0.5), decision=lambda: None)
     nic = FakeNic(FakeNetwork(1), 0)
-    return StepResult(
-        number, handle, attempt=Attempt(no_drop), attachments=Attachments(nic, Progress())
+    found = StepResult(
+        number, lambda: None, attempt=Attempt(no_drop), attachments=Attachments(nic, Progress())
     )
+    found.commit(handle)
+    return found
 
 
 def test_results_from_a_lost_step_on_are_lost() -> None:
     """Goal: an abort takes the results of the steps that are computed again, and no other."""
     results, made = Results(), [result(number) for number in range(3)]
     for each in made:
+        results.expect(each)
         results.add(each)
     results.lose(3)
     assert results.last is made[2]

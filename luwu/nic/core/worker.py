@@ -10,7 +10,8 @@ shell (`shell.py`) connects it to the transport and to the training thread.
     pull               Pull, runs of extents           Weights, every extent   -> Fill each, and the
                                                        verdict of the step before -> Done
     begin              Begin                           Received
-    push               Push, every extent              Received, every extent  -> Done
+    push               Push, every extent, after the   Received, every extent  -> Done
+                       verdict of the step before
                        (encoded: see `encoding.py`)
     commit             Commit                          Verdict -> Judged, Decided -> StepDecided
     attach             Keep, every piece               Received, every piece
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from luwu.aggregate import Aggregator
 from luwu.base.outstanding import RetryPolicy
@@ -45,6 +46,17 @@ from luwu.wire.kinds import PayloadRule, Role, Verb
 
 Kind = type[wire.Message] | Verb
 """A kind of message that a parent sends: its class; of a `Received`, the verb it answers."""
+
+
+class _Push(NamedTuple):
+    """Gradients of a handle."""
+
+    handle: int
+    step: int
+    part: int
+    extents: Sequence[Gradient]
+    weight: float
+    last: bool
 
 
 class NicCore:
@@ -92,6 +104,9 @@ class NicCore:
         self.encodings = Encodings(self.out, self.uplink)
         self.steps = Steps(self.out, self.uplink)
         self.attachments = Attachments(self.out, self.uplink)
+        self._early: list[_Push] = []
+        """Of a rank without samples, which is ahead of the others: before the verdict of the step
+        before, the parent could not take them."""
         self._handlers: dict[Kind, Callable[..., None]] = {
             kind: attrgetter(name)(self) for kind, name in self.FROM_PARENT.items()
         }
@@ -131,17 +146,11 @@ class NicCore:
         """Send gradients; every push carries its rank's weight in its last part."""
         self.out.now_ns = now_ns
         self.requests.open(handle, [entry.index for entry in extents])
-        for entry in extents:
-            push = self.out.stamped(
-                wire.Push, step=step, part=part, index=entry.index, weight=weight, last=last,
-                contributors=1 << self.out.rank, absent=entry.absent, raw=False, dtype=entry.dtype,
-            )  # fmt: skip
-            if self.encodings.aggregator.is_plain:
-                self.requests.send(handle, "push", push, entry)
-            else:
-                self.requests.expect(handle, ("push", step, part, entry.index))
-                self.encodings.push(push, entry)
-        self.requests.close_if_done(handle)
+        push = _Push(handle, step, part, extents, weight, last)
+        if step > self.requests.judged_step + 1:
+            self._early.append(push)
+        else:
+            self._send_push(push)
         return self.out.take()
 
     def measured(self, now_ns: int, done: Measure, statement: bytes) -> list[Action]:
@@ -255,7 +264,7 @@ class NicCore:
     def _welcome(self, m: wire.Welcome) -> None:
         welcomed = self.membership.welcomed(m)
         if welcomed is Welcomed.ADMITTED:
-            self.requests.clear(m.step - 1)
+            self._clear_requests(m.step - 1)
         elif welcomed is Welcomed.RECONNECTED:
             self.uplink.hurry(self.out.now_ns)
         elif welcomed is Welcomed.PEER_RESTARTED:
@@ -301,6 +310,26 @@ class NicCore:
 
     # ---------------------------------------------------------------------- all parts together
 
+    def _send_push(self, push: _Push) -> None:
+        for entry in push.extents:
+            message = self.out.stamped(
+                wire.Push, step=push.step, part=push.part, index=entry.index, weight=push.weight,
+                last=push.last, contributors=1 << self.out.rank, absent=entry.absent, raw=False,
+                dtype=entry.dtype,
+            )  # fmt: skip
+            if self.encodings.aggregator.is_plain:
+                self.requests.send(push.handle, "push", message, entry)
+            else:
+                self.requests.expect(push.handle, ("push", push.step, push.part, entry.index))
+                self.encodings.push(message, entry)
+        self.requests.close_if_done(push.handle)
+
+    def _clear_requests(self, judged_step: int) -> None:
+        """Every open handle is void."""
+        self.out.drop_all(entry.payload for push in self._early for entry in push.extents)
+        self._early.clear()
+        self.requests.clear(judged_step)
+
     def _judge(self, m: wire.Verdict | wire.Decided, *, is_void: bool) -> None:
         """How the step came out; void: the weights that streamed ahead are requested again."""
         if is_void:
@@ -309,6 +338,10 @@ class NicCore:
         self.out.actions.append(Judged(m.step, m.applied, m.grad_norm))
         self.steps.judged(m.step)
         self.requests.judged(m.step)
+        due = [push for push in self._early if push.step <= m.step + 1]
+        del self._early[: len(due)]
+        for push in due:
+            self._send_push(push)
 
     def _skip(self, attempt: int) -> None:
         """A new attempt that voids weights alone: send everything again under it."""
@@ -329,7 +362,7 @@ class NicCore:
         self.uplink.forget()
         self.encodings.clear()
         self.attachments.clear()
-        self.requests.clear(action.step - 1)
+        self._clear_requests(action.step - 1)
         if action.counts:
             self.out.actions.append(action)
             self.membership.repeat()

@@ -15,7 +15,7 @@ hyper-parameters are stated when the backward begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -23,12 +23,13 @@ from torch import nn
 
 from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
 from luwu.base.tree import ranks_of
-from luwu.layout import ALL_FLOAT32, Layout, StoredForm
+from luwu.layout import Layout, StoredForm
 from luwu.nic.reader import StateReader
 from luwu.training.base.interface import Nic
 from luwu.training.base.progress import Progress
 from luwu.training.devices.device import Device
 from luwu.training.devices.weights import ByteCount
+from luwu.training.script.optimizers import OptimizerPart, Optimizers
 from luwu.training.state.attached import Attachments
 from luwu.training.state.first_weights import FirstWeights
 from luwu.training.steps.attempt import Attempt
@@ -49,6 +50,7 @@ from luwu.training.units.model import (
 from luwu.training.units.placeholder import Placeholder
 from luwu.training.units.unit import Unit
 from luwu.wire.description import BESIDE, NORM_TYPE, Description
+from luwu.wire.hyper import StepHyper, encode_hyper
 
 
 class Session:
@@ -89,6 +91,9 @@ class Session:
             self.nic, self.model, device=self.device, progress=self.progress, pulls=self.pulls,
             backward=self.backward, begin_forward=self._begin_forward,
         )  # fmt: skip
+        self.optimizers = Optimizers()
+        self._pending: StepResult | None = None
+        """Of the step that an optimizer has stepped, and others are to."""
         self.stats_every: int | None = None
         """Steps with a number that it divides are measured; None: no step."""
         self._only_computes = False
@@ -106,26 +111,49 @@ class Session:
             raise ConfigError("fully_shard was called after the optimizer was made; call it before")
         self.model.add(unit)
 
-    def finalise(
-        self, groups: Sequence[Sequence[Placeholder]], *, optimizer: str, update: str,
-        state_fields: tuple[str, ...], hyper: Callable[[], bytes], norm_type: float = 2.0,
-        stored: Sequence[StoredForm] = (),
-    ) -> None:  # fmt: skip
-        """The optimizer is made: lay out the model, join the job."""
+    def add_optimizer(self, part: OptimizerPart) -> None:
+        """An optimizer is made: with the one that has the last parameters the job is joined."""
         if self.is_final:
             raise ConfigError(
                 "the model was used before this optimizer was made, and so joined its job as one "
                 "that is not trained; make the optimizer before the first forward"
                 if self._only_computes
-                else "this session has an optimizer already; give it all parameters, in groups. "
-                "luwu.optim.Muon updates groups with use_muon=False by AdamW; several models take "
-                "turns by requires_grad_ (docs/training.md)"
+                else "this session has an optimizer already, whose groups had all parameters that "
+                "required a gradient then, or a forward followed; make several optimizers one "
+                "after the other, while all that they train requires a gradient"
             )
-        if update not in ("at_step", "streaming"):
-            raise ConfigError(f"update={update!r}: choose 'at_step' or 'streaming'")
+        if part.settings.update not in ("at_step", "streaming"):
+            raise ConfigError(f"update={part.settings.update!r}: choose 'at_step' or 'streaming'")
+        self.optimizers.add(part)
+        if self.optimizers.cover(self.model):
+            self.settle()
+
+    def settle(self) -> None:
+        """No optimizer is made any more: join the job, if there is one and that is not done."""
+        if self.is_final or not self.optimizers.parts:
+            return
+        try:
+            self._finalise(
+                self.optimizers.groups, self.optimizers.stored, optimizer=self.optimizers.name,
+                update=self.optimizers.settings.update, state_fields=self.optimizers.state_fields,
+                norm_type=self.optimizers.settings.norm_type,
+            )  # fmt: skip
+        except ConfigError:
+            self.optimizers.forget()
+            raise
+        self.loss_scale.use(self.optimizers.settings.loss_scale)
+        if self.loss_scale.is_dynamic:
+            self.attachments.attach("luwu.loss_scale", self.loss_scale, late=True)
+        self.stats_every = self.optimizers.settings.stats_every
+
+    def _finalise(
+        self, groups: Sequence[Sequence[Placeholder]], stored: Sequence[StoredForm], *,
+        optimizer: str, update: str, state_fields: tuple[str, ...], norm_type: float,
+    ) -> None:  # fmt: skip
+        """Lay out the model, join the job."""
         streaming = self.is_streaming = update == "streaming"
         self.clipping.use(norm_type)
-        self._lay_out(groups, stored or [ALL_FLOAT32] * len(groups))
+        self._lay_out(groups, stored)
         description = Description(
             layout=self.model.layout,
             optimizer=optimizer,
@@ -135,12 +163,28 @@ class Session:
         )
         self._join(description)
         trained = not self._only_computes
-        self.backward.start(streaming=streaming, is_trained=trained, hyper=hyper)
+        self.backward.start(
+            streaming=streaming, is_trained=trained, hyper=self._hyper,
+            check_none_stepped=self._check_none_stepped,
+        )  # fmt: skip
         self.pushes.start(self.model, streaming=streaming)
         self.pulls.start(
             self.mover, window=self.prefetch_units, streaming=streaming, is_trained=trained
         )
         self.attachments.joined()
+
+    def _hyper(self) -> bytes:
+        """The hyper-parameters of the step, as they are now."""
+        clip, every = self.clipping.asked, self.stats_every
+        hyper = StepHyper(
+            groups=self.optimizers.numbers(),
+            max_grad_norm=self.optimizers.max_grad_norm if clip is None else clip.max_norm,
+            loss_scale=self.loss_scale.value,
+            measure=every is not None and self.progress.step % every == 0,
+            keeps=bool(self.attachments),
+            frozen=self.backward.frozen,
+        )
+        return encode_hyper(hyper)
 
     def _lay_out(
         self, groups: Sequence[Sequence[Placeholder]], stored: Sequence[StoredForm]
@@ -194,6 +238,7 @@ class Session:
     @property
     def is_resumed(self) -> bool:
         """The network had weights when we joined."""
+        self.settle()
         return self.progress.is_resumed
 
     @property
@@ -204,6 +249,7 @@ class Session:
     @property
     def step(self) -> int:
         """The step to compute next, or being computed."""
+        self.settle()
         return self.progress.step
 
     @property
@@ -214,6 +260,7 @@ class Session:
     @property
     def layout(self) -> Layout:
         """The layout of the whole model; there is none before the optimizer is made."""
+        self.settle()
         return self.model.layout
 
     @property
@@ -252,8 +299,10 @@ class Session:
         """Make sure that weights can be pulled. Raises LuwuError, ConfigError."""
         if self.is_finished:
             raise LuwuError("luwu.finish() was called; the weights cannot be pulled any more")
+        self.settle()
         if not self.is_final:
             self._finalise_without_optimizer()
+        self.complete()
         self.progress.begin()
         self.first_weights.load()
         self._begin_step()
@@ -261,7 +310,7 @@ class Session:
     def _finalise_without_optimizer(self) -> None:
         """The model is used before there is an optimizer: it is not trained."""
         self._only_computes = True
-        self.finalise([], optimizer="sgd", update="at_step", state_fields=(), hyper=lambda: b"")
+        self._finalise([], [], optimizer="sgd", update="at_step", state_fields=(), norm_type=2.0)
 
     def _begin_step(self) -> None:
         """Nothing of this step was computed: what surrounds it is as it must be for a replay."""
@@ -285,23 +334,49 @@ class Session:
         yield unit.weights.parameters
         self.pulls.release(unit)
 
-    def commit(self, *, skip: bool = False) -> StepResult:
-        """The step is complete: returns when every push is received; the next step begins.
+    def commit(self, part: OptimizerPart, *, skip: bool = False) -> StepResult:
+        """An optimizer steps: with the last one that has to, the step is committed.
 
         With `skip` it is left out, on all ranks.
         """
         self.backward.check_closed()
+        last = self.results.last
+        if self.progress.parts == 0 and last is not None and self.optimizers.is_idle(part):
+            return last  # as torch's step() without a gradient: it has nothing to do
         self._check_complete()
-        hyper = self.backward.hyper_to_commit()
+        self.optimizers.note(part, self.progress.step, skip=skip)
+        result = self._pending
+        if result is None:
+            result = self._pending = StepResult(
+                self.progress.step, self.complete, attempt=self.attempt,
+                attachments=self.attachments,
+            )  # fmt: skip
+            self.results.expect(result)
+        if self.optimizers.is_ready(self.units):
+            try:
+                self.complete()
+            except (ConfigError, StepOrderError):
+                if self.optimizers.take_back(part):
+                    self._pending = None
+                raise
+        return result
+
+    def complete(self) -> None:
+        """Commit the step that was stepped, if there is one: returns when every push is received;
+        the next step begins. Raises StepOrderError if an optimizer has to step too."""
+        result = self._pending
+        if result is None:
+            return
         number, parts = self.progress.step, self.progress.parts
+        self.optimizers.check_ready(number, self.units)
+        hyper = self.backward.hyper_to_commit()
         with self.attempt():
-            committed = self.nic.commit(number, parts, hyper, skip=skip)
-            result = StepResult(
-                number, committed, attempt=self.attempt, attachments=self.attachments
-            )
+            result.commit(self.nic.commit(number, parts, hyper, skip=self.optimizers.skip))
             self.results.add(result)
             clip, pushes = self.clipping.take(), self.pushes.take()
+            idle = self.optimizers.unstepped
             self._forget_step(number + 1)
+            self.optimizers.let_idle(idle)
             self.attachments.take(number + 1)
         try:
             with self.attempt():
@@ -315,7 +390,14 @@ class Session:
             # This step is decided. Of the next one only pulls were lost, which are requested again.
         if clip is not None:
             clip.resolve(result)
-        return result
+
+    def _check_none_stepped(self) -> None:
+        """A backward begins. Raises StepOrderError if the step was stepped."""
+        if self._pending is not None:
+            raise StepOrderError(
+                f"backward over a forward of step {self.progress.step}, which an optimizer has "
+                "stepped since; run forward again"
+            )
 
     def _check_complete(self) -> None:
         """Make sure that the step can be committed. Raises StepOrderError."""
@@ -342,10 +424,10 @@ class Session:
                 "luwu.empty_backward()"
             )
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, set_to_none: bool = True, part: OptimizerPart | None = None) -> None:
         """Drop what was pushed since the last step, on all ranks; nothing to do if nothing was.
 
-        Raises: ConfigError unless `set_to_none`.
+        `part`: the optimizer that does; None: the model. Raises: ConfigError unless `set_to_none`.
         """
         if not set_to_none:
             raise ConfigError(
@@ -354,6 +436,13 @@ class Session:
                 "not outlive their step, and such a parameter is skipped, as after zero_grad(). "
                 "Call zero_grad()"
             )
+        if part is not None and self.optimizers.are_several and not self.backward.is_open:
+            if self.optimizers.has_stepped(part):
+                return  # its gradients are those of its step
+            if not self.optimizers.drop_kept(part, self.units):
+                return
+        if part is not None or not self.optimizers.missing(self.units):
+            self.complete()
         for unit in self.units:
             unit.drop_kept()
         if self.progress.parts == 0 and not self.backward.is_open:
@@ -378,7 +467,9 @@ class Session:
         """Return when the last step is decided; then part from the job."""
         if self.is_finished:
             return
+        self.settle()
         if self.is_final:
+            self.complete()
             self.first_weights.load()
             self._begin_step()
         with self.attempt():
@@ -406,6 +497,8 @@ class Session:
         self.clipping.take()
         self.pushes.take()
         self.backward.reset()
+        self.optimizers.reset()
+        self._pending = None
 
     def _drop_attempt(self, error: StepAborted) -> StepAborted:
         """Forget everything of the lost attempt; the latest error, if another one came."""

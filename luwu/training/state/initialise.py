@@ -71,7 +71,7 @@ def chunks(model: Model, sources: Sources) -> Iterator[tuple[int, memoryview]]:
                 array[part].view(np.uint8) for array in (flat, *(fields[name] for name in kept))
             ]
             names = [layout.parameters[each.parameter].name for each in layout.segments(index)]
-            updates = np.array([given.updates[name] for name in names], np.int64)
+            updates = np.array([given.updates.get(name, 0) for name in names], np.int64)
             yield index, np.concatenate([*arrays, updates.view(np.uint8)]).data
     sources.close_files()
 

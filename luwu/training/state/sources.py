@@ -66,7 +66,11 @@ class Sources:
         self.given[id(placeholder)] = value
 
     def give_state(self, state: GivenState) -> None:
-        """Take this as the optimizer's first state."""
+        """Take this as the first state of an optimizer's parameters."""
+        before = self.state
+        if before is not None:
+            fields = {name: {**before.fields[name], **of} for name, of in state.fields.items()}
+            state = GivenState(fields, {**before.updates, **state.updates}, state.of_whole)
         self.state = state
 
     def laid_out(self, roots: Roots) -> None:

@@ -51,6 +51,7 @@ class Backward:
         self._is_streaming = False
         self._is_trained = True
         self._hyper: Callable[[], bytes] = lambda: b""
+        self._check_none_stepped: Callable[[], None] = lambda: None
         self._stated_hyper: bytes | None = None
         """Hyper-parameters of a streaming step, stated as its backward began."""
         self._is_last = True
@@ -60,9 +61,13 @@ class Backward:
         self._retained = False
         self._calls_before: list[tuple[int, int]] = []
 
-    def start(self, *, streaming: bool, is_trained: bool, hyper: Callable[[], bytes]) -> None:
+    def start(
+        self, *, streaming: bool, is_trained: bool, hyper: Callable[[], bytes],
+        check_none_stepped: Callable[[], None],
+    ) -> None:  # fmt: skip
         """The optimizer is made; `hyper`: the hyper-parameters as they are now."""
         self._is_streaming, self._is_trained, self._hyper = streaming, is_trained, hyper
+        self._check_none_stepped = check_none_stepped
 
     def set_is_last(self, is_last: bool) -> None:
         """Note whether `step()` follows the coming backwards, and not another backward."""
@@ -156,12 +161,13 @@ class Backward:
                 "backward of a model that was used before its optimizer was made, and so is not "
                 "trained; make luwu.optim.AdamW or SGD before the first forward"
             )
+        self._check_none_stepped()
         units = self._model.units
+        for unit in units:
+            unit.begin_backward()
         self.frozen = self._model.name_frozen()
         synced = {unit.requires_gradient_sync for unit in units if unit.is_trainable}
         self._keeps_all = True not in synced or (self._is_streaming and not self._is_last)
-        for unit in units:
-            unit.begin_backward()
         if self._is_streaming and not self._keeps_all:
             self._begin_streaming(has_unsynced=False in synced)
         self._pulls.prefetcher.begin_backward()

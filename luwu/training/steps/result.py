@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from luwu.base.errors import StepOrderError
@@ -15,9 +16,12 @@ class StepResult:
     """One step; reading `applied` or `grad_norm` waits until all sums of the step are complete."""
 
     def __init__(
-        self, number: int, handle: StepHandle, *, attempt: Attempt, attachments: Attachments
-    ) -> None:
-        self._handle = handle
+        self, number: int, complete: Callable[[], None], *, attempt: Attempt,
+        attachments: Attachments,
+    ) -> None:  # fmt: skip
+        self._handle: StepHandle | None = None
+        """None while other optimizers are to step too."""
+        self._complete = complete
         self._attempt, self._attachments = attempt, attachments
         self._verdict: tuple[bool, float] | None = None
         self.number = number
@@ -39,11 +43,15 @@ class StepResult:
 
     def wait(self) -> None:
         """Return when the step is decided: from then on it cannot be lost."""
-        self._check_not_lost()
+        handle = self._committed()
         with self._attempt():
             self._attachments.begin()  # what is attached to this step is part of it
         with self._attempt():
-            self._handle.decision()
+            handle.decision()
+
+    def commit(self, handle: StepHandle) -> None:
+        """The step is on its way."""
+        self._handle = handle
 
     def keep_loss(self, loss: Any) -> None:
         """The closure returned this."""
@@ -54,18 +62,23 @@ class StepResult:
         self.is_lost = True
 
     def _read(self) -> tuple[bool, float]:
-        self._check_not_lost()
+        handle = self._committed()
         if self._verdict is None:
             with self._attempt():
-                self._verdict = self._handle.verdict()
+                self._verdict = handle.verdict()
         return self._verdict
 
-    def _check_not_lost(self) -> None:
+    def _committed(self) -> StepHandle:
+        """Of the step, which is committed now if it was not. Raises StepOrderError."""
+        if self._handle is None and not self.is_lost:
+            self._complete()
         if self.is_lost:
             raise StepOrderError(
                 f"step {self.number} was lost before it was decided, so it has no result; replay "
                 "it and read the result of the new step()"
             )
+        assert self._handle is not None
+        return self._handle
 
     def __repr__(self) -> str:
         if self._verdict is None:
@@ -82,9 +95,12 @@ class Results:
         """Result of the last step that was committed and not lost."""
         self._all: weakref.WeakSet[StepResult] = weakref.WeakSet()
 
-    def add(self, result: StepResult) -> None:
-        """A step was committed."""
+    def expect(self, result: StepResult) -> None:
+        """A step is about to be committed."""
         self._all.add(result)
+
+    def add(self, result: StepResult) -> None:
+        """It was."""
         self.last = result
 
     def lose(self, step: int) -> None:

@@ -126,14 +126,20 @@ class Model:
         return (member.placeholder for unit in self.units for member in unit.members)
 
     @property
-    def is_empty(self) -> bool:
-        """True if no unit has a parameter."""
-        return not any(
-            isinstance(parameter, Placeholder)
+    def placeholders_added(self) -> Iterator[Placeholder]:
+        """Those of all calls of fully_shard; of a unit within a unit twice."""
+        return (
+            parameter
             for unit in self.added
             for module in unit.modules
             for parameter in module.parameters()
+            if isinstance(parameter, Placeholder)
         )
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no unit has a parameter."""
+        return next(self.placeholders_added, None) is None
 
     @property
     def unit_bytes_max(self) -> int:
@@ -305,7 +311,8 @@ def _groups(
         if placeholder.requires_grad and placeholder not in group_of:
             raise ConfigError(
                 f"parameter {placeholder.luwu_name} requires a gradient but is in no group of the "
-                "optimizer; pass it, or freeze it with requires_grad_(False)"
+                "optimizer, nor of another one; make the optimizer with it, or freeze it with "
+                "requires_grad_(False) before"
             )
         group_of.setdefault(placeholder, 0)
     return group_of

@@ -153,6 +153,8 @@ class Unit:
         """For a unit of several modules: those that ran since it was pulled."""
         self.current: dict[nn.Module, tuple[Call | None, int]] = {}
         """Forwards under way: their graph, and when they began."""
+        self.with_gradient: set[Placeholder] = set()
+        """Parameters that had a gradient in this step which was pushed."""
         self.kept: list[torch.Tensor | None] = []
         """float32 sums of the gradients of backwards that were not pushed, by member."""
 
@@ -314,8 +316,10 @@ class Unit:
     # ---------------------------------------------------------------------- gradients
 
     def begin_backward(self) -> None:
-        """Nothing of this backward was pushed."""
+        """Nothing of this backward was pushed, and its freezing counts, on ranks without a forward
+        too."""
         self.was_pushed = False
+        self.follow_requires_grad()
 
     def run_hooks(self) -> None:
         """Call the script's hooks: the gradients of this backward are complete."""
@@ -327,6 +331,11 @@ class Unit:
         """Take what backward left, and what was kept before it, to be pushed."""
         self.was_pushed = True
         gradients, self.kept = self.gradients(), []
+        self.with_gradient.update(
+            member.placeholder
+            for member, gradient in zip(self.members, gradients, strict=True)
+            if gradient is not None
+        )
         return gradients
 
     def give_gradients(self, gradients: Iterable[torch.Tensor | None]) -> None:
@@ -337,9 +346,13 @@ class Unit:
         """Its part in this backward is over without a gradient: what it left is kept."""
         self.was_pushed = True
 
-    def drop_kept(self) -> None:
-        """Forget what was kept."""
-        self.kept = []
+    def drop_kept(self, of: Container[Placeholder] | None = None) -> None:
+        """Forget what was kept, of these parameters; None: of all."""
+        if of is None or not self.kept:
+            self.kept = []
+            return
+        pairs = zip(self.members, self.kept, strict=True)
+        self.kept = [None if member.placeholder in of else kept for member, kept in pairs]
 
     def gradients(self) -> list[torch.Tensor | None]:
         """Gradients that backward left, in order of members, with those kept before it."""
@@ -373,6 +386,7 @@ class Unit:
         self.calls = self.hidden_calls = 0
         self.open_calls.clear()
         self.current.clear()
+        self.with_gradient.clear()
         self.kept = []
 
     def follow_requires_grad(self) -> None:

@@ -1,0 +1,265 @@
+"""The optimizers of a session: several objects of a script are one optimizer of its job.
+
+    made      groups are collected; when they have all that requires a gradient, the job is joined
+    step()    what an optimizer would update with is noted; when all have stepped whose parameters
+              had a gradient, the step is committed
+
+A step is one for all of the network, so it cannot leave a gradient behind for a later `step()` of
+another optimizer, as torch can: that is refused before anything else is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from luwu.base.errors import ConfigError, StepOrderError
+from luwu.layout import StoredForm
+from luwu.training.steps.loss_scale import DynamicLossScale
+from luwu.training.units.model import Model
+from luwu.training.units.placeholder import Placeholder
+from luwu.training.units.unit import Unit
+from luwu.wire.averages import AVERAGE
+from luwu.wire.hyper import Number
+
+Numbers = tuple[Mapping[str, Number], ...]
+"""Hyper-parameters of an optimizer's groups."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSettings:
+    """What an optimizer says of steps as a whole, so that all of a job say it alike."""
+
+    update: str
+    norm_type: float
+    loss_scale: DynamicLossScale
+    stats_every: int | None
+    keeps_average: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OptimizerPart:
+    """One optimizer object of the script, as its session sees it."""
+
+    class_name: str
+    name: str
+    """Of its update, in the job description."""
+    also_updates: tuple[str, ...]
+    """Names of updates whose groups this update takes too."""
+    state_fields: tuple[str, ...]
+    groups: Sequence[Sequence[Placeholder]]
+    stored: Sequence[StoredForm]
+    settings: StepSettings
+    max_grad_norm: Callable[[], float | None]
+    numbers: Callable[[], Numbers]
+    """The hyper-parameters as they are now."""
+
+    @property
+    def parameters(self) -> set[Placeholder]:
+        """Those of all groups."""
+        return {placeholder for group in self.groups for placeholder in group}
+
+
+class Optimizers:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.parts: list[OptimizerPart] = []
+        """In the order in which they were made."""
+        self._stepped: dict[OptimizerPart, Numbers] = {}
+        """Those that have stepped, and what they update with."""
+        self._skips = False
+        """Those that have stepped leave the step out."""
+        self._idle: set[OptimizerPart] = set()
+        """Those that have not stepped since a step that the others made."""
+
+    # ---------------------------------------------------------------------- one optimizer of a job
+
+    def add(self, part: OptimizerPart) -> None:
+        """An optimizer is made. Raises ConfigError if it cannot be in one job with the others."""
+        for other in self.parts:
+            if part.settings != other.settings:
+                raise ConfigError(
+                    f"luwu.optim.{other.class_name} and luwu.optim.{part.class_name} of one run "
+                    f"differ in what concerns whole steps: {other.settings} and {part.settings}; "
+                    "make them alike"
+                )
+            if part.parameters & other.parameters:
+                raise ConfigError(
+                    f"luwu.optim.{part.class_name} got parameters that luwu.optim."
+                    f"{other.class_name} has already; give each to one optimizer"
+                )
+        self.parts.append(part)
+        try:
+            self._update()
+        except ConfigError:
+            self.parts.remove(part)
+            raise
+
+    def forget(self) -> None:
+        """None was made: the job could not begin with them."""
+        self.parts.clear()
+
+    def cover(self, model: Model) -> bool:
+        """True if they have all parameters that require a gradient."""
+        given = {placeholder for part in self.parts for placeholder in part.parameters}
+        return all(p in given for p in model.placeholders_added if p.requires_grad)
+
+    @property
+    def name(self) -> str:
+        """Name of the update that takes the groups of all."""
+        return self._update().name
+
+    @property
+    def state_fields(self) -> tuple[str, ...]:
+        """What the job keeps of each parameter beside its weights: what one of them needs."""
+        found = dict.fromkeys(field for part in self.parts for field in part.state_fields)
+        return tuple(sorted(found, key=lambda field: field == AVERAGE))  # an average is the last
+
+    @property
+    def settings(self) -> StepSettings:
+        """Those of all."""
+        return self.parts[0].settings
+
+    @property
+    def groups(self) -> list[Sequence[Placeholder]]:
+        """Those of all optimizers, in order."""
+        return [group for part in self.parts for group in part.groups]
+
+    @property
+    def stored(self) -> list[StoredForm]:
+        """How each of them is stored."""
+        return [form for part in self.parts for form in part.stored]
+
+    @property
+    def max_grad_norm(self) -> float | None:
+        """What a step is clipped to. Raises ConfigError if they have no one answer."""
+        found = {part.max_grad_norm() for part in self.parts}
+        if len(found) > 1:
+            raise ConfigError(
+                f"optimizers of one run have max_grad_norm {sorted(map(str, found))}: a step is "
+                "clipped by the norm of all its gradients; give them the same"
+            )
+        return found.pop()
+
+    def numbers(self) -> Numbers:
+        """Hyper-parameters of all groups: of those who have stepped what they were then."""
+        of_parts = (self._stepped.get(part) or part.numbers() for part in self.parts)
+        return tuple(group for numbers in of_parts for group in numbers)
+
+    def _update(self) -> OptimizerPart:
+        """The one whose update takes the groups of all. Raises ConfigError if there is none."""
+        names = {part.name for part in self.parts}
+        for part in self.parts:
+            if names <= {part.name, *part.also_updates}:
+                return part
+        raise ConfigError(
+            f"{' and '.join(f'luwu.optim.{part.class_name}' for part in self.parts)} in one run: "
+            "its optimizers are of one class, or Muon and AdamW; for another mix derive an "
+            "optimizer from luwu.optim.NetworkOptimizer whose update knows its groups"
+        )
+
+    # ---------------------------------------------------------------------- one step
+
+    @property
+    def are_several(self) -> bool:
+        """More than one."""
+        return len(self.parts) > 1
+
+    @property
+    def skip(self) -> bool:
+        """The step is left out."""
+        return self._skips
+
+    def note(self, part: OptimizerPart, step: int, *, skip: bool) -> None:
+        """An optimizer steps. Raises ConfigError, StepOrderError."""
+        if part not in self.parts:
+            raise ConfigError(
+                f"step() of a luwu.optim.{part.class_name} that is none of this run's: the job "
+                "could not begin with it; make it again"
+            )
+        if part in self._stepped and self.are_several:
+            raise StepOrderError(
+                f"step() of luwu.optim.{part.class_name} for the second time in step {step}, "
+                f"before {self._named(self.unstepped)}"
+            )
+        if self._stepped and skip != self._skips:
+            raise StepOrderError(
+                f"skip_step() of one optimizer and step() of another in step {step}: a step is "
+                "left out for all; call skip_step() of each"
+            )
+        self._stepped[part], self._skips = part.numbers(), skip
+
+    def take_back(self, part: OptimizerPart) -> bool:
+        """It did not step after all; True if none has."""
+        self._stepped.pop(part, None)
+        return not self._stepped
+
+    def has_stepped(self, part: OptimizerPart) -> bool:
+        """In this step."""
+        return part in self._stepped
+
+    def is_idle(self, part: OptimizerPart) -> bool:
+        """True, once, if it did not step with the last step, which was not its own."""
+        was_idle = part in self._idle
+        self._idle.discard(part)
+        return was_idle
+
+    def is_ready(self, units: Sequence[Unit]) -> bool:
+        """True if all have stepped who must. Where nobody had a gradient (a rank without samples)
+        nobody knows who will, so the step waits for what comes next."""
+        must = self._with_gradient(units)
+        return not self.are_several or (bool(must) and must <= self._stepped.keys())
+
+    def missing(self, units: Sequence[Unit]) -> set[OptimizerPart]:
+        """Those that have to step too, once one has."""
+        if not self._stepped or not self.are_several:
+            return set()
+        return self._with_gradient(units) - self._stepped.keys()
+
+    def check_ready(self, step: int, units: Sequence[Unit]) -> None:
+        """Raises StepOrderError if one that must has not stepped."""
+        missing = self.missing(units)
+        if missing:
+            raise StepOrderError(
+                f"step {step} is that of {self._named(self._stepped.keys())}, but the parameters "
+                f"of {self._named(missing)} got a gradient too, which cannot wait for a later "
+                "step(): call step() of each, or freeze with requires_grad_(False), before the "
+                "backward, what it is not to train"
+            )
+
+    def drop_kept(self, part: OptimizerPart, units: Sequence[Unit]) -> bool:
+        """`zero_grad()` of one of several: forget its gradients that were not pushed; True if it
+        has some that were."""
+        owned = part.parameters
+        for unit in units:
+            unit.drop_kept(owned)
+        return part in self._with_gradient(units)
+
+    @property
+    def unstepped(self) -> set[OptimizerPart]:
+        """Those that have not stepped in this step."""
+        return set(self.parts) - self._stepped.keys()
+
+    def let_idle(self, parts: set[OptimizerPart]) -> None:
+        """The last step was made without these."""
+        self._idle = parts
+
+    def reset(self) -> None:
+        """Nothing of this step counts."""
+        self._stepped.clear()
+        self._idle.clear()
+        self._skips = False
+
+    def _with_gradient(self, units: Sequence[Unit]) -> set[OptimizerPart]:
+        """Those of whose parameters one had a gradient here, in this step."""
+        found = {placeholder for unit in units for placeholder in unit.with_gradient}
+        return {part for part in self.parts if found & part.parameters}
+
+    def _named(self, parts: Container[OptimizerPart]) -> str:
+        def names() -> Iterator[str]:
+            for index, part in enumerate(self.parts):
+                if part in parts:
+                    yield f"luwu.optim.{part.class_name} ({index})"
+
+        return " and ".join(names())
