@@ -6,8 +6,13 @@ below, as shrinking left them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
 import pytest
 
+from luwu.base.outstanding import RetryPolicy
+from tests.simulate.cluster import Cluster
 from tests.simulate.faults import (
     Blackout,
     Cancel,
@@ -26,10 +31,11 @@ from tests.simulate.faults import (
     Zombie,
 )
 from tests.simulate.history import Simulation, run_history
-from tests.simulate.plan import History, Options, make_history
+from tests.simulate.plan import History, Options, make_history, make_options
 from tests.simulate.seeds import seeds
 from tests.simulate.shrink import Shrinker
 from tests.simulate.worker import Worker
+from tests.simulate.world import Faults
 
 TENS = 30
 
@@ -43,6 +49,23 @@ def test_ten_histories(seed: int) -> None:
             run_history(make_history(each))
         except AssertionError as exc:
             raise AssertionError(f"history {each}: {exc}") from exc
+
+
+@pytest.mark.parametrize("seed", seeds(4, quick=1))
+def test_where_nothing_is_lost_nothing_is_repeated(seed: int) -> None:
+    """O4. Goal: on a network that loses nothing no worker, switch or node waits for a repetition,
+    which comes 10 s later: whatever is sent can be taken. Method: ten jobs, half of them with a
+    rank that is ahead of the others. (Of fixed slots a few may wait for a timer: `aggregation.py`.)
+    """
+    for each in range(10 * seed, 10 * (seed + 1)):
+        options = make_options(Random(each))
+        options = replace(
+            options, stored=False, slot_count=None, idle=options.idle or each % 2 == 1
+        )
+        retry = RetryPolicy(first_ns=10**10, most_ns=10**10)
+        cluster = Cluster(each, replace(options.job(), retry=retry), Faults(is_ordered=True))
+        cluster.run()
+        assert cluster.world.now_ns < retry.first_ns, f"job {each} waited for a repetition"
 
 
 def test_a_switch_that_missed_a_start_of_the_node_hears_of_it() -> None:

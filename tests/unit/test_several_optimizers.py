@@ -75,8 +75,9 @@ def backwards_at_once(optimizers: Both, schedulers: Any) -> None:
 
 
 @pytest.mark.feature("several optimizers in one run")
-@pytest.mark.parametrize("update", ["at_step", "streaming"])
-@pytest.mark.parametrize("end", [each_in_turn, backwards_at_once])
+@pytest.mark.parametrize(
+    ("end", "update"), [(each_in_turn, "at_step"), (backwards_at_once, "streaming")]
+)
 def test_muon_and_adamw_are_one_step(
     end: Callable[[Both, Any], None], update: str, tmp_path: Path
 ) -> None:
