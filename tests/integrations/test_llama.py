@@ -129,4 +129,5 @@ def test_a_llama_of_today_trains_as_it_does_uncompiled(compiled: str, tmp_path: 
     torch._dynamo.reset()
     assert found == plain
     assert plain.results[0][-1] < plain.results[0][0]
-    assert [str(each.message) for each in seen] == []
+    of_python = "on Python 3.13.0"  # of which torch's compiler says that it is slower
+    assert [text for each in seen if of_python not in (text := str(each.message))] == []

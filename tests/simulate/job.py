@@ -138,6 +138,8 @@ class Job:
     idle: bool = False
     """The last of several ranks has samples in step 0 only: it asks for no weights after, and so
     may be ahead of the others."""
+    evaluates: bool = False
+    """The last rank computes with the weights of odd steps before its first backward."""
     switch_limits: SwitchLimits = SMALL_SWITCH
     node_limits: NodeLimits = SMALL_NODE
     retry: RetryPolicy = RETRY

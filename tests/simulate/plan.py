@@ -69,6 +69,8 @@ class Options:
     absent_parameters: bool = False
     idle: bool = False
     """The last of several ranks has no samples after step 0."""
+    evaluates: bool = False
+    """The last rank pulls the weights of odd steps once more."""
     pulls_ahead: bool = False
     keeps: bool = False
     slot_bytes_max: int = 500_000
@@ -120,6 +122,7 @@ class Options:
             absent_unit=self.absent_unit,
             absent_parameters=self.absent_parameters,
             idle=self.idle,
+            evaluates=self.evaluates,
             pulls_ahead=self.pulls_ahead,
             keeps=self.keeps,
             switch_limits=SwitchLimits(
@@ -272,6 +275,7 @@ def make_options(random: Random) -> Options:
         absent_parameters=random.random() < 0.3 and poison_step is None,
         skip_step=random.choice((0, 1, 2)) if random.random() < 0.2 else None,
         idle=random.random() < 0.15,
+        evaluates=random.random() < 0.15,
     )
 
 

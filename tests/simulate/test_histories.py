@@ -7,7 +7,6 @@ below, as shrinking left them.
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 
 import pytest
 
@@ -31,7 +30,7 @@ from tests.simulate.faults import (
     Zombie,
 )
 from tests.simulate.history import Simulation, run_history
-from tests.simulate.plan import History, Options, make_history, make_options
+from tests.simulate.plan import History, Options, make_history
 from tests.simulate.seeds import seeds
 from tests.simulate.shrink import Shrinker
 from tests.simulate.worker import Worker
@@ -58,7 +57,7 @@ def test_where_nothing_is_lost_nothing_is_repeated(seed: int) -> None:
     rank that is ahead of the others. (Of fixed slots a few may wait for a timer: `aggregation.py`.)
     """
     for each in range(10 * seed, 10 * (seed + 1)):
-        options = make_options(Random(each))
+        options = make_history(each, own_switch=each % 5 == 0).options
         options = replace(
             options, stored=False, slot_count=None, idle=options.idle or each % 2 == 1
         )

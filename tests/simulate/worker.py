@@ -272,6 +272,13 @@ class Worker(Process):
         is_streaming = self._job.update == "streaming"
         if is_streaming and self._job.begins_early:
             self._do(self.core.begin(self._world.now_ns, step, "h", self._job.hyper))
+        if self._job.evaluates and self._rank == self._job.world_size - 1 and step % 2 == 1:
+            for unit in units:
+                handle = self._first_pull(step, use, unit)
+                yield handle
+                seen.update(self._pulled(handle))
+            self._watch.used(self, step, seen)
+            use += 1
         is_idle = self._job.is_idle(self._rank, step)
         if is_idle:
             self._forget_ahead()

@@ -22,7 +22,7 @@ from tests.unit.training_harness import one_thread, worker  # noqa: F401 - for e
 
 pytestmark = pytest.mark.skipif(
     torch.__version__ < "2.12" and sys.version_info < (3, 12),
-    reason="torch 2.11 with Python 3.11 ends with a segmentation fault in a second thread's compile",
+    reason="torch 2.11 with Python 3.11 crashes as a second thread compiles",
 )
 
 
