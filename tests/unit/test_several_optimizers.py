@@ -356,9 +356,18 @@ def test_optimizers_that_make_no_one_step_are_rejected() -> None:
         for make, reason in (
             (lambda: luwu.optim.AdamW(others(model)), r"SGD and luwu\.optim\.AdamW in one run"),
             (lambda: luwu.optim.SGD(model.parameters()), r"luwu\.optim\.SGD has already"),
-            (lambda: luwu.optim.SGD(others(model), update="streaming"), "update='streaming'"),
-            (lambda: luwu.optim.SGD(others(model), average=luwu.ema(0.9)), "keeps_average=True"),
-            (lambda: luwu.optim.SGD(others(model), loss_scale="dynamic"), "concerns whole steps"),
+            (
+                lambda: luwu.optim.SGD(others(model), update="streaming"),
+                "whole steps, update: 'at_step' and",
+            ),
+            (
+                lambda: luwu.optim.SGD(others(model), average=luwu.ema(0.9)),
+                "keeps_average: False and True",
+            ),
+            (
+                lambda: luwu.optim.SGD(others(model), loss_scale="dynamic"),
+                "whole steps, loss_scale: Dynamic",
+            ),
         ):
             with pytest.raises(ConfigError, match=reason):
                 make()

@@ -11,7 +11,7 @@ another optimizer, as torch can: that is refused before anything else is compute
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.layout import StoredForm
@@ -81,8 +81,8 @@ class Optimizers:
             if part.settings != other.settings:
                 raise ConfigError(
                     f"luwu.optim.{other.class_name} and luwu.optim.{part.class_name} of one run "
-                    f"differ in what concerns whole steps: {other.settings} and {part.settings}; "
-                    "make them alike"
+                    "differ in what concerns whole steps, "
+                    f"{_differences(other.settings, part.settings)}; make them alike"
                 )
             if part.parameters & other.parameters:
                 raise ConfigError(
@@ -263,3 +263,10 @@ class Optimizers:
                     yield f"luwu.optim.{part.class_name} ({index})"
 
         return " and ".join(names())
+
+
+def _differences(one: StepSettings, other: StepSettings) -> str:
+    pairs = [
+        (each.name, getattr(one, each.name), getattr(other, each.name)) for each in fields(one)
+    ]
+    return ", ".join(f"{name}: {a!r} and {b!r}" for name, a, b in pairs if a != b)
