@@ -257,6 +257,7 @@ def test_two_models_with_an_optimizer_each(update: str, tmp_path: Path) -> None:
             optimizers[turn].zero_grad()
 
         compete(*models, [rank], end, empty=True)
+        assert optimizers[0].next_step == 2 * STEPS
         return tuple(luwu.get_model_state_dict(model) for model in models)
 
     found = in_cluster(tmp_path, work, world_size=2).results[0]

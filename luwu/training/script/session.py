@@ -250,6 +250,8 @@ class Session:
     def step(self) -> int:
         """The step to compute next, or being computed."""
         self.settle()
+        if not self.optimizers.missing(self.units):
+            self.complete()
         return self.progress.step
 
     @property
