@@ -105,8 +105,8 @@ class NicCore:
         self.steps = Steps(self.out, self.uplink)
         self.attachments = Attachments(self.out, self.uplink)
         self._early: list[_Push] = []
-        """Of a rank without samples, which is ahead of the others: before the verdict of the step
-        before, the parent could not take them."""
+        """Pushes of a rank without samples, which is ahead of the others: they wait for the verdict
+        of the step before, since the parent could not take them earlier."""
         self._handlers: dict[Kind, Callable[..., None]] = {
             kind: attrgetter(name)(self) for kind, name in self.FROM_PARENT.items()
         }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.layout import StoredForm
@@ -28,7 +29,7 @@ Numbers = tuple[Mapping[str, Number], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """What an optimizer says of steps as a whole, so that all of a job say it alike."""
+    """Settings that concern a step as a whole; all optimizers of a job must have the same."""
 
     update: str
     norm_type: float
@@ -43,7 +44,7 @@ class OptimizerPart:
 
     class_name: str
     name: str
-    """Of its update, in the job description."""
+    """Name of its update in the job description."""
     also_updates: tuple[str, ...]
     """Names of updates whose groups this update takes too."""
     state_fields: tuple[str, ...]
@@ -54,10 +55,10 @@ class OptimizerPart:
     numbers: Callable[[], Numbers]
     """The hyper-parameters as they are now."""
 
-    @property
-    def parameters(self) -> set[Placeholder]:
-        """Those of all groups."""
-        return {placeholder for group in self.groups for placeholder in group}
+    @cached_property
+    def parameter_ids(self) -> frozenset[int]:
+        """Ids of the parameters of all groups: to hash a placeholder goes through torch."""
+        return frozenset(id(placeholder) for group in self.groups for placeholder in group)
 
 
 class Optimizers:
@@ -84,7 +85,7 @@ class Optimizers:
                     "differ in what concerns whole steps, "
                     f"{_differences(other.settings, part.settings)}; make them alike"
                 )
-            if part.parameters & other.parameters:
+            if part.parameter_ids & other.parameter_ids:
                 raise ConfigError(
                     f"luwu.optim.{part.class_name} got parameters that luwu.optim."
                     f"{other.class_name} has already; give each to one optimizer"
@@ -102,8 +103,8 @@ class Optimizers:
 
     def cover(self, model: Model) -> bool:
         """True if they have all parameters that require a gradient."""
-        given = {placeholder for part in self.parts for placeholder in part.parameters}
-        return all(p in given for p in model.placeholders_added if p.requires_grad)
+        given = frozenset[int]().union(*(part.parameter_ids for part in self.parts))
+        return all(id(p) in given for p in model.placeholders_added if p.requires_grad)
 
     @property
     def name(self) -> str:
@@ -112,7 +113,7 @@ class Optimizers:
 
     @property
     def state_fields(self) -> tuple[str, ...]:
-        """What the job keeps of each parameter beside its weights: what one of them needs."""
+        """Names of what the job keeps of each parameter beside its weights, for any of them."""
         found = dict.fromkeys(field for part in self.parts for field in part.state_fields)
         return tuple(sorted(found, key=lambda field: field == AVERAGE))  # an average is the last
 
@@ -133,7 +134,7 @@ class Optimizers:
 
     @property
     def max_grad_norm(self) -> float | None:
-        """What a step is clipped to. Raises ConfigError if they have no one answer."""
+        """The norm that a step is clipped to, if any. Raises ConfigError if they differ in it."""
         found = {part.max_grad_norm() for part in self.parts}
         if len(found) > 1:
             raise ConfigError(
@@ -199,17 +200,21 @@ class Optimizers:
         """In this step."""
         return part in self._stepped
 
-    def is_idle(self, part: OptimizerPart) -> bool:
-        """True, once, if it did not step with the last step, which was not its own."""
+    def take_idle(self, part: OptimizerPart) -> bool:
+        """True if the last step was made without it; asked again, it has had its turn."""
         was_idle = part in self._idle
         self._idle.discard(part)
         return was_idle
 
     def is_ready(self, units: Sequence[Unit]) -> bool:
-        """True if all have stepped who must. Where nobody had a gradient (a rank without samples)
-        nobody knows who will, so the step waits for what comes next."""
+        """True if every optimizer that has to step has stepped.
+
+        On a rank without samples no parameter had a gradient, so this cannot be known there.
+        """
+        if not self.are_several:
+            return True
         must = self._with_gradient(units)
-        return not self.are_several or (bool(must) and must <= self._stepped.keys())
+        return bool(must) and must <= self._stepped.keys()
 
     def missing(self, units: Sequence[Unit]) -> set[OptimizerPart]:
         """Those that have to step too, once one has."""
@@ -228,12 +233,8 @@ class Optimizers:
                 "backward, what it is not to train"
             )
 
-    def drop_kept(self, part: OptimizerPart, units: Sequence[Unit]) -> bool:
-        """`zero_grad()` of one of several: forget its gradients that were not pushed; True if it
-        has some that were."""
-        owned = part.parameters
-        for unit in units:
-            unit.drop_kept(owned)
+    def has_gradient(self, part: OptimizerPart, units: Sequence[Unit]) -> bool:
+        """True if one of its parameters had a gradient here, in this step."""
         return part in self._with_gradient(units)
 
     @property
@@ -253,8 +254,8 @@ class Optimizers:
 
     def _with_gradient(self, units: Sequence[Unit]) -> set[OptimizerPart]:
         """Those of whose parameters one had a gradient here, in this step."""
-        found = {placeholder for unit in units for placeholder in unit.with_gradient}
-        return {part for part in self.parts if found & part.parameters}
+        found = {id(unit.members[i].placeholder) for unit in units for i in unit.with_gradient}
+        return {part for part in self.parts if found & part.parameter_ids}
 
     def _named(self, parts: Container[OptimizerPart]) -> str:
         def names() -> Iterator[str]:

@@ -93,7 +93,7 @@ class Session:
         )  # fmt: skip
         self.optimizers = Optimizers()
         self._pending: StepResult | None = None
-        """Of the step that an optimizer has stepped, and others are to."""
+        """Result of the step that one optimizer has stepped and that is not committed yet."""
         self.stats_every: int | None = None
         """Steps with a number that it divides are measured; None: no step."""
         self._only_computes = False
@@ -343,7 +343,7 @@ class Session:
         """
         self.backward.check_closed()
         last = self.results.last
-        if self.progress.parts == 0 and last is not None and self.optimizers.is_idle(part):
+        if self.progress.parts == 0 and last is not None and self.optimizers.take_idle(part):
             return last  # as torch's step() without a gradient: it has nothing to do
         self._check_complete()
         self.optimizers.note(part, self.progress.step, skip=skip)
@@ -441,7 +441,9 @@ class Session:
         if part is not None and self.optimizers.are_several and not self.backward.is_open:
             if self.optimizers.has_stepped(part):
                 return  # its gradients are those of its step
-            if not self.optimizers.drop_kept(part, self.units):
+            for unit in self.units:
+                unit.drop_kept(part.parameter_ids)
+            if not self.optimizers.has_gradient(part, self.units):
                 return
         if part is not None or not self.optimizers.missing(self.units):
             self.complete()

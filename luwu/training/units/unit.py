@@ -153,8 +153,8 @@ class Unit:
         """For a unit of several modules: those that ran since it was pulled."""
         self.current: dict[nn.Module, tuple[Call | None, int]] = {}
         """Forwards under way: their graph, and when they began."""
-        self.with_gradient: set[Placeholder] = set()
-        """Parameters that had a gradient in this step which was pushed."""
+        self.with_gradient: set[int] = set()
+        """Indices of members that had a gradient in this step which was pushed."""
         self.kept: list[torch.Tensor | None] = []
         """float32 sums of the gradients of backwards that were not pushed, by member."""
 
@@ -331,11 +331,7 @@ class Unit:
         """Take what backward left, and what was kept before it, to be pushed."""
         self.was_pushed = True
         gradients, self.kept = self.gradients(), []
-        self.with_gradient.update(
-            member.placeholder
-            for member, gradient in zip(self.members, gradients, strict=True)
-            if gradient is not None
-        )
+        self.with_gradient.update(i for i, each in enumerate(gradients) if each is not None)
         return gradients
 
     def give_gradients(self, gradients: Iterable[torch.Tensor | None]) -> None:
@@ -346,13 +342,13 @@ class Unit:
         """Its part in this backward is over without a gradient: what it left is kept."""
         self.was_pushed = True
 
-    def drop_kept(self, of: Container[Placeholder] | None = None) -> None:
-        """Forget what was kept, of these parameters; None: of all."""
-        if of is None or not self.kept:
+    def drop_kept(self, ids: Container[int] | None = None) -> None:
+        """Forget what was kept, of the parameters with these ids; None: of all."""
+        if ids is None or not self.kept:
             self.kept = []
             return
         pairs = zip(self.members, self.kept, strict=True)
-        self.kept = [None if member.placeholder in of else kept for member, kept in pairs]
+        self.kept = [None if id(member.placeholder) in ids else kept for member, kept in pairs]
 
     def gradients(self) -> list[torch.Tensor | None]:
         """Gradients that backward left, in order of members, with those kept before it."""
