@@ -15,6 +15,7 @@ from typing import Final
 ARENA_NAME: Final = "luwu-arena-"
 """Of an arena's memfd, before the number of the process that made it."""
 _BLOCK_BYTES: Final = 512
+_COUNTS: Final = ("RssAnon", "RssShmem")
 _SHARED: Final = ("/memfd:", "/dev/shm/", "/dev/zero", "/SYSV")
 """RssShmem counts the pages of mappings whose paths begin so."""
 
@@ -27,17 +28,19 @@ def private_bytes(pid: int) -> int | None:
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
         own_bytes, others_bytes = _arenas_bytes(pid)
-        beside_bytes = _shared_beside_arenas_bytes(pid)
+        fields = dict(line.split(":", 1) for line in text.splitlines())
+        if "RssAnon" not in fields:  # it has ended, and is not collected
+            return 0
+        anonymous, shared = (int(fields[each].split()[0]) * 1024 for each in _COUNTS)
+        # It may map less of an arena than there is; and RssShmem may have an arena of a connection
+        # that has ended, whose descriptor is closed, while it is in use, and while the kernel
+        # unmaps it.
+        left = shared - own_bytes - others_bytes
+        if left > 0:  # seldom: of these files the list of mappings is by far the dearest to read
+            left = min(left, _shared_beside_arenas_bytes(pid))
     except OSError:
         return None
-    fields = dict(line.split(":", 1) for line in text.splitlines())
-    if "RssAnon" not in fields:  # it has ended, and is not collected
-        return 0
-    anonymous, shared = (int(fields[each].split()[0]) * 1024 for each in ("RssAnon", "RssShmem"))
-    # It may map less of an arena than there is; and RssShmem may have an arena of a connection that
-    # has ended, whose descriptor is closed, while it is in use, and while the kernel unmaps it.
-    left = max(0, shared - own_bytes - others_bytes)
-    return anonymous + own_bytes + min(left, beside_bytes)
+    return anonymous + own_bytes + max(0, left)
 
 
 def _arenas_bytes(pid: int) -> tuple[int, int]:

@@ -141,7 +141,9 @@ class LocalCluster(Closing):
             replicas=self.spec.replicas if len(above) > 1 else 1,
         )
         recorder = Recorder(role="switch", printed=None)
-        shell = self.switches[place.name] = SwitchShell(transport, core, recorder)
+        shell = self.switches[place.name] = SwitchShell(
+            transport, core, recorder, shares_memory=bool(arena_bytes)
+        )
         self._threads.append(self._thread(place.process, self._serving(shell)))
 
     def nic(self, rank: int) -> Nic:

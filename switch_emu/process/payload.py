@@ -144,11 +144,11 @@ class Unsummed(Payload):
 class Buffers:
     """Reused memory for payloads that are computed here and sent. Thread-safe.
 
-    It holds the most that was ever in use at once.
+    It holds the most that was ever in use at once of each size, as far as there is room.
     """
 
     def __init__(self, reserve: Callable[[int], memoryview]) -> None:
-        """`reserve`: reserves memory of the transport."""
+        """`reserve`: reserves memory of the transport; CreditExceeded where there is no more."""
         self._reserve = reserve
         self._lock = threading.Lock()
         self._spare: dict[int, list[memoryview]] = {}
@@ -157,12 +157,22 @@ class Buffers:
         """Memory to write to, and the payload over it."""
         with self._lock:
             spare = self._spare.get(nbytes)
-            try:
-                memory = spare.pop() if spare else self._reserve(nbytes)
-            except CreditExceeded:  # all of it is in use: this one travels as a copy
-                memory = np.empty(nbytes, np.uint8).data
-                return memory, Payload(memory)
+            memory = spare.pop() if spare else self._reserved(nbytes)
+        if memory is None:  # all of it is in use: this one travels as a copy
+            memory = np.empty(nbytes, np.uint8).data
+            return memory, Payload(memory)
         return memory, Payload(memory, lambda: self._give_back(memory))
+
+    def _reserved(self, nbytes: int) -> memoryview | None:
+        """New memory, if need be in place of what is spare of other sizes; None: there is none."""
+        try:
+            return self._reserve(nbytes)
+        except CreditExceeded:
+            self._spare.clear()
+        try:
+            return self._reserve(nbytes)
+        except CreditExceeded:
+            return None
 
     def _give_back(self, memory: memoryview) -> None:
         with self._lock:

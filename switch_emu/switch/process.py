@@ -103,6 +103,13 @@ class SwitchSpec(RoleSpec):
         return str(endpoints[number])
 
     @property
+    def shares_memory(self) -> bool:
+        """True if all others read what lies in our arena."""
+        return self.arena_bytes > 0 and all(
+            each.startswith(SHARED_SCHEME) for each in self.endpoints
+        )
+
+    @property
     def lets_in(self) -> tuple[str, ...]:
         """Roles of the keys that may connect; none without connections over tcp."""
         comes_by_tcp = any(
@@ -157,6 +164,7 @@ def serve_switch(
             counters=None
             if spec.counters is None
             else CountersFile(spec.counters, spec.counters.stem, spec.job),
+            shares_memory=spec.shares_memory,
         )
         is_finished = shell.run(should_stop)
         shell.drain(2.0)

@@ -13,6 +13,7 @@ from luwu.aggregate.sum_in_order import SumInOrder, sum_in_order
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
+from luwu.base.limits import ZERO_COPY_BYTES_MIN
 from luwu.layout import DTYPE_BYTES, SUM_BYTES
 from luwu.transport.interface import Transport
 from luwu.wire.altered import AlteredWeights
@@ -100,13 +101,16 @@ class SwitchShell(Shell):
     def __init__(
         self, transport: Transport, core: SwitchCore, recorder: Recorder, *,
         add: SumInOrder = sum_in_order, counters: CountersFile | None = None,
+        shares_memory: bool = False,
     ) -> None:  # fmt: skip
+        """`shares_memory`: all peers read what lies in memory that `transport` reserves."""
         super().__init__(transport, recorder, counters=counters)
         self.core = core
         self._parents = core.parents.names
         self._add = add
         self._altered = AlteredWeights("the switch")
         self._buffers = Buffers(transport.reserve)
+        self._shares_memory = shares_memory
 
     @property
     def bytes(self) -> LinkBytes:
@@ -152,7 +156,9 @@ class SwitchShell(Shell):
         payload = action.payload
         assert isinstance(payload, Payload)
         nbytes = payload.nbytes
-        if payload.is_shared:  # the node has other uses for its memory
+        # Of a node by shared memory: it has other uses for that, or had none left, and what came
+        # as a copy would leave as one to each child.
+        if payload.is_shared or (self._shares_memory and nbytes >= ZERO_COPY_BYTES_MIN):
             memory, cached = self._buffers.take(nbytes)
             memory[:] = payload.view()
             cached.checksum = payload.checksum

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from threading import Barrier
 
 import numpy as np
 import pytest
 
+from luwu.base.address import address_of
+from luwu.transport.arena import Arena
+from luwu.transport.arena_limits import PAGE_BYTES
 from luwu.transport.interface import CreditExceeded
 from switch_emu.process.payload import Buffers, Payload, Unsummed, terms_of
 from switch_emu.store.spill import SpillFile
@@ -186,3 +190,30 @@ def test_buffers_are_used_again_when_nobody_needs_them() -> None:
     assert again.obj is first.obj
     other.drop()
     private.drop()
+
+
+def test_spare_memory_of_another_size_makes_room() -> None:
+    """Goal: extents of two sizes do not divide an arena between them for good: what is spare goes
+    before a payload lies in no arena, and so travels as a copy. What is in use stays."""
+    with closing(Arena(3 * PAGE_BYTES)) as arena:
+        assert arena.region is not None
+        whole = arena.region.view
+        buffers = Buffers(arena.reserve)
+
+        def take(pages: int) -> tuple[Payload, bool]:
+            memory, payload = buffers.take(pages * PAGE_BYTES)
+            at = address_of(memory) - address_of(whole)
+            del memory
+            return payload, 0 <= at < arena.nbytes
+
+        first, is_in_arena = take(1)
+        second, _ = take(1)
+        assert is_in_arena
+        assert take(2)[1] is False  # one page is free
+        second.drop()
+        larger, is_in_arena = take(2)
+        assert is_in_arena
+        assert take(1)[1] is False
+        for payload in (first, larger):
+            payload.drop()
+        assert take(3)[1]
