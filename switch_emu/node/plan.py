@@ -28,10 +28,11 @@ _READ_CHUNKS = 1
 _SHARED_CHUNKS = 1
 """Of all threads together, for each such page: the sum of contributions that are added one by
 one."""
-_THREADS = ((6, 2), (4, 2), (3, 2), (2, 2), (2, 1))
-"""(updates, reads) in flight, as many as the budget has room for. Two updates leave the disk idle
-while they compute; more than four are there for small pages, which cost the disk less than the
-program."""
+_THREADS_ENOUGH = ((4, 2), (3, 2))
+"""(updates, reads) in flight that keep a disk busy while some compute. Beyond them larger groups of
+pages are worth more than threads, which wait for one another (design note 0050)."""
+_THREADS_FEW = ((2, 2), (2, 1), (1, 1))
+"""Where there is no room for these: the disk is idle while they compute."""
 _OUTGOING_EXTENTS = 6
 """Weights wait there until all workers have copied them. With two chunks of 16 MiB the disk was
 idle for two fifths of a forward of a billion parameters: one was read while another was copied."""
@@ -41,10 +42,13 @@ _SPILL_BUFFERS_MAX = 2
 """One is filled while the other is written."""
 _WHOLE_ELEM_BYTES = 64
 """Memory of the update of a parameter as a whole, beside its page: sums, squares, products."""
-EXTENT_AUTO_BYTES_MAX = MIB
-"""Beyond it a message costs nothing any more beside its bytes."""
+EXTENT_AUTO_BYTES_MAX = 4 * MIB
+"""Beyond it the memory is worth more: pages that stay in RAM are not read."""
 _CHUNK_AUTO_BYTES_MAX = 16 * MIB
 """In shared memory a chunk costs messages, not bytes: design note 0011."""
+_SINGLE_CHUNK_BYTES = 256 * 1024
+"""Chunks up to this are a 32nd of the budget, as each page costs the program; larger ones a 64th,
+as several travel and are written together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +128,15 @@ def whole_bytes(layout: Layout) -> int:
 def default_chunk_bytes(
     budget_bytes: int, *, world_size: int, has_switch: bool, slot_count: int = 0
 ) -> int:  # fmt: skip
-    """The chunk for a budget: a power of two from 16 KiB to 16 MiB, up to a 32nd of it.
+    """The chunk for a budget: a power of two from 16 KiB to 16 MiB, up to a 32nd of it, and from
+    512 KiB on up to a 64th.
 
     Smaller if two pages in flight would not fit. Small chunks cost messages; with few chunks the
-    disk waits (design note 0009).
+    disk waits (design notes 0009, 0050).
     """
+    most = min(budget_bytes // 32, max(budget_bytes // 64, _SINGLE_CHUNK_BYTES))
     chunk_bytes = CHUNK_BYTES_STEP
-    while chunk_bytes * 2 <= min(budget_bytes // 32, _CHUNK_AUTO_BYTES_MAX):
+    while chunk_bytes * 2 <= min(most, _CHUNK_AUTO_BYTES_MAX):
         leasts = _leasts(chunk_bytes * 2, world_size, has_switch, slot_count)
         room = _pipeline_room(budget_bytes, leasts)
         if _pipeline_bytes(chunk_bytes * 2, chunk_bytes * 2, (2, 2)) > room:
@@ -145,7 +151,7 @@ def default_extent_chunks(
 ) -> int:  # fmt: skip
     """The chunks that travel together, for a budget: a power of two, up to `bytes_max`.
 
-    As many as leave room for the updates that single chunks would have under way, up to four; and,
+    As many as leave room for the updates that single chunks would have under way, up to three; and,
     beyond four chunks, half of the budget for resident pages.
     """
 
@@ -157,7 +163,7 @@ def default_extent_chunks(
 
     best = 1
     try:
-        updates_count = min(planned(1).updates_count, 4)
+        updates_count = min(planned(1).updates_count, 3)
     except ConfigError:
         return best  # whoever makes the plan raises it
     while best * 2 * chunk_bytes <= bytes_max:
@@ -196,8 +202,11 @@ def plan_node(
             code="E205",
         )
     room = _pipeline_room(budget_bytes, leasts, is_single=extent_chunks == 1)
-    threads = next((each for each in _THREADS if pipeline(each) <= room), (1, 1))
-    pipeline_bytes = pipeline(threads)
+    together_max = min(extent_chunks, _TOGETHER_BYTES_MAX // (_RECORD_CHUNKS * chunk_bytes))
+    threads, pages_together = _in_flight(
+        lambda threads, together: pipeline(threads, together=together) <= room, together_max
+    )
+    pipeline_bytes = pipeline(threads, together=pages_together)
     spare = budget_bytes - pipeline_bytes - leasts.total
     window_bytes = 0 if in_arenas else _share(spare, 0.15, leasts.window, 32 * MIB)
     outgoing_most = max(32 * MIB, _OUTGOING_EXTENTS * extent_bytes)
@@ -209,12 +218,6 @@ def plan_node(
     sums_bytes = _share(spare, 0.25, leasts.sums, 1024 * MIB)
     spill_bytes = _share(spare, 0.05, leasts.spill, _SPILL_BUFFERS_MAX * extent_bytes)
     others = window_bytes + outgoing_bytes + sums_bytes + spill_bytes + slots_bytes + copies_bytes
-    pages_together, together_max = 1, _TOGETHER_BYTES_MAX // (_RECORD_CHUNKS * chunk_bytes)
-    while pages_together * 2 <= min(extent_chunks, together_max):  # of what would be resident
-        more_bytes = pipeline(threads, together=pages_together * 2)
-        if more_bytes > min(room, budget_bytes - others):
-            break
-        pages_together, pipeline_bytes = pages_together * 2, more_bytes
     resident_bytes = budget_bytes - others - pipeline_bytes
     assert resident_bytes >= 0
     return NodePlan(
@@ -269,6 +272,19 @@ def budget_for_pages(
         if not missing:
             return budget_bytes
         budget_bytes = -(-(budget_bytes + missing) // 1024) * 1024
+
+
+def _in_flight(
+    fits: Callable[[tuple[int, int], int], bool], together_max: int
+) -> tuple[tuple[int, int], int]:  # fmt: skip
+    """Threads, and the pages that each of them works on at once, a power of two.
+
+    The largest groups for which there are threads enough, and as many of these as `fits`.
+    """
+    groups = [1 << bits for bits in reversed(range(max(1, together_max).bit_length()))]
+    choices = [(threads, group) for group in groups for threads in _THREADS_ENOUGH]
+    choices += [(threads, group) for threads in _THREADS_FEW for group in groups]
+    return next((each for each in choices if fits(*each)), choices[-1])
 
 
 def _pipeline_bytes(

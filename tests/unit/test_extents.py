@@ -59,18 +59,19 @@ def test_extents_out_of_core(update: str, wire_dtype: str, tmp_path: Path) -> No
 
 @every_order
 @pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("budget_kib", [1000, 2000, 3200])
+@pytest.mark.parametrize("budget_kib", [720, 2000, 3200])
 def test_pages_that_are_worked_on_at_once_change_no_bit(
     update: str, wire_dtype: str, budget_kib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I3. Goal: groups of pages on disk, in RAM, and partly in both. Method: one thread, which
     leaves memory for more pages at once; the budgets keep no page, some, all of them."""
-    monkeypatch.setattr(plan, "_THREADS", ((1, 1),))
+    monkeypatch.setattr(plan, "_THREADS_ENOUGH", ())
+    monkeypatch.setattr(plan, "_THREADS_FEW", ((1, 1),))
     job = Job(layout=make_layout(extent_chunks=4, wire_dtype=wire_dtype), update=update)
     budget = {"state": tmp_path / "state", "memory_budget_bytes": budget_kib * KIB}
     with cluster_for(job, tmp_path, **budget) as cluster:
         found = cluster.node._storage._plan
-        assert found.pages_together == (4 if budget_kib > 1000 else 2)
+        assert found.pages_together == (4 if budget_kib > 720 else 2)
         check(cluster, job, cluster.run(Worker(job)))
 
 
