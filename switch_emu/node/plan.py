@@ -7,7 +7,7 @@ rest. A budget that is too small raises ConfigError with one that suffices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -28,16 +28,19 @@ _READ_CHUNKS = 1
 _SHARED_CHUNKS = 1
 """Of all threads together, for each such page: the sum of contributions that are added one by
 one."""
-_THREADS_ENOUGH = ((4, 2), (3, 2))
-"""(updates, reads) in flight that keep a disk busy while some compute. Beyond them larger groups of
-pages are worth more than threads, which wait for one another (design note 0050)."""
+_THREADS_MANY = (6, 2)
+"""(updates, reads) in flight where they take at most a quarter of the budget: they update a state
+that is in RAM on as many cores."""
+_THREADS_ENOUGH = (3, 2)
+"""They keep a disk busy while some compute. More of them wait for one another, and larger groups of
+pages are worth more than that (design note 0050)."""
 _THREADS_FEW = ((2, 2), (2, 1), (1, 1))
 """Where there is no room for these: the disk is idle while they compute."""
 _OUTGOING_EXTENTS = 6
 """Weights wait there until all workers have copied them. With two chunks of 16 MiB the disk was
 idle for two fifths of a forward of a billion parameters: one was read while another was copied."""
-_TOGETHER_BYTES_MAX = 4 * MIB
-"""Records that one request reads: beyond it a disk gains nothing."""
+_TOGETHER_BYTES_MAX = 12 * MIB
+"""Records that one request reads: up to there a larger one costs less processor time."""
 _SPILL_BUFFERS_MAX = 2
 """One is filled while the other is written."""
 _WHOLE_ELEM_BYTES = 64
@@ -203,9 +206,12 @@ def plan_node(
         )
     room = _pipeline_room(budget_bytes, leasts, is_single=extent_chunks == 1)
     together_max = min(extent_chunks, _TOGETHER_BYTES_MAX // (_RECORD_CHUNKS * chunk_bytes))
-    threads, pages_together = _in_flight(
-        lambda threads, together: pipeline(threads, together=together) <= room, together_max
+    fitting = (
+        (threads, together)
+        for threads, together, share in _choices(together_max)
+        if pipeline(threads, together=together) <= min(room, share * budget_bytes)
     )
+    threads, pages_together = next(fitting, ((1, 1), 1))
     pipeline_bytes = pipeline(threads, together=pages_together)
     spare = budget_bytes - pipeline_bytes - leasts.total
     window_bytes = 0 if in_arenas else _share(spare, 0.15, leasts.window, 32 * MIB)
@@ -274,17 +280,16 @@ def budget_for_pages(
         budget_bytes = -(-(budget_bytes + missing) // 1024) * 1024
 
 
-def _in_flight(
-    fits: Callable[[tuple[int, int], int], bool], together_max: int
-) -> tuple[tuple[int, int], int]:  # fmt: skip
-    """Threads, and the pages that each of them works on at once, a power of two.
-
-    The largest groups for which there are threads enough, and as many of these as `fits`.
-    """
+def _choices(together_max: int) -> Iterator[tuple[tuple[int, int], int, float]]:
+    """Threads, the pages that each of them works on at once, and the share of the budget that they
+    may take: the best first."""
     groups = [1 << bits for bits in reversed(range(max(1, together_max).bit_length()))]
-    choices = [(threads, group) for group in groups for threads in _THREADS_ENOUGH]
-    choices += [(threads, group) for threads in _THREADS_FEW for group in groups]
-    return next((each for each in choices if fits(*each)), choices[-1])
+    yield _THREADS_MANY, groups[0], 0.25
+    for group in groups:
+        yield _THREADS_ENOUGH, group, 1.0
+    for threads in _THREADS_FEW:
+        for group in groups:
+            yield threads, group, 1.0
 
 
 def _pipeline_bytes(

@@ -128,7 +128,7 @@ def test_more_budget_never_gives_less(has_switch: bool) -> None:
 def test_the_plan_is_told_in_one_line() -> None:
     """Goal: people see the budget and every use that is not nothing."""
     (line,) = plan(GIB, MIB, 2, True).lines()
-    assert line.startswith("memory budget 1.00 GiB: pipeline (4 updates, 2 reads) ")
+    assert line.startswith("memory budget 1.00 GiB: pipeline (6 updates, 2 reads) ")
     assert "slots" not in line
     (line,) = plan(GIB, MIB, 2, False).lines()
     for use in ("pushes under way", "sums in RAM", "weights going out", "slots", "resident pages"):
