@@ -40,7 +40,7 @@ from luwu.launch.hosts.network import (
 from luwu.launch.hosts.nodes import check_nodes, node_role
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import NodeEnds, SwitchEnds, job_spec, node_spec, switch_spec
-from luwu.launch.switch_memory import widest_plan
+from luwu.launch.switch_memory import extent_of_switches, widest_plan
 from luwu.protocol.sum_order import depth
 from luwu.transport import check_arena
 from luwu.transport.arena_limits import memory_limit
@@ -173,10 +173,13 @@ def _decide_extent(
         return asked // chunk_bytes
     if not auto:
         return 1
+    in_arenas = node_in_arenas(config)
+    most = chunk_for_links(config, EXTENT_AUTO_BYTES_MAX)
     return default_extent_chunks(
-        budget_bytes, chunk_bytes, chunk_for_links(config, EXTENT_AUTO_BYTES_MAX),
+        budget_bytes, chunk_bytes,
+        extent_of_switches(config, tree_of(config), most, in_arenas=in_arenas),
         world_size=config.workers, has_switch=not config.no_switch,
-        in_arenas=node_in_arenas(config), levels=_levels(config),
+        in_arenas=in_arenas, levels=_levels(config),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from luwu.base.tree import Tree
 from luwu.launch.hosts.network import switch_fidelity
 from luwu.transport.arena_limits import memory_limit
 from switch_emu.switch.capacity import SLOTS_AUTO_MAX, slot_memory
-from switch_emu.switch.plan import SwitchPlan, plan_switch
+from switch_emu.switch.plan import SwitchPlan, plan_switch, roomy_extent_bytes
 
 
 def switch_plan(
@@ -49,9 +49,24 @@ def widest_plan(
     Raises ConfigError.
     """
     return switch_plan(
-        config, child_count=max(len(tree.children(place)) for place in tree),
-        extent_bytes=extent_bytes, in_arenas=in_arenas,
+        config, child_count=_widest(tree), extent_bytes=extent_bytes, in_arenas=in_arenas
+    )
+
+
+def extent_of_switches(
+    config: RunConfig, tree: Tree, extent_bytes: int, *, in_arenas: bool
+) -> int:  # fmt: skip
+    """The extent, or a shorter one for which the switch with most children has room."""
+    if config.no_switch:
+        return extent_bytes
+    return roomy_extent_bytes(
+        extent_bytes, budget_bytes=config.switch_memory_budget, child_count=_widest(tree),
+        in_arenas=in_arenas,
     )  # fmt: skip
+
+
+def _widest(tree: Tree) -> int:
+    return max(len(tree.children(place)) for place in tree)
 
 
 def _fixed_slots_bytes(config: RunConfig, child_count: int, extent_bytes: int) -> int:

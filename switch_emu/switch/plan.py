@@ -29,6 +29,8 @@ EXTENTS_AUTO: Final = 8
 EXTENTS_MIN: Final = 2
 """Extents of every child without which there is no plan: one is summed while the next comes, and a
 child that writes a third finds room in its arena."""
+_EXTENTS_ROOMY: Final = 4
+"""Extents of every child that one has room for whose length nobody asked for."""
 EXTENT_BYTES_MIN: Final = 4 * MIB
 """The default counts smaller extents as so large: a window of few bytes does not fill a link, and a
 worker that is a unit of the model ahead of the others finds slots."""
@@ -108,6 +110,20 @@ def plan_switch(
         budget_bytes=budget_bytes, arena_bytes=arena_bytes, slots_bytes=slots_bytes,
         window_bytes=window_bytes, copies_bytes=copies_bytes, cache_bytes=cache_bytes,
     )  # fmt: skip
+
+
+def roomy_extent_bytes(
+    extent_bytes: int, *, budget_bytes: int | None, child_count: int, in_arenas: bool
+) -> int:  # fmt: skip
+    """The extent, halved until a budget has room for `_EXTENTS_ROOMY` of every child; None: the
+    default of `plan_switch`."""
+    most = BUDGET_AUTO_MAX if budget_bytes is None else budget_bytes
+    while extent_bytes > 1:
+        slots_bytes = _EXTENTS_ROOMY * child_count * extent_bytes
+        if _budget_for(slots_bytes, child_count, extent_bytes, in_arenas=in_arenas) <= most:
+            break
+        extent_bytes //= 2
+    return extent_bytes
 
 
 def _budget_for(

@@ -153,13 +153,13 @@ def test_an_average_is_read_while_training_goes_on(tmp_path: Path) -> None:
                     assert read.version == 4
                     x = batch(9, 0, 0)
                     assert torch.equal(read._model(x), plain(x))
+                now = seeded(Stack)  # waits for the verdict, without which a reader has step 5
+                now.load_state_dict(luwu.get_model_state_dict(model, average=True))
                 rounded = seeded(Stack)
                 with (
                     torch.no_grad(),
                     luwu.read_from(rounded, opener, average=True, dtype=torch.bfloat16),
                 ):
-                    now = seeded(Stack)
-                    now.load_state_dict(luwu.get_model_state_dict(model, average=True))
                     x = batch(9, 0, 0).bfloat16()
                     assert torch.equal(rounded(x), now.bfloat16()(x))
             else:

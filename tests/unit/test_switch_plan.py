@@ -15,6 +15,7 @@ from luwu.base.tree import one_switch
 from luwu.commands.main import main
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import SwitchEnds, job_spec, switch_spec
+from luwu.launch.serving import decide_sizes
 from luwu.launch.switch_memory import switch_plan, widest_plan
 from switch_emu.switch.capacity import slot_memory
 from switch_emu.switch.core.actions import SwitchLimits
@@ -24,13 +25,14 @@ from switch_emu.switch.plan import (
     EXTENTS_AUTO,
     SwitchPlan,
     plan_switch,
+    roomy_extent_bytes,
 )
 
 KIB, MIB = 1024, 1024**2
 
 every_kind = pytest.mark.parametrize("in_arenas", [False, True], ids=["sockets", "arenas"])
 every_job = pytest.mark.parametrize("children", [1, 2, 3, 8, 64, 512])
-every_extent = pytest.mark.parametrize("extent", [16 * KIB, 48 * KIB, MIB, 16 * MIB])
+every_extent = pytest.mark.parametrize("extent", [16 * KIB, 48 * KIB, MIB, 112 * MIB])
 
 
 def plan(budget: int | None, children: int, extent: int, in_arenas: bool) -> SwitchPlan:
@@ -95,6 +97,32 @@ def test_the_default_follows_the_job_alone(extent: int, children: int, in_arenas
         assert found.slots_bytes <= many * 9 // 8  # arenas are whole pages, windows a share
         more = plan(found.budget_bytes + MIB, children, extent, in_arenas)
         assert more.cache_bytes == found.cache_bytes + MIB
+
+
+@every_kind
+@every_job
+def test_an_extent_that_nobody_asked_for_has_room(children: int, in_arenas: bool) -> None:
+    """I5. Goal: four extents of every child, unless the budget is so small that none would do."""
+    for budget in (None, *(MIB << bits for bits in range(14))):
+        found = roomy_extent_bytes(
+            16 * MIB, budget_bytes=budget, child_count=children, in_arenas=in_arenas
+        )
+        if found >= 16 * KIB:
+            planned = plan(budget, children, found, in_arenas)
+            assert planned.budget_bytes == (budget or BUDGET_AUTO_MAX)
+            assert planned.slots_bytes >= 4 * children * found
+    assert found == 16 * MIB or children > 64
+
+
+@pytest.mark.parametrize("switch_memory_budget", [None, 24 * MIB, 12 * MIB])
+def test_the_default_extent_fits_a_small_switch(switch_memory_budget: int | None) -> None:
+    """I5. Goal: a switch's budget that has room for single chunks is not refused because of an
+    extent that nobody asked for."""
+    config = RunConfig(workers=2, memory_budget=76 * MIB, switch_memory_budget=switch_memory_budget)
+    found = decide_sizes(config, None)
+    longest = {None: 4 * MIB, 24 * MIB: MIB, 12 * MIB: MIB}[switch_memory_budget]
+    assert found.chunk_bytes == MIB
+    assert found.extent_chunks * found.chunk_bytes == longest
 
 
 def plan_least(children: int, extent: int, in_arenas: bool) -> int:
