@@ -34,6 +34,8 @@ that is in RAM on as many cores."""
 _THREADS_ENOUGH = (3, 2)
 """They keep a disk busy while some compute. More of them wait for one another, and larger groups of
 pages are worth more than that (design note 0050)."""
+_THREADS_SINGLE = (4, 2)
+"""The same where each works on one page at a time."""
 _THREADS_FEW = ((2, 2), (2, 1), (1, 1))
 """Where there is no room for these: the disk is idle while they compute."""
 _OUTGOING_EXTENTS = 6
@@ -285,6 +287,8 @@ def _choices(together_max: int) -> Iterator[tuple[tuple[int, int], int, float]]:
     may take: the best first."""
     groups = [1 << bits for bits in reversed(range(max(1, together_max).bit_length()))]
     yield _THREADS_MANY, groups[0], 0.25
+    if groups == [1]:
+        yield _THREADS_SINGLE, 1, 1.0
     for group in groups:
         yield _THREADS_ENOUGH, group, 1.0
     for threads in _THREADS_FEW:

@@ -65,7 +65,7 @@ def test_pages_that_are_worked_on_at_once_change_no_bit(
 ) -> None:
     """I3. Goal: groups of pages on disk, in RAM, and partly in both. Method: one thread, which
     leaves memory for more pages at once; the budgets keep no page, some, all of them."""
-    for each in ("_THREADS_MANY", "_THREADS_ENOUGH"):
+    for each in ("_THREADS_MANY", "_THREADS_SINGLE", "_THREADS_ENOUGH"):
         monkeypatch.setattr(plan, each, (1, 1))
     job = Job(layout=make_layout(extent_chunks=4, wire_dtype=wire_dtype), update=update)
     budget = {"state": tmp_path / "state", "memory_budget_bytes": budget_kib * KIB}
