@@ -51,7 +51,7 @@ EXTENT_AUTO_BYTES_MAX = 4 * MIB
 """Beyond it the memory is worth more: pages that stay in RAM are not read."""
 _CHUNK_AUTO_BYTES_MAX = 16 * MIB
 """In shared memory a chunk costs messages, not bytes: design note 0011."""
-_SINGLE_CHUNK_BYTES = 256 * 1024
+_SMALL_CHUNK_BYTES = 256 * 1024
 """Chunks up to this are a 32nd of the budget, as each page costs the program; larger ones a 64th,
 as several travel and are written together."""
 
@@ -139,7 +139,7 @@ def default_chunk_bytes(
     Smaller if two pages in flight would not fit. Small chunks cost messages; with few chunks the
     disk waits (design notes 0009, 0050).
     """
-    most = min(budget_bytes // 32, max(budget_bytes // 64, _SINGLE_CHUNK_BYTES))
+    most = min(budget_bytes // 32, max(budget_bytes // 64, _SMALL_CHUNK_BYTES))
     chunk_bytes = CHUNK_BYTES_STEP
     while chunk_bytes * 2 <= min(most, _CHUNK_AUTO_BYTES_MAX):
         leasts = _leasts(chunk_bytes * 2, world_size, has_switch, slot_count)

@@ -30,7 +30,7 @@ EXTENTS_MIN: Final = 2
 """Extents of every child without which there is no plan: one is summed while the next comes, and a
 child that writes a third finds room in its arena."""
 _EXTENTS_ROOMY: Final = 4
-"""Extents of every child that one has room for whose length nobody asked for."""
+"""A default extent is short enough for so many of every child."""
 EXTENT_BYTES_MIN: Final = 4 * MIB
 """The default counts smaller extents as so large: a window of few bytes does not fill a link, and a
 worker that is a unit of the model ahead of the others finds slots."""

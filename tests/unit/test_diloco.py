@@ -203,7 +203,7 @@ def test_replicas_and_an_average_of_rounds(tmp_path: Path) -> None:
                 rounds.append(parameters_of(model))
         assert digest_of(rounds[-1]) == digest_of(by_hand(Stack, 2))
         read = seeded(Stack, seed=1)
-        opener = luwu.session().nic.open_reader
+        opener = luwu.session().open_reader
         with torch.no_grad(), luwu.read_from(read, opener, average=True):
             expected = seeded(Stack)
             mean = {name: (rounds[0][name] + rounds[1][name]) / 2 for name in rounds[0]}
@@ -234,7 +234,7 @@ def test_a_state_is_resumed_read_and_exported(tmp_path: Path) -> None:
         expected.load_state_dict(by_hand(Stack, 4, resumed_at=2) if first else by_hand(Stack, 2))
         assert digest_of(parameters_of(model)) == digest_of(parameters_of(expected))
         read = seeded(Stack, seed=1)
-        with torch.no_grad(), luwu.read_from(read, luwu.session().nic.open_reader):
+        with torch.no_grad(), luwu.read_from(read, luwu.session().open_reader):
             x = batch(9, 0, 0)
             assert torch.equal(read(x), expected(x))
 
