@@ -136,7 +136,7 @@ def _floors(job: JobShape, floors: Floors, compute_s: float) -> MachineFloors | 
         cores=cores, forward_s=FORWARD_SHARE * own_s, backward_s=(1 - FORWARD_SHARE) * own_s,
         root_ratio=sum(root) / sum(chunk.elems for chunk in job.layout.chunks),
         end_s=floors.messages.end_s, handed_s=floors.messages.handed_s, send_s_per_byte=link_s,
-        receive_s_per_byte=link_s, receive_at_node_s_per_byte=link_s,
+        receive_s_per_byte=link_s,
         gradient_s_per_byte=2 * core_s_per_byte, weights_s_per_byte=2 * core_s_per_byte,
         sum_s_per_byte=(1 + 1 / job.workers) * core_s_per_byte,
         update_s_per_byte=update_s, reading_s_per_byte=reading_s, **rates,

@@ -36,7 +36,7 @@ from luwu.launch.hosts.network import (
     switch_fidelity,
 )
 from luwu.launch.hosts.nodes import is_node, kind_of, node_result, node_role
-from luwu.launch.processes.allocator import SWITCH_TUNABLES
+from luwu.launch.processes.allocator import ROLE_TUNABLES
 from luwu.launch.processes.children import Child, DiskBytes
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.run_directory import RunDirectory
@@ -83,7 +83,7 @@ class RoleProcess:
         self._run.error(self.role).unlink(missing_ok=True)
         with refusing(f"the start-up configuration of the {self.role}"):
             config = write_role(self._run, self.role, self._spec, self._private_directory)
-        environ = role_environ(self.role, self._run_id)
+        environ = role_environ(self._run_id)
         if self.starts_count:
             environ.pop("LUWU_FAILPOINTS", None)  # a place that failed once would fail for ever
         module = [sys.executable, *own_module("switch_emu"), kind_of(self.role)]
@@ -160,11 +160,10 @@ def ended_file(run: RunDirectory, role: str) -> Path:
     return run.role(f"{role}.ended.json")
 
 
-def role_environ(role: str, run_id: str) -> dict[str, str]:
+def role_environ(run_id: str) -> dict[str, str]:
     """The environment of a switch or node process."""
     environ = {**os.environ, "LUWU_RUN_ID": run_id, "PYTHONUNBUFFERED": "1"}
-    if kind_of(role) == "switch":
-        environ.setdefault("GLIBC_TUNABLES", SWITCH_TUNABLES)
+    environ.setdefault("GLIBC_TUNABLES", ROLE_TUNABLES)
     return environ
 
 

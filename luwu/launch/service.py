@@ -131,7 +131,7 @@ class Service(Closing):
             role,
             [sys.executable, *serve_jobs],
             log=self.log(role),
-            environ=role_environ(role, self._run_id),
+            environ=role_environ(self._run_id),
         )
         self.run.write_processes([
             ProcessEntry(role=each.name, rank=0, pid=each.pid, started=each.started)

@@ -24,7 +24,7 @@ from typing import IO, Any, Final
 
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.limits import MIB
-from luwu.launch.processes.allocator import SWITCH_TUNABLES, WORKER_TUNABLES
+from luwu.launch.processes.allocator import ROLE_TUNABLES, WORKER_TUNABLES
 from luwu.measure.disk_floors import DiskFloors, disk_floors
 from luwu.measure.floors import core_count
 from luwu.measure.machine_rehearsal import RehearsalFloors
@@ -37,7 +37,6 @@ SMALL_BYTES: Final = 4096
 """Bytes of a message that shows the cost of a link beside its bytes."""
 SMALL_COUNT: Final = 200
 STREAM_BYTES: Final = 96 * MIB
-NODE_TUNABLES: Final = ""
 QUICK: Final = Samples(copy_bytes=32 * MIB, disk_bytes=256 * MIB, seconds=0.3)
 
 
@@ -86,7 +85,7 @@ def machine_floors(
             model_bytes=0, updates_count=0, reads_count=0, pages_together=0,
         )
     )  # fmt: skip
-    send_s, receive_s, node_s = _link(asked.transport, asked.extent_bytes)
+    send_s, receive_s = _link(asked.transport, asked.extent_bytes)
     handed_s = _handed(asked.transport, samples)
     messages = rehearsed(handed_s, send_s + receive_s)
     disk: dict[str, float] = {}
@@ -102,7 +101,7 @@ def machine_floors(
         }
     return MachineFloors(
         cores=core_count(), **compute, end_s=messages.end_s, handed_s=handed_s,
-        send_s_per_byte=send_s, receive_s_per_byte=receive_s, receive_at_node_s_per_byte=node_s,
+        send_s_per_byte=send_s, receive_s_per_byte=receive_s,
         **_copies(asked.extent_bytes, asked.unit_bytes, asked.model_bytes, samples.seconds),
         sum_s_per_byte=_sums(
             asked.extent_bytes, asked.model_bytes, asked.workers, samples.seconds
@@ -149,7 +148,7 @@ def _copies(chunk: int, unit: int, model: int, seconds: float) -> dict[str, floa
 @lru_cache
 def _sums(chunk: int, model: int, workers: int, seconds: float) -> float:
     asked = {"chunk_bytes": chunk, "model_bytes": model, "workers": workers, "seconds": seconds}
-    return float(_part("sums", asked, SWITCH_TUNABLES)["sum_s_per_byte"])
+    return float(_part("sums", asked, ROLE_TUNABLES)["sum_s_per_byte"])
 
 
 @lru_cache
@@ -175,26 +174,19 @@ def _disk(
 
 
 @lru_cache
-def _link(transport: str, nbytes: int) -> tuple[float, float, float]:
-    """Seconds by byte of who sends, of who receives, and of a node that receives."""
+def _link(transport: str, nbytes: int) -> tuple[float, float]:
+    """Seconds by byte of who sends and of who receives, without what a message takes beside."""
     if transport == "shm":
-        return 0.0, 0.0, 0.0
-    ends = [_stream(transport, nbytes, tunables) for tunables in (SWITCH_TUNABLES, NODE_TUNABLES)]
-    (send_s, receive_s), (_, at_node_s) = ends
-    return send_s, receive_s, at_node_s
-
-
-def _stream(transport: str, nbytes: int, tunables: str) -> tuple[float, float]:
-    """Seconds by byte at both ends, what messages take beside bytes taken off."""
+        return 0.0, 0.0
     count = max(8, STREAM_BYTES // nbytes)
     asked: dict[str, Any] = {"sizes": [SMALL_BYTES, nbytes], "counts": [SMALL_COUNT, count]}
     with tempfile.TemporaryDirectory(prefix="luwu-") as folder:
         here = "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{folder}/link"
-        sender = _start("send", {**asked, "endpoint": here}, SWITCH_TUNABLES)
+        sender = _start("send", {**asked, "endpoint": here}, ROLE_TUNABLES)
         started = [sender]
         try:
             endpoint = json.loads(_line(sender))
-            receiver = _start("receive", {"endpoint": endpoint}, tunables)
+            receiver = _start("receive", {"endpoint": endpoint}, ROLE_TUNABLES)
             started.append(receiver)
             ends = [_result(each)["message_s"] for each in (sender, receiver)]
         finally:
@@ -217,9 +209,10 @@ def _part(name: str, asked: dict[str, Any], tunables: str) -> dict[str, float]:
 def _start(
     name: str, asked: dict[str, Any], tunables: str, threads: int = 1
 ) -> subprocess.Popen[str]:
-    environ = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-    if tunables:
-        environ["GLIBC_TUNABLES"] = tunables
+    environ = {
+        **os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1",
+        "GLIBC_TUNABLES": tunables,
+    }  # fmt: skip
     command = [sys.executable, "-m", "luwu.measure.machine_parts", name, json.dumps(asked)]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ

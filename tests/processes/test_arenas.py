@@ -87,7 +87,7 @@ def test_threads_of_one_arena_keep_what_they_held_once() -> None:
 
 @needs_glibc
 def test_processes_of_a_run_have_one_arena(tmp_path: Path) -> None:
-    """Goal: none keeps the worst of each thread, but the node, which is faster so."""
+    """Goal: none keeps the worst of each thread."""
     outside = Outside(tmp_path / "tmp")
     flags = ("--workers", "2", "--transport", "tcp", "--state", str(tmp_path / "state"))
     script = (
@@ -96,10 +96,10 @@ def test_processes_of_a_run_have_one_arena(tmp_path: Path) -> None:
     )  # fmt: skip
     with Cluster.run(tmp_path, *script, flags=flags, environ=outside.environ) as cluster:
         cluster.wait_for_steps(3, limit_s=120)
-        pids = {each.role: each.pid for each in cluster.processes() if each.role != "node"}
+        pids = {each.role: each.pid for each in cluster.processes()}
         pids["launcher"] = cluster.pid
         found = {
             role: threads_with_arena(Path(f"/proc/{pid}/maps").read_text())
             for role, pid in pids.items()
         }
-    assert found == {"switch": 0, "worker": 0, "launcher": 0}
+    assert found == {"node": 0, "switch": 0, "worker": 0, "launcher": 0}

@@ -18,7 +18,7 @@ from luwu.base.process_memory import private_bytes
 from luwu.base.tree import one_switch
 from luwu.launch import supervisor as supervisor_module
 from luwu.launch.agent import Share
-from luwu.launch.processes.allocator import SWITCH_TUNABLES
+from luwu.launch.processes.allocator import ROLE_TUNABLES
 from luwu.launch.processes.children import Child, is_alive
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.relay import ByLine
@@ -243,7 +243,13 @@ def test_a_switch_keeps_the_memory_of_messages(
     add_switch(supervisor)
     environ = Path(f"/proc/{poll_until(supervisor, 'switch')}/environ").read_text()
     # glibc ends each setting with a zero, in place
-    assert f":GLIBC_TUNABLES={asked or SWITCH_TUNABLES}:" in environ.replace("\0", ":")
+    assert f":GLIBC_TUNABLES={asked or ROLE_TUNABLES}:" in environ.replace("\0", ":")
+
+
+def test_a_switch_does_not_interrupt_who_computes(supervisor: Supervisor) -> None:
+    """Goal: on busy cores it handles messages together; so does a node, with the same beginning."""
+    add_switch(supervisor)
+    assert os.sched_getscheduler(poll_until(supervisor, "switch")) == os.SCHED_BATCH
 
 
 def die_at_start(tmp_path: Path, times: int) -> str:

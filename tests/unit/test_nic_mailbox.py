@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from luwu.base.errors import (
@@ -87,6 +89,34 @@ def test_a_condition_that_holds_does_not_wait(mailbox: Mailbox) -> None:
     mailbox.post(Left())
     mailbox.fail(ConnectionFailed("closed"))
     mailbox.wait_until(lambda: mailbox.has_left, "the parent", ANY_ERA)
+
+
+def test_who_waits_is_not_woken_for_nothing() -> None:
+    """Goal: the I/O thread asks whether the condition holds, and wakes the training thread then."""
+    mailbox = Mailbox(
+        rank=1, grace_s=60.0, connect_timeout_s=60.0,
+        recorder=Recorder(role="worker", printed=None), waits_for=str,
+    )  # fmt: skip
+    asking: list[int] = []
+    waits, arrived = threading.Event(), False
+
+    def has_arrived() -> bool:
+        asking.append(threading.get_ident())
+        waits.set()  # the mailbox is ours until we wait
+        return arrived
+
+    waiter = threading.Thread(target=mailbox.wait_until, args=(has_arrived, "weights", ANY_ERA))
+    waiter.start()
+    waits.wait()
+    for _ in range(3):
+        mailbox.notify()
+        assert asking[-1] == threading.get_ident()
+    arrived = True
+    mailbox.notify()
+    waiter.join()
+    assert asking[-1] == waiter.ident
+    mailbox.notify()
+    assert asking[-1] == waiter.ident  # nobody waits
 
 
 def test_a_rank_that_was_left_out_does_not_wait_for_a_job_that_is_gone() -> None:

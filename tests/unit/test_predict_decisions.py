@@ -50,7 +50,7 @@ class Relay(SwitchCore):
 TWICE = Cores(switch=Twice)
 FLOORS = MachineFloors(
     cores=2, forward_s=0.002, backward_s=0.004, root_ratio=0.1, end_s=60e-6, handed_s=12e-6,
-    send_s_per_byte=0.2e-9, receive_s_per_byte=0.15e-9, receive_at_node_s_per_byte=0.2e-9,
+    send_s_per_byte=0.2e-9, receive_s_per_byte=0.15e-9,
     gradient_s_per_byte=0.1e-9, weights_s_per_byte=0.1e-9, sum_s_per_byte=0.1e-9,
     update_s_per_byte=1e-9, reading_s_per_byte=0.2e-9,
 )  # fmt: skip

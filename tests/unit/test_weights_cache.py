@@ -124,6 +124,21 @@ def test_the_next_weights_of_a_unit_are_asked_for_when_its_first_gradient_is_pus
     assert part.cache.bytes_used == 5
 
 
+def test_a_unit_is_asked_for_ahead_once_a_step() -> None:
+    """Goal: not when a child is a step ahead of the others, whose weights are not due then; once
+    when they are, and again in a new attempt."""
+    handed = Handed()
+    part = part_of(handed)
+    first, second = SECOND
+    push = ("pushed", (1, second))
+    pull = f"parent: Pull step=2 index={first} count=2"
+    handed.play(part, [(*push, [])])
+    handed.outbox.step = 1
+    handed.play(part, [(*push, [pull]), (*push, []), ("forget", (0,), []), (*push, [])])
+    handed.uplink.forget()
+    handed.play(part, [("forget", (), []), (*push, [pull])])
+
+
 def test_pages_that_are_updated_after_the_step_are_asked_for_with_its_verdict() -> None:
     """Goal: with `at_step` a push says nothing of when the page is updated."""
     handed = Handed()

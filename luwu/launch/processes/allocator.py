@@ -9,14 +9,12 @@ of 25 M parameters in RAM, 4 workers of 32 tokens, 2 cores, twice in turn: 315 a
 copies' setting alone, 315 and 297 with the thresholds, 294 and 279 with one arena too, 295 and 280
 with huge pages too.
 
-A switch frees messages: libzmq's I/O thread has taken the memory, our loop gives it back. Exchange
-of 25 M parameters in bfloat16 over ipc, 4 workers, three times in turn: 268, 278 and 251 ms without
-any setting, 251, 258 and 244 with the thresholds, 248, 232 and 242 with one arena too.
-
-The node has a budget that counts what it holds, not what it held; its memory goes back. Its threads
-have arenas of their own and keep what is freed there between blocks that are not (10 MiB more after
-seven minutes than after one). With one arena it does not grow, but without a switch an exchange
-over sockets, as above, took 168 to 181 ms instead of 153 to 162; with one, as long as before.
+Switch and node free messages: libzmq's I/O thread has taken the memory, our loop gives it back.
+Exchange of 25 M parameters in bfloat16 over ipc, 4 workers, three times in turn: 268, 278 and 251
+ms without any setting at the switch, 251, 258 and 244 with the thresholds, 248, 232 and 242 with
+one arena too. At the node, three times in turn: 240, 262 and 213 ms without any setting, 216, 249
+and 194 with all, in which the node computes for 102, 107 and 96 ms, and 85, 101 and 74; without a
+switch 183 and 159, and 176 and 159. What it keeps it once held, which is what its budget counts.
 
 The launcher, which measures the disk with buffers of a page for each of many threads, kept 300 MiB
 of them; it is not started by us and asks for one arena itself (`libc.keep_one_arena`).
@@ -33,7 +31,7 @@ _KEEPING = (
     "glibc.malloc.arena_max=1",
 )
 
-SWITCH_TUNABLES: Final = ":".join(_KEEPING)
+ROLE_TUNABLES: Final = ":".join(_KEEPING)
 
 WORKER_TUNABLES: Final = ":".join(("glibc.cpu.x86_non_temporal_threshold=0x80000", *_KEEPING))
 """Setting of all workers of all arms. A copy from 512 KiB on bypasses the cache: its destination is

@@ -88,9 +88,8 @@ def predict_machine_step(
 class _Ends:
     """A process's ends of its connections: a thread for messages, and one for bytes on a wire."""
 
-    def __init__(self, messages: Thread, link: Thread, receive_s_per_byte: float) -> None:
+    def __init__(self, messages: Thread, link: Thread) -> None:
         self.messages, self.link = messages, link
-        self.receive_s_per_byte = receive_s_per_byte
 
 
 class _World:
@@ -112,9 +111,9 @@ class _World:
             for extent in self.description.layout.extents
         ]
         """Bytes of each extent."""
-        self._switch_ends = self._ends(floors.receive_s_per_byte)
+        self._switch_ends = self.ends()
         names = parent_names(job.nodes)
-        self._node_ends = {name: self._ends(floors.receive_at_node_s_per_byte) for name in names}
+        self._node_ends = {name: self.ends() for name in names}
         self.workers = [_Worker(self, rank) for rank in range(job.workers)]
         self._by_name = {worker_name(worker.rank): worker for worker in self.workers}
         self._switch = DrivenSwitch(
@@ -178,8 +177,9 @@ class _World:
     def _threads(self, count: int) -> list[Thread]:
         return [self.thread() for _ in range(count)]
 
-    def _ends(self, receive_s_per_byte: float) -> _Ends:
-        return _Ends(self.thread(), self.thread(), receive_s_per_byte)
+    def ends(self) -> _Ends:
+        """Of one more process."""
+        return _Ends(self.thread(), self.thread())
 
     # ---------------------------------------------------------------------- messages
 
@@ -210,7 +210,7 @@ class _World:
         stages = [
             (sender.messages, "messages", self.floors.end_s),
             (sender.link, "wire", cost_bytes * self.floors.send_s_per_byte),
-            (receiver.link, "wire", cost_bytes * receiver.receive_s_per_byte),
+            (receiver.link, "wire", cost_bytes * self.floors.receive_s_per_byte),
             (receiver.messages, "messages", self.floors.end_s),
         ]
         _in_turn(stages, lambda: arrived(message, token, nbytes))
@@ -332,7 +332,7 @@ class _Worker:
 
     def __init__(self, world: _World, rank: int) -> None:
         self._world, self.rank = world, rank
-        self.ends = _Ends(world.thread(), world.thread(), world.floors.receive_s_per_byte)
+        self.ends = world.ends()
         self._compute = world.thread()
         self._helpers = [world.thread() for _ in range(world.job.compute_threads - 1)]
         self._core = world.cores.nic(

@@ -56,8 +56,6 @@ class MachineFloors:
     send_s_per_byte: float
     """Cost of a link's thread; 0 with shared memory."""
     receive_s_per_byte: float
-    receive_at_node_s_per_byte: float
-    """The node gives memory back, so the kernel clears it anew."""
     gradient_s_per_byte: float
     """A copy to where it is sent from."""
     weights_s_per_byte: float

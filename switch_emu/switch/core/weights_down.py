@@ -136,6 +136,8 @@ class WeightsDown:
             child_count=len(children.members.children), bytes_max=limits.copies_bytes_max
         )
         self.cache = WeightsCache(0 if limits.only_forwards else limits.cache_bytes_max)
+        self._ahead: set[tuple[int, int]] = set()
+        """Units that were asked for ahead: step, and the first of the extents."""
         self._awaited: Counter[int] = Counter()
         """Extents that were asked for and have not come, by step."""
         self._moved_ns = 0
@@ -160,6 +162,7 @@ class WeightsDown:
         self._moved_ns = self._outbox.now_ns
         for each in [each for each in self._awaited if step is None or each <= step]:
             del self._awaited[each]
+        self._ahead = {each for each in self._ahead if step is not None and each[0] > step}
         if step is None:
             self.copies.serve(len(self._children.members.counted))
 
@@ -197,15 +200,18 @@ class WeightsDown:
 
     def pushed(self, step: int, extent: int) -> None:
         """A child has pushed a gradient: ask for what the unit needs next, before it is made."""
-        self._ask_ahead(step + 1, self.cache.after_push(extent))
+        unit = self.cache.after_push(extent)
+        if unit and (step + 1, unit[0]) not in self._ahead and self._ask_ahead(step + 1, unit):
+            self._ahead.add((step + 1, unit[0]))
 
     def applied(self, step: int) -> None:
         """The step has its verdict, and is not skipped: its pages are updated now at the latest."""
         self._ask_ahead(step + 1, self.cache.trained)
 
-    def _ask_ahead(self, step: int, extents: Sequence[int]) -> None:
+    def _ask_ahead(self, step: int, extents: Sequence[int]) -> bool:
+        """Ask for what is neither here nor asked for; False: it is too early."""
         if step > self._outbox.step + 1:
-            return
+            return False
         missing = [
             extent
             for extent in extents
@@ -213,6 +219,7 @@ class WeightsDown:
         ]
         if missing:
             self._ask(step, 0, missing)
+        return True
 
     def _ask(self, step: int, part: int, extents: Sequence[int]) -> None:
         names = [("pull", step, part, extent) for extent in extents]
