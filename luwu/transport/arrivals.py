@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK
+from luwu.transport.sockets import copy_of
 
 _CREDENTIALS: Final = struct.Struct("3i")
 
@@ -146,7 +147,7 @@ class Arrivals:
         libzmq notices as it does when the other side ends it.
         """
         arrived = arrived or self._arrived.get(fd)
-        copy = _copy(fd)
+        copy = copy_of(fd)
         if copy is None or arrived is None:
             return False
         with copy:
@@ -158,7 +159,7 @@ class Arrivals:
 
     def is_unix(self, fd: int) -> bool:
         """True if it is a Unix socket, for sure."""
-        copy = _copy(fd)
+        copy = copy_of(fd)
         if copy is None:
             return False
         with copy:
@@ -166,7 +167,7 @@ class Arrivals:
 
     def is_foreign(self, fd: int) -> bool:
         """True if another user (root aside) is at the other end of a Unix socket."""
-        copy = _copy(fd)
+        copy = copy_of(fd)
         if copy is None:
             return False
         with copy:
@@ -179,7 +180,7 @@ class Arrivals:
         return _CREDENTIALS.unpack(found)[1] not in (os.geteuid(), 0)
 
     def _look(self, fd: int) -> Arrived | None:
-        copy = _copy(fd)
+        copy = copy_of(fd)
         if copy is None:
             return None
         with copy:
@@ -187,19 +188,6 @@ class Arrivals:
         if arrived is None or not isinstance(arrived.here, tuple):
             return None
         return arrived if arrived.here[1] in self._ports else None
-
-
-def _copy(fd: int) -> socket.socket | None:
-    """The same connection under a number of our own; None if it is no socket (any more)."""
-    try:
-        copied = os.dup(fd)
-    except OSError:
-        return None
-    try:
-        return socket.socket(fileno=copied)
-    except OSError:
-        os.close(copied)
-        return None
 
 
 def _ends_of(connection: socket.socket) -> Arrived | None:

@@ -32,7 +32,13 @@ from luwu.transport.endpoints import Endpoint, TcpEndpoint
 from luwu.transport.interface import LISTENER, PeerDown, PeerFailed, PeerUp, Received
 from luwu.transport.lanes import Gathering, Lane, Way, received_of
 from luwu.transport.monitor import LISTEN_EVENTS, LOST, SocketMonitor, stranger_error
-from luwu.transport.sockets import ZeroMqTiming, new_router, prepare_bind, read_frames
+from luwu.transport.sockets import (
+    ZeroMqTiming,
+    new_router,
+    prepare_bind,
+    prepare_connected,
+    read_frames,
+)
 from luwu.transport.zap import ZapHandler
 
 _PASSED_OVER_COUNT = 64
@@ -300,6 +306,7 @@ class Listener:
 
     def _note_arrival(self, fd: int) -> None:
         """A connection was accepted, and may be one too many."""
+        prepare_connected(fd)
         why = self._hub.arrivals.came(fd)
         if self._by_fd.get(fd) is not None:
             self._hub.arrivals.met(fd)  # it spoke before the monitor told of it

@@ -19,7 +19,7 @@ from luwu.transport.endpoints import Endpoint, check_known
 from luwu.transport.interface import PeerFailed, PeerUp
 from luwu.transport.lanes import Lane, Way, received_of
 from luwu.transport.monitor import DIAL_EVENTS, DialStory, SocketMonitor
-from luwu.transport.sockets import new_socket, prepare_connect, read_frames
+from luwu.transport.sockets import new_socket, prepare_connect, prepare_connected, read_frames
 
 
 class Dialled:
@@ -131,7 +131,9 @@ class Dialled:
             self._socket.send(self._greeting, zmq.NOBLOCK)
 
     def _read_monitor(self) -> None:
-        for event, _value in self._monitor.read():
+        for event, value in self._monitor.read():
+            if event == zmq.EVENT_CONNECTED:
+                prepare_connected(value)
             if event in (zmq.EVENT_CONNECT_DELAYED, zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_CONNECTED):
                 self._is_pausing = event == zmq.EVENT_CONNECT_RETRIED
                 self._failures_count += self._is_pausing

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import socket
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from luwu.transport import (
     connections,
 )
 from luwu.transport.credits import HEADER_RESERVE_BYTES
+from luwu.transport.sockets import LOOPBACK_SEND_BYTES, copy_of
 from tests.suites.transport_suite import TransportSuite
 from tests.suites.transport_waits import (
     DEADLINE_NS,
@@ -51,6 +54,35 @@ class TestTcp(OverZeroMq, AtTcp, TransportSuite):
 
 class TestIpc(OverZeroMq, AtIpc, TransportSuite):
     """The suite over ipc."""
+
+    def test_both_ends_take_as_much_as_those_of_tcp(self, make: Make) -> None:
+        """Goal: libzmq sets the send buffer of tcp connections alone."""
+        listener, dialler = make(), make()
+        path = listener.listen("ipc://auto").removeprefix("ipc://")
+        dialler.dial("parent", f"ipc://{path}")
+        up(dialler)
+        up(listener)
+        ends = [end for end in unix_connections() if path in (end.getsockname(), end.getpeername())]
+        found = [end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for end in ends]
+        limit = int(Path("/proc/sys/net/core/wmem_max").read_text())
+        assert found == [2 * min(limit, LOOPBACK_SEND_BYTES)] * 2  # Linux doubles what is asked for
+        for end in ends:
+            end.close()
+
+
+def unix_connections() -> list[socket.socket]:
+    """Copies of all connections of this process that are Unix sockets."""
+    found: list[socket.socket] = []
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        # The descriptor of the list itself is free by now, and may be that of a copy.
+        end = None if fd in [each.fileno() for each in found] else copy_of(fd)
+        if end is not None:
+            with contextlib.suppress(OSError):
+                if end.family == socket.AF_UNIX and end.getpeername() is not None:
+                    found.append(end)
+                    continue
+            end.close()
+    return found
 
 
 class TestManyConnections(OverZeroMq):
