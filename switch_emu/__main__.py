@@ -10,7 +10,6 @@ have ranges of its `--slots`.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import shutil
 import signal
@@ -38,24 +37,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--slots", type=int, default=POOL_SLOTS, metavar="N")
     asked = parser.parse_args(arguments)
     os.umask(0o077)  # sockets, pages, events and results are this user's alone
-    _let_others_compute()
     if asked.jobs:
         if asked.slots < 1:
             parser.error(f"--slots: {asked.slots} is not a whole number of at least 1")
         return Jobs(asked.role, asked.slots).serve()
     return _serve_one(asked.role, asked.config, until_eof=asked.until_eof)
-
-
-def _let_others_compute() -> None:
-    """Never interrupt who computes to handle one message: wait for a core, and handle several.
-
-    On idle cores nothing changes. Exchange of 25 M parameters, 4 workers, 2 cores, medians of 70
-    steps in turn: over shared memory 135 -> 121 ms, over ipc without a switch 168 -> 149, with one
-    247 -> 239; steps of a training as long as before.
-    """
-    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        with contextlib.suppress(OSError):  # a wish
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _serve_one(role: str, config: Path, *, until_eof: bool) -> int:

@@ -246,12 +246,6 @@ def test_a_switch_keeps_the_memory_of_messages(
     assert f":GLIBC_TUNABLES={asked or ROLE_TUNABLES}:" in environ.replace("\0", ":")
 
 
-def test_a_switch_does_not_interrupt_who_computes(supervisor: Supervisor) -> None:
-    """Goal: on busy cores it handles messages together; so does a node, with the same beginning."""
-    add_switch(supervisor)
-    assert os.sched_getscheduler(poll_until(supervisor, "switch")) == os.SCHED_BATCH
-
-
 def die_at_start(tmp_path: Path, times: int) -> str:
     """A PYTHONPATH with which a switch is killed as it starts, so many times."""
     site = tmp_path / "site"
