@@ -131,7 +131,7 @@ def prepare_connect(
 def prepare_connected(fd: int) -> None:
     """Set what libzmq does not set of a Unix socket; `fd`: of a connection that was just made.
 
-    It may be closed by now, or another connection of ours; then nothing worse happens.
+    By now it may be closed, or be another connection: then that one is set, which does no harm.
     """
     connection = copy_of(fd)
     if connection is None:
