@@ -105,7 +105,9 @@ def test_who_waits_is_not_woken_for_nothing() -> None:
         waits.set()  # the mailbox is ours until we wait
         return arrived
 
-    waiter = threading.Thread(target=mailbox.wait_until, args=(has_arrived, "weights", ANY_ERA))
+    waiter = threading.Thread(
+        target=mailbox.wait_until, args=(has_arrived, "weights", ANY_ERA), daemon=True
+    )
     waiter.start()
     waits.wait()
     for _ in range(3):
