@@ -25,8 +25,8 @@ bytes are out of the core's cache before they are read; between hosts it must gr
 Exchange of 25 M parameters in bfloat16, 4 workers, 2 cores, medians of 40 steps in turn: 269 and
 304 ms with the system's choice, 243 and 248 with this (128 KiB about the same, 1 MiB 263); without
 a switch 205 and 222, and 185 and 189. A fixed SO_RCVBUF is slower. A Unix socket has 208 KiB, and
-its two ends wake each other four times as often: 210 and 221 ms, with this 193 and 202 (2 MiB 211),
-without a switch 177 and 168; where the system allows no more than 208 KiB (net.core.wmem_max), 208.
+its two ends wake each other three times as often: 210 and 221 ms, with this 193 and 202; without a
+switch 177, and 168. Where the system allows 208 KiB at most (net.core.wmem_max), nothing is gained.
 """
 
 _AS_THE_SYSTEM_LIKES = -1

@@ -178,7 +178,7 @@ class _World:
         return [self.thread() for _ in range(count)]
 
     def ends(self) -> _Ends:
-        """Of one more process."""
+        """The ends of one more process's connections."""
         return _Ends(self.thread(), self.thread())
 
     # ---------------------------------------------------------------------- messages
