@@ -28,7 +28,7 @@ outstanding.py    requests under way, and when each is repeated
 closing.py        the base of objects that are closed by `with`
 lifeline.py       the end of a child process when its parent is gone
 own.py            imports of LuWu's own packages
-torch_import.py   an import of torch in two thirds of the time
+torch_import.py   an import of torch in two thirds of the time, or for several processes
 address.py        the address of an array's memory
 address_range.py  reserved addresses whose memory is given back and taken again
 process_memory.py memory of processes as the kernel counts it

@@ -1,17 +1,27 @@
-"""`import torch` without the garbage collector, in two thirds of the time.
+"""`import torch`: in two thirds of the time, and once for several processes.
 
-The collector runs each time some hundred objects were made. Importing torch makes half a million,
-and nearly all of them stay. So it is off while torch is imported, and then leaves these objects
-alone, also at the end of the process.
+The garbage collector runs each time some hundred objects were made. Importing torch makes half a
+million, and nearly all of them stay. So it is off while torch is imported, and then leaves these
+objects alone, also at the end of the process (`expect_torch`).
+
+A process that forks others can import torch for all of them (`import_for_children`). In a child,
+torch stays out of sight until its script imports it, and this import must find what one of its own
+would have found (`ImportedTorch.offer`): libraries read the environment while they are loaded, and
+the path may lead to another torch. Where a script has changed either, its process begins again.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
+import os
 import sys
-from collections.abc import Sequence
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -22,6 +32,117 @@ def expect_torch() -> None:
     """Let the first import of torch in this process run without the garbage collector."""
     if _NAME not in sys.modules:
         sys.meta_path.insert(0, _Finder())
+
+
+def import_for_children() -> ImportedTorch | None:
+    """Import torch, for processes that will be forked.
+
+    None if there is no torch, or if children cannot share it: they lack threads that run here, and
+    a GPU that is in use here; and a sitecustomize of the user may look at a worker's rank.
+    """
+    if _NAME in sys.modules or _starts_by_user_code():
+        return None
+    before = {*sys.modules, "__mp_main__"}  # a second name of __main__
+    expect_torch()
+    try:
+        torch = importlib.import_module(_NAME)
+    except ImportError:
+        return None
+    if torch.cuda.is_initialized() or not _is_alone_after_fork():
+        return None
+    new = sys.modules.keys() - before
+    packages = {name: name.partition(".")[0] for name in new}
+    return ImportedTorch(
+        {name: sys.modules[name] for name in new if packages[name] not in sys.stdlib_module_names}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedTorch:
+    """What an import of torch brought, beside modules of Python's own."""
+
+    modules: dict[str, ModuleType]
+
+    def offer(self, otherwise: Callable[[], object]) -> None:
+        """In a child: hide the modules until one of them is imported, which brings them all back.
+
+        If the environment is then no longer what it is now, or if the path leads to others,
+        `otherwise` is called, and must not return.
+        """
+        for name in self.modules:
+            del sys.modules[name]
+        sys.meta_path.insert(0, _Offer(self.modules, dict(os.environ), otherwise))
+
+
+class _Offer(MetaPathFinder):
+    """Finds any of the hidden modules, once."""
+
+    def __init__(
+        self, modules: dict[str, ModuleType], environ: dict[str, str],
+        otherwise: Callable[[], object],
+    ) -> None:  # fmt: skip
+        self._modules, self._environ, self._otherwise = modules, environ, otherwise
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """None for all that was not hidden."""
+        if name not in self._modules:
+            return None
+        sys.meta_path.remove(self)
+        if dict(os.environ) != self._environ or not all(map(self._is_on_path, self._modules)):
+            self._otherwise()
+        _draw_seeds(self._modules)
+        module = self._modules.pop(name)
+        sys.modules.update(self._modules)
+        return ModuleSpec(name, _Found(module))
+
+    def _is_on_path(self, name: str) -> bool:
+        """True if a package is where the path leads."""
+        if "." in name:
+            return True
+        spec, known = PathFinder.find_spec(name), self._modules[name].__spec__
+        return known is None or (spec is not None and spec.origin == known.origin)
+
+
+def _draw_seeds(modules: Mapping[str, Any]) -> None:
+    """Each process has seeds of its own, as from an import; for `random` Python sees to that."""
+    modules[_NAME].default_generator.seed()
+    if "numpy.random" in modules:
+        modules["numpy.random"].seed()
+
+
+class _Found(Loader):
+    """Gives a module that was loaded before, and leaves it as it is."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module."""
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put back what the import system has set."""
+        module.__spec__ = self._spec
+
+
+def _starts_by_user_code() -> bool:
+    """True if Python has run a module of the user's as it began; systems may have one of theirs."""
+    found = [
+        sys.modules[name] for name in ("sitecustomize", "usercustomize") if name in sys.modules
+    ]
+    own = Path(sysconfig.get_path("stdlib"))
+    return any(Path(str(each.__file__)).parent != own for each in found)
+
+
+def _is_alone_after_fork() -> bool:
+    """True if a fork leaves this process one thread; those of OpenBLAS end before it."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return len(os.listdir("/proc/self/task")) == 1
 
 
 class _Finder(MetaPathFinder):

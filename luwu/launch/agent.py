@@ -1,13 +1,14 @@
 """Starts the workers of one host, and starts them again.
 
     python -m luwu.launch.agent --ranks 0-3 --world-size N --policy stop|wait|drop --restarts K
-                                --run-dir DIR --prefix P COMMAND ...
+                                --run-dir DIR --prefix P -- SCRIPT ...
 
-In torchrun's place: it imports torch before it starts a worker, and ends all workers, on all hosts,
-when one is lost. The ranks of this host may be some of the job's (`Share`). Each worker gets the
-variables of the environment that torchrun gives (RANK, WORLD_SIZE, ...). Those by which processes
-of torch.distributed meet are there where a lost worker ends the others; a process group cannot
-outlive one of its processes. A worker that ends well is done. Any other end is a loss:
+In torchrun's place, which ends all workers, on all hosts, when one is lost. Torch is imported here,
+once, and workers are forked; `torch_import.py` says when they start by themselves instead. The
+ranks of this host may be some of the job's (`Share`). Each worker gets the variables of the
+environment that torchrun gives (RANK, WORLD_SIZE, ...). Those by which processes of
+torch.distributed meet are there where a lost worker ends the others; a process group cannot outlive
+one of its processes. A worker that ends well is done. Any other end is a loss:
 
     stop    all are stopped, and started again while restarts are left
     wait    it is started again while restarts are left, and then all are stopped
@@ -21,19 +22,22 @@ What happens is one line each of our output, which the launcher shows.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 from luwu.base.clock import sleep, unix_ns
+from luwu.base.torch_import import import_for_children
 from luwu.base.tree import parse_ranks, ranges_text
+from luwu.launch import entry
 from luwu.launch.processes.children import exit_text
+from luwu.launch.processes.forked import Forked
 from luwu.launch.processes.run_directory import RunDirectory
 
 SAYS: Final = "agent: "
@@ -65,7 +69,7 @@ class Share(NamedTuple):
 @dataclass(slots=True, eq=False)
 class _Worker:
     rank: int
-    process: subprocess.Popen[bytes]
+    process: Forked
     is_done: bool = False
     is_lost: bool = False
 
@@ -74,10 +78,11 @@ class Agent:
     """See the module."""
 
     def __init__(
-        self, command: Sequence[str], *, share: Share, policy: str, restarts: int,
+        self, script: Sequence[str], *, share: Share, policy: str, restarts: int,
         run: RunDirectory, prefix: str,
     ) -> None:  # fmt: skip
-        self._command, self._share = list(command), share
+        self._torch = import_for_children()
+        self._entry, self._share = [str(run.path), prefix, *script], share
         self._policy, self._restarts_left = policy, restarts
         self._run, self._prefix = run, prefix
         self._restarts_count, self._restarts_max = 0, restarts
@@ -158,9 +163,8 @@ class Agent:
     def _start_all(self) -> list[_Worker]:
         return [_Worker(rank, self._start(rank)) for rank in self._share.ranks]
 
-    def _start(self, rank: int) -> subprocess.Popen[bytes]:
+    def _start(self, rank: int) -> Forked:
         environ = {
-            **os.environ,
             "RANK": str(rank),
             "LOCAL_RANK": str(self._share.ranks.index(rank)),
             "WORLD_SIZE": str(self._share.world_size),
@@ -168,7 +172,19 @@ class Agent:
         }
         if self._port is not None:
             environ |= self._meeting_environ(rank)
-        return subprocess.Popen(self._command, stdin=subprocess.DEVNULL, env=environ)
+        return Forked(self._work, environ)
+
+    def _work(self) -> None:
+        """In a worker: run the script."""
+        if self._torch is None:
+            self._start_program()
+        else:
+            offer = functools.partial(self._torch.offer, otherwise=self._start_program)
+            entry.main(self._entry, before_script=offer)
+
+    def _start_program(self) -> NoReturn:
+        """In a worker: begin as a program of its own, which imports torch itself."""
+        os.execv(sys.executable, [sys.executable, "-m", entry.__name__, *self._entry])
 
     def _meeting_environ(self, rank: int) -> dict[str, str]:
         """Variables that torchrun sets beside the ranks, by which processes of torch.distributed
@@ -195,11 +211,8 @@ class Agent:
         for process in running:
             process.send_signal(signal.SIGTERM)
         for process in running:
-            try:
-                process.wait(_STOP_PATIENCE_S)
-            except subprocess.TimeoutExpired:
+            if process.wait(_STOP_PATIENCE_S) is None:
                 process.kill()
-                process.wait()
 
     @staticmethod
     def _say(text: str) -> None:
@@ -216,16 +229,17 @@ def free_port() -> int:
 def own_agent_command(
     run: RunDirectory, prefix: str, share: Share, *, policy: str, restarts: int
 ) -> list[str]:
-    """The command line of an agent, without that of its workers."""
+    """The command line of an agent, without the script."""
     return [
         sys.executable, "-m", "luwu.launch.agent", "--ranks", ranges_text(share.ranks),
         "--world-size", str(share.world_size), "--policy", policy, "--restarts", str(restarts),
-        "--run-dir", str(run.path), "--prefix", prefix, sys.executable,
+        "--run-dir", str(run.path), "--prefix", prefix, "--",
     ]  # fmt: skip
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Start and watch; the exit code."""
+    end = arguments.index("--")  # argparse would take flags behind it for ours
     parser = argparse.ArgumentParser(prog="python -m luwu.launch.agent", allow_abbrev=False)
     parser.add_argument("--ranks", required=True)
     parser.add_argument("--world-size", type=int, required=True)
@@ -233,10 +247,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--restarts", type=int, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--prefix", required=True)
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    asked = parser.parse_args(arguments)
+    asked = parser.parse_args(arguments[:end])
     agent = Agent(
-        asked.command, share=Share(parse_ranks(asked.ranks, "--ranks"), asked.world_size),
+        arguments[end + 1 :], share=Share(parse_ranks(asked.ranks, "--ranks"), asked.world_size),
         policy=asked.policy, restarts=asked.restarts, run=RunDirectory(asked.run_dir),
         prefix=asked.prefix,
     )  # fmt: skip
@@ -244,4 +257,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

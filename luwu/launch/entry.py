@@ -30,8 +30,10 @@ from luwu.launch.processes.relay import stream_files
 from luwu.launch.processes.run_directory import RunDirectory
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run the script; ends as it ends."""
+def main(
+    arguments: Sequence[str], *, before_script: Callable[[], object] = expect_torch
+) -> None:  # fmt: skip
+    """Run the script; ends as it ends. `before_script` is called right before it begins."""
     run = RunDirectory(Path(arguments[0]))
     prefix, script = arguments[1], list(arguments[2:])
     signal.signal(signal.SIGTERM, functools.partial(_stop, run))
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
     run.keep(run.role(f"{process}.json"), {"rank": rank, "pid": os.getpid(), "started": utc_text()})
     if "PYTHONBREAKPOINT" not in os.environ:  # another debugger may need no terminal
         sys.breakpointhook = _breakpoint
-    expect_torch()
+    before_script()
     try:
         try:
             _run(script)

@@ -48,6 +48,7 @@ from luwu.launch.torchrun import (
     TORCHRUN_FOLDER,
     Meeting,
     agent_command,
+    guard_command,
     guarded_command,
     torchrun_command,
 )
@@ -170,14 +171,16 @@ class Supervisor(Closing):
         self._attendance = None
         if connect is not None:
             self._attendance = Attendance(self.run, self._prefix, meeting=meeting)
-        starter = None
-        if meeting is not None:
-            starter = torchrun_command(self.run, workers, meeting, restarts_max)
-        elif not alone:
+        if meeting is None and not alone:
             starter = own_agent_command(
                 self.run, self._prefix, share, policy=on_loss, restarts=restarts_max
             )
-        commands = [guarded_command(self.run, self.run_id, self._prefix, script, starter)]
+            commands = [[*guard_command(self.run_id), *starter, *script]]
+        else:
+            torchrun = None
+            if meeting is not None:
+                torchrun = torchrun_command(self.run, workers, meeting, restarts_max)
+            commands = [guarded_command(self.run, self.run_id, self._prefix, script, torchrun)]
         if self.hosts is not None and not alone:
             environ |= self.hosts.environ
             commands = [

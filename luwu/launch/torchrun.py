@@ -33,9 +33,13 @@ def guarded_command(
     run: RunDirectory, run_id: str, prefix: str, script: Sequence[str], starter: list[str] | None
 ) -> list[str]:
     """The guard, what starts the workers unless one process is enough, our entry, the script."""
-    entry = ["-m", "luwu.launch.entry", str(run.path), prefix, *script]
-    guard = [sys.executable, "-m", "luwu.launch.processes.guard", run_id]
-    return [*guard, *(starter or [sys.executable]), *entry]
+    entry = ["-m", "luwu.launch.entry", str(run.path), prefix]
+    return [*guard_command(run_id), *(starter or [sys.executable]), *entry, *script]
+
+
+def guard_command(run_id: str) -> list[str]:
+    """The guard, to stand before another command."""
+    return [sys.executable, "-m", "luwu.launch.processes.guard", run_id]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ def train(arm: str, folder: Path, *options: str) -> list[dict[str, Any]]:
     if arm == "single":
         options = ("--global-workers", str(WORKERS), *options)
     else:
-        run = RunDirectory(folder / f"{arm}.run")
+        run = RunDirectory.create(folder / f"{arm}.run")
         command = own_agent_command(run, "", Share.of_all(WORKERS), policy="stop", restarts=0)
     command += ["-m", "workers.train", "--arm", arm, *JOB, *options]
     command += ["--data", str(text_file(folder)), "--result", str(folder / f"{arm}.json")]
@@ -67,7 +67,8 @@ def train(arm: str, folder: Path, *options: str) -> list[dict[str, Any]]:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # the launcher and its ranks
             raise
-    assert process.returncode == 0, output
+    said = [log.read_text() for log in sorted(folder.glob(f"{arm}.run/logs/*"))]
+    assert process.returncode == 0, "".join([output, *said])
     ranks = 1 if arm == "single" else WORKERS
     return [json.loads((folder / f"{arm}.rank{rank}.json").read_text()) for rank in range(ranks)]
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from luwu.launch.agent import SAYS, Agent, Share
+from luwu.launch.agent import SAYS, Share, own_agent_command
 from luwu.launch.processes.failures import worker_failure
 from luwu.launch.processes.run_directory import RunDirectory
 
@@ -24,68 +28,82 @@ END
 WAITS = "signal.pause()"
 
 
+class Ended(NamedTuple):
+    code: int
+    starts: list[list[str]]
+    """What each start was told, by rank."""
+    said: str
+
+
 def run(
     directory: Path, end: str, *, policy: str = "stop", restarts: int = 0, first: int = 0,
     world_size: int = 2,
-) -> tuple[int, list[list[str]]]:  # fmt: skip
-    """Two workers that end as `end` says; the exit code, and what each start was told, by rank."""
+) -> Ended:  # fmt: skip
+    """Two workers that end as `end` says. A sitecustomize lets them begin without torch."""
     ranks = (first, first + 1)
+    script = directory / "script.py"
+    script.write_text(WORKER.replace("END", end))
+    site = directory / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").touch()
+    path = os.pathsep.join([str(site), *sys.path])
     made = RunDirectory.create(directory / "run")
-    code = WORKER.replace("END", end)
-    command = [sys.executable, "-S", "-c", code, str(directory)]
-    agent = Agent(
-        command, share=Share(ranks, world_size), policy=policy, restarts=restarts, run=made,
-        prefix="",
+    agent = own_agent_command(
+        made, "", Share(ranks, world_size), policy=policy, restarts=restarts
     )  # fmt: skip
-    ended = agent.run()
+    ended = subprocess.run(
+        [*agent, str(script), str(directory)], env={**os.environ, "PYTHONPATH": path}, text=True,
+        stdout=subprocess.PIPE, check=False, timeout=60,
+    )  # fmt: skip
     files = [directory / f"starts-{rank}" for rank in ranks]
-    return ended, [each.read_text().splitlines() if each.exists() else [] for each in files]
+    starts = [each.read_text().splitlines() if each.exists() else [] for each in files]
+    return Ended(ended.returncode, starts, ended.stdout)
 
 
 def test_workers_have_what_torchrun_gives(tmp_path: Path) -> None:
     """Goal: ranks, and where a process group of torch.distributed meets."""
-    assert run(tmp_path, "") == (0, [["0 0 2 127.0.0.1 0"], ["1 1 2 127.0.0.1 0"]])
+    starts = [["0 0 2 127.0.0.1 0"], ["1 1 2 127.0.0.1 0"]]
+    assert run(tmp_path, "") == (0, starts, "")
 
 
 def test_no_meeting_where_one_may_be_lost(tmp_path: Path) -> None:
     """Goal: a process group cannot outlive one of its processes, so none can be made."""
-    assert run(tmp_path, "", policy="wait") == (0, [["0 0 2 - -"], ["1 1 2 - -"]])
+    assert run(tmp_path, "", policy="wait") == (0, [["0 0 2 - -"], ["1 1 2 - -"]], "")
 
 
 def test_ranks_of_a_host_are_those_of_the_job(tmp_path: Path) -> None:
     """Goal: RANK and WORLD_SIZE are the job's, LOCAL_RANK counts on this host."""
     starts = [["2 0 4 - -"], ["3 1 4 - -"]]
-    assert run(tmp_path, "", policy="drop", first=2, world_size=4) == (0, starts)
+    assert run(tmp_path, "", policy="drop", first=2, world_size=4) == (0, starts, "")
 
 
 def test_a_host_without_workers_says_what_to_do(tmp_path: Path) -> None:
     """I6. Goal: when all workers of a host are lost its command ends, and names the way back."""
     killed = "os.kill(os.getpid(), 9)"
-    ended, _ = run(tmp_path, killed, policy="drop", first=2, world_size=4)
-    assert ended == 4
-    failure = str(worker_failure(RunDirectory(tmp_path / "run"), "", ended))
+    ended = run(tmp_path, killed, policy="drop", first=2, world_size=4)
+    assert ended.code == 4
+    failure = str(worker_failure(RunDirectory(tmp_path / "run"), "", ended.code))
     assert "start this command again, and its ranks take part again" in failure
 
 
-def test_all_are_started_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_all_are_started_again(tmp_path: Path) -> None:
     """Goal: one is killed while the other waits; both start again, and are told so."""
     killed = "os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else signal.pause()"
-    ended, starts = run(tmp_path, f"if FIRST: {killed}", restarts=1)
-    assert ended == 0
+    code, starts, said = run(tmp_path, f"if FIRST: {killed}", restarts=1)
+    assert code == 0
     assert starts[1] == ["1 1 2 127.0.0.1 0", "1 1 2 127.0.0.1 1"]
     assert starts[0][-1] == "0 0 2 127.0.0.1 1"
-    said = capfd.readouterr().out
     assert said.startswith(f"{SAYS}worker 1 (pid ")
     assert said.endswith("lost: signal SIGKILL; all workers are started again, 0 restarts left\n")
 
 
-def test_a_loss_ends_all(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_ends_all(tmp_path: Path) -> None:
     """I6, I8. Goal: the others are stopped, and the launcher names the worker and the signal."""
-    ended, _ = run(tmp_path, f"os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else {WAITS}")
-    assert ended == 4
+    ended = run(tmp_path, f"os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else {WAITS}")
+    assert ended.code == 4
     made = RunDirectory(tmp_path / "run")
-    made.log("torchrun").write_text(capfd.readouterr().out)
-    failure = str(worker_failure(made, "", ended))
+    made.log("torchrun").write_text(ended.said)
+    failure = str(worker_failure(made, "", ended.code))
     assert failure.startswith("worker 1 (pid ")
     assert f"was lost: {signal.SIGKILL.name}" in failure.replace("signal ", "")
 
@@ -94,6 +112,64 @@ def test_a_loss_ends_all(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> N
 def test_what_starting_again_would_not_mend(tmp_path: Path, policy: str) -> None:
     """I6. Goal: a worker that refuses its configuration is not started again."""
     end = f"sys.exit(2) if os.environ['RANK'] == '0' else {WAITS}"
-    ended, starts = run(tmp_path, end, policy=policy, restarts=3)
-    assert ended == 2
-    assert len(starts[0]) == 1
+    ended = run(tmp_path, end, policy=policy, restarts=3)
+    assert ended.code == 2
+    assert len(ended.starts[0]) == 1
+
+
+IMPORTER = """
+import atexit, json, os, sys, threading
+from pathlib import Path
+here, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+with open(here / f"starts-{rank}", "a") as file:
+    print("torch" in sys.modules, "numpy" in sys.modules, file=file)
+if rank == 1:
+    os.environ["OMP_NUM_THREADS"] = "1"
+if rank == 2:
+    sys.path.insert(0, str(here / "other"))
+import torch.nn
+import numpy
+def tell():
+    import random
+    facts = {"number": torch.NUMBER} if rank == 2 else {
+        "threads": torch.get_num_threads(), "sum": torch.ones(2).sum().item(),
+        "torch": torch.rand(1).item(), "numpy": numpy.random.rand(), "random": random.random(),
+        "spec": type(torch.__spec__.loader).__name__,
+        "found": sys.modules["torch"] is torch and sys.modules["torch.nn"] is torch.nn,
+    }
+    (here / f"facts-{rank}").write_text(json.dumps(facts))
+late = threading.Thread(target=lambda: threading.main_thread().join())
+late.start()
+atexit.register(lambda: (late.join(), tell()))
+"""
+
+
+def test_torch_is_imported_once_for_all(tmp_path: Path) -> None:
+    """I3. Goal: a script finds what its own import of torch would have found.
+    Method: four ranks, of which two change what an import depends on; those begin again, which
+    runs their scripts twice up to there. What they find, they write as Python ends."""
+    script = tmp_path / "script.py"
+    script.write_text(IMPORTER)
+    other = tmp_path / "other" / "torch"
+    (other / "nn").mkdir(parents=True)
+    (other / "__init__.py").write_text("NUMBER = 5\n")
+    made = RunDirectory.create(tmp_path / "run")
+    agent = own_agent_command(made, "", Share.of_all(4), policy="stop", restarts=0)
+    environ = {**os.environ, "OMP_NUM_THREADS": "2"}
+    ended = subprocess.run(
+        [*agent, str(script), str(tmp_path)], env=environ, check=False, timeout=90
+    )
+    said = {file.name: file.read_text() for file in made.path.glob("logs/*")}
+    assert ended.returncode == 0, said
+    starts = [(tmp_path / f"starts-{rank}").read_text().splitlines() for rank in range(4)]
+    assert starts == [["False False"] * count for count in (1, 2, 2, 1)], said
+    first, fewer, others, last = (
+        json.loads((tmp_path / f"facts-{rank}").read_text()) for rank in range(4)
+    )
+    assert (first["threads"], fewer["threads"], others) == (2, 1, {"number": 5})
+    for facts in (first, fewer, last):
+        assert facts["sum"] == 2.0
+        assert facts["found"]
+        assert facts["spec"] == "SourceFileLoader"
+    for name in ("torch", "numpy", "random"):  # seeds are drawn by each process
+        assert len({facts[name] for facts in (first, fewer, last)}) == 3

@@ -34,3 +34,23 @@ def test_torch_is_what_it_would_be() -> None:
         [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
+
+
+NOT_SHARED = """
+import sys, threading
+from luwu.base.torch_import import import_for_children
+end = threading.Event()
+if {with_thread}:
+    threading.Thread(target=end.wait).start()
+print(import_for_children())
+end.set()
+"""
+
+
+def test_not_shared_with_children_that_would_lack_a_thread() -> None:
+    """Goal: a lock that a thread holds as the process forks would be held for good."""
+    code = NOT_SHARED.format(with_thread=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
