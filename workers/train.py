@@ -177,6 +177,7 @@ def write_result(
         "rank": arm.rank,
         "world_size": arm.world_size,
         "first_step": arm.first_step,
+        "measured_steps": steps,
         "steps": options.steps,
         "loss": [progress.loss[k] for k in steps],
         "step_seconds": [progress.step_seconds[k] for k in steps],

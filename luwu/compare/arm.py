@@ -143,6 +143,10 @@ def _train(
     console.end_live()
 
 
+_OF_STEPS = ("measured_steps", "loss", "step_seconds", "step_ended_ns")
+"""Fields of a worker's record with a value for each step."""
+
+
 class _Records(NamedTuple):
     """Results that the processes of an arm wrote; `node` is None if there is none."""
 
@@ -161,7 +165,8 @@ def _read_records(
 ) -> _Records:
     """Read what the processes wrote, and count the traffic of the hosts while they are there."""
     workers_count = 1 if name == "single" else config.workers
-    found = _Records([_result(run, name, rank) for rank in range(workers_count)], [], None, [])
+    workers = measured_by_all([_result(run, name, rank) for rank in range(workers_count)])
+    found = _Records(workers, [], None, [])
     if name in NETWORK_ARMS:
         switches = _switch_summaries(run)
         fold_nodes(run, state, config.optimizer_nodes)
@@ -281,6 +286,31 @@ def _result(run: RunDirectory, name: str, rank: int) -> dict[str, Any]:
     if found is None:
         raise LuwuError(f"worker {rank} of {name} ended well but wrote no {path}; see its log")
     return found
+
+
+def measured_by_all(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records of workers, of the steps at the end that all of them measured.
+
+    One that was started again knows none before that, and one that was left out none until it
+    was back. Raises LuwuError if there is no such step.
+    """
+    common = set.intersection(*(set(each["measured_steps"]) for each in workers))
+    first = last = max(common, default=0)
+    while first - 1 in common:
+        first -= 1
+    if not common and any(each["measured_steps"] for each in workers):
+        raise LuwuError(
+            "no step was measured by all workers, as some were lost: there is nothing to compare. "
+            "Use more steps"
+        )
+    cut = []
+    for worker in workers:
+        places = [i for i, step in enumerate(worker["measured_steps"]) if first <= step <= last]
+        lists = {name: [worker[name][place] for place in places] for name in _OF_STEPS}
+        tokens = worker["tokens"] * len(places) // max(1, len(worker["measured_steps"]))
+        began = first if common else worker["first_step"]
+        cut.append({**worker, **lists, "first_step": began, "tokens": tokens})
+    return cut
 
 
 def _disk_bytes(workers: Sequence[dict[str, Any]]) -> DiskBytes | None:

@@ -23,7 +23,7 @@ from luwu.report.lanes import LUWU, lanes_of
 from luwu.report.lanes_chart import lanes_chart
 from luwu.report.palette import STYLE, system_colour
 from luwu.report.table import grouped_rows, job_text, notes, plan_tables, spread
-from luwu.report.verdict import verdict
+from luwu.report.verdict import loss_curves, verdict
 
 PAGE: Final = "report.html.j2"
 LIVE: Final = "live.html.j2"
@@ -173,9 +173,7 @@ def _times(comparison: Mapping[str, Any] | None) -> Markup | None:
 def _losses(document: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     """A chart for the loss, and one for each other number of the script."""
     if document["comparison"]:
-        arms = document["comparison"]["arms"]
-        curves = {arm["name"]: arm["loss"] for arm in arms}
-        first = min((arm.get("first_step", 0) for arm in arms), default=0)
+        first, curves = loss_curves(document["comparison"]["arms"])
         draw = _curve_drawer(curves, "loss", first)
         return [("Loss before each update, mean over workers", both(draw))]
     charts = []

@@ -16,7 +16,7 @@ from luwu.base import own
 from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
 from luwu.base.json_file import write_json
-from luwu.compare.arm import ArmRun, config_of_arm, script_arguments
+from luwu.compare.arm import ArmRun, config_of_arm, measured_by_all, script_arguments
 from luwu.compare.comparison import comparison, job_step_seconds
 from luwu.launch.processes.children import DiskBytes
 from luwu.launch.processes.run_directory import RunDirectory
@@ -33,12 +33,13 @@ from luwu.report.chart import (
 from luwu.report.overlap import updated_before_last_push_ratio
 from luwu.report.page import report_html, write_report
 from luwu.report.table import grouped_rows, spread, table_text
+from luwu.report.verdict import loss_curves
 from tests.schemas import check
 
 
 def worker(rank: int, **changes: Any) -> dict[str, Any]:
     return {
-        "rank": rank, "first_step": 0, "steps": 3, "loss": [5.0 + rank, 4.0 + rank, 3.0 + rank],
+        "rank": rank, "first_step": 0, "measured_steps": [0, 1, 2], "steps": 3, "loss": [5.0 + rank, 4.0 + rank, 3.0 + rank],
         "step_seconds": [0.5, 0.2, 0.1 + rank], "tokens": 300, "parameters_count": 1000,
         "step_ended_ns": [9_500_000_000 - rank, 9_700_000_000, 9_800_000_000 + rank * 10**9],
         "data_digest": "d", "seed": 0, "dtype": "float32", "torch_version": "2",
@@ -90,6 +91,26 @@ def test_a_worker_late_in_one_step_and_early_in_the_next_costs_no_time() -> None
     ]
     assert job_step_seconds(lasts) == [3.0, 1.0, 3.0, 1.0, 3.0]
     assert job_step_seconds([{"step_seconds": [], "step_ended_ns": []}]) == []
+
+
+def test_steps_count_that_all_workers_measured() -> None:
+    """Goal: a worker that was started again, or left out for a while, knows fewer steps; what is
+    compared is of the same steps. Method: one knows 0 to 2, one 1 and 2, one 0 and 2."""
+    names = ("measured_steps", "loss", "step_seconds", "step_ended_ns")
+    late, gap = worker(1, first_step=1, tokens=200), worker(2, tokens=200)
+    late.update({name: late[name][1:] for name in names})
+    gap.update({name: gap[name][::2] for name in names})
+    pair = measured_by_all([worker(0), late])
+    assert [each["loss"] for each in pair] == [[4.0, 3.0], [5.0, 4.0]]
+    assert [(each["first_step"], each["tokens"]) for each in pair] == [(1, 200), (1, 200)]
+    compared = comparison(RunConfig(), [arm("luwu", workers=pair), arm("fsdp")])
+    assert compared["job"]["tokens_per_step"] == 200
+    first, curves = loss_curves(compared["arms"])
+    assert (first, curves) == (1, {"luwu": [4.5, 3.5], "fsdp": [4.5, 3.5]})
+    assert [each["measured_steps"] for each in measured_by_all([worker(0), late, gap])] == [[2]] * 3
+    gap.update({name: gap[name][:1] for name in names})
+    with pytest.raises(LuwuError, match="no step was measured by all workers"):
+        measured_by_all([late, gap])
 
 
 def test_a_comparison_says_what_was_agreed(document: dict[str, Any]) -> None:
