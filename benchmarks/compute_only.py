@@ -2,8 +2,10 @@
 
     python -m benchmarks.compute_only --arm ddp --steps 5 --result FILE.json
 
-What a step costs where gradients and weights cost nothing. `--arm` is there because the options are
-those of the script; it is not used.
+What a step costs where gradients and weights cost nothing. Workers wait for each other after each
+step, as in training. Else some would be steps ahead of the others, whose last steps would be short,
+since they have the cores for themselves. `--arm` is there because the options are those of the
+script; it is not used.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import sys
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from workers.arm import Arm
+from workers.baselines import join_process_group
 from workers.gpt import GPT, GPTConfig, init_weights
-from workers.options import Options, env_int
+from workers.options import Options
 from workers.train import main
 
 
@@ -24,8 +28,7 @@ class ComputeOnlyArm(Arm):
 
     def __init__(self, options: Options, *, data_digest: str) -> None:
         super().__init__(options)
-        self.rank, self.world_size = env_int("RANK", 0), env_int("WORLD_SIZE", 1)
-        self.device = torch.device("cpu")
+        self.rank, self.world_size, self.device = join_process_group()
 
     def build(self, config: GPTConfig) -> None:
         model = GPT(config)
@@ -35,8 +38,9 @@ class ComputeOnlyArm(Arm):
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # the base class wants one
 
     def step(self, *, want_norm: bool) -> None:
-        """Forget the gradients."""
+        """Forget the gradients, and wait for the others."""
         self.optimizer.zero_grad()
+        dist.barrier()
 
     def measurements(self) -> dict[str, Any]:
         return {}

@@ -69,6 +69,14 @@ ARM_NAMES: Final = (
 )  # fmt: skip
 ZERO_ARMS: Final = ("zero3-offload", INFINITY)
 """DeepSpeed's."""
+SERVING_KEYS: Final = (
+    "aggregate", "aggregate_scale", "chunk", "dilation", "disk_rate", "drop_after",
+    "drop_node_after", "duplicate", "durability", "extent", "fidelity", "fill_rate", "link", "loss",
+    "memory_budget", "no_switch", "on_lost_steps", "on_worker_loss", "optimizer_nodes", "reorder",
+    "replicas", "reshard_after_forward", "restarts", "resume", "seed", "slots", "state", "stripes",
+    "switch_memory_budget", "transport", "tree", "workers_min",
+)  # fmt: skip
+"""Keys of switch and node: they belong to whoever starts these."""
 LOSS_POLICIES: Final = ("stop", "wait", "drop")
 """Values of `on_worker_loss`."""
 EVERYWHERE: Final = ("compare", "run", "up")

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.config import INFINITY, ZERO_ARMS, RunConfig
+from luwu.base.config import INFINITY, KEYS, SERVING_KEYS, ZERO_ARMS, Resolved, RunConfig
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import write_json
 from luwu.base.quantities import format_bytes
@@ -63,6 +63,10 @@ VERB: Final = Verb(
     ),
     presets={"demo": {"arms": "luwu,luwu_ram,fsdp"}},
 )
+OF_ALL_ARMS: Final = ("dilation", "link", "reshard_after_forward", "resume", "seed")
+"""Keys of switch and node that other arms heed too, or that are refused elsewhere."""
+STATE_KEYS: Final = ("state_dtype", "master_dtype")
+"""Keys of the optimizer's state, which other arms keep in float32."""
 DEMO_BUDGET_SHARE: Final = 8
 """The demo keeps one part in so many of the state in memory."""
 STATE_BYTES_PER_PARAMETER: Final = 12
@@ -77,7 +81,7 @@ def run(parsed: Parsed) -> int:
     resolved = resolve_parsed(VERB, parsed)
     config = resolved.config
     is_demo = parsed.flags.get("preset") == "demo"
-    _check(config)
+    _check(resolved)
     if is_demo and "luwu" in config.arms and resolved.is_default("memory_budget"):
         config = with_budget(config, demo_budget_bytes(config))
     plan = plan_hosts(config)
@@ -167,7 +171,8 @@ def demo_budget_bytes(config: RunConfig) -> int:
     return parameters_count(config) * STATE_BYTES_PER_PARAMETER // DEMO_BUDGET_SHARE
 
 
-def _check(config: RunConfig) -> None:
+def _check(resolved: Resolved) -> None:
+    config = resolved.config
     if config.resume and config.arms != ("luwu",):
         raise ConfigError(
             "resume: only luwu has a state to go on with, so the other arms would train other "
@@ -180,7 +185,7 @@ def _check(config: RunConfig) -> None:
         check_data_file(config.data)
     if config.json not in (None, "-") and not Path(str(config.json)).absolute().parent.is_dir():
         raise ConfigError(f"json: no directory for {config.json}; make it first")
-    _check_network(config)
+    _check_network(resolved)
     if IN_RAM in config.arms and config.optimizer_nodes > 1:
         raise ConfigError(
             f"optimizer_nodes: {config.optimizer_nodes} asked for, but {IN_RAM} keeps its state in "
@@ -201,13 +206,25 @@ def _check_deepspeed(arm: str, config: RunConfig) -> None:
     parse_options(script_arguments(arm, config, Path("result.json"), swap))
 
 
-def _check_network(config: RunConfig) -> None:
-    is_emulated = not links_of(config).is_ideal or config.disk_rate is not None
-    if is_emulated and not {*NETWORK_ARMS} & {*config.arms}:
+def _check_network(resolved: Resolved) -> None:
+    """Refuse what no arm would heed: what changes numbers wherever it is said, else a flag."""
+    config = resolved.config
+    if {*NETWORK_ARMS} & {*config.arms}:
+        return
+    if not links_of(config).is_ideal or config.disk_rate is not None:
         raise ConfigError(
             "link: only arms with a switch run over emulated links and disks; add luwu to --arms, "
             "or leave --link, --loss, --duplicate, --reorder and --disk-rate out"
         )
+    for name in (*SERVING_KEYS, "worker_restarts", *STATE_KEYS):
+        origin = resolved.origins[name]
+        is_said_here = origin == f"flag {KEYS[name].flag}"
+        changes_numbers = name in STATE_KEYS and not resolved.is_default(name)
+        if name not in OF_ALL_ARMS and (is_said_here or changes_numbers):
+            raise ConfigError(
+                f"{name} ({origin}): only arms with a switch heed it; add luwu to --arms, or leave "
+                "it out"
+            )
 
 
 def _finish(

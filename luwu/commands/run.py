@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from luwu.base.config import Resolved, RunConfig
+from luwu.base.config import SERVING_KEYS, Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
 from luwu.base.json_file import read_json
 from luwu.base.own import found_first, needs, own_module
@@ -65,15 +65,6 @@ VERB: Final = Verb(
     flags=(VERBOSE_FLAG,),
     rest="script",
 )
-SERVING_KEYS: Final = (
-    "aggregate", "aggregate_scale",
-    "chunk", "dilation", "disk_rate", "drop_after", "drop_node_after", "duplicate", "durability",
-    "fidelity", "fill_rate", "link",
-    "loss", "memory_budget", "no_switch", "on_lost_steps", "on_worker_loss", "reorder",
-    "reshard_after_forward", "restarts", "resume", "seed", "slots", "state", "transport", "tree",
-    "workers_min",
-)  # fmt: skip
-"""Keys that belong to whoever started what --join names."""
 RECORD_CHUNKS: Final = 3
 """A page holds a chunk's weights and its two moments."""
 

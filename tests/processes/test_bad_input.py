@@ -206,6 +206,21 @@ TYPED = [
         id="policy-of-a-job-that-runs",
     ),
     pytest.param(
+        ["run", "--join", "nowhere", "--replicas", "2", "-m", "workers.train"],
+        [r"replicas \(flag --replicas\) is a setting of the switch and the node"],
+        id="replicas-of-a-job-that-runs",
+    ),
+    pytest.param(
+        ["compare", "--arms", "fsdp,ddp", "--state-dtype", "int8"],
+        [r"state_dtype \(flag --state-dtype\): only arms with a switch heed it; add luwu"],
+        id="state-that-no-arm-stores",
+    ),
+    pytest.param(
+        ["compare", "--arms", "fsdp", "--memory-budget", "1GiB"],
+        [r"memory_budget \(flag --memory-budget\): only arms with a switch heed it"],
+        id="budget-of-no-node",
+    ),
+    pytest.param(
         [
             "run", "--join", f"{URL}&on_worker_loss=drop", "--worker-hosts", "2",
             "--rendezvous", "127.0.0.1:29400", "-m", "workers.train",

@@ -39,7 +39,8 @@ from tests.schemas import check
 
 def worker(rank: int, **changes: Any) -> dict[str, Any]:
     return {
-        "rank": rank, "first_step": 0, "measured_steps": [0, 1, 2], "steps": 3, "loss": [5.0 + rank, 4.0 + rank, 3.0 + rank],
+        "rank": rank, "first_step": 0, "measured_steps": [0, 1, 2], "steps": 3,
+        "loss": [5.0 + rank, 4.0 + rank, 3.0 + rank],
         "step_seconds": [0.5, 0.2, 0.1 + rank], "tokens": 300, "parameters_count": 1000,
         "step_ended_ns": [9_500_000_000 - rank, 9_700_000_000, 9_800_000_000 + rank * 10**9],
         "data_digest": "d", "seed": 0, "dtype": "float32", "torch_version": "2",
