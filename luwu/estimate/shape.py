@@ -9,8 +9,8 @@ from luwu.base.quantities import format_bytes
 from luwu.layout import Layout
 from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
-from switch_emu.node.places import places_bytes
 from switch_emu.node.plan import NodePlan, budget_for_pages
+from switch_emu.process.places import places_bytes
 from switch_emu.store import StoreConfig
 from switch_emu.store.tier import pages_that_fit
 from switch_emu.switch.core.weights_cache import chosen_extents
@@ -86,6 +86,12 @@ class JobShape:
         """The chunks whose weights the switch has room to cache."""
         extents = chosen_extents(self.layout, self.switch_plan.cache_bytes)
         return frozenset(chunk for each in extents for chunk in self.layout.extents[each].chunks)
+
+    @property
+    def caches_in_place(self) -> bool:
+        """True if the switch has room for the weights of two steps where workers read them."""
+        has_room = places_bytes(self.layout) <= self.switch_plan.cache_bytes
+        return self.has_switch and self.transport == "shm" and has_room
 
     def pulls_twice(self, unit: int) -> bool:
         """True if a unit is pulled for forward and again for backward."""

@@ -15,7 +15,6 @@ scratch.py      working memory of a pipeline thread
 statistics.py   norms per parameter, made during updates
 block_norms.py  norms other than the 2-norm
 outgoing.py     memory for new weights that are sent
-places.py       weights at fixed places in shared memory
 pages.py        the store's configuration and views of a record
 readers.py      versions held for readers, and the thread that reads them
 """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from luwu.wire.altered import checksum_of
-from switch_emu.node.places import WeightsPlaces
 from switch_emu.process.payload import Buffers, Payload
+from switch_emu.process.places import WeightsPlaces
 
 
 class Outgoing:

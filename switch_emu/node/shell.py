@@ -46,13 +46,13 @@ from switch_emu.node.core.actions import (
 from switch_emu.node.core.with_switch import NodeWithSwitch
 from switch_emu.node.kernels.make import make_kernel, make_whole_kernel
 from switch_emu.node.pipeline import Kernels, Pipeline, Stored, threads_of
-from switch_emu.node.places import WeightsPlaces
 from switch_emu.node.plan import NodePlan
 from switch_emu.node.readers import ReaderThread
 from switch_emu.node.storage import NodeStorage
 from switch_emu.process.counting import CountersFile, Counts
 from switch_emu.process.loop import Shell
 from switch_emu.process.payload import Buffers, Payload
+from switch_emu.process.places import WeightsPlaces
 from switch_emu.store import PageStore
 from switch_emu.store.attachments import AttachmentFiles
 from switch_emu.store.spill import SpillFile

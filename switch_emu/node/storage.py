@@ -19,9 +19,9 @@ from luwu.layout import Extent, Share
 from luwu.wire.description import Description, parse_description
 from switch_emu.node.kernels.make import check_known
 from switch_emu.node.pages import node_layout_hash, store_config
-from switch_emu.node.places import WeightsPlaces, places_bytes
 from switch_emu.node.plan import NodePlan, budget_for_pages, whole_bytes
 from switch_emu.node.spec import NodeSpec
+from switch_emu.process.places import WeightsPlaces, places_bytes
 from switch_emu.store import (
     DecidedStep,
     FilePageStore,

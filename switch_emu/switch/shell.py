@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,13 +16,14 @@ from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
 from luwu.base.limits import ZERO_COPY_BYTES_MIN
 from luwu.layout import DTYPE_BYTES, SUM_BYTES
-from luwu.transport.interface import Transport
+from luwu.transport.interface import CreditExceeded, Transport
 from luwu.wire.altered import AlteredWeights
 from luwu.wire.link_counts import DATA_KINDS, LinkCounts
 from luwu.wire.messages import Message, Push, Weights
 from switch_emu.process.counting import CountersFile, Counts, SlotCounts
 from switch_emu.process.loop import Shell
 from switch_emu.process.payload import Buffers, Payload, Unsummed
+from switch_emu.process.places import WeightsPlaces, places_bytes
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Cache, Sum
 
@@ -155,16 +157,54 @@ class SwitchShell(Shell):
     def _cache(self, action: Cache) -> None:
         payload = action.payload
         assert isinstance(payload, Payload)
-        nbytes = payload.nbytes
+        cached, in_place = self._placed(action, payload), True
+        if cached is None:
+            cached, in_place = self._kept(payload), False
+        now_ns = SYSTEM_CLOCK.now_ns()
+        self.do(self.core.cached(now_ns, action, cached, payload.nbytes, in_place=in_place))
+
+    def _kept(self, payload: Payload) -> Payload:
+        """The weights, as they leave for each child."""
         # Of a node by shared memory: it has other uses for that, or had none left, and what came
         # as a copy would leave as one to each child.
-        if payload.is_shared or (self._shares_memory and nbytes >= ZERO_COPY_BYTES_MIN):
-            memory, cached = self._buffers.take(nbytes)
-            memory[:] = payload.view()
-            cached.checksum = payload.checksum
-        else:
-            cached = payload.share()
-        self.do(self.core.cached(SYSTEM_CLOCK.now_ns(), action, cached, nbytes))
+        if not payload.is_shared and not (
+            self._shares_memory and payload.nbytes >= ZERO_COPY_BYTES_MIN
+        ):
+            return payload.share()
+        memory, cached = self._buffers.take(payload.nbytes)
+        memory[:] = payload.view()
+        cached.checksum = payload.checksum
+        return cached
+
+    def _placed(self, action: Cache, payload: Payload) -> Payload | None:
+        """The weights at a place beside the others of their unit, where children may use them;
+        None if there are no places, or a child still uses what lies there."""
+        if self._places is None:
+            return None
+        key = (action.extent, action.step, action.attempt)
+        memory = self._places.claim(*key)
+        if memory is None:
+            return self._places.get(*key)
+        memory[:] = payload.view()
+        placed = self._places.fill(*key)
+        placed.checksum = payload.checksum
+        return placed
+
+    @functools.cached_property
+    def _places(self) -> WeightsPlaces | None:
+        """Places for all weights of two steps; None without shared memory or room for them."""
+        layout = self.core.cached_layout
+        if layout is None or not self._shares_memory:
+            return None
+        if any(len(each.runs) > 1 for each in layout.extents):
+            return None
+        nbytes = places_bytes(layout)
+        if nbytes > self.core.limits.cache_bytes_max:
+            return None
+        try:
+            return WeightsPlaces(layout, self.transport.reserve(nbytes))
+        except CreditExceeded:
+            return None
 
     def _sum(self, action: Sum) -> None:
         failpoint("switch.before_sum")

@@ -80,6 +80,17 @@ def test_what_the_switch_caches_makes_a_step_shorter_where_the_disk_binds() -> N
     assert seconds(shm(cache_bytes=4 * P), slow) < 0.7 * seconds(shm(), slow)
 
 
+def test_weights_that_are_used_where_the_switch_caches_them_cost_no_copies() -> None:
+    """Goal: a cache with room for two steps' weights saves the workers' copies; with room for one,
+    or over sockets, they are copied as before."""
+    slow = dataclasses.replace(MEASURED, copy_bytes_per_s=2e8)
+    two, one = (shm(cache_bytes=count * 4 * P + 8 * 4096) for count in (2, 1))
+    assert two.caches_in_place
+    assert not one.caches_in_place
+    assert not shm(cache_bytes=9 * P, transport="ipc").caches_in_place
+    assert seconds(two, slow) < 0.9 * seconds(one, slow)
+
+
 def test_flushes_are_time_of_the_disk() -> None:
     """Goal: a decided step that survives power loss takes three."""
     slow = dataclasses.replace(MEASURED, disk=dataclasses.replace(DISK, flush_s=1.0))

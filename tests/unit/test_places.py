@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from luwu.layout import Layout, Parameter, Unit
-from switch_emu.node.places import WeightsPlaces, places_bytes
 from switch_emu.process.payload import Payload
+from switch_emu.process.places import WeightsPlaces, places_bytes
 
 TRAINED, FROZEN = 0, 2
 """Chunks: two of unit 0, then the frozen one of unit 1."""

@@ -10,11 +10,14 @@ import pytest
 from luwu.base.address import address_of
 from luwu.base.events import Recorder
 from luwu.base.limits import ZERO_COPY_BYTES_MIN
+from luwu.layout import Layout
 from luwu.transport.shm import ShmTransport
 from switch_emu.process.payload import Payload
+from switch_emu.process.places import places_bytes
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Cache, SwitchLimits
 from switch_emu.switch.shell import SwitchShell
+from tests.simulate.job import make_layout
 
 LARGE, SMALL = ZERO_COPY_BYTES_MIN, ZERO_COPY_BYTES_MIN - 4
 
@@ -22,8 +25,16 @@ LARGE, SMALL = ZERO_COPY_BYTES_MIN, ZERO_COPY_BYTES_MIN - 4
 class Keeps(SwitchCore):
     """Keeps what it is given for its cache, whatever its job."""
 
-    def cached(self, now_ns: int, done: Cache, payload: Any, payload_bytes: int) -> list[Any]:
-        self.given = payload
+    layout: Layout | None = None
+
+    @property
+    def cached_layout(self) -> Layout | None:
+        return self.layout
+
+    def cached(
+        self, now_ns: int, done: Cache, payload: Any, payload_bytes: int, *, in_place: bool = False
+    ) -> list[Any]:  # fmt: skip
+        self.given, self.in_place = payload, in_place
         return []
 
 
@@ -56,4 +67,65 @@ def test_cached_weights_lie_where_children_read_them(
         kept = core.given.view()
         assert kept == came.view()
         assert (address_of(kept) != address_of(came.view())) is is_copied
+        core.given.drop()
+
+
+def test_a_cached_unit_lies_in_one_piece_while_a_child_uses_it() -> None:
+    """Goal: extents of a unit are cached one behind the other, so that children use the unit where
+    it lies; what a child still uses is not written again: the next weights are then sent as copies.
+    Method: two steps fill both places; those of a third find the first held, then released."""
+    layout = make_layout(units=1, frozen=False)
+    nbytes = places_bytes(layout)
+    with (
+        closing(ShmTransport(arena_bytes=2 * nbytes)) as transport,
+        Recorder(role="switch", printed=None) as recorder,
+    ):
+        limits = SwitchLimits(cache_bytes_max=nbytes)
+        core = Keeps(job=1, incarnation=1, children=[1, 2], limits=limits)
+        core.layout = layout
+        shell = SwitchShell(transport, core, recorder, shares_memory=True)
+
+        def cache(step: int, extent: int) -> Payload:
+            size = layout.extents[extent].wire_bytes
+            came = Payload(memoryview(bytes([16 * step + extent]) * size))
+            came.checksum = 7 + extent
+            shell.do([Cache(extent, step, 0, 1, "float32", came)])
+            kept: Payload = core.given
+            assert (kept.view(), kept.checksum) == (came.view(), came.checksum)
+            return kept
+
+        unit_extents = layout.unit_extents[0]
+        first, second = ([cache(step, extent) for extent in unit_extents] for step in (0, 1))
+        starts = [extent.runs[0][0] * 4 for extent in layout.extents]
+        for unit in (first, second):
+            bases = {address_of(e.view()) - start for e, start in zip(unit, starts, strict=True)}
+            assert len(bases) == 1
+        before = bytes(first[0].view())
+        cache(2, 0).drop()
+        assert not core.in_place
+        assert bytes(first[0].view()) == before
+        where = address_of(first[0].view())
+        first[0].drop()
+        again = cache(2, 0)
+        assert core.in_place
+        assert address_of(again.view()) == where
+        for payload in (again, *first[1:], *second):
+            payload.drop()
+
+
+def test_no_places_without_room_for_two_steps() -> None:
+    """I5. Goal: the cache takes no more than its budget."""
+    layout = make_layout(units=1, frozen=False)
+    nbytes = places_bytes(layout)
+    with (
+        closing(ShmTransport(arena_bytes=2 * nbytes)) as transport,
+        Recorder(role="switch", printed=None) as recorder,
+    ):
+        limits = SwitchLimits(cache_bytes_max=nbytes - 1)
+        core = Keeps(job=1, incarnation=1, children=[1, 2], limits=limits)
+        core.layout = layout
+        shell = SwitchShell(transport, core, recorder, shares_memory=True)
+        came = Payload(memoryview(bytes(layout.extents[0].wire_bytes)))
+        shell.do([Cache(0, 0, 0, 1, "float32", came)])
+        assert not core.in_place
         core.given.drop()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from luwu.protocol.actions import PARENT
+from luwu.protocol.actions import PARENT, Send
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
 from luwu.wire.kinds import Role
@@ -79,9 +79,8 @@ def test_one_pull_goes_up_for_all_uses_of_a_step() -> None:
         part,
         [
             ("pull", (handed.left, forward), [f"parent: Pull {where}".rstrip()]),
-            ("weights", (came, "bytes", 5),
-             [f"left: Weights {where}dtype=float32 + 'bytes'", "Cache extent"]),
-            ("cached", (copy, "ours", 5), ["drop bytes"]),
+            ("weights", (came, "bytes", 5), ["Cache extent", "drop bytes"]),
+            ("cached", (copy, "ours", 5), [f"left: Weights {where}dtype=float32 + 'ours'"]),
             ("pull", (handed.right, forward),
              [f"right: Weights {where}dtype=float32 + 'ours'"]),
             ("pull", (handed.left, backward),
@@ -112,9 +111,9 @@ def test_the_next_weights_of_a_unit_are_asked_for_when_its_first_gradient_is_pus
             ("pushed", (0, second), [pull]),
             ("pushed", (0, first), []),
             ("pull", (handed.left, late), []),
-            ("weights", (came, "bytes", 5),
-             [f"left: Weights step=1 index={second} dtype=float32 + 'bytes'", "Cache extent"]),
-            ("cached", (copy, "new", 5), [f"drop old {second}", "drop bytes"]),
+            ("weights", (came, "bytes", 5), ["Cache extent", "drop bytes"]),
+            ("cached", (copy, "new", 5),
+             [f"left: Weights step=1 index={second} dtype=float32 + 'new'", f"drop old {second}"]),
             ("pushed", (0, second), []),
             ("pull", (handed.right, late),
              [f"right: Weights step=1 index={second} dtype=float32 + 'new'"]),
@@ -122,6 +121,34 @@ def test_the_next_weights_of_a_unit_are_asked_for_when_its_first_gradient_is_pus
         ],
     )  # fmt: skip
     assert part.cache.bytes_used == 5
+
+
+def test_children_are_told_whether_they_may_use_cached_weights_where_they_lie() -> None:
+    """Goal: all are told the same of one extent; who has asked is answered even if the copy came
+    too late for the cache."""
+    handed = Handed()
+    part, extent = part_of(handed), SECOND[0]
+    copy = Cache(extent, 0, 0, 0, "float32", "bytes")
+    ask = message(wire.Pull, index=extent)
+    came = message(wire.Weights, index=extent, dtype="float32")
+    for peer in (handed.left, handed.right):
+        part.pull(peer, ask)
+    part.weights(came, "bytes", 5)
+    handed.outbox.take()
+    part.cached(copy, "placed", 5, in_place=True)
+    part.pull(handed.left, message(wire.Pull, index=extent, part=1))
+    sent = [each.message for each in handed.outbox.take() if isinstance(each, Send)]
+    assert [(each.part, each.in_place) for each in sent] == [(0, True), (1, True)]
+    part.cache.forget()
+    part.pull(handed.left, message(wire.Pull, index=extent, part=2))
+    part.weights(message(wire.Weights, index=extent, part=2, dtype="float32"), "bytes", 5)
+    handed.outbox.take()
+    part.cache.close()
+    handed.play(
+        part,
+        [("cached", (replace(copy, part=2), "late", 5),
+          [f"left: Weights index={extent} part=2 dtype=float32 + 'late'", "drop late"])],
+    )  # fmt: skip
 
 
 def test_a_unit_is_asked_for_ahead_once_a_step() -> None:

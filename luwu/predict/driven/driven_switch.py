@@ -27,15 +27,16 @@ class DrivenSwitch:
     """One switch between so many workers and their nodes.
 
     `send` puts a message on its way to a peer; `work` takes the time of a sum, or of a copy to the
-    cache (None: no time).
+    cache (None: no time). `caches_in_place`: workers use cached weights where they lie.
     """
 
     def __init__(
         self, env: simpy.Environment, *, workers: int, send: Callable[[str, Message, Any], None],
         limits: SwitchLimits | None = None, work: Working | None = None, cores: Cores = OWN,
-        nodes: int = 1, replicas: int = 1,
+        nodes: int = 1, replicas: int = 1, caches_in_place: bool = False,
     ) -> None:  # fmt: skip
         self._env, self._send, self._work = env, send, work
+        self._caches_in_place = caches_in_place
         self.core = cores.switch(
             job=JOB, incarnation=1, children=[1 << rank for rank in range(workers)], limits=limits,
             retry=NEVER, parents_count=nodes, replicas=replicas,
@@ -73,8 +74,11 @@ class DrivenSwitch:
         self._made(action, made)
 
     def _made(self, action: Sum | Cache, made: Token) -> None:
-        answer = self.core.summed if isinstance(action, Sum) else self.core.cached
-        self._do(answer(self._now_ns, action, made, made.nbytes))  # type: ignore[arg-type]
+        core, now_ns, nbytes = self.core, self._now_ns, made.nbytes
+        if isinstance(action, Sum):
+            self._do(core.summed(now_ns, action, made, nbytes))
+        else:
+            self._do(core.cached(now_ns, action, made, nbytes, in_place=self._caches_in_place))
 
 
 def made_by(action: Sum | Cache) -> Token:

@@ -119,6 +119,7 @@ class _World:
         self._switch = DrivenSwitch(
             self.env, workers=job.workers, send=self._send_from_switch, work=self._switch_work,
             cores=cores, nodes=job.nodes, replicas=job.replicas,
+            caches_in_place=job.caches_in_place,
             limits=SwitchLimits(
                 slot_bytes_max=ROOM_BYTES, copies_bytes_max=ROOM_BYTES,
                 push_window_bytes=ROOM_BYTES, extent_chunks=job.extent_chunks,

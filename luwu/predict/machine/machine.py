@@ -95,6 +95,8 @@ class MachineJob:
     does."""
     cache_bytes: int = 0
     """Weights that the switch answers pulls with, at most."""
+    caches_in_place: bool = False
+    """They are used where the switch has them, in shared memory."""
     updates_count: int = 4
     """Threads of the node for updates, and for reads of weights."""
     reads_count: int = 2

@@ -32,6 +32,7 @@ from typing import Any, Final
 
 from luwu.aggregate import Aggregator
 from luwu.base.outstanding import RetryPolicy
+from luwu.layout import Layout
 from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children
 from luwu.protocol.members import Member, ranks_text
@@ -194,12 +195,19 @@ class SwitchCore:
         return self._take()
 
     def cached(
-        self, now_ns: int, done: Cache, payload: Payload, payload_bytes: int
+        self, now_ns: int, done: Cache, payload: Payload, payload_bytes: int, *,
+        in_place: bool = False,
     ) -> list[Action]:  # fmt: skip
-        """The copy that `done` asked for."""
+        """The copy that `done` asked for. `in_place`: it lies in one piece with its unit's others,
+        in memory that children may read until they release it."""
         self.outbox.now_ns = now_ns
-        self.weights_down.cached(done, payload, payload_bytes)
+        self.weights_down.cached(done, payload, payload_bytes, in_place=in_place)
         return self._take()
+
+    @property
+    def cached_layout(self) -> Layout | None:
+        """The job's layout, if the weights of all its extents are cached."""
+        return self.weights_down.cache.layout
 
     def reconnected(self, now_ns: int, parents: Sequence[int] = (0,)) -> list[Action]:
         """The connections to these parents, by number, or to their successors, are back."""

@@ -35,6 +35,8 @@ class Cached:
     dtype: str
     payload: Payload
     payload_bytes: int
+    in_place: bool
+    """True if children may use them where they lie."""
 
 
 class WeightsCache:
@@ -47,6 +49,8 @@ class WeightsCache:
         self._ahead: dict[int, tuple[int, ...]] = {}
         """Trained extents -> the chosen ones of their unit, if pages are updated one by one."""
         self._cached: dict[int, Cached] = {}
+        self.layout: Layout | None = None
+        """Of the job, if all its weights are cached; None also until it is known."""
         self.bytes_used = 0
         self.hits_count = 0
         """Pulls of an extent that were answered from here."""
@@ -55,6 +59,7 @@ class WeightsCache:
         """Choose the extents of a job's model."""
         layout = job.layout
         self._chosen = chosen_extents(layout, self._bytes_max)
+        self.layout = layout if len(self._chosen) == len(layout.extents) else None
         frozen = {each.index for each in layout.extents if not each.trainable}
         self._frozen = self._chosen & frozen
         if job.update != "streaming":
@@ -87,10 +92,13 @@ class WeightsCache:
         """The extents to ask for, of the next step, when a gradient of this one was pushed."""
         return self._ahead.get(extent, ())
 
-    def put(self, done: Cache, payload: Payload, payload_bytes: int) -> Payload | None:
+    def put(
+        self, done: Cache, payload: Payload, payload_bytes: int, *, in_place: bool = False
+    ) -> Payload | None:  # fmt: skip
         """Weights were copied here; returns those that they replace."""
         former = self._take(done.extent)
-        self._cached[done.extent] = Cached(done.step, done.dtype, payload, payload_bytes)
+        cached = Cached(done.step, done.dtype, payload, payload_bytes, in_place)
+        self._cached[done.extent] = cached
         self.bytes_used += payload_bytes
         return former
 

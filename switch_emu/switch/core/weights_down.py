@@ -2,7 +2,8 @@
 
     Pull       cached weights (`weights_cache.py`), copies that are here, or one Pull to the parent
                for all children that ask
-    Weights    from the parent: sent to all that have asked, and cached
+    Weights    from the parent: sent to all that have asked; or first copied to the cache, and sent
+               from there
 
 One entry per (step, use, extent): who asked, who was served, and the bytes once they are here.
 Children ask for an extent once per use (forward, backward, ...), so the entry is done when all were
@@ -73,6 +74,16 @@ class WeightsCopies:
             copy.askers.append(peer)
         return None
 
+    def answered(self, key: CopyKey) -> tuple[str, ...]:
+        """The children that have asked, who are served now."""
+        copy = self._copies.get(key)
+        if copy is None:
+            return ()
+        askers = tuple(copy.askers)
+        copy.served.update(askers)
+        copy.askers.clear()
+        return askers
+
     def came(
         self, key: CopyKey, weights: wire.Weights, payload: Payload, payload_bytes: int
     ) -> tuple[str, ...]:
@@ -80,10 +91,7 @@ class WeightsCopies:
         copy = self._copies[key]
         copy.weights, copy.payload, copy.payload_bytes = weights, payload, payload_bytes
         self.bytes_used += payload_bytes
-        askers = tuple(copy.askers)
-        copy.served.update(askers)
-        copy.askers.clear()
-        return askers
+        return self.answered(key)
 
     def awaits(self, key: CopyKey) -> bool:
         """True if a child waits for the bytes of this extent."""
@@ -192,8 +200,9 @@ class WeightsDown:
         if cached is None:
             return False
         weights = self._outbox.stamped(
-            wire.Weights, step=step, part=part, index=extent, dtype=cached.dtype, in_place=False
-        )
+            wire.Weights, step=step, part=part, index=extent, dtype=cached.dtype,
+            in_place=cached.in_place,
+        )  # fmt: skip
         self._outbox.send_all((peer,), weights, cached.payload)
         self.cache.hits_count += 1
         return True
@@ -242,8 +251,14 @@ class WeightsDown:
         if not is_answer:
             self._outbox.drop(payload)
             return
-        if not self.copies.awaits(key):  # asked for ahead
-            self._cache(m, payload)
+        if m.in_place:
+            self.cache.close()
+        elif self.cache.wants(m.step, m.index):  # `cached` answers those that have asked
+            cache = Cache(m.index, m.step, m.part, self._outbox.attempt, m.dtype, payload)
+            self._outbox.actions.append(cache)
+            self._outbox.drop(payload)
+            return
+        if not self.copies.awaits(key):
             self._outbox.drop(payload)
             return
         self._children.loaded = True
@@ -256,24 +271,26 @@ class WeightsDown:
         )  # fmt: skip
         askers = self.copies.came(key, weights, payload, payload_bytes)
         self._outbox.send_all(askers, weights, payload)
-        self._cache(m, payload)
         release = self.copies.release if self._only_forwards else self.copies.trim
         self._outbox.drop_all(release(key))
 
-    def _cache(self, m: wire.Weights, payload: Payload) -> None:
-        if m.in_place:
-            self.cache.close()
-        elif self.cache.wants(m.step, m.index):
-            attempt = self._outbox.attempt
-            cache = Cache(m.index, m.step, m.part, attempt, m.dtype, payload)
-            self._outbox.actions.append(cache)
-
-    def cached(self, done: Cache, payload: Payload, payload_bytes: int) -> None:
-        """The weights were copied to memory of ours: other copies of them can go."""
+    def cached(
+        self, done: Cache, payload: Payload, payload_bytes: int, *, in_place: bool = False
+    ) -> None:  # fmt: skip
+        """The weights were copied to memory of ours: from there they go to all that ask, who may
+        use them where they lie if they are `in_place`."""
+        key = (done.step, done.part, done.extent)
+        askers = self.copies.answered(key)
+        if askers:
+            self._children.loaded = True
+            weights = self._outbox.stamped(
+                wire.Weights, step=done.step, part=done.part, index=done.extent, dtype=done.dtype,
+                in_place=in_place,
+            )  # fmt: skip
+            self._outbox.send_all(askers, weights, payload)
         is_current = done.attempt == self._outbox.attempt and done.step >= self._outbox.step
         if not is_current or not self.cache.wants(done.step, done.extent):
             self._outbox.drop(payload)
             return
-        self._outbox.drop(self.cache.put(done, payload, payload_bytes))
-        key = (done.step, done.part, done.extent)
+        self._outbox.drop(self.cache.put(done, payload, payload_bytes, in_place=in_place))
         self._outbox.drop_all(self.copies.release(key))
