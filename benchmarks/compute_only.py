@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workers.arm import Arm
+from workers.arm import Arm, initialised
 from workers.baselines import join_process_group
-from workers.gpt import GPT, GPTConfig, init_weights
+from workers.gpt import GPTConfig
 from workers.options import Options
 from workers.train import main
 
@@ -31,11 +31,10 @@ class ComputeOnlyArm(Arm):
         self.rank, self.world_size, self.device = join_process_group()
 
     def build(self, config: GPTConfig) -> None:
-        model = GPT(config)
-        for module in model.modules():
-            init_weights(module, self.options.seed)
-        self.module = model
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # the base class wants one
+        self.module = initialised(config, self.options, self.device)
+        self.optimizer = torch.optim.SGD(
+            self.module.parameters(), lr=0.0
+        )  # the base class wants one
 
     def step(self, *, want_norm: bool) -> None:
         """Forget the gradients, and wait for the others."""

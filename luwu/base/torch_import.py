@@ -59,7 +59,7 @@ def import_for_children() -> ImportedTorch | None:
 
 @dataclass(frozen=True, slots=True)
 class ImportedTorch:
-    """What an import of torch brought, beside modules of Python's own."""
+    """The modules that an import of torch loaded, without those of the standard library."""
 
     modules: dict[str, ModuleType]
 

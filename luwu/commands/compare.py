@@ -207,7 +207,7 @@ def _check_deepspeed(arm: str, config: RunConfig) -> None:
 
 
 def _check_network(resolved: Resolved) -> None:
-    """Refuse what no arm would heed: what changes numbers wherever it is said, else a flag."""
+    """Refuse settings that no arm would heed: all flags, and from any source the dtypes of state."""
     config = resolved.config
     if {*NETWORK_ARMS} & {*config.arms}:
         return

@@ -72,7 +72,7 @@ def memory_uses(job: JobShape, plan: NodePlan, kept: Kept) -> tuple[MemoryUse, .
         ),
     ]
     if job.has_switch:
-        weights_bytes = (2 if kept.cached and job.caches_in_place else 1) * job.wire_bytes
+        weights_bytes = (2 if kept.cached_in_place else 1) * job.wire_bytes
         whole_step = (job.workers + 2) * job.pushed_bytes + weights_bytes
         own = min(job.switch_plan.budget_bytes, whole_step) + (0 if arenas else pulled)
         uses.insert(1, MemoryUse(

@@ -199,7 +199,7 @@ def estimate(job: JobShape, plan: NodePlan, floors: Floors) -> Estimate:
         cores=core_uses(job, plan),
         cores_count=floors.cores_count,
         resident_pages_ratio=len(kept.resident) / store.page_count,
-        weights_in_place=kept.places_bytes > 0 or (bool(kept.cached) and job.caches_in_place),
+        weights_in_place=kept.places_bytes > 0 or kept.cached_in_place,
         cached_ratio=sum(job.layout.chunks[i].wire_bytes for i in kept.cached) / job.wire_bytes,
         floors=resources,
         step_seconds=step_s,

@@ -88,7 +88,7 @@ def machine_job(
         in_place=kept.places_bytes > 0 and nodes == 1, out_of_core=not job.is_in_ram,
         resident=tuple(tuple(each) for each in resident if each),
         cache_bytes=job.switch_plan.cache_bytes if kept.cached or nodes > 1 else 0,
-        caches_in_place=job.caches_in_place,
+        caches_in_place=kept.cached_in_place and nodes == 1,
         nodes=nodes, replicas=replicas,
         updates_count=plan.updates_count, reads_count=plan.reads_count,
         ahead=max(1, job.prefetch_units), compute_threads=job.worker_threads,

@@ -87,12 +87,6 @@ class JobShape:
         extents = chosen_extents(self.layout, self.switch_plan.cache_bytes)
         return frozenset(chunk for each in extents for chunk in self.layout.extents[each].chunks)
 
-    @property
-    def caches_in_place(self) -> bool:
-        """True if the switch has room for the weights of two steps where workers read them."""
-        has_room = places_bytes(self.layout) <= self.switch_plan.cache_bytes
-        return self.has_switch and self.transport == "shm" and has_room
-
     def pulls_twice(self, unit: int) -> bool:
         """True if a unit is pulled for forward and again for backward."""
         return self.reshard_after_forward and self.layout.units[unit].name != ROOT
@@ -122,6 +116,8 @@ class Kept:
     resident_bytes: int
     cached: frozenset[int] = frozenset()
     """Chunks whose weights the switch caches: the node sends them as it updates their pages."""
+    cached_in_place: bool = False
+    """The cache has room for two steps' weights, which workers use where they lie."""
 
 
 def kept_in_ram(job: JobShape, plan: NodePlan, store: StoreConfig) -> Kept:
@@ -132,14 +128,16 @@ def kept_in_ram(job: JobShape, plan: NodePlan, store: StoreConfig) -> Kept:
         state_in_ram_bytes=2 * store.state_bytes if job.is_in_ram else 0,
     )
     cached = job.cached_chunks if job.has_switch and not in_place else frozenset()
+    has_room = places_bytes(job.layout) <= job.switch_plan.cache_bytes
+    cached_in_place = bool(cached) and job.transport == "shm" and has_room
     if job.is_in_ram:
         pages = frozenset(range(store.page_count))
         return Kept(places_bytes=in_place, resident=pages, resident_bytes=2 * store.state_bytes,
-                    cached=cached)  # fmt: skip
+                    cached=cached, cached_in_place=cached_in_place)  # fmt: skip
     kept = pages_that_fit(store, plan.resident_bytes - in_place)
     return Kept(
         places_bytes=in_place, resident=frozenset(kept), resident_bytes=sum(kept.values()),
-        cached=cached,
+        cached=cached, cached_in_place=cached_in_place,
     )  # fmt: skip
 
 

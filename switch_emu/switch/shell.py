@@ -157,10 +157,9 @@ class SwitchShell(Shell):
     def _cache(self, action: Cache) -> None:
         payload = action.payload
         assert isinstance(payload, Payload)
-        cached, in_place = self._placed(action, payload), True
-        if cached is None:
-            cached, in_place = self._kept(payload), False
-        now_ns = SYSTEM_CLOCK.now_ns()
+        placed = self._placed(action, payload)
+        cached = self._kept(payload) if placed is None else placed
+        now_ns, in_place = SYSTEM_CLOCK.now_ns(), placed is not None
         self.do(self.core.cached(now_ns, action, cached, payload.nbytes, in_place=in_place))
 
     def _kept(self, payload: Payload) -> Payload:

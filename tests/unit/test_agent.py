@@ -31,7 +31,7 @@ WAITS = "signal.pause()"
 class Ended(NamedTuple):
     code: int
     starts: list[list[str]]
-    """What each start was told, by rank."""
+    """What each process found in its environment as it started, by rank."""
     said: str
 
 

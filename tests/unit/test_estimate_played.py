@@ -8,6 +8,7 @@ import pytest
 
 from luwu.estimate import played
 from luwu.estimate.plan import Estimate, estimate
+from luwu.estimate.played import machine_job
 from luwu.estimate.shape import JobShape, kept_in_ram
 from luwu.estimate.text import bound_text
 from luwu.measure.floors import Floors
@@ -85,9 +86,11 @@ def test_weights_that_are_used_where_the_switch_caches_them_cost_no_copies() -> 
     or over sockets, they are copied as before."""
     slow = dataclasses.replace(MEASURED, copy_bytes_per_s=2e8)
     two, one = (shm(cache_bytes=count * 4 * P + 8 * 4096) for count in (2, 1))
-    assert two.caches_in_place
-    assert not one.caches_in_place
-    assert not shm(cache_bytes=9 * P, transport="ipc").caches_in_place
+    sockets = shm(cache_bytes=9 * P, transport="ipc")
+    found = [kept_in_ram(each, plan(), each.store) for each in (two, one, sockets)]
+    assert [each.cached_in_place for each in found] == [True, False, False]
+    assert machine_job(two, plan(), found[0]).caches_in_place
+    assert not machine_job(two, plan(), found[0], nodes=2).caches_in_place, "chunks take turns"
     assert seconds(two, slow) < 0.9 * seconds(one, slow)
 
 

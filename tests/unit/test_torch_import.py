@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 IMPORTS = """
 import gc, sys
 from luwu.base.torch_import import expect_torch
@@ -42,15 +44,16 @@ from luwu.base.torch_import import import_for_children
 end = threading.Event()
 if {with_thread}:
     threading.Thread(target=end.wait).start()
-print(import_for_children())
+print(import_for_children() is None)
 end.set()
 """
 
 
-def test_not_shared_with_children_that_would_lack_a_thread() -> None:
+@pytest.mark.parametrize("with_thread", [True, False])
+def test_not_shared_with_children_that_would_lack_a_thread(*, with_thread: bool) -> None:
     """Goal: a lock that a thread holds as the process forks would be held for good."""
-    code = NOT_SHARED.format(with_thread=True)
+    code = NOT_SHARED.format(with_thread=with_thread)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{with_thread}\n"), done.stderr

@@ -50,7 +50,7 @@ class WeightsCache:
         """Trained extents -> the chosen ones of their unit, if pages are updated one by one."""
         self._cached: dict[int, Cached] = {}
         self.layout: Layout | None = None
-        """Of the job, if all its weights are cached; None also until it is known."""
+        """The job's, if the weights of all its extents are cached; else None."""
         self.bytes_used = 0
         self.hits_count = 0
         """Pulls of an extent that were answered from here."""
@@ -97,8 +97,7 @@ class WeightsCache:
     ) -> Payload | None:  # fmt: skip
         """Weights were copied here; returns those that they replace."""
         former = self._take(done.extent)
-        cached = Cached(done.step, done.dtype, payload, payload_bytes, in_place)
-        self._cached[done.extent] = cached
+        self._cached[done.extent] = Cached(done.step, done.dtype, payload, payload_bytes, in_place)
         self.bytes_used += payload_bytes
         return former
 

@@ -279,8 +279,7 @@ class WeightsDown:
     ) -> None:  # fmt: skip
         """The weights were copied to memory of ours: from there they go to all that ask, who may
         use them where they lie if they are `in_place`."""
-        key = (done.step, done.part, done.extent)
-        askers = self.copies.answered(key)
+        askers = self.copies.answered((done.step, done.part, done.extent))
         if askers:
             self._children.loaded = True
             weights = self._outbox.stamped(
@@ -293,4 +292,3 @@ class WeightsDown:
             self._outbox.drop(payload)
             return
         self._outbox.drop(self.cache.put(done, payload, payload_bytes, in_place=in_place))
-        self._outbox.drop_all(self.copies.release(key))
