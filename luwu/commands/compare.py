@@ -207,7 +207,7 @@ def _check_deepspeed(arm: str, config: RunConfig) -> None:
 
 
 def _check_network(resolved: Resolved) -> None:
-    """Refuse settings that no arm would heed: all flags, and from any source the dtypes of state."""
+    """Refuse settings that no arm heeds: any flag, and dtypes of the state from any source."""
     config = resolved.config
     if {*NETWORK_ARMS} & {*config.arms}:
         return
