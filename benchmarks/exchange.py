@@ -4,8 +4,8 @@ Metric:   seconds from the first push of any worker until the last one can read 
           every worker starts at one instant of the one clock. bytes_per_s counts the payload that
           leaves or reaches a worker, over all workers.
 Floors:   memory-floor: the bytes that must cross memory (`exchange_model.floor_bytes`) at the speed
-          of a plain copy by two threads, measured between the arms. hub-*: the no-switch star over
-          plain ZeroMQ without arithmetic; page-update: all the arithmetic, alone.
+          of a plain copy by a thread a core, measured between the arms. hub-*: the no-switch star
+          over plain ZeroMQ without arithmetic; page-update: all the arithmetic, alone.
 Checked:  after the last step rank 0's weights are those of torch's fused AdamW on the mean
           gradient, bit for bit (within a stated bound for gloo), and all workers have the same.
 Left out: compute, disk (durability none: the state is in RAM), and one reading of all weights by

@@ -159,7 +159,7 @@ class CopyArm(Closing):
 
     def step(self) -> float:
         """One measurement of the copy."""
-        return self._nbytes / copy_bytes_per_s(threads=2, nbytes=self._copied_bytes, repeats=3)
+        return self._nbytes / copy_bytes_per_s(core_count(), self._copied_bytes, repeats=3)
 
     def leave(self) -> None:
         """Nothing to part from."""

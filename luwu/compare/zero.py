@@ -16,6 +16,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from luwu.launch.supervisor import Supervisor
 from switch_emu.native.build import BuildError, private_directory, processor, user_cache
 
 _PREFIX: Final = "deepspeed-"
+_GPUS: Final = "TORCH_CUDA_ARCH_LIST"
 
 
 def check_deepspeed(arm: str) -> None:
@@ -102,10 +104,13 @@ def zero_environ(
 
 def _environ(run: RunDirectory) -> dict[str, str]:
     own_programs = str(Path(sys.executable).parent)  # ninja is one of Python's packages
-    return {
+    environ = {
         "TORCH_EXTENSIONS_DIR": str(run.file("deepspeed")),
         "PATH": os.pathsep.join([own_programs, os.environ.get("PATH", os.defpath)]),
     }
+    if gpus := os.environ.get(_GPUS):  # DeepSpeed 0.19 fails at 9.0a, which is torch's for an H100
+        environ[_GPUS] = re.sub(r"(\d)[af]", r"\1", gpus)
+    return environ
 
 
 def _compile(
@@ -149,7 +154,10 @@ def _cache() -> Path:
 
 def _key(arm: str, path: str) -> str:
     """Hash of what the libraries depend on; ninja compiles anew for another ninja."""
+    import torch
+
     versions = [f"{name} {metadata.version(name)}" for name in ("deepspeed", "torch")]
+    versions.append("cuda" if torch.cuda.is_available() else "cpu")  # as workers/zero_ops.py has it
     for program in ((os.environ.get("CXX") or "c++").split()[0], "ninja"):
         found = shutil.which(program, path=path)
         if found is None:

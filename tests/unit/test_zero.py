@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import harness, peers
 from luwu.base.config import INFINITY, ZERO_ARMS, RunConfig, resolve
@@ -139,6 +140,31 @@ class TestLibraries:
             raise AssertionError("it cannot start")
         assert list((tmp_path / "cache" / "luwu" / "deepspeed").iterdir()) == []
         assert not (tmp_path / "broken" / "deepspeed").exists()
+
+
+def test_libraries_of_a_cpu_are_not_those_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: of two runs on one machine, one with its GPU hidden, each compiles its own."""
+    monkeypatch.setattr(zero.metadata, "version", lambda name: "1")
+    monkeypatch.setattr(zero.shutil, "which", lambda program, path: sys.executable)
+    keys = set()
+    for has_gpu in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        keys.add(zero._key(INFINITY, ""))
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize(
+    ("named", "given"), [("9.0a", "9.0"), ("8.6;9.0a+PTX 10.0f", "8.6;9.0+PTX 10.0"), (None, None)]
+)
+def test_generations_of_gpus_reach_deepspeed_as_numbers(
+    named: str | None, given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSpeed 0.19 ends with a ValueError at 9.0a."""
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    if named is not None:
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", named)
+    environ = zero._environ(RunDirectory.create(tmp_path / "run"))
+    assert environ.get("TORCH_CUDA_ARCH_LIST") == given
 
 
 def test_files_of_zero_infinity_lie_on_the_disk_of_the_state(tmp_path: Path) -> None:
