@@ -34,54 +34,58 @@ def expect_torch() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def import_for_children() -> ImportedTorch | None:
-    """Import torch, for processes that will be forked.
+def import_for_children(also: Sequence[str] = ()) -> ImportedTorch | None:
+    """Import torch, and modules that need it, for processes that will be forked.
 
     None if there is no torch, or if children cannot share it: they lack threads that run here, and
     a GPU that is in use here; and a sitecustomize of the user may look at a worker's rank.
     """
-    if _NAME in sys.modules or _starts_by_user_code():
+    if _NAME in sys.modules or starts_by_user_code():
         return None
+    asked_for = (_NAME, *also)
     before = {*sys.modules, "__mp_main__"}  # a second name of __main__
     expect_torch()
     try:
-        torch = importlib.import_module(_NAME)
+        torch, *_ = [importlib.import_module(name) for name in asked_for]
     except ImportError:
         return None
     if torch.cuda.is_initialized() or not _is_alone_after_fork():
         return None
-    new = sys.modules.keys() - before
-    packages = {name: name.partition(".")[0] for name in new}
-    return ImportedTorch(
-        {name: sys.modules[name] for name in new if packages[name] not in sys.stdlib_module_names}
-    )
+    new = [
+        name for name in sys.modules
+        if name not in before and _package(name) not in sys.stdlib_module_names
+    ]  # fmt: skip
+    return ImportedTorch(asked_for, {name: sys.modules[name] for name in new})
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedTorch:
-    """The modules that an import of torch loaded, without those of the standard library."""
+    """Torch, what was imported with it, and what these brought that is not Python's own."""
 
+    asked_for: Sequence[str]
     modules: dict[str, ModuleType]
 
     def offer(self, otherwise: Callable[[], object]) -> None:
-        """In a child: hide the modules until one of them is imported, which brings them all back.
+        """In a child: hide the modules until one of them is imported.
 
-        If the environment is then no longer what it is now, or if the path leads to others,
-        `otherwise` is called, and must not return.
+        One that was asked for brings back all; of what they brought, a module its package, and one
+        of ours itself. If the environment is then no longer what it is now, or if the path leads
+        to others, `otherwise` is called, and must not return.
         """
         for name in self.modules:
             del sys.modules[name]
-        sys.meta_path.insert(0, _Offer(self.modules, dict(os.environ), otherwise))
+        sys.meta_path.insert(0, _Offer(self.modules, self.asked_for, otherwise))
 
 
 class _Offer(MetaPathFinder):
-    """Finds any of the hidden modules, once."""
+    """Finds the hidden modules, each once."""
 
     def __init__(
-        self, modules: dict[str, ModuleType], environ: dict[str, str],
+        self, modules: dict[str, ModuleType], asked_for: Sequence[str],
         otherwise: Callable[[], object],
     ) -> None:  # fmt: skip
-        self._modules, self._environ, self._otherwise = modules, environ, otherwise
+        self._modules, self._asked_for, self._otherwise = modules, asked_for, otherwise
+        self._environ = dict(os.environ)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -89,13 +93,27 @@ class _Offer(MetaPathFinder):
         """None for all that was not hidden."""
         if name not in self._modules:
             return None
-        sys.meta_path.remove(self)
-        if dict(os.environ) != self._environ or not all(map(self._is_on_path, self._modules)):
-            self._otherwise()
-        _draw_seeds(self._modules)
-        module = self._modules.pop(name)
-        sys.modules.update(self._modules)
+        found = self._brought_by(name)
+        for each in found:
+            del self._modules[each]
+        module = found.pop(name)
+        sys.modules.update(found)
+        if not self._modules:
+            sys.meta_path.remove(self)
         return ModuleSpec(name, _Found(module))
+
+    def _brought_by(self, name: str) -> dict[str, ModuleType]:
+        package = _package(name)
+        if name in self._asked_for:
+            found = dict(self._modules)
+        elif package == _package(__name__):
+            return {name: self._modules[name]}  # it loads no library, so nothing can differ
+        else:
+            found = {each: at for each, at in self._modules.items() if _package(each) == package}
+        if dict(os.environ) != self._environ or not all(map(self._is_on_path, found)):
+            self._otherwise()
+        _draw_seeds(found)
+        return found
 
     def _is_on_path(self, name: str) -> bool:
         """True if a package is where the path leads."""
@@ -105,9 +123,14 @@ class _Offer(MetaPathFinder):
         return known is None or (spec is not None and spec.origin == known.origin)
 
 
+def _package(name: str) -> str:
+    return name.partition(".")[0]
+
+
 def _draw_seeds(modules: Mapping[str, Any]) -> None:
     """Each process has seeds of its own, as from an import; for `random` Python sees to that."""
-    modules[_NAME].default_generator.seed()
+    if _NAME in modules:
+        modules[_NAME].default_generator.seed()
     if "numpy.random" in modules:
         modules["numpy.random"].seed()
 
@@ -127,13 +150,17 @@ class _Found(Loader):
         module.__spec__ = self._spec
 
 
-def _starts_by_user_code() -> bool:
-    """True if Python has run a module of the user's as it began; systems may have one of theirs."""
+def starts_by_user_code() -> bool:
+    """True if Python has run a module of the user's as it began; systems may have one of theirs.
+
+    So does coverage.py, which counts lines in the process that it began in.
+    """
     found = [
         sys.modules[name] for name in ("sitecustomize", "usercustomize") if name in sys.modules
     ]
     own = Path(sysconfig.get_path("stdlib"))
-    return any(Path(str(each.__file__)).parent != own for each in found)
+    is_theirs = any(Path(str(each.__file__)).parent != own for each in found)
+    return is_theirs or "coverage" in sys.modules
 
 
 def _is_alone_after_fork() -> bool:

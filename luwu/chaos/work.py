@@ -24,7 +24,7 @@ from luwu.base.errors import Interrupted
 from luwu.base.json_file import read_json, write_json
 from luwu.chaos.outlook import Outlook
 from luwu.chaos.plan import Fault
-from luwu.launch.processes.children import is_alive
+from luwu.launch.processes.children import MARK, is_alive
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.progress import Progress
 
@@ -277,5 +277,5 @@ def _is_ours(run: RunDirectory, entry: ProcessEntry) -> bool:
         variables = Path(f"/proc/{entry.pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
-    mark = f"LUWU_RUN_ID={run.path.name}-".encode()
+    mark = f"{MARK}={run.path.name}-".encode()
     return is_alive(entry.pid) and any(each.startswith(mark) for each in variables)

@@ -30,12 +30,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple
 
 from luwu.base.clock import sleep, unix_ns
-from luwu.base.torch_import import import_for_children
 from luwu.base.tree import parse_ranks, ranges_text
-from luwu.launch import entry
+from luwu.launch.prepared import PreparedEntry
 from luwu.launch.processes.children import exit_text
 from luwu.launch.processes.forked import Forked
 from luwu.launch.processes.run_directory import RunDirectory
@@ -81,8 +80,8 @@ class Agent:
         self, script: Sequence[str], *, share: Share, policy: str, restarts: int,
         run: RunDirectory, prefix: str,
     ) -> None:  # fmt: skip
-        self._torch = import_for_children()
-        self._entry, self._share = [str(run.path), prefix, *script], share
+        self._entry = PreparedEntry()
+        self._arguments, self._share = [str(run.path), prefix, *script], share
         self._policy, self._restarts_left = policy, restarts
         self._run, self._prefix = run, prefix
         self._restarts_count, self._restarts_max = 0, restarts
@@ -172,19 +171,7 @@ class Agent:
         }
         if self._port is not None:
             environ |= self._meeting_environ(rank)
-        return Forked(self._work, environ)
-
-    def _work(self) -> None:
-        """In a worker: run the script."""
-        if self._torch is None:
-            self._start_program()
-        else:
-            offer = functools.partial(self._torch.offer, otherwise=self._start_program)
-            entry.main(self._entry, before_script=offer)
-
-    def _start_program(self) -> NoReturn:
-        """In a worker: begin as a program of its own, which imports torch itself."""
-        os.execv(sys.executable, [sys.executable, "-m", entry.__name__, *self._entry])
+        return Forked(functools.partial(self._entry.run, self._arguments), environ)
 
     def _meeting_environ(self, rank: int) -> dict[str, str]:
         """Variables that torchrun sets beside the ranks, by which processes of torch.distributed

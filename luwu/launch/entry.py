@@ -63,7 +63,10 @@ def main(
         print(text, file=sys.stderr, flush=True)
         sys.exit(code)
     finally:
-        ended = {"rank": rank, "ended": utc_text(), "joined": _has_joined()}
+        ended = {
+            "rank": rank, "ended": utc_text(), "joined": _has_joined(),
+            "torch": "torch" in sys.modules,
+        }  # fmt: skip
         run.keep(run.role(f"{process}.ended"), ended)
 
 

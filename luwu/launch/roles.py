@@ -37,7 +37,7 @@ from luwu.launch.hosts.network import (
 )
 from luwu.launch.hosts.nodes import is_node, kind_of, node_result, node_role
 from luwu.launch.processes.allocator import ROLE_TUNABLES
-from luwu.launch.processes.children import Child, DiskBytes
+from luwu.launch.processes.children import MARK, Child, DiskBytes
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.switch_memory import switch_plan
@@ -162,7 +162,7 @@ def ended_file(run: RunDirectory, role: str) -> Path:
 
 def role_environ(run_id: str) -> dict[str, str]:
     """The environment of a switch or node process."""
-    environ = {**os.environ, "LUWU_RUN_ID": run_id, "PYTHONUNBUFFERED": "1"}
+    environ = {**os.environ, MARK: run_id, "PYTHONUNBUFFERED": "1"}
     environ.setdefault("GLIBC_TUNABLES", ROLE_TUNABLES)
     return environ
 

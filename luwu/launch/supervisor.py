@@ -34,7 +34,7 @@ from luwu.launch.attendance import Attendance
 from luwu.launch.hosts.hosts import Hosts
 from luwu.launch.hosts.nodes import Replicas, is_node, kind_of
 from luwu.launch.processes.allocator import WORKER_TUNABLES
-from luwu.launch.processes.children import Child, DiskBytes, exit_text, kill_marked, stop_all
+from luwu.launch.processes.children import MARK, Child, DiskBytes, exit_text, kill_marked, stop_all
 from luwu.launch.processes.console import Console, LogFollower
 from luwu.launch.processes.failures import FINAL_CODES, role_failure, worker_failure
 from luwu.launch.processes.guard import MARK_SUFFIX
@@ -437,7 +437,7 @@ def worker_environ(
         **base,
         "PYTHONUNBUFFERED": "1",
         "LUWU_EVENTS": str(run.path / "events"),
-        "LUWU_RUN_ID": run_id,
+        MARK: run_id,
         "OMP_NUM_THREADS": str(threads),
     }
     if "OMP_WAIT_POLICY" not in environ:

@@ -127,6 +127,11 @@ if rank == 1:
     os.environ["OMP_NUM_THREADS"] = "1"
 if rank == 2:
     sys.path.insert(0, str(here / "other"))
+if rank == 4:
+    import numpy
+    with open(here / f"starts-{rank}", "a") as file:
+        print("torch" in sys.modules, "numpy" in sys.modules, file=file)
+    os.environ["OMP_NUM_THREADS"] = "1"
 import torch.nn
 import numpy
 def tell():
@@ -146,30 +151,34 @@ atexit.register(lambda: (late.join(), tell()))
 
 def test_torch_is_imported_once_for_all(tmp_path: Path) -> None:
     """I3. Goal: a script finds what its own import of torch would have found.
-    Method: four ranks, of which two change what an import depends on; those begin again, which
-    runs their scripts twice up to there. What they find, they write as Python ends."""
+    Method: five ranks, of which three change what an import depends on, one after it imported
+    numpy; those begin again, which runs their scripts twice up to there. What they find, they
+    write as Python ends."""
     script = tmp_path / "script.py"
     script.write_text(IMPORTER)
     other = tmp_path / "other" / "torch"
     (other / "nn").mkdir(parents=True)
     (other / "__init__.py").write_text("NUMBER = 5\n")
     made = RunDirectory.create(tmp_path / "run")
-    agent = own_agent_command(made, "", Share.of_all(4), policy="stop", restarts=0)
+    agent = own_agent_command(made, "", Share.of_all(5), policy="stop", restarts=0)
     environ = {**os.environ, "OMP_NUM_THREADS": "2"}
     ended = subprocess.run(
         [*agent, str(script), str(tmp_path)], env=environ, check=False, timeout=90
     )
     said = {file.name: file.read_text() for file in made.path.glob("logs/*")}
     assert ended.returncode == 0, said
-    starts = [(tmp_path / f"starts-{rank}").read_text().splitlines() for rank in range(4)]
-    assert starts == [["False False"] * count for count in (1, 2, 2, 1)], said
-    first, fewer, others, last = (
-        json.loads((tmp_path / f"facts-{rank}").read_text()) for rank in range(4)
+    starts = [(tmp_path / f"starts-{rank}").read_text().splitlines() for rank in range(5)]
+    expected = [["False False"] * count for count in (1, 2, 2, 1)]
+    assert starts == [*expected, ["False False", "False True"] * 2], said
+    first, fewer, others, last, later = (
+        json.loads((tmp_path / f"facts-{rank}").read_text()) for rank in range(5)
     )
-    assert (first["threads"], fewer["threads"], others) == (2, 1, {"number": 5})
-    for facts in (first, fewer, last):
+    assert (first["threads"], fewer["threads"], later["threads"]) == (2, 1, 1)
+    assert others == {"number": 5}
+    trained = (first, fewer, last, later)
+    for facts in trained:
         assert facts["sum"] == 2.0
         assert facts["found"]
         assert facts["spec"] == "SourceFileLoader"
     for name in ("torch", "numpy", "random"):  # seeds are drawn by each process
-        assert len({facts[name] for facts in (first, fewer, last)}) == 3
+        assert len({facts[name] for facts in trained}) == len(trained)

@@ -28,7 +28,7 @@ from typing import Any, Final
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError
-from luwu.launch.processes.children import Child, stop_all
+from luwu.launch.processes.children import MARK, Child, stop_all
 
 NODE_HOST: Final = "node"
 CENTRE: Final = "centre"
@@ -125,7 +125,7 @@ class Namespaces(Closing):
     def _hold(self, where: str, command: Sequence[str]) -> None:
         holder = Child(
             f"namespace {where}", [*command, "cat"], log=self._log,
-            environ={**os.environ, "LUWU_RUN_ID": self._run_id},
+            environ={**os.environ, MARK: self._run_id},
         )  # fmt: skip
         self._holders[where] = holder
         ours = os.readlink("/proc/self/ns/net")

@@ -17,10 +17,14 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Protocol
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep, utc_text
 from luwu.base.errors import STOPPED_CODE, ConfigError
 from luwu.base.refusals import refusing
+
+MARK: Final = "LUWU_RUN_ID"
+"""The variable of the environment by which processes of a run are found."""
 
 
 @dataclass(slots=True)
@@ -37,7 +41,7 @@ class Child:
     def __init__(
         self, name: str, command: Sequence[str], *, log: Path, environ: Mapping[str, str]
     ) -> None:
-        self.name = name
+        self.name, self.log = name, log
         self.started = utc_text()
         self.disk = DiskBytes()
         with refusing(f"the log of {name}"), log.open("ab") as output:
@@ -103,7 +107,17 @@ class Child:
             self._process.stdin.close()
 
 
-def stop_all(children: Sequence[Child], *, patience_s: float) -> None:
+class Stoppable(Protocol):
+    """A process as `stop_all` needs it."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """As `Child.signal`."""
+
+    def wait(self, timeout_s: float) -> int | None:
+        """As `Child.wait`."""
+
+
+def stop_all(children: Sequence[Stoppable], *, patience_s: float) -> None:
     """Ask each to stop, wait a little for all, then kill."""
     for child in children:
         child.signal(signal.SIGTERM)
@@ -161,7 +175,7 @@ def command_of(pid: int) -> str:
 
 def marked_processes(run_id: str) -> list[int]:
     """Processes whose environment carries the mark of a run; ourselves excepted."""
-    mark = f"LUWU_RUN_ID={run_id}".encode()
+    mark = f"{MARK}={run_id}".encode()
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdecimal() or int(entry) == os.getpid():

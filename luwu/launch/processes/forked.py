@@ -1,6 +1,7 @@
 """A child that goes on where this process is, in the middle of a call; used as `subprocess.Popen`.
 
-It has all that was imported here, and begins in milliseconds.
+It has all that was imported here, and begins in milliseconds. The kernel shows its environment as
+that of the program that was started last; `MarkedMemory` changes the mark of a run in it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,30 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.libc import variable_address, write_bytes
+from luwu.launch.processes.children import MARK
 
 _POLL_S = 0.01
+NO_MARK: Final = "-" * 320
+"""The mark of a program that writes it later: longer than any."""
+
+
+class MarkedMemory:
+    """Where the kernel reads the mark of this process: in the memory it was started with."""
+
+    def __init__(self) -> None:
+        assert os.environ[MARK] == NO_MARK, "started without a place for its mark"
+        self._address = variable_address(MARK)
+
+    def write(self, run_id: str) -> None:
+        """Change the mark, and that of children to come."""
+        mark = run_id.encode()
+        assert len(mark) <= len(NO_MARK), run_id
+        os.environ[MARK] = run_id
+        write_bytes(self._address, mark.ljust(len(NO_MARK), b"\0"))
 
 
 class Forked:

@@ -21,19 +21,27 @@ from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.lifeline import watch
-from luwu.launch.processes.children import command_of, kill_marked, marked_processes
+from luwu.launch.processes.children import MARK, command_of, kill_marked, marked_processes
+from luwu.launch.processes.forked import Forked
 
 MARK_SUFFIX: Final = ".workers"
 """Workers bear the run's mark with this at its end, so that stopping them spares the roles."""
 PATIENCE_S: Final = 0.6
+_POLL_S: Final = 0.02
 LEFT: Final = "left behind: "
 """Begins a line of our log that names what the command left."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; its exit code, 128 + N for signal N."""
-    run_id, command = arguments[0], list(arguments[1:])
-    mark = run_id + MARK_SUFFIX
+    mark = arguments[0] + MARK_SUFFIX
+    environ = {**os.environ, MARK: mark}
+    process = subprocess.Popen(arguments[1:], stdin=subprocess.DEVNULL, env=environ)
+    return stand_over(process, mark)
+
+
+def stand_over(process: subprocess.Popen[bytes] | Forked, mark: str) -> int:
+    """Guard what has just been started, and bears the mark; its exit code, as `main`."""
     stopping = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -47,16 +55,15 @@ def main(arguments: Sequence[str]) -> int:
         os._exit(1)
 
     watch(orphaned)
-    environ = {**os.environ, "LUWU_RUN_ID": mark}
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environ)
     while process.poll() is None and not stopping.is_set():
-        sleep(0.02)
+        sleep(_POLL_S)
     if stopping.is_set():
         _ask_to_stop(mark)
     else:
         _report_leftovers(mark)
     kill_marked(mark)
-    code = process.wait()
+    while (code := process.poll()) is None:
+        sleep(_POLL_S)
     return code if code >= 0 else 128 - code
 
 
@@ -77,7 +84,7 @@ def _ask_to_stop(mark: str) -> None:
 def _wait_for_end(mark: str) -> None:
     end_ns = SYSTEM_CLOCK.now_ns() + int(PATIENCE_S * 1e9)
     while marked_processes(mark) and SYSTEM_CLOCK.now_ns() < end_ns:
-        sleep(0.02)
+        sleep(_POLL_S)
 
 
 if __name__ == "__main__":
