@@ -34,19 +34,18 @@ def expect_torch() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def import_for_children(also: Sequence[str] = ()) -> ImportedTorch | None:
-    """Import torch, and modules that need it, for processes that will be forked.
+def import_for_children() -> ImportedTorch | None:
+    """Import torch, for processes that will be forked.
 
     None if there is no torch, or if children cannot share it: they lack threads that run here, and
     a GPU that is in use here; and a sitecustomize of the user may look at a worker's rank.
     """
     if _NAME in sys.modules or starts_by_user_code():
         return None
-    asked_for = (_NAME, *also)
     before = {*sys.modules, "__mp_main__"}  # a second name of __main__
     expect_torch()
     try:
-        torch, *_ = [importlib.import_module(name) for name in asked_for]
+        torch = importlib.import_module(_NAME)
     except ImportError:
         return None
     if torch.cuda.is_initialized() or not _is_alone_after_fork():
@@ -55,36 +54,33 @@ def import_for_children(also: Sequence[str] = ()) -> ImportedTorch | None:
         name for name in sys.modules
         if name not in before and _package(name) not in sys.stdlib_module_names
     ]  # fmt: skip
-    return ImportedTorch(asked_for, {name: sys.modules[name] for name in new})
+    return ImportedTorch({name: sys.modules[name] for name in new})
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedTorch:
-    """Torch, what was imported with it, and what these brought that is not Python's own."""
+    """The modules that an import of torch loaded, without those of the standard library."""
 
-    asked_for: Sequence[str]
     modules: dict[str, ModuleType]
 
     def offer(self, otherwise: Callable[[], object]) -> None:
         """In a child: hide the modules until one of them is imported.
 
-        One that was asked for brings back all; of what they brought, a module its package, and one
-        of ours itself. If the environment is then no longer what it is now, or if the path leads
-        to others, `otherwise` is called, and must not return.
+        Torch brings back all, others their package. If the environment is then no longer what it
+        is now, or if the path leads to others, `otherwise` is called, and must not return.
         """
         for name in self.modules:
             del sys.modules[name]
-        sys.meta_path.insert(0, _Offer(self.modules, self.asked_for, otherwise))
+        sys.meta_path.insert(0, _Offer(self.modules, otherwise))
 
 
 class _Offer(MetaPathFinder):
     """Finds the hidden modules, each once."""
 
     def __init__(
-        self, modules: dict[str, ModuleType], asked_for: Sequence[str],
-        otherwise: Callable[[], object],
+        self, modules: dict[str, ModuleType], otherwise: Callable[[], object]
     ) -> None:  # fmt: skip
-        self._modules, self._asked_for, self._otherwise = modules, asked_for, otherwise
+        self._modules, self._otherwise = modules, otherwise
         self._environ = dict(os.environ)
 
     def find_spec(
@@ -93,7 +89,15 @@ class _Offer(MetaPathFinder):
         """None for all that was not hidden."""
         if name not in self._modules:
             return None
-        found = self._brought_by(name)
+        package = _package(name)
+        found = {
+            each: module
+            for each, module in self._modules.items()
+            if package in (_NAME, _package(each))
+        }
+        if dict(os.environ) != self._environ or not all(map(self._is_on_path, found)):
+            self._otherwise()
+        _draw_seeds(found)
         for each in found:
             del self._modules[each]
         module = found.pop(name)
@@ -101,19 +105,6 @@ class _Offer(MetaPathFinder):
         if not self._modules:
             sys.meta_path.remove(self)
         return ModuleSpec(name, _Found(module))
-
-    def _brought_by(self, name: str) -> dict[str, ModuleType]:
-        package = _package(name)
-        if name in self._asked_for:
-            found = dict(self._modules)
-        elif package == _package(__name__):
-            return {name: self._modules[name]}  # it loads no library, so nothing can differ
-        else:
-            found = {each: at for each, at in self._modules.items() if _package(each) == package}
-        if dict(os.environ) != self._environ or not all(map(self._is_on_path, found)):
-            self._otherwise()
-        _draw_seeds(found)
-        return found
 
     def _is_on_path(self, name: str) -> bool:
         """True if a package is where the path leads."""

@@ -6,23 +6,17 @@ import functools
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from luwu.base.torch_import import import_for_children
 from luwu.launch import entry
-
-_USED_BY_SCRIPTS: Final = (
-    "luwu.training.script.run",
-    "luwu.training.script.fully_shard",
-    "luwu.nic.shell",
-)
 
 
 class PreparedEntry:
     """Imports torch when it is made, or finds out that children must do so themselves."""
 
     def __init__(self) -> None:
-        self._torch = import_for_children(_USED_BY_SCRIPTS)
+        self._torch = import_for_children()
 
     def run(self, arguments: Sequence[str]) -> None:
         """In a child: run the entry, or begin as a program of its own that does."""
