@@ -32,9 +32,8 @@ class ComputeOnlyArm(Arm):
 
     def build(self, config: GPTConfig) -> None:
         self.module = initialised(config, self.options, self.device)
-        self.optimizer = torch.optim.SGD(
-            self.module.parameters(), lr=0.0
-        )  # the base class wants one
+        # The base class wants an optimizer; this one changes nothing.
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.0)
 
     def step(self, *, want_norm: bool) -> None:
         """Forget the gradients, and wait for the others."""

@@ -108,7 +108,7 @@ def _environ(run: RunDirectory) -> dict[str, str]:
         "TORCH_EXTENSIONS_DIR": str(run.file("deepspeed")),
         "PATH": os.pathsep.join([own_programs, os.environ.get("PATH", os.defpath)]),
     }
-    if gpus := os.environ.get(_GPUS):  # DeepSpeed 0.19 fails at 9.0a, which is torch's for an H100
+    if gpus := os.environ.get(_GPUS):  # DeepSpeed 0.19 fails at 9.0a, which torch takes
         environ[_GPUS] = re.sub(r"(\d)[af]", r"\1", gpus)
     return environ
 

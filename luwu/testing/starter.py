@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple
 
 from luwu.base.json_file import read_json, write_json
 from luwu.base.torch_import import starts_by_user_code
-from luwu.launch.entry import main as entry_main
+from luwu.launch import entry
 from luwu.launch.prepared import PreparedEntry
 from luwu.launch.processes.forked import Forked, MarkedMemory
 from luwu.launch.processes.guard import MARK_SUFFIX, stand_over
@@ -44,7 +44,7 @@ _POLL_MS: Final = 10
 class _Guard(NamedTuple):
     process: Forked
     worker_ended: Path
-    """What its worker writes at its end."""
+    """The file that its worker writes when it ends."""
 
 
 class Starter:
@@ -52,7 +52,7 @@ class Starter:
 
     def __init__(self) -> None:
         self._memory = MarkedMemory()
-        self._entry = PreparedEntry() if starts_by_user_code() else None
+        self._run_entry = PreparedEntry().run if starts_by_user_code() else entry.main
         self._is_torch_used = False
         self._guards: dict[str, _Guard] = {}
         self._is_last = False
@@ -60,7 +60,7 @@ class Starter:
         """Guards read the one, which ends when the other is closed: with this process."""
 
     def run(self) -> None:
-        """Until standard input ends, or nobody needs this any more."""
+        """Serve requests until standard input ends, or no request and no guard is left."""
         requests = select.poll()
         requests.register(0, select.POLLIN)
         rest = b""
@@ -73,8 +73,8 @@ class Starter:
                 for line in lines:
                     self._handle(json.loads(line))
             self._look()
-            if self._is_torch_used and self._entry is None and not self._guards:
-                self._entry = PreparedEntry()
+            if self._is_torch_used and self._run_entry is entry.main and not self._guards:
+                self._run_entry = PreparedEntry().run
 
     def _handle(self, request: dict[str, Any]) -> None:
         if not request:
@@ -97,7 +97,7 @@ class Starter:
                 del self._guards[ended]
                 said = read_json(guard.worker_ended)
                 self._is_torch_used |= said is not None and said["torch"]
-                with contextlib.suppress(FileNotFoundError):  # nobody waits for it any more
+                with contextlib.suppress(FileNotFoundError):  # the test has removed its directory
                     write_json(Path(ended), {"code": code})
 
     def _guard(self, request: dict[str, Any]) -> None:
@@ -116,15 +116,12 @@ class Starter:
         sys.stderr.flush()
         os._exit(code)  # the end of Python, and of torch, would take a third of a second
 
-    def _work(self, mark: str, entry: list[str]) -> None:
+    def _work(self, mark: str, arguments: list[str]) -> None:
         """In a worker: run the entry."""
         self._memory.write(mark)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
-        if self._entry is None:
-            entry_main(entry)
-        else:
-            self._entry.run(entry)
+        self._run_entry(arguments)
 
 
 if __name__ == "__main__":

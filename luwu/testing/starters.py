@@ -1,7 +1,7 @@
 """The processes that start workers for a session of pytest (`starter.py`), and what they started.
 
-A process inherits more than it is told: what the test has changed for itself (`monkeypatch.setenv`,
-limits, processors) must be so in its workers. So there is a starter for each set of circumstances.
+A worker must find what its test has changed: variables (`monkeypatch.setenv`), limits, processors.
+A forked process inherits these from its starter, so there is one starter for each set of them.
 """
 
 from __future__ import annotations
@@ -16,21 +16,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.closing import Closing
 from luwu.base.config import ENVIRONMENT_PREFIX
 from luwu.base.json_file import read_json
-from luwu.launch.processes.children import MARK, Child, exit_text, stop_all
+from luwu.launch.processes.children import MARK, Child, exit_text, stop_all, wait_for_end
 from luwu.launch.processes.forked import NO_MARK
 from luwu.launch.processes.run_directory import RunDirectory
 
 STARTERS_MAX: Final = 3
 """Kept at most for workers to come, each with torch in its memory."""
-_POLL_S: Final = 0.01
 _OF_A_WORKER: Final = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PYTEST_CURRENT_TEST",
 )  # fmt: skip
-"""Variables that may change from worker to worker, as ours may: no library reads them."""
+"""Variables that differ between workers, or between tests. Like our own, no import reads them."""
 _LIMITS: Final = tuple(
     getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")
 )
@@ -119,10 +117,7 @@ class Started:
 
     def wait(self, timeout_s: float) -> int | None:
         """Its exit code, or None if it still runs after `timeout_s`."""
-        end_ns = SYSTEM_CLOCK.now_ns() + int(timeout_s * 1e9)
-        while self.poll() is None and SYSTEM_CLOCK.now_ns() < end_ns:
-            sleep(_POLL_S)
-        return self._code
+        return wait_for_end(self.poll, timeout_s)
 
 
 def _ask(starter: Child, request: Mapping[str, object]) -> None:
@@ -131,7 +126,7 @@ def _ask(starter: Child, request: Mapping[str, object]) -> None:
 
 
 def _inherited() -> tuple[object, ...]:
-    """What a child gets from us beside its environment and directory."""
+    """What a child process inherits, beside environment and directory."""
     status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     mask = next(line for line in status if line.startswith("Umask:"))
     return (

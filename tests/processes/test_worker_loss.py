@@ -82,6 +82,7 @@ def test_samples_of_a_lost_worker_are_read_again(tmp_path: Path) -> None:
         cluster.wait_for_text("node.step step=5 ", log="node")
         cluster.kill("worker", 0)
         cluster.wait_for_text("ranks 0 are lost", log="node")
+        cluster.wait_for_text(" ranks=1\n", log="node")  # a step of the other alone
         (tmp_path / "again").touch()
         cluster.wait_for_text("ranks 0 are back", log="node")
         (tmp_path / "go").touch()

@@ -31,7 +31,7 @@ WAITS = "signal.pause()"
 class Ended(NamedTuple):
     code: int
     starts: list[list[str]]
-    """What each process found in its environment as it started, by rank."""
+    """Variables of the environment that each process wrote as it started, by rank."""
     said: str
 
 

@@ -120,7 +120,7 @@ def test_who_waits_is_not_woken_for_nothing() -> None:
     assert asking[-1] == waiter.ident
     asked_count = asking.count(here)
     mailbox.notify()
-    assert asking.count(here) == asked_count  # nobody waits now, so nothing is asked
+    assert asking.count(here) == asked_count  # no thread waits, so none is asked
 
 
 def test_a_rank_that_was_left_out_does_not_wait_for_a_job_that_is_gone() -> None:

@@ -14,7 +14,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -25,6 +25,7 @@ from luwu.base.refusals import refusing
 
 MARK: Final = "LUWU_RUN_ID"
 """The variable of the environment by which processes of a run are found."""
+_POLL_S: Final = 0.01
 
 
 @dataclass(slots=True)
@@ -90,10 +91,7 @@ class Child:
 
     def wait(self, timeout_s: float) -> int | None:
         """Its exit code, or None if it still runs after `timeout_s`."""
-        end_ns = SYSTEM_CLOCK.now_ns() + int(timeout_s * 1e9)
-        while self.poll() is None and SYSTEM_CLOCK.now_ns() < end_ns:
-            sleep(0.01)
-        return self.poll()
+        return wait_for_end(self.poll, timeout_s)
 
     def _has_exited(self) -> bool:
         try:
@@ -128,6 +126,14 @@ def stop_all(children: Sequence[Stoppable], *, patience_s: float) -> None:
         child.signal(signal.SIGKILL)
     for child in children:
         child.wait(5.0)
+
+
+def wait_for_end(poll: Callable[[], int | None], timeout_s: float) -> int | None:
+    """The exit code that `poll` finds, or None if it finds none within `timeout_s`."""
+    end_ns = SYSTEM_CLOCK.now_ns() + int(timeout_s * 1e9)
+    while (code := poll()) is None and SYSTEM_CLOCK.now_ns() < end_ns:
+        sleep(_POLL_S)
+    return code
 
 
 def exit_text(code: int) -> str:

@@ -12,11 +12,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.libc import variable_address, write_bytes
-from luwu.launch.processes.children import MARK
+from luwu.launch.processes.children import MARK, wait_for_end
 
-_POLL_S = 0.01
 NO_MARK: Final = "-" * 320
 """The mark of a program that writes it later: longer than any."""
 
@@ -64,10 +62,7 @@ class Forked:
 
     def wait(self, timeout_s: float) -> int | None:
         """Its exit code, or None if it still runs after `timeout_s`."""
-        end_ns = SYSTEM_CLOCK.now_ns() + int(timeout_s * 1e9)
-        while self.poll() is None and SYSTEM_CLOCK.now_ns() < end_ns:
-            sleep(_POLL_S)
-        return self._code
+        return wait_for_end(self.poll, timeout_s)
 
     def kill(self) -> None:
         """End it, and return when it has ended."""
