@@ -21,10 +21,10 @@ def hidden_frames(item: pytest.Item) -> Iterator[None]:
     """
     modules = []
     if "luwu_record" in getattr(item, "fixturenames", ()):
-        named = list(sys.modules.items())
+        named = sys.modules.copy()  # in one step: another thread may import
         modules = [
             vars(module)
-            for name, module in named
+            for name, module in named.items()
             if name.startswith(_PACKAGES) and not hasattr(module, "__tracebackhide__")
         ]
     for each in modules:

@@ -54,7 +54,8 @@ _LINK_COUNTS: Final = tuple(each.name for each in fields(LinkCount))
 
 
 class LinkCounts:
-    """All connections of a process. One thread counts; any may read."""
+    """All connections of a process. One thread counts; any may read, each time a copy: that is
+    one step, where `tuple(items)` lets other threads in."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, Kind], LinkCount] = {}
@@ -81,7 +82,7 @@ class LinkCounts:
         """The sum over these kinds, or all where none is given, of the connections that `of` is
         true for."""
         total = LinkCount()
-        for (peer, kind), count in tuple(self._counts.items()):
+        for (peer, kind), count in self._counts.copy().items():
             if (not kinds or kind in kinds) and of(peer):
                 total.add(count)
         return total
@@ -89,6 +90,6 @@ class LinkCounts:
     def by_name(self, name_of: Callable[[str], str]) -> dict[str, LinkCount]:
         """Connections of one name are one link: a child that came back has two."""
         links: dict[str, LinkCount] = {}
-        for (peer, _), count in tuple(self._counts.items()):
+        for (peer, _), count in self._counts.copy().items():
             links.setdefault(name_of(peer), LinkCount()).add(count)
         return dict(sorted(links.items()))

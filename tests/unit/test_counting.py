@@ -18,6 +18,7 @@ from luwu.wire.link_counts import LinkCount, LinkCounts
 from luwu.wire.messages import Push, Weights
 from switch_emu.process.counting import CountersFile
 from switch_emu.switch.core.fixed_slots import FixedSlotPool, PoolRange
+from tests.unit.collecting import at_each_collection
 from tests.unit.local_job import Job, Worker, cluster_for
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,18 @@ def test_bytes_are_summed_by_kind_and_link() -> None:
     assert links.total(Weights, of=lambda peer: peer == "parent").payload_bytes_received == 300
     assert links.total(Weights, of=lambda peer: peer == "parent").payload_bytes_sent == 0
     assert links.total().header_bytes == 65
+
+
+def test_the_loop_counts_a_new_link_while_another_thread_reads() -> None:
+    """Goal: a summary or a metric never fails because a peer came."""
+    links = LinkCounts()
+    for k in range(64):
+        links.sent(f"p-{k}", Weights, 10, 100)
+    others = iter(range(64, 100_000))
+    with at_each_collection(lambda: links.sent(f"p-{next(others)}", Weights, 10, 100)):
+        assert links.total().messages_sent >= 64
+    with at_each_collection(lambda: links.sent(f"p-{next(others)}", Weights, 10, 100)):
+        assert links.by_name(lambda peer: "all")["all"].messages_sent >= 64
 
 
 def test_both_ends_of_a_link_count_the_same_and_the_switch_folds(tmp_path: Path) -> None:

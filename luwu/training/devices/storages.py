@@ -21,7 +21,8 @@ class Storages:
     def add(self, tensor: Tensor) -> None:
         """The storage of this tensor, from now on."""
         if len(self._known) >= self._look_at:
-            for number, known in list(self._known.items()):
+            # A copy is one step; threads may add in the midst of `list(items)`.
+            for number, known in self._known.copy().items():
                 if known.expired():
                     self._known.pop(number, None)
             self._look_at = 2 * len(self._known) + 64
