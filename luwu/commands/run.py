@@ -241,7 +241,6 @@ def _floors(
     It is done when the training has ended, so that it delays no step, and over as many bytes as
     the state has (within limits): the nodes' requests were spread over no more.
     """
-    from luwu.estimate.text import disk_line
     from luwu.measure.disk_floors import disk_floors
     from luwu.measure.timing import QUICK, SMALL_BYTES
 
@@ -260,7 +259,7 @@ def _floors(
     if disk is not None:
         document = {"schema": 1, "label": "measured", "disk": asdict(disk)}
         run_directory.keep(run_directory.file("floors.json"), document)
-        console.detail(disk_line(disk))
+        console.detail(disk.text)
     return disk
 
 

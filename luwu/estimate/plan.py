@@ -213,16 +213,10 @@ def estimate(job: JobShape, plan: NodePlan, floors: Floors) -> Estimate:
 
 
 def disk_seconds(disk: DiskFloors, use: DiskUse) -> float:
-    """Seconds of a use: reads and writes go together, each read with its write; pulls alone."""
+    """Seconds of a use; pulls are reads of a size of their own."""
     if use.name in PULLS:
         return use.read_bytes / disk.pull_bytes_per_s
-    both = 2 * min(use.read_bytes, use.written_bytes)
-    reads, writes = use.read_bytes - both // 2, use.written_bytes - both // 2
-    return (
-        both / disk.mixed_bytes_per_s
-        + reads / disk.read_bytes_per_s
-        + writes / disk.write_bytes_per_s
-    )
+    return disk.seconds(use.read_bytes, use.written_bytes)
 
 
 class _Seconds:

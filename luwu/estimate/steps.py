@@ -15,10 +15,8 @@ from typing import Any, Final
 
 from luwu.base.events import CLOCK
 from luwu.base.json_file import read_json
+from luwu.base.quantities import format_seconds
 from luwu.estimate.outcome import bound_by, busy_seconds, error_ratio
-from luwu.estimate.plan import disk_seconds
-from luwu.estimate.text import seconds_text
-from luwu.estimate.traffic import DiskUse
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.measure.disk_floors import DiskFloors
 from luwu.report.event_files import records
@@ -53,8 +51,7 @@ def steps_document(
     disk = measure_disk() if bound == "disk" and decided.since_start_count else None
     if disk is not None:
         each = {name: count // decided.since_start_count for name, count in moved.items()}
-        use = DiskUse(name="all", read_bytes=each["read"], written_bytes=each["written"])
-        planned = disk_seconds(disk, use)
+        planned = disk.seconds(each["read"], each["written"])
     return {
         "schema": 1,
         "label": "measured",
@@ -71,14 +68,16 @@ def steps_document(
 def steps_lines(document: dict[str, Any]) -> list[str]:
     """The same for people."""
     count = len(document["step_seconds"])
-    lines = [f"steps   {seconds_text(document['step_seconds_median'])} each (median of {count})"]
+    lines = [f"steps   {format_seconds(document['step_seconds_median'])} each (median of {count})"]
     busy = document["busy_seconds"]
     if busy:
         longest = sorted(busy.items(), key=lambda each: -each[1])
-        each = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in longest if seconds)
+        each = ", ".join(
+            f"{name} {format_seconds(seconds)}" for name, seconds in longest if seconds
+        )
         lines.append(f"        bound by {document['bound_by']}; busy in a step: {each}")
     if document["disk_seconds_predicted"] is not None and "disk" in busy:
-        lines += _disk_lines(document, seconds_text(busy["disk"]))
+        lines += _disk_lines(document, format_seconds(busy["disk"]))
     return lines
 
 
@@ -86,7 +85,7 @@ def _disk_lines(document: dict[str, Any], measured: str) -> list[str]:
     """The prediction for the disk, and the reliable part of it."""
     ratio = document["disk_error_ratio"]
     off = "" if ratio is None else f", off by {ratio:.0%}"
-    predicted = seconds_text(document["disk_seconds_predicted"])
+    predicted = format_seconds(document["disk_seconds_predicted"])
     lines = [
         f"        disk {predicted} per step at the rates measured now (predicted){off}",
     ]

@@ -8,7 +8,6 @@ from luwu.base.quantities import format_bytes, format_seconds
 from luwu.estimate.plan import ENDURANCE_WRITES, Estimate
 from luwu.estimate.shape import JobShape
 from luwu.layout import Layout
-from luwu.measure.disk_floors import DiskFloors
 from luwu.measure.floors import Floors
 from switch_emu.node.plan import NodePlan
 
@@ -38,15 +37,6 @@ def short_lines(found: Estimate) -> list[str]:
     if found.endurance_days is not None and written:
         lines.append(f"        {endurance_text(found)}")
     return lines
-
-
-def disk_line(disk: DiskFloors) -> str:
-    """The line that `run` prints, which does not know the model."""
-    return (
-        f"disk, measured: reads {format_bytes(disk.read_bytes_per_s)}/s, writes "
-        f"{format_bytes(disk.write_bytes_per_s)}/s, both {format_bytes(disk.mixed_bytes_per_s)}/s, "
-        f"a flush {seconds_text(disk.flush_s)} ({disk.reason})"
-    )
 
 
 def bound_text(found: Estimate) -> str:
@@ -155,7 +145,7 @@ def _disk_table(found: Estimate) -> list[str]:
 def _machine_lines(floors: Floors) -> list[str]:
     lines = []
     if floors.disk is not None:
-        lines.append(disk_line(floors.disk))
+        lines.append(floors.disk.text)
     if floors.copy_bytes_per_s:
         lines.append(f"copies, measured: {format_bytes(floors.copy_bytes_per_s)}/s")
     if floors.socket_bytes_per_s:

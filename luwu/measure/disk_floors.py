@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any, Final
 
 from luwu.base.limits import MIB
+from luwu.base.quantities import format_bytes, format_seconds
 from luwu.measure.timing import Samples, cpu_seconds, run_all, taking_turns, timed
 
 FLUSHES: Final = 5
@@ -54,6 +55,26 @@ class DiskFloors:
     total_bytes: int
     """Size of the file system."""
     free_bytes: int
+
+    def seconds(self, read_bytes: int, written_bytes: int) -> float:
+        """Seconds of reads and writes that go together, each read with its write, as updates'."""
+        both = 2 * min(read_bytes, written_bytes)
+        reads, writes = read_bytes - both // 2, written_bytes - both // 2
+        return (
+            both / self.mixed_bytes_per_s
+            + reads / self.read_bytes_per_s
+            + writes / self.write_bytes_per_s
+        )
+
+    @property
+    def text(self) -> str:
+        """The rates in a line."""
+        return (
+            f"disk, measured: reads {format_bytes(self.read_bytes_per_s)}/s, writes "
+            f"{format_bytes(self.write_bytes_per_s)}/s, both "
+            f"{format_bytes(self.mixed_bytes_per_s)}/s, a flush {format_seconds(self.flush_s)} "
+            f"({self.reason})"
+        )
 
 
 def existing_directory(path: Path) -> Path:

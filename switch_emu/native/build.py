@@ -21,6 +21,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from luwu.base.locked import locked
+
 SOURCE = Path(__file__).with_name("arithmetic.c")
 
 COMPILE_SECONDS_MAX = 60.0
@@ -82,15 +84,29 @@ def build(cache: Path | None) -> Built:
         name = f"arithmetic-{digest.hexdigest()[:32]}.so"
         directory = private_directory(user_cache() if cache is None else cache)
         path = directory / name
-        if _is_ours(path):
-            try:
-                return Built(ctypes.CDLL(str(path)), path, compiler_version, False)
-            except OSError:
-                pass  # no library, e.g. cut short by a full disk: compiled again
-        _compile(compiler, flags, path)
-        return Built(ctypes.CDLL(str(path)), path, compiler_version, True)
+        library = _load(path)
+        is_new = False
+        with contextlib.ExitStack() as held:
+            if library is None:  # of several processes that start together, one compiles
+                with contextlib.suppress(OSError):  # without locks, as on NFS, each does
+                    held.enter_context(locked(directory))
+                library = _load(path)
+            if library is None:
+                _compile(compiler, flags, path)
+                library, is_new = ctypes.CDLL(str(path)), True
+        return Built(library, path, compiler_version, is_new)
     except (OSError, RuntimeError) as exc:  # RuntimeError: there is no home directory
         raise BuildError(f"the cache of kernels cannot be used: {exc}") from exc
+
+
+def _load(path: Path) -> ctypes.CDLL | None:
+    """The library, if it is there, ours and whole; e.g. a full disk cuts one short."""
+    if not _is_ours(path):
+        return None
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:
+        return None
 
 
 def has_note(built: Built, name: str) -> bool:

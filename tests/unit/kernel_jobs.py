@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.averages import AVERAGE, average_rate, keeps_average, without_average
 from luwu.wire.hyper import Number
+from switch_emu.native import build as building
 from switch_emu.node.kernels import Pieces, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.kernels.portable import TORCH_DTYPES
@@ -88,9 +90,15 @@ _caches: list[Path] = []
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all modules that have this fixture: to compile the library takes 6 s."""
+    """One for all modules that have this fixture, with the user's library, which the processes of
+    other tests have: to compile one takes 6 s."""
     if not _caches:
-        _caches.append(tmp_path_factory.mktemp("state") / "kernels")
+        made = tmp_path_factory.mktemp("state") / "kernels"
+        _caches.append(made)
+        with suppress(building.BuildError):
+            library = building.build(None).path
+            made.mkdir(mode=0o700)
+            shutil.copy(library, made)
     return _caches[0]
 
 

@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from benchmarks import update as benchmark
 from luwu.base.errors import ConfigError
+from luwu.base.locked import locked
 from switch_emu.native import build as building
 from switch_emu.node.kernels import checked
 from switch_emu.node.kernels import make as making
@@ -22,6 +25,7 @@ from switch_emu.node.kernels.selfcheck import difference
 from tests.unit import kernel_jobs
 from tests.unit.kernel_jobs import ADAMW, MOMENTUM, need_compiled
 from tests.unit.local_job import Job, Worker, cluster_for, used_state
+from tests.unit.waiting import is_soon
 
 ROOT = Path(__file__).resolve().parents[2]
 cache = kernel_jobs.cache  # a fixture of this module
@@ -66,15 +70,27 @@ def quick_compiler(fresh: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) ->
     compiler = shutil.which("cc")
     assert compiler is not None
     (library,) = libraries(cache)
-    quick = fresh.parent / "bin" / "cc"
-    quick.parent.mkdir()
-    quick.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && exec {compiler} --version\n'
-        f'while [ "$1" != -o ]; do shift; done\nexec cp {library} "$2"\n'
-    )
-    quick.chmod(0o755)
-    monkeypatch.setenv("PATH", str(quick.parent), prepend=os.pathsep)
+    stand_in(
+        fresh, monkeypatch,
+        f'[ "$1" = --version ] && exec {compiler} --version\n'
+        f'while [ "$1" != -o ]; do shift; done\nexec cp {library} "$2"',
+    )  # fmt: skip
     return compiler
+
+
+@pytest.fixture
+def plain_compiler(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The C compiler, which optimises little: in a third of the time."""
+    stand_in(fresh, monkeypatch, f'exec {shutil.which("cc")} "$@" -O1')
+
+
+def stand_in(fresh: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """A shell script for the C compiler."""
+    path = fresh.parent / "bin" / "cc"
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(path.parent), prepend=os.pathsep)
 
 
 def libraries(cache: Path) -> list[Path]:
@@ -98,6 +114,42 @@ def test_a_library_is_compiled_once(fresh: Path) -> None:
     assert second.reason.startswith("found in the cache")
     assert libraries(fresh) == [path]
     assert path.stat().st_mtime_ns == changed_ns
+
+
+def test_processes_that_start_together_compile_once(
+    fresh: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: several nodes, on a machine that has never run one, do not compile the same library
+    beside each other. Method: threads; the compiler waits until all of them ask for the lock."""
+    compiler, (library,) = shutil.which("cc"), libraries(cache)
+    calls, may_end = tmp_path / "calls", tmp_path / "may-end"
+    stand_in(
+        fresh, monkeypatch,
+        f'[ "$1" = --version ] && exec {compiler} --version\necho call >> {calls}\n'
+        f"while [ ! -e {may_end} ]; do sleep 0.01; done\n"
+        f'while [ "$1" != -o ]; do shift; done\nexec cp {library} "$2"',
+    )  # fmt: skip
+    asking: list[Path] = []
+
+    def asked(directory: Path) -> AbstractContextManager[None]:
+        asking.append(directory)
+        return locked(directory)
+
+    monkeypatch.setattr(building, "locked", asked)
+    found: list[building.Built] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(building.build(fresh))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        assert is_soon(lambda: len(asking) == 3)
+    finally:
+        may_end.touch()
+        for thread in threads:
+            thread.join(60)
+    assert sorted(each.is_new for each in found) == [False, False, True]
+    assert calls.read_text() == "call\n"
 
 
 def test_nothing_is_loaded_that_came_with_a_state(
@@ -204,11 +256,14 @@ def test_a_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.Monkey
     assert libraries(tmp_path / "kernels") == []
 
 
+@pytest.mark.usefixtures("plain_compiler")
 def test_a_kernel_that_breaks_its_promise_is_not_used(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Goal: one wrong rounding is found at the start. Method: a source with a fused multiply-add
-    taken out; and one whose squares are added in another order."""
+    taken out; and one whose squares are added in another order. The right source has torch's bits
+    as it is compiled here."""
+    assert make_kernel(*ADAMW, cache=fresh).kernel.version == "compiled"
     source = building.SOURCE.read_text()
     for right, wrong in [
         ("FMA(rest2 * g, g, second * beta2)", "(rest2 * g) * g + second * beta2"),
