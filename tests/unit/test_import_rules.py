@@ -17,7 +17,7 @@ import ast
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -85,9 +85,13 @@ TORCH_FREE_MODULES = [
 ]
 
 
-def imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+Nodes = Sequence[ast.AST]
+"""Of a file, each once."""
+
+
+def imported_names(nodes: Nodes) -> Iterator[tuple[int, str]]:
     """Each imported name in full: `from a.b import c` gives a.b.c; also inside functions."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -105,25 +109,25 @@ def dotted(node: ast.expr) -> str:
     return "?"
 
 
-def clock_offences(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def clock_offences(nodes: Nodes) -> Iterator[tuple[int, str]]:
     """R1."""
-    for line, name in imported_names(tree):
+    for line, name in imported_names(nodes):
         if name.split(".")[0] == "time":
             yield line, f"R1: imports {name}; take the time from luwu.base.clock"
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and node.attr in PRESENT_NAMES:
             owner = dotted(node.value).split(".")[-1]
             if owner in {"datetime", "date"}:
                 yield node.lineno, f"R1: {owner}.{node.attr}; take the time from luwu.base.clock"
 
 
-def code_offences(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def code_offences(nodes: Nodes) -> Iterator[tuple[int, str]]:
     """R2."""
-    for line, name in imported_names(tree):
+    for line, name in imported_names(nodes):
         parts = {*name.split(".")}
         if parts & PICKLING_MODULES or name in CODE_LOADERS | SHELL_CALLS:
             yield line, f"R2: imports {name}"
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute):
             name = dotted(node)
             if name in CODE_LOADERS | SHELL_CALLS or node.attr in PICKLING_CALLS:
@@ -151,12 +155,12 @@ def hidden_offences(call: ast.Call) -> Iterator[tuple[int, str]]:
         yield call.lineno, f"R2: {name} with allow_pickle by position; name it, False"
 
 
-def page_file_offences(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def page_file_offences(nodes: Nodes) -> Iterator[tuple[int, str]]:
     """R3."""
-    for line, name in imported_names(tree):
+    for line, name in imported_names(nodes):
         if name.split(".")[-1] in PAGE_FILE_NAMES:
             yield line, f"R3: imports {name}"
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and node.attr in PAGE_FILE_NAMES:
             yield node.lineno, f"R3: {dotted(node)}; page files are opened in {STORE_FOLDER}"
 
@@ -166,13 +170,13 @@ def offences(path: str, source: str) -> tuple[str, ...]:
     """All offences of one file; `path` is relative to the root and decides which rules apply.
 
     A pure function: files that two tests have in common are read once."""
-    tree = ast.parse(source, path)
-    found = list(code_offences(tree))
+    nodes = [*ast.walk(ast.parse(source, path))]
+    found = list(code_offences(nodes))
     if path.split("/")[0] in PACKAGES:
         if path != CLOCK_FILE:
-            found += clock_offences(tree)
+            found += clock_offences(nodes)
         if not path.startswith(STORE_FOLDER):
-            found += page_file_offences(tree)
+            found += page_file_offences(nodes)
     return tuple(f"{path}:{line}: {what}" for line, what in sorted(found))
 
 
