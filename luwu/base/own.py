@@ -16,7 +16,6 @@ import importlib.util
 import runpy
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Final
@@ -57,6 +56,8 @@ def take(name: str) -> None:
 
 def version() -> str:
     """The installed version, or the place of the source that runs."""
+    from importlib import metadata  # 40 ms, which no process but the one that asks should take
+
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
