@@ -113,7 +113,7 @@ def _run_here(
 ) -> _Served | None:  # fmt: skip
     """Start the processes, or the workers alone, and wait until they have ended."""
     config = resolved.config
-    served, meeting = None, None
+    served, meeting, when = None, None, None
     with stop_requests() as should_stop:
         supervisor = Supervisor(
             run_directory,
@@ -125,25 +125,26 @@ def _run_here(
         supervisor.worker_environ = key_environ(config) | _tensorboard_environ(config)
         with _failure_written(run_directory, config, parsed, script), supervisor:
             if config.join is None:
-                served = _serve(supervisor, config, console)
-                connect, share = str(run_directory.connect_file), Share.of_all(config.workers)
+                when = run_directory.connect_file  # the agent imports torch until they listen
+                connect, share = str(when), Share.of_all(config.workers)
             else:
                 connect, connection = _join(resolved, console, should_stop)
                 config = replace(config, on_worker_loss=connection.on_worker_loss)
                 check_worker_loss(config)
                 share, meeting = _share(config, connection)
                 _say_joined(share, connection, run_directory, console)
+            supervisor.train(
+                script, share=share, connect=connect, sink=console.pass_on, meeting=meeting,
+                restarts_max=worker_restarts(config), on_loss=config.on_worker_loss, when=when,
+            )  # fmt: skip
+            if config.join is None:
+                served = _serve(supervisor, config, console)
+                supervisor.progress = ProgressLine(run_directory, console)
             run_directory.begin()
             count, threads = len(share.ranks), threads_per_worker(len(share.ranks))
             console.detail(f"{count} workers, {threads} compute threads each (OMP_NUM_THREADS)")
             if meeting is not None:
                 console.detail(f"torchruns of {meeting.hosts} hosts meet at {meeting.endpoint}")
-            if config.join is None:  # the node's counters are here
-                supervisor.progress = ProgressLine(run_directory, console)
-            supervisor.train(
-                script, share=share, connect=connect, sink=console.pass_on, meeting=meeting,
-                restarts_max=worker_restarts(config), on_loss=config.on_worker_loss,
-            )  # fmt: skip
             supervisor.wait()
             if served is not None:
                 fold_nodes(run_directory, served.state, config.optimizer_nodes)

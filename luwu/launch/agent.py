@@ -1,10 +1,11 @@
 """Starts the workers of one host, and starts them again.
 
     python -m luwu.launch.agent --ranks 0-3 --world-size N --policy stop|wait|drop --restarts K
-                                --run-dir DIR --prefix P -- SCRIPT ...
+                                --run-dir DIR --prefix P [--when FILE] -- SCRIPT ...
 
 In torchrun's place, which ends all workers, on all hosts, when one is lost. Torch is imported here,
-once, and workers are forked; `torch_import.py` says when they start by themselves instead. The
+once, and workers are forked; `torch_import.py` says when they start by themselves instead. They
+begin when FILE is there: torch is imported while switch and node start, which take as long. The
 ranks of this host may be some of the job's (`Share`). Each worker gets the variables of the
 environment that torchrun gives (RANK, WORLD_SIZE, ...). Those by which processes of
 torch.distributed meet are there where a lost worker ends the others; a process group cannot outlive
@@ -78,9 +79,11 @@ class Agent:
 
     def __init__(
         self, script: Sequence[str], *, share: Share, policy: str, restarts: int,
-        run: RunDirectory, prefix: str,
+        run: RunDirectory, prefix: str, when: Path | None,
     ) -> None:  # fmt: skip
         self._entry = PreparedEntry()
+        while when is not None and not when.exists():
+            sleep(_POLL_S)
         self._arguments, self._share = [str(run.path), prefix, *script], share
         self._policy, self._restarts_left = policy, restarts
         self._run, self._prefix = run, prefix
@@ -214,13 +217,15 @@ def free_port() -> int:
 
 
 def own_agent_command(
-    run: RunDirectory, prefix: str, share: Share, *, policy: str, restarts: int
-) -> list[str]:
-    """The command line of an agent, without the script."""
+    run: RunDirectory, prefix: str, share: Share, *, policy: str, restarts: int,
+    when: Path | None = None,
+) -> list[str]:  # fmt: skip
+    """The command line of an agent, without the script. `when`: a file that workers wait for."""
     return [
         sys.executable, "-m", "luwu.launch.agent", "--ranks", ranges_text(share.ranks),
         "--world-size", str(share.world_size), "--policy", policy, "--restarts", str(restarts),
-        "--run-dir", str(run.path), "--prefix", prefix, "--",
+        "--run-dir", str(run.path), "--prefix", prefix,
+        *(() if when is None else ("--when", str(when))), "--",
     ]  # fmt: skip
 
 
@@ -234,11 +239,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--restarts", type=int, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--prefix", required=True)
+    parser.add_argument("--when", type=Path)
     asked = parser.parse_args(arguments[:end])
     agent = Agent(
         arguments[end + 1 :], share=Share(parse_ranks(asked.ranks, "--ranks"), asked.world_size),
         policy=asked.policy, restarts=asked.restarts, run=RunDirectory(asked.run_dir),
-        prefix=asked.prefix,
+        prefix=asked.prefix, when=asked.when,
     )  # fmt: skip
     return agent.run()
 

@@ -149,13 +149,14 @@ class Supervisor(Closing):
         self, script: Sequence[str], *, share: Share, connect: str | None,
         sink: Sink, alone: bool = False, threads: int | None = None,
         meeting: Meeting | None = None, restarts_max: int = 0, on_loss: str = "stop",
+        when: Path | None = None,
     ) -> None:  # fmt: skip
         """Start the workers on a script; `alone` starts one process without an agent.
 
         `share`: the workers of this host. `meeting`: where its torchrun meets those of other hosts,
         and is given ranks. `restarts_max`: times workers are started again because one was lost:
         all, or where `on_loss` is not stop, that one. `sink` gets what rank 0 prints, if it is on
-        this host.
+        this host. `when`: the file whose appearance lets an agent begin them.
         """
         workers = 1 if alone else len(share.ranks)
         environ = worker_environ(
@@ -173,7 +174,7 @@ class Supervisor(Closing):
             self._attendance = Attendance(self.run, self._prefix, meeting=meeting)
         if meeting is None and not alone:
             starter = own_agent_command(
-                self.run, self._prefix, share, policy=on_loss, restarts=restarts_max
+                self.run, self._prefix, share, policy=on_loss, restarts=restarts_max, when=when
             )
             commands = [[*guard_command(self.run_id), *starter, *script]]
         else:

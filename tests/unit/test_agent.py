@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from luwu.launch.agent import SAYS, Share, own_agent_command
+from luwu.launch import agent as module
+from luwu.launch.agent import SAYS, Agent, Share, own_agent_command
 from luwu.launch.processes.failures import worker_failure
 from luwu.launch.processes.run_directory import RunDirectory
 
@@ -115,6 +116,33 @@ def test_what_starting_again_would_not_mend(tmp_path: Path, policy: str) -> None
     ended = run(tmp_path, end, policy=policy, restarts=3)
     assert ended.code == 2
     assert len(ended.starts[0]) == 1
+
+
+def test_workers_wait_for_what_they_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: torch is imported while switch and node start, and no script begins before they listen.
+    Method: the file appears as the agent looks for the third time."""
+    when = tmp_path / "connect.json"
+    done: list[str] = []
+
+    def sleep(seconds: float) -> None:
+        done.append("sleep")
+        if len(done) == 4:
+            when.touch()
+
+    class Entry:
+        def __init__(self) -> None:
+            done.append("torch")
+
+        def run(self, arguments: list[str]) -> None: ...
+
+    monkeypatch.setattr(module, "sleep", sleep)
+    monkeypatch.setattr(module, "PreparedEntry", Entry)
+    monkeypatch.setattr(module, "Forked", lambda *_: done.append("worker"))
+    Agent(
+        ["script.py"], share=Share.of_all(2), policy="stop", restarts=0,
+        run=RunDirectory(tmp_path), prefix="", when=when,
+    )  # fmt: skip
+    assert done == ["torch", "sleep", "sleep", "sleep", "worker", "worker"]
 
 
 IMPORTER = """
