@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
 import simpy
 
 from luwu.predict.driven.machine_play import predict_machine_step
-from luwu.predict.machine.machine import MachineFloors, MachineJob, compute_by_unit
+from luwu.predict.machine.machine import MachineFloors, MachineJob, MachineStep, compute_by_unit
 from luwu.predict.machine.machine_cores import Cores, Device, Thread
 
 MIB = 1024 * 1024
@@ -45,10 +46,16 @@ JOBS = [
 ]
 
 
+@cache
+def step_of(job: MachineJob, floors: MachineFloors) -> MachineStep:
+    """A step, played once: many laws compare others with the same one."""
+    return predict_machine_step(job, floors)
+
+
 @pytest.mark.parametrize("job", JOBS)
 def test_predict_laws_machine_no_step_is_shorter_than_its_work(job: MachineJob) -> None:
     """X10. Goal: neither cores nor disk do more than they can; parts are the whole."""
-    step = predict_machine_step(job, FLOORS)
+    step = step_of(job, FLOORS)
     assert step.step_s >= step.cores_s * (1 - 1e-9)
     assert step.step_s >= step.disk_s * (1 - 1e-9)
     assert sum(step.parts.values()) == pytest.approx(step.step_s)
@@ -69,7 +76,7 @@ def test_predict_laws_machine_single_chunks_are_predicted_as_before(
 ) -> None:
     """Goal: where an extent is a chunk, a step is to the bit what it was before there were extents.
     The numbers are that program's; they change with a decision of a core or with X5 to X9."""
-    step = predict_machine_step(job, FLOORS)
+    step = step_of(job, FLOORS)
     assert (step.step_s, step.disk_s) == (step_s, disk_s)
 
 
@@ -78,7 +85,7 @@ def test_predict_laws_machine_nodes_share_the_pages_and_replicas_repeat_them() -
     as much; workers and switch add the same, and a page that stays at one node is read at the
     other."""
     one, two, both = (
-        predict_machine_step(job, FLOORS)
+        step_of(job, FLOORS)
         for job in (DISK, replace(DISK, nodes=2), replace(DISK, nodes=2, replicas=2))
     )
     for kind in ("compute", "copies", "sums"):
@@ -90,7 +97,7 @@ def test_predict_laws_machine_nodes_share_the_pages_and_replicas_repeat_them() -
     assert one.work_s["messages"] < two.work_s["messages"] < both.work_s["messages"]
     own = replace(DISK, nodes=2, replicas=2)
     stays = [((n,), (n,) * 4, (n,) * 4) for n in (0, 1, 3)]
-    disk_s = [predict_machine_step(replace(own, resident=each), FLOORS).disk_s for each in stays]
+    disk_s = [step_of(replace(own, resident=each), FLOORS).disk_s for each in stays]
     assert disk_s == sorted(disk_s, reverse=True)
     assert len(set(disk_s)) == 3
 
@@ -101,8 +108,7 @@ def test_predict_laws_machine_extents_do_the_same_work(job: MachineJob, extent_c
     """X5 to X7. Goal: however many chunks travel together, the same bytes are copied, carried,
     summed and updated."""
     own, found = (
-        predict_machine_step(replace(job, extent_chunks=count), FLOORS)
-        for count in (1, extent_chunks)
+        step_of(replace(job, extent_chunks=count), FLOORS) for count in (1, extent_chunks)
     )
     for kind in ("compute", "copies", "sums", "updates", "wire"):
         assert found.work_s[kind] == pytest.approx(own.work_s[kind])
@@ -113,7 +119,7 @@ def test_predict_laws_machine_extents_do_the_same_work(job: MachineJob, extent_c
 def test_predict_laws_machine_more_cores_are_never_slower(job: MachineJob) -> None:
     """Q3. Goal: more cores do not slow a step. The work stays the same, but for reads of weights:
     those that are asked for before the update are handed out by it."""
-    steps = [predict_machine_step(job, replace(FLOORS, cores=n)) for n in (1, 2, 4, 64)]
+    steps = [step_of(job, replace(FLOORS, cores=n)) for n in (1, 2, 4, 64)]
     for less, more in pairwise(steps):
         assert more.step_s <= less.step_s * (1 + ANOMALY)
         for kind in {*more.work_s} - {"reads", "hand-overs"}:
@@ -130,7 +136,7 @@ def test_predict_laws_machine_more_cores_are_never_slower(job: MachineJob) -> No
 def test_predict_laws_machine_a_faster_part_is_never_slower(job: MachineJob, name: str) -> None:
     """Goal: each floor that is lower, bandwidths that are higher among them, never slows a step."""
     seconds = [
-        predict_machine_step(job, replace(FLOORS, **{name: factor * getattr(FLOORS, name)})).step_s
+        step_of(job, replace(FLOORS, **{name: factor * getattr(FLOORS, name)})).step_s
         for factor in (0.0, 0.5, 1.0, 2.0)
     ]
     for faster, slower in pairwise(seconds):
@@ -146,13 +152,13 @@ def test_predict_laws_machine_compute_alone_shares_the_cores(
     """X9, Q3. Goal: where only compute costs anything, a step is its work over the cores that can
     be used; a worker has one thread."""
     job = replace(RAM, workers=workers)
-    step = predict_machine_step(job, replace(FREE, cores=cores))
+    step = step_of(job, replace(FREE, cores=cores))
     assert step.step_s == pytest.approx(expected_s)
 
 
 def test_predict_laws_machine_one_core_never_waits() -> None:
     """Goal: in memory a single core has work all the time: the closed form."""
-    step = predict_machine_step(RAM, replace(FLOORS, cores=1))
+    step = step_of(RAM, replace(FLOORS, cores=1))
     assert step.step_s == pytest.approx(step.cores_s, rel=0.01)
 
 
@@ -160,14 +166,14 @@ def test_predict_laws_machine_a_unit_of_one_chunk_and_one_worker() -> None:
     """Goal: sizes of 1. The step is all that is done, one thing after the other, on many cores."""
     job = MachineJob(chunks=((MIB,),), workers=1)
     floors = replace(FLOORS, cores=64, root_ratio=1.0)
-    step = predict_machine_step(job, floors)
+    step = step_of(job, floors)
     assert 0.21 < step.step_s < sum(step.work_s.values()) * (1 + 1e-9)
 
 
 def test_predict_laws_machine_threads_of_compute_divide_it() -> None:
     """X9. Goal: two threads on enough cores take half as long, for as much work."""
-    one = predict_machine_step(RAM, replace(FREE, cores=64))
-    two = predict_machine_step(replace(RAM, compute_threads=2), replace(FREE, cores=64))
+    one = step_of(RAM, replace(FREE, cores=64))
+    two = step_of(replace(RAM, compute_threads=2), replace(FREE, cores=64))
     assert two.step_s == pytest.approx(one.step_s / 2)
     assert two.work_s == pytest.approx(one.work_s)
 

@@ -46,6 +46,15 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
     return load(file)
 
 
+SEVERAL: dict[str, Any] = {**BOUGHT, "devices": [8, 16, 32, 64, 128]}
+
+
+@pytest.fixture(scope="module")
+def free(mine: Catalogue) -> Plan:
+    """Without a budget."""
+    return plan(SEVERAL, mine, played=0)
+
+
 def devices_of(found: Plan) -> set[int]:
     """That the best have."""
     return {each.question.job.devices for each in found.best}
@@ -90,12 +99,12 @@ def _without(table: dict[str, Any], *keys: str) -> dict[str, Any]:
         pytest.param("3 MUSD", marks=pytest.mark.slow),
     ],
 )
-def test_predict_laws_what_is_shown_is_within_the_budget(mine: Catalogue, budget: str) -> None:
+def test_predict_laws_what_is_shown_is_within_the_budget(
+    mine: Catalogue, free: Plan, budget: str
+) -> None:
     """Goal: of a list of numbers, those that cost more are counted and never shown, and the others
     are as without a budget; a larger budget is never slower."""
-    table = {**BOUGHT, "devices": [8, 16, 32, 64, 128]}
-    free = plan(table, mine, played=0)
-    found = plan({**table, "budget": budget}, mine, played=0)
+    found = plan({**SEVERAL, "budget": budget}, mine, played=0)
     number, unit = budget.split()
     dollars = float(number) * {"kUSD": 1e3, "MUSD": 1e6}[unit]
     assert free.beyond_budget == 0

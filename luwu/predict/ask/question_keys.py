@@ -46,6 +46,8 @@ _READERS: Final[dict[str, Callable[[str, Mapping[str, Any], str], Any]]] = {
     "whole": whole_of, "flag": flag_of, "other": lambda _, table, key: table[key],
 }  # fmt: skip
 """Readers of values that are neither texts nor numbers with a unit."""
+_DIMENSIONS: Final = {each.name.lower(): each for each in Dimension}
+"""Kinds of numbers with a unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +71,10 @@ class QuestionKey:
 
     def read(self, table: Mapping[str, Any]) -> Any:
         """Its value; numbers in SI. Raises ConfigError."""
-        before = self.place.removesuffix(self.name)
-        if self.kind.upper() in Dimension.__members__:
-            return units.parse(self.place, table[self.name], Dimension[self.kind.upper()])
+        dimension = _DIMENSIONS.get(self.kind)
+        if dimension is not None:
+            return units.parse(self.place, table[self.name], dimension)
+        before = f"{self.section}." if self.section else ""
         return _READERS.get(self.kind, text_of)(before, table, self.name)
 
 
@@ -92,7 +95,8 @@ def keys() -> tuple[QuestionKey, ...]:
     return tuple(found)
 
 
-def keys_of(system: str, section: str = "") -> dict[str, QuestionKey]:
+@cache
+def keys_of(system: str, section: str = "") -> Mapping[str, QuestionKey]:
     """The keys that a system takes, by name."""
     return {
         key.name: key for key in keys() if system in key.systems and key.section == section

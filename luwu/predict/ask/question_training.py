@@ -90,7 +90,7 @@ class Question:
             return predict(self.system, self.job, self.part)
         job, nodes, found = on_topology(self.topology, self.system, self.job, self.nodes)
         if self.system == "3d":
-            return three_d_step(self.job, found, predict_step)
+            return three_d_step(self.job, found)
         return predict(self.system, job, nodes or self.part)
 
     def as_on_topology(self) -> Question:

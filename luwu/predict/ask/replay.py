@@ -36,7 +36,8 @@ from luwu.predict.systems.offload import Offload
 from luwu.predict.systems.training import predict_step
 
 TASKS_MAX: Final = 1_000_000
-"""Played for one plan in all: some five to ten seconds, as a task takes 5 to 10 us."""
+"""Played for one plan in all: at most some five to ten seconds. A task of a pipeline takes 1 us,
+those that a unit counts for 5 to 10 us each."""
 UNIT_TASKS: Final = 40
 """Tasks of a unit and micro-batch: its gathers, its reduction and its compute."""
 LUWU_TASKS: Final = 300
@@ -112,4 +113,4 @@ def _closed_form(question: Question) -> ClosedForm:
     if question.topology is None:
         return predict_step
     _, _, found = on_topology(question.topology, question.system, question.job, None)
-    return partial(three_d_step, found=found, predict=predict_step)
+    return partial(three_d_step, found=found)

@@ -50,15 +50,27 @@ class Flow:
 
 def route_of(graph: nx.DiGraph, flow: Flow) -> Route:
     """The links of a flow, and its share on each (A1). Raises ConfigError where there is no way."""
-    if flow.path is None:
-        return _spread(graph, flow)
-    return dict.fromkeys(zip(flow.path, flow.path[1:], strict=False), 1.0)
+    return _routes_of(graph, [flow])[flow.name]
 
 
-def _spread(graph: nx.DiGraph, flow: Flow) -> Route:
-    """Over all shortest paths; at each node by the capacities that lead nearer."""
-    backward = graph.reverse(copy=False)
-    distance = nx.single_source_shortest_path_length(backward, flow.target)
+def _routes_of(graph: nx.DiGraph, flows: Sequence[Flow]) -> dict[str, Route]:
+    """Routes of flows by name; the way to a target is found once for all that go there."""
+    backward, found = graph.reverse(copy=False), dict[str, Route]()
+    distances: dict[Node, Mapping[Node, int]] = {}
+    for flow in flows:
+        if flow.path is not None:
+            found[flow.name] = dict.fromkeys(zip(flow.path, flow.path[1:], strict=False), 1.0)
+            continue
+        if flow.target not in distances:
+            distance = nx.single_source_shortest_path_length(backward, flow.target)
+            distances[flow.target] = distance
+        found[flow.name] = _spread(graph, flow, distances[flow.target])
+    return found
+
+
+def _spread(graph: nx.DiGraph, flow: Flow, distance: Mapping[Node, int]) -> Route:
+    """Over all shortest paths; at each node by the capacities that lead nearer. `distance`: links
+    from each node to the target."""
     if flow.source not in distance:
         raise ConfigError(f"flow {flow.name}: no way from {flow.source} to {flow.target}")
     shares: dict[Link, float] = {}
@@ -97,6 +109,7 @@ def max_min_rates(routes: Sequence[Route], capacities: Mapping[Link, float]) -> 
             on_link[link].add(index)
     free = {link: capacities[link] for link in on_link}
     rising = {link: sum(routes[index][link] for index in on_link[link]) for link in on_link}
+    changed = set(on_link)
     while on_link:
         level = min(free[link] / rising[link] for link in on_link)
         full = [link for link in on_link if free[link] / rising[link] <= level * (1 + SAME)]
@@ -106,11 +119,14 @@ def max_min_rates(routes: Sequence[Route], capacities: Mapping[Link, float]) -> 
             for link in routes[index]:
                 if link in on_link:
                     on_link[link].discard(index)
+                    changed.add(link)
                     free[link] -= level * routes[index][link]
         for link in [link for link, flows in on_link.items() if not flows]:
             del on_link[link]
         # summed anew, so that rounding does not pile up
-        rising = {link: sum(routes[i][link] for i in sorted(on_link[link])) for link in on_link}
+        for link in changed & on_link.keys():
+            rising[link] = sum(routes[index][link] for index in sorted(on_link[link]))
+        changed.clear()
     return rates
 
 
@@ -120,7 +136,7 @@ def max_min_rates(routes: Sequence[Route], capacities: Mapping[Link, float]) -> 
 def arrivals_s(graph: nx.DiGraph, flows: Sequence[Flow]) -> dict[str, float]:
     """Seconds until all of each flow has been sent. Raises ConfigError where there is no way."""
     capacities = nx.get_edge_attributes(graph, "capacity")
-    routes = {flow.name: route_of(graph, flow) for flow in flows}
+    routes = _routes_of(graph, flows)
     left = {flow.name: flow.nbytes for flow in flows}
     now, found = 0.0, dict[str, float]()
     while left:

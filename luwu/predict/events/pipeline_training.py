@@ -112,6 +112,7 @@ class _Seconds:
             for name, seconds in closed.parts.items()
             if name not in OF_STEP and not name.startswith("waiting for")
         }
+        self._forward_s = self._layer_forward_s()
         self.head_s = head_time(job, self._operators)
         sends = shown_sends(job)
         self.send_s = closed.parts["pipeline exchange"] / sends if sends else 0.0
@@ -136,7 +137,7 @@ class _Seconds:
         is_last = stage == job.pipeline - 1 and part == job.virtual - 1
         count = (layers + _taken(job, stage)) // job.virtual
         count -= job.ends_as_layers * (is_first + is_last)
-        forward_s = count * self._forward_s()
+        forward_s = count * self._forward_s
         backward_s = count * sum(self.layer.values()) - forward_s
         if is_first:
             forward_s += self.embedding_s[0]
@@ -159,7 +160,7 @@ class _Seconds:
         parameters = self._parameters(layers, stage == 0, stage == self.job.pipeline - 1)
         return self._optimizer_s * parameters / self._own
 
-    def _forward_s(self) -> float:
+    def _layer_forward_s(self) -> float:
         layer = layer_time(self.job, self._operators)
         compute_s = layer.products + layer.attention + layer.passes
         exchange_s = sum(

@@ -27,8 +27,8 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 from luwu.predict.events.engines import Fields, Record, Span
 
@@ -118,30 +118,46 @@ class PlayedPipeline:
 
 def tasks_of(stage: int, stages: int, virtual: int, micro_batches: int) -> list[Task]:
     """Tasks of a stage in order (E1, E2)."""
-    forwards = _in_order(FORWARD, stages, virtual, micro_batches)
-    backwards = _in_order(BACKWARD, stages, virtual, micro_batches)
-    if virtual == 1:
-        first = stages - 1 - stage
-    else:
-        first = 2 * (stages - 1 - stage) + (virtual - 1) * stages
-    first = min(first, len(forwards))
-    found = list(forwards[:first])
-    for forward, backward in zip(forwards[first:], backwards, strict=False):
-        found += [forward, backward]
-    return [*found, *backwards[len(forwards) - first :]]
+    numbers = _order(stage, stages, virtual, micro_batches)
+    return [_task(number, stages, virtual, micro_batches) for number in numbers]
 
 
-@lru_cache(maxsize=2)  # all stages of a pipeline have the same
-def _in_order(kind: str, stages: int, virtual: int, micro_batches: int) -> tuple[Task, ...]:
-    """Tasks of one kind: all micro-batches, or `stages` of them through each part in turn."""
+def _order(stage: int, stages: int, virtual: int, micro_batches: int) -> list[int]:
+    """The same tasks as numbers.
+
+    A micro-batch passes 2 p v places: forward through the p v parts of the model, and backward
+    through them. At place x, micro-batch i is number x m + i; its output is the input of number
+    (x + 1) m + i.
+    """
     at_once = stages if virtual > 1 else micro_batches
-    parts = range(virtual) if kind == FORWARD else range(virtual - 1, -1, -1)
-    return tuple(
-        Task(kind, part, micro_batch)
-        for start in range(0, micro_batches, at_once)
-        for part in parts
-        for micro_batch in range(start, start + at_once)
+    assert micro_batches % at_once == 0, "interleaved, stages divide the micro-batches"
+    forward = range(stage, stages * virtual, stages)
+    backward = range(stages * virtual + stages - 1 - stage, 2 * stages * virtual, stages)
+    forwards, backwards = (
+        [
+            place * micro_batches + micro_batch
+            for start in range(0, micro_batches, at_once)
+            for place in places
+            for micro_batch in range(start, start + at_once)
+        ]
+        for places in (forward, backward)
     )
+    first = stages - 1 - stage
+    if virtual > 1:
+        first = 2 * first + (virtual - 1) * stages
+    first = min(first, len(forwards))
+    in_turn = zip(forwards[first:], backwards, strict=False)
+    return [
+        *forwards[:first], *chain.from_iterable(in_turn), *backwards[len(forwards) - first :],
+    ]  # fmt: skip
+
+
+def _task(number: int, stages: int, virtual: int, micro_batches: int) -> Task:
+    """The task of a number."""
+    place, micro_batch = divmod(number, micro_batches)
+    if place < stages * virtual:
+        return Task(FORWARD, place // stages, micro_batch)
+    return Task(BACKWARD, (2 * stages * virtual - 1 - place) // stages, micro_batch)
 
 
 # ---------------------------------------------------------------------- playing
@@ -176,15 +192,24 @@ def longest_path_s(pipeline: Pipeline) -> float:
 
 
 class _Paths:
-    """Ends of tasks, as far as they are known."""
+    """Ends of tasks, as far as they are known. Tasks are numbers (`_order`): a plan plays up to a
+    million of them."""
 
     def __init__(self, plan: Pipeline, record: Record | None) -> None:
         self._plan, self._record = plan, record
-        stages = range(plan.stages)
-        self._tasks = [
-            deque(tasks_of(stage, plan.stages, plan.virtual, plan.micro_batches))
-            for stage in stages
+        self._shape = plan.stages, plan.virtual, plan.micro_batches
+        stages, places = range(plan.stages), range(2 * plan.stages * plan.virtual)
+        stage_of = [min(place, places[-1] - place) % plan.stages for place in places]
+        self._seconds = [
+            plan.seconds(stage, self._task(place * plan.micro_batches))
+            for place, stage in enumerate(stage_of)
         ]
+        """Of a task at each place."""
+        self._receivers: list[int | None] = [*stage_of[1:], None]
+        """The stage that outputs of a place are sent to; None: backward begins or ends there."""
+        self._receivers[len(places) // 2 - 1] = None
+        self._orders = [iter([*_order(stage, *self._shape), -1]) for stage in stages]
+        """Tasks of each stage that are left, and -1: the input of this one never arrives."""
         self._reduced = [0.0] * plan.stages
         """When the exchange beside compute is done with what it has."""
         self._gathered = [[self._gather(stage, part) for part in plan.parts[stage]]
@@ -192,56 +217,71 @@ class _Paths:
         self._now = [0.0] * plan.stages
         self._sent = [0.0] * plan.stages
         """When the port of a stage is done with what it has."""
-        self._arrived: dict[tuple[int, Task], float] = {
-            (0, task): 0.0 for task in self._tasks[0] if task.kind == FORWARD and task.part == 0
-        }
+        self._arrived: list[float | None] = [None] * ((len(places) + 1) * plan.micro_batches + 1)
+        """When the input of each task is there; behind all tasks, when a micro-batch is done."""
+        self._arrived[: plan.micro_batches] = [0.0] * plan.micro_batches
+
+    def _task(self, number: int) -> Task:
+        return _task(number, *self._shape)
 
     def ends(self) -> list[float]:
         """The ends of all stages."""
-        waiting = deque(range(self._plan.stages))
+        plan, is_told = self._plan, self._record is not None
+        arrived, seconds, receivers = self._arrived, self._seconds, self._receivers
+        m, turn, send_s = plan.micro_batches, len(seconds) // 2, plan.send_s
+        last, open_s = m - 1, plan.open_sends * send_s
+        next_of = [next(order) for order in self._orders]
+        waiting = deque(range(plan.stages))
         while waiting:
             stage = waiting.popleft()
-            while self._tasks[stage] and (stage, self._tasks[stage][0]) in self._arrived:
-                target = self._do(stage, self._tasks[stage].popleft())
-                if target is not None and target != stage:
-                    waiting.append(target)
-        return [self._end(stage) for stage in range(self._plan.stages)]
+            number = next_of[stage]
+            start = arrived[number]
+            if start is None:
+                continue
+            now, sent, order = self._now[stage], self._sent[stage], self._orders[stage]
+            while start is not None:
+                start = now if now > start else start  # max() takes ten times as long
+                place, micro_batch = number // m, number % m
+                if micro_batch == last and place >= turn:
+                    self._reduce(stage, number, start)
+                now = start + seconds[place]
+                if is_told:
+                    self._tell(compute_of(stage), number, start, now, 1.0)
+                if micro_batch == 0 and place < turn:
+                    now = max(now, self._gathered[stage][place // plan.stages])
+                receiver = receivers[place]
+                if receiver is None:
+                    arrived[number + m] = now
+                else:
+                    begun = now if now > sent else sent
+                    arrived[number + m] = sent = begun + send_s
+                    if is_told:
+                        to = ("to_stage", receiver)
+                        self._tell(port_of(stage), number, begun, sent, plan.sent_bytes, to)
+                    now += open_s
+                    waiting.append(receiver)
+                number = next(order)
+                start = arrived[number]
+            next_of[stage], self._now[stage], self._sent[stage] = number, now, sent
+        return [self._end(stage) for stage in range(plan.stages)]
 
-    def _do(self, stage: int, task: Task) -> int | None:
-        """A task whose input is there; the stage that its output goes to."""
-        plan = self._plan
-        start = max(self._now[stage], self._arrived[stage, task])
-        if task.kind == BACKWARD and task.micro_batch == plan.micro_batches - 1:
-            seconds = plan.data_overlap * plan.parts[stage][task.part].reduce_s
-            before = max(start, self._reduced[stage])
-            self._reduced[stage] = self._exchange(
-                stage, f"reduce part {task.part}", before, seconds
-            )
-        end = start + plan.seconds(stage, task)
-        if self._record is not None:
-            self._record.spans.append(
-                Span(compute_of(stage), task.name, start, end, 1.0, task.fields)
-            )
-        if task.kind == FORWARD and task.micro_batch == 0:
-            end = max(end, self._gathered[stage][task.part])
-        self._now[stage] = end
-        place = task.part * plan.stages + stage + (1 if task.kind == FORWARD else -1)
-        if place < 0:
-            return None
-        if place == plan.stages * plan.virtual:
-            self._arrived[stage, Task(BACKWARD, task.part, task.micro_batch)] = end
-            return stage
-        part, target = divmod(place, plan.stages)
-        begun = max(end, self._sent[stage])
-        arrived = self._sent[stage] = begun + plan.send_s
-        if self._record is not None:
-            fields = (*task.fields, ("to_stage", target))
-            self._record.spans.append(
-                Span(port_of(stage), task.name, begun, arrived, plan.sent_bytes, fields)
-            )
-        self._now[stage] += plan.open_sends * plan.send_s
-        self._arrived[target, Task(task.kind, part, task.micro_batch)] = arrived
-        return target
+    def _tell(
+        self, engine: str, number: int, start: float, end: float, amount: float,
+        *fields: tuple[str, Any],
+    ) -> None:  # fmt: skip
+        """Record that an engine was at a task."""
+        assert self._record is not None
+        task = self._task(number)
+        self._record.spans.append(
+            Span(engine, task.name, start, end, amount, (*task.fields, *fields))
+        )
+
+    def _reduce(self, stage: int, number: int, start: float) -> None:
+        """Reduce the gradients of a part from the start of its last backward on."""
+        part = self._task(number).part
+        seconds = self._plan.data_overlap * self._plan.parts[stage][part].reduce_s
+        before = max(start, self._reduced[stage])
+        self._reduced[stage] = self._exchange(stage, f"reduce part {part}", before, seconds)
 
     def _gather(self, stage: int, part: Part) -> float:
         """When the weights of a part are there that are gathered beside the first forwards."""

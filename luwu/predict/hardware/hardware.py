@@ -97,7 +97,9 @@ class Device:
 
     def matmul(self, precision: str) -> Curve | None:
         """The measured curve of a precision."""
-        return {"bf16": self.matmul_bf16, "fp8": self.matmul_fp8}.get(precision)
+        if precision == "bf16":
+            return self.matmul_bf16
+        return self.matmul_fp8 if precision == "fp8" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

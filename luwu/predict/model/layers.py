@@ -63,11 +63,13 @@ def layer_time(job: TrainingJob, operators: Operators) -> LayerTime:
     )  # fmt: skip
 
 
-def compute_time(job: TrainingJob, operators: Operators) -> dict[str, float]:
+def compute_time(
+    job: TrainingJob, operators: Operators, layer: LayerTime | None = None
+) -> dict[str, float]:
     """Compute time of all layers, forward and backward, of a micro-batch on a device that has them
-    all (T2).
+    all (T2). `layer`: that of `layer_time`, if it is known.
     """
-    layer, layers = layer_time(job, operators), job.model.layers
+    layer, layers = layer or layer_time(job, operators), job.model.layers
     return {
         "products": 3 * layers * layer.products,
         "attention": (1 + attention_backward(job)) * layers * layer.attention,

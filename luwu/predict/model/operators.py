@@ -70,14 +70,14 @@ class Operators:
 def cube_rate(device: Device, precision: str, size: float, notes: Notes | None = None) -> float:
     """Operations per second of a product of cubes (O1). Raises ConfigError for a device without a
     measured curve."""
-    measured = next((each for each in (precision, "fp8", "bf16") if device.matmul(each)), None)
-    curve = None if measured is None else device.matmul(measured)
-    if measured is None or curve is None:
-        raise ConfigError(
-            f"device.{device.name} has no measured curve of matrix products; give matmul_bf16 or "
-            "matmul_fp8, or take that of another by like"
-        )
-    return curve.rate(size, notes) * BITS[measured] / BITS[precision]
+    for measured in (precision, "fp8", "bf16"):
+        curve = device.matmul(measured)
+        if curve is not None:
+            return curve.rate(size, notes) * BITS[measured] / BITS[precision]
+    raise ConfigError(
+        f"device.{device.name} has no measured curve of matrix products; give matmul_bf16 or "
+        "matmul_fp8, or take that of another by like"
+    )
 
 
 def top_rate(device: Device) -> float:

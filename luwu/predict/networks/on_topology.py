@@ -14,8 +14,8 @@ Sources: S5 to S8, D5, D6; `traffic.py` (bytes of training); derived.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from luwu.predict.hardware.hardware import Network
@@ -30,7 +30,7 @@ from luwu.predict.networks.direct_topologies import Torus
 from luwu.predict.networks.rank_groups import Connection, RankGroup, port_rate
 from luwu.predict.networks.topologies import AggregationTree
 from luwu.predict.systems.in_network import OptimizerNodes, port_bytes
-from luwu.predict.systems.training import waiting_for
+from luwu.predict.systems.training import exchange_time, predict_step, waiting_for
 
 _PARTS = {
     "tensor": "tensor exchange", "context": "context exchange", "data": "data exchange",
@@ -160,6 +160,7 @@ def socket_exchanges(job: SocketJob) -> dict[str, Exchange]:
 # ---------------------------------------------------------------------- what they have of it
 
 
+@lru_cache(maxsize=1024)  # a plan asks for the same few all the time
 def slowed(network: Network, connection: Connection) -> Network:
     """A network as one exchange has it (S12)."""
     rate = min(connection.rate, port_rate(network)) / network.efficiency
@@ -204,17 +205,16 @@ def on_topology(
     return replace(job, network=network), replace(nodes, tiers=tiers), found
 
 
-def three_d_step(
-    job: TrainingJob, found: dict[str, Connection], predict: Callable[[TrainingJob], StepTime]
-) -> StepTime:
+def three_d_step(job: TrainingJob, found: dict[str, Connection]) -> StepTime:
     """A 3-D step in which every exchange has what the network leaves to its own group."""
-    base = predict(replace(job, network=slowest(job.network, list(found.values()))))
+    base = predict_step(replace(job, network=slowest(job.network, list(found.values()))))
     parts = {name: s for name, s in base.parts.items() if not name.startswith("waiting for")}
     straggling = parts.pop("straggling")
-    busy, sent = three_d_busy(job), three_d_bytes(job)
+    sent = three_d_bytes(job)
+    busy = three_d_busy(job, sent)
     for name, connection in found.items():
-        one = predict(replace(job, network=slowed(job.network, connection)))
-        parts[_PARTS[name]] = one.parts[_PARTS[name]]
+        one = replace(job, network=slowed(job.network, connection))
+        parts[_PARTS[name]] = exchange_time(one, _PARTS[name])
         alone_s = sent[name] / min(connection.rate, port_rate(job.network))
         busy["network port"] = max(busy["network port"], alone_s)
     waits, bound_by = waiting_for(parts, busy)

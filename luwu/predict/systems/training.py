@@ -30,7 +30,13 @@ from luwu.predict.model.collectives import ring_all_gather, send
 from luwu.predict.model.context import context_exchange
 from luwu.predict.model.experts import copies_group, expert_exchange, own_parameters
 from luwu.predict.model.job import StepTime, TrainingJob
-from luwu.predict.model.layers import attention_backward, compute_time, layer_time, operators_of
+from luwu.predict.model.layers import (
+    LayerTime,
+    attention_backward,
+    compute_time,
+    layer_time,
+    operators_of,
+)
 from luwu.predict.model.operators import WIRE_BYTES, Operators
 from luwu.predict.model.placement import (
     Group,
@@ -59,8 +65,8 @@ def predict_step(job: TrainingJob) -> StepTime:
     spared = sum(stage.values()) / job.stage_layers if job.ends_as_layers else 0.0
     parts["output layer"] = m * max(0.0, head - spared)
     parts["bubble"] = (job.pipeline - 1) / job.virtual * sum(others.values())
-    parts["pipeline exchange"] = _pipeline_exchange(job)
-    parts["data exchange"] = _data_exchange(job) * (1 - job.software.hidden)
+    for name in ("pipeline exchange", "data exchange"):
+        parts[name] = exchange_time(job, name)
     parts["optimizer"] = _optimizer(job, operators)
     waits, bound_by = waiting_for(parts, three_d_busy(job))
     parts |= waits
@@ -80,27 +86,34 @@ def waiting_for(
 
 def _stage(job: TrainingJob, operators: Operators) -> tuple[dict[str, float], float]:
     """Time of a micro-batch (T3): the parts of a stage in the middle, and the output layer."""
-    whole = compute_time(job, operators)
+    layer = layer_time(job, operators)
+    whole = compute_time(job, operators, layer)
     head = whole.pop("output layer")
     share = job.stage_layers / job.model.layers
     stage = {name: seconds * share for name, seconds in whole.items()}
-    stage["tensor exchange"] = _tensor_exchange(job, operators)
-    stage["context exchange"] = _context_exchange(job, operators)
-    stage["expert exchange"] = job.stage_layers * expert_exchange(job)
-    return stage, head
+    return stage | _stage_exchanges(job, layer), head
 
 
-def _tensor_exchange(job: TrainingJob, operators: Operators) -> float:
-    """Exchange of a stage's micro-batch, without what is behind products."""
-    shown = 1 - job.software.tensor_hidden
-    return job.stage_layers * all_reduces(job) * shown * layer_time(job, operators).exchange
+def exchange_time(job: TrainingJob, name: str) -> float:
+    """One of the exchanges among the parts of `predict_step`, without the others."""
+    if name == "pipeline exchange":
+        return _pipeline_exchange(job)
+    if name == "data exchange":
+        return _data_exchange(job) * (1 - job.software.hidden)
+    layer = layer_time(job, operators_of(job, Notes()))
+    return job.micro_batches * _stage_exchanges(job, layer)[name]
 
 
-def _context_exchange(job: TrainingJob, operators: Operators) -> float:
-    """Exchange of a stage's micro-batch: keys and values that attention waits for."""
-    attention = layer_time(job, operators).attention
-    one = context_exchange(job, attention, attention_backward(job) * attention)
-    return job.stage_layers * one
+def _stage_exchanges(job: TrainingJob, layer: LayerTime) -> dict[str, float]:
+    """Exchanges of a stage's micro-batch: of tensor parallel ranks, without what is behind
+    products, of keys and values that attention waits for, and of experts."""
+    shown, attention = 1 - job.software.tensor_hidden, layer.attention
+    context = context_exchange(job, attention, attention_backward(job) * attention)
+    return {
+        "tensor exchange": job.stage_layers * all_reduces(job) * shown * layer.exchange,
+        "context exchange": job.stage_layers * context,
+        "expert exchange": job.stage_layers * expert_exchange(job),
+    }
 
 
 def _pipeline_exchange(job: TrainingJob) -> float:
