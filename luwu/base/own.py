@@ -56,7 +56,7 @@ def take(name: str) -> None:
 
 def version() -> str:
     """The installed version, or the place of the source that runs."""
-    from importlib import metadata  # 40 ms, which no process but the one that asks should take
+    from importlib import metadata  # takes 40 ms; few processes ask for the version
 
     try:
         return metadata.version(DISTRIBUTION)

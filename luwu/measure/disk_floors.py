@@ -57,7 +57,7 @@ class DiskFloors:
     free_bytes: int
 
     def seconds(self, read_bytes: int, written_bytes: int) -> float:
-        """Seconds of reads and writes that go together, each read with its write, as updates'."""
+        """Seconds of reads and writes that go together, page by page, as in updates."""
         both = 2 * min(read_bytes, written_bytes)
         reads, writes = read_bytes - both // 2, written_bytes - both // 2
         return (

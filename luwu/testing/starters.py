@@ -126,7 +126,7 @@ def _ask(starter: Child, request: Mapping[str, object]) -> None:
 
 
 def _inherited() -> tuple[object, ...]:
-    """What a child process inherits, beside environment and directory."""
+    """All that a child process inherits, apart from its environment and its directory."""
     status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     mask = next(line for line in status if line.startswith("Umask:"))
     return (

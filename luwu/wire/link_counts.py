@@ -54,8 +54,8 @@ _LINK_COUNTS: Final = tuple(each.name for each in fields(LinkCount))
 
 
 class LinkCounts:
-    """All connections of a process. One thread counts; any may read, each time a copy: that is
-    one step, where `tuple(items)` lets other threads in."""
+    """All connections of a process. One thread counts, and any may read: to copy the dict is one
+    step, while to list its items is several, between which the counting thread may add one."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, Kind], LinkCount] = {}

@@ -21,6 +21,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from luwu.base.errors import ConfigError
 from luwu.base.locked import locked
 
 SOURCE = Path(__file__).with_name("arithmetic.c")
@@ -88,7 +89,7 @@ def build(cache: Path | None) -> Built:
         is_new = False
         with contextlib.ExitStack() as held:
             if library is None:  # of several processes that start together, one compiles
-                with contextlib.suppress(OSError):  # without locks, as on NFS, each does
+                with contextlib.suppress(OSError, ConfigError):  # where none can be had, each does
                     held.enter_context(locked(directory))
                 library = _load(path)
             if library is None:

@@ -1,4 +1,8 @@
-"""What other threads do while one makes objects: there the collector lets them in."""
+"""Calls in the middle of another function, from where another thread could run.
+
+Python collects garbage when it makes an object. What it then destroys may run code, during which
+threads may change. So a loop in C, such as `list(d.items())`, can be interrupted.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def at_each_collection(do: Callable[[], object]) -> Iterator[None]:
-    """Do this at almost each object that Python 3.11 makes (later ones: each few lines) within.
+    """Call `do` each time that garbage is collected inside the `with` block, which is often.
 
-    Raises AssertionError where it was never done.
+    Python 3.11 collects as it makes objects, later versions between instructions. Raises
+    AssertionError if `do` was never called.
     """
     done = 0
 
@@ -21,7 +26,7 @@ def at_each_collection(do: Callable[[], object]) -> Iterator[None]:
             done += 1
             do()
 
-    pairs = [(k, k) for k in range(4000)]  # Python has none in store: it makes the next ones
+    pairs = [(k, k) for k in range(4000)]  # else CPython would use freed ones again
     before = gc.get_threshold()
     gc.callbacks.append(let_in)
     gc.set_threshold(1)

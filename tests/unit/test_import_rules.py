@@ -90,7 +90,7 @@ LIGHT_MODULES = [
 
 
 Nodes = Sequence[ast.AST]
-"""Of a file, each once."""
+"""All nodes of the syntax tree of one file."""
 
 
 def imported_names(nodes: Nodes) -> Iterator[tuple[int, str]]:

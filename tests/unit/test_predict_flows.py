@@ -11,7 +11,7 @@ import networkx as nx
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.events.flows import Flow, arrivals_s, hashed_paths, max_min_rates, route_of
+from luwu.predict.events.flows import Flow, arrivals_s, hashed_paths, max_min_rates, routes_of
 from luwu.predict.hardware.hardware import Network
 from luwu.predict.networks.rank_groups import RankGroup
 from luwu.predict.networks.topologies import AggregationTree, Clos, RailOnly
@@ -79,8 +79,8 @@ def test_predict_laws_rates_of_the_textbook() -> None:
     """A2. Goal: a long way and two short ones: the first link's two get halves, and who is alone
     with what is left of the second has all of it."""
     made = links(ab=10.0, bc=30.0)
-    routes = [route_of(made, each) for each in
-              (flow("a", "c", 1), flow("a", "b", 1), flow("b", "c", 1))]  # fmt: skip
+    flows = flow("a", "c", 1), flow("a", "b", 1), flow("b", "c", 1)
+    routes = [*routes_of(made, flows).values()]
     capacities = dict(nx.get_edge_attributes(made, "capacity"))
     assert max_min_rates(routes, capacities) == pytest.approx([5, 5, 25])
 
@@ -111,7 +111,7 @@ def any_network(seed: int) -> tuple[nx.DiGraph, list[Flow]]:
 def test_predict_laws_each_flow_has_a_full_link_where_none_is_faster(seed: int) -> None:
     """A2. Goal: what makes rates max-min fair; and no link carries more than it can."""
     made, flows = any_network(seed)
-    routes = [route_of(made, each) for each in flows]
+    routes = [*routes_of(made, flows).values()]
     capacities = dict(nx.get_edge_attributes(made, "capacity"))
     rates = max_min_rates(routes, capacities)
     loads: dict[Any, float] = defaultdict(float)
@@ -134,10 +134,10 @@ def test_predict_laws_links_carry_no_more_than_they_can(seed: int) -> None:
     """A1. Goal: until the last of its flows has been sent, a link carries all that routes put on
     it, never faster than it can; no flow arrives sooner than alone."""
     made, flows = any_network(seed)
-    found = arrivals_s(made, flows)
+    found, routes = arrivals_s(made, flows), routes_of(made, flows)
     assert list(found.values()) == sorted(found.values())
     for link, capacity in nx.get_edge_attributes(made, "capacity").items():
-        own = [(each, route_of(made, each).get(link, 0.0)) for each in flows]
+        own = [(each, routes[each.name].get(link, 0.0)) for each in flows]
         last_s = max((found[each.name] for each, share in own if share), default=0.0)
         assert sum(share * each.nbytes for each, share in own) <= capacity * last_s * (1 + 1e-9)
     for each in flows:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -48,13 +48,12 @@ class Flow:
 # ---------------------------------------------------------------------- routes and rates
 
 
-def route_of(graph: nx.DiGraph, flow: Flow) -> Route:
-    """The links of a flow, and its share on each (A1). Raises ConfigError where there is no way."""
-    return _routes_of(graph, [flow])[flow.name]
+def routes_of(graph: nx.DiGraph, flows: Iterable[Flow]) -> dict[str, Route]:
+    """The links of each flow, and its share on each (A1), by the flow's name.
 
-
-def _routes_of(graph: nx.DiGraph, flows: Sequence[Flow]) -> dict[str, Route]:
-    """Routes of flows by name; the way to a target is found once for all that go there."""
+    Distances to a target are found once for all flows to it. Raises ConfigError where there is no
+    way.
+    """
     backward, found = graph.reverse(copy=False), dict[str, Route]()
     distances: dict[Node, Mapping[Node, int]] = {}
     for flow in flows:
@@ -136,7 +135,7 @@ def max_min_rates(routes: Sequence[Route], capacities: Mapping[Link, float]) -> 
 def arrivals_s(graph: nx.DiGraph, flows: Sequence[Flow]) -> dict[str, float]:
     """Seconds until all of each flow has been sent. Raises ConfigError where there is no way."""
     capacities = nx.get_edge_attributes(graph, "capacity")
-    routes = _routes_of(graph, flows)
+    routes = routes_of(graph, flows)
     left = {flow.name: flow.nbytes for flow in flows}
     now, found = 0.0, dict[str, float]()
     while left:

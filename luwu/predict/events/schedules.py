@@ -204,7 +204,7 @@ class _Paths:
             plan.seconds(stage, self._task(place * plan.micro_batches))
             for place, stage in enumerate(stage_of)
         ]
-        """Of a task at each place."""
+        """Seconds of a task, by its place."""
         self._receivers: list[int | None] = [*stage_of[1:], None]
         """The stage that outputs of a place are sent to; None: backward begins or ends there."""
         self._receivers[len(places) // 2 - 1] = None

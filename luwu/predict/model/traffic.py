@@ -141,11 +141,9 @@ def _sends(job: TrainingJob, *, leaving: bool) -> int:
     return most if leaving or group.inside == 2 else both
 
 
-def three_d_busy(job: TrainingJob, sent: dict[str, float] | None = None) -> dict[str, float]:
-    """Seconds that a device's port and its link to its domain are busy in a step, at least (P2).
-    `sent`: its `three_d_bytes`, if they are known."""
-    sent = three_d_bytes(job) if sent is None else sent
+def three_d_busy(job: TrainingJob) -> dict[str, float]:
+    """Seconds that a device's port and its link to its domain are busy in a step, at least (P2)."""
     return {
-        "network port": sum(sent.values()) / network_path(job.network).rate,
+        "network port": sum(three_d_bytes(job).values()) / network_path(job.network).rate,
         "domain link": _domain_bytes(job) / domain_path(job.device).rate,
     }

@@ -210,8 +210,7 @@ def three_d_step(job: TrainingJob, found: dict[str, Connection]) -> StepTime:
     base = predict_step(replace(job, network=slowest(job.network, list(found.values()))))
     parts = {name: s for name, s in base.parts.items() if not name.startswith("waiting for")}
     straggling = parts.pop("straggling")
-    sent = three_d_bytes(job)
-    busy = three_d_busy(job, sent)
+    busy, sent = three_d_busy(job), three_d_bytes(job)
     for name, connection in found.items():
         one = replace(job, network=slowed(job.network, connection))
         parts[_PARTS[name]] = exchange_time(one, _PARTS[name])

@@ -21,7 +21,7 @@ class Storages:
     def add(self, tensor: Tensor) -> None:
         """The storage of this tensor, from now on."""
         if len(self._known) >= self._look_at:
-            # A copy is one step; threads may add in the midst of `list(items)`.
+            # To copy is one step; while items are listed, other threads may add one.
             for number, known in self._known.copy().items():
                 if known.expired():
                     self._known.pop(number, None)
