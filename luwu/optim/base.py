@@ -304,10 +304,12 @@ class NetworkOptimizer(torch.optim.Optimizer):
         ranks, and this call or the next raises `StepAborted` on each of them.
 
         Args:
-            set_to_none: Must be True.
+            set_to_none: False: from now on a parameter that has had a gradient counts as having
+                one of 0 in a step that leaves it without, so that momentum and weight decay move
+                it on; until a call with True.
 
         Raises:
-            ConfigError: For `set_to_none=False`.
+            ConfigError: For `set_to_none=False`, if the model has several optimizers.
             StepAborted: If gradients had been pushed.
         """
         self._running().zero_grad(set_to_none, self._part)

@@ -243,25 +243,6 @@ def test_use_before_and_after_training(session: Session) -> None:
         model(torch.ones(1, 64))
 
 
-@pytest.mark.feature("outputs of any class")
-def test_hidden_outputs_are_refused(session: Session) -> None:
-    """Goal: an output whose backward nobody would see is refused, a dataclass is not."""
-
-    class Holder:
-        def __init__(self, tensor: torch.Tensor) -> None:
-            self.tensor = tensor
-
-    class Odd(nn.Linear):
-        def forward(self, x: torch.Tensor) -> Any:
-            return Holder(super().forward(x))
-
-    model = Odd(64, 64)
-    luwu.fully_shard(model)
-    luwu.optim.AdamW(model.parameters())
-    with pytest.raises(luwu.LuwuError, match="Holder that holds tensors"):
-        model(torch.ones(1, 64))
-
-
 def test_session_is_needed_once() -> None:
     """Goal: calls before init, and a second init, say so."""
     with pytest.raises(luwu.ConfigError, match=r"luwu\.init"):

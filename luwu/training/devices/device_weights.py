@@ -31,13 +31,14 @@ class DeviceWeights(UnitWeights):
 
     def __init__(
         self, *, elems: int, dtype: torch.dtype, device: CudaDevice, live_bytes: ByteCount,
-        places: Sequence[tuple[int, torch.Size, bool]],
+        places: Sequence[tuple[int, torch.Size, bool]], name: str = "",
     ) -> None:  # fmt: skip
         self._device = device
-        super().__init__(elems=elems, dtype=dtype, live_bytes=live_bytes, places=places)
+        super().__init__(elems=elems, dtype=dtype, live_bytes=live_bytes, places=places, name=name)
         self._storage = self._own.flat.untyped_storage()
-        self._octets = torch.empty(0, dtype=torch.uint8, device=device.where)
-        self._octets.set_(self._storage, 0, (self.nbytes,))  # type: ignore[call-overload]
+        with torch.inference_mode(False):
+            self._octets = torch.empty(0, dtype=torch.uint8, device=device.where)
+            self._octets.set_(self._storage, 0, (self.nbytes,))  # type: ignore[call-overload]
         """The same storage, with a version counter of its own: a copy to it is no change for the
         views that autograd has saved, as it puts back what was there."""
         self._storage.resize_(0)
@@ -77,6 +78,7 @@ class DeviceWeights(UnitWeights):
     def publish(self, shared: SharedWeights | None = None) -> None:
         self.fetch(shared)
         self._device.streams.compute().wait(self._event)
+        self._own.come()
 
     def free(self) -> None:
         if self._host is not None:  # nothing was copied from it
@@ -86,10 +88,8 @@ class DeviceWeights(UnitWeights):
             self._is_open = False
             self._live_bytes.add(-self.nbytes)
             self._device.free(self._storage)
+            self._own.go(self._away)
         self._event = None
-
-    def end_step(self) -> None:
-        """Nothing is held beyond `free`."""
 
     def _allocate(self, elems: int, dtype: torch.dtype) -> torch.Tensor:
         """The flat vector, without bytes."""

@@ -2,14 +2,16 @@
 
 Autograd saves views of parameters in forward and reads them in backward. They all look at the same
 addresses, so the memory behind these may be used elsewhere between, and the weights put back: the
-views then see the new bytes. (Swapping `.data` instead would leave them with the old ones.) Writing
-through a memoryview does not raise autograd's version counter, which guards against changes that
-the script makes; this change puts back what was there.
+views then see the new bytes. (Swapping `.data` instead would leave them with the old ones.)
 
 Where the sender's memory is shared with this process, the weights are used where they lie, and
 nothing is copied. They have a storage of their own at each such address, and are held until the
 step ends: to free them gives no memory back, and what a graph saved stays as it was. A unit that
 was copied in a step is copied again in the same step, for the graph looks at that storage.
+
+Autograd compares the version counter of what it saved before it reads it. So the counter of weights
+that are away is another than when they were saved, and so is that of a later step's: a backward
+that reaches them unseen ends with an error (`away.py`), never with the wrong numbers.
 
 On a GPU it is a storage of the device: `device_weights.py`.
 """
@@ -24,6 +26,7 @@ from torch import nn
 
 from luwu.base.address_range import AddressRange, Memory
 from luwu.training.base.interface import SharedWeights
+from luwu.training.devices.away import FIRST_AWAY, version_of
 from luwu.training.devices.storages import WEIGHTS
 
 _ADDRESSES_MAX = 2
@@ -53,12 +56,28 @@ class _View:
             nn.Parameter(flat[start : start + shape.numel()].view(shape), requires_grad)
             for start, shape, requires_grad in places
         ]
-        self._version = flat._version
+        self._version = 0
+        """The counter while the weights of this step are here."""
 
     def was_written(self) -> bool:
         """True if somebody changed a parameter in place since the last look."""
         before, self._version = self._version, self.flat._version
         return self._version != before
+
+    def come(self) -> None:
+        """The weights are those of this step: what a graph of the step saved may be read."""
+        self._count(self._version)
+
+    def go(self, version: int) -> None:
+        """The weights are away: no graph has saved this version."""
+        self._count(version)
+
+    def end_step(self) -> None:
+        """The next weights are others."""
+        self._version = (self._version + 1) % FIRST_AWAY
+
+    def _count(self, version: int) -> None:
+        torch._C._autograd._unsafe_set_version_counter((self.flat,), (version,))
 
 
 class UnitWeights:
@@ -67,13 +86,18 @@ class UnitWeights:
     def __init__(
         self, *, elems: int, dtype: torch.dtype, live_bytes: ByteCount,
         places: Sequence[tuple[int, torch.Size, bool]], memory: Memory | None = None,
+        name: str = "",
     ) -> None:  # fmt: skip
         """`places`: first element, shape and requires_grad of each parameter; `memory`: of all
-        units together."""
+        units together; `name`: of the unit."""
+        self.name = name
         self._live_bytes = live_bytes
         self._places = places
         self._memory = memory or Memory()
-        self._own = _View(self._allocate(elems, dtype), places)
+        with torch.inference_mode(False):  # the script may evaluate first
+            self._own = _View(self._allocate(elems, dtype), places)
+        self._away = version_of(self)
+        self._own.go(self._away)
         self._view = self._own
         self._mapped: dict[int, _View] = {}
         """By address."""
@@ -128,6 +152,7 @@ class UnitWeights:
             self._view = self._mapped_view(shared)
             return
         self._was_copied = True
+        self._own.come()
         self._view = self._own
 
     def was_written(self) -> bool:
@@ -140,10 +165,15 @@ class UnitWeights:
             self._is_open = False
             self._live_bytes.add(-self.nbytes)
             self._memory.spare(self._range)
+            self._own.go(self._away)
 
     def end_step(self) -> None:
         """Nothing of this step is read any more."""
         self._was_copied = False
+        self._own.end_step()
+        for view in self._mapped.values():
+            view.end_step()
+            view.come()
         if self._shared is not None:
             self._shared.release()
             self._shared = None
@@ -159,6 +189,7 @@ class UnitWeights:
                 del self._mapped[next(iter(self._mapped))]
             memory = (ctypes.c_ubyte * self.nbytes).from_address(shared.address)
             memory.mapping = shared.mapping  # type: ignore[attr-defined]  # lives as long as views
-            flat = torch.frombuffer(memory, dtype=self._own.flat.dtype)
-            view = self._mapped[shared.address] = _View(flat, self._places)
+            with torch.inference_mode(False):
+                flat = torch.frombuffer(memory, dtype=self._own.flat.dtype)
+                view = self._mapped[shared.address] = _View(flat, self._places)
         return view

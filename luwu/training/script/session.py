@@ -40,6 +40,7 @@ from luwu.training.steps.loss_scale import LossScale
 from luwu.training.steps.pulls import Pulls
 from luwu.training.steps.pushes import Pushes
 from luwu.training.steps.result import Results, StepResult
+from luwu.training.steps.zeroed import ZeroedGradients
 from luwu.training.units.model import (
     Model,
     Shape,
@@ -91,6 +92,7 @@ class Session:
             self.nic, self.model, device=self.device, progress=self.progress, pulls=self.pulls,
             backward=self.backward, begin_forward=self._begin_forward,
         )  # fmt: skip
+        self.zeroed = ZeroedGradients()
         self.optimizers = Optimizers()
         self._pending: StepResult | None = None
         """Result of the step that one optimizer has stepped and that is not committed yet."""
@@ -165,7 +167,7 @@ class Session:
         trained = not self._only_computes
         self.backward.start(
             streaming=streaming, is_trained=trained, hyper=self._hyper,
-            check_none_stepped=self._check_none_stepped,
+            begin=self._begin_backward,
         )  # fmt: skip
         self.pushes.start(self.model, streaming=streaming)
         self.pulls.start(
@@ -393,13 +395,14 @@ class Session:
         if clip is not None:
             clip.resolve(result)
 
-    def _check_none_stepped(self) -> None:
+    def _begin_backward(self) -> None:
         """A backward begins. Raises StepOrderError if the step was stepped."""
         if self._pending is not None:
             raise StepOrderError(
                 f"backward over a forward of step {self.progress.step}, which an optimizer has "
                 "stepped since; run forward again"
             )
+        self.zeroed.begin(self.progress.step, self.units)
 
     def _check_complete(self) -> None:
         """Make sure that the step can be committed. Raises StepOrderError."""
@@ -429,15 +432,17 @@ class Session:
     def zero_grad(self, set_to_none: bool = True, part: OptimizerPart | None = None) -> None:
         """Drop what was pushed since the last step, on all ranks; nothing to do if nothing was.
 
-        `part`: the optimizer that does; None: the model. Raises: ConfigError unless `set_to_none`.
+        `part`: the optimizer that does; None: the model. Without `set_to_none`, what has had a
+        gradient has one of 0 from now on. Raises: ConfigError if several optimizers would have to
+        know which of them steps.
         """
-        if not set_to_none:
+        if self.optimizers.are_several and not set_to_none:
             raise ConfigError(
-                "zero_grad(set_to_none=False) gives a parameter that a step does not use a "
-                "gradient of 0, so that momentum and weight decay move it on; here gradients do "
-                "not outlive their step, and such a parameter is skipped, as after zero_grad(). "
+                "zero_grad(set_to_none=False) where a model has several optimizers: gradients of 0 "
+                "are pushed inside backward, before it is known which of the optimizers steps. "
                 "Call zero_grad()"
             )
+        self.zeroed.zero(self.units, set_to_none=set_to_none)
         if part is not None and self.optimizers.are_several and not self.backward.is_open:
             if self.optimizers.has_stepped(part):
                 return  # its gradients are those of its step
@@ -517,6 +522,7 @@ class Session:
             except StepAborted as newer:
                 error = newer
         self._forget_step(error.step)
+        self.zeroed.restart(error.step, self.units)
         self.loss_scale.restart(error.step)
         self.attachments.restart(error.step)
         self.results.lose(error.step)

@@ -51,7 +51,7 @@ class Backward:
         self._is_streaming = False
         self._is_trained = True
         self._hyper: Callable[[], bytes] = lambda: b""
-        self._check_none_stepped: Callable[[], None] = lambda: None
+        self._begin_step: Callable[[], None] = lambda: None
         self._stated_hyper: bytes | None = None
         """Hyper-parameters of a streaming step, stated as its backward began."""
         self._is_last = True
@@ -63,11 +63,12 @@ class Backward:
 
     def start(
         self, *, streaming: bool, is_trained: bool, hyper: Callable[[], bytes],
-        check_none_stepped: Callable[[], None],
+        begin: Callable[[], None],
     ) -> None:  # fmt: skip
-        """The optimizer is made; `hyper`: the hyper-parameters as they are now."""
+        """The optimizer is made; `hyper`: the hyper-parameters as they are now; `begin`: what a
+        backward begins with."""
         self._is_streaming, self._is_trained, self._hyper = streaming, is_trained, hyper
-        self._check_none_stepped = check_none_stepped
+        self._begin_step = begin
 
     def set_is_last(self, is_last: bool) -> None:
         """Note whether `step()` follows the coming backwards, and not another backward."""
@@ -148,7 +149,7 @@ class Backward:
             unit.end_call()
         if unit.is_root:
             return
-        is_free = not unit.open_calls and unit.reshard_after_backward
+        is_free = unit.may_go(retained=self._retained)
         if not self._retained and unit.calls == 0 and unit.hidden_calls == 0:
             self._push(unit, free=is_free)
         if is_free:
@@ -161,7 +162,7 @@ class Backward:
                 "backward of a model that was used before its optimizer was made, and so is not "
                 "trained; make luwu.optim.AdamW or SGD before the first forward"
             )
-        self._check_none_stepped()
+        self._begin_step()
         units = self._model.units
         for unit in units:
             unit.begin_backward()
@@ -205,9 +206,9 @@ class Backward:
             for call in list(unit.open_calls):  # their inputs needed no gradient
                 self._end(call)
                 unit.end_call()
-            self._push(unit, free=unit.reshard_after_backward)
+            self._push(unit, free=unit.may_go(retained=self._retained))
         for unit in units:
-            if unit.reshard_after_backward:
+            if unit.may_go(retained=self._retained):
                 self._pulls.release(unit)
         if self._retained:  # their graphs may be run backward again
             for unit, before in zip(units, self._calls_before, strict=True):

@@ -20,10 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.errors import LuwuError, StepOrderError
 from luwu.training.base.autograd import in_backward
 from luwu.training.base.interface import Nic
-from luwu.training.base.names import class_name
 from luwu.training.base.progress import Progress
 from luwu.training.base.transforms import is_transformed, outside_transforms
 from luwu.training.base.trees import map_leaves, move_tensors
@@ -34,8 +32,8 @@ from luwu.training.steps.pulls import Pulls
 from luwu.training.units.model import Model
 from luwu.training.units.unit import Call, Unit
 
-_DEPTH_MAX = 4
-"""How deep a cache is looked into: cache, list of layers, layer, tensors of the layer."""
+_PLAIN = (Tensor, type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+"""Leaves of an output in which no other tensor can hide."""
 
 
 class Hooks:
@@ -106,8 +104,6 @@ class Hooks:
                 unit.find_call()
             progress = self._progress
             call = unit.begin_call(step=progress.step, aborts=progress.aborts_count)
-            if unit.is_root and not repeated:
-                _check_no_hidden_graph(module, (args, kwargs))
             args, kwargs = self._close_on_inputs(call, args, kwargs)
         unit.enter(module, call)
         return args, kwargs
@@ -125,7 +121,7 @@ class Hooks:
         if call is not None:
             output = self._open_on_outputs(call, module, output)
         is_complete = unit.has_run(module)
-        if unit.reshard_after_forward and is_complete and not in_backward():
+        if unit.reshard_after_forward and is_complete and not (unit.is_kept or in_backward()):
             self._pulls.release(unit)
         return _cast_output(unit, output)
 
@@ -167,10 +163,21 @@ class Hooks:
             tensor.register_hook(functools.partial(_open, backward, call))
             return tensor
 
-        output = _map(mark, output, refuse_hidden=class_name(module))
-        if not seen:
+        opaque: list[Any] = []
+        output = _map(mark, output, opaque)
+        if opaque:
+            self._keep(call.unit, type(opaque[0]))
+        elif not seen:
             call.unit.end_call()  # no backward can reach it
         return output
+
+    def _keep(self, unit: Unit, kind: type) -> None:
+        """It returned an object of this kind, which may lead backward to it past our hooks."""
+        if unit.keep() and unit.reshard_after_forward and self._nic.rank == 0:
+            self._nic.recorder.event(
+                "worker.opaque_output", unit=unit.name, returns=kind.__name__,
+                consequence="its weights stay until its backward",
+            )  # fmt: skip
 
 
 def _cast_output(unit: Unit, output: Any) -> Any:
@@ -190,37 +197,6 @@ def _cast_inputs(
 
 def _cast(dtype: torch.dtype, tensor: Tensor) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
-def _check_no_hidden_graph(module: nn.Module, inputs: Any) -> None:
-    """Raise if an object among the inputs holds a graph, such as the KV cache of a forward before.
-
-    Its backward would come unseen, and that of a unit it leads to reads freed weights.
-    """
-
-    def check(value: Any) -> None:
-        if not isinstance(value, (Tensor, nn.Module)) and _holds_graph(value, depth=_DEPTH_MAX):
-            raise StepOrderError(
-                f"{class_name(module)} was called with a {type(value).__name__} that holds tensors "
-                "with a graph of an earlier forward, whose weights are not here any more; compute "
-                "that forward under torch.no_grad(), or detach what it left"
-            )
-
-    map_leaves(check, inputs)
-
-
-def _holds_graph(value: Any, *, depth: int) -> bool:
-    if isinstance(value, Tensor):
-        return value.grad_fn is not None
-    if depth == 0:
-        return False
-    if isinstance(value, dict):
-        inner = list(value.values())
-    elif isinstance(value, (list, tuple)):
-        inner = list(value)
-    else:
-        inner = list(getattr(value, "__dict__", {}).values())
-    return any(_holds_graph(each, depth=depth - 1) for each in inner)
 
 
 def _own_memory(tensor: Tensor) -> Tensor:
@@ -266,11 +242,10 @@ class _Open(torch.autograd.Function):
         return None, None, grad
 
 
-def _map(fn: Callable[[Tensor], Any], tree: Any, *, refuse_hidden: str | None = None) -> Any:
+def _map(fn: Callable[[Tensor], Any], tree: Any, opaque: list[Any] | None = None) -> Any:
     """`tree` with `fn` applied to its tensors: in tuples, lists, dicts and dataclasses.
 
-    With `refuse_hidden`, the name of a module, another object that holds a tensor with a graph
-    raises: its backward would read weights that nobody pulled.
+    Other objects, which may hold tensors too, are added to `opaque`.
     """
 
     def leaf(value: Any) -> Any:
@@ -278,15 +253,9 @@ def _map(fn: Callable[[Tensor], Any], tree: Any, *, refuse_hidden: str | None = 
             return fn(value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-            return dataclasses.replace(value, **_map(fn, fields, refuse_hidden=refuse_hidden))
-        if refuse_hidden is not None:
-            hidden = [*getattr(value, "__dict__", {}).values()]
-            if any(isinstance(item, Tensor) and item.requires_grad for item in hidden):
-                raise LuwuError(
-                    f"{refuse_hidden}.forward returned a {type(value).__name__} that holds "
-                    "tensors; return a tensor, tuple, list, dict or dataclass, so that its weights "
-                    "can be pulled before its backward"
-                )
+            return dataclasses.replace(value, **_map(fn, fields, opaque))
+        if opaque is not None and not isinstance(value, _PLAIN):
+            opaque.append(value)
         return value
 
     return map_leaves(leaf, tree)

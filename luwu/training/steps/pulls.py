@@ -12,6 +12,7 @@ from luwu.base.errors import StepOrderError
 from luwu.training.base.autograd import in_backward
 from luwu.training.base.interface import Nic
 from luwu.training.base.progress import Progress
+from luwu.training.devices.away import name_units_in_errors
 from luwu.training.devices.device import Device
 from luwu.training.devices.weights import ByteCount
 from luwu.training.state.first_weights import FirstWeights
@@ -43,6 +44,7 @@ class Pulls:
     def start(self, device: Device, *, window: int, streaming: bool, is_trained: bool) -> None:
         """The job is joined: make the units' storages, which stay empty until they are pulled."""
         model = self._model
+        name_units_in_errors()
         for unit in model.units:
             elems = model.layout.unit_elems[unit.index]
             unit.make_weights(device, self._memory, elems=elems, live_bytes=self.bytes_count)

@@ -140,6 +140,9 @@ class Unit:
         """Asked for when this one is used, beside what the order of the last step foresees."""
 
         self.is_installed = False
+        self.is_kept = False
+        """A forward of this step returned what backward may come from unseen: the weights stay
+        while any of its graphs may be run backward."""
         self.uses = 0
         """Pulls within the step that were used."""
         self.was_pushed = False
@@ -155,6 +158,10 @@ class Unit:
         """Forwards under way: their graph, and when they began."""
         self.with_gradient: set[int] = set()
         """Indices of members that had a gradient in this step which was pushed."""
+        self.held: frozenset[int] = frozenset()
+        """Indices of members of which torch would hold a gradient, from this step or one before."""
+        self.zeroed: frozenset[int] = frozenset()
+        """Those whose gradient counts as 0 in a backward that leaves none (`steps/zeroed.py`)."""
         self.kept: list[torch.Tensor | None] = []
         """float32 sums of the gradients of backwards that were not pushed, by member."""
 
@@ -206,6 +213,7 @@ class Unit:
             dtype=getattr(torch, self.wire_dtype),
             live_bytes=live_bytes,
             places=[(m.start, m.placeholder.shape, m.requires_grad) for m in self.members],
+            name=self.name,
         )
 
     # ---------------------------------------------------------------------- the script's choices
@@ -286,6 +294,16 @@ class Unit:
         """The graph of a forward was run backward, or cannot be."""
         self.calls -= 1
 
+    def keep(self) -> bool:
+        """Its weights stay until its backward; True if they did not in this step."""
+        was_kept, self.is_kept = self.is_kept, True
+        return not was_kept
+
+    def may_go(self, *, retained: bool) -> bool:
+        """True if backward needs its weights no more; `retained`: its graphs are kept."""
+        is_over = not self.is_kept or (self.calls == 0 and not retained)
+        return is_over and not self.open_calls and self.reshard_after_backward
+
     def hide_call(self) -> None:
         """A forward without a graph, which a reentrant checkpoint may repeat."""
         self.hidden_calls += 1
@@ -330,9 +348,19 @@ class Unit:
     def take_gradients(self) -> list[torch.Tensor | None]:
         """Take what backward left, and what was kept before it, to be pushed."""
         self.was_pushed = True
-        gradients, self.kept = self.gradients(), []
+        gradients, self.kept = list(self.gradients()), []
+        for index in self.zeroed:
+            if gradients[index] is None:
+                assert self.weights is not None
+                gradients[index] = torch.zeros_like(self.weights.parameters[index])
         self.with_gradient.update(i for i, each in enumerate(gradients) if each is not None)
+        if not self.with_gradient <= self.held:
+            self.held |= self.with_gradient
         return gradients
+
+    def hold(self, held: frozenset[int], zeroed: frozenset[int]) -> None:
+        """Set of which members torch would hold a gradient, and of which one of 0."""
+        self.held, self.zeroed = held, zeroed
 
     def give_gradients(self, gradients: Iterable[torch.Tensor | None]) -> None:
         """Let these be pushed with the coming backward, in order of members."""
@@ -380,6 +408,7 @@ class Unit:
         self.uses = 0
         self.was_pushed = False
         self.calls = self.hidden_calls = 0
+        self.is_kept = False
         self.open_calls.clear()
         self.current.clear()
         self.with_gradient.clear()
