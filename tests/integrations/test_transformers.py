@@ -235,7 +235,9 @@ def test_transformers_cache_with_a_graph_is_refused(tmp_path: Path) -> None:
         luwu.optim.SGD(model.parameters(), lr=0.1)
         first = model(input_ids=inputs[:, :16], use_cache=True)
         again = model(input_ids=inputs[:, 16:], past_key_values=first.past_key_values)
-        with pytest.raises(StepOrderError, match=r"reached unit model\.layers\.\d past its outputs"):
+        with pytest.raises(
+            StepOrderError, match=r"reached unit model\.layers\.\d past its outputs"
+        ):
             again.logits.sum().backward()
 
 

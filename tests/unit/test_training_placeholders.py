@@ -243,6 +243,19 @@ def test_use_before_and_after_training(session: Session) -> None:
         model(torch.ones(1, 64))
 
 
+@pytest.mark.feature("parameters without a shape: LazyLinear")
+@pytest.mark.parametrize("kind", [nn.LazyLinear, nn.LazyConv1d, nn.LazyBatchNorm1d])
+def test_parameters_without_a_shape_are_refused(kind: Any, session: Session) -> None:
+    """Goal: a module that has not seen its input yet is refused in one sentence, by name; it is
+    taken once it has."""
+    options = {"LazyLinear": [4], "LazyConv1d": [4, 1], "LazyBatchNorm1d": []}[kind.__name__]
+    model = kind(*options)
+    with pytest.raises(luwu.ConfigError, match=rf"weight of {kind.__name__} has no shape yet"):
+        luwu.fully_shard(model)
+    model(torch.ones(2, 4, 4))
+    luwu.fully_shard(model)
+
+
 def test_session_is_needed_once() -> None:
     """Goal: calls before init, and a second init, say so."""
     with pytest.raises(luwu.ConfigError, match=r"luwu\.init"):

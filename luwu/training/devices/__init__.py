@@ -4,6 +4,7 @@ gradients.py        which parts of a unit's gradients make up each extent, and t
 device.py           `CpuDevice`, `CudaDevice`; `write_unit` writes gradients to cells
 packing.py          extents whose gradients a GPU packs at once
 weights.py          the storage of a unit's weights on a CPU (`device_weights.py`: on a GPU)
+away.py             what a backward gets that reads weights which are away
 storages.py         which storages hold weights
 turns.py            the NIC of a GPU worker: pushes are handed over when their copies are done
 streams.py, pinning.py, ring.py    streams and events, registered memory, buffers used again

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from luwu.base.errors import ConfigError
 from luwu.training.base.names import class_name
@@ -205,6 +206,12 @@ def _take_parameters(session: Session, modules: list[nn.Module]) -> None:
             for name, parameter in inner._parameters.items():
                 if parameter is None or session.model.is_ignored(parameter):
                     continue
+                if isinstance(parameter, UninitializedParameter):
+                    raise ConfigError(
+                        f"fully_shard: parameter {name} of {class_name(inner)} has no shape yet; "
+                        "run the model once on a batch, before luwu.fully_shard, so that its lazy "
+                        "modules know their sizes"
+                    )
                 if not isinstance(parameter, Placeholder):
                     _check_no_hooks(inner, name, parameter)
                     become_placeholder(
