@@ -68,9 +68,12 @@ class Recorder(Closing):
     """Writes a process's events; safe to use from several threads."""
 
     def __init__(
-        self, *, role: str, path: Path | None = None, printed: IO[str] | None = sys.stderr
-    ) -> None:
+        self, *, role: str, path: Path | None = None, printed: IO[str] | None = sys.stderr,
+        least: str = "INFO",
+    ) -> None:  # fmt: skip
+        """`least`: what is printed, INFO or only WARNING."""
         self._role = role
+        self._silent = ("DEBUG",) if least == "INFO" else ("DEBUG", "INFO")
         self._lock = threading.RLock()  # a signal handler may hold it already
         self._pid = os.getpid()
         self._printed = printed
@@ -90,7 +93,7 @@ class Recorder(Closing):
 
     def event(self, name: str, *, level: str = "INFO", **fields: object) -> None:
         """Record an instant; print it unless it is DEBUG."""
-        if level != "DEBUG" and self._printed is not None:
+        if level not in self._silent and self._printed is not None:
             text = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
             with self._lock:
                 line = f"{local_time_text()} {level} {name} {text}".rstrip()

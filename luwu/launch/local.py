@@ -71,7 +71,7 @@ def init_local(
     cluster = LocalCluster(
         world_size=1, state=path, memory_budget_bytes=sizes.memory_budget_bytes,
         chunk_bytes=sizes.chunk_bytes, extent_chunks=sizes.extent_chunks, resume=True,
-        summary=Path(tempfile.gettempdir()), on_error=_say,
+        summary=Path(tempfile.gettempdir()), on_error=_say, printed=sys.stderr,
     )  # fmt: skip
     try:
         session = run.init(nic=cluster.nic(0), device=device)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
@@ -55,19 +55,21 @@ class LocalCluster(Closing):
         link_seed: int = 0, aggregate: str = FLOAT32, tree: Tree | None = None,
         nodes_count: int = 1, replicas: int = 1,
         on_error: Callable[[BaseException], None] = lambda error: None,
+        printed: IO[str] | None = None,
     ) -> None:  # fmt: skip
         """`transport`: inproc, tcp, ipc or shm; `arena_bytes`: of each worker, with shm; `links`:
         emulated ones, whose random numbers derive from `link_seed`; `tree`: switches between
         workers and node, one above all workers unless given; `nodes_count`: optimizer nodes,
         which hold `replicas` of each page: with more than one, the job outlives a node; `on_error`:
-        gets what ended a thread of switch or node, in that thread."""
+        gets what ended a thread of switch or node, in that thread; `printed`: gets the nodes'
+        warnings."""
         links = links or Links()
         at_node = links.node if has_switch else links.worker
         self._worker_retry = retry_over(links.worker)
         self.world_size, self._transport_name = world_size, transport
         self._network = InProcessNetwork()
         self._errors: list[BaseException] = []
-        self._on_error = on_error
+        self._on_error, self._printed = on_error, printed
         self._stopping = threading.Event()
         self._nics: list[Nic] = []
         self._nic_settings = NicSettings(
@@ -113,7 +115,8 @@ class LocalCluster(Closing):
         spec = replace(self.spec, number=number, state=state)
         transport = self._transport(spec.plan().shared_bytes, link, name)
         self._endpoints[name] = self._listen(transport, name)
-        shell = make_node_shell(spec, transport, Recorder(role=name, printed=None))
+        recorder = Recorder(role=name, printed=self._printed, least="WARNING")
+        shell = make_node_shell(spec, transport, recorder)
         self._threads.append(self._thread(name, self._serving(shell)))
         return shell
 

@@ -3,6 +3,8 @@
     node.step     step=41    step 41 is decided; of several nodes, as the first has it
     node.opened   version=41   a node that was started again found 41 decided steps
 
+`Skips` reports steps that the nodes skipped, from what they print.
+
 A step that was decided is never decided again, none is left out, and a node that comes back has
 found all of them: whoever reads along can check that (I1, I2). A node that was killed between a
 decision and its record left no line for that one step; `node.opened` tells it.
@@ -10,11 +12,15 @@ decision and its record left no line for that one step; `node.opened` tells it.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
+from typing import Final
 
 from luwu.base.json_file import json_object
 from luwu.launch.processes.console import LogFollower
 from luwu.launch.processes.run_directory import RunDirectory
+
+_SKIPPED: Final = " WARNING node.skipped "
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +69,35 @@ class Progress:
             kind = "again" if step <= self.last else "with steps left out"
             self.violations.append(f"step {step} was decided after step {self.last}: {kind}")
         self.last = step
+
+
+class Skips:
+    """Steps that were skipped as a gradient was not finite; nodes print few of them."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._logs = run.log("node").parent
+        self._files: dict[str, LogFollower] = {}
+        self._said: set[str] = set()
+        """The reported steps; several nodes may report one."""
+
+    def news(self) -> list[str]:
+        """Reports that are new since the last call."""
+        for path in sorted(self._logs.glob("node*.log")):
+            self._files.setdefault(path.name, LogFollower(path))
+        return [
+            text
+            for file in self._files.values()
+            for line in file.lines()
+            if _SKIPPED in line and (text := self._report(line))
+        ]
+
+    def _report(self, line: str) -> str:
+        """The report of a printed event; empty if there is nothing to report."""
+        fields = dict(each.split("=", 1) for each in shlex.split(line.split(_SKIPPED, 1)[1]))
+        if fields["step"] in self._said:
+            return ""
+        self._said.add(fields["step"])
+        return (
+            f"step {fields['step']} was skipped: the gradient of unit {fields['unit']} is not "
+            f"finite ({fields['count']} skipped so far)"
+        )

@@ -41,6 +41,7 @@ from luwu.launch.processes.guard import MARK_SUFFIX
 from luwu.launch.processes.relay import Relay, Sink
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.processes.sampling import MemorySampler
+from luwu.launch.progress import Skips
 from luwu.launch.progress_line import ProgressLine
 from luwu.launch.roles import POLL_S, RoleProcess, wait_until_listens
 from luwu.launch.torchrun import (
@@ -103,6 +104,7 @@ class Supervisor(Closing):
         self._replicas = Replicas(1, 1)
         self._workers: list[WorkerGroup] = []
         self._attendance: Attendance | None = None
+        self._skips = Skips(run)
         self._relay: Relay | None = None
         self._written: list[ProcessEntry] = []
         self._sampler = MemorySampler()
@@ -337,6 +339,8 @@ class Supervisor(Closing):
                 self._raise_role_failure_first()
                 causes = [] if self._attendance is None else self._attendance.vain_waits()
                 raise worker_failure(self.run, self._prefix, code, group.guard.name, causes)
+        for line in self._skips.news():
+            self._console.say(line)
         if self._attendance is not None and not are_done:
             for line in self._attendance.news():
                 self._console.say(line)

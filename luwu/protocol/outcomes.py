@@ -17,6 +17,8 @@ class Outcomes:
     """The last verdict that skipped a step, ..."""
     skipped_attempt: int = -1
     """... and the attempt it ended: nothing of it is lost but weights that streamed ahead."""
+    skips_count: int = 0
+    """Steps that were skipped, since the process began, for a sum that is not finite."""
 
     def undo(self, step: int) -> None:
         """A new attempt goes on with this step: how it came out before does not count."""

@@ -439,10 +439,24 @@ class NodeCore:
             outcomes.skip = verdict
             step.ready.clear()
             self.serving.was_skipped()
-            out.note("node.skipped", level="WARNING", step=step.number, grad_norm=norm)
+            self._note_skipped(step, norm)
         elif not self.shard.is_streaming:
             for extent in step.forward_order(self.shard.trainable):
                 self.gathering.make_ready(step, extent)
+
+    def _note_skipped(self, step: Step, norm: float) -> None:
+        """Report a skipped step; as a warning the first and then every tenth whose gradient is not
+        finite here: not those that the script left out, and those of other nodes."""
+        outcomes, extent = self.children.outcomes, step.not_finite(self.shard.trainable)
+        if extent is None:
+            self.out.note("node.skipped", step=step.number, grad_norm=norm)
+            return
+        outcomes.skips_count += 1
+        self.out.note(
+            "node.skipped", level="DEBUG" if outcomes.skips_count % 10 != 1 else "WARNING",
+            step=step.number, grad_norm=norm, unit=self.shard.unit_of(extent),
+            count=outcomes.skips_count,
+        )  # fmt: skip
 
     def _start_updates(self, step: Step) -> None:
         if not self.state.must_discard:

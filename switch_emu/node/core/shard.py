@@ -76,6 +76,10 @@ class Shard:
         assert self.description is not None
         return loaded_bytes(self.description, chunk)
 
+    def unit_of(self, extent: int) -> str:
+        """Name of the unit that this extent is a part of."""
+        return self.layout.units[self.layout.extents[extent].unit].name
+
     def owns(self, chunk: int) -> bool:
         """True if a chunk exists and is this node's."""
         return self.share.owns(chunk)

@@ -175,6 +175,13 @@ class Step:
             return None
         return blocks
 
+    def not_finite(self, trainable: Sequence[int]) -> int | None:
+        """The last extent here whose sum is not finite: backward came to it first."""
+        for extent in reversed(trainable):
+            if not all(map(math.isfinite, self.sums.extents[extent].squares)):
+                return extent
+        return None
+
     def forward_order(self, trainable: Sequence[int]) -> list[int]:
         """The extents in the order in which the next forward will want them."""
         wanted = set(trainable)
