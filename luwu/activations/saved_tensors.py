@@ -87,8 +87,8 @@ class SavedTensors:
             if packed.tensor._version != packed.version:
                 raise LuwuError(
                     f"a tensor of shape {tuple(packed.tensor.shape)} that was saved for backward "
-                    f"was changed in place afterwards (version {packed.tensor._version}, expected "
-                    f"{packed.version}), so its gradient would be wrong; work on a clone() of it"
+                    f"was changed in place afterwards (it is at version {packed.tensor._version}, "
+                    f"expected {packed.version}), so its gradient would be wrong; work on a clone()"
                 )
             return packed.tensor
         memory = self._store.get(packed.hold)

@@ -172,7 +172,7 @@ def keeping(how: str, blocks: nn.Sequential) -> tuple[Tensor, Callable[[], Any]]
 @pytest.mark.feature("a backward that begins inside a unit")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("how", ["a second loss", "a hook", "autograd.grad"])
+@pytest.mark.parametrize("how", ["a second loss", "a hook", "autograd.grad", "offloaded"])
 def test_a_backward_inside_a_unit_is_right_or_names_it(
     how: str, frozen: bool, way: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -192,6 +192,8 @@ def test_a_backward_inside_a_unit_is_right_or_names_it(
     def work(rank: int) -> None:
         blocks = make()
         luwu.fully_shard_each(blocks, Keeps)
+        if how == "offloaded":
+            luwu.offload_activations(blocks, directory=tmp_path, min_bytes=0)
         luwu.optim.SGD([p for p in blocks.parameters() if p.requires_grad], lr=0.1)
         x, backward = keeping(how, blocks)
         backward()

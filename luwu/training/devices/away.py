@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from luwu.base.errors import StepOrderError
+from luwu.base.errors import LuwuError, StepOrderError
 
 FIRST_AWAY: Final = 1 << 31
 """Versions from here on are of weights that are away. Autograd counts in 32 bits."""
@@ -49,7 +49,7 @@ def name_units_in_errors() -> None:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         try:
             return run(*args, **kwargs)
-        except RuntimeError as error:
+        except (RuntimeError, LuwuError) as error:
             found = _FOUND.search(str(error))
             weights = None if found is None else _weights.get(int(found[1]))
             if weights is None:
