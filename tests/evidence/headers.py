@@ -4,8 +4,8 @@
                       one character many times stands as [character, count].
     refusals.txt      one line for each field of each header on the wire: which of `VALUES` it takes
 
-Both were written by `python -m tests.evidence headers` and are checked by `test_evidence.py`; a
-message that is renamed is translated in `adapter.py`, by the code that stands in the header.
+Both were written by `python -m tests.evidence headers` and are checked by
+`test_evidence_headers.py`.
 """
 
 from __future__ import annotations

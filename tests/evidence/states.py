@@ -14,9 +14,9 @@ from typing import Final
 
 from tests.evidence.digests import WAYS
 from tests.evidence.jobs import digest_at, run
-from tests.evidence.record import RECORDS
 from tests.suites.unpack import unpack_all
 
+RECORDS: Final = Path(__file__).parent / "records"
 STOPPED_AT: Final = 2
 STATES: Final[Mapping[str, str]] = {
     "momentum": "sgd with momentum, at_step",

@@ -11,7 +11,6 @@ import pytest
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import PayloadRule
 from luwu.wire.messages import MESSAGE_TYPES
-from tests.evidence import adapter
 from tests.evidence.headers import HEADERS, REFUSALS, refusals_text, value_of
 
 LINES: list[dict[str, Any]] = [json.loads(line) for line in HEADERS.read_text().splitlines()]
@@ -31,7 +30,7 @@ def test_headers_are_what_they_were(name: str) -> None:
             continue
         header = bytes.fromhex(line["header"])
         kind = KINDS[code_of(header)]
-        shown = {adapter.field_of(name, field): value for field, value in line["fields"].items()}
+        shown = line["fields"]
         message = kind(**{field: value_of(value) for field, value in shown.items()})
         assert encode(message) == header, line["case"]
         payload_count = 0 if kind.PAYLOAD is PayloadRule.NONE else 1
