@@ -1,12 +1,11 @@
 """What do keys cost, and how fast is an encrypted link at best?
 
 Metrics:  stream   bytes per second of messages from one process to another over loopback,
-                   acknowledged one by one, 8 MiB under way; by the size of a message, and by the
-                   connections (`stripes`) with an I/O thread each at both ends
+                   acknowledged one by one, 8 MiB under way; by the size of a message
           round    seconds of a message of 64 bytes there and back
           connect  seconds from dialling to the first connection that may be used
 Arms:     keys (CURVE), and `open`, the same without; taken in turns, so a claim is a ratio of one
-          run. `keys x 4` is over four connections
+          run
 Ceiling:  without keys is the ceiling of with keys. `cipher` is what the same library encrypts on
           one core, and nothing else: a byte is encrypted here and decrypted there, so a machine of
           C cores streams at most C / 2 times as much from itself to itself
@@ -33,29 +32,26 @@ from benchmarks.harness import Row, say
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.keys import Identity, make_directory, write_allowed, write_secret
 from luwu.transport import Delivery, PeerUp, Transport, ZeroMqTransport
-from luwu.transport.curve import Security, curve_library, new_key_pair, open_security
-from luwu.transport.striped import StripedTransport
+from luwu.transport.curve import curve_library, new_key_pair, open_security
 
 KIB: Final = 1024
 MESSAGE_BYTES: Final = 1024 * KIB
 MESSAGES_BYTES: Final = (64 * KIB, MESSAGE_BYTES, 4 * MESSAGE_BYTES)
-CONNECTIONS: Final = (1, 2, 4)
 SMALL_BYTES: Final = 64
 UNDER_WAY_BYTES: Final = 8 * MESSAGE_BYTES
 STREAM_BYTES: Final = 400 * MESSAGE_BYTES
 LIMIT_NS: Final = 60 * 10**9
 SEED_BYTE: Final = 0xA5
 MEANINGS: Final = {
-    "stream_slowdown_ratio": "bytes per second of messages of 1 MiB over one connection, without "
-    "keys / with keys",
-    "stream_best_slowdown_ratio": "the same, each by its best size and number of connections",
+    "stream_slowdown_ratio": "bytes per second of messages of 1 MiB, without keys / with keys",
+    "stream_best_slowdown_ratio": "the same, each by its best size",
     "stream_of_cipher_ratio": "bytes per second with keys at best / of the cipher on one core",
     "round_slowdown_ratio": "seconds of a small round trip with keys / without",
     "connect_slowdown_ratio": "seconds to connect with keys / without",
 }
 ANSWERING: Final = (
     "import sys; from pathlib import Path; from benchmarks.keys import answer; "
-    "answer(Path(sys.argv[1]) if sys.argv[1] else None, int(sys.argv[2]))"
+    "answer(Path(sys.argv[1]) if sys.argv[1] else None)"
 )
 
 
@@ -69,11 +65,7 @@ def main() -> int:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="luwu-bench-keys-") as name:
         keys = make_keys(Path(name) / "keys")
-        peers = {
-            arm + f" x {count}" * (count > 1): Peer(keys if arm == "keys" else None, count)
-            for count in CONNECTIONS
-            for arm in ("keys", "open")
-        }
+        peers = {"keys": Peer(keys), "open": Peer(None)}
         try:
             for nbytes in MESSAGES_BYTES:
                 arms = {
@@ -81,10 +73,9 @@ def main() -> int:
                     for arm, peer in peers.items()
                 }
                 rows += measured(f"stream {nbytes // KIB}KiB", arms, repeats, stream_bytes)
-            plain = {arm: peers[arm] for arm in ("keys", "open")}
-            rounds = {arm: partial(peer.round_s, round_count) for arm, peer in plain.items()}
+            rounds = {arm: partial(peer.round_s, round_count) for arm, peer in peers.items()}
             rows += measured("round", rounds, repeats)
-            connects = {arm: peer.connect_s for arm, peer in plain.items()}
+            connects = {arm: peer.connect_s for arm, peer in peers.items()}
             rows += measured("connect", connects, repeats)
         finally:
             for peer in peers.values():
@@ -122,7 +113,7 @@ def claims(rows: list[Row]) -> dict[str, float]:
 
     def best(arm: str) -> float:
         streams = medians.items()
-        return min(s for (c, a), s in streams if c.startswith("stream") and a.startswith(arm))
+        return min(s for (c, a), s in streams if c.startswith("stream") and a == arm)
 
     found = {
         f"{name}_slowdown_ratio": medians[case, "keys"] / medians[case, "open"]
@@ -164,11 +155,10 @@ def cipher_s(library: Any, nbytes: int) -> float:
 class Peer:
     """Another process that answers, and our connection to it."""
 
-    def __init__(self, keys: Path | None, connections: int) -> None:
-        self._keys, self._connections = keys, connections
-        asked = ("" if keys is None else str(keys), str(connections))
+    def __init__(self, keys: Path | None) -> None:
+        self._keys = keys
         self._process = subprocess.Popen(
-            [sys.executable, "-c", ANSWERING, *asked],
+            [sys.executable, "-c", ANSWERING, "" if keys is None else str(keys)],
             stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self._process.stdout is not None
@@ -211,7 +201,7 @@ class Peer:
         self._process.wait()
 
     def _connected(self) -> Transport:
-        transport = opened(open_security(self._keys, "worker-0"), self._connections)
+        transport = ZeroMqTransport(security=open_security(self._keys, "worker-0"))
         transport.dial("parent", self._endpoint)
         until_ns = SYSTEM_CLOCK.now_ns() + LIMIT_NS
         while not isinstance(transport.receive(100_000_000), PeerUp):
@@ -232,17 +222,10 @@ class Peer:
                 answered += 1
 
 
-def opened(security: Security | None, connections: int) -> Transport:
-    """A transport with an I/O thread for each connection."""
-    if connections == 1:
-        return ZeroMqTransport(security=security)
-    return StripedTransport(security=security, stripes=connections, io_threads=connections)
-
-
-def answer(keys: Path | None, connections: int) -> None:
+def answer(keys: Path | None) -> None:
     """The other process: say where we listen, and how much of each message arrived whole."""
     security = open_security(keys, "switch", "worker")
-    with opened(security, connections) as transport:
+    with ZeroMqTransport(security=security) as transport:
         print(transport.listen("tcp://127.0.0.1:0"), flush=True)
         while True:
             heard = transport.receive(None)

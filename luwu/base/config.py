@@ -23,7 +23,6 @@ from luwu.base.limits import (
     HOSTS_MAX,
     INT64_MAX,
     NODE_COUNT_MAX,
-    STRIPES_MAX,
     WORLD_SIZE_MAX,
 )
 from luwu.base.links import (
@@ -73,7 +72,7 @@ SERVING_KEYS: Final = (
     "aggregate", "aggregate_scale", "chunk", "dilation", "disk_rate", "drop_after",
     "drop_node_after", "duplicate", "durability", "extent", "fidelity", "fill_rate", "link", "loss",
     "memory_budget", "no_switch", "on_lost_steps", "on_worker_loss", "optimizer_nodes", "reorder",
-    "replicas", "reshard_after_forward", "restarts", "resume", "seed", "slots", "state", "stripes",
+    "replicas", "reshard_after_forward", "restarts", "resume", "seed", "slots", "state",
     "switch_memory_budget", "transport", "tree", "workers_min",
 )  # fmt: skip
 """Keys of switch and node: they belong to whoever starts these."""
@@ -158,9 +157,6 @@ class RunConfig:
         "auto", one_of("auto", "tcp", "ipc", "shm"), "auto|tcp|ipc|shm", SERVING,
         "how processes communicate; auto: shared memory on one host",
     )  # fmt: skip
-    stripes: int = _key(
-        1, whole(1, STRIPES_MAX), "N", SERVING, "number of connections per link; not with shm"
-    )
     aggregate: str = _key(
         "float32", words, "float32|shared-exponent|fixed-scale|NAME", SERVING,
         "how the network adds gradients; NAME: an aggregator of another package",

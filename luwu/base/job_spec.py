@@ -39,8 +39,6 @@ class JobSpec:
     """Shared memory of each child for what it sends, where links are shm://; 0: none is shared."""
     extent_chunks: int = 1
     """Chunks that travel together at most (`luwu.layout.Layout`)."""
-    stripes: int = 1
-    """Connections of each link, where it is not shm://."""
     replicas: int = 1
     """Optimizer nodes that hold each page."""
     retry: RetryPolicy | None = None

@@ -84,7 +84,6 @@ KEEP_PIECES_MAX: Final = 1024
 NODE_COUNT_MAX: Final = 64
 """Optimizer nodes of one job."""
 
-STRIPES_MAX: Final = 8
 """Connections that one link may be spread over."""
 
 HOSTS_MAX: Final = 200

@@ -41,7 +41,6 @@ from luwu.launch.serving import (
     decide_sizes,
     serve,
     state_directory,
-    stripes_of,
     tree_of,
 )
 from luwu.launch.starting import log_text, say_security, say_start, start_text, workers_text
@@ -218,10 +217,7 @@ def _start(
         endpoint = add_switch(
             supervisor, config, node, tree, tree.root, ends, key_name=config.key_name
         )
-        connection = replace(
-            node, switch=endpoint, stripes=stripes_of(config, node), more_nodes=(),
-            insecure=config.insecure,
-        )  # fmt: skip
+        connection = replace(node, switch=endpoint, more_nodes=(), insecure=config.insecure)
         write_connection(directory.connect_file, connection)
         return connection
     return start_node(supervisor, resolved, number, console, should_stop)

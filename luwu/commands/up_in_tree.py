@@ -31,7 +31,6 @@ from luwu.launch.serving import (
     add_switch,
     can_share,
     leaf_of,
-    stripes_of,
     tree_of,
 )
 from luwu.launch.starting import log_text, say_joins, say_security, workers_text
@@ -174,7 +173,6 @@ def start_in_tree(
         asked,
         switch=endpoint,
         more_nodes=(),
-        stripes=stripes_of(config, parent),
         insecure=config.insecure,
         leaves=(leaf_of(place, endpoint),) if place.workers else (),
     )

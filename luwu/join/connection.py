@@ -3,7 +3,7 @@
     {"schema": 1, "job": 5713, "protocol": 1, "world_size": 2,
      "node": "tcp://10.0.0.5:41877", "switch": "tcp://10.0.0.6:40001", "chunk_bytes": 1048576,
      "reshard_after_forward": null, "prefetch_units": 2, "connect_timeout_s": 60, "grace_s": 600,
-     "arena_bytes": 0, "stripes": 1, "retry": null, "aggregate": "float32", "tree": "",
+     "arena_bytes": 0, "retry": null, "aggregate": "float32", "tree": "",
      "leaves": [], "optimizer_nodes": 1, "more_nodes": [], "on_worker_loss": "stop",
      "insecure": false}
 
@@ -42,7 +42,6 @@ from luwu.base.limits import (
     NODE_COUNT_MAX,
     PAYLOAD_BYTES_MAX,
     PROTOCOL_VERSION,
-    STRIPES_MAX,
     WORLD_SIZE_MAX,
 )
 from luwu.base.outstanding import RetryPolicy
@@ -129,10 +128,6 @@ class Connection(JobSpec):
             )
         return self.endpoint
 
-    def stripes_of(self, endpoint: str) -> int:
-        """Connections of a link to an endpoint."""
-        return 1 if endpoint.startswith("shm://") else self.stripes
-
     def url(self, leaf: Leaf | None = None) -> str:
         """The same for a host that shares no directory: for the workers of a leaf, or for all."""
         asked: dict[str, object] = {
@@ -141,7 +136,7 @@ class Connection(JobSpec):
             "chunk_bytes": self.chunk_bytes,
             "prefetch_units": self.prefetch_units,
         }
-        for name in ("arena_bytes", "extent_chunks", "stripes", "optimizer_nodes", "replicas"):
+        for name in ("arena_bytes", "extent_chunks", "optimizer_nodes", "replicas"):
             if getattr(self, name) != _DEFAULTS[name]:
                 asked[name] = getattr(self, name)
         if self.more_nodes:
@@ -318,7 +313,6 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     _in_limits(document, "extent_chunks", 1, most, where)
     _in_limits(document, "prefetch_units", 0, 1 << 20, where)
     _in_limits(document, "arena_bytes", 0, INT64_MAX, where)
-    _in_limits(document, "stripes", 1, STRIPES_MAX, where)
     _in_limits(document, "optimizer_nodes", 1, NODE_COUNT_MAX, where)
     _in_limits(document, "replicas", 1, document.get("optimizer_nodes", 1), where)
     more_nodes = document.get("more_nodes", [])

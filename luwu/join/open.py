@@ -55,7 +55,6 @@ def open_nic(rank: int, world_size: int, *, on_device: bool = False) -> Nic:
             arena_bytes=connection.arena_bytes,
             insecure=connection.insecure,
             security=security,
-            stripes=connection.stripes_of(endpoint),
             peers=Access.READ_ONLY if on_device else Access.PRIVATE,
         ),
         WorkerIdentity(
@@ -125,7 +124,6 @@ def make_reader(
             endpoint,
             insecure=connection.insecure,
             security=own_security(endpoint, rank),
-            stripes=connection.stripes_of(endpoint),
         ),
         endpoint=endpoint,
         job=connection.job,

@@ -216,7 +216,7 @@ def job_spec(
     """The specification that all processes of a job have in common."""
     return JobSpec(
         job=job, chunk_bytes=chunk_bytes, extent_chunks=extent_chunks,
-        grace_s=config.grace, arena_bytes=arena_bytes, stripes=config.stripes,
+        grace_s=config.grace, arena_bytes=arena_bytes,
         replicas=config.replicas, insecure=config.insecure,
     )  # fmt: skip
 

@@ -257,7 +257,6 @@ def _probe(
         endpoint,
         arena_bytes=connection.arena_bytes,
         insecure=connection.insecure,
-        stripes=connection.stripes_of(endpoint),
     ) as transport:
         transport.dial(PARENT, endpoint)
         end_ns = SYSTEM_CLOCK.now_ns() + int(timeout_s * 1e9)

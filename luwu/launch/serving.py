@@ -248,11 +248,6 @@ def serve(
     chosen_aggregate(config)  # before anything is started
     check_lost_steps(config)
     transport = chosen_transport(config)
-    if transport == "shm" and config.stripes > 1:
-        raise ConfigError(
-            f"stripes: {config.stripes} connections asked for, but shared memory has nothing to "
-            "spread over them; give --transport tcp too, or leave --stripes out"
-        )
     tree = tree_of(config) if hosts is None else hosts.plan.tree
     if hosts is not None:
         transport = "tcp"
@@ -406,7 +401,6 @@ def _add_switches(
     return replace(
         connection,
         switch=parents[tree.root.name],
-        stripes=stripes_of(config, connection),
         leaves=tuple(leaves) if len(tree) > 1 else (),
         retry=retry_over(links_of(config).worker),
     )
@@ -419,11 +413,7 @@ def add_switch(
     """Start the switch of a place in the tree; where it listens."""
     above = node_link(config) if place.parent == NODE else links_of(config).switch
     job = replace(
-        connection,
-        stripes=stripes_of(config, connection),
-        retry=retry_over(above),
-        grace_s=config.grace,
-        insecure=config.insecure,
+        connection, retry=retry_over(above), grace_s=config.grace, insecure=config.insecure
     )
     spec = switch_spec(
         config,
@@ -441,11 +431,6 @@ def add_switch(
 def leaf_of(place: Place, endpoint: str) -> Leaf:
     """A switch as its workers know it."""
     return Leaf(ranks=ranges_text(place.workers), endpoint=endpoint)
-
-
-def stripes_of(config: RunConfig, connection: Connection) -> int:
-    """Connections of each link: as asked here, else as the node says."""
-    return config.stripes if config.stripes > 1 else connection.stripes
 
 
 def tree_of(config: RunConfig) -> Tree:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def luwu_proc(
     *, transport: str | None = None, chunk: str | None = None, memory_budget: str | None = None,
-    durability: str | None = None, no_switch: bool | None = None, stripes: int | None = None,
+    durability: str | None = None, no_switch: bool | None = None,
     reshard_after_forward: bool | None = None, grace: str | None = None,
     timeout: float | None = None, keep: bool | None = None,
 ) -> Callable[..., Any]:  # fmt: skip
@@ -34,7 +34,6 @@ def luwu_proc(
         memory_budget: Of the node, such as `"256MiB"`.
         durability: `"process"` unless given.
         no_switch: Workers talk to the node directly.
-        stripes: Connections per link.
         reshard_after_forward: Free a unit's weights between forward and backward.
         grace: How long to wait for a silent process, such as `"60s"`.
         timeout: Seconds that a run or a start may take; goes before `--luwu-timeout`.
@@ -63,7 +62,7 @@ def luwu_proc(
         name: value
         for name, value in (
             ("transport", transport), ("chunk", chunk), ("memory_budget", memory_budget),
-            ("durability", durability), ("no_switch", no_switch), ("stripes", stripes),
+            ("durability", durability), ("no_switch", no_switch),
             ("reshard_after_forward", reshard_after_forward), ("grace", grace),
         )
         if value is not None

@@ -17,9 +17,6 @@ Only `luwu.transport` imports zmq; nothing here knows messages or the layout of 
     arrivals.py       connections of the listener as the kernel sees them
     curve.py          CURVE keys on sockets
     zap.py            the handler that decides which keys may connect
-    striped.py        a peer reached over several connections at once
-    striped_links.py  links of several stripes
-    stripes.py        stripes of one link: meeting, and the order of messages
     shm.py            over shared memory, on one host
     shared_links.py   one connection over shared memory: what is lent and given back
     meetings.py       how two transports over shared memory meet
@@ -53,7 +50,6 @@ from luwu.transport.interface import (
 )
 from luwu.transport.shm import ShmTransport
 from luwu.transport.sockets import ZeroMqTiming
-from luwu.transport.striped import StripedTransport
 from luwu.transport.zeromq import ZeroMqTransport
 
 __all__ = [
@@ -72,7 +68,6 @@ __all__ = [
     "Received",
     "SendHandle",
     "ShmTransport",
-    "StripedTransport",
     "Transport",
     "ZeroMqTiming",
     "ZeroMqTransport",

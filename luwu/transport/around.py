@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
 
 from luwu.transport.interface import Buffer, Received, SendHandle, Transport
 
-InnerT = TypeVar("InnerT", bound=Transport)
 
-
-class TransportAround(Transport, Generic[InnerT]):
+class TransportAround(Transport):
     """Passes every call on to `inner`. Closing it closes `inner`."""
 
-    def __init__(self, inner: InnerT) -> None:
+    def __init__(self, inner: Transport) -> None:
         self._inner = inner
 
     def listen(self, endpoint: str, *, advertise: str | None = None) -> str:

@@ -34,7 +34,7 @@ class ConnectionLimits:
     total: int = 4096
     """At a time, in all; the limit of open files bounds it too."""
     of_key: int = 40
-    """With one key: stripes of a worker and of its reader, and those of its last start."""
+    """With one key: a process, its readers, and those of its last start."""
     unmet: int = 512
     """That have not said who they are, in all. libzmq ends those whose handshake takes too long;
     those that are silent after it are ended when there are too many."""

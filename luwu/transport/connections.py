@@ -3,8 +3,7 @@
 Each dialling socket is used for one connection. libzmq would reconnect it by itself, and does in
 the moments before we notice the loss; but then messages of two connections would come out of one
 socket. So a DEALER says an empty message first (ZMQ_PROBE_ROUTER), once for each socket, and a
-ROUTER lets nobody in who begins otherwise. Where a hub wants greetings (`Hub.greeting_bytes`), a
-first message of that size is one, and says what its connection is for.
+ROUTER lets nobody in who begins otherwise.
 
 A ROUTER knows its peers by routing ids, the monitor knows connections by file descriptors, and
 descriptors are used again. They are matched at the empty message: its descriptor is read from the
@@ -47,13 +46,6 @@ _PASSED_OVER_COUNT = 64
 _OWN_ROUTING_ID_BYTES = 5  # a zero and a number: what libzmq gives to those who bring no name
 
 
-@dataclass(frozen=True, slots=True)
-class Greeted(PeerUp):
-    """The PeerUp of a connection that began with a greeting."""
-
-    greeting: bytes = b""
-
-
 class Hub(Protocol):
     """The part of a transport that a connection uses."""
 
@@ -67,8 +59,6 @@ class Hub(Protocol):
     credit_bytes: int
     header_bytes_max: int
     gathering: Gathering
-    greeting_bytes: int
-    """Size of a greeting that a connection may begin with; 0: none may."""
     received: deque[Received]
 
     def watch(self, socket: zmq.Socket[Any], call: Callable[[], None]) -> None:
@@ -201,7 +191,7 @@ class Listener:
         # says of the descriptor is about this connection or a later one.
         self._read_monitor()
         hub = self._hub
-        fault = _stranger_fault(routing_id, frames, frames_count, hub.greeting_bytes)
+        fault = _stranger_fault(routing_id, frames, frames_count)
         fd = _descriptor(frames[-1])
         key, identity = self._key_of(frames[-1])
         is_unwelcome = fault is None
@@ -210,7 +200,7 @@ class Listener:
         lane = None
         if fault is None:
             way = Way(self._socket, routing_id)
-            lane = Lane(peer, (way,), hub.credit_bytes, hub.header_bytes_max, hub.gathering)
+            lane = Lane(peer, way, hub.credit_bytes, hub.header_bytes_max, hub.gathering)
         arrived = hub.arrivals.there(fd) if key else None
         route = self._routes[routing_id] = _Route(routing_id, lane, fd, arrived, key)
         over: _Route | None = route
@@ -228,9 +218,7 @@ class Listener:
                 self._unmet_ends.remove(end)
         if lane is not None:
             hub.attach(lane)
-            greeting = frames[1].bytes
-            up = Greeted(peer, identity, greeting) if greeting else PeerUp(peer, identity)
-            hub.received.append(up)
+            hub.received.append(PeerUp(peer, identity))
         else:
             kind: type[LuwuError] = AccessRefused if is_unwelcome else RemoteProtocolError
             place = hub.arrivals.place_of(fd)
@@ -338,15 +326,13 @@ class Listener:
             self._hub.received.append(PeerDown(route.lane.peer, LOST))
 
 
-def _stranger_fault(
-    routing_id: bytes, frames: list[zmq.Frame], frames_count: int, greeting_bytes: int
-) -> str | None:
+def _stranger_fault(routing_id: bytes, frames: list[zmq.Frame], frames_count: int) -> str | None:
     """The reason why the sender of this first message is no peer; None if it is one."""
     if len(routing_id) != _OWN_ROUTING_ID_BYTES or routing_id[0] != 0:
         return "chose a name for itself, or does not speak ZeroMQ"
     if frames_count < 2 or _socket_type(frames[1]) != "DEALER":
         return "speaks an old ZeroMQ, or another socket's part"
-    if frames_count != 2 or len(frames[1]) not in (0, greeting_bytes):
+    if frames_count != 2 or len(frames[1]):
         return "did not begin with an empty message (or repeats what a lost connection left over)"
     return None
 

@@ -23,12 +23,11 @@ from luwu.transport.sockets import new_socket, prepare_connect, prepare_connecte
 
 
 class Dialled:
-    """Dials until it is stopped. With a greeting it serves one connection, then waits for
-    `restart` with another one."""
+    """Dials until it is closed."""
 
     def __init__(
         self, hub: Hub, peer: str, places: tuple[Endpoint, ...],
-        look: Callable[[], tuple[Endpoint, ...]] | None, *, greeting: bytes,
+        look: Callable[[], tuple[Endpoint, ...]] | None,
     ) -> None:  # fmt: skip
         """`look`: looks its places up again; None: they are always the same. Raises
         ConnectionFailed if none has a known host."""
@@ -38,7 +37,6 @@ class Dialled:
         self._trouble = ""
         """Why its places could not be looked up, as reported last."""
         self._pause_ms = hub.timing.reconnect_ms
-        self._greeting = greeting
         self._look_up()
         check_known(self._places)
         self._endpoint = self._places[0]
@@ -66,23 +64,6 @@ class Dialled:
         if not self._story.up:
             self._socket.linger = 0  # nobody to send to
         self._close_socket()
-
-    def stop(self) -> None:
-        """Close the socket without sending what is queued, and without a PeerDown."""
-        if self._is_closed:
-            return
-        if self._story.up:
-            assert self._lane is not None
-            self._hub.detach(self._lane)
-        self._socket.linger = 0
-        self._close_socket()
-
-    def restart(self, greeting: bytes) -> None:
-        """Dial again after `stop`: at the first place, as the other connections of a link do."""
-        self._greeting = greeting
-        self._look_up()
-        self._endpoint = self._places[0]
-        self._open()
 
     def _look_up(self) -> None:
         """Look up the places of the peer; if that cannot be done, they are those known."""
@@ -118,7 +99,7 @@ class Dialled:
         self._is_closed = self._is_pausing = False
         self._opened_ns, self._failures_count = SYSTEM_CLOCK.now_ns(), 0
         self._socket = new_socket(self._hub.context, zmq.DEALER, timing)
-        self._socket.probe_router = 0 if self._greeting else 1
+        self._socket.probe_router = 1
         self._socket.reconnect_ivl = self._pause_ms
         self._socket.reconnect_ivl_max = timing.reconnect_ms_max
         self._socket.connect_timeout = timing.handshake_ms
@@ -127,8 +108,6 @@ class Dialled:
         self._hub.watch(self._socket, lambda: self._hub.readable(self))
         self._hub.watch(self._monitor.socket, self._read_monitor)
         self._socket.connect(self._endpoint.address)
-        if self._greeting:
-            self._socket.send(self._greeting, zmq.NOBLOCK)
 
     def _read_monitor(self) -> None:
         for event, value in self._monitor.read():
@@ -143,7 +122,7 @@ class Dialled:
                 self._pause_ms = hub.timing.reconnect_ms
                 self._lane = Lane(
                     self._peer,
-                    (Way(self._socket),),
+                    Way(self._socket),
                     hub.credit_bytes,
                     hub.header_bytes_max,
                     hub.gathering,
@@ -180,10 +159,9 @@ class Dialled:
         self._hub.received.append(self._story.lost())
         self._socket.linger = 0
         self._close_socket()
-        if not self._greeting:
-            self._look_up()
-            self._move(0)
-            self._open()
+        self._look_up()
+        self._move(0)
+        self._open()
 
     def _close_socket(self) -> None:
         self._is_closed = True

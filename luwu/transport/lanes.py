@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -28,9 +27,8 @@ _NOBLOCK: Final = int(zmq.NOBLOCK)
 _NOBLOCK_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 """Plain integers: to combine flags of an Enum takes longer than to send a frame."""
 
-TURN_BYTES: Final = ZERO_COPY_BYTES_MIN
-"""Bytes that one of several ways gets before the next one's turn; the receiver counts too.
-Not larger than ZERO_COPY_BYTES_MIN, for a tracked buffer ends a turn."""
+BATCH_BYTES: Final = ZERO_COPY_BYTES_MIN
+"""Bytes of copied messages that count as one for the credit; a tracked buffer ends a batch."""
 
 
 _IS_DONE: Final = attrgetter("done")
@@ -52,7 +50,7 @@ _COPIED: Final = Sent()
 
 
 class Way(NamedTuple):
-    """One connection to a peer: the socket, and the peer's address there if it has several."""
+    """The connection to a peer: the socket, and the peer's address there if it has several."""
 
     socket: zmq.Socket[Any]
     address: bytes | None = None
@@ -75,24 +73,23 @@ class Gathering:
 
 
 class Lane:
-    """All ways to one peer, in turns, with one credit.
+    """The way to one peer, with its credit.
 
-    A turn lasts until its messages come to `TURN_BYTES`. Then what was sent last is tracked too:
-    when libzmq needs it no more, it needs nothing of this turn, for one way is a FIFO.
-    Messages that wait for others are of one turn, and copied.
+    When copied messages come to `BATCH_BYTES`, what was sent last is tracked: when libzmq needs it
+    no more, it needs nothing of this batch, for the way is a FIFO. Messages that wait for others
+    are of one batch, and copied.
     """
 
     def __init__(
-        self, peer: str, ways: Sequence[Way], limit_bytes: int, header_bytes_max: int,
+        self, peer: str, way: Way, limit_bytes: int, header_bytes_max: int,
         gathering: Gathering,
     ) -> None:  # fmt: skip
         self.peer = peer
-        self.ways = ways
+        self._way = way
         self.header_bytes_max = header_bytes_max
-        self._turn = 0
         self._ledger = CreditLedger(peer, limit_bytes)
         self._queued: deque[tuple[SendHandle, int]] = deque()
-        self._turn_bytes = 0  # of the copied messages of this turn
+        self._batch_bytes = 0  # of the copied messages of this batch
         self._gathering = gathering
         self._headers: list[bytes] = []  # of messages that wait
         self._counts: list[int] = []  # of their buffers
@@ -109,11 +106,11 @@ class Lane:
         payload_bytes = sum(map(len, views))
         self.credit_bytes()
         self._ledger.check(len(header), payload_bytes)
-        turn_bytes = self._turn_bytes + len(header) + payload_bytes
+        batch_bytes = self._batch_bytes + len(header) + payload_bytes
         self._headers.append(header)
         self._counts.append(len(views))
-        if turn_bytes < TURN_BYTES and self._gathering.is_on:
-            self._turn_bytes = turn_bytes
+        if batch_bytes < BATCH_BYTES and self._gathering.is_on:
+            self._batch_bytes = batch_bytes
             self._copies += map(bytes, views)
             if len(self._headers) < GATHERED_COUNT_MAX:
                 self._gathering.lanes[self] = None
@@ -125,7 +122,7 @@ class Lane:
         joined = self._head()
         head: bytes | zmq.Frame = joined
         mark: SendHandle | None = None
-        if not any(large) and turn_bytes >= TURN_BYTES:
+        if not any(large) and batch_bytes >= BATCH_BYTES:
             head, tracker = _tracked(joined)  # for the credit; the caller's buffers are copied
             mark = Sent((tracker,))
         for view, is_large in zip(views, large, strict=True):
@@ -140,12 +137,11 @@ class Lane:
         if trackers:
             mark = handle
         if mark is None:
-            self._turn_bytes = turn_bytes
+            self._batch_bytes = batch_bytes
         else:
-            self._queued.append((mark, turn_bytes))
-            self._ledger.queued_bytes += turn_bytes
-            self._turn_bytes = 0
-            self._turn = (self._turn + 1) % len(self.ways)
+            self._queued.append((mark, batch_bytes))
+            self._ledger.queued_bytes += batch_bytes
+            self._batch_bytes = 0
         return handle
 
     def flush(self) -> None:
@@ -167,7 +163,7 @@ class Lane:
         self._counts.clear()
         self._copies.clear()
         last = len(parts) - 1
-        socket, address = self.ways[self._turn]
+        socket, address = self._way
         try:
             if address is not None:
                 socket.send(address, _NOBLOCK_MORE)

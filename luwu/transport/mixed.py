@@ -1,7 +1,7 @@
 """Shared memory and sockets in one transport: of a switch with workers here and a parent elsewhere.
 
     shm:// endpoints      a `ShmTransport`
-    tcp:// and ipc://     a `ZeroMqTransport`, or a `StripedTransport` where there are stripes
+    tcp:// and ipc://     a `ZeroMqTransport`
 
 What comes from the peer that we dial over a socket, and so is weights for all children, is copied
 once into shared memory; from there it is handed to each of them without a copy. What comes by
@@ -31,7 +31,6 @@ from luwu.transport.interface import (
     Transport,
 )
 from luwu.transport.shm import ShmTransport
-from luwu.transport.striped import StripedTransport
 from luwu.transport.zeromq import ZeroMqTransport
 
 SHARED_SCHEME: Final = "shm://"
@@ -42,7 +41,7 @@ _MARK: Final = "00"
 class MixedTransport(Transport):
     """See the module."""
 
-    def __init__(self, shared: ShmTransport, wired: ZeroMqTransport | StripedTransport) -> None:
+    def __init__(self, shared: ShmTransport, wired: ZeroMqTransport) -> None:
         self._shared, self._wired = shared, wired
         self._dialled: dict[str, Transport] = {}
         self._wired_first = False
@@ -98,7 +97,7 @@ class MixedTransport(Transport):
             left_ns = None if until_ns is None else max(0, until_ns - SYSTEM_CLOCK.now_ns())
             if left_ns == 0:
                 return None
-            self._wait(self._wired.wait_ns(self._shared.wait_ns(left_ns)))
+            self._wait(self._shared.wait_ns(left_ns))
 
     def wake(self) -> None:
         """End a blocked `receive`; see `Transport.wake`."""

@@ -12,7 +12,6 @@ from luwu.transport.interface import Transport
 from luwu.transport.mapping import Access
 from luwu.transport.mixed import SHARED_SCHEME, MixedTransport
 from luwu.transport.shm import ShmTransport
-from luwu.transport.striped import StripedTransport
 from luwu.transport.zeromq import ZeroMqTransport
 
 IO_THREADS_MAX: Final = 4
@@ -31,7 +30,6 @@ def open_transport(
     arena_bytes: int = 0,
     insecure: bool = False,
     security: Security | None = None,
-    stripes: int = 1,
     peers_count: int = 1,
     peers: Access = Access.PRIVATE,
 ) -> Transport:
@@ -39,30 +37,17 @@ def open_transport(
 
     `security`: the key that tcp connections must have; unused where there are none.
     `arena_bytes`: shared memory for what is sent from here, where the endpoint is shm://.
-    `stripes`: connections to each peer, where it is not; above 1, peers may also come over several
-    connections. `peers_count`: how many peers at most. `peers`: how their shared memory is mapped.
+    `peers_count`: the largest number of peers. `peers`: how their shared memory is mapped.
     """
     shared_count = sum(endpoint.startswith(SHARED_SCHEME) for endpoint in endpoints)
     if shared_count == len(endpoints):
-        if stripes != 1:
-            raise ConfigError(
-                f"stripes is {stripes}, but shared memory has nothing to spread over connections; "
-                f"leave it out, or use --transport tcp"
-            )
         return ShmTransport(arena_bytes=arena_bytes, credit_bytes=_CREDIT_BYTES, peers=peers)
-    io_threads = io_threads_for(peers_count * stripes, len(os.sched_getaffinity(0)))
-    connections_count = EACH_CONNECTION_TIMES * peers_count * stripes + STRANGERS_COUNT
+    io_threads = io_threads_for(peers_count, len(os.sched_getaffinity(0)))
+    connections_count = EACH_CONNECTION_TIMES * peers_count + STRANGERS_COUNT
     limits = ConnectionLimits(total=max(ConnectionLimits().total, connections_count))
-    wired: ZeroMqTransport | StripedTransport
-    if stripes == 1:
-        wired = ZeroMqTransport(
-            insecure=insecure, security=security, limits=limits, io_threads=io_threads
-        )
-    else:
-        wired = StripedTransport(
-            stripes=stripes, insecure=insecure, security=security, limits=limits,
-            io_threads=io_threads,
-        )  # fmt: skip
+    wired = ZeroMqTransport(
+        insecure=insecure, security=security, limits=limits, io_threads=io_threads
+    )
     if not shared_count:
         return wired
     try:
@@ -79,6 +64,6 @@ def io_threads_for(connections_count: int, cores_count: int) -> int:
     A connection is served by one thread, so more threads than connections idle; and every thread
     that copies wants a core, while half of them are left to those who use the bytes.
 
-    Source: design note 0012; the ZeroMQ guide, "one I/O thread for each gigabyte a second".
+    Source: the ZeroMQ guide, "one I/O thread for each gigabyte a second".
     """
     return max(1, min(connections_count, cores_count // 2, IO_THREADS_MAX))

@@ -60,13 +60,11 @@ class ZeroMqTransport(Transport):
         timing: ZeroMqTiming | None = None,
         limits: ConnectionLimits | None = None,
         header_bytes_max: int = CONTROL_HEADER_BYTES_MAX,
-        greeting_bytes: int = 0,
     ) -> None:
         """`security`: connections over tcp have keys; `insecure`: they may go off loopback without.
 
-        `header_bytes_max` is larger only for a transport that wraps headers in its own, and
-        `greeting_bytes` above 0 only for one that takes connections with greetings (`Greeted`).
-        Raises ConfigError.
+        `header_bytes_max` is larger only for a transport that wraps headers in its own. Raises
+        ConfigError.
         """
         check_libzmq()
         if insecure and security is not None:
@@ -78,7 +76,6 @@ class ZeroMqTransport(Transport):
         self.zap: ZapHandler | None = None
         self.arrivals = Arrivals(limits or ConnectionLimits())
         self._zap_version = 0
-        self.greeting_bytes = greeting_bytes
         self.header_bytes_max = header_bytes_max
         self.credit_bytes = check_limit(credit_bytes)
         self.timing = timing if timing is not None else ZeroMqTiming()
@@ -123,8 +120,8 @@ class ZeroMqTransport(Transport):
         chosen = endpoints.TcpEndpoint(address.host, address.port, own_key)
         return str(chosen) if advertise is None else endpoints.advertised(advertise, chosen)
 
-    def dial(self, peer: str, endpoint: str, *, greeting: bytes = b"") -> None:
-        """Connect to a peer; see `Transport.dial`. With a greeting: for one connection only."""
+    def dial(self, peer: str, endpoint: str) -> None:
+        """Connect to a peer; see `Transport.dial`."""
         if not peer or peer.startswith("p-") or peer in self._dialled:
             raise ValueError(f"cannot call a peer {peer!r}: empty, a listener's name, or taken")
         look = (
@@ -133,16 +130,7 @@ class ZeroMqTransport(Transport):
             else None
         )
         # Names go to libzmq, which looks them up again at each attempt: addresses move.
-        self._dialled[peer] = Dialled(self, peer, self._places(endpoint), look, greeting=greeting)
-
-    def redial(self, peer: str, greeting: bytes) -> None:
-        """Dial a peer anew, with another greeting; nothing more is heard of before."""
-        self._stopped(peer).restart(greeting)
-
-    def drop(self, peer: str) -> None:
-        """Dial this peer no more; nothing more is heard of it."""
-        self._stopped(peer)
-        del self._dialled[peer]
+        self._dialled[peer] = Dialled(self, peer, self._places(endpoint), look)
 
     def reserve(self, nbytes: int) -> memoryview:
         """Ordinary memory: ZeroMQ sends from any."""
@@ -151,7 +139,7 @@ class ZeroMqTransport(Transport):
     def send(self, peer: str, header: bytes, buffers: Sequence[Buffer] = ()) -> SendHandle:
         """Queue one message; see `Transport.send`. Buffers of 64 KiB or more are not copied."""
         views = checked_views(header, buffers, header_bytes_max=self.header_bytes_max)
-        return self.lane(peer).send(header, views)
+        return self._lane(peer).send(header, views)
 
     def gather(self) -> None:
         """Let messages wait for others; see `Transport.gather`."""
@@ -163,7 +151,7 @@ class ZeroMqTransport(Transport):
 
     def credit(self, peer: str) -> int:
         """Bytes that may be queued now; see `Transport.credit`."""
-        return self.lane(peer).credit_bytes()
+        return self._lane(peer).credit_bytes()
 
     def receive(self, timeout_ns: int | None) -> Received | None:
         """The next message or event; see `Transport.receive`."""
@@ -211,20 +199,9 @@ class ZeroMqTransport(Transport):
         self._lanes.clear()
         self.received.clear()
 
-    def lane(self, peer: str) -> Lane:
-        """For a transport around this one: the way to a peer. Raises PeerGone."""
-        lane = self._lanes.get(peer)
-        if lane is None:
-            raise gone(peer)
-        return lane
-
     def waits_on(self) -> list[tuple[Any, int]]:
         """For a transport beside this one: what a blocked `receive` would poll."""
         return self._poller.sockets
-
-    def wait_ns(self, timeout_ns: int | None) -> int | None:
-        """For a transport beside this one: how long it may block at most; here, as asked."""
-        return timeout_ns
 
     def watch(self, socket: zmq.Socket[Any], call: Callable[[], None]) -> None:
         """For connections: call `call` when the socket has something."""
@@ -296,14 +273,12 @@ class ZeroMqTransport(Transport):
             assert self._listener is not None
             self._listener.expel()
 
-    def _stopped(self, peer: str) -> Dialled:
-        dialled = self._dialled[peer]
-        dialled.stop()
-        if dialled in self._readable:
-            self._readable.remove(dialled)
-        for received in [each for each in self.received if each.peer == peer]:
-            self.received.remove(received)
-        return dialled
+    def _lane(self, peer: str) -> Lane:
+        """The way to a peer. Raises PeerGone."""
+        lane = self._lanes.get(peer)
+        if lane is None:
+            raise gone(peer)
+        return lane
 
     def _take_messages(self) -> None:
         """Read from the sides in turn until there is something to return."""

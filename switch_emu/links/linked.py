@@ -125,7 +125,7 @@ class _Due:
     """The call to the inner transport then."""
 
 
-class LinkedTransport(TransportAround[Transport]):
+class LinkedTransport(TransportAround):
     """See the module."""
 
     def __init__(self, inner: Transport, link: LinkPair, *, seed: int) -> None:

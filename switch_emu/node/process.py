@@ -71,7 +71,6 @@ def serve_node(
             arena_bytes=arena_bytes,
             insecure=spec.insecure,
             security=open_security(spec.keys, spec.key_name, *spec.lets_in),
-            stripes=spec.stripes,
             peers_count=1 if spec.has_switch else spec.world_size,
         )
         with linked(inner, spec.link, seed=spec.link_seed) as transport:

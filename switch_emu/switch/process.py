@@ -38,7 +38,7 @@ from switch_emu.switch.shell import SwitchShell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchSpec(RoleSpec):
-    """The specification of a switch process; `stripes`: connections to the parent."""
+    """The specification of a switch process."""
 
     children: tuple[int, ...]
     """A bitmap of ranks per child: a worker's rank, or all ranks below a switch."""
@@ -183,7 +183,6 @@ def _open(spec: SwitchSpec) -> Transport:
         arena_bytes=spec.arena_bytes + spec.cache_bytes_max * (spec.arena_bytes > 0),
         insecure=spec.insecure,
         security=open_security(spec.keys, spec.key_name, *spec.lets_in),
-        stripes=spec.stripes,
         peers_count=len(spec.children) + 1 + len(spec.more_parents),
     )
 

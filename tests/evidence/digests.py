@@ -31,12 +31,9 @@ _SAME: Final[dict[str, dict[str, Any]]] = {
     "tcp, no switch": {"transport": "tcp", "has_switch": False},
     "shm": {"transport": "shm"},
     "shm, no switch": {"transport": "shm", "has_switch": False},
-    "two stripes": {"transport": "tcp", "stripes": 2},
-    "three stripes, no switch": {"transport": "tcp", "stripes": 3, "has_switch": False},
     "two nodes": {"node_count": 2},
     "three nodes, at_step": {"node_count": 3, "update": "at_step"},
     "two nodes, shm": {"node_count": 2, "transport": "shm"},
-    "two nodes, two stripes": {"node_count": 2, "transport": "tcp", "stripes": 2},
     "at_step": {"update": "at_step"},
     "at_step, no switch": {"update": "at_step", "has_switch": False},
     "tight": {"is_tight": True},
@@ -98,7 +95,7 @@ WAYS: Final[Mapping[str, Way]] = {
     name: Way(**given) for name, given in (*_SAME.items(), *_others())
 }
 CHEAP: Final = (
-    PLAIN, "no switch", "tcp", "shm", "two stripes", "two nodes", "three nodes, at_step", "tight",
+    PLAIN, "no switch", "tcp", "shm", "two nodes", "three nodes, at_step", "tight",
     "two slots", "stopped and resumed", "an attempt is cancelled", "sgd with momentum, at_step",
     "lion, streaming", "bfloat16, switch", "shared-exponent, switch",
     "fixed-scale:1048576.0, no switch", "tree of two levels, streaming", "clipped",

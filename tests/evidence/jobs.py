@@ -56,7 +56,6 @@ class Way:
     has_switch: bool = True
     tree: str | None = None
     node_count: int = 1
-    stripes: int = 1
     chunk_kib: int = 16
     update: str = "streaming"
     optimizer: str = "adamw"
@@ -163,7 +162,7 @@ class _Threads:
             summary=self.directory / f"summary-{number}.json",
             state=state if way.is_stored else None, durability=way.durability,  # type: ignore[arg-type]
             has_switch=way.has_switch, resume=self._resume, arena_bytes=self._arena_bytes,
-            stripes=way.stripes, number=number, count=way.node_count,
+            number=number, count=way.node_count,
             groups=way.switches.groups if way.tree is not None else (),
             **({} if way.has_switch else self._fidelity()),
         )  # fmt: skip
@@ -178,7 +177,7 @@ class _Threads:
         return SwitchSpec(
             job=self._job_number, children=tuple(tree.children(place)),
             listen=_ENDPOINTS[way.transport], parent=first, more_parents=tuple(more),
-            name=place.name, above=place.parent, rank=tree.index(place), stripes=way.stripes,
+            name=place.name, above=place.parent, rank=tree.index(place),
             arena_bytes=self._arena_bytes, chunk_bytes=way.chunk_kib * KIB,
             **limits, **self._fidelity(),
         )  # fmt: skip
@@ -206,7 +205,7 @@ class _Threads:
         way = self.way
         place = way.switches.leaf_of(rank).name if way.has_switch else _node_name(0)
         endpoint = self._endpoints[place]
-        transport = open_transport(endpoint, arena_bytes=self._arena_bytes, stripes=way.stripes)
+        transport = open_transport(endpoint, arena_bytes=self._arena_bytes)
         nic = Nic(
             transport,
             WorkerIdentity(

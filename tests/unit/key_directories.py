@@ -16,7 +16,7 @@ from luwu.base.keys import (
     write_allowed,
     write_secret,
 )
-from luwu.transport import StripedTransport, ZeroMqTransport
+from luwu.transport import ZeroMqTransport
 from luwu.transport.curve import Security, new_key_pair, open_security
 from tests.suites.transport_waits import Make
 from tests.unit.transports import WithRawSockets, maker
@@ -60,8 +60,6 @@ def security(directory: Path, name: str, *accepts: str) -> Security:
 class WithKeys(WithRawSockets):
     """Transports over ZeroMQ that have keys: `make(name=..., accepts=...)`, or one key for all."""
 
-    stripes = 1
-
     @pytest.fixture
     def keys(self, tmp_path: Path) -> Path:
         return make_keys(tmp_path / "keys")
@@ -70,13 +68,9 @@ class WithKeys(WithRawSockets):
     def make(self, keys: Path) -> Iterator[Make]:
         def kind(
             *, name: str = "switch", accepts: tuple[str, ...] = ROLES, **options: object
-        ) -> ZeroMqTransport | StripedTransport:
+        ) -> ZeroMqTransport:
             own = security(keys, name, *accepts)
-            if self.stripes == 1:
-                return ZeroMqTransport(security=own, **options)  # type: ignore[arg-type]
-            return StripedTransport(
-                security=own, stripes=self.stripes, io_threads=2, **options  # type: ignore[arg-type]
-            )  # fmt: skip
+            return ZeroMqTransport(security=own, **options)  # type: ignore[arg-type]
 
         with maker(kind) as new:
             yield new

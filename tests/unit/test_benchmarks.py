@@ -105,7 +105,6 @@ def test_keys_runs(tmp_path: Path) -> None:
     cases = {(row["case"], row["arm"]) for row in document["rows"]}
     streams = [f"stream {size}KiB" for size in (64, 1024, 4096)]
     expected = {(c, a) for c in (*streams, "round", "connect") for a in ("keys", "open")}
-    expected |= {(c, f"{a} x {n}") for c in streams for a in ("keys", "open") for n in (2, 4)}
     has_sodium = document["curve_library"] == "libsodium"
     assert cases == (expected | {("cipher", "cipher")} if has_sodium else expected)
     left_out = set() if has_sodium else {"stream_of_cipher_ratio"}

@@ -86,7 +86,6 @@ def test_values_carry_their_units(key: str, text: str, value: object) -> None:
         ("on_worker_loss", "forget", "not one of stop"),
         ("ranks", "0-1,1", "names a rank twice"),
         ("ranks", "2-1", "neither a rank nor a range"),
-        ("stripes", "9", "from 1 to 8"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(key: str, text: str, said: str) -> None:

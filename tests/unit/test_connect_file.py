@@ -36,7 +36,6 @@ CONNECTION = Connection(
     switch="tcp://127.0.0.1:4001",
     chunk_bytes=1 << 20,
     reshard_after_forward=False,
-    stripes=4,
     aggregate="fixed-scale:65536.0",
 )
 
@@ -59,7 +58,7 @@ def test_a_url_says_what_a_worker_needs() -> None:
     found = parse_url(CONNECTION.url())
     assert found.endpoint == CONNECTION.endpoint
     for name in (
-        "job", "world_size", "chunk_bytes", "reshard_after_forward", "prefetch_units", "stripes",
+        "job", "world_size", "chunk_bytes", "reshard_after_forward", "prefetch_units",
         "aggregate",
     ):  # fmt: skip
         assert getattr(found, name) == getattr(CONNECTION, name)
@@ -135,7 +134,6 @@ def test_a_url_that_lacks_something_is_refused(url: str, said: str) -> None:
         ({"node": "udp://x"}, "no tcp://, ipc://, shm://"),
         ({"grace_s": 0}, "above 0"),
         ({"aggregate": 7}, "aggregate is 7, no aggregator's name"),
-        ({"stripes": 9}, "stripes is 9, not a whole number 1 to 8"),
         ({"extent_chunks": 1 << 20}, "extent_chunks is 1048576, not a whole number 1 to "),
     ],
 )

@@ -29,7 +29,7 @@ SPECS: list[JobSpec] = [
     ),
     Connection(
         job=1, world_size=2, node="tcp://h:1", switch="shm:///s", chunk_bytes=16384, retry=RETRY,
-        stripes=2, insecure=True, more_nodes=("tcp://h:2",),
+        insecure=True, more_nodes=("tcp://h:2",),
     ),
 ]  # fmt: skip
 

@@ -17,7 +17,6 @@ from luwu.transport import (
     PeerDown,
     PeerFailed,
     PeerUp,
-    StripedTransport,
     Transport,
     ZeroMqTiming,
     ZeroMqTransport,
@@ -26,7 +25,6 @@ from luwu.transport import zap as zap_module
 from luwu.transport.curve import check_curve, curve_library, new_key_pair
 from luwu.transport.endpoints import TcpEndpoint, check_secure, parse
 from luwu.transport.opening import open_transport
-from luwu.transport.stripes import LINK_ID_BYTES, Announced, announcement
 from tests.suites.free_port import free_port
 from tests.suites.transport_suite import TransportSuite, random_bytes
 from tests.suites.transport_waits import (
@@ -49,12 +47,6 @@ from tests.unit.transports import QUICK, TCP, AtTcp, Raw
 
 class TestTcpWithKeys(WithKeys, AtTcp, TransportSuite):
     """The suite over encrypted tcp."""
-
-
-class TestStripesWithKeys(WithKeys, AtTcp, TransportSuite):
-    """The suite over three encrypted connections."""
-
-    stripes = 3
 
 
 class TestWhoIsLetIn(WithKeys):
@@ -144,21 +136,6 @@ class TestWhoIsLetIn(WithKeys):
         event = failed(dialler)
         assert event.peer == "parent"
         assert "not this run" in str(event.error) or "another key" in str(event.error)
-
-    def test_a_stripe_of_another_key_is_no_stripe(self, keys: Path) -> None:
-        """Goal: nobody joins a link that another key began, though it knew the link's number."""
-        with (
-            StripedTransport(security=security(keys, "switch", "worker"), timing=QUICK) as listener,
-            ZeroMqTransport(security=security(keys, "worker-0"), timing=QUICK) as first,
-            ZeroMqTransport(security=security(keys, "worker-1"), timing=QUICK) as other,
-        ):
-            where = listener.listen(TCP)
-            link_id = bytes(LINK_ID_BYTES)
-            first.dial("parent", where, greeting=announcement(Announced(link_id, 0, 2)))
-            up(first)
-            assert listener.receive(100_000_000) is None
-            other.dial("parent", where, greeting=announcement(Announced(link_id, 1, 2)))
-            assert "another key began" in str(failed(listener).error)
 
 
 class TestRevocation(WithKeys):

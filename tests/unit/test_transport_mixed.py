@@ -8,20 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from luwu.transport import ShmTransport, StripedTransport, Transport, ZeroMqTransport
+from luwu.transport import ShmTransport, Transport, ZeroMqTransport
 from luwu.transport.mixed import MixedTransport
+from luwu.transport.opening import io_threads_for, open_transport
 from tests.suites.transport_suite import TransportSuite
 from tests.suites.transport_waits import MIB, Make, meet, message, until_true
 from tests.unit.transports import TCP, AtTcp, maker
 
 
-def make_mixed(*, stripes: int = 1, **options: object) -> Transport:
+def make_mixed(**options: object) -> Transport:
     """Both halves with the same credit; the wired one as `open_transport` makes it."""
     credit = {name: options[name] for name in ("credit_bytes", "timing") if name in options}
     shared = ShmTransport(arena_bytes=int(str(options.get("arena_bytes", 128 * MIB))), **credit)  # type: ignore[arg-type]
-    if stripes == 1:
-        return MixedTransport(shared, ZeroMqTransport(**credit))  # type: ignore[arg-type]
-    return MixedTransport(shared, StripedTransport(stripes=stripes, **credit))  # type: ignore[arg-type]
+    return MixedTransport(shared, ZeroMqTransport(**credit))  # type: ignore[arg-type]
 
 
 class OverMixed:
@@ -33,13 +32,6 @@ class OverMixed:
 
 class TestMixedOverTcp(OverMixed, AtTcp, TransportSuite):
     pass
-
-
-class TestMixedOverStripes(AtTcp, TransportSuite):
-    @pytest.fixture
-    def make(self) -> Iterator[Make]:
-        with maker(make_mixed, stripes=2) as new:
-            yield new
 
 
 class TestMixedOverShm(OverMixed, TransportSuite):
@@ -109,3 +101,29 @@ class TestBetween(OverMixed):
         for index in range(20):
             (parent.send(name, b"down") if index % 2 else child.send("leaf", b"up"))
             assert message(leaf).header == (b"down" if index % 2 else b"up")
+
+
+class TestOpening:
+    def test_how_many_threads(self) -> None:
+        """Goal: as many threads as there are connections, while half of the cores are left."""
+        found = {
+            (connections, cores): io_threads_for(connections, cores)
+            for connections in (0, 1, 3, 16)
+            for cores in (1, 2, 4, 16)
+        }
+        assert found == {
+            (0, 1): 1, (0, 2): 1, (0, 4): 1, (0, 16): 1,
+            (1, 1): 1, (1, 2): 1, (1, 4): 1, (1, 16): 1,
+            (3, 1): 1, (3, 2): 1, (3, 4): 2, (3, 16): 3,
+            (16, 1): 1, (16, 2): 1, (16, 4): 2, (16, 16): 4,
+        }  # fmt: skip
+
+    def test_what_endpoints_open(self) -> None:
+        for endpoints, kind in (
+            ((TCP,), ZeroMqTransport),
+            (("ipc://auto",), ZeroMqTransport),
+            (("shm://auto",), ShmTransport),
+            ((TCP, "shm://auto"), MixedTransport),
+        ):
+            with open_transport(*endpoints) as transport:
+                assert type(transport) is kind

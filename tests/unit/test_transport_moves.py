@@ -17,7 +17,7 @@ from luwu.transport.endpoints import MovableEndpoint, TcpEndpoint, parse, parse_
 from tests.suites.free_port import free_port
 from tests.suites.transport_waits import Make, down, failed, meet, message, nobody_came, up
 from tests.unit.key_directories import WithKeys
-from tests.unit.transports import OverStripes, OverZeroMq
+from tests.unit.transports import OverZeroMq
 
 FIRST, SECOND, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 KEY = "ab" * 32
@@ -50,9 +50,7 @@ def exchange(dialler: Transport, listener: Transport, child: str) -> None:
     message(dialler).release()
 
 
-class _Moves:
-    """For transports with any number of connections to a peer."""
-
+class TestMoves(OverZeroMq):
     def test_places_are_tried_in_turn(self, make: Make, port: int) -> None:
         """Goal: the peer is found at the second place, and, when it ends there, at the first."""
         dialler, listener = make(), make()
@@ -102,10 +100,6 @@ class _Moves:
         dialler.dial("parent", moving.endpoint)
         meet(listener, dialler)
 
-
-class TestOneConnection(OverZeroMq, _Moves):
-    """The same over one connection; and what concerns each connection alone."""
-
     def test_what_cannot_be_looked_up_is_told_once(self, make: Make, port: int) -> None:
         moving = Moving(f"tcp://{FIRST}:{port}")
         moving.now = ConfigError("the directory does not answer")
@@ -136,10 +130,6 @@ class TestOneConnection(OverZeroMq, _Moves):
         meet(listener, dialler)
         with pytest.raises(ConnectionFailed, match=r"resolve the host 'no-other\.invalid'"):
             make(insecure=True).dial("parent", "tcp://no-host.invalid:5,no-other.invalid:5")
-
-
-class TestStripes(OverStripes, _Moves):
-    """The same over three connections."""
 
 
 class TestWithKeys(WithKeys):

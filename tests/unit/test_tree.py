@@ -172,19 +172,17 @@ def test_weights_are_added_in_the_order_of_the_tree() -> None:
 
 LEAVES = (Leaf(ranks="0-1", endpoint="shm:///tmp/a"), Leaf(ranks="2-3", endpoint="tcp://h:4"))
 IN_TREE = Connection(
-    job=1, world_size=4, node="tcp://n:1", switch="tcp://h:2", chunk_bytes=16384, stripes=2,
+    job=1, world_size=4, node="tcp://n:1", switch="tcp://h:2", chunk_bytes=16384,
     tree="0-1|2-3|0-3", leaves=LEAVES,
 )  # fmt: skip
 
 
 def test_a_worker_finds_its_switch(tmp_path: Path) -> None:
-    """Goal: the file tells every rank its own switch, the URL of a leaf those of its ranks alone,
-    and a link over shared memory is never spread over connections."""
+    """Goal: the file tells every rank its switch, the URL of a leaf those of its ranks alone."""
     write_connection(tmp_path / "connect.json", IN_TREE)
     found = read_connection(tmp_path / "connect.json")
     assert found == IN_TREE
     assert [found.endpoint_of(rank) for rank in (1, 2)] == ["shm:///tmp/a", "tcp://h:4"]
-    assert [found.stripes_of(leaf.endpoint) for leaf in LEAVES] == [1, 2]
     of_leaf = parse_url(IN_TREE.url(LEAVES[1]))
     assert of_leaf.endpoint_of(3) == "tcp://h:4"
     assert of_leaf.tree == IN_TREE.tree
