@@ -31,7 +31,6 @@ Packages, the lowest layer first (docs/architecture.md has the picture and the r
     measure/       floors of this machine
     estimate/      what a job needs, before it runs
     compare/       arms side by side
-    chaos/         faults on purpose
     commands/      the `luwu` command
     testing/       clusters for tests, the pytest plugin
 """

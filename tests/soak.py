@@ -4,10 +4,10 @@
     python -m tests.soak --minutes 2 --every 10s --seed 7
 
 A soak is one run after the other, of about ten minutes each, with workers, transport and tree drawn
-from the seed. Faults are those of `luwu chaos`: SIGKILL to node, switches and workers, stalls of a
+from the seed. Faults (`soak_faults.py`) are SIGKILL to node, switches and workers, and stalls of a
 second. Checked of each run:
 
-- what `luwu chaos` checks: steps go on by one, after every fault, and the run ends well;
+- steps go on by one, after every fault, and the run ends well;
 - the weights have the digest of plain torch after the same steps;
 - no process, socket, segment or temporary file is left;
 - descriptors of no process grow, nor do the files of the run and of its state;
@@ -39,13 +39,10 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError
 from luwu.base.quantities import parse_ns
 from luwu.base.seeds import derive
-from luwu.chaos.job import cast_of, config_of, rules_of
-from luwu.chaos.outlook import outlooks
-from luwu.chaos.plan import Wish, draw
-from luwu.chaos.work import Chaos
 from luwu.testing.cluster import Cluster
 from tests.kill import TREE, TREE_WORKERS, check_clean
 from tests.processes.jobs import ON_THE_CPU, SMALL, Outside, light_digest, plain_digest, text_file
+from tests.soak_faults import draw, strike
 from tests.soak_samples import Lifetime, Sampler, said_by_processes, slope_of
 
 RUN_MINUTES: Final = 10.0
@@ -127,20 +124,12 @@ class Soak:
         ) as cluster:
             cluster.wait_for_steps(1, limit_s=120)
             sampler = Sampler(cluster, directory / "soak.memory")
-            config = config_of(cluster.run_directory)
-            kinds = ("node", "switch", "worker")
-            wish = Wish(
-                kill=kinds, stall=kinds, count=max(1, int(minutes * 60e9 / every_ns)),
-                every_ns=every_ns, stall_ns=10**9, seed=seed,
-            )  # fmt: skip
-            faults = draw(wish, cast_of(config))
+            victims = [(each.role, each.rank) for each in cluster.processes()]
+            faults = draw(seed, victims, max(1, int(minutes * 60e9 / every_ns)), every_ns)
             files = FileGrowth(directory)
-            verdict = Chaos(
-                cluster.run_directory, faults, outlooks(faults, rules_of(config), expect=None),
-                limit_s=120, exit_code=cluster.exit_code, say=files.note,
-            ).work()  # fmt: skip
-            self.violations += files.violations() + verdict.violations
-            self.faults += len(verdict.taken)
+            struck = strike(cluster, faults, files.note)
+            self.violations += files.violations() + struck.violations
+            self.faults += struck.count
             code = cluster.wait(limit_s=max(600, 120 * minutes))
             lifetimes = sampler.stop()
             if code:

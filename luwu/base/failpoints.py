@@ -59,7 +59,7 @@ PLACES: Final = {
     "worker.before_push": "a worker has computed the gradients of a unit, but not sent them",
     "zap.request": "a client connects, and its key is about to be checked",
 }
-"""Every place in the code, and what is the case there; docs/chaos.md lists them."""
+"""Every place in the code, and what is the case there; docs/faults.md lists them."""
 
 
 class FailpointError(LuwuError):
@@ -93,7 +93,7 @@ def parse_failpoints(text: str) -> dict[str, _Armed]:
         if place not in PLACES:
             raise ConfigError(
                 f"LUWU_FAILPOINTS: there is no place {place!r}{suggestion(place, PLACES)}; "
-                "docs/chaos.md lists them",
+                "docs/faults.md lists them",
                 code="E201",
             )
         if place in armed:

@@ -22,7 +22,6 @@ snapshot.py          `luwu snapshot`
 refill.py            `luwu refill`
 keys.py              `luwu keys`
 completion.py        `luwu completion`
-chaos.py             `luwu chaos`
 explain.py           `luwu explain`
 config.py            `luwu config`
 plan.py              `luwu plan`

@@ -38,7 +38,6 @@ GROUPS: Final = {
     },
     "Operate": {
         "keys": "create and revoke the keys of processes that may connect",
-        "chaos": "kill and stall processes of a run, to test that it survives",
         "completion": "print a completion script for bash, zsh or fish",
     },
 }

@@ -232,11 +232,6 @@ def processes_of(run: RunDirectory) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def state_now(run: RunDirectory) -> tuple[str, str]:
-    """The state of a run in one word, and in a sentence."""
-    return state_of(processes_of(run), read_json(run.file("outcome.json")))
-
-
 def counters(run: RunDirectory) -> dict[str, dict[str, Any]]:
     """The last counters of each switch and node, by name of the process."""
     files = sorted((run.path / "counters").glob("*.json"))

@@ -28,12 +28,7 @@ import luwu
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.closing import Closing
 from luwu.base.errors import DeadlineError
-from luwu.base.quantities import parse_ns
 from luwu.base.socket_directory import PREFIX
-from luwu.chaos.job import cast_of, config_of, rules_of
-from luwu.chaos.outlook import outlooks
-from luwu.chaos.plan import Wish, draw
-from luwu.chaos.work import Chaos, Verdict
 from luwu.launch.processes.children import is_alive, kill_marked, marked_processes
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.guard import MARK_SUFFIX
@@ -174,29 +169,6 @@ class Cluster(Closing):
 
         steps: int = self.until(found, f"{count} decided steps", limit_s=limit_s)
         return steps
-
-    def chaos(
-        self, *, kill: Sequence[str] = (), stall: Sequence[str] = (), count: int = 1,
-        every: str | None = None, every_steps: int | None = None, stall_for: str = "1s",
-        seed: int = 0, expect: str | None = None, limit_s: float = 60,
-    ) -> Verdict:  # fmt: skip
-        """Do what `luwu chaos` would, with flags of these names; what came of it.
-
-        Raises: ConfigError if the run cannot survive what is planned.
-        """
-        resolved = self.run_directory.file("resolved.json")
-        self.until(lambda: resolved.exists() or None, str(resolved), limit_s=limit_s)
-        config = config_of(self.run_directory)
-        wish = Wish(
-            kill=tuple(kill), stall=tuple(stall), count=count, every_steps=every_steps, seed=seed,
-            every_ns=None if every is None else parse_ns(every, name="every"),
-            stall_ns=parse_ns(stall_for, name="stall_for"),
-        )  # fmt: skip
-        faults = draw(wish, cast_of(config))
-        return Chaos(
-            self.run_directory, faults, outlooks(faults, rules_of(config), expect=expect),
-            limit_s=limit_s, exit_code=self.exit_code, say=lambda text: None,
-        ).work()  # fmt: skip
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the launcher alone."""

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-_PACKAGES: Final = ("luwu.base", "luwu.chaos", "luwu.join", "luwu.launch", "luwu.testing")
+_PACKAGES: Final = ("luwu.base", "luwu.join", "luwu.launch", "luwu.testing")
 
 
 @contextmanager

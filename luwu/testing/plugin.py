@@ -224,8 +224,8 @@ def luwu_cluster(
 ) -> Generator[ClusterFactory, None, None]:
     """Start all processes of a `luwu run`: `luwu_cluster(fn_or_script, workers=2, flags=())`.
 
-    What it returns kills, stops and waits for them: `kill`, `suspend`, `resume`, `chaos`,
-    `wait_for_steps`, `wait`, `returned`.
+    What it returns kills, stops and waits for them: `kill`, `suspend`, `resume`, `wait_for_steps`,
+    `wait`, `returned`.
 
     Examples:
         ```python

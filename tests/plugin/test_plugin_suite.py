@@ -320,7 +320,7 @@ def test_it(tmp_path):
     assert "2 passed in" in sandbox.run(f"--import-mode={mode}")
 
 
-@pytest.mark.feature("kill, suspend, resume, chaos in a user's tests")
+@pytest.mark.feature("kill, suspend, resume in a user's tests")
 @pytest.mark.feature("an example project")
 def test_plugin_suite_of_the_documented_project(sandbox: Sandbox) -> None:
     """Goal: what the page on pytest shows is a file that runs."""

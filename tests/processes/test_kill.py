@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK
+from luwu.testing.cluster import Cluster
 from tests import kill
 from tests.processes.jobs import Outside
 
@@ -68,3 +69,26 @@ def test_run_ends_by_ctrl_c(tmp_path: Path) -> None:
         kill.check_clean(cluster, outside)
         assert "interrupted" in cluster.output
         assert "Traceback" not in cluster.output
+
+
+def test_failpoints_of_switch_and_worker(tmp_path: Path) -> None:
+    """I1, I3. Goal: a switch killed with all gradients of an extent in its hands goes on, once; a
+    worker that fails at a place ends the run, and says at which."""
+    outside = Outside(tmp_path / "switch.tmp")
+    light = ("-m", "tests.light_job", "--steps", "6")
+    with Cluster.run(
+        tmp_path, *light, name="switch",
+        flags=["--workers", "2", "--restarts", "1", "--state", str(tmp_path / "state")],
+        environ={**outside.environ, "LUWU_FAILPOINTS": "switch.before_sum=kill@5"},
+    ) as cluster:  # fmt: skip
+        assert cluster.wait() == 0, cluster.output
+        assert "ended with signal SIGKILL; started again" in cluster.output
+        assert cluster.results()["node.json"]["steps"] == 6
+    with Cluster.run(
+        tmp_path, *light, name="worker",
+        flags=["--workers", "1", "--state", str(tmp_path / "other")],
+        environ={**outside.environ, "LUWU_FAILPOINTS": "worker.before_push=raise@2"},
+    ) as cluster:  # fmt: skip
+        assert cluster.wait() == 4, cluster.output
+        assert "failpoint worker.before_push, pass 2" in cluster.output
+    assert outside.leftovers() == []

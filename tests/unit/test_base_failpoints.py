@@ -97,7 +97,7 @@ def test_what_arms_nothing_is_refused(text: str) -> None:
     ("text", "said"),
     [
         ("store.befor_decide=kill", "no place 'store.befor_decide'; did you mean store.before_dec"),
-        ("nonsense=raise", "no place 'nonsense'; docs/chaos.md lists them"),
+        ("nonsense=raise", "no place 'nonsense'; docs/faults.md lists them"),
         (f"{A}=delay:3", "has no unit"),
         (f"{A}=delay:x@2", "is not a number with a unit"),
     ],
@@ -137,8 +137,8 @@ def test_the_list_of_places_is_that_of_the_code() -> None:
 
 
 def test_the_page_lists_the_places() -> None:
-    """Goal: docs/chaos.md has the list of the code, word for word."""
-    page = (ROOT / "docs" / "chaos.md").read_text(encoding="utf-8")
+    """Goal: docs/faults.md has the list of the code, word for word."""
+    page = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
     rows = [f"| `{place}` | {text} |" for place, text in PLACES.items()]
     assert "\n".join(rows) in page
 

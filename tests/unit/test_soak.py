@@ -12,6 +12,7 @@ from random import Random
 import pytest
 
 from tests.soak import FileGrowth, Shape, Soak
+from tests.soak_faults import draw
 from tests.soak_samples import (
     ENOUGH_S,
     EVENTS_ONCE,
@@ -193,3 +194,16 @@ def test_huge_pages_are_off_in_what_a_soak_starts() -> None:
         [sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT
     ).stdout
     assert "THP_enabled:\t0" in told
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_faults_are_a_function_of_the_seed(seed: int) -> None:
+    """Goal: the same faults again, each in a window of its own, of every kind and process."""
+    victims = [("node", 0), ("switch-top", 0), ("switch-left", 0), ("worker", 0), ("worker", 1)]
+    faults = draw(seed, victims, 100, 30)
+    assert faults == draw(seed, victims, 100, 30)
+    assert faults != draw(seed + 1, victims, 100, 30)
+    assert [fault.at_ns // 30 for fault in faults] == list(range(100))
+    assert {(each.is_kill, each.role, each.rank) for each in faults} == {
+        (is_kill, *victim) for is_kill in (True, False) for victim in victims
+    }

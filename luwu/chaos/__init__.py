@@ -1,1 +1,0 @@
-"""`luwu chaos`: a job, faults, and whether its weights are what they should be."""

@@ -1,0 +1,124 @@
+"""Faults of a soak: SIGKILL to a process of a run, or a stall of a second, drawn from a seed.
+
+One at a time. After each the run must decide two more steps (what the first needs may have been
+sent before the fault) or come to its end, within a limit; only then the next one is due. A
+violation is a run that does neither, and whatever `Progress` finds wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import DeadlineError
+from luwu.base.seeds import derive
+from luwu.launch.progress import Progress
+from luwu.testing.cluster import Cluster
+
+LIMIT_S: Final = 120.0
+STALL_NS: Final = 10**9
+STEPS_AFTER: Final = 2
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault, some time after the beginning."""
+
+    is_kill: bool
+    role: str
+    rank: int
+    at_ns: int
+
+
+@dataclass
+class Struck:
+    """The outcome of all faults."""
+
+    count: int = 0
+    """Faults that happened; the others were due after the end of the run."""
+    violations: list[str] = field(default_factory=list)
+
+
+def draw(seed: int, victims: Sequence[tuple[str, int]], count: int, every_ns: int) -> list[Fault]:
+    """One fault for each window of time, at a random instant of it. `victims`: role and rank of
+    all processes; workers, switches and nodes are hit equally often."""
+    random = Random(derive(seed, "soak faults"))
+    machines = sorted({role.partition("-")[0] for role, _ in victims})
+    faults = []
+    for index in range(count):
+        machine = random.choice(machines)
+        role, rank = random.choice(
+            sorted(each for each in victims if each[0].partition("-")[0] == machine)
+        )
+        at_ns = index * every_ns + random.randrange(every_ns)
+        faults.append(Fault(random.random() < 0.5, role, rank, at_ns))
+    return faults
+
+
+def strike(cluster: Cluster, faults: Sequence[Fault], say: Callable[[str], None]) -> Struck:
+    """Make the faults in a run. `say` receives a line for each that happened."""
+    struck, progress = Struck(), Progress(cluster.run_directory)
+    start_ns = SYSTEM_CLOCK.now_ns()
+    for fault in faults:
+        name = f"{'kill' if fault.is_kill else 'stall'} {fault.role} {fault.rank}"
+        try:
+            due_ns = start_ns + fault.at_ns
+            left_s = max(0, due_ns - SYSTEM_CLOCK.now_ns()) / 1e9
+            _until(cluster, due_ns, limit_s=left_s + LIMIT_S)
+            pid = cluster.wait_for(fault.role, fault.rank, limit_s=LIMIT_S)
+            struck.count += 1
+            struck_ns = _hit(cluster, fault, pid)
+            _wait_for_steps(cluster, progress, struck_ns, name)
+            waited_s = (SYSTEM_CLOCK.now_ns() - struck_ns) / 1e9
+            say(f"fault   {name} (pid {pid}); goes on {waited_s:.2f} s later")
+        except DeadlineError as error:
+            if cluster.exit_code() != 0:  # None: it does not go on; else it has not ended well
+                struck.violations.append(f"{name}: {error}")
+            break
+        if progress.violations:
+            break
+    progress.look()
+    struck.violations += progress.violations
+    return struck
+
+
+def _hit(cluster: Cluster, fault: Fault, pid: int) -> int:
+    """Make a fault; the time from which the run is free to go on."""
+    if fault.is_kill:
+        struck_ns = SYSTEM_CLOCK.now_ns()
+        _signal(pid, signal.SIGKILL)
+        return struck_ns
+    _signal(pid, signal.SIGSTOP)
+    try:
+        _until(cluster, SYSTEM_CLOCK.now_ns() + STALL_NS, limit_s=LIMIT_S)
+    finally:
+        _signal(pid, signal.SIGCONT)
+    return SYSTEM_CLOCK.now_ns()
+
+
+def _until(cluster: Cluster, at_ns: int, *, limit_s: float) -> None:
+    def is_time() -> bool | None:
+        return SYSTEM_CLOCK.now_ns() >= at_ns or None
+
+    cluster.until(is_time, "the next fault", limit_s=limit_s)
+
+
+def _wait_for_steps(cluster: Cluster, progress: Progress, struck_ns: int, name: str) -> None:
+    seen: list[int] = []
+
+    def goes_on() -> bool | None:
+        seen.extend(each.at_ns for each in progress.look() if each.at_ns > struck_ns)
+        return len(seen) >= STEPS_AFTER or None
+
+    cluster.until(goes_on, f"{STEPS_AFTER} steps after {name}", limit_s=LIMIT_S)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
