@@ -18,6 +18,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,15 +111,21 @@ def _load(path: Path) -> ctypes.CDLL | None:
         return None
 
 
-def has_note(built: Built, name: str) -> bool:
-    """True if a note of this name lies beside the library."""
-    return _is_ours(built.path.parent / name)
+def check_once(built: Built, check: str, difference: Callable[[], str | None]) -> None:
+    """Compare the bits of the library, unless this check found them equal before.
 
-
-def keep_note(built: Built, name: str) -> None:
-    """Leave an empty file beside the library, where that can be done."""
+    `check`: names all that its result depends on beside the library. A result is recorded by an
+    empty file beside the library, where that can be done. Raises BuildError with the difference.
+    """
+    digest = hashlib.sha256(f"{built.path.name}\0{check}".encode()).hexdigest()
+    note = built.path.parent / f"{digest[:32]}.agrees"
+    if _is_ours(note):
+        return
+    wrong = difference()
+    if wrong is not None:
+        raise BuildError(wrong)
     with contextlib.suppress(OSError):
-        os.close(os.open(built.path.parent / name, os.O_WRONLY | os.O_CREAT, 0o600))
+        os.close(os.open(note, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
 def private_directory(path: Path) -> Path:

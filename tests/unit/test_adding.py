@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,21 @@ import pytest
 
 from luwu.aggregate.sum_in_order import sum_in_order
 from luwu.layout import DTYPE_BYTES
+from switch_emu.native.build import build
 from switch_emu.switch import adding
 from switch_emu.switch.adding import make_adder
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """The library as it is compiled already, and no notes."""
+    built = build(None)
+    (tmp_path / "kernels").mkdir(mode=0o700)
+    path = tmp_path / "kernels" / built.path.name
+    shutil.copyfile(built.path, path)
+    path.chmod(0o700)
+    return path.parent
+
 
 needs_compiler = pytest.mark.skipif(
     make_adder().version != "compiled", reason="no C compiler that works here"
@@ -101,9 +115,11 @@ def test_without_a_compiler_numpy_adds(tmp_path: Path, monkeypatch: pytest.Monke
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_library_with_other_bits_is_not_used(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: the self-check looks at every type. Method: a library that forgets the last term where
-    there are several of this type alone."""
+def test_a_library_with_other_bits_is_not_used(
+    dtype: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: the check looks at every type, and is made once for a library, if it finds the same
+    bits. Method: a library that forgets the last term where there are several of this type."""
 
     class Forgetful(adding.Fold):
         def __call__(self, contributions, before, out, squares=None):  # type: ignore[no-untyped-def]
@@ -111,7 +127,12 @@ def test_a_library_with_other_bits_is_not_used(dtype: str, monkeypatch: pytest.M
                 contributions = contributions[:-1]
             super().__call__(contributions, before, out, squares)
 
-    monkeypatch.setattr(adding, "Fold", Forgetful)
-    adder = make_adder()
-    assert adder.version == "portable"
-    assert f"{dtype}+{dtype}" in adder.reason
+    with monkeypatch.context() as patched:
+        patched.setattr(adding, "Fold", Forgetful)
+        for _ in range(2):
+            adder = make_adder(cache)
+            assert adder.version == "portable"
+            assert f"{dtype}+{dtype}" in adder.reason
+    assert make_adder(cache).version == "compiled"
+    monkeypatch.setattr(adding, "_difference", lambda add: "compared again")
+    assert make_adder(cache).version == "compiled"

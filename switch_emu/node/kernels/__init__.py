@@ -5,9 +5,8 @@ portable.py    blocks of torch's fused kernels; works everywhere
 narrow.py      what is stored in fewer bits than float32, and its rounding
 compiled.py    the same bits from `switch_emu.native`, compiled at the node's start
 muon.py        the update of one matrix as a whole
-selfcheck.py   compares the two before a page is touched
-checked.py     remembers what was found equal
-make.py        chooses, and says why
+selfcheck.py   compares the two
+make.py        chooses, after one comparison for each torch and processor, and says why
 names.py       what there is to choose from
 """
 

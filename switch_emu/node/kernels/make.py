@@ -6,14 +6,16 @@ imported only where it is used, or compared with: a node that comes back has nei
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from luwu.base.errors import ConfigError
 from luwu.wire.averages import without_average
-from switch_emu.native.build import BuildError, build, has_note, keep_note
+from switch_emu.native.build import BuildError, build, check_once
 from switch_emu.native.product import Product, portable_product
-from switch_emu.node.kernels.checked import check_of
 from switch_emu.node.kernels.compiled import COMPILED, CompiledKernel
 from switch_emu.node.kernels.interface import Made
 from switch_emu.node.kernels.names import ELSEWHERE, NAMES, installed, kernel_name
@@ -21,6 +23,10 @@ from switch_emu.node.kernels.selfcheck import difference
 
 if TYPE_CHECKING:
     from switch_emu.node.kernels.portable import PortableKernel
+
+_TORCH_ARITHMETIC: Final = ("lib/libtorch_cpu.so", "lib/libtorch_cpu.dylib", "version.py")
+_TORCH_CHOOSES_BY: Final = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
+"""Environment variables by which it takes other instructions."""
 
 
 def make_kernel(
@@ -44,17 +50,31 @@ def make_kernel(
     try:
         built = build(cache)
         kernel = CompiledKernel(built.library, name, optimizer, state_fields)
-        check = check_of(built, name)
-        if not has_note(built, check):
-            wrong = difference(kernel, portable_kernel(optimizer, state_fields), optimizer)
-            if wrong is not None:
-                raise BuildError(f"the compiled kernel does not give torch's bits here: {wrong}")
-            keep_note(built, check)
+        check_once(built, f"{name} {_compared_with()}", lambda: _difference(kernel, optimizer))
     except BuildError as exc:
         if compiled:
             raise ConfigError(f"no compiled update kernel: {exc}") from exc
         return Made(portable_kernel(optimizer, state_fields), str(exc))
     return Made(kernel, built.origin)
+
+
+def _difference(kernel: CompiledKernel, optimizer: str) -> str | None:
+    wrong = difference(kernel, portable_kernel(optimizer, kernel.state_fields), optimizer)
+    return wrong and f"the compiled kernel does not give torch's bits here: {wrong}"
+
+
+def _compared_with() -> str:
+    """The torch that is installed, without importing it, and the modules that compare."""
+    spec = importlib.util.find_spec("torch")
+    root = Path(spec.origin).parent if spec is not None and spec.origin else Path()
+    found = [str(root), *(os.environ.get(key, "") for key in _TORCH_CHOOSES_BY)]
+    for path in [root / name for name in _TORCH_ARITHMETIC]:
+        if path.exists():
+            status = path.stat()
+            found.append(f"{path.name} {status.st_size} {status.st_mtime_ns}")
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    found += [hashlib.sha256(path.read_bytes()).hexdigest() for path in sources]
+    return "\0".join(found)
 
 
 def make_whole_kernel(

@@ -1,8 +1,7 @@
 """Does a compiled kernel give the bits of the portable one, on this machine and this torch?
 
 A few thousand elements in every dtype, from denormal to huge, in place and out of place. Done
-before a kernel touches a page: torch may change its arithmetic, and a compiler may be wrong. What
-was found equal once is so again (`checked.py`).
+once before a kernel touches a page: torch may change its arithmetic, and a compiler may be wrong.
 """
 
 from __future__ import annotations
