@@ -12,8 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Final
 
-from luwu.predict.check.blind import questions
-from luwu.predict.check.blind.seen import seen_rows
+from benchmarks.blind.score import counting, scored
 from luwu.predict.check.calibration import compare, training_rows
 from luwu.predict.check.inference_calibration import compare_inference
 from luwu.predict.check.offload_calibration import compare_offload
@@ -29,31 +28,31 @@ HEAD: Final = """\
 
 def families(catalogue: Catalogue) -> dict[str, dict[str, Any]]:
     """Errors and coverage by kind of system."""
-    seen = [
-        row for row in seen_rows(catalogue) if not row["left_out"] and row["holds"] is None
-    ]  # fmt: skip
+    seen = counting(scored(catalogue))
     rows = training_rows(catalogue)
     found = {}
     for name, of in (("3d", ("3d",)), ("sharded", ("zero3",))):
         own = [row for row in rows if row.system in of]
         blind = [row for row in seen if row["family"] == "training" and (" zero3" in row["name"])
                  == (name == "sharded") and row["unit"] != "ratio"]  # fmt: skip
-        errors = [compare(row).error for row in own] + [row["error"] for row in blind]
+        errors = [compare(row).error for row in own]
         found[name] = _errors(errors, blind) | _covered(catalogue, own, blind)
     testbed = [row for row in seen if row["family"] == "testbed"]
-    found["testbed"] = _errors(
-        [each.error for each in compare_offload(catalogue)] + [row["error"] for row in testbed],
-        testbed,
-    ) | {"devices": ["A100-40"], "device_count": [8, 8], "software": ["deepspeed-2023"]}
+    found["testbed"] = _errors([each.error for each in compare_offload(catalogue)], testbed) | {
+        "devices": ["A100-40"],
+        "device_count": [8, 8],
+        "software": ["deepspeed-2023"],
+    }
     inference = [row for row in seen if row["family"] == "inference"]
     found["inference"] = _errors(
-        [each.error for each in compare_inference(catalogue)] + [row["error"] for row in inference],
-        inference,
+        [each.error for each in compare_inference(catalogue)], inference
     ) | {"devices": ["A100-80", "H100-80", "H200-141", "RTX-Pro-6000"], "device_count": [1, 8]}
     return found
 
 
 def _errors(errors: list[float], blind: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the calibration and, where rows are questions, of what was predicted blind, today."""
+    errors = [*errors, *(row["error"] for row in blind if row["error"] is not None)]
     return {
         "rows": len(errors), "mean": round(mean(map(abs, errors)), 4),
         "max": round(max(map(abs, errors)), 4), "blind_rows": len(blind),
@@ -63,9 +62,7 @@ def _errors(errors: list[float], blind: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _covered(catalogue: Catalogue, own: list[Any], blind: list[dict[str, Any]]) -> dict[str, Any]:
     """Devices, their number, software, precisions and sequences of all rows."""
-    names = {row["name"] for row in blind}
-    rows = questions.rows(catalogue, questions.SETS[0])
-    jobs = [row.configuration["question"] for row in rows if row.name in names]
+    jobs = [row["question"] for row in blind]
     counts = [row.job.devices for row in own] + [job["devices"] for job in jobs]
     lengths = [row.job.sequence for row in own] + [job["sequence"] for job in jobs]
     return {

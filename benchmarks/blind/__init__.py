@@ -1,8 +1,7 @@
-"""Predictions of configurations whose published results this project has not looked at.
+"""Predictions that were frozen before their published results were looked up, scored.
 
-__main__.py   `python -m benchmarks.blind`, `--set 2` for the second set
-document.py   a row for each prediction: the configuration, the quantity and its unit, the number,
-              and what had to be assumed because the configuration does not say it
-
-Those that were predicted so far are in `luwu/predict/check/blind`, with what was published since.
+__main__.py      `python -m benchmarks.blind`
+score.py         docs/predict/blind.json beside what was published (published.json)
+columns.py       docs/predict/blind-2.json, whose results are not looked up: today's values beside
+predicted.py     the number of a row that is a question, by the model of today
 """

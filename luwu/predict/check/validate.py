@@ -1,10 +1,8 @@
 """Published results beside predictions, all families: signed errors, and what they come to.
 
 Of each family and each group of its rows the mean and the maximum of errors, and whether rows of
-one source in one unit keep their order (`rankings.py`). All rows calibrate the model. Some were
-predicted blind, before their published results were seen (`blind/seen.py`): their frozen
-predictions and errors stand beside those of today, and only those say how good the model was at
-what it had not seen.
+one source in one unit keep their order (`rankings.py`). All rows calibrate the model; how good it
+was at what it had not seen, `python -m benchmarks.blind` says.
 """
 
 from __future__ import annotations
@@ -12,17 +10,14 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-from luwu.predict.check.blind.seen import seen_rows, wrong_winners
 from luwu.predict.check.calibration import Compared, compare, compare_memory, training_rows
 from luwu.predict.check.inference_calibration import compare_inference
 from luwu.predict.check.offload_calibration import compare_offload
 from luwu.predict.check.rankings import rankings
 from luwu.predict.hardware.catalogue import Catalogue
 
-SCHEMA = 2
-"""2: rows that were predicted blind; a summary of each group."""
-_FAMILY_OF = {"testbed": "offload"}
-"""Of rows that were predicted blind, where it is not called the same."""
+SCHEMA = 3
+"""3: without rows that were predicted blind; 2: a summary of each group."""
 
 
 def document(catalogue: Catalogue) -> dict[str, Any]:
@@ -46,21 +41,8 @@ def document(catalogue: Catalogue) -> dict[str, Any]:
             _named(each) | {"source": each.source} for each in compare_inference(catalogue)
         ],
     }  # fmt: skip
-    blind = seen_rows(catalogue)
-    summary = {
-        name: _summary([*families.get(name, ()), *(row for row in blind if _counts(row, name))])
-        for name in (*families, "networks")
-    }
-    return {
-        "schema": SCHEMA, **families, "blind": blind, "wrong_winners": wrong_winners(blind),
-        "summary": summary,
-    }  # fmt: skip
-
-
-def _counts(row: dict[str, Any], family: str) -> bool:
-    """A row that was predicted blind is in the means of a family."""
-    of = _FAMILY_OF.get(row["family"], row["family"])
-    return of == family and not row["left_out"] and row["holds"] is None
+    summary = {name: _summary(rows) for name, rows in families.items()}
+    return {"schema": SCHEMA, **families, "summary": summary}
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -68,22 +50,16 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for row in rows:
         groups.setdefault(row["group"], []).append(row)
     return {
-        **_errors(rows, "error"),
-        "rankings": rankings(row for row in rows if "frozen" not in row or "/" in row["unit"]),
-        "groups": [
-            {"group": name, **_errors(own, "error"), "blind": _errors(own, "frozen_error")}
-            for name, own in groups.items()
-        ],
+        **_errors(rows),
+        "rankings": rankings(rows),
+        "groups": [{"group": name, **_errors(own)} for name, own in groups.items()],
     }  # fmt: skip
 
 
-def _errors(rows: list[dict[str, Any]], key: str) -> dict[str, Any]:
-    """How many rows have such an error, its mean and the largest; None where none has."""
-    errors = [abs(row[key]) for row in rows if key in row]
-    return {
-        "rows": len(errors), "mean": mean(errors) if errors else None,
-        "max": max(errors, default=None),
-    }  # fmt: skip
+def _errors(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The number of rows, their mean error and the largest."""
+    errors = [abs(row["error"]) for row in rows]
+    return {"rows": len(errors), "mean": mean(errors), "max": max(errors)}
 
 
 def _named(each: Compared) -> dict[str, Any]:
@@ -111,14 +87,11 @@ def text(found: dict[str, Any]) -> str:
         lines.append(
             f"{row['name']:<48} {published} {predicted} {row['unit']} {row['error']:+7.1%}"
         )
-    lines += ["", "predicted blind, then seen, now calibration: published, frozen, of today", ""]
-    lines += [_blind_line(row) for row in found["blind"]]
-    lines += [f"wrong winner: {name}" for name in found["wrong_winners"]] + [""]
+    lines.append("")
     for name, each in found["summary"].items():
         lines.append(f"{name}: {each['rows']} rows, {_within(each)}")
         for one in each["groups"]:
-            frozen = f"; blind {_within(one['blind'])}" if one["blind"]["rows"] else ""
-            lines.append(f"  {one['group']:<22} {one['rows']:>3} rows, {_within(one)}{frozen}")
+            lines.append(f"  {one['group']:<22} {one['rows']:>3} rows, {_within(one)}")
         orders = [f"{one['group']} {one['tau']:+.2f} ({one['rows']})" for one in each["rankings"]]
         lines.append(f"  rank correlation by group (rows): {', '.join(orders) or '-'}")
     return "\n".join(lines)
@@ -126,12 +99,3 @@ def text(found: dict[str, Any]) -> str:
 
 def _within(each: dict[str, Any]) -> str:
     return f"{each['mean']:.1%} in the mean, {each['max']:.1%} at most"
-
-
-def _blind_line(row: dict[str, Any]) -> str:
-    said = f"{row['error']:+7.1%}"
-    if row["holds"] is not None:
-        said = "holds" if row["holds"] else "does not hold"
-    left_out = f" (left out: {row['left_out']})" if row["left_out"] else ""
-    numbers = " ".join(f"{row[key]:>9,.4g}" for key in ("published", "frozen", "predicted"))
-    return f"{row['name']:<80} {numbers} {row['unit']} {row['tag']} {said}{left_out}"

@@ -1,0 +1,77 @@
+"""The number that a question of a blind row asks for, by the model of today.
+
+A row's configuration has the quantity, the question with all its keys and, of a ratio, the question
+that it is `over`; so a number can be computed again from the document alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from luwu.predict.ask.answer_inference import first_token_parts
+from luwu.predict.ask.question import AnyQuestion, Question, SocketQuestion, make_question
+from luwu.predict.ask.question_inference import Served
+from luwu.predict.ask.sweep import replaced
+from luwu.predict.check.calibration import published_operations
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.model.job import StepTime, TrainingJob, utilisation
+from luwu.predict.model.memory import activation_bytes, state_bytes
+
+
+def _model_operations(job: TrainingJob, seen: float) -> float:
+    """Of a step, on each device, with so much of the scores; nothing that is recomputed."""
+    model = job.model
+    forward = model.layers * model.layer_operations(job.tokens, job.sequence, seen)
+    return 3 * (forward + model.head_operations(job.tokens)) / job.devices
+
+
+_TRAINING: Final[dict[str, Callable[[TrainingJob, StepTime], float]]] = {
+    "step s": lambda job, step: step.seconds,
+    "mfu share": lambda job, step: utilisation(job, step.seconds)["mfu"],
+    "states GiB": lambda job, step: state_bytes(job) / 2**30,
+    "activations GiB": lambda job, step: activation_bytes(job) / 2**30,
+    "token/s": lambda job, step: job.tokens / step.seconds,
+    "token/s/device": lambda job, step: job.tokens / step.seconds / job.devices,
+    "TFLOP/s/device with recomputation":
+        lambda job, step: published_operations(job) / step.seconds / 1e12,
+    "TFLOP/s/device, scores in full":
+        lambda job, step: _model_operations(job, 1.0) / step.seconds / 1e12,
+    "TFLOP/s/device, half of the scores":
+        lambda job, step: _model_operations(job, 0.5) / step.seconds / 1e12,
+}  # fmt: skip
+_INFERENCE: Final[dict[str, Callable[[Served], float]]] = {
+    "output token/s": lambda served: served.tokens_per_s,
+    "token/s of prompts and answers": lambda served: (
+        served.tokens_per_s * served.job.tokens / served.job.output_tokens
+    ),
+    "first token ms": lambda served: 1e3 * sum(first_token_parts(served).values()),
+    "between tokens ms": lambda served: 1e3 * served.inference.token_s,
+}
+_SOCKETS_MS: Final = "between tokens ms"
+
+
+def predicted(configuration: dict[str, Any], catalogue: Catalogue) -> float:
+    """The number that a row's configuration asks for. Raises ConfigError."""
+    quantity = configuration["quantity"]
+    value = _value(quantity, configuration["question"], catalogue)
+    if "over" in configuration:
+        value /= _value(quantity, configuration["over"], catalogue)
+    return value
+
+
+def _question(table: dict[str, Any], catalogue: Catalogue) -> AnyQuestion:
+    """With the section of its system alone, and other numbers of what it names."""
+    changes = {key: value for key, value in table.items() if key == "system" or "." in key}
+    rest = {key: value for key, value in table.items() if key not in changes}
+    return make_question(*replaced(rest, changes, catalogue))
+
+
+def _value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -> float:
+    question = _question(table, catalogue)
+    if isinstance(question, Question):
+        return _TRAINING[quantity](question.job, question.answer())
+    if isinstance(question, SocketQuestion):
+        assert quantity == _SOCKETS_MS
+        return 1e3 * question.answer().token.seconds
+    return _INFERENCE[quantity](question.answer())
