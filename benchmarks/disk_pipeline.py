@@ -176,7 +176,7 @@ class PipelineArm(Closing):
             self._is_decided = False
             self._pipeline.start(
                 Prepare(version=version, attempt=0, epoch=0, contributors=3, applied=True,
-                        grad_norm=1.0, hyper=self._hyper, kept_attempt=None)
+                        norms=(1.0,), hyper=self._hyper, kept_attempt=None)
             )  # fmt: skip
             while not self._is_decided:
                 self._answer()
@@ -220,7 +220,7 @@ class PipelineArm(Closing):
         grad = self._gradients.of(extent)
         payload = Payload(memoryview(grad.view(np.uint8)))
         return Update(
-            extent=extent.index, step=self._step, attempt=0, divisor=2.0, grad_norm=None,
+            extent=extent.index, step=self._step, attempt=0, divisor=2.0, norms=(),
             hyper=self._hyper, publish=False,
             contributions=(Contribution(3, 2.0, True, "float32", payload, payload.nbytes),),
             absent=0,

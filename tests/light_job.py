@@ -176,7 +176,8 @@ class Worker:
                     handles[step] = self._step(nic, step, not seen.aborted_steps)
                     step += 1
                 for number, handle in handles.items():
-                    seen.outcomes[number] = handle.decision()
+                    applied, (norm, *_) = handle.decision()
+                    seen.outcomes[number] = (applied, norm)
                 return seen
             except StepAborted as exc:
                 seen.aborted_steps.append(exc.step)

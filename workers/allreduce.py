@@ -93,7 +93,7 @@ class NetworkAllReduce:
             for push in self._pushes:
                 self._nic.wait(push)
             self._last = self._nic.commit(self._step, 1, self._hyper)
-            applied, norm = self._last.verdict()
+            applied, (norm, *_) = self._last.verdict()
             if not applied:
                 raise LuwuError(f"step {self._step}: the gradient is not finite (norm {norm})")
             for unit, pull in self._pulls:

@@ -6,7 +6,7 @@ from typing import Final
 
 MIB: Final = 1024 * 1024
 
-PROTOCOL_VERSION: Final = 12
+PROTOCOL_VERSION: Final = 13
 """Raised by any change that an older peer would misread."""
 
 DATA_HEADER_BYTES_MAX: Final = 1024
@@ -32,6 +32,9 @@ ALIGN_ELEMS: Final = 64
 
 NORM_BLOCK_ELEMS: Final = 4096
 """Squares are summed over blocks of this many elements, counted from the unit's start."""
+
+CLIPS_MAX: Final = 16
+"""Calls of `clip_grad_norm_` in one step: the answer has the norm of each."""
 
 FIELD_CHARS_MAX: Final = 64
 """Name of a field of a page's record."""

@@ -167,7 +167,7 @@ def _parse(values: dict[str, Any]) -> ExportDocument:
         contributors=_list(item["contributors"], _contributor, WORLD_SIZE_MAX),
         hyper=bytes.fromhex(_text(item["hyper"])),
         applied=typed(item["applied"], bool),
-        grad_norm=None if norm is None else float.fromhex(_text(norm)),
+        norms=() if norm is None else (float.fromhex(_text(norm)),),
         extra=_texts(item["extra"]),
     )
     if record.hyper:

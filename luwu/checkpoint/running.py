@@ -28,7 +28,7 @@ class RunningState(Closing):
                 attempt=facts.attempt,
                 hyper=facts.hyper,
                 applied=facts.applied,
-                grad_norm=facts.grad_norm,
+                norms=() if facts.grad_norm is None else (facts.grad_norm,),
                 extra=facts.extra,
             )
         except BaseException:

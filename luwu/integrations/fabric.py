@@ -20,7 +20,6 @@ What cannot be honoured raises, with the remedy.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -115,7 +114,6 @@ class LuwuStrategy(DDPStrategy):
         self._arguments: dict[str, Any] = {
             "reshard_after_forward": reshard_after_forward, "mp_policy": mp_policy,
         }  # fmt: skip
-        self._norm: ClippedNorm | None = None
         """Norm of the coming step, if it must be finite."""
         self._has_loaded = False
         """First weights or moments came from a checkpoint."""
@@ -265,9 +263,7 @@ class LuwuStrategy(DDPStrategy):
         Returns the norm, an object that turns into a number once `step()` has returned. A step
         with a gradient that is not finite is left out; with `error_if_nonfinite` `step()` raises.
         """
-        norm = luwu.clip_grad_norm_(module.parameters(), max_norm, norm_type)
-        self._norm = norm if error_if_nonfinite else None
-        return norm
+        return luwu.clip_grad_norm_(module.parameters(), max_norm, norm_type, error_if_nonfinite)
 
     def clip_gradients_value(self, module: Any, optimizer: Any, clip_val: float) -> NoReturn:
         """Raises: the node clips by the norm."""
@@ -275,20 +271,6 @@ class LuwuStrategy(DDPStrategy):
             f"clip_gradients(clip_val={clip_val!r}) cannot be honoured: gradients are summed in "
             "the network, where no single element is clipped; pass max_norm"
         )
-
-    def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
-        """Commit the step. Raises RuntimeError if `clip_gradients` wanted a finite norm."""
-        try:
-            result = super().optimizer_step(optimizer, **kwargs)
-            if self._norm is not None and not math.isfinite(self._norm.item()):
-                raise RuntimeError(
-                    f"the gradient of step {self._norm.step} has a norm of {self._norm.item()}, so "
-                    "the step was left out and no weight has changed; with "
-                    "clip_gradients(error_if_nonfinite=False) training goes on after such a step"
-                )
-        finally:
-            self._norm = None
-        return result
 
     # ---------------------------------------------------------------------- checkpoints
 

@@ -38,18 +38,18 @@ class StepHandle:
 
     def __init__(self, wait_until: WaitUntil, step: int, era: int) -> None:
         self._wait_until, self.step, self.era = wait_until, step, era
-        self.outcome: tuple[bool, float] | None = None
+        self.outcome: tuple[bool, tuple[float, ...]] | None = None
         self.is_decided = False
 
-    def verdict(self) -> tuple[bool, float]:
-        """(applied, norm of the mean gradient); blocks. Raises StepAborted if the step is lost."""
+    def verdict(self) -> tuple[bool, tuple[float, ...]]:
+        """(applied, norms as in `Verdict`); blocks. Raises StepAborted if the step is lost."""
         self._wait_until(
             lambda: self.outcome is not None, f"the verdict of step {self.step}", self.era
         )
         assert self.outcome is not None
         return self.outcome
 
-    def decision(self) -> tuple[bool, float]:
+    def decision(self) -> tuple[bool, tuple[float, ...]]:
         """The verdict of a decided step; blocks. Raises StepAborted if the step is lost."""
         self._wait_until(lambda: self.is_decided, f"the decision of step {self.step}", self.era)
         assert self.outcome is not None

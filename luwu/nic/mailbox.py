@@ -136,13 +136,13 @@ class Mailbox:
             match action:
                 case nic.Joined():
                     self.joined = action
-                case nic.Judged(step, applied, grad_norm):
+                case nic.Judged(step, applied, norms):
                     if step in self._steps:
-                        self._steps[step].outcome = (applied, grad_norm)
-                case nic.StepDecided(step, applied, grad_norm):
+                        self._steps[step].outcome = (applied, norms)
+                case nic.StepDecided(step, applied, norms):
                     decided = self._steps.pop(step, None)
                     if decided is not None:
-                        decided.outcome, decided.is_decided = (applied, grad_norm), True
+                        decided.outcome, decided.is_decided = (applied, norms), True
                 case nic.Aborted(step, _, loaded, counts, is_older):
                     self.era += 1
                     self._counts = counts

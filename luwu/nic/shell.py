@@ -46,7 +46,6 @@ from luwu.transport.interface import Delivery, PeerDown, PeerFailed, PeerGone, P
 from luwu.wire.altered import AlteredWeights
 from luwu.wire.codec import decode, encode
 from luwu.wire.description import Description
-from luwu.wire.hyper import hyper_hash
 from luwu.wire.link_counts import DATA_KINDS, LinkCounts
 from luwu.wire.messages import Push, Weights
 
@@ -297,7 +296,7 @@ class Nic(Closing):
 
     def begin(self, step: int, hyper: bytes) -> None:
         """State the hyper-parameters of a step before its first push."""
-        self._command(lambda now: self._core.begin(now, step, hyper_hash(hyper), hyper))
+        self._command(lambda now: self._core.begin(now, step, hyper))
 
     def commit(self, step: int, parts: int, hyper: bytes, *, skip: bool = False) -> StepHandle:
         """Declare a step's pushes complete; returns at once. `skip`: skip it on all ranks."""
@@ -305,9 +304,7 @@ class Nic(Closing):
         self.recorder.flush()
         self._mailbox.raise_if_aborted()
         handle = self._mailbox.new_step(step)
-        self._command(
-            lambda now: self._core.commit(now, step, hyper_hash(hyper), parts, hyper, skip=skip)
-        )
+        self._command(lambda now: self._core.commit(now, step, parts, hyper, skip=skip))
         return handle
 
     def cancel(self, text: str) -> None:

@@ -54,10 +54,10 @@ class NetworkArguments(TypedDict, total=False):
     """"at_step" (the default): exact for every loop. "streaming": pages are updated behind the
     backward; what that cannot honour raises StepOrderError."""
     max_grad_norm: float | None
-    """Clip the global norm of each step's mean gradient to this."""
+    """Clip the global norm of each step's mean gradient to this, after `luwu.clip_grad_norm_`."""
     norm_type: float
-    """The norm to clip by, and of `result.grad_norm`: 1, 2 (the default) or infinity; not with
-    "streaming"."""
+    """The norm of `max_grad_norm`, and of `result.grad_norm`: 1, 2 (the default) or infinity; not
+    with "streaming"."""
     loss_scale: float | str | DynamicLossScale | None
     """For float16: a number, or "dynamic"; then call `optimizer.scale(loss).backward()`."""
     average: WeightAverage | None

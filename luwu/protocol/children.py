@@ -45,7 +45,7 @@ class Children:
             contributors=self.members.active,
             began_with_skip=skip is not None,
             skipped_step=0 if skip is None else skip.step,
-            grad_norm=0.0 if skip is None else skip.grad_norm,
+            norms=(0.0,) if skip is None else skip.norms,
             redoes=self.redoes,
         )  # fmt: skip
 

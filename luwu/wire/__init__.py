@@ -5,6 +5,7 @@ kinds.py        roles, verbs, payload rules, and the decorator that numbers mess
 codec.py        messages to header bytes and back
 description.py  the job as all ranks must describe it
 hyper.py        hyper-parameters of one step
+clips.py        what the clips of a step find, and their factor
 averages.py     an average of the weights beside them: its field and its rate
 altered.py      weights that are not those that the node published
 squares.py      sums of squares that add up to the same norm on any number of nodes

@@ -24,6 +24,7 @@ import msgpack
 from luwu.aggregate.interface import ENCODED
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import (
+    CLIPS_MAX,
     CONTROL_HEADER_BYTES_MAX,
     DATA_HEADER_BYTES_MAX,
     FIELD_CHARS_MAX,
@@ -110,10 +111,17 @@ def _weight(value: float) -> float:
     return value
 
 
+def _floats(values: list[object]) -> tuple[object, ...]:
+    if not 1 <= len(values) <= CLIPS_MAX + 2 or {*map(type, values)} != {float}:
+        raise ValueError(values)
+    return tuple(values)
+
+
 _OF_TYPE: Final = {
     "int": _Wire(of=int, what="an integer in [0, 2**63)"),
     "float": _Wire(of=float, what="a float", to_wire=float),
     "bool": _Wire(of=bool, what="a boolean", to_wire=bool),
+    "tuple[float, ...]": _Wire(of=list, what=f"1 to {CLIPS_MAX + 2} floats", taken=_floats),
     "str": _text(TEXT_CHARS_MAX, "a text"),
     "Role": _number(Role),
     "Verb": _number(Verb),
@@ -127,7 +135,6 @@ _OF_NAME: Final = {
     "Push.dtype": _name(*DTYPE_BYTES, ENCODED),
     "field": _text(FIELD_CHARS_MAX, "a field's name"),
     "weight": _Wire(of=float, what="a finite weight of at least 0", taken=_weight, to_wire=float),
-    "hyper_hash": _text(_HASH_CHARS_MAX, "a hash"),
     "description_hash": _text(_HASH_CHARS_MAX, "a hash"),
 }
 

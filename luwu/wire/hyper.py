@@ -1,4 +1,4 @@
-"""Hyper-parameters of one step on the wire: what rank 0 sends and every rank's hash must match.
+"""Hyper-parameters of one step on the wire: every rank sends them, and all must be the same.
 
 One dictionary of plain numbers a parameter group, in the order of the groups, and what concerns the
 step as a whole. Canonical msgpack: equal hyper-parameters are equal bytes.
@@ -6,7 +6,6 @@ step as a whole. Canonical msgpack: equal hyper-parameters are equal bytes.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +13,9 @@ from functools import lru_cache
 import msgpack
 
 from luwu.base.errors import RemoteProtocolError
+from luwu.base.limits import CLIPS_MAX
+from luwu.wire.clips import Clip
+from luwu.wire.description import NORM_TYPES
 
 Number = float | int | bool
 
@@ -25,7 +27,7 @@ class StepHyper:
     groups: tuple[Mapping[str, Number], ...]
     """One a parameter group, e.g. {"lr": 1e-3, "beta1": 0.9, ...}."""
     max_grad_norm: float | None = None
-    """Clip the global norm of the mean gradient to this; None: do not clip."""
+    """The optimizer's own clip, by the job's norm, after `clips`; None: there is none."""
     loss_scale: float = 1.0
     """The factor of every rank's loss; it is part of the weights of the pushes."""
     keeps: bool = False
@@ -35,26 +37,29 @@ class StepHyper:
     frozen: str = ""
     """Names the parameters that the script has frozen for now: all ranks must have frozen the same
     ones. What is left alone follows from the pushes."""
+    clips: tuple[Clip, ...] = ()
+    """The script's calls of `clip_grad_norm_`, in their order."""
+
+    def all_clips(self, norm_type: float) -> tuple[Clip, ...]:
+        """Those of the script and of the optimizer, in their order; `norm_type`: the job's."""
+        own = () if self.max_grad_norm is None else (Clip(norm_type, self.max_grad_norm),)
+        return self.clips + own
 
 
 def encode_hyper(hyper: StepHyper) -> bytes:
     """Canonical bytes."""
     groups = [sorted(group.items()) for group in hyper.groups]
-    flags = (hyper.keeps, hyper.measure, hyper.frozen)
+    flags = (hyper.keeps, hyper.measure, hyper.frozen, hyper.clips)
     packed: bytes = msgpack.packb([groups, hyper.max_grad_norm, hyper.loss_scale, *flags])
     return packed
 
 
-def hyper_hash(encoded: bytes) -> str:
-    """The hash that ranks compare: SHA-256 in hex."""
-    return hashlib.sha256(encoded).hexdigest()
-
-
+@lru_cache(maxsize=4)  # a node asks with each push and each page
 def decode_hyper(encoded: bytes) -> StepHyper:
     """The hyper-parameters a peer sent. Raises RemoteProtocolError if they are none."""
     try:
         groups, max_grad_norm, loss_scale, keeps, measure, *rest = msgpack.unpackb(encoded)
-        (frozen,) = rest or [""]  # records of older states have none
+        frozen, clips = rest + ["", []][len(rest) :]  # records of older states have neither
         if type(keeps) is not bool or type(measure) is not bool or type(frozen) is not str:
             raise ValueError(f"{[keeps, measure, frozen]!r:.60} are not two flags and a name")
         return StepHyper(
@@ -64,18 +69,50 @@ def decode_hyper(encoded: bytes) -> StepHyper:
             keeps=keeps,
             measure=measure,
             frozen=frozen,
+            clips=_clips(clips),
         )
     except Exception as exc:  # msgpack raises a dozen kinds
         raise RemoteProtocolError(f"hyper-parameters cannot be read: {exc}") from exc
 
 
-@lru_cache(maxsize=4)  # a node asks with each push
-def keeps(encoded: object) -> bool:
-    """True if, by these hyper-parameters, every rank attaches something to the step."""
+def stated_hyper(encoded: object) -> StepHyper:
+    """The same, for a core: none if they are not known, or cannot be read."""
     try:
-        return isinstance(encoded, bytes) and decode_hyper(encoded).keeps
+        return decode_hyper(encoded) if isinstance(encoded, bytes) else StepHyper(groups=())
     except RemoteProtocolError:
-        return False  # the update of a page reports it
+        return StepHyper(groups=())  # the update of a page reports it
+
+
+def named_values(encoded: bytes) -> dict[str, str]:
+    """The same, each value by its name, as text: for people who look for what differs."""
+    try:
+        hyper = decode_hyper(encoded)
+    except RemoteProtocolError as exc:
+        return {"what was sent": str(exc)}
+    found = {
+        f"{name} of group {index}": f"{value!r}"
+        for index, group in enumerate(hyper.groups)
+        for name, value in group.items()
+    }
+    found |= {
+        f"call {number} of clip_grad_norm_": f"max_norm={max_norm!r}, norm_type={norm_type:g}"
+        for number, (norm_type, max_norm) in enumerate(hyper.clips, 1)
+    }
+    return found | {
+        "max_grad_norm": f"{hyper.max_grad_norm!r}",
+        "loss_scale": f"{hyper.loss_scale!r}",
+        "whether something is attached": f"{hyper.keeps}",
+        "whether stats_every measures": f"{hyper.measure}",
+        "the digest of frozen parameters": hyper.frozen or "none",
+    }
+
+
+def _clips(rows: Sequence[Sequence[float]]) -> tuple[Clip, ...]:
+    clips = tuple(Clip(float(norm_type), float(limit)) for norm_type, limit in rows)
+    are_clips = all(norm_type in NORM_TYPES and limit > 0 for norm_type, limit in clips)
+    if not are_clips or len(clips) > CLIPS_MAX:
+        raise ValueError(f"{rows!r:.60} are not at most {CLIPS_MAX} clips")
+    return clips
 
 
 def _group(items: Sequence[Sequence[object]]) -> dict[str, Number]:

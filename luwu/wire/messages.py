@@ -251,8 +251,8 @@ class Welcome(Message):
     """The attempt began as `skipped_step` was skipped: only weights that streamed ahead are void.
     A member of the attempt before it takes this for the verdict, which may have been lost."""
     skipped_step: int = 0
-    grad_norm: float = 0.0
-    """The norm of the skipped step. Both are 0 where no step was skipped."""
+    norms: tuple[float, ...] = (0.0,)
+    """Those of the skipped step. Both are 0 where no step was skipped."""
     redoes: bool = False
     """The operator lets the job make steps again that were announced as decided and are lost. Else
     a member refuses a `step` before the first undecided one that it knows."""
@@ -265,7 +265,7 @@ class Welcome(Message):
             return None
         stamp = {each.name: getattr(self, each.name) for each in fields(Message)}
         stamp["step"] = self.skipped_step
-        return Verdict(**stamp, applied=False, grad_norm=self.grad_norm)
+        return Verdict(**stamp, applied=False, norms=self.norms)
 
 
 @message(18)
@@ -289,7 +289,6 @@ class Begin(Message):
     """The hyper-parameters of a step whose pages are updated while gradients arrive."""
 
     contributors: int
-    hyper_hash: str
 
 
 @message(21, payload=PayloadRule.ONE)
@@ -297,7 +296,6 @@ class Commit(Message):
     """All pushes of the step are out: `parts` of every extent. Payload: its hyper-parameters."""
 
     contributors: int
-    hyper_hash: str
     parts: int
     skip: bool
     """A rank wants the step left out: it is skipped on all, as if a sum was not finite."""
@@ -315,7 +313,8 @@ class Verdict(Message):
     """
 
     applied: bool
-    grad_norm: float
+    norms: tuple[float, ...]
+    """That of the mean gradient, and then what each clip of the step found (`clips.py`)."""
 
 
 @message(23)
@@ -323,7 +322,8 @@ class Decided(Message):
     """The step is durable as a whole, at the level the job chose."""
 
     applied: bool
-    grad_norm: float
+    norms: tuple[float, ...]
+    """As in `Verdict`."""
 
 
 @message(24)

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from luwu.base.errors import RemoteProtocolError
 
-Squares = Mapping[float, Sequence[float]]
-"""Total weight -> squares of the undivided sums that it divides."""
+Squares = Mapping[tuple[float, float], Sequence[float]]
+"""(norm type, total weight) -> squares of the undivided sums that it divides."""
 
 
 def norm_of(all_squares: Iterable[Squares | None], norm_type: float = 2.0) -> float:
@@ -26,8 +26,9 @@ def norm_of(all_squares: Iterable[Squares | None], norm_type: float = 2.0) -> fl
     for squares in all_squares:
         if squares is None:
             return math.inf
-        for weight, values in squares.items():
-            merged.setdefault(weight, []).extend(values)
+        for (of_type, weight), values in squares.items():
+            if of_type == norm_type:
+                merged.setdefault(weight, []).extend(values)
     if norm_type == math.inf:
         return max((max(s) / w for w, s in merged.items() if s), default=0.0)
     if norm_type == 1:
@@ -58,19 +59,20 @@ def exact_sum(values: Iterable[float]) -> list[float]:
     return parts
 
 
-def encode_squares(squares: Squares, norm_type: float = 2.0) -> bytes:
+def encode_squares(squares: Squares) -> bytes:
     """A node's squares as bytes."""
     rows = []
-    for weight, values in sorted(squares.items()):
-        rows.append([weight.hex(), [part.hex() for part in condensed(values, norm_type)]])
+    for (of_type, weight), values in sorted(squares.items()):
+        parts = [part.hex() for part in condensed(values, of_type)]
+        rows.append([of_type.hex(), weight.hex(), parts])
     return json.dumps(rows, separators=(",", ":")).encode()
 
 
-def encode_all(stripes: Sequence[Squares | None], norm_type: float = 2.0) -> bytes | None:
+def encode_all(stripes: Sequence[Squares | None]) -> bytes | None:
     """A node's squares of each of its stripes; None: it has one, with a sum that is not finite."""
     if len(stripes) == 1 and stripes[0] is None:
         return None
-    return b"\n".join(b"" if each is None else encode_squares(each, norm_type) for each in stripes)
+    return b"\n".join(b"" if each is None else encode_squares(each) for each in stripes)
 
 
 def parse_all(encoded: bytes | None, count: int) -> list[Squares | None]:
@@ -87,11 +89,11 @@ def parse_squares(encoded: bytes) -> Squares:
     """The squares that another node sent. Raises RemoteProtocolError if they are malformed."""
     try:
         found = {
-            float.fromhex(weight): [float.fromhex(part) for part in parts]
-            for weight, parts in json.loads(encoded)
+            (float.fromhex(of_type), float.fromhex(weight)): [float.fromhex(part) for part in parts]
+            for of_type, weight, parts in json.loads(encoded)
         }
-        numbers = [*found, *(part for parts in found.values() for part in parts)]
-        if not all(map(math.isfinite, numbers)) or not all(weight > 0 for weight in found):
+        numbers = [part for parts in found.values() for part in parts]
+        if not all(map(math.isfinite, numbers)) or not all(0 < w < math.inf for _, w in found):
             raise ValueError("a number is not finite, or a weight is not above 0")
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as exc:
         raise RemoteProtocolError(f"the squares of a node cannot be read: {exc}") from exc

@@ -8,7 +8,6 @@ storage.py      opens and makes the storage of the specification: store, spill f
 plan.py         the memory plan: the uses of `--memory-budget`
 pipeline.py     threads that read, update, write and publish pages
 kernels/        the arithmetic of an update
-update.py       the factor of gradient clipping
 extent_pages.py the pages of an extent, in groups that are worked on at once
 runs.py         the parts of pages that an update changes, and their counts of updates
 scratch.py      working memory of a pipeline thread

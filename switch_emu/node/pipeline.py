@@ -31,12 +31,14 @@ from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
 from luwu.layout import SUM_BYTES, Segment, Share
 from luwu.wire.averages import AVERAGE
+from luwu.wire.clips import clip_factor
 from luwu.wire.description import Description
-from luwu.wire.hyper import StepHyper, decode_hyper
+from luwu.wire.hyper import decode_hyper
 from luwu.wire.stored import UPDATES, WEIGHT
 from switch_emu.node.block_norms import block_norms
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import (
+    BlockNorms,
     CopyPage,
     Decide,
     FillPage,
@@ -57,7 +59,6 @@ from switch_emu.node.plan import NodePlan
 from switch_emu.node.runs import UpdateCounts, update_runs
 from switch_emu.node.scratch import Adder, Scratch, record_views
 from switch_emu.node.statistics import Statistics
-from switch_emu.node.update import clip_scale
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.process.places import WeightsPlaces
 from switch_emu.store import (
@@ -173,7 +174,6 @@ class Pipeline:
         self._finished: list[Finished] = []
         self._finished_lock = threading.Lock()
         self._error: BaseException | None = None
-        self._hyper: tuple[bytes, StepHyper] | None = None
         self._is_closing = False
         # Two queues: pulls must not wait for queued updates.
         self._updates: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -321,7 +321,7 @@ class Pipeline:
         result = (
             source if target is found else record_views(pages.kind, target, kernel.state_fields)
         )
-        hyper, counts = self._decoded(action.hyper), pages.counts
+        hyper, counts = decode_hyper(action.hyper), pages.counts
         assert counts is not None, "frozen pages are not updated"
         runs = update_runs(
             self._layout, pages.segments, hyper, counts.by_segment(source.updates, absent), absent,
@@ -341,7 +341,7 @@ class Pipeline:
                     state_out=result.state,
                     runs=runs,
                     divisor=action.divisor,
-                    scale=clip_scale(hyper, action.grad_norm),
+                    scale=clip_factor(hyper.all_clips(self._norm_type), action.norms),
                     wire=group.part_of(wire.target),
                     measure=self._streaming,
                     pieces=pieces,
@@ -430,27 +430,28 @@ class Pipeline:
             return
         memory, payload = self._sums.take(self._layout.extents[action.extent].sum_bytes)
         start_ns = SYSTEM_CLOCK.now_ns()
-        squares: tuple[float, ...] = ()
+        squares: dict[float, tuple[float, ...]] = {}
         for pages in self._pages_of(action.extent):
             part = pages.group.part(memory, "float32")
-            squares += self._fold_pages(action, pages.group, part)
+            for norm_type, of_pages in self._fold_pages(action, pages.group, part).items():
+                squares[norm_type] = squares.get(norm_type, ()) + of_pages
         self._span("fold", start_ns, step=action.step, extent=action.extent, bytes=memory.nbytes)
         self._report(lambda: self._folded(action, squares, payload))
 
-    def _fold_pages(
-        self, action: Fold, group: PageGroup, memory: memoryview
-    ) -> tuple[float, ...]:  # fmt: skip
+    def _fold_pages(self, action: Fold, group: PageGroup, memory: memoryview) -> BlockNorms:
         total = np.frombuffer(memory, np.float32)
         before = None
         if action.total is not None:  # copied: if it was spilled, its memory is free again at once
             assert isinstance(action.total.payload, Payload)
             memory[:] = action.total.payload.part(4 * group.start, 4 * (group.start + group.elems))
             before = total
-        with self._adder.terms(action.contributions, group.elems, group.start) as contributions:
-            squares = self._kernel.fold(contributions, before, total)
-        return squares if self._norm_type == 2 else block_norms(total, self._norm_type)
+        found: dict[float, tuple[float, ...]] = {}
+        if action.contributions:
+            with self._adder.terms(action.contributions, group.elems, group.start) as contributions:
+                found[2.0] = self._kernel.fold(contributions, before, total)
+        return found | {each: block_norms(total, each) for each in action.norm_types if each != 2}
 
-    def _folded(self, action: Fold, squares: tuple[float, ...], payload: Payload) -> Sequence[Any]:
+    def _folded(self, action: Fold, squares: BlockNorms, payload: Payload) -> Sequence[Any]:
         self._sums_room.release()
         return self._core.folded(action, squares, payload, payload.nbytes)
 
@@ -616,7 +617,7 @@ class Pipeline:
                 ),
                 hyper=action.hyper,
                 applied=action.applied,
-                grad_norm=action.grad_norm,
+                norms=action.norms,
                 extra=extra,
             )
         )
@@ -632,9 +633,3 @@ class Pipeline:
             return b""
         pages = map(self._share.pages_of, self._share.stripes)
         return b"".join(self._store.digest(each, version) for each in pages)
-
-    def _decoded(self, hyper: bytes) -> StepHyper:
-        held = self._hyper
-        if held is None or held[0] != hyper:
-            held = self._hyper = (hyper, decode_hyper(hyper))
-        return held[1]

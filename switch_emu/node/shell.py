@@ -168,7 +168,7 @@ class NodeShell(Shell):
             job=decided.job if decided is not None else self._job,
             version=None if decided is None else decided.version,
             applied=decided is None or decided.applied,
-            grad_norm=0.0 if decided is None or decided.grad_norm is None else decided.grad_norm,
+            norms=(decided and decided.norms) or (0.0,),
             prepared=prepared,
             prepared_digests=self._pipeline.digests_of(prepared.version if prepared else None),
             recorded=Epoch(*store.epoch),
@@ -197,7 +197,7 @@ class NodeShell(Shell):
                     prepared.version,
                     prepared.attempt,
                     prepared.applied,
-                    prepared.grad_norm or 0.0,
+                    prepared.norms or (0.0,),
                     sum(1 << each.rank for each in prepared.contributors),
                 )
             )

@@ -138,7 +138,6 @@ def repair_manifest(
 
 def encode_step(step: DecidedStep) -> bytes:
     """A step's record as JSON. Raises StateError if it does not fit in a manifest."""
-    norm = None if step.grad_norm is None else float(step.grad_norm).hex()
     record = json.dumps(
         {
             "version": step.version,
@@ -149,7 +148,7 @@ def encode_step(step: DecidedStep) -> bytes:
             "contributors": [list(item) for item in step.contributors],
             "hyper": step.hyper.hex(),
             "applied": step.applied,
-            "grad_norm": norm,
+            "norms": [float(norm).hex() for norm in step.norms],
             "extra": dict(step.extra),
         },
         separators=(",", ":"),
@@ -165,10 +164,11 @@ def encode_step(step: DecidedStep) -> bytes:
 def decode_step(data: bytes) -> DecidedStep:
     """The step in a record whose checksum has been verified."""
     values: dict[str, Any] = json.loads(data)
-    norm = values.pop("grad_norm")
+    before = values.pop("grad_norm", None)  # records of older states have this one
+    norms = values.pop("norms", [] if before is None else [before])
     return DecidedStep(
         contributors=tuple(Contributor(*item) for item in values.pop("contributors")),
         hyper=bytes.fromhex(values.pop("hyper")),
-        grad_norm=None if norm is None else float.fromhex(norm),
+        norms=tuple(map(float.fromhex, norms)),
         **values,
     )

@@ -60,11 +60,16 @@ class DecidedStep:
     applied: bool = True
     """False for a step that was skipped as a whole: no page changed."""
 
-    grad_norm: float | None = None
-    """None if it was not measured."""
+    norms: tuple[float, ...] = ()
+    """Of the mean gradient, then what each clip of the step found; empty if not measured."""
 
     extra: Mapping[str, str] = field(default_factory=dict)
     """Other data of the step: versions of libraries, state of generators."""
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Norm of the mean gradient; None if it was not measured."""
+        return self.norms[0] if self.norms else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,13 @@ import msgpack
 
 from luwu.aggregate.interface import ENCODED
 from luwu.base.errors import RemoteProtocolError
-from luwu.base.limits import FIELD_CHARS_MAX, SEGMENTS_MAX, TEXT_CHARS_MAX, WORLD_SIZE_MAX
+from luwu.base.limits import (
+    CLIPS_MAX,
+    FIELD_CHARS_MAX,
+    SEGMENTS_MAX,
+    TEXT_CHARS_MAX,
+    WORLD_SIZE_MAX,
+)
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import PayloadRule, Role, Verb
 from luwu.wire.messages import MESSAGE_TYPES, Message
@@ -34,6 +40,7 @@ _BITMAPS: Final = {
 }  # fmt: skip
 _STEPS: Final = (0, 127, 128, 255, 256, 65535, 65536, 2**32 - 1, 2**32, 2**63 - 1)
 """Where msgpack takes another form of an integer."""
+_NORMS: Final = "tuple[float, ...]"
 _LONGEST: Final = "\U0001f600"
 _FLOATS: Final = (5e-324, 1.7976931348623157e308, 0.1, -0.0)
 
@@ -41,7 +48,8 @@ VALUES: Final[tuple[Any, ...]] = (
     0, 1, 5, 7, 2**62, 2**63 - 1, 2**63, -1, True, False, None, 0.0, -0.0, 1.5, -1.5,
     float("inf"), float("-inf"), float("nan"), "", "x", "float32", "bfloat16", ENCODED, "int8",
     "x" * 64, "x" * 65, "x" * 940, "x" * 941, b"", b"\0", b"\1", b"\1\0", b"\1" * 128, b"\1" * 129,
-    b"\1" * 512, b"\1" * 513, [], [1], {}, {1: 2},
+    b"\1" * 512, b"\1" * 513, [], [1], [1.0], [0.5] * (CLIPS_MAX + 2), [0.5] * (CLIPS_MAX + 3), {},
+    {1: 2},
 )  # fmt: skip
 """What stands in the place of a field, by turns."""
 
@@ -72,8 +80,9 @@ def _made(kind: type[Message], value: Any, left_out: Collection[str] = ()) -> Me
 def _least(name: str, of: str) -> Any:
     if name == "dtype":
         return "float32"
-    values = {"int": 0, "float": 0.0, "bool": False, "str": "", "Role": Role.WORKER}
-    return Verb.LOAD if of == "Verb" else values[of]
+    values: dict[str, Any] = {"int": 0, "float": 0.0, "bool": False, "str": "", _NORMS: (0.0,)}
+    values |= {"Role": Role.WORKER, "Verb": Verb.LOAD}
+    return values[of]
 
 
 def _usual(name: str, of: str, index: int) -> Any:
@@ -81,8 +90,11 @@ def _usual(name: str, of: str, index: int) -> Any:
         return "bfloat16"
     if of == "Verb":
         return Verb.PUSH
-    values = {"int": index + 1, "float": index + 0.5, "bool": True, "str": f"text {index}"}
-    return Role.SWITCH if of == "Role" else values[of]
+    values: dict[str, Any] = {
+        "int": index + 1, "float": index + 0.5, "bool": True, "str": f"text {index}",
+        "Role": Role.SWITCH, _NORMS: (index + 0.5, 0.25),
+    }  # fmt: skip
+    return values[of]
 
 
 def _greatest(name: str, of: str) -> Any:
@@ -93,14 +105,18 @@ def _greatest(name: str, of: str) -> Any:
     if of == "str":
         count = FIELD_CHARS_MAX if name == "field" or "hash" in name else TEXT_CHARS_MAX
         return _LONGEST * count
-    values = {"int": 2**63 - 1, "float": _FLOATS[1], "bool": True, "Role": Role.NODE}
+    values: dict[str, Any] = {
+        "int": 2**63 - 1, "float": _FLOATS[1], "bool": True, "Role": Role.NODE,
+        _NORMS: (_FLOATS[1],) * (CLIPS_MAX + 2),
+    }  # fmt: skip
     return Verb.PRESENT if of == "Verb" else values[of]
 
 
 def _form(name: str, of: str, index: int) -> Any:
     if name == "dtype":
         return "float16"
-    values = {
+    values: dict[str, Any] = {
+        _NORMS: _FLOATS[: 1 + index % 3],
         "int": _STEPS[index % len(_STEPS)],
         "float": _FLOATS[index % 3],
         "bool": index % 2 == 0,
@@ -132,7 +148,9 @@ def _shown(value: Any) -> Any:
 
 def value_of(shown: Any) -> Any:
     """A field as it stands in `headers.jsonl`."""
-    return shown[0] * shown[1] if isinstance(shown, list) else shown
+    if not isinstance(shown, list):
+        return shown
+    return shown[0] * shown[1] if isinstance(shown[0], str) else tuple(shown)
 
 
 # ---------------------------------------------------------------------- refusals

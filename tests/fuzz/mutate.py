@@ -14,7 +14,13 @@ from typing import Any, Final
 import msgpack
 
 from luwu.aggregate.interface import ENCODED
-from luwu.base.limits import FIELD_CHARS_MAX, INT64_MAX, TEXT_CHARS_MAX, WORLD_SIZE_MAX
+from luwu.base.limits import (
+    CLIPS_MAX,
+    FIELD_CHARS_MAX,
+    INT64_MAX,
+    TEXT_CHARS_MAX,
+    WORLD_SIZE_MAX,
+)
 from luwu.base.seeds import derive
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.codec import encode
@@ -149,12 +155,12 @@ def _random_value(random: Random, message_type: type[Message], name: str, kind: 
             [*DTYPE_BYTES, *([ENCODED] if message_type is Push else [])]
         ),
         "field": lambda: _text(random, FIELD_CHARS_MAX),
-        "hyper_hash": lambda: _text(random, 64),
         "description_hash": lambda: _text(random, 64),
     }
     kinds: dict[str, Any] = {
         "int": lambda: random.choice((*_NUMBERS, random.getrandbits(62))),
         "float": lambda: random.choice((0.0, -1.0, math.inf, math.nan, random.uniform(-9, 9))),
+        "tuple[float, ...]": lambda: (random.uniform(-9, 9),) * random.randint(1, CLIPS_MAX + 2),
         "bool": lambda: random.random() < 0.5,
         "str": lambda: _text(random, TEXT_CHARS_MAX),
         "Role": lambda: random.choice(list(Role)),

@@ -168,7 +168,7 @@ def forged_messages(target: Target, random: Random) -> str:
         (target.said(wire.Push, index=0, part=0, contributors=bits, absent=0, weight=1.0,
                      last=True, raw=False, dtype="float32", **own), bytes(4096)),
         (target.said(wire.Load, index=0, part=0, **own), bytes(4096)),
-        (target.said(wire.Commit, contributors=bits, hyper_hash="0" * 64, parts=1, skip=True,
+        (target.said(wire.Commit, contributors=bits, parts=1, skip=True,
                      **own), b"{}"),
         (target.said(wire.Pull, index=0, part=0, **own), None),
     ]  # fmt: skip

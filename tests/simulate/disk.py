@@ -263,7 +263,7 @@ class Disk:
         if not action.applied:
             assert not self.tentative, "a skipped step must discard its pages first"
         self.prepared = node_actions.PreparedVersion(
-            action.version, action.attempt, action.applied, action.grad_norm, action.contributors
+            action.version, action.attempt, action.applied, action.norms, action.contributors
         )
 
     def digests(self) -> bytes:
@@ -389,7 +389,7 @@ class StoredDisk(Disk):
         self.prepared = None
         if prepared is not None:
             self.prepared = node_actions.PreparedVersion(
-                prepared.version, prepared.attempt, prepared.applied, prepared.grad_norm or 0.0,
+                prepared.version, prepared.attempt, prepared.applied, prepared.norms or (0.0,),
                 sum(1 << each.rank for each in prepared.contributors),
             )  # fmt: skip
         return node_actions.StoreFacts(
@@ -535,12 +535,12 @@ class StoredDisk(Disk):
             version=action.version, attempt=action.attempt, epoch=action.epoch, job=JOB,
             generation=self._now.generation,
             contributors=tuple(Contributor(rank, 0, action.version) for rank in ranks),
-            hyper=action.hyper, applied=action.applied, grad_norm=action.grad_norm,
+            hyper=action.hyper, applied=action.applied, norms=action.norms,
         )  # fmt: skip
         with self._calling():
             self._now.prepare(step)
         self.prepared = node_actions.PreparedVersion(
-            action.version, action.attempt, action.applied, action.grad_norm, action.contributors
+            action.version, action.attempt, action.applied, action.norms, action.contributors
         )
 
     def digests(self) -> bytes:

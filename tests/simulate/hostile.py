@@ -82,6 +82,7 @@ class Attacker:
         choices = {
             "int": lambda: random.choice((0, 1, 2, 3, random.randrange(20), HUGE)),
             "float": lambda: random.choice((0.0, 1.0, 1e30)),
+            "tuple[float, ...]": lambda: (random.choice((0.0, 1.0, 1e30)),) * random.randint(1, 3),
             "bool": lambda: random.random() < 0.5,
             "str": lambda: "x",
             "Role": lambda: random.choice(list(Role)),
@@ -121,8 +122,8 @@ class Attacker:
         far = {**stamp, "step": HUGE}
         kinds: list[Message] = [
             wire.Pull(**far, index=0, part=0),
-            wire.Commit(**far, contributors=1, hyper_hash="x", parts=HUGE, skip=True),
-            wire.Begin(**far, contributors=1, hyper_hash="x"),
+            wire.Commit(**far, contributors=1, parts=HUGE, skip=True),
+            wire.Begin(**far, contributors=1),
             wire.Confirm(**far, index=HUGE, part=HUGE),
             wire.Keep(**far, index=HUGE, part=0, contributors=1 << 50, pieces=HUGE),
         ]  # fmt: skip

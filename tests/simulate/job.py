@@ -7,6 +7,7 @@ byte changes every later one.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from luwu.aggregate import Aggregator, make_aggregator
 from luwu.base.outstanding import RetryPolicy
 from luwu.base.tree import Place, Tree, one_switch, ranks_of
 from luwu.layout import Layout, Parameter, Unit
+from luwu.wire.clips import Clip
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
 from switch_emu.node.core.actions import NodeLimits
@@ -200,7 +202,9 @@ class Job:
 
     @property
     def hyper(self) -> bytes:
-        return encode_hyper(StepHyper(groups=(), keeps=self.keeps))
+        measures = self.update == "at_step" and self.world_size % 2  # a norm of its own, at Commit
+        clips = (Clip(math.inf, math.inf),) if measures else ()
+        return encode_hyper(StepHyper(groups=(), keeps=self.keeps, clips=clips))
 
     def is_left_out(self, step: int) -> bool:
         """Whether rank `POISONER`, if it is in a step, has it skipped."""

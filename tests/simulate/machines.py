@@ -19,6 +19,7 @@ from luwu.base.tree import NODE, Place
 from luwu.protocol.actions import Drop, End, Note, Send
 from luwu.protocol.sum_order import Group, combined, nested
 from luwu.wire.messages import Adopt, Message, Refuse, Rejoin, Standing, Welcome
+from switch_emu.node.block_norms import block_norms
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as node_actions
 from switch_emu.node.extent_pages import PageGroup, extent_pages
@@ -374,13 +375,17 @@ class Node(Process):
         return self.core.inspected(action, fits=not self.core.aggregator.overflowed(parts))
 
     def _fold(self, action: node_actions.Fold) -> Any:
-        total = self._total(action.extent, action.contributions)
-        if action.total is not None:
-            total = action.total.payload.read() + total  # type: ignore[union-attr]
-        squares: tuple[float, ...] = ()
+        total: Any = None if action.total is None else action.total.payload.read()  # type: ignore[union-attr]
+        if action.contributions:
+            added = self._total(action.extent, action.contributions)
+            total = added if total is None else total + added
+        found: dict[float, tuple[float, ...]] = {}
         for page in self._pages(action.extent):
-            squares += self._squares(total[page.start : page.start + page.elems])
-        return self.core.folded(action, squares, Payload(total, self.account), total.nbytes)
+            part = total[page.start : page.start + page.elems]
+            for each in {2.0, *action.norm_types}:
+                numbers = self._squares(part) if each == 2 else block_norms(part, each)
+                found[each] = found.get(each, ()) + numbers
+        return self.core.folded(action, found, Payload(total, self.account), total.nbytes)
 
     def _update(self, action: node_actions.Update) -> Any:
         return self._update_page(action, 0, (), [])

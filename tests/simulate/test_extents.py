@@ -47,7 +47,7 @@ def test_norms_do_not_depend_on_extents(update: str, node_count: int) -> None:
 
         cluster.world.eavesdropper = heard
         cluster.run_to_the_end()
-        norms.append([cluster.workers[0].decided[step].grad_norm for step in range(4)])
+        norms.append([cluster.workers[0].decided[step].norms for step in range(4)])
         digests.add(cluster.digest())
         pushes.append(count)
     assert norms == [norms[0]] * 4

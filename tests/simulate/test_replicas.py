@@ -31,7 +31,7 @@ def test_norm_and_weights_do_not_depend_on_replicas(update: str) -> None:
         job = Job(make_layout(node_count=nodes), replicas=replicas, update=update)
         cluster = Cluster(0, job, ORDERED)
         cluster.run_to_the_end()
-        norms.append([cluster.workers[0].decided[step].grad_norm for step in range(4)])
+        norms.append([cluster.workers[0].decided[step].norms for step in range(4)])
     assert all(each == norms[0] for each in norms)
     assert all(norm > 0 for norm in norms[0])
 

@@ -29,7 +29,7 @@ def test_norm_and_weights_do_not_depend_on_the_number_of_nodes(update: str) -> N
     for node_count in (1, 2, 3, 4):
         cluster = Cluster(0, Job(make_layout(node_count=node_count), update=update), ORDERED)
         cluster.run_to_the_end()
-        norms.append([cluster.workers[0].decided[step].grad_norm for step in range(4)])
+        norms.append([cluster.workers[0].decided[step].norms for step in range(4)])
     assert norms[0] == norms[1] == norms[2] == norms[3]
     assert all(norm > 0 for norm in norms[0])
 

@@ -271,7 +271,7 @@ class Worker(Process):
         use = 0
         is_streaming = self._job.update == "streaming"
         if is_streaming and self._job.begins_early:
-            self._do(self.core.begin(self._world.now_ns, step, "h", self._job.hyper))
+            self._do(self.core.begin(self._world.now_ns, step, self._job.hyper))
         if self._job.evaluates and self._rank == self._job.world_size - 1 and step % 2 == 1:
             for unit in units:
                 handle = self._first_pull(step, use, unit)
@@ -286,7 +286,7 @@ class Worker(Process):
             if is_idle:
                 self._watch.pushed(self, step)
                 if is_streaming and not self._job.begins_early:
-                    self._do(self.core.begin(self._world.now_ns, step, "h", self._job.hyper))
+                    self._do(self.core.begin(self._world.now_ns, step, self._job.hyper))
                 yield [self._push(step, part, unit, {}) for unit in reversed(units)]
                 continue
             ahead = self._first_pull(step, use, 0)
@@ -300,7 +300,7 @@ class Worker(Process):
             self._watch.used(self, step, seen)
             self._watch.pushed(self, step)
             if is_streaming and not self._job.begins_early:
-                self._do(self.core.begin(self._world.now_ns, step, "h", self._job.hyper))
+                self._do(self.core.begin(self._world.now_ns, step, self._job.hyper))
             pushes: list[int] = []
             is_turned = self._job.any_order and self._rank % 2 == 1
             for unit in units if is_turned else reversed(units):
@@ -316,7 +316,7 @@ class Worker(Process):
         self.versions[step] = seen
         parts = self._job.backwards
         skip = step == self._job.skip_step and self._rank == POISONER
-        self._do(self.core.commit(self._world.now_ns, step, "h", parts, self._job.hyper, skip=skip))
+        self._do(self.core.commit(self._world.now_ns, step, parts, self._job.hyper, skip=skip))
 
     def _push(self, step: int, part: int, unit: int, weights: dict[int, Any]) -> int:
         gradients = []

@@ -213,7 +213,7 @@ class PageStoreSuite:
         take_step(store, 0)
         before = contents(store, 0)
         write_pages(store, [0, 1, 2], 1)
-        skipped = DecidedStep(version=1, attempt=0, applied=False, grad_norm=float("inf"))
+        skipped = DecidedStep(version=1, attempt=0, applied=False, norms=(float("inf"),))
         store.prepare(skipped)
         store.decide(1, 0)
 
@@ -265,7 +265,7 @@ class PageStoreSuite:
             generation=store.generation,
             contributors=(Contributor(0, 4, 2**50), Contributor(1, 1, 7)),
             hyper=bytes(range(256)),
-            grad_norm=0.1,
+            norms=(0.1,),
             extra={"torch": "2.13", "rng": "é\n"},
         )
         store.prepare(step)

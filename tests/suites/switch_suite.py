@@ -245,7 +245,7 @@ class SwitchSuite:
             [(push, _)] = bench.take_parent()
             bench.parent_has(push)
         if state == "decided":
-            bench.parent_says(wire.Decided, step=0, applied=True, grad_norm=1.0)
+            bench.parent_says(wire.Decided, step=0, applied=True, norms=(1.0,))
         bench.receipts()
         bench.push(0, EXTENTS[0], grads[0])
         assert bench.receipts() == [(child(0), EXTENTS[0])]
@@ -466,7 +466,7 @@ class SwitchSuite:
         bench.deliver(child(0), later, bench.core.children.members.description)
         assert [m.attempt for m, _ in bench.take_parent(wire.Cancel)] == [0]
         bench.attempt = 1
-        bench.parent_says(wire.Verdict, applied=False, grad_norm=0.0)
+        bench.parent_says(wire.Verdict, applied=False, norms=(0.0,))
         [(cancel, _)] = bench.take_parent(wire.Cancel)
         assert cancel.attempt == 1
         assert "ranks 0 were started again" in cancel.text

@@ -27,11 +27,13 @@ from luwu.base.events import Recorder
 from luwu.layout import Layout
 from luwu.nic.cells import ExtentGradient
 from luwu.nic.handles import NicCounters
+from luwu.wire.clips import clip_factor, norms_of
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
+from luwu.wire.squares import Squares
+from switch_emu.node.block_norms import block_norms
 from switch_emu.node.kernels import UpdateCall
 from switch_emu.node.runs import update_runs
-from switch_emu.node.update import clip_scale
 from tests.unit.kernel_calls import block_squares, kernel_for, to_wire
 
 WAIT_S_MAX = 60.0
@@ -107,7 +109,7 @@ class FakeNetwork:
         self.attempt = 0
         self.kept: dict[tuple[int, int], bytes] = {}
         """(rank, step) -> what a rank keeps beside the version the step makes."""
-        self.outcomes: dict[int, tuple[bool, float]] = {}
+        self.outcomes: dict[int, tuple[bool, tuple[float, ...]]] = {}
         self.now = _Step()
         self.log: list[tuple[str, int, int, int, int]] = []
         """(verb, rank, step, part, unit) in order of arrival."""
@@ -213,25 +215,33 @@ class FakeNetwork:
         assert all(other == (parts, hyper) for other in self.now.commits.values())
         units = range(len(self.layout.units))
         sums = {unit: self._sums(unit, parts) for unit in units}
-        norm = self._norm(sums)
-        applied = math.isfinite(norm) and not self.now.is_skipped
+        norm_type = self.description.norm_type if self.description else 2.0
+        clips = decode_hyper(hyper).all_clips(norm_type)
+        norms = norms_of([self._squares(sums)], norm_type, clips)
+        applied = math.isfinite(norms[0]) and not self.now.is_skipped
         if applied:  # else the weights stay those of the step before, and nobody goes back
             if not self.now.made:
-                scale = clip_scale(decode_hyper(hyper), norm)
+                scale = clip_factor(clips, norms)
                 for unit in units:
                     for index in self.layout.trainable_extents(unit):
                         self._update(index, sums[unit], scale=scale)
             self.pages.update(self.now.made)
-        self.outcomes[self.step] = (applied, norm)
+        self.outcomes[self.step] = (applied, norms)
         self.step += 1
         self.now = _Step()
 
-    def _norm(self, sums: dict[int, F32Array | None]) -> float:
-        squares: list[float] = []
-        for total in sums.values():
-            if total is not None:
-                squares.extend(block_squares(total / np.float32(self._divisor())))
-        return math.sqrt(math.fsum(squares)) if np.isfinite(squares).all() else float("nan")
+    def _squares(self, sums: dict[int, F32Array | None]) -> Squares | None:
+        divisor = np.float32(self._divisor())
+        means = [total / divisor for total in sums.values() if total is not None]
+        if not all(np.isfinite(mean).all() for mean in means):
+            return None
+        return {
+            (2.0, 1.0): [square for mean in means for square in block_squares(mean)],
+            **{
+                (norm_type, 1.0): [n for mean in means for n in block_norms(mean, norm_type)]
+                for norm_type in (1.0, math.inf)
+            },
+        }
 
     def _divisor(self) -> float:
         return sum(self.now.weights_of_ranks.values())
@@ -512,7 +522,7 @@ class FakeStepHandle:
     def __init__(self, nic: FakeNic, step: int) -> None:
         self._nic, self._step = nic, step
 
-    def verdict(self) -> tuple[bool, float]:
+    def verdict(self) -> tuple[bool, tuple[float, ...]]:
         network = self._nic.network
         with network.changed:
             if self._step not in network.outcomes:

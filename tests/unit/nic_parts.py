@@ -27,7 +27,9 @@ RANK = 1
 CONTRIBUTORS = 1 << RANK
 WINDOW_BYTES = 100
 
-_BLANK: dict[str, Any] = {"int": 0, "bool": False, "float": 0.0, "str": ""}
+_BLANK: dict[str, Any] = {
+    "int": 0, "bool": False, "float": 0.0, "str": "", "tuple[float, ...]": (0.0,),
+}  # fmt: skip
 _STAMP: dict[str, Any] = {
     "job": 7, "epoch": 0, "attempt": 1, "generation": 1, "role": Role.NODE, "rank": 0,
     "incarnation": 9,

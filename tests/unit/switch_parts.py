@@ -28,7 +28,10 @@ from tests.simulate.job import make_layout
 LEFT, RIGHT = 0b011, 0b100
 """Another switch, which stands for two ranks, and a worker."""
 DESCRIPTION = Description(layout=make_layout(), optimizer="test")
-_BLANK: dict[str, Any] = {"int": 0, "bool": False, "float": 0.0, "str": "", "Verb": Verb.PUSH}
+_BLANK: dict[str, Any] = {
+    "int": 0, "bool": False, "float": 0.0, "str": "", "Verb": Verb.PUSH,
+    "tuple[float, ...]": (0.0,),
+}  # fmt: skip
 SHOWN_BYTES_MAX = 16
 _STAMP = tuple(wire.Message.__slots__)
 Script = Sequence[tuple[str, tuple[Any, ...], list[str]]]
@@ -65,7 +68,7 @@ def line(action: Any) -> str:
     shown = [f"step={m.step}"] if m.step else []
     for each in fields(m):
         value = getattr(m, each.name)
-        if each.name not in _STAMP and value and value != each.default:
+        if each.name not in _STAMP and value not in (0, "", (0.0,), each.default):
             shown.append(f"{each.name}={getattr(value, 'name', value)}")
     payload = [] if action.payload is None else [f"+ {action.payload!r}"]
     if isinstance(action.payload, bytes) and len(action.payload) > SHOWN_BYTES_MAX:

@@ -15,8 +15,8 @@ from switch_emu.process.admission import Admission, RateLimit
 WORKER_ROLES = (Role.WORKER, Role.READER)
 FIELDS: dict[str, Any] = {
     "attempt": 0, "index": 0, "contributors": 1, "description_hash": "", "dtype": "float32",
-    "epoch": 0, "field": "weight", "fits": True, "generation": 0, "grad_norm": 0.0,
-    "checksum": 0, "hyper_hash": "", "in_place": False, "incarnation": 5, "job": 1, "last": True,
+    "epoch": 0, "field": "weight", "fits": True, "generation": 0, "norms": (0.0,),
+    "checksum": 0, "in_place": False, "incarnation": 5, "job": 1, "last": True,
     "loaded": True,
     "part": 0, "parts": 1, "pieces": 1, "protocol": 1, "push_window_bytes": 1, "rank": 0,
     "raw": False, "reader": 1, "role": Role.WORKER, "step": 0, "text": "", "verb": Verb.PUSH,

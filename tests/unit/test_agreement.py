@@ -131,7 +131,7 @@ def test_the_parent_is_asked_once_whether_a_sum_fits() -> None:
     assert (peers, message.fits) == (("right",), False)
     unasked = replace(answer, index=3, fits=True)
     assert len(said(core.received(5, PARENT, unasked), Confirmed)) == 1
-    core.received(6, PARENT, Decided(**parent(), applied=True, grad_norm=1.0))
+    core.received(6, PARENT, Decided(**parent(), applied=True, norms=(1.0,)))
     ((_, message, _),) = said(core.received(7, "left", confirm), Confirmed)
     assert message.fits
 

@@ -29,6 +29,7 @@ OTHERS: dict[str, Any] = {
     "bool": lambda rng, value: not value,
     "float": lambda rng, value: rng.choice((0.0, 1e30, value + 1.0)),
     "int": lambda rng, value: rng.choice((0, value + 1, value + 7, HUGE)),
+    "tuple[float, ...]": lambda rng, value: (rng.choice((0.0, 1e30)), *value[rng.randrange(2) :]),
     "str": lambda rng, value: "bfloat16" if value == "float32" else "x" * rng.randrange(60),
     "Role": lambda rng, value: rng.choice(list(Role)),
     "Verb": lambda rng, value: rng.choice(list(Verb)),

@@ -24,9 +24,9 @@ def test_each_stripe_counts_once_in_the_norm(members: int) -> None:
     ballot.members = members
     for node in range(3):
         if members >> node & 1:
-            assert ballot.norm(2.0) is None
-            ballot.measured(node, [{1.0: [float((node - i) % 3 + 1)]} for i in range(2)])
-    assert ballot.norm(2.0) == math.sqrt(1 + 2 + 3)
+            assert ballot.norms(2.0, ()) is None
+            ballot.measured(node, [{(2.0, 1.0): [float((node - i) % 3 + 1)]} for i in range(2)])
+    assert ballot.norms(2.0, ()) == (math.sqrt(1 + 2 + 3),)
 
 
 def test_the_odd_one_of_three_and_the_one_of_two_that_changes() -> None:

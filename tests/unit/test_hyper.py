@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
+from itertools import product
 from typing import Any
 
 import msgpack
 import pytest
 
 from luwu.base.errors import RemoteProtocolError
-from luwu.wire.hyper import StepHyper, decode_hyper, encode_hyper, hyper_hash
+from luwu.base.limits import CLIPS_MAX
+from luwu.wire.clips import Clip
+from luwu.wire.hyper import StepHyper, decode_hyper, encode_hyper
 
 ADAMW = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "maximize": False}
 SGD = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "warmup": 100}
@@ -19,7 +21,8 @@ SGD = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "warmup": 100}
 @pytest.mark.parametrize("max_grad_norm", [None, 1.0, 0.1])
 def test_round_trip(max_grad_norm: float | None) -> None:
     """Goal: what is read is what was written, types and last bits included."""
-    hyper = StepHyper(groups=(ADAMW, SGD), max_grad_norm=max_grad_norm)
+    clips = tuple(Clip(*each) for each in product((1.0, 2.0, math.inf), (0.1, math.inf)))
+    hyper = StepHyper(groups=(ADAMW, SGD), max_grad_norm=max_grad_norm, clips=clips)
     found = decode_hyper(encode_hyper(hyper))
     assert found == hyper
     for group, expected in zip(found.groups, hyper.groups, strict=True):
@@ -38,13 +41,36 @@ def test_equal_hyper_parameters_are_equal_bytes() -> None:
         StepHyper(groups=(ADAMW | {"maximize": True},)),
         StepHyper(groups=(ADAMW, ADAMW)),
         StepHyper(groups=(ADAMW,), max_grad_norm=1.0),
+        StepHyper(groups=(ADAMW,), clips=(Clip(2.0, 1.0),)),
+        StepHyper(groups=(ADAMW,), clips=(Clip(2.0, 1.0), Clip(math.inf, math.inf))),
         StepHyper(groups=(ADAMW | {"more": 0},)),
         StepHyper(groups=()),
     ]
     everything = [encoded, *(encode_hyper(other) for other in others)]
     assert len(set(everything)) == len(everything)
-    assert len({hyper_hash(entry) for entry in everything}) == len(everything)
-    assert hyper_hash(encoded) == hashlib.sha256(encoded).hexdigest()
+
+
+@pytest.mark.parametrize("later", [[], ["a b"]])
+def test_records_of_older_states_are_read(later: list[str]) -> None:
+    """Goal: those that were written before frozen parameters were named, or clips were a list."""
+    encoded = msgpack.packb([[[["lr", 0.1]]], 2.0, 1.0, False, True, *later])
+    expected = StepHyper(
+        groups=({"lr": 0.1},), max_grad_norm=2.0, measure=True, frozen="".join(later)
+    )
+    assert decode_hyper(encoded) == expected
+    assert expected.all_clips(1.0) == (Clip(1.0, 2.0),)
+
+
+@pytest.mark.parametrize(
+    "clips",
+    [7, [7], [[2.0]], [[2.0, 1.0, 1.0]], [[3.0, 1.0]], [[2.0, 0.0]], [[2.0, -1.0]],
+     [[2.0, math.nan]], [[2.0, "x"]], [[2.0, 1.0]] * (CLIPS_MAX + 1)],
+)  # fmt: skip
+def test_clips_that_are_none_are_refused(clips: Any) -> None:
+    """I5, I7. Goal: three norms, limits above 0, and no more than there may be."""
+    encoded = msgpack.packb([[], None, 1.0, False, False, "", clips])
+    with pytest.raises(RemoteProtocolError, match="hyper-parameters cannot be read"):
+        decode_hyper(encoded)
 
 
 def test_groups_keep_their_order() -> None:

@@ -23,7 +23,7 @@ from tests.simulate.job import make_layout
 from tests.unit.switch_parts import LEFT, line, message
 
 PATIENCE_NS = 100
-SQUARES = {2.0: [8.0]}
+SQUARES = {(2.0, 2.0): [8.0]}
 DIGEST, OTHER = b"d" * 16, b"o" * 16
 
 
@@ -172,10 +172,10 @@ def test_a_step_is_judged_and_decided_when_all_have_stated_theirs() -> None:
     bench.join()
     assert bench.measure(1) == []
     starts(
-        bench.measure(0), "parent-0,parent-1: Verdict applied=True grad_norm=2.0",
+        bench.measure(0), "parent-0,parent-1: Verdict applied=True norms=(2.0,)",
         "core: Verdict step=0 attempt=1",
     )  # fmt: skip
-    starts(bench.measure(1), "parent-1: Verdict applied=True grad_norm=2.0")
+    starts(bench.measure(1), "parent-1: Verdict applied=True norms=(2.0,)")
     assert bench.prepare(0) == []
     starts(bench.prepare(1), "parent-0,parent-1: Resolved step=1 version=1")
     starts(bench.prepare(0), "parent-0: Resolved step=1 version=1")
@@ -191,7 +191,7 @@ def test_a_sum_that_is_not_finite_skips_the_step_under_the_next_attempt() -> Non
     bench.join()
     bench.measure(0)
     starts(
-        bench.says(1, wire.Measured, None, attempt=1), "parent-0,parent-1: Verdict grad_norm=inf",
+        bench.says(1, wire.Measured, None, attempt=1), "parent-0,parent-1: Verdict norms=(inf,)",
         "core: Verdict step=0 attempt=2",
     )  # fmt: skip
 
@@ -279,7 +279,7 @@ def test_a_lost_node_is_left_out_where_others_hold_its_pages(
     assert heard == ["core: Abort step=0 attempt=2"]
     for node in range(count - 1):
         heard = bench.measure(node, attempt=2)
-    assert any("Verdict applied=True grad_norm=" in each for each in heard)
+    assert any("Verdict applied=True norms=" in each for each in heard)
     bench.lead.reconnected(count - 1)
     bench.lines()
     refused = bench.says(count - 1, wire.Standing, attempt=1, loaded=True, incarnation=2)
@@ -533,7 +533,7 @@ def test_a_node_that_is_filled_is_sent_a_verdict_again() -> None:
     bench.core_says(wire.Commit, step=1, attempt=3, parts=1, skip=True)
     assert "core: Verdict step=1 attempt=4" in "".join(bench.measure(0, attempt=3, step=1))
     where = {"attempt": 3, "step": 1, "loaded": True, "epoch": 3, "incarnation": 2}
-    starts(bench.says(1, wire.Standing, **where), "parent-1: Verdict step=1 grad_norm")
+    starts(bench.says(1, wire.Standing, **where), "parent-1: Verdict step=1 norms")
 
 
 def test_a_node_that_was_filled_with_other_bits_never_counts() -> None:

@@ -15,6 +15,7 @@ from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic
 from luwu.wire.hyper import encode_hyper
 from switch_emu.node.plan import plan_node
+from tests.simulate.test_trees import TREES
 from tests.unit.local_job import (
     KIB,
     Job,
@@ -145,28 +146,28 @@ def test_ranks_that_train_different_things_are_refused(has_switch: bool, tmp_pat
 
 
 @every_order
-@every_place
-def test_different_hyper_parameters_are_refused(
-    has_switch: bool, update: str, tmp_path: Path
-) -> None:
-    """I6. Goal: ranks that would update differently are named, before anything is updated."""
-    job = Job(update=update)
+@pytest.mark.parametrize("place", ["switch", "no-switch", "tree"])
+def test_different_hyper_parameters_are_refused(place: str, update: str, tmp_path: Path) -> None:
+    """I6. Goal: what differs, each value and its ranks, before anything is updated; in a tree whose
+    leaves each agree, too."""
+    tree = TREES["ranks in turn"] if place == "tree" else None
+    job = Job(update=update, world_size=4 if tree else 2, tree=tree)
 
     class Differs(Worker):
         def _step(self, nic: Nic, step: int, may_cancel: bool) -> StepHandle:
-            if nic.rank == 1 and step == 1:
+            if nic.rank % 2 and step == 1:
                 self.job = replace(job, max_grad_norm=9.0)
             return super()._step(nic, step, may_cancel)
 
     with (
-        cluster_for(job, tmp_path, has_switch=has_switch) as cluster,
+        cluster_for(job, tmp_path, has_switch=place != "no-switch") as cluster,
         pytest.raises(ConfigError) as caught,
     ):
-        workers = [Differs(job), Differs(job)]
+        workers = [Differs(job) for _ in range(job.world_size)]
         cluster.run(lambda nic: workers[nic.rank](nic))
-    assert "the hyper-parameters of step 1 differ between ranks" in str(caught.value)
-    assert "ranks 0: " in str(caught.value)
-    assert "ranks 1: " in str(caught.value)
+    ranks, others = ("0, 2", "1, 3") if tree else ("0", "1")
+    found = f"max_grad_norm is None on ranks {ranks} and 9.0 on ranks {others}"
+    assert f"the hyper-parameters of step 1 differ between ranks ({found})" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["size", "dtype", "segments"])

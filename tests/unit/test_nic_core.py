@@ -34,13 +34,13 @@ def test_a_worker_ahead_of_the_decision_asks_when_it_can_be_answered() -> None:
     core.join(0, b"job", "hash")
     core.received(1, Welcome(**parent, step=0, loaded=True, push_window_bytes=MIB, contributors=1))
     assert pulls(core.pull(2, 1, 0, 0, [4])) == [(0, 4)]
-    core.commit(3, 0, "h", 1, b"hyper")
+    core.commit(3, 0, 1, b"hyper")
     assert pulls(core.pull(4, 2, 1, 0, [4])) == [(1, 4)]
-    core.received(5, Verdict(**parent, step=0, applied=True, grad_norm=1.0))
+    core.received(5, Verdict(**parent, step=0, applied=True, norms=(1.0,)))
     assert pulls(core.pull(6, 3, 2, 0, [4, 5])) == []
     assert pulls(core.pull(7, 4, 2, 0, [6])) == []
     core.forget(4)
-    actions = core.received(8, Decided(**parent, step=0, applied=True, grad_norm=1.0))
+    actions = core.received(8, Decided(**parent, step=0, applied=True, norms=(1.0,)))
     assert pulls(actions) == [(2, 4), (2, 5)]
     assert pulls(core.pull(9, 5, 2, 0, [7])) == [(2, 7)]
 
@@ -67,12 +67,12 @@ def test_a_worker_without_samples_is_not_ahead_of_a_verdict(is_skipped: bool) ->
     core.received(1, Welcome(**parent, step=0, loaded=True, push_window_bytes=MIB, contributors=1))
     assert pushes(push(1, 0)) == [(0, 1)]
     core.received(2, Received(**parent, step=0, index=0, part=0, verb=Verb.PUSH, contributors=1))
-    core.commit(3, 0, "h", 1, b"hyper")
+    core.commit(3, 0, 1, b"hyper")
     assert pushes(push(2, 1)) == []
-    core.commit(4, 1, "h", 1, b"hyper")
+    core.commit(4, 1, 1, b"hyper")
     assert pushes(push(3, 2)) == []
     counts = {**parent, "attempt": 2 if is_skipped else 1}
-    judged = core.received(5, Verdict(**counts, step=0, applied=not is_skipped, grad_norm=1.0))
+    judged = core.received(5, Verdict(**counts, step=0, applied=not is_skipped, norms=(1.0,)))
     assert pushes(judged) == [(1, counts["attempt"])]
     aborted = core.received(
         6, Abort(**{**parent, "attempt": 3}, step=1, text="a test", contributors=1, loaded=True)

@@ -90,7 +90,7 @@ def test_a_skipped_step_is_sent_again_part_by_part() -> None:
     attachment and the goodbye are sent again in this order, and nothing else."""
     core = member(attempt=1)
     core.pull(1, 1, 1, 0, [4])
-    core.commit(2, 0, "h", 1, b"hyper")
+    core.commit(2, 0, 1, b"hyper")
     core.attach(3, 0, [b"piece"])
     core.leave(4)
     skip = from_parent(wire.Verdict, attempt=2, applied=False)
@@ -100,7 +100,7 @@ def test_a_skipped_step_is_sent_again_part_by_part() -> None:
         "Commit 0 b'hyper' @2",
         "Keep 0.0.0 b'piece' @2",
         "Leave 0 @2",
-        "Judged 0 False 0.0",
+        "Judged 0 False (0.0,)",
     ]
     assert core.received(6, skip) == []
 
@@ -109,7 +109,7 @@ def test_an_abort_voids_everything_that_is_open() -> None:
     """I6. Goal: a push is dropped, its handle is never done; decisions that were lost on their way
     are requested again."""
     core = member(attempt=1)
-    core.commit(1, 0, "h", 1, b"hyper")
+    core.commit(1, 0, 1, b"hyper")
     core.attach(2, 0, [b"piece"])
     abort = {"attempt": 2, "contributors": CONTRIBUTORS, "loaded": True, "text": "lost"}
     assert [short(each) for each in core.received(3, from_parent(wire.Abort, 1, **abort))] == [
@@ -117,18 +117,18 @@ def test_an_abort_voids_everything_that_is_open() -> None:
         "Aborted 1 lost True True False",
         "Commit 0 b'hyper' @2",
     ]
-    decided = from_parent(wire.Decided, attempt=2, applied=True, grad_norm=1.0)
-    assert [short(each) for each in core.received(4, decided)] == ["StepDecided 0 True 1.0"]
+    decided = from_parent(wire.Decided, attempt=2, applied=True, norms=(1.0,))
+    assert [short(each) for each in core.received(4, decided)] == ["StepDecided 0 True (1.0,)"]
 
 
 def test_a_welcome_under_the_next_attempt_stands_for_a_lost_verdict() -> None:
     """I6. Goal: if the attempt began with a skip, only weights are void; else the step is."""
     values = {"attempt": 2, "contributors": CONTRIBUTORS, "loaded": True, "push_window_bytes": 9}
     for began_with_skip, expected in [
-        (True, ["Commit 0 b'hyper' @2", "Judged 0 False 0.0"]),
+        (True, ["Commit 0 b'hyper' @2", "Judged 0 False (0.0,)"]),
         (False, ["Aborted 0 a peer was started again True True False"]),
     ]:
         core = member(attempt=1)
-        core.commit(1, 0, "h", 1, b"hyper")
+        core.commit(1, 0, 1, b"hyper")
         welcome = from_parent(wire.Welcome, **values, began_with_skip=began_with_skip)
         assert [short(each) for each in core.received(2, welcome)] == expected

@@ -33,14 +33,14 @@ def mailbox() -> Mailbox:
 def test_a_step_has_a_verdict_before_it_is_decided(mailbox: Mailbox) -> None:
     """Goal: each wait ends with its own action; steps that were not committed here are ignored."""
     handle = mailbox.new_step(3)
-    mailbox.post(Judged(2, applied=True, grad_norm=9.0))
-    mailbox.post(Judged(3, applied=True, grad_norm=1.5))
-    assert handle.verdict() == (True, 1.5)
+    mailbox.post(Judged(2, applied=True, norms=(9.0,)))
+    mailbox.post(Judged(3, applied=True, norms=(1.5,)))
+    assert handle.verdict() == (True, (1.5,))
     with pytest.raises(DeadlineError, match=r"the decision of step 3 \(the script\)"):
         handle.decision()
-    mailbox.post(StepDecided(3, applied=False, grad_norm=2.0))
-    mailbox.post(StepDecided(4, applied=True, grad_norm=2.0))
-    assert handle.decision() == (False, 2.0)
+    mailbox.post(StepDecided(3, applied=False, norms=(2.0,)))
+    mailbox.post(StepDecided(4, applied=True, norms=(2.0,)))
+    assert handle.decision() == (False, (2.0,))
 
 
 def test_an_abort_is_raised_once(mailbox: Mailbox) -> None:
@@ -56,8 +56,8 @@ def test_an_abort_is_raised_once(mailbox: Mailbox) -> None:
     assert mailbox.joined == Joined(4, loaded=True)
     with pytest.raises(StepAborted, match="the verdict of step 4 was lost with its attempt"):
         lost.verdict()
-    mailbox.post(StepDecided(3, applied=True, grad_norm=1.0))
-    assert decided.decision() == (True, 1.0)
+    mailbox.post(StepDecided(3, applied=True, norms=(1.0,)))
+    assert decided.decision() == (True, (1.0,))
 
 
 def test_lost_steps_are_not_hidden_by_a_later_abort(mailbox: Mailbox) -> None:

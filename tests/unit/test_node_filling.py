@@ -107,12 +107,12 @@ def test_a_verdict_that_skips_reaches_a_node_whose_sums_are_not_complete() -> No
     assert joint.adopt(adopt) is adopt
     joint.taken_over(adopt)
     parts.outbox.attempt = 2
-    skip = parts.m(wire.Verdict, attempt=3, applied=False, grad_norm=math.inf)
+    skip = parts.m(wire.Verdict, attempt=3, applied=False, norms=(math.inf,))
     parts.lines()
-    assert joint.verdict(skip) == Judgement(False, math.inf, 3)
+    assert joint.verdict(skip) == Judgement(False, (math.inf,), 3)
     step = parts.steps.at(0)
     step.verdict = parts.children.outcomes.verdict = skip
-    commit = parts.m(wire.Commit, contributors=RANKS, hyper_hash="", parts=1, skip=False, held=1)
+    commit = parts.m(wire.Commit, contributors=RANKS, parts=1, skip=False, held=1)
     assert gathering.commit(CHILD, commit, parts.job.hyper)
     assert (step.parts, step.hyper, parts.shard.trainable) == (1, parts.job.hyper, (1,))
 

@@ -30,7 +30,7 @@ from switch_emu.node.core.updates import Updates
 from tests.simulate.job import JOB
 from tests.unit.node_parts import CHILD, RANKS, Parts
 
-SQUARES = {2.0: [8.0]}
+SQUARES = {(2.0, 2.0): [8.0]}
 """Of a sum over two ranks: the mean gradient has the norm sqrt(8) / 2."""
 NORM = math.sqrt(2.0)
 RECEIVED = "Received index=0 part=0 verb="
@@ -86,15 +86,15 @@ def test_state_prepares_decides_and_announces() -> None:
     """Goal: a version is announced only after its Decide."""
     parts = Parts()
     state = parts.state
-    verdict = parts.m(wire.Verdict, applied=True, grad_norm=1.5)
+    verdict = parts.m(wire.Verdict, applied=True, norms=(1.5,))
     prepare = do.Prepare(
-        version=1, attempt=1, epoch=0, contributors=RANKS, applied=True, grad_norm=1.5,
+        version=1, attempt=1, epoch=0, contributors=RANKS, applied=True, norms=(1.5,),
         hyper=b"h", kept_attempt=None,
     )  # fmt: skip
-    prepared = do.PreparedVersion(1, 1, True, 1.5, RANKS)
+    prepared = do.PreparedVersion(1, 1, True, (1.5,), RANKS)
     parts.check(
         (lambda: state.prepare(1, verdict, b"h"), None,
-         ["Prepare version=1 attempt=1 epoch=0 contributors=3 applied=True grad_norm=1.5 "
+         ["Prepare version=1 attempt=1 epoch=0 contributors=3 applied=True norms=1.5 "
           "hyper=b'h'"]),
         (lambda: state.is_sealing, True, []),
         (lambda: state.was_prepared(prepare), None, []),
@@ -102,7 +102,7 @@ def test_state_prepares_decides_and_announces() -> None:
         (state.decide, None, ["Decide version=1 attempt=1"]),
         (parts.steps.close, None, []),
         (state.was_decided, prepared,
-         ["switch: Decided applied=True grad_norm=1.5 step=0",
+         ["switch: Decided applied=True norms=1.5 step=0",
           "note node.step {'step': 0, 'applied': True, 'grad_norm': 1.5, 'ranks': '0-1'}"]),
         (lambda: state.version, 1, []),
     )  # fmt: skip
@@ -143,7 +143,7 @@ def test_first_weights_are_written_once_and_then_prepared() -> None:
         (lambda: load(0, "late"), None, [received.format(0), "drop late"]),
         (lambda: first.page_loaded(do.LoadPage(1, 1, "w1")), False,
          [received.format(1),
-          "Prepare version=0 attempt=1 epoch=0 contributors=3 applied=True grad_norm=0.0"]),
+          "Prepare version=0 attempt=1 epoch=0 contributors=3 applied=True norms=0.0"]),
         (lambda: first.is_loading, True, []),
         (first.forget, None, []),
         (lambda: first.is_loading, False, []),
@@ -220,20 +220,21 @@ def test_gathering_folds_the_parts_of_an_extent_in_order() -> None:
     parts = Parts(update="at_step")
     gathering, nbytes = gathering_of(parts), parts.nbytes(0)
     push = [parts.push(0, part=part, last=part == 1) for part in (0, 1)]
-    first = do.Fold(0, 0, 1, 0, None, (), 0)
+    first = do.Fold(0, 0, 1, 0, None, (), 0, (2.0,))
     assert gathering.push(*push[1], "g1", nbytes) is True
     assert parts.lines() == ["switch: Received index=0 part=1 verb=PUSH contributors=3"]
     assert gathering.push(*push[0], "g0", nbytes) is True
     (fold,) = [each for each in parts.outbox.take() if isinstance(each, do.Fold)]
     assert (fold.part, fold.total, [c.payload for c in fold.contributions]) == (0, None, ["g0"])
     parts.check(
-        (lambda: gathering.folded(fold, (1.0,), "t0", nbytes), None,
+        (lambda: gathering.folded(fold, {2.0: (1.0,)}, "t0", nbytes), None,
          ["drop g0",
-          "Fold extent=0 step=0 attempt=1 part=1 total=t0 contributions=g1 absent=0"]),
+          "Fold extent=0 step=0 attempt=1 part=1 total=t0 contributions=g1 absent=0 "
+          "norm_types=2.0"]),
         (lambda: parts.steps.at(0).sums.extents[0].folded_count, 1, []),
     )  # fmt: skip
     parts.outbox.attempt = 2
-    parts.check((lambda: gathering.folded(first, (1.0,), "old", nbytes), None, ["drop old"]))
+    parts.check((lambda: gathering.folded(first, {2.0: (1.0,)}, "old", nbytes), None, ["drop old"]))
 
 
 def test_gathering_inspects_encoded_sums_and_asks_again_for_those_that_overflow() -> None:
@@ -262,9 +263,9 @@ def test_begin_and_commit_make_a_step() -> None:
     """Goal: Begin brings the hyper-parameters of a step that streams; a decided one is answered."""
     parts = Parts()
     gathering = gathering_of(parts)
-    begin = parts.m(wire.Begin, contributors=RANKS, hyper_hash="h")
-    commit = parts.m(wire.Commit, contributors=RANKS, hyper_hash="h", parts=1, skip=False)
-    far = parts.m(wire.Begin, contributors=RANKS, hyper_hash="h", step=2)
+    begin = parts.m(wire.Begin, contributors=RANKS)
+    commit = parts.m(wire.Commit, contributors=RANKS, parts=1, skip=False)
+    far = parts.m(wire.Begin, contributors=RANKS, step=2)
     parts.check(
         (lambda: gathering.begin(CHILD, far, b"x"), False, []),
         (lambda: gathering.begin(CHILD, begin, b"h"), True,
@@ -272,11 +273,11 @@ def test_begin_and_commit_make_a_step() -> None:
         (lambda: gathering.commit(CHILD, commit, b"c"), True, []),
         (lambda: (parts.steps.at(0).hyper, parts.steps.at(0).parts), (b"h", 1), []),
     )  # fmt: skip
-    verdict = parts.m(wire.Verdict, role=Role.NODE, applied=True, grad_norm=1.0)
+    verdict = parts.m(wire.Verdict, role=Role.NODE, applied=True, norms=(1.0,))
     parts.children.outcomes.verdict = verdict
     parts.check(
         (lambda: gathering.commit(CHILD, commit, b"c"), False,
-         ["switch: Verdict applied=True grad_norm=1.0"]),
+         ["switch: Verdict applied=True norms=1.0"]),
     )  # fmt: skip
 
 
@@ -466,10 +467,10 @@ def test_a_single_node_judges_and_decides_by_itself() -> None:
     parts = Parts()
     alone = alone_of(parts)
     parts.steps.at(0)
-    parts.state.prepared = do.PreparedVersion(1, 1, True, NORM, RANKS)
+    parts.state.prepared = do.PreparedVersion(1, 1, True, (NORM,), RANKS)
     parts.check(
-        (lambda: alone.measured(0, [SQUARES]), Judgement(True, NORM, 2), []),
-        (lambda: alone.measured(0, [None]), Judgement(False, math.inf, 2), []),
+        (lambda: alone.measured(0, [SQUARES]), Judgement(True, (NORM,), 2), []),
+        (lambda: alone.measured(0, [None]), Judgement(False, (math.inf,), 2), []),
         (lambda: alone.prepared(1, b""), None, ["Decide version=1 attempt=1"]),
     )
 
@@ -478,7 +479,7 @@ def test_an_abort_waits_for_the_decision_unless_what_came_in_is_lost() -> None:
     """Goal: after the verdict an abort waits; if what is attached is lost, only for the store."""
     parts = Parts()
     alone = alone_of(parts)
-    parts.steps.at(0).verdict = parts.m(wire.Verdict, applied=True, grad_norm=1.0)
+    parts.steps.at(0).verdict = parts.m(wire.Verdict, applied=True, norms=(1.0,))
     asked, lost = AbortRequest("asked"), AbortRequest("ranks 1 are lost", is_lost=True)
     parts.check(
         (alone.waiting, None, []),
@@ -508,7 +509,7 @@ def test_one_of_several_follows_the_switch() -> None:
     joint = joint_of(parts)
     parts.steps.at(0).is_stated = True
     adopt = adopt_of(parts)
-    verdict = parts.m(wire.Verdict, attempt=2, applied=True, grad_norm=2.0)
+    verdict = parts.m(wire.Verdict, attempt=2, applied=True, norms=(2.0,))
     resolved = parts.m(wire.Resolved, attempt=2, version=1)
     parts.check(
         (lambda: joint.verdict(verdict), None, []),
@@ -518,8 +519,8 @@ def test_one_of_several_follows_the_switch() -> None:
     parts.outbox.attempt = 2
     parts.check(
         (lambda: joint.measured(0, [SQUARES]), None,
-         [f"switch: Measured + {encode_squares(SQUARES, 2.0)!r}"]),
-        (lambda: joint.verdict(verdict), Judgement(True, 2.0, 2), []),
+         [f"switch: Measured + {encode_squares(SQUARES)!r}"]),
+        (lambda: joint.verdict(verdict), Judgement(True, (2.0,), 2), []),
         (lambda: joint.prepared(1, b"d" * 16), None,
          [f"switch: Prepared version=1 + {b'd' * 16!r}"]),
         (lambda: joint.resolved(resolved), None, []),
@@ -532,13 +533,13 @@ def test_an_attempt_waits_for_the_version_that_it_goes_on_from() -> None:
     """E5. Goal: what is decided elsewhere is decided before the attempt is taken over."""
     parts = Parts(number=1, count=2)
     joint = joint_of(parts)
-    parts.state.prepared = do.PreparedVersion(1, 1, True, 2.0, RANKS)
+    parts.state.prepared = do.PreparedVersion(1, 1, True, (2.0,), RANKS)
     adopt = adopt_of(parts, step=1)
     parts.check(
         (lambda: joint.adopt(adopt), None, ["Decide version=1 attempt=1"]),
         (parts.steps.close, None, []),
         (lambda: parts.state.was_decided().version, 1,
-         ["switch: Decided applied=True grad_norm=2.0 step=0",
+         ["switch: Decided applied=True norms=2.0 step=0",
           "note node.step {'step': 0, 'applied': True, 'grad_norm': 2.0, 'ranks': '0-1'}"]),
         (joint.waiting, adopt, []),
     )  # fmt: skip

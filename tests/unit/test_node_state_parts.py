@@ -206,7 +206,7 @@ def test_a_step_lacks_what_lost_ranks_did_not_attach(is_judged: bool, keeps: boo
     step = steps.at(0)
     step.hyper, step.kept, step.pieces_count = parts.job.hyper, {0b01: {0}}, {0b01: 1}
     if is_judged:
-        step.verdict = parts.m(wire.Verdict, applied=True, grad_norm=1.0)
+        step.verdict = parts.m(wire.Verdict, applied=True, norms=(1.0,))
     found = [steps.lacks_pieces_of(ranks) for ranks in (0b01, 0b10, 0b11)]
     assert found == [False, is_judged and keeps, is_judged and keeps]
 
@@ -222,7 +222,7 @@ def test_a_state_goes_on_from_its_store(is_same_job: bool) -> None:
     prepared = do.PreparedVersion(4, 7, True, 2.0, RANKS)
     facts = StoreFacts(
         description=parts.description, generation=3, attempt=7, epoch=5,
-        job=JOB if is_same_job else JOB + 1, version=3, applied=False, grad_norm=2.5,
+        job=JOB if is_same_job else JOB + 1, version=3, applied=False, norms=(2.5,),
         prepared=prepared,
     )  # fmt: skip
     parts.check((lambda: state.opened(facts), None, []))
@@ -231,7 +231,7 @@ def test_a_state_goes_on_from_its_store(is_same_job: bool) -> None:
     assert outbox.epoch == (5 if is_same_job else 6)
     assert (state.version, state.prepared) == (3, prepared)
     assert parts.children.answer_commit(CHILD, 2)
-    assert parts.lines() == ["switch: Decided applied=False grad_norm=2.5 step=2"]
+    assert parts.lines() == ["switch: Decided applied=False norms=2.5 step=2"]
 
 
 def test_a_state_without_weights_has_no_version() -> None:
@@ -289,7 +289,7 @@ def test_weights_of_a_skipped_step_are_not_read() -> None:
         (serving.was_skipped, None, []),
         (lambda: serving.weights_read(read, None, in_place=False), None, []),
     )  # fmt: skip
-    step.verdict = parts.m(wire.Verdict, role=Role.NODE, applied=False, grad_norm=0.0)
+    step.verdict = parts.m(wire.Verdict, role=Role.NODE, applied=False, norms=(0.0,))
     parts.check(
         (lambda: serving.pull(CHILD, pulls[0]), None, []),
         (lambda: serving.awaits(1, 0), True, []),
@@ -303,7 +303,7 @@ def test_a_pull_of_an_extent_for_two_uses_is_read_once() -> None:
     parts = Parts()
     serving = serving_of(parts)
     update = do.Update(
-        extent=0, step=0, attempt=1, contributions=(), absent=0, divisor=2.0, grad_norm=None,
+        extent=0, step=0, attempt=1, contributions=(), absent=0, divisor=2.0, norms=(),
         hyper=b"", publish=True,
     )  # fmt: skip
     pulls = [parts.m(wire.Pull, index=0, part=part, step=1) for part in (1, 0)]

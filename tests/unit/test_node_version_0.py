@@ -71,7 +71,7 @@ def test_a_gradient_before_the_weights_are_decided_need_not_be_repeated() -> Non
         dtype="float32",
     )  # fmt: skip
 
-    core.received(0, "child", wire.Begin(**STAMP, contributors=1, hyper_hash="h"), job.hyper)
+    core.received(0, "child", wire.Begin(**STAMP, contributors=1), job.hyper)
     assert core.received(0, "child", push, "g0", 4 * chunk.elems) == []
     assert core.received(0, "child", push, "again", 4 * chunk.elems) == [Drop("again")]
     (decide,) = core.prepared(prepare)
@@ -92,7 +92,7 @@ def test_early_keeps_no_more_than_the_window_and_nothing_of_an_older_attempt() -
     parts = Parts(version=None)
     early = Early(parts.outbox, parts.nbytes(0))
     first, second = parts.push(0, 0b01), parts.push(0, 0b10)
-    commit = parts.m(wire.Commit, contributors=RANKS, hyper_hash="", parts=1, skip=False, held=0)
+    commit = parts.m(wire.Commit, contributors=RANKS, parts=1, skip=False, held=0)
     parts.check(
         (lambda: early.is_early(commit), True, []),
         (lambda: early.is_early(parts.m(wire.Pull, index=0, part=0, count=1)), False, []),
@@ -122,12 +122,12 @@ def test_a_step_without_gradients_waits_for_its_hyper_parameters() -> None:
         )  # fmt: skip
         actions += core.received(0, "child", push, None, 0)
     commit = wire.Commit(
-        **STAMP, contributors=1, hyper_hash="h", parts=1, skip=False, held=0
+        **STAMP, contributors=1, parts=1, skip=False, held=0
     )  # fmt: skip
     actions += core.received(0, "child", commit, b"")
     assert not verdicts(actions)
 
-    begin = wire.Begin(**STAMP, contributors=1, hyper_hash="h")
+    begin = wire.Begin(**STAMP, contributors=1)
     (verdict,) = verdicts(core.received(0, "child", begin, job.hyper))
     assert verdict.applied
 

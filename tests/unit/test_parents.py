@@ -16,7 +16,10 @@ from tests.unit.switch_parts import DESCRIPTION, LEFT, hello, line, message
 STAMP: dict[str, Any] = {
     "job": 7, "epoch": 0, "role": Role.NODE, "rank": 0, "incarnation": 1, "generation": 1,
 }  # fmt: skip
-BLANK: dict[str, Any] = {"int": 0, "bool": False, "float": 0.0, "str": ""}
+BLANK: dict[str, Any] = {
+    "int": 0, "bool": False, "float": 0.0, "str": "",
+    "tuple[float, ...]": (0.0,),
+}  # fmt: skip
 
 
 def sent(kind: type[Any], attempt: int, step: int, **values: Any) -> Any:

@@ -52,7 +52,7 @@ def test_an_update_of_an_aborted_attempt_does_no_harm(update: str) -> None:
     digest = weights_digest(store, job.layout)
     grad = Payload(memoryview(np.ones(4096, np.float32).view(np.uint8)))
     action = Update(
-        extent=0, step=0, attempt=0, divisor=2.0, grad_norm=1.0, hyper=encode_hyper(job.hyper(0)),
+        extent=0, step=0, attempt=0, divisor=2.0, norms=(1.0,), hyper=encode_hyper(job.hyper(0)),
         contributions=(Contribution(3, 2.0, True, "float32", grad, grad.nbytes),), absent=0,
         publish=False,
     )  # fmt: skip

@@ -72,25 +72,25 @@ def test_a_child_is_welcomed_to_the_attempt_that_counts() -> None:
     assert (plain.step, plain.attempt, plain.contributors) == (4, 2, LEFT | RIGHT)
     assert (plain.push_window_bytes, plain.loaded, plain.redoes) == (100, True, True)
     assert (plain.began_with_skip, plain.skipped_step) == (False, 0)
-    children.outcomes.skip = message(wire.Verdict, step=4, grad_norm=2.5)
+    children.outcomes.skip = message(wire.Verdict, step=4, norms=(2.5,))
     children.outcomes.skipped_attempt = 1
     after_skip = children.welcome(100)
     assert (after_skip.began_with_skip, after_skip.skipped_step) == (True, 4)
-    assert after_skip.grad_norm == 2.5
+    assert after_skip.norms == (2.5,)
 
 
 def test_a_child_of_an_older_attempt_learns_what_it_missed() -> None:
     """Goal: Abort; the step's outcome, if it asks for that; the skip that ended its attempt."""
     outbox, children = two_children()
     children.outcomes.decided = message(wire.Decided, step=3, applied=True)
-    children.outcomes.skip = message(wire.Verdict, step=4, grad_norm=2.5)
+    children.outcomes.skip = message(wire.Verdict, step=4, norms=(2.5,))
     children.outcomes.skipped_attempt, outbox.attempt = 1, 3
     abort = "left: Abort step=4 contributors=7 text=attempt 0 is over, 3 counts"
     for late, expected in (
         (message(wire.Pull, attempt=0), abort),
         (message(wire.Commit, attempt=0, step=4), abort),
         (message(wire.Commit, attempt=0, step=3), "left: Decided step=3 applied=True"),
-        (message(wire.Pull, attempt=1), "left: Verdict step=4 grad_norm=2.5"),
+        (message(wire.Pull, attempt=1), "left: Verdict step=4 norms=(2.5,)"),
     ):
         children.answer_stale("left", late)
         assert taken(outbox) == [expected]
@@ -110,14 +110,14 @@ def test_what_was_sent_before_a_skipped_step_is_not_answered_with_an_abort() -> 
     The child may not know of the skip yet: an Abort that overtakes it would have it make the step
     again, in an attempt in which that is judged. Method: messages of older attempts and starts."""
     outbox, children = two_children()
-    children.outcomes.skip = message(wire.Verdict, step=4, grad_norm=2.5)
+    children.outcomes.skip = message(wire.Verdict, step=4, norms=(2.5,))
     children.outcomes.skipped_attempt = 1
     for late in (
         message(wire.Pull, attempt=1), message(wire.Pull, attempt=0),
         message(wire.Commit, attempt=0, step=3), message(wire.Cancel, generation=1),
     ):  # fmt: skip
         children.answer_stale("left", late)
-        assert taken(outbox) == ["left: Verdict step=4 grad_norm=2.5"]
+        assert taken(outbox) == ["left: Verdict step=4 norms=(2.5,)"]
 
 
 def test_all_children_that_count_are_sent_to() -> None:

@@ -120,7 +120,7 @@ def test_pieces_that_do_not_fit_are_refused(version: str, cache: Path) -> None:
 def an_update(extent: int, step: int, attempt: int, divisor: float = 2.0) -> Update:
     return Update(
         extent=extent, step=step, attempt=attempt, contributions=(), absent=0, divisor=divisor,
-        grad_norm=None, hyper=b"", publish=False,
+        norms=(), hyper=b"", publish=False,
     )  # fmt: skip
 
 

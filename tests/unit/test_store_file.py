@@ -57,7 +57,7 @@ def test_reopening_finds_the_decided_version(tmp_path: Path) -> None:
         version=1,
         attempt=3,
         contributors=(Contributor(0, 1, 5),),
-        grad_norm=1 / 3,
+        norms=(1 / 3,),
         extra={"a": "b"},
     )
     config = small_config()

@@ -381,7 +381,7 @@ def test_clipping_equals_torch(how: str) -> None:
     assert min(plain_norms) > 0.05, "the test does not clip"
     for name, value in network.masters().items():
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
-    found = [network.outcomes[step][1] for step in range(STEPS)]
+    found = [network.outcomes[step][1][0] for step in range(STEPS)]
     assert found == pytest.approx(plain_norms, rel=1e-5)
     assert [float(norm) for norm in norms] in ([], [n for n in found for _ in range(2)])
 

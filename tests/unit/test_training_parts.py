@@ -27,6 +27,7 @@ from luwu.training.steps.result import Results, StepResult
 from luwu.training.units.model import Model, Shape
 from luwu.training.units.placeholder import Placeholder, become_placeholder
 from luwu.training.units.unit import Precision, Unit
+from luwu.wire.clips import Clip
 from luwu.wire.description import Description
 from tests.unit.fake_nic import FakeNetwork, FakeNic
 
@@ -132,7 +133,7 @@ def test_progress_begins_each_step_anew() -> None:
 
 def result(number: int) -> StepResult:
     """Of a step that was decided at once."""
-    handle = SimpleNamespace(verdict=lambda: (True, 0.5), decision=lambda: None)
+    handle = SimpleNamespace(verdict=lambda: (True, (0.5, 0.25, 0.125)), decision=lambda: None)
     nic = FakeNic(FakeNetwork(1), 0)
     found = StepResult(
         number, lambda: None, attempt=Attempt(no_drop), attachments=Attachments(nic, Progress())
@@ -158,19 +159,21 @@ def test_results_from_a_lost_step_on_are_lost() -> None:
         made[2].wait()
 
 
-def test_a_norm_is_known_by_its_own_step_only() -> None:
-    """Goal: clipping that is asked for again, or dropped, says that its norm never comes."""
-    clipping = Clipping()
-    first = clipping.ask(4, 1.0)
+def test_norms_are_known_by_their_own_step_only() -> None:
+    """Goal: each call has its own; those of a step that is dropped say so, and no others."""
+    clipping, clip = Clipping(), Clip(2.0, 1.0)
+    dropped = clipping.ask(4, clip, must_be_finite=False)
+    clipping.drop()
+    norms = [clipping.ask(4, clip, must_be_finite=False) for _ in range(2)]
+    assert clipping.clips == (clip, clip)
     with pytest.raises(StepOrderError, match="is known after step"):
-        float(first)
-    second = clipping.ask(4, 2.0)
-    with pytest.raises(StepOrderError, match="will never be known"):
-        float(first)
-    assert clipping.take() is second
-    assert clipping.take() is None
-    second.resolve(result(4))
-    assert float(second) == 0.5
+        float(norms[0])
+    assert clipping.resolve(result(4)) == norms
+    clipping.drop()
+    assert [float(norm) for norm in norms] == [0.25, 0.125]
+    with pytest.raises(StepOrderError, match="will never be known: the step was dropped"):
+        float(dropped)
+    assert clipping.clips == ()
 
 
 def test_sources_count_for_the_model_around_a_part() -> None:

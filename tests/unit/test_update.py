@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,10 @@ import torch
 from luwu.base.errors import ConfigError
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.layout import Layout, Parameter, Unit, padded
+from luwu.wire.clips import Clip, clip_factor
 from luwu.wire.hyper import Number, StepHyper
 from switch_emu.node.kernels import kernel_name
 from switch_emu.node.kernels.portable import TORCH_DTYPES
-from switch_emu.node.update import clip_scale
 from tests.unit.kernel_calls import block_squares, group_runs, kernel_for, to_wire, update_page
 
 Runs = tuple[tuple[int, int, int], ...]
@@ -299,7 +300,7 @@ def test_clipping_follows_torch(max_norm: float) -> None:
     norm = float(np.sqrt(sum(block_squares(grad))))
     assert norm == pytest.approx(expected_norm, rel=1e-6)
 
-    scale = clip_scale(StepHyper(groups=(), max_grad_norm=max_norm), norm)
+    scale = clip_factor([Clip(2.0, max_norm)], (norm, norm))
     weights = np.zeros(elems, np.float32)
     update_page(
         kernel=kernel_for("sgd", ()), weights=weights, state=(), grad=grad,
@@ -314,10 +315,10 @@ def test_clipping_follows_torch(max_norm: float) -> None:
 
 
 def test_without_clipping_nothing_is_scaled() -> None:
-    """Goal: no maximum, no factor; the norm need not even be known."""
-    assert clip_scale(StepHyper(groups=()), None) == 1.0
-    assert clip_scale(StepHyper(groups=()), 1e9) == 1.0
-    assert clip_scale(StepHyper(groups=(), max_grad_norm=1.0), 0.0) == 1.0
+    """Goal: no clip, no factor; the norm need not even be known."""
+    assert clip_factor((), ()) == clip_factor((), (1e9,)) == 1.0
+    assert clip_factor([Clip(2.0, 1.0)], (0.0, 0.0)) == 1.0
+    assert clip_factor([Clip(2.0, math.inf)], (1e9, 1e9)) == 1.0
 
 
 @pytest.mark.parametrize("elems", [64, 4096, 4096 * 3, 4096 * 37 + 1984])

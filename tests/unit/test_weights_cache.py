@@ -226,7 +226,7 @@ def test_weights_that_are_used_in_place_are_not_cached() -> None:
 def test_a_skipped_step_and_an_abort_drop_what_streamed_ahead() -> None:
     """I1. Goal: weights that an update handed out are void where the step is not applied."""
     bench = Bench(SwitchLimits(cache_bytes_max=10**6))
-    bench.parent_says(wire.Verdict, step=0, applied=True, grad_norm=1.0)
+    bench.parent_says(wire.Verdict, step=0, applied=True, norms=(1.0,))
     [(pull, _)] = bench.take_parent(wire.Pull)
     assert (pull.step, pull.count) == (1, 5)
     weights = bench.of(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from luwu.aggregate.interface import ENCODED
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import (
+    CLIPS_MAX,
     CONTROL_HEADER_BYTES_MAX,
     DATA_HEADER_BYTES_MAX,
     FIELD_CHARS_MAX,
@@ -120,11 +121,11 @@ GOLDEN: list[tuple[Message, str]] = [
             push_window_bytes=65536,
             began_with_skip=True,
             skipped_step=3,
-            grad_norm=2.0,
+            norms=(2.0,),
             redoes=True,
         ),
-        "dc 00 10 11 01 02 03 04 01 05 06 07 c4 01 03 c3 ce 00 01 00 00 c3 03 cb 40 00 00 00 00 00 "
-        "00 00 c3",
+        "dc 00 10 11 01 02 03 04 01 05 06 07 c4 01 03 c3 ce 00 01 00 00 c3 03 91 cb 40 00 00 00 00 "
+        "00 00 00 c3",
     ),
     (
         Refuse(**_COMMON, text="no", is_older=True, is_left_out=False),
@@ -132,20 +133,20 @@ GOLDEN: list[tuple[Message, str]] = [
     ),
     (Rejoin(**_COMMON), "99 13 01 02 03 04 01 05 06 07"),
     (
-        Begin(**_COMMON, contributors=1, hyper_hash="cd"),
-        "9b 14 01 02 03 04 01 05 06 07 c4 01 01 a2 63 64",
+        Begin(**_COMMON, contributors=1),
+        "9a 14 01 02 03 04 01 05 06 07 c4 01 01",
     ),
     (
-        Commit(**_COMMON, contributors=1, hyper_hash="cd", parts=2, skip=True, held=4),
-        "9e 15 01 02 03 04 01 05 06 07 c4 01 01 a2 63 64 02 c3 04",
+        Commit(**_COMMON, contributors=1, parts=2, skip=True, held=4),
+        "9d 15 01 02 03 04 01 05 06 07 c4 01 01 02 c3 04",
     ),
     (
-        Verdict(**_COMMON, applied=False, grad_norm=math.inf),
-        "9b 16 01 02 03 04 01 05 06 07 c2 cb 7f f0 00 00 00 00 00 00",
+        Verdict(**_COMMON, applied=False, norms=(math.inf,)),
+        "9b 16 01 02 03 04 01 05 06 07 c2 91 cb 7f f0 00 00 00 00 00 00",
     ),
     (
-        Decided(**_COMMON, applied=True, grad_norm=0.5),
-        "9b 17 01 02 03 04 01 05 06 07 c3 cb 3f e0 00 00 00 00 00 00",
+        Decided(**_COMMON, applied=True, norms=(0.5,)),
+        "9b 17 01 02 03 04 01 05 06 07 c3 91 cb 3f e0 00 00 00 00 00 00",
     ),
     (
         Cancel(**_COMMON, lost=2, text="stop"),
@@ -206,6 +207,7 @@ _HEX = "0123456789abcdef"
 _STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
     "int": st.integers(0, INT64_MAX),
     "float": st.floats(),
+    "tuple[float, ...]": st.lists(st.floats(), min_size=1, max_size=CLIPS_MAX + 2).map(tuple),
     "bool": st.booleans(),
     "str": st.text(st.characters(exclude_categories=["Cs"]), max_size=TEXT_CHARS_MAX),
     "Role": st.sampled_from(Role),
@@ -216,7 +218,6 @@ _STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
     "weight": st.floats(0, allow_nan=False, allow_infinity=False),
     "dtype": st.sampled_from(sorted(DTYPE_BYTES)),
     "field": st.text(st.characters(exclude_categories=("Cs",)), max_size=FIELD_CHARS_MAX),
-    "hyper_hash": st.text(_HEX, max_size=64),
     "description_hash": st.text(_HEX, max_size=64),
 }
 
@@ -301,7 +302,7 @@ def test_largest_message_fits_its_cap(message_type: type[Message]) -> None:
         "int": INT64_MAX, "float": 1 / 3, "bool": True, "str": "\U0001f600" * TEXT_CHARS_MAX,
         "Role": Role.NODE, "Verb": Verb.LEAVE, "contributors": 2**WORLD_SIZE_MAX - 1,
         "dtype": "bfloat16", "field": "\U0001f600" * FIELD_CHARS_MAX,
-        "hyper_hash": "f" * 64, "description_hash": "f" * 64,
+        "description_hash": "f" * 64, "norms": (1 / 3,) * (CLIPS_MAX + 2),
     }  # fmt: skip
     chosen = {
         entry.name: longest[entry.name if entry.name in longest else str(entry.type)]
@@ -441,6 +442,7 @@ _WRONG_BITMAPS = [*_NO_BITMAPS, b"\1" * (WORLD_SIZE_MAX // 8 + 1)]
 _WRONG: dict[str, list[Any]] = {
     "int": [-1, -(2**63), 2**63, 2**64 - 1, 1.0, True, None, "1", b"\1", [1]],
     "float": [1, 0, True, None, "1.0", [1.0]],
+    "tuple[float, ...]": [[], [1], [1.0, None], 1.0, None, [1.0] * (CLIPS_MAX + 3), [[1.0]]],
     "bool": [0, 1, None, "true", 1.0],
     "str": [1, None, b"text", "x" * (TEXT_CHARS_MAX + 1), ["text"]],
     "Role": [0, 5, -1, 1.0, True, None, "WORKER"],
@@ -451,7 +453,6 @@ _WRONG: dict[str, list[Any]] = {
     "absent": [*_NO_BITMAPS, b"\1" * (SEGMENTS_MAX // 8 + 1)],
     "field": [1, None, b"weight", "x" * (FIELD_CHARS_MAX + 1)],
     "dtype": ["", "float64", "int8", "FLOAT32", 1, None, b"float32", "x" * 200],
-    "hyper_hash": ["0" * 65, 1, None, b"ab"],
     "description_hash": ["0" * 65, 1, None, b"ab"],
 }
 

@@ -40,7 +40,7 @@ class Judged:
 
     step: int
     applied: bool
-    grad_norm: float
+    norms: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class StepDecided:
 
     step: int
     applied: bool
-    grad_norm: float
+    norms: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ class Steps:
     def __init__(self, outbox: Outbox, uplink: Uplink) -> None:
         self._out, self._uplink = outbox, uplink
         self._contributors = 1 << outbox.rank
-        self._begin: tuple[int, str, bytes] | None = None
+        self._begin: tuple[int, bytes] | None = None
         """A `Begin` that waits for the verdict of the step before."""
-        self._commits: list[tuple[int, str, int, bytes, bool]] = []
+        self._commits: list[tuple[int, int, bytes, bool]] = []
         """Undecided steps in order; the commit of the first one is under way, the others wait."""
 
     @property
@@ -27,21 +27,21 @@ class Steps:
         """The step whose commit is under way, and whose decision is awaited."""
         return self._commits[0][0] if self._commits else None
 
-    def begin(self, step: int, hyper_hash: str, hyper: bytes, *, judged: int) -> None:
+    def begin(self, step: int, hyper: bytes, *, judged: int) -> None:
         """Send the hyper-parameters of a step, now or after the verdict of the step before it.
 
         `judged` is the last step whose verdict is known.
         """
-        self._begin = (step, hyper_hash, hyper)
+        self._begin = (step, hyper)
         self.judged(judged)
 
     def begun(self, m: wire.Received) -> None:
         """The parent has the hyper-parameters of a step."""
         self._uplink.answered(("begin", m.step))
 
-    def commit(self, step: int, hyper_hash: str, parts: int, hyper: bytes, *, skip: bool) -> None:
+    def commit(self, step: int, parts: int, hyper: bytes, *, skip: bool) -> None:
         """Send that a step is complete, now or after the decision of the step before it."""
-        self._commits.append((step, hyper_hash, parts, hyper, skip))
+        self._commits.append((step, parts, hyper, skip))
         if len(self._commits) == 1:
             self.repeat()
 
@@ -49,10 +49,8 @@ class Steps:
         """The verdict of a step is known: the next may begin."""
         if self._begin is None or self._begin[0] > step + 1:
             return
-        (number, hyper_hash, hyper), self._begin = self._begin, None
-        begin = self._out.stamped(
-            wire.Begin, step=number, contributors=self._contributors, hyper_hash=hyper_hash
-        )
+        (number, hyper), self._begin = self._begin, None
+        begin = self._out.stamped(wire.Begin, step=number, contributors=self._contributors)
         self._uplink.ask(self._out.now_ns, ("begin", number), begin, hyper)
 
     def decided(self) -> None:
@@ -70,9 +68,8 @@ class Steps:
     def repeat(self) -> None:
         """Send the first commit, if there is one; again under a new attempt."""
         if self._commits:
-            step, hyper_hash, parts, hyper, skip = self._commits[0]
+            step, parts, hyper, skip = self._commits[0]
             commit = self._out.stamped(
-                wire.Commit, step=step, contributors=self._contributors, hyper_hash=hyper_hash,
-                parts=parts, skip=skip,
-            )  # fmt: skip
+                wire.Commit, step=step, contributors=self._contributors, parts=parts, skip=skip
+            )
             self._uplink.ask(self._out.now_ns, "commit", commit, hyper)

@@ -167,19 +167,18 @@ class NicCore:
         self.encodings.encoded(done, payload, payload_bytes)
         return self.out.take()
 
-    def begin(self, now_ns: int, step: int, hyper_hash: str, hyper: bytes) -> list[Action]:
+    def begin(self, now_ns: int, step: int, hyper: bytes) -> list[Action]:
         """Send the hyper-parameters of a step before its first gradient."""
         self.out.now_ns = now_ns
-        self.steps.begin(step, hyper_hash, hyper, judged=self.requests.judged_step)
+        self.steps.begin(step, hyper, judged=self.requests.judged_step)
         return self.out.take()
 
     def commit(
-        self, now_ns: int, step: int, hyper_hash: str, parts: int, hyper: bytes, *,
-        skip: bool = False,
-    ) -> list[Action]:  # fmt: skip
+        self, now_ns: int, step: int, parts: int, hyper: bytes, *, skip: bool = False
+    ) -> list[Action]:
         """Every push of the step is out; with `skip` it is left out, on all ranks."""
         self.out.now_ns = now_ns
-        self.steps.commit(step, hyper_hash, parts, hyper, skip=skip)
+        self.steps.commit(step, parts, hyper, skip=skip)
         return self.out.take()
 
     def attach(self, now_ns: int, step: int, pieces: Sequence[bytes]) -> list[Action]:
@@ -295,7 +294,7 @@ class NicCore:
             self._judge(m, is_void=m.attempt > self.out.attempt and not m.applied)
         is_new = m.step >= self.out.step  # else an Abort has announced it, and reset all pulls
         self.out.step = m.step + 1
-        self.out.actions.append(StepDecided(m.step, m.applied, m.grad_norm))
+        self.out.actions.append(StepDecided(m.step, m.applied, m.norms))
         self.steps.decided()
         self.attachments.decided(m.step)
         if is_new:
@@ -335,7 +334,7 @@ class NicCore:
         if is_void:
             self._skip(m.attempt)
         self.encodings.judged(m.step)
-        self.out.actions.append(Judged(m.step, m.applied, m.grad_norm))
+        self.out.actions.append(Judged(m.step, m.applied, m.norms))
         self.steps.judged(m.step)
         self.requests.judged(m.step)
         due = [push for push in self._early if push.step <= m.step + 1]

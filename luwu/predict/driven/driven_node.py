@@ -133,7 +133,7 @@ class DrivenNode:
         self._crew.put(thread)
         nbytes = self._layout.extents[action.extent].sum_bytes
         total = Token(nbytes, self._cost(action.extent, nbytes))
-        self._do(self.core.folded(action, SQUARES, total, nbytes))
+        self._do(self.core.folded(action, {2.0: SQUARES}, total, nbytes))
 
     def _read_weights(self, action: do.ReadWeights) -> Process:
         thread = yield self._readers.get()

@@ -23,7 +23,6 @@ from luwu.predict.events.engines import Engine, Fields, Process, Record, Span
 from luwu.predict.model.units import Unit
 from luwu.protocol.actions import Drop, Note, Send
 from luwu.wire.description import Description
-from luwu.wire.hyper import hyper_hash
 from luwu.wire.messages import Message
 
 
@@ -120,14 +119,10 @@ class DrivenWorker:
             for part in range(script.micro_batches):
                 yield from self._forward(step, part)
                 if self._streaming:
-                    hashed = hyper_hash(HYPER)
-                    self._do(self._core.begin(self._now_ns, step, hashed, HYPER))
+                    self._do(self._core.begin(self._now_ns, step, HYPER))
                 yield from self._backward(step, part, pushes)
             self.ends_s.append(self._env.now)
-            committed = self._core.commit(
-                self._now_ns, step, hyper_hash(HYPER), script.micro_batches, HYPER
-            )
-            self._do(committed)
+            self._do(self._core.commit(self._now_ns, step, script.micro_batches, HYPER))
             if not self._streaming:
                 for index in range(len(script.units)):
                     self._over[step, index].succeed()

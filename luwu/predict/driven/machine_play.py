@@ -41,7 +41,6 @@ from luwu.predict.machine.machine_cores import Cores as Processors
 from luwu.predict.machine.machine_cores import Device, Thread
 from luwu.protocol.actions import Drop, Note, Send
 from luwu.wire.description import Description
-from luwu.wire.hyper import hyper_hash
 from luwu.wire.messages import Message
 from switch_emu.node.core import actions as do
 from switch_emu.switch.core.actions import Cache, Sum, SwitchLimits
@@ -398,7 +397,6 @@ class _Worker:
             )
         )
         yield self._joined
-        hashed = hyper_hash(HYPER)
         for step in range(world.steps):
             uses, is_begun = self._uses(step), False
             pushes: list[simpy.Event] = []
@@ -415,13 +413,13 @@ class _Worker:
                 if way == 1:
                     yield from self._timed("compute", self._computed(self._backward_s[unit]))
                     if not is_begun:
-                        self._do(core.begin(self._now_ns, step, hashed, HYPER))
+                        self._do(core.begin(self._now_ns, step, HYPER))
                         is_begun = True
                     yield from self._push(step, unit, pushes)
             if not is_begun:
-                self._do(core.begin(self._now_ns, step, hashed, HYPER))
+                self._do(core.begin(self._now_ns, step, HYPER))
             yield from self._push(step, 0, pushes)
-            self._do(core.commit(self._now_ns, step, hashed, 1, HYPER))
+            self._do(core.commit(self._now_ns, step, 1, HYPER))
             yield world.env.all_of(pushes)
             self.ends_s.append(world.env.now)
 

@@ -71,8 +71,8 @@ class Cells(Protocol):
 class StepHandle(Protocol):
     """A committed step."""
 
-    def verdict(self) -> tuple[bool, float]:
-        """Wait; (applied, norm of the gradient before clipping)."""
+    def verdict(self) -> tuple[bool, tuple[float, ...]]:
+        """Wait; (applied, norm of the gradient before clipping and those that clips found)."""
         ...
 
     def decision(self) -> Any:

@@ -306,7 +306,7 @@ class TurnStep:
     def __init__(self, handle: StepHandle, turns: TurnNic) -> None:
         self._handle, self._turns = handle, turns
 
-    def verdict(self) -> tuple[bool, float]:
+    def verdict(self) -> tuple[bool, tuple[float, ...]]:
         """As the NIC's."""
         self._turns.drain()
         return self._handle.verdict()

@@ -8,29 +8,36 @@ import torch
 
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.training.script.session import session_of
-from luwu.training.steps.clip import ClippedNorm, checked_max_norm
+from luwu.training.steps.clip import ClippedNorm, checked_max_norm, checked_norm_type
+from luwu.wire.clips import Clip
 
 
 def clip_grad_norm_(
-    parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0
-) -> ClippedNorm:
+    parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0,
+    error_if_nonfinite: bool = False, foreach: bool | None = None,
+) -> ClippedNorm:  # fmt: skip
     """Clip the gradient of the coming step; call it between `backward()` and `step()`.
 
-    The node clips the mean gradient of all ranks by its exact global norm, before the update.
+    The node clips the mean gradient of all ranks by its exact global norm, before the update. As in
+    torch, each call of a step acts on what the calls before it left. The `max_grad_norm` of the
+    optimizer comes after all of them.
 
     Args:
         parameters: All trainable parameters, as `model.parameters()`.
         max_norm: Norm to clip to, above 0; infinity only measures.
-        norm_type: The norm that the optimizer was made with: 1, 2 or infinity.
+        norm_type: 1, 2 or infinity.
+        error_if_nonfinite: Have `step()` wait for the norm, and raise RuntimeError if it is not
+            finite. The step is left out, on all ranks, with or without it.
+        foreach: Changes nothing: the node has its own kernel.
 
     Returns:
-        The norm before clipping: an object that turns into a number (`float(norm)`,
+        The norm before this call: an object that turns into a number (`float(norm)`,
         `f"{norm:.2f}"`) once `step()` has returned.
 
     Raises:
         StepOrderError: With `update="streaming"`, which applies gradients before their norm is
-            known.
-        ConfigError: If a trainable parameter is missing, or the optimizer has another norm.
+            known; before the backward of a step, or after the `step()` of an optimizer.
+        ConfigError: If a trainable parameter is missing, or for the 17th call in a step.
 
     Examples:
         >>> session = luwu.init_local()
@@ -49,13 +56,7 @@ def clip_grad_norm_(
             "luwu.clip_grad_norm_ takes the parameters of a model that luwu.fully_shard and a "
             "luwu optimizer were called on; for others use torch.nn.utils.clip_grad_norm_"
         )
-    made_with = session.clipping.norm_type
-    if float(norm_type) != made_with:
-        raise ConfigError(
-            f"norm_type={norm_type!r}, but the node takes the {made_with:g}-norm of each "
-            f"step as it adds; make the optimizer with norm_type={norm_type!r}"
-        )
-    checked_max_norm(max_norm)
+    clip = Clip(checked_norm_type(norm_type), checked_max_norm(max_norm))
     if session.is_streaming:
         raise StepOrderError(
             'clip_grad_norm_ with update="streaming": gradients are applied before the norm of '
@@ -69,4 +70,4 @@ def clip_grad_norm_(
                     f"clip_grad_norm_ without parameter {member.placeholder.luwu_name}: the "
                     "network clips all trainable parameters together; pass model.parameters()"
                 )
-    return session.clipping.ask(session.step, float(max_norm))
+    return session.clip(clip, must_be_finite=error_if_nonfinite)

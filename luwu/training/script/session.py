@@ -34,7 +34,7 @@ from luwu.training.state.attached import Attachments
 from luwu.training.state.first_weights import FirstWeights
 from luwu.training.steps.attempt import Attempt
 from luwu.training.steps.backward import Backward
-from luwu.training.steps.clip import Clipping
+from luwu.training.steps.clip import ClippedNorm, Clipping
 from luwu.training.steps.hooks import Hooks
 from luwu.training.steps.loss_scale import LossScale
 from luwu.training.steps.pulls import Pulls
@@ -50,6 +50,7 @@ from luwu.training.units.model import (
 )
 from luwu.training.units.placeholder import Placeholder
 from luwu.training.units.unit import Unit
+from luwu.wire.clips import Clip
 from luwu.wire.description import BESIDE, NORM_TYPE, Description
 from luwu.wire.hyper import StepHyper, encode_hyper
 
@@ -154,7 +155,7 @@ class Session:
     ) -> None:  # fmt: skip
         """Lay out the model, join the job."""
         streaming = self.is_streaming = update == "streaming"
-        self.clipping.use(norm_type)
+        self.clipping.norm_type = norm_type
         self._lay_out(groups, stored)
         description = Description(
             layout=self.model.layout,
@@ -177,10 +178,11 @@ class Session:
 
     def _hyper(self) -> bytes:
         """The hyper-parameters of the step, as they are now."""
-        clip, every = self.clipping.asked, self.stats_every
+        every = self.stats_every
         hyper = StepHyper(
             groups=self.optimizers.numbers(),
-            max_grad_norm=self.optimizers.max_grad_norm if clip is None else clip.max_norm,
+            clips=self.clipping.clips,
+            max_grad_norm=self.optimizers.max_grad_norm,
             loss_scale=self.loss_scale.value,
             measure=every is not None and self.progress.step % every == 0,
             keeps=bool(self.attachments),
@@ -377,7 +379,7 @@ class Session:
         with self.attempt():
             result.commit(self.nic.commit(number, parts, hyper, skip=self.optimizers.skip))
             self.results.add(result)
-            clip, pushes = self.clipping.take(), self.pushes.take()
+            norms, pushes = self.clipping.resolve(result), self.pushes.take()
             idle = self.optimizers.unstepped
             self._forget_step(number + 1)
             self.optimizers.let_idle(idle)
@@ -392,11 +394,28 @@ class Session:
             if error.step != number + 1:
                 raise
             # This step is decided. Of the next one only pulls were lost, which are requested again.
-        if clip is not None:
-            clip.resolve(result)
+        for norm in norms:
+            norm.check()
+
+    def clip(self, clip: Clip, *, must_be_finite: bool) -> ClippedNorm:
+        """Clip the gradient of this step, as it is now. Raises StepOrderError, ConfigError."""
+        step, has_stepped = self.step, self._pending is not None
+        if self.progress.parts == 0 or has_stepped:
+            raise StepOrderError(
+                f"clip_grad_norm_ in step {step} "
+                f"{'after an optimizer has stepped' if has_stepped else 'before its backward'}: "
+                "the network clips the gradient of the whole step; call it between the last "
+                "backward() and the first step()"
+            )
+        return self.clipping.ask(step, clip, must_be_finite=must_be_finite)
 
     def _begin_backward(self) -> None:
-        """A backward begins. Raises StepOrderError if the step was stepped."""
+        """A backward begins. Raises StepOrderError if the step was stepped, or clipped."""
+        if self.clipping.clips:
+            raise StepOrderError(
+                f"backward after clip_grad_norm_ in step {self.progress.step}: the network clips "
+                "the sum of all backwards of a step; call it after the last backward()"
+            )
         if self._pending is not None:
             raise StepOrderError(
                 f"backward over a forward of step {self.progress.step}, which an optimizer has "
@@ -503,7 +522,7 @@ class Session:
     def _forget_step(self, next_step: int) -> None:
         self.pulls.end_step()
         self.progress.go_to(next_step)
-        self.clipping.take()
+        self.clipping.drop()
         self.pushes.take()
         self.backward.reset()
         self.optimizers.reset()

@@ -1,6 +1,7 @@
 """Clipping by the global norm, on the optimizer node: the gradient is there, not here.
 
-The norm is that of the mean gradient over all ranks and parameters, and known after `step()`.
+Each call acts on what those before it left, as in torch; its norm is that of the mean gradient over
+all ranks and parameters as it then is, and known after `step()`.
 """
 
 from __future__ import annotations
@@ -8,38 +9,42 @@ from __future__ import annotations
 import math
 
 from luwu.base.errors import ConfigError, StepOrderError
+from luwu.base.limits import CLIPS_MAX
 from luwu.training.steps.result import StepResult
+from luwu.wire.clips import Clip
 from luwu.wire.description import NORM_TYPES
 
 
 class ClippedNorm:
-    """The norm before clipping; a number as soon as `step()` has returned."""
+    """The norm before this clip; a number as soon as `step()` has returned."""
 
-    def __init__(self, step: int, max_norm: float) -> None:
-        self._result: StepResult | None = None
-        self._is_awaited = True
-        """A `step()` that makes it known may still come."""
-        self.step = step
-        self.max_norm = max_norm
-
-    def resolve(self, result: StepResult) -> None:
-        """`step()` has returned."""
-        self._result = result
-
-    def await_no_more(self) -> None:
-        """No `step()` that comes makes it known."""
-        self._is_awaited = False
+    def __init__(self, step: int, call: int, clip: Clip, *, must_be_finite: bool) -> None:
+        self.result: StepResult | None = None
+        """Of the step, once it is committed."""
+        self.is_dropped = False
+        """The step is computed again, or never: nothing makes the norm known."""
+        self.step, self.clip = step, clip
+        self._call, self._must_be_finite = call, must_be_finite
 
     def item(self) -> float:
         """The norm; waits until all sums of the step are complete."""
-        if self._result is None:
+        if self.result is None:
             raise StepOrderError(
                 f"the norm of step {self.step} will never be known: the step was dropped"
-                if not self._is_awaited
+                if self.is_dropped
                 else f"the norm of step {self.step} is known after step(): the ranks' gradients "
                 "are summed in the network. Read it there, or from the result of step()"
             )
-        return self._result.grad_norm
+        return self.result.norm_found(self._call)
+
+    def check(self) -> None:
+        """Raises RuntimeError, as torch, if the norm had to be finite and is not."""
+        if self._must_be_finite and not math.isfinite(norm := self.item()):
+            raise RuntimeError(
+                f"the {self.clip.norm_type:g}-norm of the gradient of step {self.step} is {norm}, "
+                "so the step was left out and no weight has changed; with "
+                "error_if_nonfinite=False training goes on after such a step"
+            )
 
     def __float__(self) -> float:
         return self.item()
@@ -48,9 +53,8 @@ class ClippedNorm:
         return format(self.item(), spec)
 
     def __repr__(self) -> str:
-        known = self._result is not None
-        norm = f"{self.item():.6g}" if known else "known after step()"
-        return f"ClippedNorm(step={self.step}, max_norm={self.max_norm}, norm={norm})"
+        norm = "known after step()" if self.result is None else f"{self.item():.6g}"
+        return f"ClippedNorm(step={self.step}, max_norm={self.clip.max_norm}, norm={norm})"
 
 
 class Clipping:
@@ -58,26 +62,38 @@ class Clipping:
 
     def __init__(self) -> None:
         self.norm_type = 2.0
-        """The norm of gradients that the node takes."""
-        self.asked: ClippedNorm | None = None
-        """Clipping asked for in this step."""
+        """The norm of gradients that the node takes of each step, and the optimizer clips by."""
+        self._asked: list[ClippedNorm] = []
+        """In this step, in their order."""
 
-    def use(self, norm_type: float) -> None:
-        """The optimizer is made."""
-        self.norm_type = norm_type
+    @property
+    def clips(self) -> tuple[Clip, ...]:
+        """Those that were asked for in this step."""
+        return tuple(each.clip for each in self._asked)
 
-    def ask(self, step: int, max_norm: float) -> ClippedNorm:
-        """Clip the gradient of the coming step."""
-        self.take()
-        self.asked = ClippedNorm(step, max_norm)
-        return self.asked
+    def ask(self, step: int, clip: Clip, *, must_be_finite: bool) -> ClippedNorm:
+        """Clip the gradient of the coming step. Raises ConfigError for one call too many."""
+        if len(self._asked) == CLIPS_MAX:
+            raise ConfigError(
+                f"clip_grad_norm_ was called {CLIPS_MAX} times in step {step}, which is the limit "
+                "of calls per step; keep the norm that a call returns instead of asking again"
+            )
+        norm = ClippedNorm(step, len(self._asked), clip, must_be_finite=must_be_finite)
+        self._asked.append(norm)
+        return norm
 
-    def take(self) -> ClippedNorm | None:
-        """The step is committed or dropped: what was asked for it."""
-        asked, self.asked = self.asked, None
-        if asked is not None:
-            asked.await_no_more()
+    def resolve(self, result: StepResult) -> list[ClippedNorm]:
+        """The step is committed: what was asked for it."""
+        asked, self._asked = self._asked, []
+        for each in asked:
+            each.result = result
         return asked
+
+    def drop(self) -> None:
+        """What was asked for in this step does not count."""
+        for each in self._asked:
+            each.is_dropped = True
+        self._asked = []
 
 
 def checked_max_norm(max_norm: float) -> float:

@@ -23,7 +23,7 @@ class StepResult:
         """None while other optimizers are to step too."""
         self._complete = complete
         self._attempt, self._attachments = attempt, attachments
-        self._verdict: tuple[bool, float] | None = None
+        self._verdict: tuple[bool, tuple[float, ...]] | None = None
         self.number = number
         """Counted from 0."""
         self.is_lost = False
@@ -39,7 +39,11 @@ class StepResult:
     @property
     def grad_norm(self) -> float:
         """Norm of the mean gradient, before clipping."""
-        return self._read()[1]
+        return self._read()[1][0]
+
+    def norm_found(self, call: int) -> float:
+        """The norm that a call of `clip_grad_norm_` found; calls are counted from 0."""
+        return self._read()[1][1 + call]
 
     def wait(self) -> None:
         """Return when the step is decided: from then on it cannot be lost."""
@@ -61,7 +65,7 @@ class StepResult:
         """The step was aborted before it was decided."""
         self.is_lost = True
 
-    def _read(self) -> tuple[bool, float]:
+    def _read(self) -> tuple[bool, tuple[float, ...]]:
         handle = self._committed()
         if self._verdict is None:
             with self._attempt():
@@ -83,7 +87,7 @@ class StepResult:
     def __repr__(self) -> str:
         if self._verdict is None:
             return f"StepResult(number={self.number})"
-        applied, grad_norm = self._verdict
+        applied, (grad_norm, *_) = self._verdict
         return f"StepResult(number={self.number}, applied={applied}, grad_norm={grad_norm:.6g})"
 
 

@@ -6,6 +6,7 @@ Each action is answered by the method of `NodeCore` that its docstring names; th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from luwu.protocol.actions import Drop, Note, Payload, Send
@@ -64,7 +65,7 @@ class PreparedVersion:
     version: int
     attempt: int
     applied: bool
-    grad_norm: float
+    norms: tuple[float, ...]
     contributors: int
     """Bitmap of the ranks whose gradients made it."""
 
@@ -84,8 +85,8 @@ class StoreFacts:
     """Count of decided steps; None while the initial weights are not complete."""
     applied: bool = True
     """True if the last decided step was applied."""
-    grad_norm: float = 0.0
-    """Gradient norm of the last decided step."""
+    norms: tuple[float, ...] = (0.0,)
+    """Those of the last decided step."""
     prepared: PreparedVersion | None = None
     """A version that is not decided here; whether it is, all nodes together know."""
     prepared_digests: bytes = b""
@@ -191,6 +192,13 @@ class Fold:
     contributions: tuple[Contribution, ...]
     absent: int
     """Segments of the extent that have a gradient neither in the total nor in this part."""
+    norm_types: tuple[float, ...]
+    """Norms to take of the new total, beside the 2-norm. Without contributions it is the old one:
+    only these are taken."""
+
+
+BlockNorms = Mapping[float, tuple[float, ...]]
+"""Norm type -> a number for each block of a total (squares for 2; see `block_norms.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +214,8 @@ class Update:
     """Bitmap of the extent's segments for which no rank has a gradient: they stay as they are."""
     divisor: float
     """Total weight: the sum is divided by float32(divisor), once."""
-    grad_norm: float | None
-    """Global norm, where the order of work knows it: clipping needs it."""
+    norms: tuple[float, ...]
+    """As in the verdict, where the order of work knows them: clipping needs them."""
     hyper: bytes
     """Hyper-parameters of the step, as rank 0 sent them."""
     publish: bool
@@ -246,7 +254,7 @@ class Prepare:
     contributors: int
     applied: bool
     """False: no page changes side."""
-    grad_norm: float
+    norms: tuple[float, ...]
     hyper: bytes
     kept_attempt: int | None
     """Under which the pieces of what workers keep beside it were put aside; None: nothing is."""

@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 
 from luwu.protocol.outbox import Outbox
-from luwu.wire.squares import Squares, norm_of
+from luwu.wire.clips import norms_of
+from luwu.wire.squares import Squares
 from switch_emu.node.core.results import AbortRequest, Judgement
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.state import State
@@ -37,10 +38,11 @@ class Alone:
 
     def measured(self, step: int, squares: Sequence[Squares | None]) -> Judgement | None:
         """All sums are complete: the step is applied if its norm is finite."""
-        open_step, norm = self._steps.open, norm_of(squares, self._shard.norm_type)
+        open_step, norm_type = self._steps.open, self._shard.norm_type
         assert open_step is not None
-        applied = math.isfinite(norm) and not open_step.skip
-        return Judgement(applied, norm, self._outbox.attempt + 1)
+        norms = norms_of(squares, norm_type, open_step.stated.all_clips(norm_type))
+        applied = math.isfinite(norms[0]) and not open_step.skip
+        return Judgement(applied, norms, self._outbox.attempt + 1)
 
     def was_judged(self) -> None:
         """The open step has its verdict."""

@@ -21,7 +21,7 @@ from luwu.protocol.members import ranks_text
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb
-from switch_emu.node.core.actions import Fold, Inspect
+from switch_emu.node.core.actions import BlockNorms, Fold, Inspect
 from switch_emu.node.core.budget import GradientBudget
 from switch_emu.node.core.filling import Filling
 from switch_emu.node.core.results import AbortRequest
@@ -144,9 +144,7 @@ class Gathering:
         if fold is not None:
             self._outbox.actions.append(fold)
 
-    def folded(
-        self, fold: Fold, squares: tuple[float, ...], payload: Payload, payload_bytes: int
-    ) -> None:
+    def folded(self, fold: Fold, squares: BlockNorms, payload: Payload, payload_bytes: int) -> None:
         """A part was added to an extent's total; `payload` is the new total."""
         for contribution in (fold.total, *fold.contributions):
             self._budget.release(None if contribution is None else contribution.payload)
@@ -155,7 +153,7 @@ class Gathering:
             return
         step, ranks = self._steps.by_number[fold.step], self._children.members.active
         total = Contribution(ranks, 0.0, True, "float32", payload, payload_bytes, fold.absent)
-        step.folded(fold.extent, squares, self._shard.norm_type, total)
+        step.folded(fold, squares, total)
         self._budget.add(payload, payload_bytes, is_raw=False)
         self._fold_next(step, fold.extent)
 
@@ -235,9 +233,10 @@ class Gathering:
             return False
         step = self._steps.at(m.step)
         if step.parts is None:
-            step.parts, step.skip = m.parts, m.skip
             if self._filling.number:
                 self._shard.hold(m.held)
-            if not self._shard.is_streaming or self._filling.number:
-                step.hyper = hyper
+            is_begun = self._shard.is_streaming and not self._filling.number
+            step.commit(m.parts, None if is_begun else hyper, skip=m.skip)
+            for extent in step.sums.extents if step.stated.clips else ():
+                self._fold_next(step, extent)
         return True

@@ -124,10 +124,12 @@ class Joint:
             step.is_stated = True  # its sums may never be complete here, and are void
         if step is None or m.step != step.number or not step.is_stated or step.is_judged:
             return None
+        if m.applied and len(m.norms) != 1 + len(step.stated.all_clips(self._shard.norm_type)):
+            return None
         if not self._is_of_now(m) or m.attempt != attempt + (not m.applied):
             return None  # of an attempt that is not known yet, or over
         self._asked.pop("measured")
-        return Judgement(m.applied, m.grad_norm, m.attempt)
+        return Judgement(m.applied, m.norms, m.attempt)
 
     def resolved(self, m: wire.Resolved, *_: object) -> None:
         """All nodes are prepared: this one decides."""
@@ -148,7 +150,7 @@ class Joint:
     def measured(self, step: int, squares: Sequence[Squares | None]) -> None:
         """The sums of this node are complete; None: one of that stripe is not finite."""
         message = self._outbox.stamped(wire.Measured, step=step)
-        self._ask("measured", message, encode_all(squares, self._shard.norm_type))
+        self._ask("measured", message, encode_all(squares))
 
     def was_judged(self) -> None:
         """The open step has its verdict."""

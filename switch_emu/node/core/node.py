@@ -276,7 +276,7 @@ class NodeCore:
         return self.out.take()
 
     def folded(
-        self, fold: do.Fold, squares: tuple[float, ...], payload: Payload, payload_bytes: int
+        self, fold: do.Fold, squares: do.BlockNorms, payload: Payload, payload_bytes: int
     ) -> list[Action]:
         """A part was added to an extent's total; `payload` is the new total."""
         self.gathering.folded(fold, squares, payload, payload_bytes)
@@ -426,11 +426,11 @@ class NodeCore:
 
     def _judge(self, step: Step, found: Judgement) -> None:
         """verdict(t): every sum complete, measured and finite; or the step is skipped."""
-        out, outcomes, norm = self.out, self.children.outcomes, found.grad_norm
+        out, outcomes, norms = self.out, self.children.outcomes, found.norms
         if not found.applied:
             outcomes.skipped_attempt = out.attempt
             self.state.raise_attempt(found.attempt)
-        verdict = out.stamped(wire.Verdict, step=step.number, applied=found.applied, grad_norm=norm)
+        verdict = out.stamped(wire.Verdict, step=step.number, applied=found.applied, norms=norms)
         step.verdict = outcomes.verdict = verdict
         if self._node.is_alone:
             self.children.send_all(verdict)
@@ -439,7 +439,7 @@ class NodeCore:
             outcomes.skip = verdict
             step.ready.clear()
             self.serving.was_skipped()
-            self._note_skipped(step, norm)
+            self._note_skipped(step, norms[0])
         elif not self.shard.is_streaming:
             for extent in step.forward_order(self.shard.trainable):
                 self.gathering.make_ready(step, extent)

@@ -26,7 +26,7 @@ class Judgement(NamedTuple):
     """The open step is applied, or it is skipped."""
 
     applied: bool
-    grad_norm: float
+    norms: tuple[float, ...]
     attempt: int
     """The attempt that a skipped step opens."""
 

@@ -48,7 +48,7 @@ class State:
         outbox.step, self._children.loaded = facts.version or 0, facts.version is not None
         if outbox.step > 0:
             self._children.outcomes.decided = outbox.stamped(
-                wire.Decided, step=outbox.step - 1, applied=facts.applied, grad_norm=facts.grad_norm
+                wire.Decided, step=outbox.step - 1, applied=facts.applied, norms=facts.norms
             )
 
     def prepare(
@@ -60,7 +60,7 @@ class State:
             version=version, attempt=self._outbox.attempt, epoch=self._outbox.epoch,
             contributors=self._children.members.active, hyper=hyper or b"",
             applied=verdict is None or verdict.applied,
-            grad_norm=0.0 if verdict is None else verdict.grad_norm,
+            norms=(0.0,) if verdict is None else verdict.norms,
             kept_attempt=kept_attempt,
         )  # fmt: skip
         self._outbox.actions.append(prepare)
@@ -70,7 +70,7 @@ class State:
         """A version is durable, and not yet announced."""
         self.is_sealing = False
         self.prepared = PreparedVersion(
-            done.version, done.attempt, done.applied, done.grad_norm, done.contributors
+            done.version, done.attempt, done.applied, done.norms, done.contributors
         )
 
     def decide(self) -> None:
@@ -108,12 +108,12 @@ class State:
         self._children.outcomes.undo(self._outbox.step)
 
     def _announce_decided(self, version: PreparedVersion) -> None:
-        number, applied, norm = version.version - 1, version.applied, version.grad_norm
-        decided = self._outbox.stamped(wire.Decided, step=number, applied=applied, grad_norm=norm)
+        number, applied, norms = version.version - 1, version.applied, version.norms
+        decided = self._outbox.stamped(wire.Decided, step=number, applied=applied, norms=norms)
         outcomes = self._children.outcomes
         outcomes.decided, outcomes.verdict = decided, None
         self._children.send_all(decided)
         self._outbox.note(
-            "node.step", step=number, applied=applied, grad_norm=norm,
+            "node.step", step=number, applied=applied, grad_norm=norms[0],
             ranks=ranges_text(ranks_of(version.contributors)),
         )  # fmt: skip

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from luwu.protocol.contribution import Contribution, common_absent
 from luwu.protocol.members import ranks_text
-from luwu.wire.hyper import keeps
+from luwu.wire.hyper import StepHyper, stated_hyper
 from luwu.wire.messages import Verdict
 from luwu.wire.squares import Squares, condensed
-from switch_emu.node.core.actions import Fold, Update
+from switch_emu.node.core.actions import BlockNorms, Fold, Update
 from switch_emu.node.core.sums import ExtentSum, StepSums
 
 
@@ -25,6 +25,8 @@ class Step:
     """In which it began; a skipped step goes on in the next."""
     sums: StepSums
     streaming: bool
+    norm_types: tuple[float, ...]
+    """Norms to take of its sums: that of the job and, once they are known, those of its clips."""
     hyper: bytes | None = None
     """Hyper-parameters: from `Begin` when streaming, else from `Commit`."""
     parts: int | None = None
@@ -82,14 +84,15 @@ class Step:
             contributions=gradient,
             absent=common_absent(gradient),
             divisor=self.sums.extents[extent].weight,
-            grad_norm=None if self.verdict is None else self.verdict.grad_norm,
+            norms=() if self.verdict is None else self.verdict.norms,
             hyper=self.hyper,
             publish=publish,
         )
 
     def next_fold(self, extent: int, attempt: int) -> Fold | None:
-        """The next part of an extent to fold, if it is complete and none is being folded."""
-        entry = self.sums.extents[extent]
+        """The next part of an extent to fold, if it is complete and none is being folded; or, with
+        the last one folded, its total, of which a norm is still to be taken."""
+        entry, norm_types = self.sums.extents[extent], self.norm_types
         while not entry.folding and entry.complete_up_to(entry.folded_count + 1):
             number, part = entry.folded_count, entry.parts[entry.folded_count]
             present = tuple(part.payloads())
@@ -100,26 +103,47 @@ class Step:
             part.contributions = [replace(c, payload=None) for c in part.contributions]
             total, entry.total = entry.total, None
             absent = common_absent(present if total is None else (total, *present))
-            return Fold(extent, self.number, attempt, number, total, present, absent)
+            return Fold(extent, self.number, attempt, number, total, present, absent, norm_types)
+        missing = tuple(each for each in norm_types if each not in entry.squares)
+        total = entry.total
+        if missing and total is not None and not entry.folding and entry.folded_count == self.parts:
+            entry.folding, entry.total = True, None
+            number, absent = entry.folded_count - 1, total.absent
+            return Fold(extent, self.number, attempt, number, total, (), absent, missing)
         return None
 
-    def folded(
-        self, extent: int, squares: Sequence[float], norm_type: float, total: Contribution
-    ) -> None:  # fmt: skip
-        """A part was folded: the extent's new total, and its squares."""
-        entry = self.sums.extents[extent]
+    def folded(self, fold: Fold, squares: BlockNorms, total: Contribution) -> None:
+        """A part was folded, or a total measured: the new total, and its squares."""
+        entry = self.sums.extents[fold.extent]
         entry.folding, entry.total = False, total
-        self.measured(extent, squares, norm_type)
-        entry.folded_count += 1
+        if fold.contributions:
+            entry.squares.clear()
+            entry.folded_count += 1
+        self.measured(fold.extent, squares)
+
+    def commit(self, parts: int, hyper: bytes | None, *, skip: bool) -> None:
+        """All its pushes are out; `hyper`: None where they are known since `Begin`."""
+        self.parts, self.skip = parts, skip
+        if hyper is not None:
+            self.hyper = hyper
+            clips = self.stated.clips
+            self.norm_types = tuple(
+                dict.fromkeys([*self.norm_types, *(clip.norm_type for clip in clips)])
+            )
 
     def has_kept(self, ranks: int) -> bool:
         """True if everything that is to be kept beside the step is put aside."""
         return not self.keeps or self.kept_ranks == ranks
 
     @property
+    def stated(self) -> StepHyper:
+        """Its hyper-parameters, as far as they are known."""
+        return stated_hyper(self.hyper)
+
+    @property
     def keeps(self) -> bool:
         """True if, by its hyper-parameters, every rank attaches something to it."""
-        return keeps(self.hyper)
+        return self.stated.keeps
 
     @property
     def kept_ranks(self) -> int:
@@ -150,27 +174,33 @@ class Step:
                 return False
             if self.streaming and extent not in self.updated:
                 return False
-            if not self.streaming and entry.folded_count < self.parts:
+            if not self.streaming and (
+                entry.folded_count < self.parts
+                or entry.folding
+                or (entry.total is not None and not entry.squares.keys() >= {*self.norm_types})
+            ):
                 return False
             self.measured_count += 1
         return True
 
-    def measured(self, extent: int, squares: Sequence[float], norm_type: float) -> None:
+    def measured(self, extent: int, squares: BlockNorms) -> None:
         """The squares of an extent's sum are known. A few numbers are kept, so that little is left
         to add when the last ones come."""
-        self.sums.extents[extent].squares = condensed(squares, norm_type)
+        of_types = {each: condensed(values, each) for each, values in squares.items()}
+        self.sums.extents[extent].squares.update(of_types)
 
     def squares(self, trainable: Sequence[int]) -> Squares | None:
         """Block squares of the undivided sums, for the norm; None if a sum is not finite.
 
-        Extents of equal total weight stand together: they are added, and divided once.
+        By norm type. Extents of equal total weight stand together: they are added, divided once.
         """
-        blocks: dict[float, list[float]] = {}
+        blocks: dict[tuple[float, float], list[float]] = {}
         for extent in trainable:
             entry = self.sums.extents[extent]
-            if not entry.weight > 0:
+            if not (weight := entry.weight) > 0:
                 return None  # nothing to divide by: no mean gradient
-            blocks.setdefault(entry.weight, []).extend(entry.squares)
+            for each in self.norm_types:
+                blocks.setdefault((each, weight), []).extend(entry.squares.get(each, ()))
         if not all(math.isfinite(square) for each in blocks.values() for square in each):
             return None
         return blocks
@@ -178,7 +208,8 @@ class Step:
     def not_finite(self, trainable: Sequence[int]) -> int | None:
         """The last extent here whose sum is not finite: backward came to it first."""
         for extent in reversed(trainable):
-            if not all(map(math.isfinite, self.sums.extents[extent].squares)):
+            squares = self.sums.extents[extent].squares.get(self.norm_types[0], ())
+            if not all(map(math.isfinite, squares)):
                 return extent
         return None
 

@@ -45,8 +45,9 @@ class Steps:
                 may_overflow=self._shard.aggregator.may_overflow,
             )  # fmt: skip
             self.by_number[number] = Step(
-                number, self._outbox.attempt, sums, self._shard.is_streaming
-            )
+                number, self._outbox.attempt, sums, self._shard.is_streaming,
+                (self._shard.norm_type,),
+            )  # fmt: skip
         return self.by_number[number]
 
     def close(self) -> None:

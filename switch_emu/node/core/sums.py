@@ -48,8 +48,8 @@ class ExtentSum:
     folding: bool = False
     total: Contribution | None = None
     """`at_step`: the sum over the folded parts; None if none of them had a gradient."""
-    squares: tuple[float, ...] = ()
-    """Of the undivided gradient: a few numbers for those of its blocks of 4,096 elements."""
+    squares: dict[float, tuple[float, ...]] = field(default_factory=dict)
+    """Norm type -> a few numbers for the blocks of the undivided gradient, of 4,096 elements."""
 
     def complete_up_to(self, parts_count: int) -> bool:
         """True if the first `parts_count` parts are all complete."""

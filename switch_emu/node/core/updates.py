@@ -53,7 +53,7 @@ class Updates:
             return False
         step = self._steps.by_number[update.step]
         if self._shard.is_streaming:
-            step.measured(update.extent, squares, self._shard.norm_type)
+            step.measured(update.extent, {2.0: squares})
         step.updated.add(update.extent)
         return True
 

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 
 from luwu.layout import owners_of, stripes_of
 from luwu.protocol.epoch import nodes_of
-from luwu.wire.squares import Squares, encode_squares, norm_of
+from luwu.wire.clips import Clip, norms_of
+from luwu.wire.squares import Squares, encode_squares
 
 DIGEST_BYTES = 16
 
@@ -38,16 +39,16 @@ class Ballot:
         a sum of the stripe is not finite."""
         self._squares[node] = squares
 
-    def norm(self, norm_type: float) -> float | None:
-        """Norm of the mean gradient over all stripes; None while a node has not measured it. Of a
-        stripe, the first of its owners that counts states it."""
+    def norms(self, norm_type: float, clips: Sequence[Clip]) -> tuple[float, ...] | None:
+        """Norm of the mean gradient over all stripes, and what each clip finds; None while a node
+        has not measured it. Of a stripe, the first of its owners that counts states it."""
         if len(self._squares) < self.members.bit_count():
             return None
         found = []
         for stripe in range(self._node_count):
             node = self._owners(stripe)[0]
             found.append(self._squares[node][self._place(node, stripe)])
-        return norm_of(found, norm_type)
+        return norms_of(found, norm_type, clips)
 
     def prepared(self, node: int, digests: bytes = b"") -> None:
         """A node is prepared; the digests of its stripes, in their order."""
@@ -62,14 +63,11 @@ class Ballot:
         """True if all nodes that count are."""
         return len(self._digests) == self.members.bit_count()
 
-    def differing_gradients(self, norm_type: float) -> Difference | None:
+    def differing_gradients(self) -> Difference | None:
         """Owners of a stripe whose squares of it differ; None: all agree."""
         stated = {
-            node: [
-                b"" if each is None else encode_squares(each, norm_type)
-                for each in self._squares[node]
-            ]
-            for node in self._squares
+            node: [b"" if each is None else encode_squares(each) for each in squares]
+            for node, squares in self._squares.items()
         }
         return self._differing("gradients", stated)
 

@@ -3,9 +3,9 @@
     Begin     all children have sent it: one to the parent     Received, when the parent has it
     Commit    all children have sent it: one to the parent     Verdict, then Decided
 
-All children must state the same of a step: the hash of their hyper-parameters, and the number of
-their backward passes. Children that differ are refused by name. A child that asks later, or again,
-is sent the same answer again.
+All children must state the same of a step: their hyper-parameters, and the number of their backward
+passes. Where they differ all are refused, with what differs, its values and their ranks. A child
+that asks later, or again, is sent the same answer again.
 
 When each child commits a step shows who is late (`lateness.py`): it is named in the log, and missed
 where the job goes on without lost ranks. A late switch is only named: it misses its own children.
@@ -13,35 +13,43 @@ where the job goes on without lost ranks. A late switch is only named: it misses
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from luwu.protocol.children import Children
 from luwu.protocol.members import Member, ranks_text
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
+from luwu.wire.hyper import named_values
 from luwu.wire.kinds import Verb
 from switch_emu.switch.core.lateness import Lateness
 
+_KEPT_MAX = 4
+"""Different statements of children that are kept, to say how they differ."""
 _LATE_NS = 5 * 10**9
 """Where all are waited for, nobody is named as late before this."""
 
 
-class DisagreementError(Exception):
-    """Children state different things of one step; the text names them."""
+class Statement(NamedTuple):
+    """What a child states of a step."""
+
+    hyper: bytes
+    parts: int = 0
+    """Backward passes; 0 while they are not known."""
 
 
 @dataclass(slots=True)
 class AgreedStatement:
     """The common statement of all children about one step."""
 
-    what: str
-    """For people: `hyper-parameters of step 3`."""
+    step: int
     children: Sequence[int]
-    statements: dict[int, str] = field(default_factory=dict)
-    payload: bytes = b""
-    """The payload of rank 0, or else of the lowest rank here, which is sent on."""
+    kept: list[Statement] = field(default_factory=list)
+    """What is stated, each once, in the order in which it came; at most a few."""
+    of: dict[int, Statement | None] = field(default_factory=dict)
+    """Child -> which of these it states. None: another."""
 
     skip: bool = False
     """A child wants the step left out."""
@@ -49,47 +57,47 @@ class AgreedStatement:
     refusal: str = ""
     """How the children differ, once they are known to."""
 
-    def add(self, ranks: int, statement: str, payload: bytes) -> bool:
-        """Note what a child states; True as soon as all agree. Raises DisagreementError."""
-        self.statements[ranks] = statement
-        if ranks == self.children[0]:
-            self.payload = payload
-        if len(self.statements) < len(self.children):
-            return False
-        if len(set(self.statements.values())) > 1:
-            groups: dict[str, list[int]] = {}
-            for child, each in sorted(self.statements.items()):
-                groups.setdefault(each, []).append(child)
-            found = "; ".join(
-                f"ranks {ranks_text(group)}: {each[:24]}"
-                for each, group in list(groups.items())[:4]
-            )
+    def add(self, ranks: int, statement: Statement) -> bool:
+        """Note what a child states; True as soon as all agree."""
+        if statement not in self.kept and len(self.kept) < _KEPT_MAX:
+            self.kept.append(statement)
+        self.of[ranks] = statement if statement in self.kept else None
+        is_complete = len(self.of) == len(self.children)
+        if is_complete and len(self.kept) > 1:
             self.refusal = (
-                f"the {self.what} differ between ranks ({found}); every rank must use "
-                "the same, and must have frozen the same parameters"
+                f"the hyper-parameters of step {self.step} differ between ranks "
+                f"({self._differences():.700}); every rank must call and set the same"
             )
-            raise DisagreementError(self.refusal)
-        return True
+        return is_complete and not self.refusal
+
+    def _differences(self) -> str:
+        """What differs, with each value and its ranks."""
+        values_of = {
+            each: {"number of backward passes": f"{each.parts}"} | named_values(each.hyper)
+            for each in self.kept
+        }
+        lines = []
+        for name in dict.fromkeys(name for values in values_of.values() for name in values):
+            ranks_of: dict[str, list[int]] = {}
+            for child, stated in sorted(self.of.items()):
+                if stated is not None:
+                    value = values_of[stated].get(name, "none")
+                    ranks_of.setdefault(value, []).append(child)
+            if len(ranks_of) > 1:
+                found = (f"{value} on ranks {ranks_text(c)}" for value, c in ranks_of.items())
+                lines.append(f"{name} is {' and '.join(found)}")
+        return "; ".join(lines)
 
 
-class AgreedStatements:
+class AgreedStatements(dict[int, AgreedStatement]):
     """The statements of one kind about the steps that are open."""
 
     def __init__(self, children: Sequence[int]) -> None:
+        super().__init__()
         self._children = children
-        self._of: dict[int, AgreedStatement] = {}
 
-    def of(self, step: int) -> AgreedStatement:
-        """The statements about a step."""
-        what = f"hyper-parameters of step {step}"
-        return self._of.setdefault(step, AgreedStatement(what, self._children))
-
-    def forget(self, step: int) -> None:
-        """Forget a step."""
-        self._of.pop(step, None)
-
-    def __iter__(self) -> Iterator[tuple[int, AgreedStatement]]:
-        return iter(self._of.items())
+    def __missing__(self, step: int) -> AgreedStatement:
+        return self.setdefault(step, AgreedStatement(step, self._children))
 
 
 class BeginCommit:
@@ -111,8 +119,8 @@ class BeginCommit:
     def forget(self, step: int | None = None) -> None:
         """Forget a step; without one, in a new attempt, all of the older."""
         if step is not None:
-            self._begins.forget(step)
-            self._commits.forget(step)
+            self._begins.pop(step, None)
+            self._commits.pop(step, None)
             return
         self._begun = self._named_step = -1
         self._begins = AgreedStatements(self._children.members.counted)
@@ -121,8 +129,8 @@ class BeginCommit:
 
     def waits_for(self) -> str:
         """The ranks whose commit is missing, as text; or nothing."""
-        for step, agreed in self._commits:
-            missing = self._children.members.missing(agreed.statements)
+        for step, agreed in self._commits.items():
+            missing = self._children.members.missing(agreed.of)
             if missing:
                 return f"step {step}: commit of ranks {missing}"
         return ""
@@ -134,13 +142,12 @@ class BeginCommit:
         if m.step <= max(self._begun, self._outbox.step - 1):
             self._outbox.send(child.peer, self._outbox.receipt(m, Verb.BEGIN))
         elif m.step <= self._outbox.step + 1:
-            agreed = self._begins.of(m.step)
-            if self._agree(child, agreed, m.hyper_hash, hyper):
+            agreed = self._begins[m.step]
+            if self._agree(child, agreed, Statement(hyper)):
                 begin = self._outbox.stamped(
-                    wire.Begin, step=m.step, contributors=self._children.members.active,
-                    hyper_hash=m.hyper_hash,
-                )  # fmt: skip
-                self._uplink.ask(self._outbox.now_ns, ("begin", m.step), begin, agreed.payload)
+                    wire.Begin, step=m.step, contributors=self._children.members.active
+                )
+                self._uplink.ask(self._outbox.now_ns, ("begin", m.step), begin, hyper)
 
     def commit(self, child: Member, m: wire.Commit, hyper: bytes) -> None:
         """A child has sent all pushes of a step, or asks how it came out."""
@@ -150,26 +157,21 @@ class BeginCommit:
             self._send_commit("late-commit", m.step)
         if m.step != self._outbox.step:
             return
-        agreed = self._commits.of(m.step)
+        agreed = self._commits[m.step]
         self._lateness.came(self._outbox.now_ns, m.step, child.ranks)
         agreed.skip = agreed.skip or m.skip
-        if self._agree(child, agreed, f"{m.parts} backward passes, {m.hyper_hash}", hyper):
+        if self._agree(child, agreed, Statement(hyper, m.parts)):
             self._lateness.complete(m.step)
-            self._send_commit(
-                "commit", m.step, m.hyper_hash, m.parts, agreed.payload, skip=agreed.skip
-            )
+            self._send_commit("commit", m.step, m.parts, hyper, skip=agreed.skip)
 
-    def _agree(
-        self, child: Member, agreed: AgreedStatement, statement: str, payload: bytes
-    ) -> bool:  # fmt: skip
+    def _agree(self, child: Member, agreed: AgreedStatement, statement: Statement) -> bool:
         """Note what a child states; True when it is the last and all state the same."""
-        if agreed.refusal:  # it asks again: the refusal was lost
-            self._outbox.send(child.peer, self._outbox.stamped(wire.Refuse, text=agreed.refusal))
-        elif child.ranks not in agreed.statements:
-            try:
-                return agreed.add(child.ranks, statement, payload)
-            except DisagreementError as exc:
-                self._children.send_all(self._outbox.stamped(wire.Refuse, text=str(exc)))
+        is_new = child.ranks not in agreed.of
+        if is_new and agreed.add(child.ranks, statement):
+            return True
+        if agreed.refusal:  # to one that asks again it was lost
+            peers = self._children.members.peers if is_new else (child.peer,)
+            self._outbox.send_all(peers, self._outbox.stamped(wire.Refuse, text=agreed.refusal))
         return False
 
     # ---------------------------------------------------------------------- who is late
@@ -186,7 +188,7 @@ class BeginCommit:
         if late_ns is None or self._outbox.now_ns < late_ns:
             return []
         self._named_step = step = self._outbox.step
-        committed = self._commits.of(step).statements
+        committed = self._commits[step].of
         late = [ranks for ranks in self._children.members.counted if ranks not in committed]
         self._outbox.note(
             "switch.late", level="WARNING", step=step, ranks=ranks_text(late),
@@ -208,7 +210,8 @@ class BeginCommit:
 
     def hyper_of(self, step: int) -> bytes:
         """The hyper-parameters that were committed with a step."""
-        return self._commits.of(step).payload
+        kept = self._commits[step].kept
+        return kept[0].hyper if kept else b""
 
     def ask_after_skip(self, step: int, skipped_attempt: int, hyper: bytes) -> None:
         """A new attempt began as a step was skipped: ask in it for the decision of the step."""
@@ -217,9 +220,7 @@ class BeginCommit:
 
     def judged(self, m: wire.Verdict | wire.Decided) -> None:
         """How the open step came out: announce it."""
-        verdict = self._outbox.stamped(
-            wire.Verdict, step=m.step, applied=m.applied, grad_norm=m.grad_norm
-        )
+        verdict = self._outbox.stamped(wire.Verdict, step=m.step, applied=m.applied, norms=m.norms)
         self._children.outcomes.verdict = verdict
         if not m.applied:
             self._children.outcomes.skip = verdict
@@ -227,19 +228,16 @@ class BeginCommit:
 
     def decided(self, m: wire.Decided) -> None:
         """A step is durable: announce it."""
-        decided = self._outbox.stamped(
-            wire.Decided, step=m.step, applied=m.applied, grad_norm=m.grad_norm
-        )
+        decided = self._outbox.stamped(wire.Decided, step=m.step, applied=m.applied, norms=m.norms)
         self._children.outcomes.decided = decided
         self._children.send_all(decided)
 
     def _send_commit(
-        self, name: str, step: int, hyper_hash: str = "", parts: int = 0, hyper: bytes = b"", *,
-        skip: bool = False,
-    ) -> None:  # fmt: skip
+        self, name: str, step: int, parts: int = 0, hyper: bytes = b"", *, skip: bool = False
+    ) -> None:
         """Ask for the decision of a step; of one whose commit the parent has, without parts."""
         commit = self._outbox.stamped(
-            wire.Commit, step=step, contributors=self._children.members.active,
-            hyper_hash=hyper_hash, parts=parts, skip=skip,
+            wire.Commit, step=step, contributors=self._children.members.active, parts=parts,
+            skip=skip,
         )  # fmt: skip
         self._uplink.ask(self._outbox.now_ns, name, commit, hyper)

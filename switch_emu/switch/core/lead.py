@@ -56,7 +56,7 @@ from luwu.protocol.lost_steps import lost_steps_text, refusal_text
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
-from luwu.wire.hyper import keeps
+from luwu.wire.hyper import stated_hyper
 from luwu.wire.kinds import Verb
 from luwu.wire.squares import parse_all
 from switch_emu.switch.core.actions import SwitchLimits
@@ -102,8 +102,8 @@ class Lead:
         """An abort that waits for the open step to be decided."""
         self._suspected: dict[int, Difference] = {}
         """Step -> how owners differed when it was made before."""
-        self._skips = self._keeps = False
-        """Of the open step: a rank wants it left out; something is attached to it."""
+        self._skips, self._hyper = False, stated_hyper(None)
+        """Of the open step: a rank wants it left out; its hyper-parameters."""
         self._norm_type = 2.0
         self._hello: tuple[wire.Hello, Any] | None = None
         """The core's last, and the job's description."""
@@ -169,7 +169,7 @@ class Lead:
                 self._leave = m
             case wire.Commit() if m.parts and m.step == self.at.now.step:
                 self._skips = m.skip
-                self._keeps = keeps(send.payload)
+                self._hyper = stated_hyper(send.payload)
         return self._parents.sends(m, send.payload)
 
     # ---------------------------------------------------------------------- connections and time
@@ -489,7 +489,7 @@ class Lead:
         self._filling.opens(position.step, position.generation)
         self._readers.resume(position)
         self._verdict, self._abort_text, self._left = None, None, 0
-        self._skips = self._keeps = False
+        self._skips, self._hyper = False, stated_hyper(None)
         missing = ((1 << self._parents.count) - 1) & ~position.members
         self._filling.report(former if was_installed else None, self._text)
         for number in nodes_of(missing & ~position.filled):
@@ -559,14 +559,14 @@ class Lead:
 
     def _judge(self, step: int) -> None:
         """All nodes have measured the open step: it is applied if its norm is finite."""
-        norm = self._ballot.norm(self._norm_type)
-        if norm is None or self._differs(self._ballot.differing_gradients(self._norm_type)):
+        norms = self._ballot.norms(self._norm_type, self._hyper.all_clips(self._norm_type))
+        if norms is None or self._differs(self._ballot.differing_gradients()):
             return
-        applied = math.isfinite(norm) and not self._skips
+        applied = math.isfinite(norms[0]) and not self._skips
         if not applied:
             self.at.now = replace(self.at.now, attempt=self.at.now.attempt + 1)
         verdict = self._outbox.stamped(
-            wire.Verdict, step=step, applied=applied, grad_norm=norm, attempt=self.at.now.attempt,
+            wire.Verdict, step=step, applied=applied, norms=norms, attempt=self.at.now.attempt,
             generation=self.at.now.generation,
         )  # fmt: skip
         self._verdict = verdict
@@ -593,7 +593,7 @@ class Lead:
         self.at.now = replace(self.at.now, version=self.at.now.version + 1)
         whole = self._filling.completed()
         self._ballot.clear()
-        self._verdict, self._skips, self._keeps = None, False, False
+        self._verdict, self._skips, self._hyper = None, False, stated_hyper(None)
         self._suspected.clear()
         self._readers.pause()
         self._send_members(self._resolved())
@@ -654,7 +654,7 @@ class Lead:
         """Give the attempt up as soon as that is allowed; `lost`: ranks that were started again."""
         if not self._is_installed or self.at.next is not None or self.at.now.version < 0:
             return  # one begins anyway; or nothing was pushed yet
-        if self._verdict is not None and not (lost and self._keeps):
+        if self._verdict is not None and not (lost and self._hyper.keeps):
             self._abort_text = text  # as good as decided
         else:
             self._propose(self.at.now.members, self.at.now.version, text)
