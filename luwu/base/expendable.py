@@ -1,11 +1,14 @@
-"""Files that a run can do without: a write that fails is given up, with one warning.
+"""Output that a run can do without: a write that fails is given up, with one warning.
 
-Logs, events, counters and records say how a run goes; none of them is worth the run. On a disk that
-is full, the state's errors end the node (`refusals.py`), and these do not.
+Logs, events, counters and records say how a run goes; none of them is worth the run, and nor is
+what it prints. On a disk that is full, the state's errors end the node (`refusals.py`), and these
+do not.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +22,22 @@ def print_if_possible(text: str, stream: IO[str] | None = None) -> None:
         print(text, file=stream or sys.stderr, flush=True)
     except (OSError, ValueError):
         pass  # a log on the same disk, or nobody reads any more
+
+
+def give_up_stream(stream: IO[str]) -> None:
+    """Nobody reads it any more, or its disk is full: what is printed from now on goes nowhere.
+
+    So does what its buffer holds, which Python would try to write at its end, and fail.
+    """
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "ab") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def open_closed_streams() -> None:
+    """Open the standard streams that are closed (`>&-`), lest a file takes their place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode))  # noqa: SIM115
 
 
 class Expendable:

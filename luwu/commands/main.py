@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
+import select
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Final
+from typing import IO, Final
 
 from luwu.base import own
 from luwu.base.colours import red
 from luwu.base.error_table import entry
 from luwu.base.errors import ConfigError, LuwuError
-from luwu.base.expendable import print_if_possible
+from luwu.base.expendable import give_up_stream, open_closed_streams, print_if_possible
 from luwu.base.libc import keep_one_arena
 from luwu.base.refusals import DISK_FAULTS, refusal
 from luwu.base.suggestion import suggestion
@@ -37,7 +39,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         atexit.register(gc.freeze)  # nothing needs to be destroyed at its end
     for package in own.PACKAGES:
         own.take(package)
+    open_closed_streams()
     tokens = list(sys.argv[1:] if arguments is None else arguments)
+    name = tokens[0] if tokens else "help"
+    try:
+        code = _run(tokens)
+        sys.stdout.flush()
+        return code
+    except OSError as error:
+        is_gone = error.errno in (errno.EPIPE, errno.EIO) and _is_closed(sys.stdout)
+        _flush(sys.stdout)
+        if is_gone:
+            return 0  # whoever read our output has had enough
+        if "--debug" in tokens or error.errno not in DISK_FAULTS:
+            raise
+        refused = refusal("a file operation failed", error, then="try again")
+        return _fail(f"luwu {name}", refused)
+    finally:
+        _flush(sys.stderr)
+
+
+def _flush(stream: IO[str]) -> None:
+    """Give up a stream that cannot be written: else Python tries again at its end, and fails."""
+    try:
+        stream.flush()
+    except OSError:
+        give_up_stream(stream)
+
+
+def _is_closed(stream: IO[str]) -> bool:
+    """True for a pipe that nobody reads, or a terminal that is gone."""
+    state = select.poll()
+    state.register(stream.fileno(), 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in state.poll(0))
+
+
+def _run(tokens: list[str]) -> int:
     if tokens in ([], ["help"]) or tokens[0] in ("-h", "--help"):
         print(overview())
         return 0
@@ -69,16 +106,8 @@ def _run_verb(name: str, tokens: list[str]) -> int:
             traceback.print_exc()
         return _fail(f"luwu {name}", error)
     except KeyboardInterrupt:
-        print(f"luwu {name}: interrupted", file=sys.stderr)
+        print_if_possible(f"luwu {name}: interrupted")
         return 130
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has had enough
-        return 0
-    except OSError as error:
-        if is_debug or error.errno not in DISK_FAULTS:
-            raise
-        refused = refusal("a file operation failed", error, then="try again")
-        return _fail(f"luwu {name}", refused)
 
 
 def _fail(program: str, error: LuwuError) -> int:

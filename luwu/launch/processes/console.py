@@ -16,6 +16,7 @@ from typing import IO, Final
 
 from luwu.base.clock import local_time_text
 from luwu.base.colours import bold, is_screen
+from luwu.base.expendable import give_up_stream
 
 LAUNCHER: Final = "launcher"
 """The launcher's log among those of a run."""
@@ -81,12 +82,15 @@ class Console:
         self._erase()
         if is_error or (self._is_terminal and stream.isatty()):
             self._is_in_line = not data.endswith(b"\n")
-        if hasattr(stream, "buffer"):
+        try:
             stream.flush()
-            stream.buffer.write(data)
-        else:
-            stream.write(data.decode(errors="replace"))
-        stream.flush()
+            if hasattr(stream, "buffer"):
+                stream.buffer.write(data)
+            else:
+                stream.write(data.decode(errors="replace"))
+            stream.flush()
+        except (OSError, ValueError) as error:
+            self._give_up(stream, error)
 
     def live(self, text: str) -> None:
         """Replace the live line; without a terminal, or in a line of the script's, there is
@@ -116,8 +120,21 @@ class Console:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):
-            pass  # nobody reads any more, or it is a file on a full disk; the run goes on
+        except (OSError, ValueError) as error:
+            self._give_up(self._stream, error)
+
+    def _give_up(self, stream: IO[str], error: Exception) -> None:
+        """Nobody reads a stream any more, or it is a file on a full disk; the run goes on."""
+        give_up_stream(stream)
+        is_ours = stream is self._stream
+        text = (
+            f"WARNING: standard {'error' if is_ours else 'output'} cannot be written: "
+            f"{getattr(error, 'strerror', None) or error}. The run continues without it; the logs "
+            "have what it would have shown"
+        )
+        self._write_log(text)
+        if not is_ours:
+            self._show(text)
 
 
 class LogFollower:

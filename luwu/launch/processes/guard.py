@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.expendable import print_if_possible
 from luwu.base.lifeline import watch
 from luwu.launch.processes.children import MARK, command_of, kill_marked, marked_processes
 from luwu.launch.processes.forked import Forked
@@ -71,7 +72,7 @@ def _report_leftovers(mark: str) -> None:
     """The command has ended; processes of its own that are about to end are no news."""
     _wait_for_end(mark)
     for pid in marked_processes(mark):
-        print(f"{LEFT}process {pid} ({command_of(pid)})", file=sys.stderr, flush=True)
+        print_if_possible(f"{LEFT}process {pid} ({command_of(pid)})")
 
 
 def _ask_to_stop(mark: str) -> None:

@@ -18,7 +18,9 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
         yield asked.is_set  # only the main thread may say what signals do
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number in SIGNALS:
+    if before[signal.SIGHUP] is signal.SIG_IGN:
+        del before[signal.SIGHUP]  # nohup: the run outlives its terminal
+    for number in before:
         signal.signal(number, lambda *_: asked.set())
     try:
         yield asked.is_set
