@@ -9,7 +9,8 @@ begin when FILE is there: torch is imported while switch and node start, which t
 ranks of this host may be some of the job's (`Share`). Each worker gets the variables of the
 environment that torchrun gives (RANK, WORLD_SIZE, ...). Those by which processes of
 torch.distributed meet are there where a lost worker ends the others; a process group cannot outlive
-one of its processes. A worker that ends well is done. Any other end is a loss:
+one of its processes. A worker that ends well is done, and so is one that is killed after it has
+left the job. Any other end is a loss, also that with code 0 in the middle of the script:
 
     stop    all are stopped, and started again while restarts are left
     wait    it is started again while restarts are left, and then all are stopped
@@ -34,9 +35,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from luwu.base.clock import sleep, unix_ns
+from luwu.base.expendable import print_if_possible
 from luwu.base.tree import parse_ranks, ranges_text
+from luwu.launch.attendance import look_at
 from luwu.launch.prepared import PreparedEntry
-from luwu.launch.processes.children import exit_text
+from luwu.launch.processes.children import end_text, exit_text
 from luwu.launch.processes.forked import Forked
 from luwu.launch.processes.run_directory import RunDirectory
 
@@ -111,10 +114,17 @@ class Agent:
         code = worker.process.poll()
         if code is None:
             return 0
-        if code == 0:
+        seen = look_at(self._run, self._run.role(f"{self._prefix}worker-{worker.rank}.json"))
+        has_left = seen is not None and seen.left_at is not None
+        if has_left and code < 0:
+            self._say(
+                f"worker {worker.rank} (pid {worker.process.pid}) ended with {exit_text(code)} "
+                "after it had left the job: no step is missing, but its script may not be done"
+            )
+        if (has_left and code < 0) or (code == 0 and not (seen is not None and seen.is_gone)):
             worker.is_done = True
             return 0
-        how = f"worker {worker.rank} (pid {worker.process.pid}) was lost: {exit_text(code)}"
+        how = f"worker {worker.rank} (pid {worker.process.pid}) was lost: {end_text(code)}"
         may_mend = code not in _FINAL_CODES
         if self._policy == "stop":
             return self._start_all_again(worker, code, how) if may_mend else code
@@ -131,7 +141,7 @@ class Agent:
             worker.is_lost = True
             self._say(f"{how}; the others go on without it")
             return 0
-        if code < 0:
+        if code <= 0:
             self._explain(worker, f"{how}; no restarts are left (--worker-restarts)")
             return _LOST_CODE
         return code
@@ -140,8 +150,11 @@ class Agent:
         """Stop all and start them again; the exit code of all if no restarts are left."""
         if not self._restarts_left:
             # in torchrun's words, which the launcher reads
-            print(f"(exitcode: {code}) local_rank: {worker.rank} (pid: {worker.process.pid})")
-            return _LOST_CODE if code < 0 else code
+            pid = worker.process.pid
+            print_if_possible(
+                f"(exitcode: {code}) local_rank: {worker.rank} (pid: {pid})", sys.stdout
+            )
+            return _LOST_CODE if code <= 0 else code
         self._stop_all()
         self._restarts_left -= 1
         self._restarts_count += 1
@@ -206,7 +219,7 @@ class Agent:
 
     @staticmethod
     def _say(text: str) -> None:
-        print(f"{SAYS}{text}", flush=True)
+        print_if_possible(f"{SAYS}{text}", sys.stdout)
 
 
 def free_port() -> int:

@@ -4,6 +4,8 @@ A worker that ends leaves `roles/worker-r.ended`, which says whether it joined t
 leaves the job has `worker.leaves` among its events, with the step that would have been its next.
 
     none joined              the script has no luwu.init(): N copies train side by side
+    one said no goodbye      it ended by os._exit(0): it is lost, as one that was killed
+    a thread stays behind    the script is done, and its process is not
     one did not join         the others wait until it does
     one made fewer steps     the others wait for its part of the next one
     some elsewhere are late  their switch has told the workers here which (`worker.misses`)
@@ -20,9 +22,10 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, Clock
-from luwu.base.errors import ConfigError, DeadlineError
+from luwu.base.errors import ConfigError, DeadlineError, WorkerFailed
 from luwu.base.json_file import json_object, read_json
-from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.processes.children import end_text, is_alive
+from luwu.launch.processes.run_directory import RUNNING, RunDirectory
 from luwu.launch.torchrun import Meeting
 
 LEAVES: Final = "worker.leaves"
@@ -52,6 +55,16 @@ class _Worker:
     """The ranks that had not joined, as of the last report."""
     failed_with: str | None
     """The kind of error that ended it."""
+    is_running: bool
+    """Its script has neither ended nor failed, as far as it could say."""
+    pid: int
+    threads: list[str]
+    """Threads of the script that still ran when it had ended."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Its process ended in the middle of its script, and it had not left the job."""
+        return self.is_running and self.has_begun and self.left_at is None
 
     @property
     def is_waiting(self) -> bool:
@@ -71,23 +84,31 @@ class Attendance:
 
     def __init__(
         self, run: RunDirectory, prefix: str = "", *, meeting: Meeting | None = None,
-        clock: Clock = SYSTEM_CLOCK,
+        is_watching: bool = False, clock: Clock = SYSTEM_CLOCK,
     ) -> None:  # fmt: skip
-        """`meeting`: where this host's torchrun meets those of others."""
+        """`meeting`: where this host's torchrun meets those of others; `is_watching`: nobody else
+        finds workers that end well in the middle of their script."""
         self._run, self._prefix = run, prefix
         self._meeting, self._clock = meeting, clock
         self._alone_ns = clock.now_ns() + _ALONE_NS
         self._next_ns = 0
         self._said: set[str] = set()
+        self._is_watching = is_watching
+        self._gone: list[int] = []
+        self._staying: list[int] = []
+        """Ranks without a process, and those with one although their script is done, at the last
+        look."""
+        self._has_left = False
 
     def news(self) -> list[str]:
-        """Reports that are new since the last call."""
+        """Reports that are new since the last call. Raises WorkerFailed."""
         now_ns = self._clock.now_ns()
         if now_ns < self._next_ns:
             return []
         self._next_ns = now_ns + _LOOK_NS
         workers = self._look()
-        found = [*self._find(workers), *self._missing(workers)]
+        self._check_gone(workers)
+        found = [*self._find(workers), *self._missing(workers), *self._stay(workers)]
         if not workers and self._meeting is not None and now_ns > self._alone_ns:
             found = [("alone", _alone(self._meeting))]
         news = [text for kind, text in found if kind not in self._said]
@@ -97,6 +118,12 @@ class Attendance:
     def vain_waits(self) -> list[str]:
         """Ranks that are gone, and others that waited for them, as known now."""
         return [text for _, text in self._find(self._look())]
+
+    def have_left(self, *, is_new: bool) -> bool:
+        """True if all workers had left the job at the last look, or at a new one."""
+        if is_new:
+            self._look()
+        return self._has_left
 
     def check_joined(self) -> None:
         """All workers have ended well. Raises ConfigError if none was a member of the job."""
@@ -110,6 +137,34 @@ class Attendance:
     def _missing(self, workers: list[_Worker]) -> list[tuple[str, str]]:
         found = [each.misses for each in workers if each.misses]
         return [(text, f"{text} yet; the workers of this host wait for them") for text in found[:1]]
+
+    def _check_gone(self, workers: list[_Worker]) -> None:
+        """Twice, as torchrun may be about to report how it failed. Raises WorkerFailed."""
+        if not self._is_watching:
+            return
+        gone = {each.rank: each for each in workers if each.is_gone and not is_alive(each.pid)}
+        for rank in self._gone:
+            if rank in gone:
+                raise WorkerFailed(
+                    f"worker {rank} (pid {gone[rank].pid}) was lost: {end_text(0)}. Log "
+                    f"{self._run.log(f'{self._prefix}worker-{rank}')}",
+                    code="E401",
+                )
+        self._gone = list(gone)
+
+    def _stay(self, workers: list[_Worker]) -> list[tuple[str, str]]:
+        """Workers whose process stays, in two looks, although their script is done."""
+        staying = {each.rank: each for each in workers if each.threads and is_alive(each.pid)}
+        before, self._staying = self._staying, list(staying)
+        text = (
+            "the script of worker {} is done and its last step is decided, but its thread {} still "
+            "runs, and the run waits for it: end it, or make it a daemon thread"
+        )
+        return [
+            (f"stays {rank}", text.format(rank, ", ".join(staying[rank].threads)))
+            for rank in before
+            if rank in staying
+        ]
 
     def _strangers(self, workers: list[_Worker]) -> list[tuple[str, str]]:
         ended = [each for each in workers if each.is_stranger]
@@ -147,23 +202,29 @@ class Attendance:
         return found
 
     def _look(self) -> list[_Worker]:
-        found = []
-        for file in sorted(self._run.path.glob(f"roles/{self._prefix}worker-*.json")):
-            record = read_json(file)
-            if record is None:
-                continue
-            process = f"{self._prefix}worker-{record['rank']}"
-            ended = read_json(file.with_suffix(".ended"))
-            start = read_json(file.with_suffix(".start"))
-            error = read_json(self._run.error(process))
-            events = self._run.events(f"worker-{record['rank']}")
-            left_at, last_step, misses = _seen(events, 0 if start is None else start["at_ns"])
-            found.append(_Worker(
-                rank=record["rank"], has_ended=ended is not None, has_begun=events.exists(),
-                has_joined=bool(ended and ended["joined"]), left_at=left_at, last_step=last_step,
-                misses=misses, failed_with=None if error is None else error["type"],
-            ))  # fmt: skip
+        files = sorted(self._run.path.glob(f"roles/{self._prefix}worker-*.json"))
+        found = [worker for file in files if (worker := look_at(self._run, file)) is not None]
+        self._has_left = bool(found) and all(each.left_at is not None for each in found)
         return found
+
+
+def look_at(run: RunDirectory, file: Path) -> _Worker | None:
+    """The worker whose process is recorded in `roles/worker-r.json`; None if none is."""
+    record = read_json(file)
+    if record is None:
+        return None
+    ended = read_json(file.with_suffix(".ended")) or {}
+    start = read_json(file.with_suffix(".start"))
+    error = read_json(run.error(file.stem))
+    events = run.events(f"worker-{record['rank']}")
+    left_at, last_step, misses = _seen(events, 0 if start is None else start["at_ns"])
+    return _Worker(
+        rank=record["rank"], has_ended=bool(ended), has_begun=events.exists(),
+        has_joined=ended.get("joined", False), left_at=left_at, last_step=last_step,
+        misses=misses, failed_with=None if error is None else error["type"],
+        is_running=file.with_suffix(RUNNING).exists(), pid=record["pid"],
+        threads=ended.get("threads", []) if left_at is not None else [],
+    )  # fmt: skip
 
 
 def _alone(meeting: Meeting) -> str:

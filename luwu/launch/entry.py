@@ -11,11 +11,13 @@ stop (SIGTERM) ends it at once, after what its events hold in memory is written.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import runpy
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +29,7 @@ from luwu.base.events import flush_all
 from luwu.base.json_file import read_json, remove_partial
 from luwu.base.torch_import import expect_torch
 from luwu.launch.processes.relay import stream_files
-from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.processes.run_directory import RUNNING, RunDirectory
 
 
 def main(
@@ -47,6 +49,8 @@ def main(
     if "PYTHONBREAKPOINT" not in os.environ:  # another debugger may need no terminal
         sys.breakpointhook = _breakpoint
     before_script()
+    with contextlib.suppress(OSError):  # on a full disk
+        run.role(f"{process}{RUNNING}").touch()
     try:
         try:
             _run(script)
@@ -65,8 +69,10 @@ def main(
     finally:
         ended = {
             "rank": rank, "ended": utc_text(), "joined": _has_joined(),
-            "torch": "torch" in sys.modules,
+            "torch": "torch" in sys.modules, "threads": _threads(),
         }  # fmt: skip
+        with contextlib.suppress(OSError):
+            run.role(f"{process}{RUNNING}").unlink()
         run.keep(run.role(f"{process}.ended"), ended)
 
 
@@ -120,6 +126,12 @@ def _finish() -> None:
     training = sys.modules.get("luwu.training.script.run")  # not there in a script without luwu
     if training is not None:
         training.finish_at_end()
+
+
+def _threads() -> list[str]:
+    """Threads that Python waits for before this process ends."""
+    ours = threading.current_thread()
+    return [each.name for each in threading.enumerate() if not each.daemon and each is not ours]
 
 
 def _has_joined() -> bool:

@@ -135,6 +135,9 @@ class Running(Closing):
         ended = [(rank, guard.poll()) for rank, guard in enumerate(self._guards)]
         failed = {rank: _signed(code) for rank, code in ended if code}
         if not failed:
+            for rank, code in ended:
+                if code is not None and not result_folder(self._call, rank).exists():
+                    self._raise_without_result(rank)  # the others would wait for it
             return
         for guard in self._guards:
             if guard.loss is not None:
@@ -165,14 +168,14 @@ class Running(Closing):
         )
 
     def _result(self, rank: int) -> Any:
-        try:
-            return load_value(result_folder(self._call, rank))
-        except FileNotFoundError:
-            log = self.run.log(f"worker-{rank}")
-            raise WorkerFailed(
-                f"worker {rank} ended well before its function returned, as sys.exit(0) and "
-                f"os._exit(0) do; return from the function instead. Log {log}"
-            ) from None
+        return load_value(result_folder(self._call, rank))
+
+    def _raise_without_result(self, rank: int) -> None:
+        log = self.run.log(f"worker-{rank}")
+        raise WorkerFailed(
+            f"worker {rank} ended well before its function returned, as sys.exit(0) and "
+            f"os._exit(0) do; return from the function instead. Log {log}"
+        )
 
     def _mark(self, rank: int) -> str:
         return f"{self._run_id}-{rank}"

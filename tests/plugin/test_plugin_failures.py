@@ -26,6 +26,7 @@ def test_plugin_suite_shows_each_traceback_once(sandbox: Sandbox) -> None:
     """Goal: however a test meets the crash of its workers, the report has its traceback once,
     without a frame of the plugin; switch and node show warnings, and everything by -vv."""
     sandbox.write("""
+import os
 import threading
 import pytest
 import luwu
@@ -38,6 +39,11 @@ def crash(rank):
 def crash_one(rank):
     if rank == 1:
         crash(rank)
+    threading.Event().wait()
+
+def ends_by_force(rank):
+    if rank == 1:
+        os._exit(0)
     threading.Event().wait()
 
 def returns_a_lock(rank):
@@ -75,6 +81,9 @@ def test_refused(luwu_run):
 def test_refused_result(luwu_run):
     luwu_run(returns_a_lock, workers=1)
 
+def test_ends_by_force(luwu_run):
+    luwu_run(ends_by_force)
+
 def test_bad_flag(luwu_cluster):
     luwu_cluster(rank_of, flags=("--transport", "pigeon")).returned()
 
@@ -92,7 +101,9 @@ def test_names():
 
     output = sandbox.run("-rA", code=1)
 
-    assert "11 failed, 1 passed in" in output
+    assert "12 failed, 1 passed in" in output
+    by_force = section(output, "test_ends_by_force")
+    assert "worker 1 ended well before its function returned" in by_force
     for name in ("one", "all", "caught", "whole_cluster", "whole_cluster_waits", "exit_code"):
         shown = section(output, f"test_{name}")
         assert shown.count("Traceback (most recent call last)") == 1, shown

@@ -109,6 +109,50 @@ def test_a_loss_ends_all(tmp_path: Path) -> None:
     assert f"was lost: {signal.SIGKILL.name}" in failure.replace("signal ", "")
 
 
+MEMBER = """
+from luwu.base.events import Recorder
+rank = os.environ["RANK"]
+events = here / "run" / "events" / f"worker-{rank}.jsonl"
+recorder = Recorder(role="worker", path=events, printed=None)
+IS_FIRST = len((here / f"starts-{rank}").read_text().splitlines()) == 1
+"""
+"""Of a worker that has begun a job."""
+
+
+@pytest.mark.parametrize("policy", ["stop", "wait"])
+def test_code_0_in_the_middle_of_a_script_is_a_loss(tmp_path: Path, policy: str) -> None:
+    """I6. Goal: os._exit(0) of a member is a lost worker, under either policy, and said as one."""
+    end = f"{MEMBER}os._exit(0) if rank == '1' else {WAITS}"
+    ended = run(tmp_path, end, policy=policy)
+    assert ended.code == 4
+    made = RunDirectory(tmp_path / "run")
+    made.log("torchrun").write_text(ended.said)
+    failure = str(worker_failure(made, "", ended.code))
+    assert "was lost: exit code 0 in the middle of its script (os._exit?)" in failure
+
+
+def test_code_0_in_the_middle_of_a_script_is_mended_by_a_restart(tmp_path: Path) -> None:
+    """Goal: as of a worker that was killed; the second start ends well."""
+    end = f"{MEMBER}os._exit(0) if rank == '1' and IS_FIRST else None"
+    code, starts, said = run(tmp_path, end, policy="wait", restarts=1)
+    assert (code, len(starts[1])) == (0, 2)
+    assert "exit code 0 in the middle of its script" in said
+
+
+@pytest.mark.parametrize("how", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
+def test_a_worker_that_has_left_is_done_however_it_ends(tmp_path: Path, how: str) -> None:
+    """Goal: its steps are decided, so nothing is lost with it; a signal is said."""
+    left = "recorder.event('worker.leaves', rank=int(rank), step=1)"
+    code, starts, said = run(tmp_path, f"{MEMBER}{left}\n{how}")
+    assert (code, [len(each) for each in starts]) == (0, [1, 1])
+    assert said.count("after it had left the job") == (0 if "exit" in how else 2)
+
+
+def test_a_script_without_a_job_may_end_by_force(tmp_path: Path) -> None:
+    """Goal: nobody waits for a worker that never began."""
+    assert run(tmp_path, "os._exit(0)").code == 0
+
+
 @pytest.mark.parametrize("policy", ["stop", "wait"])
 def test_what_starting_again_would_not_mend(tmp_path: Path, policy: str) -> None:
     """I6. Goal: a worker that refuses its configuration is not started again."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK, ManualClock
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, WorkerFailed
 from luwu.base.events import Recorder
 from luwu.base.json_file import write_json
 from luwu.launch.attendance import LEAVES, MISSES, Attendance
 from luwu.launch.entry import count_start
 from luwu.launch.processes.failures import worker_failure
-from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.processes.run_directory import RUNNING, RunDirectory
 from luwu.launch.torchrun import Meeting
 
 
@@ -23,12 +26,12 @@ class Host:
     def __init__(self, path: Path) -> None:
         self.run = RunDirectory.create(path)
 
-    def start(self, rank: int) -> None:
+    def start(self, rank: int, pid: int = 1) -> None:
         """As `entry` does it, also for a worker that is started again."""
         for stale in (self.run.error(f"worker-{rank}"), self.run.role(f"worker-{rank}.ended")):
             stale.unlink(missing_ok=True)
         count_start(self.run, f"worker-{rank}")
-        write_json(self.run.role(f"worker-{rank}.json"), {"rank": rank, "pid": 1, "started": ""})
+        write_json(self.run.role(f"worker-{rank}.json"), {"rank": rank, "pid": pid, "started": ""})
 
     def train(self, rank: int, steps: int, *, leaves: bool = False) -> None:
         path = self.run.events(f"worker-{rank}")
@@ -39,8 +42,8 @@ class Host:
             if leaves:
                 recorder.event(LEAVES, rank=rank, step=steps)
 
-    def end(self, rank: int, *, joined: bool) -> None:
-        document = {"rank": rank, "ended": "", "joined": joined}
+    def end(self, rank: int, *, joined: bool, threads: Sequence[str] = ()) -> None:
+        document = {"rank": rank, "ended": "", "joined": joined, "threads": [*threads]}
         write_json(self.run.role(f"worker-{rank}.ended"), document)
 
     def fail(self, rank: int, kind: str, exit_code: int, code: str | None) -> None:
@@ -210,3 +213,42 @@ def test_ranks_that_end_one_after_another_are_no_news(host: Host) -> None:
     for rank in (1, 2):
         host.end(rank, joined=True)
     Attendance(host.run).check_joined()
+
+
+def test_a_thread_that_stays_behind_is_named(host: Host) -> None:
+    """Goal: one line that names rank and thread, once it stays for two looks; none of a thread
+    that ends, or of a worker that has not left yet."""
+    clock = ManualClock()
+    attendance = Attendance(host.run, clock=clock)
+    for rank, leaves in ((0, True), (1, False)):
+        host.start(rank, os.getpid())
+        host.train(rank, 2, leaves=leaves)
+        host.end(rank, joined=True, threads=["uploader"])
+    said = []
+    for _ in range(4):
+        clock.advance(10**9)
+        said += attendance.news()
+    (line,) = [each for each in said if "thread" in each]
+    assert "worker 0 is done and its last step is decided, but its thread uploader" in line
+
+
+def test_a_worker_that_torchrun_takes_for_done_is_lost(host: Host) -> None:
+    """I6. Goal: a process that is gone in the middle of its script is found where nobody else does,
+    unless it has left the job, or never began one."""
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    clock = ManualClock()
+    attendance = Attendance(host.run, is_watching=True, clock=clock)
+    for rank in range(3):
+        host.start(rank, gone.pid)
+        host.run.role(f"worker-{rank}{RUNNING}").touch()
+    host.train(0, 2, leaves=True)
+    for _ in range(3):
+        clock.advance(10**9)
+        attendance.news()
+    host.train(2, 2)
+    clock.advance(10**9)
+    attendance.news()
+    clock.advance(10**9)
+    with pytest.raises(WorkerFailed, match=r"worker 2 .* exit code 0 in the middle of its script"):
+        attendance.news()

@@ -148,6 +148,12 @@ def exit_text(code: int) -> str:
         return f"signal {-code}"
 
 
+def end_text(code: int) -> str:
+    """How a worker was lost: as `exit_text`; with code 0, it ended in the middle of its script."""
+    said = "exit code 0 in the middle of its script (os._exit?), without leaving the job"
+    return exit_text(code) if code else said
+
+
 # ---------------------------------------------------------------------- what /proc tells
 
 

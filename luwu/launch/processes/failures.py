@@ -17,7 +17,7 @@ from luwu.base.errors import (
 )
 from luwu.base.json_file import read_json
 from luwu.base.tree import ranges_text
-from luwu.launch.processes.children import exit_text
+from luwu.launch.processes.children import end_text, exit_text
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.run_directory import RunDirectory
 
@@ -120,7 +120,7 @@ def _unexplained(run: RunDirectory, prefix: str, code: int, guard: str) -> str:
     if ended:
         rank, pid, exit_code = ended[0]
         return (
-            f"worker {rank} (pid {pid}) was lost: {exit_text(exit_code)}; on_worker_loss is stop, "
+            f"worker {rank} (pid {pid}) was lost: {end_text(exit_code)}; on_worker_loss is stop, "
             f"so the run ended. Log {run.log(f'{prefix}worker-{rank}')}{elsewhere}"
         )
     text = tail(log)

@@ -36,6 +36,10 @@ from luwu.base.json_file import read_json, write_json
 RUNS_DIRECTORY: Final = Path("luwu-runs")
 LATEST: Final = "latest"
 
+RUNNING: Final = ".running"
+"""End of the name of a file beside `roles/worker-r.json`, there while the script of r runs: a
+worker that ends in its middle leaves it. It is removed at the end, which a full disk allows."""
+
 _FOLDERS = ("logs", "events", "counters", "errors", "roles", "results")
 
 
