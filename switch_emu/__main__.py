@@ -2,7 +2,8 @@
 
 FILE is JSON: the role's specification, and where to tell that it listens or what ended it; the
 launcher writes it (`luwu/launch/roles.py`). With `--until-eof` the process also ends when its
-standard input does, that is, with whoever started it. With `--jobs` in place of `--config` it
+standard input does, that is, with whoever started it; a line there says that all workers have left:
+it writes its results and ends. With `--jobs` in place of `--config` it
 serves one job after the other, as its standard input says (`jobs.py`); jobs of protocol fidelity
 have ranges of its `--slots`.
 """
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _serve_one(role: str, config: Path, *, until_eof: bool) -> int:
-    stopping, orphaned = threading.Event(), threading.Event()
+    stopping, orphaned, over = threading.Event(), threading.Event(), threading.Event()
     for number in SIGNALS:
         signal.signal(number, lambda *_: stopping.set())
     try:
@@ -54,9 +55,11 @@ def _serve_one(role: str, config: Path, *, until_eof: bool) -> int:
         return failed(role, error, error.exit_code, None)
     private_directory: str | None = document["private_directory"]
     if until_eof:
-        watch(lambda: _end_soon(stopping, orphaned, private_directory))
+        watch(
+            lambda: _end_soon(stopping, orphaned, private_directory), on_line=lambda _: over.set()
+        )
     try:
-        return attend(role, document, stopping)
+        return attend(role, document, stopping, over=over)
     finally:
         if orphaned.is_set():
             _remove(private_directory)

@@ -87,6 +87,7 @@ CAMPAIGNS: Final = (
     Campaign("lost node", "tests.kill", 8, 25, "--role lost-node --count {each} --seed {share}"),
     Campaign("kill worker", "tests.kill", 4, 25, "--role worker --count {each} --seed {share}"),
     Campaign("kill switch", "tests.kill", 4, 25, "--role switch --count {each} --seed {share}"),
+    Campaign("last second", "tests.kill", 8, 25, "--role last --count {each} --seed {first}"),
     Campaign("system calls", "tests.syscalls", 20, 1, "--stride {shares} --first {share}"),
     Campaign("fuzzed headers", "tests.fuzz", 20, 500_000, "--headers {each} --first {first}"),
     Campaign("fuzzed messages", "tests.fuzz", 10, 10_000, "--live {each} --first {first}"),

@@ -2,6 +2,7 @@
 
     python -m tests.kill --role node --count 5
     python -m tests.kill --role worker --count 3 --seed 7
+    python -m tests.kill --role last --count 7
 
 switch, node   one run, killed COUNT times: it must go on by itself, each time, and end with the
                digest of plain torch in one process
@@ -11,6 +12,9 @@ lost-node      COUNT runs with two copies of each page on two or three optimizer
                is killed and its directory deleted, and half of them come back with nothing; the run
                must go on without it, and end with that digest, and luwu refill must make the state
                whole. Also said: how much longer than was allowed no step was decided
+last           COUNT runs, one kill each, within 200 ms of the last step: of node, switch and
+               worker in turn, without a switch, and with two copies of each page on two nodes;
+               the run must end with 0, soon, and with that digest. Also said: which took over 5 s
 worker-stop    COUNT runs, one kill each, where a lost worker ends the run: it must end within
                seconds with exit code 4 and say which worker was lost to which signal
 
@@ -23,7 +27,9 @@ was killed before is still starting. One line a kill, then what was seen; the la
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -45,7 +51,7 @@ from switch_emu.store.verify import verify_state
 from tests.processes.jobs import ON_THE_CPU, Outside, light_digest
 
 ROLES = (
-    "node", "switch", "worker", "worker-stop", "lost-node", "switch-top", "switch-left",
+    "node", "switch", "worker", "worker-stop", "lost-node", "last", "switch-top", "switch-left",
     "switch-right",
 )  # fmt: skip
 WORKERS = 2
@@ -69,6 +75,16 @@ DROP_S = 1.0
 """A node that is missing for so long is left out."""
 STOP_S_MAX = 10.0
 """A worker's death ends the run within this."""
+LAST_MS = 200.0
+"""What a job has left to do after its last step's last message takes about as long."""
+LAST_S, LAST_S_MAX = 5.0, 20.0
+"""A run ends so soon after a death in that time; and on a machine that is busy with others."""
+ONE_NODE, TWO_NODES = (), ("--optimizer-nodes", "2", "--replicas", "2", "--chunk", "16KiB")
+LAST = (
+    ("node", ONE_NODE), ("switch", ONE_NODE), ("worker", ONE_NODE), ("node", ("--no-switch",)),
+    ("node", TWO_NODES), ("switch", TWO_NODES), ("worker", TWO_NODES), ("node-1", TWO_NODES),
+)  # fmt: skip
+"""Who is killed as the job ends, and the flags of the run."""
 
 
 class TakenBadly(Exception):
@@ -282,6 +298,49 @@ def _pause_s(events: Path, killed_ns: int) -> float:
     return (after_ns - max(at_ns for at_ns in steps_ns if at_ns <= killed_ns)) / 1e9
 
 
+def kill_last(directory: Path, kills: Kills, *, seed: int, transport: str = "auto") -> str:
+    """Kill a process in each of some runs as it ends; the verdict. Raises TakenBadly."""
+    random, steps, longest_s, late_count = Random(seed), 4, 0.0, 0
+    plain = light_digest(steps, WORKERS)
+    for number in range(kills.count):
+        role, more = LAST[(seed + number) % len(LAST)]
+        is_worker = role == "worker"  # its last 200 ms begin earlier
+        rank = random.randrange(WORKERS) if is_worker else 0
+        delay_ms = random.uniform(0, LAST_MS / 2 if is_worker else LAST_MS)
+        outside = Outside(directory / f"{number}.tmp")
+        flags = (*more, "--memory-budget", "64MiB", "--on-worker-loss", "wait")
+        with start(
+            directory, str(number), steps=steps, restarts=3, outside=outside, transport=transport,
+            more_flags=flags, compute_ms=20.0,
+        ) as cluster:  # fmt: skip
+            cluster.wait_for(role, rank)
+            wait_for_step(cluster, steps - 1 - is_worker)
+            sleep(delay_ms / 1e3)
+            entry, killed_ns = cluster.find(role, rank), SYSTEM_CLOCK.now_ns()
+            if entry is not None:
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(entry.pid, signal.SIGKILL)
+            try:
+                found = finish(cluster, outside)
+            except TakenBadly as error:
+                raise TakenBadly(f"{role} {rank}, {delay_ms:.0f} ms, {more}: {error}") from error
+            waited_s = (SYSTEM_CLOCK.now_ns() - killed_ns) / 1e9
+        longest_s, late_count = max(longest_s, waited_s), late_count + (waited_s > LAST_S)
+        who = "had ended already" if entry is None else f"pid {entry.pid}"
+        kills.say(
+            f"{role} {rank} ({who}), {delay_ms:.0f} ms after step {steps - 1 - is_worker}, "
+            f"{' '.join(more)}; the run ended {waited_s:.1f} s later"
+        )
+        if found != plain:
+            raise TakenBadly(f"digest {found[:12]}, but {plain[:12]} of plain torch")
+        if waited_s > LAST_S_MAX:
+            raise TakenBadly(f"{role} {rank}: the run took {waited_s:.1f} s to end")
+    return (
+        f"each run ended with digest {plain[:12]}, at most {longest_s:.1f} s later, "
+        f"{late_count} of them more than {LAST_S:.0f} s"
+    )
+
+
 def kill_workers(directory: Path, kills: Kills, *, seed: int) -> str:
     """Kill a worker in each of some runs; the verdict. Raises TakenBadly."""
     random = Random(seed)
@@ -325,6 +384,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 said = kill_workers(Path(name), kills, seed=asked.seed)
             elif asked.role == "lost-node":
                 said = lose_nodes(Path(name), kills, seed=asked.seed)
+            elif asked.role == "last":
+                said = kill_last(Path(name), kills, seed=asked.seed, transport=asked.transport)
             else:
                 said = kill_role(
                     Path(name), asked.role, kills, seed=asked.seed, transport=asked.transport

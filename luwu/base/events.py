@@ -43,6 +43,8 @@ NODE_ABOUT: Final = "node.about"
 """Name of the record of a node's units, and of the bytes of sums that it holds at most."""
 SWITCH_ABOUT: Final = "switch.about"
 """Name of the record of the ranks below a switch, and of its slots, where they are fixed."""
+JOB_OVER: Final = "job.over"
+"""Name of the record of a switch or node whose job is over, before it writes its results."""
 SCALARS: Final = "scalars"
 """Name of the record of what a script recorded with `luwu.log`."""
 _BUFFER_BYTES: Final = 64 * 1024

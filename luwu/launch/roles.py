@@ -12,6 +12,7 @@ The switches of a tree are called `switch-NAME`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +23,9 @@ from typing import Any, Final, cast
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation, sleep
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConnectionFailed
+from luwu.base.events import JOB_OVER
 from luwu.base.job_spec import JobSpec, document_of, shared_fields
-from luwu.base.json_file import read_json, remove_partial, write_json
+from luwu.base.json_file import json_object, read_json, remove_partial, write_json
 from luwu.base.links import LinkPair, retry_over
 from luwu.base.own import own_module
 from luwu.base.refusals import refusing
@@ -68,10 +70,16 @@ class RoleProcess:
         self._spec = dict(spec)
         self._private_directory = private_directory
         self._disk_before = DiskBytes()
+        self._started_ns = 0
         self.child: Child | None = None
+        self.is_told = False
+        """This start of it was told that the job is over."""
+        self.is_for_results = False
+        """It was started again as the job was over, to write its results."""
 
     def start(self) -> Child:
         """Start it, the first time or again."""
+        self._started_ns, self.is_told = SYSTEM_CLOCK.now_ns(), False
         if self.child is not None:
             self._disk_before = self.disk
             remove_partial(self._run.path, self.child.pid)
@@ -93,6 +101,26 @@ class RoleProcess:
         )
         self.starts_count += 1
         return self.child
+
+    def tell_over(self) -> None:
+        """Tell it that all workers have left: it ends, as it does if it learns of that itself."""
+        assert self.child is not None
+        self.is_told = True
+        with contextlib.suppress(BrokenPipeError):  # it has just ended
+            self.child.send_line("over")
+
+    @property
+    def saw_job_over(self) -> bool:
+        """True if it has recorded, since its last start, that the job is over."""
+        records = map(json_object, tail(self._run.events(self.role)).splitlines())
+        return any(
+            each.get("name") == JOB_OVER and each["at_ns"] > self._started_ns for each in records
+        )
+
+    @property
+    def has_results(self) -> bool:
+        """True if its results are written, which it does last."""
+        return Path(self._spec["summary"]).exists()
 
     def ready(self) -> dict[str, Any] | None:
         """Its report when it began to listen; None until then."""

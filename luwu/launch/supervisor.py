@@ -2,10 +2,11 @@
 
 starting   node, then switch: each says where it listens     -> `serve` returns, connect.json
 training   an agent under its guard, one worker a rank       -> `train`, then `wait`
-ending     workers gone; node and switch end by themselves   -> `wait` returns
+ending     all workers have left; node and switch end too    -> `wait` returns
 closed     everything is stopped within 2 s                  -> `close`, whatever happened
 
-a switch or node died      started again on the same state and endpoint, `restarts` times in all
+a switch or node died      started again on the same state and endpoint, `restarts` times in all;
+                           as the job ends, a node without results alone, and told to write them
 a node that others replace the run goes on without it (--replicas), once the switch has left it out
 it refused its input       the run ends with its message (exit codes 2, 3, 5)
 a worker was lost          the run ends with its traceback (exit code 4, or the error's own)
@@ -60,8 +61,8 @@ MEMORY_EVERY_NS: Final = 10**9
 """Between two records of the memory that processes take."""
 ENDING_S: Final = 60.0
 """Time for the node to end after the last worker."""
-LATE_S: Final = 10.0
-"""The same for one of several nodes whose pages others hold: no switch greets it any more."""
+OVER_NS: Final = 2 * 10**9
+"""Time for workers, switches and nodes to tell each other that all have left, before we do."""
 SPIN_COUNT: Final = "10000"
 """The time that a waiting compute thread keeps its core. GNU OpenMP's own 300,000 made a
 step 20 times longer when two other processes wanted the two cores; this costs 5 % alone."""
@@ -101,10 +102,15 @@ class Supervisor(Closing):
         self._prefix = prefix
         self._records = records
         self._roles: list[RoleProcess] = []
+        self._finished: set[str] = set()
+        """Roles that died when the job was over, with nothing left to do."""
         self._replicas = Replicas(1, 1)
         self._workers: list[WorkerGroup] = []
         self._attendance: Attendance | None = None
         self._skips = Skips(run)
+        self._are_workers_done = False
+        self._over_ns: int | None = None
+        """Since when all workers are known to have left."""
         self._relay: Relay | None = None
         self._written: list[ProcessEntry] = []
         self._sampler = MemorySampler()
@@ -173,7 +179,10 @@ class Supervisor(Closing):
                 stale.unlink()
         self._attendance = None
         if connect is not None:
-            self._attendance = Attendance(self.run, self._prefix, meeting=meeting)
+            by_torchrun = not restarts_max and (meeting is not None or self.hosts is not None)
+            self._attendance = Attendance(
+                self.run, self._prefix, meeting=meeting, is_watching=by_torchrun
+            )
         if meeting is None and not alone:
             starter = own_agent_command(
                 self.run, self._prefix, share, policy=on_loss, restarts=restarts_max, when=when
@@ -219,41 +228,24 @@ class Supervisor(Closing):
 
     def wait(self) -> None:
         """Return when the job is done and every process has ended. Raises what went wrong."""
-        done_ns: int | None = None
-        while True:
-            workers_done = self.poll()
-            running = [role for role in self._roles if not self._has_ended(role)]
-            if workers_done and not running:
-                return
-            if workers_done:
-                done_ns = done_ns or SYSTEM_CLOCK.now_ns()
-                seconds = (SYSTEM_CLOCK.now_ns() - done_ns) / 1e9
-                if seconds > ENDING_S:
-                    names = " and ".join(role.role for role in running)
+        while not (self.poll() and self.roles_done):
+            if self._are_workers_done:
+                assert self._over_ns is not None
+                if SYSTEM_CLOCK.now_ns() > self._over_ns + int(ENDING_S * 1e9):
+                    running = [each.role for each in self._roles if not self._has_ended(each)]
                     raise DeadlineError(
-                        f"{names} did not end within {ENDING_S:.0f} s of the last worker; their "
-                        f"logs are in {self.run.path / 'logs'}"
+                        f"{' and '.join(running)} did not end within {ENDING_S:.0f} s of the last "
+                        f"worker; their logs are in {self.run.path / 'logs'}"
                     )
-                if seconds > LATE_S and all(is_node(role.role) for role in running):
-                    self._stop_late(running)
             sleep(POLL_S)
-
-    def _stop_late(self, nodes: Sequence[RoleProcess]) -> None:
-        """Stop nodes that were started again as the job ended: no switch will greet them."""
-        for role in nodes:
-            if role.child is not None and self._replicas.lose(role.role, None):
-                stop_all([role.child], patience_s=5.0)
-                self._console.say(
-                    f"{role.role} came back as the job ended, too late to be filled; fill its "
-                    "directory with luwu refill before the state is used again"
-                )
 
     def poll(self) -> bool:
         """Look at everything once; whether the workers are done. Raises what went wrong."""
         self._raise_if_stopped()
         for role in self._roles:
             self._look_at_role(role)
-        done = self._look_at_workers()
+        done = self._are_workers_done = self._look_at_workers()
+        self._end_roles()
         self._write_processes()
         if SYSTEM_CLOCK.now_ns() >= self._memory_due_ns:
             self._write_memory()
@@ -295,7 +287,8 @@ class Supervisor(Closing):
         if code == 0 or self._replicas.is_lost(role.role):
             return
         document = role.error()
-        is_final = code in FINAL_CODES or self._restarts_left == 0
+        is_over = not is_starting and self._is_over(role)
+        is_final = code in FINAL_CODES or (self._restarts_left == 0 and not is_over)
         if not is_starting and is_final and self._replicas.lose(role.role, document.get("code")):
             why = document.get("message") or exit_text(code)
             self._console.say(
@@ -305,6 +298,9 @@ class Supervisor(Closing):
             return
         if code in FINAL_CODES:
             raise role_failure(self.run, role.role, code, document)
+        if is_over and not role.is_for_results:
+            self._finish_role(role, code)
+            return
         if not is_starting and not role.is_restartable:
             raise StateError(
                 f"the node ended with {exit_text(code)}, and the state it kept in RAM is lost; "
@@ -322,6 +318,41 @@ class Supervisor(Closing):
             f"{role.role} (pid {old_pid}) ended with {exit_text(code)}; started again as pid "
             f"{new.pid} on the same state, {self._restarts_left} restarts left"
         )
+
+    def _is_over(self, dead: RoleProcess | None = None) -> bool:
+        """True if all workers have left: they have ended, or recorded it, or a switch or node has
+        ended well. `dead`: one that has died; records are looked at for its sake."""
+        roles, attendance = self._roles, self._attendance
+        if self._over_ns is None and (
+            self._are_workers_done
+            or any(each.child is not None and each.child.poll() == 0 for each in roles)
+            or (dead is not None and any(each.saw_job_over for each in roles))
+            or (attendance is not None and attendance.have_left(is_new=dead is not None))
+        ):
+            self._over_ns = SYSTEM_CLOCK.now_ns()
+        return self._over_ns is not None
+
+    def _finish_role(self, role: RoleProcess, code: int) -> None:
+        """A switch or node died when every step was decided: only a node is missed, and its
+        results."""
+        said = f"{role.role} ended with {exit_text(code)} when the job was over"
+        if not is_node(role.role) or role.has_results or not role.is_restartable:
+            self._console.say(f"{said}; no step is missing")
+            self._finished.add(role.role)
+            return
+        new, role.is_for_results = role.start(), True
+        role.tell_over()
+        self._console.say(f"{said}; started again as pid {new.pid} to write its results")
+
+    def _end_roles(self) -> None:
+        """Tell roles that the job is over, if nobody else does: whoever had to may be gone."""
+        if not self._is_over():
+            return
+        assert self._over_ns is not None
+        if self._are_workers_done or SYSTEM_CLOCK.now_ns() > self._over_ns + OVER_NS:
+            for role in self._roles:
+                if not (role.is_told or self._has_ended(role)):
+                    role.tell_over()
 
     def _look_at_workers(self) -> bool:
         groups = self._workers
@@ -362,7 +393,7 @@ class Supervisor(Closing):
                 raise role_failure(self.run, role.role, code, role.error())
 
     def _has_ended(self, role: RoleProcess) -> bool:
-        if self._replicas.is_lost(role.role):
+        if self._replicas.is_lost(role.role) or role.role in self._finished:
             return True
         return role.child is not None and role.child.poll() == 0
 

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
@@ -23,6 +23,7 @@ from luwu.base.closing import Closing
 from luwu.base.errors import (
     ConfigError,
     ConnectionFailed,
+    DeadlineError,
     LuwuError,
     RemoteProtocolError,
     StepAborted,
@@ -50,6 +51,8 @@ from luwu.wire.link_counts import DATA_KINDS, LinkCounts
 from luwu.wire.messages import Push, Weights
 
 _RECEIVE_NS_MAX = 500_000_000
+LEAVE_NS: Final = 2_500_000_000
+"""How long a worker that leaves waits for a parent that is gone, or does not know it."""
 
 
 @dataclass(slots=True)
@@ -342,17 +345,35 @@ class Nic(Closing):
         return reader
 
     def leave(self) -> None:
-        """Leave the job and wait until the parent has noted it; may be repeated."""
+        """Leave the job and wait until the parent has noted it; may be repeated.
+
+        Our steps are decided: a parent that is gone costs seconds and a warning, and no error.
+        """
         if self._mailbox.has_left:
             return
-        self._command(self._core.leave)
-        while not self._mailbox.has_left:
+        self.recorder.event("worker.leaves", rank=self.rank, step=self._core.out.step)
+        known_ns = SYSTEM_CLOCK.now_ns()
+
+        def is_over() -> bool:
+            nonlocal known_ns
+            now_ns = SYSTEM_CLOCK.now_ns()
+            if self._mailbox.down_ns is None and not self._core.uplink.asks("hello"):
+                known_ns = now_ns  # it waits for other ranks to leave
+            return self._mailbox.has_left or now_ns - known_ns > LEAVE_NS
+
+        while not is_over():
             try:
-                self._mailbox.wait_until(
-                    lambda: self._mailbox.has_left, "the parent to take note that we leave", None
-                )
+                self._command(self._core.leave)
+                self._mailbox.wait_until(is_over, "the parent to take note that we leave", None)
             except StepAborted:
-                continue  # nothing of ours can be lost any more
+                continue
+            except (ConnectionFailed, DeadlineError):
+                break
+        if not self._mailbox.has_left:
+            self.recorder.event(
+                "worker.left_unnoted", level="WARNING", rank=self.rank,
+                trouble=self._mailbox.trouble, consequence="none: its steps are decided",
+            )  # fmt: skip
 
     def close(self) -> None:
         """Stop the I/O thread and close the transport; may be repeated."""

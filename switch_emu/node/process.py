@@ -48,7 +48,7 @@ def plan_lines(spec: NodeSpec) -> list[str]:
 
 def serve_node(
     spec: NodeSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool],
-    ranges: SlotRanges | None = None,
+    ranges: SlotRanges | None = None, is_over: Callable[[], bool] = lambda: False,
 ) -> bool:  # fmt: skip
     """Serve one job until it is over (True), or `should_stop` (False).
 
@@ -78,7 +78,7 @@ def serve_node(
             try:
                 shell.open_existing()  # before we listen: a wrong directory is found at once
                 on_listening(transport.listen(spec.listen, advertise=spec.advertise))
-                is_finished = shell.run(should_stop)
+                is_finished = shell.run(should_stop, is_over)
                 shell.drain(2.0)
                 shell.write_counters()
                 if is_finished:

@@ -20,7 +20,7 @@ from luwu.base.errors import (
     RemoteProtocolError,
     StateError,
 )
-from luwu.base.events import Recorder
+from luwu.base.events import JOB_OVER, Recorder
 from luwu.base.limits import (
     MALFORMED_MESSAGES_MAX,
     TEXT_CHARS_MAX,
@@ -158,13 +158,16 @@ class Shell:
 
     # ---------------------------------------------------------------------- the loop
 
-    def run(self, should_stop: Callable[[], bool]) -> bool:
-        """Serve until the job is over (True) or `should_stop` (False).
+    def run(
+        self, should_stop: Callable[[], bool], is_over: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Serve until the job is over (True) or `should_stop` (False). `is_over`: whoever started
+        us knows that all workers have left.
 
         Raises the error of a job that was refused for good, after its children have left.
         """
         self.transport.gather()
-        while not self.finished:
+        while not (self.finished or is_over()):
             if should_stop():
                 return False
             self._raise_if_refused()
@@ -177,6 +180,7 @@ class Shell:
             self._report_if_stuck(now_ns)
             if self._counters is not None and self._counters.is_due(now_ns):
                 self.write_counters()
+        self.recorder.event(JOB_OVER)
         self._await_last_answers(should_stop)
         return True
 

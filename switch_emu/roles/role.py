@@ -31,14 +31,15 @@ def read_document(config: Path) -> dict[str, Any]:
 
 def attend(
     role: str, document: dict[str, Any], stopping: threading.Event,
-    ranges: SlotRanges | None = None,
+    ranges: SlotRanges | None = None, over: threading.Event | None = None,
 ) -> int:  # fmt: skip
     """Serve the job until it is over or somebody wants us to stop; the exit code.
 
-    `ranges`: the slots of a process that serves several jobs.
+    `ranges`: the slots of a process that serves several jobs; `over`: set when all workers have
+    left, as whoever started us knows.
     """
     try:
-        return _serve(role, document, stopping, ranges)
+        return _serve(role, document, stopping, ranges, over or threading.Event())
     except LuwuError as error:
         return failed(role, error, error.exit_code, Path(document["error"]))
     except OSError as error:
@@ -75,8 +76,9 @@ def failed(role: str, error: Exception, exit_code: int, error_file: Path | None)
 
 
 def _serve(
-    role: str, document: dict[str, Any], stopping: threading.Event, ranges: SlotRanges | None
-) -> int:
+    role: str, document: dict[str, Any], stopping: threading.Event, ranges: SlotRanges | None,
+    over: threading.Event,
+) -> int:  # fmt: skip
     lines: list[str] = []
 
     def on_listening(endpoint: str) -> None:
@@ -89,8 +91,9 @@ def _serve(
 
         switch = from_document(SwitchSpec, document["spec"], "--config")
         is_finished = serve_switch(
-            switch, on_listening=on_listening, should_stop=stopping.is_set, ranges=ranges
-        )
+            switch, on_listening=on_listening, should_stop=stopping.is_set, ranges=ranges,
+            is_over=over.is_set,
+        )  # fmt: skip
         return 0 if is_finished else STOPPED_CODE
     from switch_emu.node.process import plan_lines, serve_node
     from switch_emu.node.spec import NodeSpec
@@ -98,8 +101,9 @@ def _serve(
     node = from_document(NodeSpec, document["spec"], "--config")
     lines.extend(plan_lines(node))
     is_finished = serve_node(
-        node, on_listening=on_listening, should_stop=stopping.is_set, ranges=ranges
-    )
+        node, on_listening=on_listening, should_stop=stopping.is_set, ranges=ranges,
+        is_over=over.is_set,
+    )  # fmt: skip
     return 0 if is_finished else STOPPED_CODE
 
 

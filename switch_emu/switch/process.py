@@ -120,7 +120,7 @@ class SwitchSpec(RoleSpec):
 
 def serve_switch(
     spec: SwitchSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool],
-    ranges: SlotRanges | None = None,
+    ranges: SlotRanges | None = None, is_over: Callable[[], bool] = lambda: False,
 ) -> bool:  # fmt: skip
     """Serve one job until it is over (True), or `should_stop` (False).
 
@@ -166,7 +166,7 @@ def serve_switch(
             else CountersFile(spec.counters, spec.counters.stem, spec.job),
             shares_memory=spec.shares_memory,
         )
-        is_finished = shell.run(should_stop)
+        is_finished = shell.run(should_stop, is_over)
         shell.drain(2.0)
         shell.write_counters()
         if is_finished and spec.summary is not None:

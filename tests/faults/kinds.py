@@ -44,4 +44,6 @@ KINDS: Final = {
     32: "a switch or node dies before there are workers",
     33: "a clock is set back",
     34: "the run directory is full",
+    35: "a process dies as the job ends",
+    36: "the output is a closed pipe or terminal, or its disk is full",
 }

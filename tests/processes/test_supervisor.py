@@ -16,7 +16,6 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError, WorkerFailed
 from luwu.base.process_memory import private_bytes
 from luwu.base.tree import one_switch
-from luwu.launch import supervisor as supervisor_module
 from luwu.launch.agent import Share
 from luwu.launch.processes.allocator import ROLE_TUNABLES
 from luwu.launch.processes.children import Child, is_alive
@@ -125,19 +124,15 @@ def test_a_node_that_the_run_goes_on_without_is_not_the_cause(
         supervisor.wait()
 
 
-def test_a_node_that_no_switch_greets_any_more_is_stopped(
-    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_role_that_nobody_greets_ends_with_the_workers(
+    supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    """Goal: a run with replicas does not wait for a node that is started again as the job ends."""
-    monkeypatch.setattr(supervisor_module, "LATE_S", 0.0)
+    """Goal: a switch that was started again as the job ended, when its workers and its node are
+    gone, is told that all is over, and is not waited for."""
+    add_switch(supervisor)
     start(supervisor, script(tmp_path, "pass"))
-    supervisor.expect_replicas(2, 2)
-    node = RoleProcess(supervisor.run, "node-1", {}, run_id=supervisor.run_id)
-    log = supervisor.run.log("node-1")
-    node.child = Child("node-1", [sys.executable, "-c", SLEEPS], log=log, environ=os.environ)
-    supervisor._roles.append(node)
     supervisor.wait()
-    assert node.child.poll() == -signal.SIGTERM
+    assert supervisor.run.result("switch.json").exists()
 
 
 def test_an_error_of_ours_keeps_its_exit_code(supervisor: Supervisor, tmp_path: Path) -> None:
@@ -230,6 +225,22 @@ def test_a_killed_switch_starts_again_where_it_was(supervisor: Supervisor, tmp_p
         for _ in range(100):
             supervisor.poll()
             sleep(0.02)
+
+
+def test_a_switch_that_dies_when_the_job_is_over_stays_dead(
+    run_directory: RunDirectory, tmp_path: Path
+) -> None:
+    """Goal: the run ends well, although no restarts are left: nobody needs it any more.
+    Method: its last worker ends while it is stopped, and cannot do as it is told."""
+    with Supervisor(run_directory, Console(), restarts_max=0) as supervisor:
+        add_switch(supervisor)
+        pid = poll_until(supervisor, "switch")
+        os.kill(pid, signal.SIGSTOP)
+        start(supervisor, script(tmp_path, "pass"))
+        assert is_soon(supervisor.poll)
+        os.kill(pid, signal.SIGKILL)
+        supervisor.wait()
+    assert not supervisor.run.result("switch.json").exists()
 
 
 @pytest.mark.parametrize("asked", [None, "glibc.malloc.arena_max=3"])

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError, DeadlineError, LuwuError
+from luwu.base.events import Recorder
+from luwu.base.json_file import json_object
 from luwu.base.outstanding import Outstanding
 from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.reader import StateReader
@@ -209,3 +211,19 @@ def test_a_worker_that_comes_too_late_opens_nothing(
     with pytest.raises(LuwuError, match="worker 1 comes too late"):
         cluster.nic(1)
     assert [transport.context.closed for transport in made] == [True] * 3  # type: ignore[attr-defined]
+
+
+def test_a_worker_leaves_though_its_switch_is_gone(tmp_path: Path) -> None:
+    """Goal: when its steps are decided, a switch that is gone costs a worker seconds and a warning,
+    not all of --grace and an error. Method: the switch ends between the last step and the leave."""
+    job, events = Job(world_size=1), tmp_path / "worker.jsonl"
+    with cluster_for(job, tmp_path, transport="tcp", grace_s=3600.0) as cluster:
+        nic = cluster.nic(0)
+        Worker(job)(nic)
+        cluster._stopping.set()
+        cluster.wait_until_served()
+        cluster.switch.transport.close()
+        with Recorder(role="worker", path=events, printed=None) as nic.recorder:
+            nic.leave()
+    names = [json_object(line)["name"] for line in events.read_text().splitlines()]
+    assert names[-2:] == ["worker.leaves", "worker.left_unnoted"]

@@ -503,7 +503,6 @@ class Session:
         with self.attempt():
             self.results.wait_for_last()
             self.pulls.end()
-            self.nic.recorder.event("worker.leaves", rank=self.rank, step=self.step)
             if self.is_final:
                 self.nic.leave()
         self.mover.close()
