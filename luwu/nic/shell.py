@@ -30,7 +30,12 @@ from luwu.base.errors import (
 )
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
-from luwu.base.limits import GRADIENT_BYTES, KEEP_PIECES_MAX, UNFLUSHED_BYTES_MAX
+from luwu.base.limits import (
+    GRADIENT_BYTES,
+    KEEP_PIECES_MAX,
+    PAYLOAD_BYTES_MAX,
+    UNFLUSHED_BYTES_MAX,
+)
 from luwu.base.outstanding import RetryPolicy
 from luwu.base.tree import ranges_text
 from luwu.layout import DTYPE_BYTES, Layout
@@ -332,6 +337,19 @@ class Nic(Closing):
             )
         self._mailbox.raise_if_aborted()
         self._command(lambda now: self._core.attach(now, step, pieces))
+
+    def replace_attached(self, step: int, part: int, data: bytes) -> None:
+        """Replace what was attached late to a decided step; blocks until that is stored."""
+        if len(data) > PAYLOAD_BYTES_MAX:
+            raise ConfigError(
+                f"what is attached late was changed after step {step} was waited for, and its "
+                f"{len(data)} bytes cannot be replaced: at most {PAYLOAD_BYTES_MAX} fit. Change it "
+                "before you wait, or attach less of it late"
+            )
+        handle = self._new("replace", step, 0)
+        number = self._register(handle)
+        self._command(lambda now: self._core.replace_attached(now, number, step, part, data))
+        self.wait(handle)
 
     def open_reader(self) -> StateReader:
         """Open the newest decided version for reading; close the reader."""

@@ -413,7 +413,10 @@ def _setter(module: nn.Module, name: str) -> Callable[[Tensor], None]:
 
 
 def _returns_here(session: Session, options: StateDictOptions) -> bool:
-    return session.rank == 0 or (options.full_state_dict and not options.cpu_offload)
+    is_here = session.rank == 0 or (options.full_state_dict and not options.cpu_offload)
+    if not is_here:
+        session.attend()
+    return is_here
 
 
 def _checked(options: StateDictOptions | None) -> StateDictOptions:

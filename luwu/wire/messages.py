@@ -179,7 +179,8 @@ class Content(DataMessage):
 class Keep(DataMessage):
     """A piece of a worker's attachment to the version that `step` makes.
 
-    Where the hyper-parameters of a step say so, it is decided only with those of all ranks.
+    Where the hyper-parameters of a step say so, it is decided only with those of all ranks. Part 0
+    has the pieces; a later part comes once the step is decided, in place of what was attached late.
     """
 
     contributors: int

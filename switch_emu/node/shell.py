@@ -39,6 +39,7 @@ from switch_emu.node.core.actions import (
     ReadField,
     ReadWeights,
     RecordAttempt,
+    ReplaceAttached,
     Spill,
     StoreFacts,
     Unpin,
@@ -253,6 +254,10 @@ class NodeShell(Shell):
             case RecordAttempt(attempt, epoch):
                 assert self.store is not None
                 self.store.record_attempt(attempt, epoch)
+            case ReplaceAttached(version, rank, Payload() as payload):
+                assert self.store is not None
+                assert self._attachments is not None
+                self._attachments.replace(self.store.decided, version, rank, payload.view())
             case Discard(attempt):
                 assert self.store is not None
                 self.store.abort(attempt - 1)

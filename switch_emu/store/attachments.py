@@ -2,6 +2,7 @@
 
     put            write a piece of one rank, from any thread
     seal           flush; return the index of places and checksums for the record of the step
+    replace        write beside it what a rank attaches to the decided version in place of something
     note_decided   delete the files of versions that cannot be opened any more
     open           read a decided version piece by piece, verified
 
@@ -34,7 +35,7 @@ from switch_emu.store.records import DecidedStep
 RECORD_KEY = "kept"
 """Key in `DecidedStep.extra`."""
 
-_PREFIX = "kept-"
+_PREFIX, _SUFFIX = "kept-", ".dat"
 _LOST = "The undecided step is lost, the decided version is unchanged. "
 
 
@@ -76,18 +77,27 @@ class _File:
 class VersionAttachments(Closing):
     """Attachments of all ranks to one version; readable until closed."""
 
-    def __init__(self, name: str, fd: int, pieces: Mapping[int, Sequence[_Piece]]) -> None:
-        self._name, self._fd, self._pieces = name, fd, pieces
+    def __init__(
+        self, name: str, fd: int, pieces: Mapping[int, Sequence[_Piece]],
+        replaced: Mapping[int, bytes],
+    ) -> None:  # fmt: skip
+        """`replaced`: rank -> its last piece, which replaces a part of the others."""
+        self._name, self._fd, self._pieces, self._replaced = name, fd, pieces, replaced
         self._lock = threading.Lock()
 
     @property
     def sizes(self) -> dict[int, tuple[int, ...]]:
         """Rank -> bytes of each of its pieces."""
-        return {rank: tuple(p.size for p in pieces) for rank, pieces in self._pieces.items()}
+        return {
+            rank: (*(p.size for p in pieces), *map(len, self._last_of(rank)))
+            for rank, pieces in self._pieces.items()
+        }
 
     def read(self, rank: int, piece: int) -> bytes:
         """A piece of a rank. Raises: StateError if there is none; PageCorruptError."""
-        pieces = self._pieces.get(rank, ())
+        pieces, last = self._pieces.get(rank, ()), self._last_of(rank)
+        if piece == len(pieces) and last:
+            return last[0]
         if piece >= len(pieces):
             raise StateError(f"rank {rank} has attached no piece {piece} to this version")
         entry = pieces[piece]
@@ -106,9 +116,12 @@ class VersionAttachments(Closing):
     def read_all(self) -> dict[int, bytes]:
         """Rank -> its whole attachment."""
         return {
-            rank: b"".join(self.read(rank, piece) for piece in range(len(pieces)))
-            for rank, pieces in self._pieces.items()
+            rank: b"".join(self.read(rank, piece) for piece in range(len(sizes)))
+            for rank, sizes in self.sizes.items()
         }
+
+    def _last_of(self, rank: int) -> tuple[bytes, ...]:
+        return (self._replaced[rank],) if rank in self._replaced else ()
 
     def close(self) -> None:
         """Close the file; may be repeated."""
@@ -130,10 +143,12 @@ class AttachmentFiles(Closing):
         self._lock = threading.Lock()
         self._files: dict[tuple[int, int], _File] = {}
         """Files by version and attempt."""
+        self._replaced: dict[str, bytes] = {}
+        """What ranks replaced, in place of files where these have no names."""
         self._found: list[str] = []
         """Names of files that are closed and not deleted yet."""
         if directory is not None and not read_only:
-            self._found = [path.name for path in directory.glob(f"{_PREFIX}*.dat")]
+            self._found = [path.name for path in directory.glob(f"{_PREFIX}*")]
             self._delete_leftovers(-1 if decided is None else decided.version, _name_in(decided))
 
     def put(self, version: int, attempt: int, rank: int, piece: int, data: memoryview) -> None:
@@ -162,6 +177,31 @@ class AttachmentFiles(Closing):
         pieces = {str(rank): sorted(each) for rank, each in sorted(file.pieces.items())}
         return json.dumps({"file": file.name, "pieces": pieces}, separators=(",", ":"))
 
+    def replace(self, step: DecidedStep | None, version: int, rank: int, data: memoryview) -> None:
+        """Make it durable that a rank has replaced a part of its attachment to a version, which is
+        that of the newest step, or is needed no more. Raises StoreFullError, StateError."""
+        name = _name_in(step)
+        if step is None or step.version != version or name is None:
+            return
+        name, content = _replacing(name, rank), xxhash.xxh3_128_digest(data) + bytes(data)
+        with self._lock:
+            self._found += [name] if name not in self._found else []
+        if self._directory is None:
+            self._replaced[name] = content
+            return
+        what = f"{self._place(name)}: what rank {rank} attached to the step cannot be replaced"
+        with refusing(what, "The decided version is unchanged. "):
+            path = self._directory / name
+            new = path.with_suffix(".new")
+            with new.open("wb") as file:
+                file.write(content)
+                file.flush()
+                if self._synced:
+                    os.fdatasync(file.fileno())
+            os.replace(new, path)
+            if self._synced:
+                flush_directory(self._directory)
+
     def note_decided(self, version: int, step: DecidedStep | None) -> None:
         """Delete files that are not needed once a version is decided."""
         name = _name_in(step)
@@ -182,7 +222,7 @@ class AttachmentFiles(Closing):
         """
         record = step.extra.get(RECORD_KEY)
         if record is None:
-            return VersionAttachments("nothing", -1, {})
+            return VersionAttachments("nothing", -1, {}, {})
         found: dict[str, Any] = json.loads(record)
         with self._lock:
             open_file = next((f for f in self._files.values() if f.name == found["file"]), None)
@@ -190,7 +230,10 @@ class AttachmentFiles(Closing):
         pieces = {
             int(rank): [_Piece(*piece) for piece in each] for rank, each in found["pieces"].items()
         }
-        return VersionAttachments(found["file"], fd, pieces)
+        replaced = {rank: self._read_replaced(found["file"], rank) for rank in pieces}
+        return VersionAttachments(
+            found["file"], fd, pieces, {rank: each for rank, each in replaced.items() if each}
+        )
 
     def close(self) -> None:
         """Close the files; that of the decided version stays."""
@@ -198,6 +241,21 @@ class AttachmentFiles(Closing):
             for file in self._files.values():
                 os.close(file.fd)
             self._files.clear()
+
+    def _read_replaced(self, name: str, rank: int) -> bytes:
+        """What replaces a part of a rank's attachment; empty if nothing does."""
+        name, content = _replacing(name, rank), self._replaced.get(_replacing(name, rank), b"")
+        if self._directory is not None:
+            with (
+                refusing(f"{self._place(name)} cannot be read"),
+                contextlib.suppress(FileNotFoundError),
+            ):
+                content = (self._directory / name).read_bytes()
+        if content and xxhash.xxh3_128_digest(content[16:]) != content[:16]:
+            raise PageCorruptError(
+                f"{name} changed after it was written; restore the state from a checkpoint."
+            )
+        return content[16:]
 
     def _open(self, name: str) -> int:
         if self._directory is None or Path(name).name != name:
@@ -222,6 +280,7 @@ class AttachmentFiles(Closing):
         return f"{name} in RAM" if self._directory is None else str(self._directory / name)
 
     def _delete(self, name: str) -> None:
+        self._replaced.pop(name, None)
         if self._directory is not None:
             with (
                 refusing(f"{self._place(name)} cannot be deleted"),
@@ -245,7 +304,13 @@ def _version_in(name: str) -> int:
 def _is_over(name: str, decided: int, attached: str | None) -> bool:
     """True if a file is obsolete: its version is too old, or was decided without it."""
     version = _version_in(name)
-    return version < decided - 1 or (version == decided and name != attached)
+    whole = "-".join(name.partition(".")[0].split("-")[:3]) + _SUFFIX
+    return version < decided - 1 or (version == decided and whole != attached)
+
+
+def _replacing(name: str, rank: int) -> str:
+    """The name of the file that replaces a part of what a rank has in the file of this name."""
+    return f"{name.removesuffix(_SUFFIX)}-{rank}{_SUFFIX}"
 
 
 def read_attachments(directory: Path, step: DecidedStep) -> dict[int, bytes]:

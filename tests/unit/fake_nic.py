@@ -442,6 +442,11 @@ class FakeNic:
             self._check()
             self.network.kept[self.rank, step] = data
 
+    def replace_attached(self, step: int, part: int, data: bytes) -> None:
+        with self.network.changed:
+            self._check()
+            self.network.kept[self.rank, step] += data
+
     def commit(self, step: int, parts: int, hyper: bytes, *, skip: bool = False) -> FakeStepHandle:
         with self.network.changed:
             self._check()

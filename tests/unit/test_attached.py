@@ -193,18 +193,12 @@ def test_what_cannot_be_attached(tmp_path: Path) -> None:
         luwu.attach("counts", {"n": 0})
         with pytest.raises(luwu.ConfigError, match="attached already"):
             luwu.attach("counts", {"n": 0})
-        optimizer = luwu.optim.SGD(model.parameters())
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-        luwu.attach("scheduler", scheduler)
+        luwu.optim.SGD(model.parameters())
         model(torch.ones(8, 64), torch.ones(8, 64)).sum().backward()
         with pytest.raises(luwu.StepOrderError, match="after the first forward"):
             luwu.attach("more", {})
-        optimizer.step().wait()
-        scheduler.step()
-        model(torch.ones(8, 64), torch.ones(8, 64))
 
-    with pytest.raises(luwu.StepOrderError, match="after step 0 was waited for"):
-        in_cluster(tmp_path, work)
+    in_cluster(tmp_path, work)
 
 
 def test_states_must_be_plain(tmp_path: Path) -> None:

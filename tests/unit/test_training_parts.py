@@ -122,12 +122,11 @@ def test_progress_begins_each_step_anew() -> None:
     progress = Progress()
     progress.join(5, is_resumed=True)
     progress.begin()
-    progress.begin_forward()
     progress.end_part()
     progress.abort()
-    assert (progress.step, progress.parts, progress.has_forward) == (5, 1, True)
+    assert (progress.step, progress.parts) == (5, 1)
     progress.go_to(6)
-    assert (progress.step, progress.parts, progress.has_forward) == (6, 0, False)
+    assert (progress.step, progress.parts) == (6, 0)
     assert (progress.is_begun, progress.is_resumed, progress.aborts_count) == (True, True, 1)
 
 

@@ -187,6 +187,14 @@ class NicCore:
         self.attachments.attach(step, pieces)
         return self.out.take()
 
+    def replace_attached(
+        self, now_ns: int, handle: int, step: int, part: int, data: bytes
+    ) -> list[Action]:
+        """Store this in place of what was attached late to a decided step; `part` counts these."""
+        self.out.now_ns = now_ns
+        self.attachments.replace(handle, step, part, data)
+        return self.out.take()
+
     def cancel(self, now_ns: int, text: str) -> list[Action]:
         """Give up what was pushed in this step, on all ranks."""
         self.out.now_ns = now_ns

@@ -177,6 +177,10 @@ class Nic(Protocol):
         """Attach bytes to a step whose hyper-parameters announce it."""
         ...
 
+    def replace_attached(self, step: int, part: int, data: bytes) -> None:
+        """Replace what was attached late to a decided step; blocks until that is stored."""
+        ...
+
     def open_reader(self) -> StateReader:
         """Hold the newest decided step for reading."""
         ...

@@ -16,8 +16,6 @@ class Progress:
         """The step to compute next, or being computed."""
         self.parts = 0
         """Backwards of this step that are complete and pushed."""
-        self.has_forward = False
-        """In this step."""
         self.is_begun = False
         """Weights were asked for: the first ones can no longer be chosen."""
         self.is_resumed = False
@@ -32,17 +30,13 @@ class Progress:
         """Weights are asked for."""
         self.is_begun = True
 
-    def begin_forward(self) -> None:
-        """A forward of this step begins."""
-        self.has_forward = True
-
     def end_part(self) -> None:
         """A backward of this step is complete and pushed."""
         self.parts += 1
 
     def go_to(self, step: int) -> None:
         """Compute this step next: from its begin, whatever was done of it before."""
-        self.step, self.parts, self.has_forward = step, 0, False
+        self.step, self.parts = step, 0
 
     def abort(self) -> None:
         """The attempt was lost."""

@@ -115,6 +115,10 @@ class TurnNic:
         """As the NIC's."""
         self._nic.attach(step, data)
 
+    def replace_attached(self, step: int, part: int, data: bytes) -> None:
+        """As the NIC's."""
+        self._nic.replace_attached(step, part, data)
+
     def open_reader(self) -> StateReader:
         """As the NIC's; a reader has a connection of its own."""
         return self._nic.open_reader()

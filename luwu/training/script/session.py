@@ -311,30 +311,27 @@ class Session:
         self.complete()
         self.progress.begin()
         self.first_weights.load()
-        self._begin_step()
 
     def _finalise_without_optimizer(self) -> None:
         """The model is used before there is an optimizer: it is not trained."""
         self._only_computes = True
         self._finalise([], [], optimizer="sgd", update="at_step", state_fields=(), norm_type=2.0)
 
-    def _begin_step(self) -> None:
-        """Nothing of this step was computed: what surrounds it is as it must be for a replay."""
-        with self.attempt():
-            self.attachments.begin()
-
-    def _begin_forward(self, unit: Unit) -> None:
-        """A forward of this unit's module begins, outside of backward."""
+    def _begin_forward(self, unit: Unit, is_trained: bool) -> None:
+        """A forward of this unit's module begins, outside of backward; with `is_trained` one that a
+        backward may follow: then the training of the step begins."""
         self.check_running()
-        self.progress.begin_forward()
         self.backward.check_closed()
+        if is_trained:
+            with self.attempt():
+                self.attachments.begin()
         if unit.is_root:
             self.pulls.prefetcher.begin_forward(unit.below)
 
     @contextmanager
     def unit_here(self, unit: Unit) -> Iterator[Sequence[torch.Tensor]]:
         """Pull a unit's weights, without a forward; in order of its members, until the end."""
-        self._begin_forward(unit)
+        self._begin_forward(unit, False)
         self.pulls.acquire(unit)
         assert unit.weights is not None
         yield unit.weights.parameters
@@ -422,6 +419,8 @@ class Session:
                 "stepped since; run forward again"
             )
         self.zeroed.begin(self.progress.step, self.units)
+        with self.attempt():
+            self.attachments.begin()
 
     def _check_complete(self) -> None:
         """Make sure that the step can be committed. Raises StepOrderError."""
@@ -499,7 +498,6 @@ class Session:
         if self.is_final:
             self.complete()
             self.first_weights.load()
-            self._begin_step()
         with self.attempt():
             self.results.wait_for_last()
             self.pulls.end()
@@ -508,6 +506,13 @@ class Session:
         self.mover.close()
         self.nic.close()
         self.is_finished = True
+
+    def attend(self) -> None:
+        """Another rank waits for the last step: what is attached here now is part of it."""
+        if self.is_final:
+            self.complete()
+            with self.attempt():
+                self.attachments.wait(self.progress.step - 1)
 
     def open_reader(self) -> StateReader:
         """Hold the newest decided step for reading: of the last `step()`, or the first weights."""

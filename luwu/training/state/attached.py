@@ -11,15 +11,18 @@ What is attached is the state *before* a step, decided together with the step be
     at `step()`          taken: the batch is used up, its random numbers are drawn
     next step begins     taken of schedulers, and of what is attached with `late=True`: loops change
                          them after `step()`; then all of it is sent
+    step is waited for   the same, since it is decided only with what is attached; if that is
+                         changed later, it is replaced at the next wait, or as the next step begins
     run resumed          restored by `attach`, or when the optimizer is made if that comes later
     StepAborted          restored, to the state before the step that is computed again
 
-A step begins with its first forward, or when the step before it is waited for: a scheduler must
-have made its step by then. Attach right before the loop.
+A step begins with its first forward that can be trained, whatever was computed without gradients
+before it. Attach right before the loop.
 
 Every rank's state is kept. A rank that is new, or was left out of the last step, takes that of the
-first rank that was in it; one attached with `per_rank=True` differs by rank, so there a new rank
-keeps the state it has.
+first rank that was in it. So do all where it is late, since ranks replace it one after the other.
+What is attached with `per_rank=True` differs by rank: a rank takes its own, and a new one keeps the
+state it has.
 """
 
 from __future__ import annotations
@@ -88,7 +91,14 @@ class Attachments:
         self._early: dict[int, bytes] = {}
         """Step -> the state before it of what is taken at `step()`."""
         self._late: dict[int, bytes] = {}
-        """Step -> the state before it of what is taken when it begins."""
+        """Step -> the state before it of what is taken when it begins, as it was last sent."""
+        self._has_begun = False
+        """What surrounds the next step is final."""
+        self._waited_step = -1
+        """The step whose state was sent as the one before it was waited for."""
+        self._first = 0
+        """What surrounds this step came from the network; those after it are made here."""
+        self._replaced_count = 0
         self._found: dict[str, Any] | None = None
         """This rank's attachment in the resumed state; None: not read yet."""
         self._found_of_first: dict[str, Any] = {}
@@ -128,6 +138,7 @@ class Attachments:
             for name in self._attached:
                 self._restore(name)
         self._early.clear()
+        self._first = self._progress.step
         self.take(self._progress.step)
 
     def take(self, step: int) -> None:
@@ -136,33 +147,45 @@ class Attachments:
             self._early[step] = self._pack(late=False)
             self._early.pop(step - KEPT_STEPS, None)
             self._late.pop(step - KEPT_STEPS, None)
+            self._has_begun = False
 
     def begin(self) -> None:
-        """The next step begins, or the one before is waited for: send the state between them."""
+        """The training of the next step begins: the state before it is final."""
+        self._send()
+        self._has_begun = True
+
+    def wait(self, step: int) -> None:
+        """A step is waited for; if it is the last one, it is decided with the state as it is."""
+        if step + 1 == self._progress.step:
+            if not self._has_begun and step + 1 not in self._late:
+                self._waited_step = step + 1
+            self._send()
+
+    def _send(self) -> None:
+        """Send the state before the next step; if it was sent and has changed, replace it."""
         step = self._progress.step
-        if not self._attached or (step in self._late and self._progress.has_forward):
+        if not self._attached or self._has_begun:
             return
-        late = self._pack(late=True)
-        if step not in self._late:
-            self._late[step] = late
-            if step - 1 in self._late:  # else it was not made here
-                data = msgpack.packb([self._early[step], late])
-                self._nic.attach(step - 1, data)
-        elif late != self._late[step]:
-            raise StepOrderError(
-                f"what is attached late was changed after step {step - 1} was waited for, so a "
-                "resumed run would not find the change; let schedulers make their step before you "
-                "wait, or at the end of the closure"
-            )
+        late, before = self._pack(late=True), self._late.get(step)
+        if step > self._first and before is None:
+            self._nic.attach(step - 1, msgpack.packb([self._early[step], late]))
+        elif step > self._first and late != before:
+            self._replaced_count += 1
+            data = msgpack.packb(late)
+            self._nic.replace_attached(step - 1, self._replaced_count, data)
+        self._late[step] = late
 
     def restart(self, step: int) -> None:
         """`step` is computed again: so must its surroundings be."""
-        if self._attached and step not in self._early:  # decided steps are lost: it is long ago
-            self._early.clear()
-            self._late.clear()
+        self._has_begun = False
+        # Decided steps are lost, and it is long ago; or ranks may differ in what they replaced.
+        if self._attached and (step not in self._early or step == self._waited_step > self._first):
             self._found = None
             for name in self._attached:
                 self._restore(name)
+            self._early.clear()
+            self._first = min(self._first, step)
+            self._late = {step: self._pack(late=True)}
             self.take(step)
             return
         for taken in (self._early, self._late):
@@ -183,7 +206,8 @@ class Attachments:
                 self._found = _read(reader, self._nic.rank)
                 self._found_of_first = _read(reader, min(reader.facts.attached, default=0))
         attached = self._attached[name]
-        if name in self._found:
+        is_common = attached.late and not attached.per_rank
+        if name in self._found and not (is_common and name in self._found_of_first):
             attached.thing.load_state_dict(self._found[name])
         elif name in self._found_of_first and not attached.per_rank:
             attached.thing.load_state_dict(self._found_of_first[name])
@@ -197,8 +221,10 @@ def _read(reader: StateReader, rank: int) -> dict[str, Any]:
     data = reader.read_attached(rank)
     if data is None:
         return {}
-    early, late = msgpack.unpackb(data)
-    found: dict[str, Any] = {**unpack_value(early), **unpack_value(late)}
+    unpacker = msgpack.Unpacker(max_buffer_size=0)
+    unpacker.feed(data)
+    (early, late), *replaced = unpacker
+    found: dict[str, Any] = {**unpack_value(early), **unpack_value(*replaced or [late])}
     return found
 
 

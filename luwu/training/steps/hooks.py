@@ -41,9 +41,10 @@ class Hooks:
 
     def __init__(
         self, nic: Nic, model: Model, *, device: torch.device, progress: Progress, pulls: Pulls,
-        backward: Backward, begin_forward: Callable[[Unit], None],
+        backward: Backward, begin_forward: Callable[[Unit, bool], None],
     ) -> None:  # fmt: skip
-        """`begin_forward`: called before each forward outside of backward."""
+        """`begin_forward`: called before each forward outside of backward, with True if a backward
+        may follow."""
         self._device = device
         self._nic, self._model, self._progress = nic, model, progress
         self._pulls, self._backward = pulls, backward
@@ -83,7 +84,7 @@ class Hooks:
             return _cast_inputs(unit, args, kwargs)
         if is_transformed():
             with outside_transforms():
-                self._begin_forward(unit)
+                self._begin_forward(unit, False)
                 self._pulls.acquire(unit)
             self._pulls.keep_for_transform(unit)
             return _cast_inputs(unit, args, kwargs)
@@ -92,7 +93,7 @@ class Hooks:
         if repeated:
             self._backward.enter()
         else:
-            self._begin_forward(unit)
+            self._begin_forward(unit, torch.is_grad_enabled() and unit.is_trainable)
         self._pulls.acquire(unit)
         args, kwargs = _cast_inputs(unit, args, kwargs)
         call = None

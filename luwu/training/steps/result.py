@@ -49,7 +49,7 @@ class StepResult:
         """Return when the step is decided: from then on it cannot be lost."""
         handle = self._committed()
         with self._attempt():
-            self._attachments.begin()  # what is attached to this step is part of it
+            self._attachments.wait(self.number)  # what is attached to this step is part of it
         with self._attempt():
             handle.decision()
 

@@ -1,7 +1,8 @@
 """Actions that the node's core asks of the pipeline and the store, and facts about the store.
 
 Each action is answered by the method of `NodeCore` that its docstring names; those without one
-(`RecordAttempt`, `Discard`, `Spill`) are done before the next action is looked at.
+(`RecordAttempt`, `ReplaceAttached`, `Discard`, `Spill`) are done before the next action is looked
+at.
 """
 
 from __future__ import annotations
@@ -137,6 +138,15 @@ class KeepPiece:
     """Bitmap of the one rank."""
     piece: int
     pieces: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceAttached:
+    """Make it durable that a rank has replaced what it attached late to the decided version."""
+
+    version: int
+    rank: int
     payload: Payload
 
 
@@ -304,5 +314,5 @@ class Unpin:
 Action = (
     Send | Drop | Note | OpenStore | LoadPage | RecordAttempt | Discard | Spill | Fold | Update
     | Inspect | ReadWeights | Prepare | Decide | KeepPiece | PinVersion | ReadField | Unpin
-    | GiveUp | BeginFilling | FillPage | CopyPage
+    | GiveUp | BeginFilling | FillPage | CopyPage | ReplaceAttached
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """The pieces that ranks attach to a step: put aside beside it, confirmed when they are there. Pure.
 
 Keep    KeepPiece -> piece_kept: Received
+        ReplaceAttached, Received    of a step that is decided: in place of what was attached late
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from luwu.protocol.children import Children
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb
-from switch_emu.node.core.actions import KeepPiece
+from switch_emu.node.core.actions import KeepPiece, ReplaceAttached
 from switch_emu.node.core.steps import Steps
 
 
@@ -20,17 +21,22 @@ class Attachments:
 
     def __init__(self, outbox: Outbox, children: Children, steps: Steps) -> None:
         self._outbox, self._children, self._steps = outbox, children, steps
+        self._replaced: dict[tuple[int, int, int], int] = {}
+        """(attempt, step, ranks) -> the last part that replaced another."""
 
     def keep(self, peer: str, m: wire.Keep, payload: Payload, *_: object) -> None:
         """A piece that a rank attaches to a step."""
+        is_one_rank = m.contributors and not m.contributors & (m.contributors - 1)
+        fits = is_one_rank and not m.contributors & ~self._children.members.active
         if m.step < self._outbox.step:
+            if fits:
+                self._replace(m, payload)
             self._outbox.drop(payload)
             self._children.send_all(self._outbox.receipt(m, Verb.KEEP, m.contributors))
             return
         key = (m.contributors, m.index)
-        is_one_rank = m.contributors and not m.contributors & (m.contributors - 1)
-        fits = is_one_rank and not m.contributors & ~self._children.members.active
-        if not (fits and m.index < m.pieces <= KEEP_PIECES_MAX and self._steps.takes(m.step)):
+        is_piece = not m.part and m.index < m.pieces <= KEEP_PIECES_MAX
+        if not (fits and is_piece and self._steps.takes(m.step)):
             self._outbox.drop(payload)
             return
         step = self._steps.at(m.step)
@@ -43,6 +49,16 @@ class Attachments:
             step.keeping.add(key)
             piece = KeepPiece(m.step, step.attempt, m.contributors, m.index, m.pieces, payload)
             self._outbox.actions.append(piece)
+
+    def _replace(self, m: wire.Keep, payload: Payload) -> None:
+        """Replace what a rank attached late; not by an older part, nor beside an older version."""
+        of_now = (self._outbox.attempt, self._outbox.step - 1)
+        key = (*of_now, m.contributors)
+        if m.step == of_now[1] and m.part > self._replaced.get(key, 0):
+            self._replaced = {k: part for k, part in self._replaced.items() if k[:2] == of_now}
+            self._replaced[key] = m.part
+            rank = m.contributors.bit_length() - 1
+            self._outbox.actions.append(ReplaceAttached(self._outbox.step, rank, payload))
 
     def piece_kept(self, piece: KeepPiece) -> None:
         """A piece is put aside."""

@@ -19,8 +19,8 @@ class Attachments:
 
     def __init__(self, outbox: Outbox, children: Children, uplink: Uplink) -> None:
         self._outbox, self._children, self._uplink = outbox, children, uplink
-        self._arrived: set[tuple[int, int, int]] = set()
-        """(step, ranks, piece) that the parent has."""
+        self._arrived: set[tuple[int, int, int, int]] = set()
+        """(step, ranks, part, piece) that the parent has."""
 
     def forget(self, step: int | None = None) -> None:
         """Forget the pieces up to a decided step; without one, all."""
@@ -28,17 +28,17 @@ class Attachments:
 
     def attach(self, child: Member, m: wire.Keep, payload: Payload, payload_bytes: int) -> None:
         """A worker sends a piece."""
-        key = (m.step, m.contributors, m.index)
+        key = (m.step, m.contributors, m.part, m.index)
         if m.contributors & ~child.ranks or m.step > self._outbox.step + 1:
             self._outbox.drop(payload)
-        elif key in self._arrived or m.step < self._outbox.step:
+        elif key in self._arrived or m.step + (m.part > 0) < self._outbox.step:
             self._outbox.drop(payload)
             self._outbox.send(child.peer, self._outbox.receipt(m, Verb.KEEP, m.contributors))
         elif self._uplink.holds(("keep", *key)):
             self._outbox.drop(payload)
         else:
             keep = self._outbox.stamped(
-                wire.Keep, step=m.step, part=0, index=m.index, contributors=m.contributors,
+                wire.Keep, step=m.step, part=m.part, index=m.index, contributors=m.contributors,
                 pieces=m.pieces,
             )  # fmt: skip
             cargo = Cargo(keep, payload, payload_bytes)
@@ -46,7 +46,7 @@ class Attachments:
 
     def received(self, m: wire.Received) -> None:
         """The parent has a piece."""
-        key = (m.step, m.contributors, m.index)
+        key = (m.step, m.contributors, m.part, m.index)
         if self._uplink.arrived(self._outbox.now_ns, ("keep", *key)):
             self._arrived.add(key)
             self._children.send_all(self._outbox.receipt(m, Verb.KEEP, m.contributors))
