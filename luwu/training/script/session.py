@@ -498,6 +498,7 @@ class Session:
         if self.is_final:
             self.complete()
             self.first_weights.load()
+        self.attend()
         with self.attempt():
             self.results.wait_for_last()
             self.pulls.end()
@@ -508,7 +509,7 @@ class Session:
         self.is_finished = True
 
     def attend(self) -> None:
-        """Another rank waits for the last step: what is attached here now is part of it."""
+        """The last step is waited for, here or on another rank, with what is attached now."""
         if self.is_final:
             self.complete()
             with self.attempt():
@@ -517,6 +518,7 @@ class Session:
     def open_reader(self) -> StateReader:
         """Hold the newest decided step for reading: of the last `step()`, or the first weights."""
         self.check_running()
+        self.attend()
         with self.attempt():
             self.results.wait_for_last()
         return self.nic.open_reader()

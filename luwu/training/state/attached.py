@@ -94,10 +94,9 @@ class Attachments:
         """Step -> the state before it of what is taken when it begins, as it was last sent."""
         self._has_begun = False
         """What surrounds the next step is final."""
-        self._waited_step = -1
-        """The step whose state was sent as the one before it was waited for."""
-        self._first = 0
-        """What surrounds this step came from the network; those after it are made here."""
+        self._waited_step = 0
+        """The step the state before which was decided before it began, so ranks may differ in
+        whether they have replaced it."""
         self._replaced_count = 0
         self._found: dict[str, Any] | None = None
         """This rank's attachment in the resumed state; None: not read yet."""
@@ -130,16 +129,14 @@ class Attachments:
         self._attached[name] = attached
         if self._progress.is_resumed:
             self._restore(name)
-        self.take(self._progress.step)
+        self._was_restored()
 
     def joined(self) -> None:
         """The session is a member of its job, and knows its step."""
         if self._progress.is_resumed:
             for name in self._attached:
                 self._restore(name)
-        self._early.clear()
-        self._first = self._progress.step
-        self.take(self._progress.step)
+        self._was_restored()
 
     def take(self, step: int) -> None:
         """`step` is the next: `step()` of the one before was called."""
@@ -156,9 +153,8 @@ class Attachments:
 
     def wait(self, step: int) -> None:
         """A step is waited for; if it is the last one, it is decided with the state as it is."""
-        if step + 1 == self._progress.step:
-            if not self._has_begun and step + 1 not in self._late:
-                self._waited_step = step + 1
+        if step + 1 == self._progress.step and not self._has_begun:
+            self._waited_step = step + 1
             self._send()
 
     def _send(self) -> None:
@@ -167,9 +163,9 @@ class Attachments:
         if not self._attached or self._has_begun:
             return
         late, before = self._pack(late=True), self._late.get(step)
-        if step > self._first and before is None:
+        if step and before is None:
             self._nic.attach(step - 1, msgpack.packb([self._early[step], late]))
-        elif step > self._first and late != before:
+        elif step and late != before:
             self._replaced_count += 1
             data = msgpack.packb(late)
             self._nic.replace_attached(step - 1, self._replaced_count, data)
@@ -179,14 +175,11 @@ class Attachments:
         """`step` is computed again: so must its surroundings be."""
         self._has_begun = False
         # Decided steps are lost, and it is long ago; or ranks may differ in what they replaced.
-        if self._attached and (step not in self._early or step == self._waited_step > self._first):
+        if self._attached and (step not in self._early or 0 < step == self._waited_step):
             self._found = None
             for name in self._attached:
                 self._restore(name)
-            self._early.clear()
-            self._first = min(self._first, step)
-            self._late = {step: self._pack(late=True)}
-            self.take(step)
+            self._was_restored()
             return
         for taken in (self._early, self._late):
             for number in [number for number in taken if number > step]:
@@ -195,6 +188,13 @@ class Attachments:
                 states = unpack_value(taken[step])
                 for name, state in states.items():
                     self._attached[name].thing.load_state_dict(state)
+
+    def _was_restored(self) -> None:
+        """What surrounds the next step is that of the network, or of a new run."""
+        self._waited_step = step = self._progress.step
+        self._early.clear()
+        self._late = {step: self._pack(late=True)} if step else {}
+        self.take(step)
 
     def _pack(self, *, late: bool) -> bytes:
         states = {n: a.thing.state_dict() for n, a in self._attached.items() if a.late == late}
