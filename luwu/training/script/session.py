@@ -311,6 +311,8 @@ class Session:
         self.complete()
         self.progress.begin()
         self.first_weights.load()
+        with self.attempt():
+            self.attachments.offer()
 
     def _finalise_without_optimizer(self) -> None:
         """The model is used before there is an optimizer: it is not trained."""

@@ -151,6 +151,12 @@ class Attachments:
         self._send()
         self._has_begun = True
 
+    def offer(self) -> None:
+        """Something is computed after a step, maybe without gradients. A rank may be waiting for
+        that step, so those send their state whose late part nobody takes."""
+        if self._attached and self._progress.step not in self._late and not self._is_taken:
+            self.wait(self._progress.step - 1)
+
     def wait(self, step: int) -> None:
         """A step is waited for; if it is the last one, it is decided with the state as it is."""
         if step + 1 == self._progress.step and not self._has_begun:
@@ -165,7 +171,7 @@ class Attachments:
         late, before = self._pack(late=True), self._late.get(step)
         if step and before is None:
             self._nic.attach(step - 1, msgpack.packb([self._early[step], late]))
-        elif step and late != before:
+        elif step and late != before and self._is_taken:
             self._replaced_count += 1
             data = msgpack.packb(late)
             self._nic.replace_attached(step - 1, self._replaced_count, data)
@@ -195,6 +201,13 @@ class Attachments:
         self._early.clear()
         self._late = {step: self._pack(late=True)} if step else {}
         self.take(step)
+
+    @property
+    def _is_taken(self) -> bool:
+        """True if a resumed run takes what this rank attaches late."""
+        counted = self._nic.counted
+        is_first = 1 << self._nic.rank == counted & -counted
+        return is_first or any(each.late and each.per_rank for each in self._attached.values())
 
     def _pack(self, *, late: bool) -> bytes:
         states = {n: a.thing.state_dict() for n, a in self._attached.items() if a.late == late}
