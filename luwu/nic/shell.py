@@ -326,30 +326,21 @@ class Nic(Closing):
         what = f"the {handle.name} of step {handle.step}, unit {handle.unit}"
         self._mailbox.wait_until(lambda: handle.done, what, handle.era)
 
-    def attach(self, step: int, data: bytes) -> None:
-        """Attach bytes to a step whose hyper-parameters announce it."""
-        size = self.chunk_bytes
+    def attach(self, step: int, data: bytes, part: int = 0) -> None:
+        """Attach bytes to a step whose hyper-parameters announce it. A later part replaces what was
+        attached late to a decided step; blocks until it is stored."""
+        size, count = (PAYLOAD_BYTES_MAX, 1) if part else (self.chunk_bytes, KEEP_PIECES_MAX)
         pieces = [data[start : start + size] for start in range(0, len(data), size)] or [data]
-        if len(pieces) > KEEP_PIECES_MAX:
+        if len(pieces) > count:
             raise ConfigError(
-                f"{len(data)} bytes cannot be attached to step {step}: at most "
-                f"{KEEP_PIECES_MAX * size} fit; attach less, or use larger chunks (--chunk)"
+                f"{len(data)} bytes cannot be attached to step {step}: at most {count * size} fit"
+                + ("" if part else "; attach less, or use larger chunks (--chunk)")
             )
-        self._mailbox.raise_if_aborted()
-        self._command(lambda now: self._core.attach(now, step, pieces))
-
-    def replace_attached(self, step: int, part: int, data: bytes) -> None:
-        """Replace what was attached late to a decided step; blocks until that is stored."""
-        if len(data) > PAYLOAD_BYTES_MAX:
-            raise ConfigError(
-                f"what is attached late was changed after step {step} was waited for, and its "
-                f"{len(data)} bytes cannot be replaced: at most {PAYLOAD_BYTES_MAX} fit. Change it "
-                "before you wait, or attach less of it late"
-            )
-        handle = self._new("replace", step, 0)
-        number = self._register(handle)
-        self._command(lambda now: self._core.replace_attached(now, number, step, part, data))
-        self.wait(handle)
+        handle = self._new("attach", step, 0)
+        number = self._register(handle) if part else 0
+        self._command(lambda now: self._core.attach(now, step, pieces, part, number))
+        if part:
+            self.wait(handle)
 
     def open_reader(self) -> StateReader:
         """Open the newest decided version for reading; close the reader."""

@@ -36,6 +36,7 @@ RECORD_KEY = "kept"
 """Key in `DecidedStep.extra`."""
 
 _PREFIX, _SUFFIX = "kept-", ".dat"
+_DIGEST_BYTES = 32
 _LOST = "The undecided step is lost, the decided version is unchanged. "
 
 
@@ -79,25 +80,20 @@ class VersionAttachments(Closing):
 
     def __init__(
         self, name: str, fd: int, pieces: Mapping[int, Sequence[_Piece]],
-        replaced: Mapping[int, bytes],
+        replaced: Mapping[tuple[int, int], bytes],
     ) -> None:  # fmt: skip
-        """`replaced`: rank -> its last piece, which replaces a part of the others."""
+        """`replaced`: (rank, piece) -> what has a file of its own."""
         self._name, self._fd, self._pieces, self._replaced = name, fd, pieces, replaced
         self._lock = threading.Lock()
 
     @property
     def sizes(self) -> dict[int, tuple[int, ...]]:
         """Rank -> bytes of each of its pieces."""
-        return {
-            rank: (*(p.size for p in pieces), *map(len, self._last_of(rank)))
-            for rank, pieces in self._pieces.items()
-        }
+        return {rank: tuple(p.size for p in pieces) for rank, pieces in self._pieces.items()}
 
     def read(self, rank: int, piece: int) -> bytes:
         """A piece of a rank. Raises: StateError if there is none; PageCorruptError."""
-        pieces, last = self._pieces.get(rank, ()), self._last_of(rank)
-        if piece == len(pieces) and last:
-            return last[0]
+        pieces = self._pieces.get(rank, ())
         if piece >= len(pieces):
             raise StateError(f"rank {rank} has attached no piece {piece} to this version")
         entry = pieces[piece]
@@ -105,7 +101,9 @@ class VersionAttachments(Closing):
             if self._fd < 0:
                 raise StateError(f"{self._name} was closed")
             with refusing(f"{self._name} cannot be read at byte {entry.start}"):
-                data = os.pread(self._fd, entry.size, entry.start)
+                data = self._replaced.get((rank, piece)) or os.pread(
+                    self._fd, entry.size, entry.start
+                )
         if len(data) != entry.size or xxhash.xxh3_128_hexdigest(data) != entry.digest:
             raise PageCorruptError(
                 f"{self._name}: piece {piece} at byte {entry.start} changed after it was written; "
@@ -116,12 +114,9 @@ class VersionAttachments(Closing):
     def read_all(self) -> dict[int, bytes]:
         """Rank -> its whole attachment."""
         return {
-            rank: b"".join(self.read(rank, piece) for piece in range(len(sizes)))
-            for rank, sizes in self.sizes.items()
+            rank: b"".join(self.read(rank, piece) for piece in range(len(pieces)))
+            for rank, pieces in self._pieces.items()
         }
-
-    def _last_of(self, rank: int) -> tuple[bytes, ...]:
-        return (self._replaced[rank],) if rank in self._replaced else ()
 
     def close(self) -> None:
         """Close the file; may be repeated."""
@@ -183,7 +178,8 @@ class AttachmentFiles(Closing):
         name = _name_in(step)
         if step is None or step.version != version or name is None:
             return
-        name, content = _replacing(name, rank), xxhash.xxh3_128_digest(data) + bytes(data)
+        name = _replacing(name, rank)
+        content = xxhash.xxh3_128_hexdigest(data).encode() + data
         with self._lock:
             self._found += [name] if name not in self._found else []
         if self._directory is None:
@@ -230,10 +226,14 @@ class AttachmentFiles(Closing):
         pieces = {
             int(rank): [_Piece(*piece) for piece in each] for rank, each in found["pieces"].items()
         }
-        replaced = {rank: self._read_replaced(found["file"], rank) for rank in pieces}
-        return VersionAttachments(
-            found["file"], fd, pieces, {rank: each for rank, each in replaced.items() if each}
-        )
+        replaced = {}
+        for rank, each in pieces.items():
+            content = self._replacement(_replacing(found["file"], rank))
+            if content:
+                digest = content[:_DIGEST_BYTES].decode(errors="replace")
+                data = replaced[rank, len(each)] = content[_DIGEST_BYTES:]
+                each.append(_Piece(len(each), 0, len(data), digest))
+        return VersionAttachments(found["file"], fd, pieces, replaced)
 
     def close(self) -> None:
         """Close the files; that of the decided version stays."""
@@ -242,20 +242,14 @@ class AttachmentFiles(Closing):
                 os.close(file.fd)
             self._files.clear()
 
-    def _read_replaced(self, name: str, rank: int) -> bytes:
-        """What replaces a part of a rank's attachment; empty if nothing does."""
-        name, content = _replacing(name, rank), self._replaced.get(_replacing(name, rank), b"")
-        if self._directory is not None:
-            with (
-                refusing(f"{self._place(name)} cannot be read"),
-                contextlib.suppress(FileNotFoundError),
-            ):
-                content = (self._directory / name).read_bytes()
-        if content and xxhash.xxh3_128_digest(content[16:]) != content[:16]:
-            raise PageCorruptError(
-                f"{name} changed after it was written; restore the state from a checkpoint."
-            )
-        return content[16:]
+    def _replacement(self, name: str) -> bytes:
+        """The content of a file that replaces something, its checksum first; empty if there is
+        none."""
+        if self._directory is None:
+            return self._replaced.get(name, b"")
+        with refusing(f"{name} cannot be read"), contextlib.suppress(FileNotFoundError):
+            return (self._directory / name).read_bytes()
+        return b""
 
     def _open(self, name: str) -> int:
         if self._directory is None or Path(name).name != name:

@@ -44,7 +44,7 @@ Pieces = dict[tuple[int, int], bytes]
 _COPIED = (
     "description", "attempt", "recorded", "version", "applied", "pages", "tentative", "prepared",
     "ledger",
-    "decided_attempt", "put_aside", "kept", "written", "_sealed", "_contributors", "is_partial",
+    "decided_attempt", "put_aside", "kept", "replaced", "written", "_sealed", "_contributors", "is_partial",
     "filled_at",
 )  # fmt: skip
 
@@ -93,6 +93,8 @@ class Disk:
     """(version, attempt) -> what is to be kept beside it."""
     kept: dict[int, Pieces] = field(default_factory=dict)
     """Decided: the same by version."""
+    replaced: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """(version, rank) -> what a rank has put in place of a part of that."""
     written: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Chunk -> (version, attempt) of the last write of its page."""
     on_decided: Callable[[int, int], None] = lambda number, version: None

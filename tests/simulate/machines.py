@@ -260,6 +260,9 @@ class Node(Process):
                     pass
                 case node_actions.Spill(payload):
                     payload.leave_memory()  # type: ignore[attr-defined]
+                case node_actions.ReplaceAttached(version, rank, payload):
+                    if self._owned.version == version:
+                        self.disk.replaced[version, rank] = payload.read().tobytes()  # type: ignore[attr-defined]
                 case node_actions.RecordAttempt() | node_actions.Discard():
                     self._disk_at_once(action)
                 case node_actions.GiveUp(text, code):

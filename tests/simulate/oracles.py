@@ -137,6 +137,16 @@ class Oracles(Watch):
         made = decided if decided <= attempt else attempt
         self._check("O6", f"{worker.name} in step {step}", step, made, weights)
 
+    def replaced(self, worker: Worker, step: int, data: bytes) -> None:
+        """All that keep what is attached have it, unless a later version is decided there."""
+        for disk in members_of(self._disks):
+            found = disk.replaced.get((step + 1, worker.rank))
+            is_kept_here = 0 in disk.share.stripes and disk.version == step + 1
+            assert found == data or not is_kept_here or self._is_of_before(step + 1), (
+                f"O3: beside version {step + 1} at node {disk.number} lies {found!r} of "
+                f"{worker.name}, which was told that it is {data!r}"
+            )
+
     # ---------------------------------------------------------------------- what disks hold
 
     def decided(self, number: int, version: int) -> None:

@@ -28,6 +28,9 @@ class Watch:
     def step_decided(self, worker: Worker, told: nic.StepDecided) -> None:
         """It was told that a step is decided."""
 
+    def replaced(self, worker: Worker, step: int, data: bytes) -> None:
+        """It was told that this has replaced something beside the version that a step made."""
+
 
 class Worker(Process):
     """A NicCore and the job it runs, as a generator that waits for handles."""
@@ -202,11 +205,11 @@ class Worker(Process):
                     yield self._load()
                 committed = -1
                 while step < self._job.steps:
-                    self._keep(committed)
+                    yield from self._keep(committed)
                     yield from self._step(step)
                     committed = step
                     step += 1
-                self._keep(committed)
+                yield from self._keep(committed)
                 if committed >= 0:  # else the last step was decided before we came
                     yield ("decided", committed)
                 break
@@ -217,10 +220,18 @@ class Worker(Process):
         self._do(self.core.leave(self._world.now_ns))
         yield "left"
 
-    def _keep(self, step: int) -> None:
-        """As the next step begins, or the last is waited for."""
-        if self._job.keeps and step >= 0:
-            self._do(self.core.attach(self._world.now_ns, step, kept(self._rank, step)))
+    def _keep(self, step: int) -> Generator[Any, None, None]:
+        """As the next step begins, or the last is waited for: then it is replaced, twice."""
+        if not self._job.keeps or step < 0:
+            return
+        self._do(self.core.attach(self._world.now_ns, step, kept(self._rank, step)))
+        if (step + self._rank) % 3 == 0:
+            yield ("decided", step)
+            for part in (1, 2):
+                handle, data = self._new(), f"{self._rank} {step} late {part}".encode()
+                self._do(self.core.attach(self._world.now_ns, step, [data], part, handle))
+                yield handle
+                self._watch.replaced(self, step, data)
 
     def _load(self) -> int:
         handle = self._new()

@@ -437,15 +437,11 @@ class FakeNic:
             self.network.now.begun[self.rank] = hyper
             self.network.advance()
 
-    def attach(self, step: int, data: bytes) -> None:
+    def attach(self, step: int, data: bytes, part: int = 0) -> None:
         with self.network.changed:
             self._check()
-            self.network.kept[self.rank, step] = data
-
-    def replace_attached(self, step: int, part: int, data: bytes) -> None:
-        with self.network.changed:
-            self._check()
-            self.network.kept[self.rank, step] += data
+            before = self.network.kept[self.rank, step] if part else b""
+            self.network.kept[self.rank, step] = before + data
 
     def commit(self, step: int, parts: int, hyper: bytes, *, skip: bool = False) -> FakeStepHandle:
         with self.network.changed:

@@ -5,7 +5,7 @@
     decided    `Attachments.decided`   the attachment is durable, and is forgotten
     skipped    `Attachments.repeat`    sent again under the new attempt: the step stands
     aborted    `Attachments.clear`     void: the step is computed again, and attached to again
-    replaced   `Attachments.replace`   sent for a decided step; done when the parent has stored it
+    replaced   `Attachments.attach`    a later part is sent, and done when the parent has stored it
 
 Pure.
 """
@@ -28,25 +28,23 @@ class Attachments:
         self._contributors = 1 << outbox.rank
         self._pieces: dict[int, Sequence[bytes]] = {}
         """By step."""
-        self._replacement = 0
-        """The handle of the one that is under way."""
+        self._handle = 0
+        """Of the later part that is under way."""
 
-    def attach(self, step: int, pieces: Sequence[bytes]) -> None:
-        """Send the pieces of a step's attachment."""
-        self._pieces[step] = pieces
-        self._send(step)
-
-    def replace(self, handle: int, step: int, part: int, data: bytes) -> None:
-        """Send what replaces a part of a decided step's attachment; the last one counts."""
-        self._replacement = handle
-        self._load(step, part, 0, [data])
+    def attach(self, step: int, pieces: Sequence[bytes], part: int = 0, handle: int = 0) -> None:
+        """Send the pieces of a step's attachment; `handle`: of a later part."""
+        if part:
+            self._handle = handle
+        else:
+            self._pieces[step] = pieces
+        self._send(step, pieces, part)
 
     def received(self, m: wire.Received) -> None:
         """The parent has a piece of this rank, or of another one."""
         name = ("keep", m.step, m.part, m.index)
         is_ours = m.contributors == self._contributors
         if is_ours and self._uplink.arrived(self._out.now_ns, name) and m.part:
-            self._out.actions.append(Done(self._replacement))
+            self._out.actions.append(Done(self._handle))
 
     def decided(self, step: int) -> None:
         """A step is decided: its attachment is durable."""
@@ -54,22 +52,18 @@ class Attachments:
 
     def repeat(self) -> None:
         """Send all pieces again, under another attempt."""
-        for step in self._pieces:
-            self._send(step)
+        for step, pieces in self._pieces.items():
+            self._send(step, pieces)
 
     def clear(self) -> None:
         """All undecided steps are void."""
         self._pieces.clear()
 
-    def _send(self, step: int) -> None:
-        pieces = self._pieces[step]
-        for index in range(len(pieces)):
-            self._load(step, 0, index, pieces)
-
-    def _load(self, step: int, part: int, index: int, pieces: Sequence[bytes]) -> None:
-        keep = self._out.stamped(
-            wire.Keep, step=step, part=part, index=index, contributors=self._contributors,
-            pieces=len(pieces),
-        )  # fmt: skip
-        cargo = Cargo(keep, pieces[index], len(pieces[index]))
-        self._uplink.load(self._out.now_ns, ("keep", step, part, index), cargo)
+    def _send(self, step: int, pieces: Sequence[bytes], part: int = 0) -> None:
+        for index, piece in enumerate(pieces):
+            keep = self._out.stamped(
+                wire.Keep, step=step, part=part, index=index, contributors=self._contributors,
+                pieces=len(pieces),
+            )  # fmt: skip
+            cargo = Cargo(keep, piece, len(piece))
+            self._uplink.load(self._out.now_ns, ("keep", step, part, index), cargo)

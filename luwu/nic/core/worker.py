@@ -181,18 +181,13 @@ class NicCore:
         self.steps.commit(step, parts, hyper, skip=skip)
         return self.out.take()
 
-    def attach(self, now_ns: int, step: int, pieces: Sequence[bytes]) -> list[Action]:
-        """Store these pieces beside the version that a step makes."""
-        self.out.now_ns = now_ns
-        self.attachments.attach(step, pieces)
-        return self.out.take()
-
-    def replace_attached(
-        self, now_ns: int, handle: int, step: int, part: int, data: bytes
+    def attach(
+        self, now_ns: int, step: int, pieces: Sequence[bytes], part: int = 0, handle: int = 0
     ) -> list[Action]:
-        """Store this in place of what was attached late to a decided step; `part` counts these."""
+        """Store these pieces beside the version that a step makes; of a later part, the one piece
+        in place of what was attached late, once the step is decided."""
         self.out.now_ns = now_ns
-        self.attachments.replace(handle, step, part, data)
+        self.attachments.attach(step, pieces, part, handle)
         return self.out.take()
 
     def cancel(self, now_ns: int, text: str) -> list[Action]:

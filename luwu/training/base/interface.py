@@ -173,12 +173,9 @@ class Nic(Protocol):
         """Block until a push or pull is complete."""
         ...
 
-    def attach(self, step: int, data: bytes) -> None:
-        """Attach bytes to a step whose hyper-parameters announce it."""
-        ...
-
-    def replace_attached(self, step: int, part: int, data: bytes) -> None:
-        """Replace what was attached late to a decided step; blocks until that is stored."""
+    def attach(self, step: int, data: bytes, part: int = 0) -> None:
+        """Attach bytes to a step whose hyper-parameters announce it; later parts replace what was
+        attached late to a decided step, and block until that is stored."""
         ...
 
     def open_reader(self) -> StateReader:

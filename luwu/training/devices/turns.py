@@ -111,13 +111,9 @@ class TurnNic:
         """As the NIC's; there are no jobs yet."""
         self._nic.load(chunks)
 
-    def attach(self, step: int, data: bytes) -> None:
+    def attach(self, step: int, data: bytes, part: int = 0) -> None:
         """As the NIC's."""
-        self._nic.attach(step, data)
-
-    def replace_attached(self, step: int, part: int, data: bytes) -> None:
-        """As the NIC's."""
-        self._nic.replace_attached(step, part, data)
+        self._nic.attach(step, data, part)
 
     def open_reader(self) -> StateReader:
         """As the NIC's; a reader has a connection of its own."""

@@ -520,7 +520,6 @@ class Session:
     def open_reader(self) -> StateReader:
         """Hold the newest decided step for reading: of the last `step()`, or the first weights."""
         self.check_running()
-        self.attend()
         with self.attempt():
             self.results.wait_for_last()
         return self.nic.open_reader()

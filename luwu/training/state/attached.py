@@ -173,8 +173,7 @@ class Attachments:
             self._nic.attach(step - 1, msgpack.packb([self._early[step], late]))
         elif step and late != before and self._is_taken:
             self._replaced_count += 1
-            data = msgpack.packb(late)
-            self._nic.replace_attached(step - 1, self._replaced_count, data)
+            self._nic.attach(step - 1, msgpack.packb(late), self._replaced_count)
         self._late[step] = late
 
     def restart(self, step: int) -> None:
