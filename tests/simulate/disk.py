@@ -43,9 +43,8 @@ Pieces = dict[tuple[int, int], bytes]
 
 _COPIED = (
     "description", "attempt", "recorded", "version", "applied", "pages", "tentative", "prepared",
-    "ledger",
-    "decided_attempt", "put_aside", "kept", "replaced", "written", "_sealed", "_contributors", "is_partial",
-    "filled_at",
+    "ledger", "decided_attempt", "put_aside", "kept", "replaced", "written", "_sealed",
+    "_contributors", "is_partial", "filled_at",
 )  # fmt: skip
 
 

@@ -140,7 +140,7 @@ def train_in_eval(model: nn.Module) -> None:
 
 def train_reentrant(model: nn.Module) -> None:
     """No forward of a sharded module but those of the checkpoint, which are without gradients."""
-    block, head = model
+    block, _ = model
     x = torch.ones(8, 64, requires_grad=True)
     checkpoint(block, x, use_reentrant=True).sum().backward()
 
@@ -173,7 +173,7 @@ def test_a_lost_step_goes_back_to_the_state_as_its_training_began(
         scheduler.step()
         found.append(rate_of(optimizer, scheduler, model))
         meet.wait(60)
-        with pytest.raises(luwu.StepAborted) as caught:  # noqa: PT012 - whichever finds it out
+        with pytest.raises(luwu.StepAborted) as caught:
             optimizer.zero_grad()
             luwu.session().last_result.wait()
             loss_of(model, torch.ones(8, 64)).backward()

@@ -39,6 +39,21 @@ def test_a_piece_names_its_rank_and_their_number() -> None:
     assert found == [(4, 0, 2, CONTRIBUTORS), (4, 1, 2, CONTRIBUTORS)]
 
 
+def test_a_later_part_is_done_when_the_parent_has_stored_it() -> None:
+    """Goal: it is of a decided step, and the receipt of that step's piece says nothing of it."""
+    attachments, outbox, _ = make()
+    piece, late = (
+        receipt(Verb.KEEP, part=part, index=0, contributors=CONTRIBUTORS) for part in range(2)
+    )
+    check(outbox, [
+        ((attachments.attach, (0, [b"late"], 1, 77)), None, ["Keep 0.1.0 b'late'"]),
+        ((attachments.received, (piece,)), None, []),
+        ((attachments.received, (late,)), None, ["Drop b'late'", "Done 77"]),
+        ((attachments.received, (late,)), None, []),
+        (attachments.repeat, None, []),
+    ])  # fmt: skip
+
+
 def test_attachments_of_undecided_steps_are_sent_again() -> None:
     """Goal: after a skipped step under the new attempt; not after a decision, nor after an abort,
     which makes the step be computed again."""

@@ -299,6 +299,31 @@ def test_attachments_are_confirmed_when_they_are_put_aside() -> None:
     )  # fmt: skip
 
 
+def test_what_was_attached_late_to_a_decided_step_is_replaced() -> None:
+    """Goal: beside the decided version alone, by the newest part alone; every one is confirmed, but
+    none of a step that is not decided here yet: it is sent again."""
+    parts = Parts(keeps=True)
+    attachments = Attachments(parts.outbox, parts.children, parts.steps)
+    first, second = (
+        parts.m(wire.Keep, index=0, part=part, contributors=0b10, pieces=1) for part in (1, 2)
+    )
+    received = f"switch: {RECEIVED}KEEP contributors=2 step=0".replace("part=0", "part={}")
+    parts.check((lambda: attachments.keep(CHILD, first, "1"), None, ["drop 1"]))
+    parts.outbox.step = 1
+    replaced = "ReplaceAttached version=1 rank=1 payload={}"
+    parts.check(
+        (lambda: attachments.keep(CHILD, second, "2"), None,
+         [replaced.format(2), "drop 2", received.format(2)]),
+        (lambda: attachments.keep(CHILD, second, "again"), None,
+         ["drop again", received.format(2)]),
+        (lambda: attachments.keep(CHILD, first, "1"), None, ["drop 1", received.format(1)]),
+    )  # fmt: skip
+    parts.outbox.step = 2
+    parts.check(
+        (lambda: attachments.keep(CHILD, second, "2"), None, ["drop 2", received.format(2)])
+    )
+
+
 # -------------------------------------------------------------------------- updates and serving
 
 

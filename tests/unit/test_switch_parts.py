@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 import pytest
 
@@ -164,6 +165,18 @@ def test_a_piece_of_an_attachment_goes_up_once() -> None:
             ("attach", (handed.left, keep, "other", 5), ["drop other"]),
             ("received", (received,), ["drop r", f"left,right: {answer}"]),
             ("attach", (handed.right, keep, "late", 5), ["drop late", f"right: {answer}"]),
+        ],
+    )  # fmt: skip
+    handed.outbox.step = 1
+    handed.play(
+        part,
+        [
+            ("attach", (handed.right, keep, "late", 5), ["drop late", f"right: {answer}"]),
+            ("attach", (handed.right, replace(keep, part=1), "other", 5),
+             ["parent: Keep contributors=4 part=1 pieces=1 + 'other'"]),
+            ("received", (received,), []),
+            ("received", (replace(received, part=1),),
+             ["drop other", "left,right: Received verb=KEEP contributors=4 part=1"]),
         ],
     )  # fmt: skip
 

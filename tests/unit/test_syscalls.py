@@ -12,7 +12,8 @@ import pytest
 from luwu.activations.scratch_file import ScratchFile
 from luwu.base.errors import StateError, StoreFullError
 from luwu.base.making import making_directory
-from switch_emu.store.attachments import AttachmentFiles
+from switch_emu.store import DecidedStep
+from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
 from switch_emu.store.spill import SpillFile
 from tests.syscalls import __main__ as campaign
 from tests.syscalls import story, tracing
@@ -76,7 +77,8 @@ def attached(directory: Path) -> None:
     """What workers keep with a step."""
     with AttachmentFiles(directory, synced=True, decided=None) as files:
         files.put(1, 1, 0, 0, memoryview(b"state"))
-        files.seal(1, 1)
+        step = DecidedStep(version=1, attempt=1, extra={RECORD_KEY: files.seal(1, 1)})
+        files.replace(step, 1, 0, memoryview(b"other"))
 
 
 def made(directory: Path) -> None:
@@ -93,6 +95,8 @@ PATHS = [
     (attached, "pwrite64", 1, r"kept-1-1\.dat: what rank 0 attached .* cannot be written"),
     (attached, "fdatasync", 1, r"kept-1-1\.dat: what workers attached .* cannot be flushed"),
     (attached, "fsync", 1, r"kept-1-1\.dat: what workers attached .* cannot be flushed"),
+    (attached, "fdatasync", 2, r"kept-1-1-0\.dat: what rank 0 attached .* cannot be replaced"),
+    (attached, "rename", 1, r"kept-1-1-0\.dat: what rank 0 attached .* version is unchanged"),
     (made, "fsync", 1, "made.*othing was left behind"),
     (made, "fsync", 2, "made.*othing was left behind"),
     (made, "rename", 1, "made.*othing was left behind"),
