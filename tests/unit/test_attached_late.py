@@ -67,6 +67,7 @@ def play(
 
 
 @pytest.mark.feature("learning rate schedulers")
+@pytest.mark.feature("evaluate, save, then scheduler.step()")
 @pytest.mark.parametrize("name", sorted(SCHEDULERS))
 def test_any_order_of_a_loop_resumes_as_torch_does(name: str, tmp_path: Path) -> None:
     """I4. Goal: rates and weights over two stops are those of a script of plain torch that saves

@@ -173,10 +173,10 @@ def test_a_piece_of_an_attachment_goes_up_once() -> None:
         [
             ("attach", (handed.right, keep, "late", 5), ["drop late", f"right: {answer}"]),
             ("attach", (handed.right, replace(keep, part=1), "other", 5),
-             ["parent: Keep contributors=4 part=1 pieces=1 + 'other'"]),
+             ["parent: Keep part=1 contributors=4 pieces=1 + 'other'"]),
             ("received", (received,), []),
             ("received", (replace(received, part=1),),
-             ["drop other", "left,right: Received verb=KEEP contributors=4 part=1"]),
+             ["drop other", "left,right: Received part=1 verb=KEEP contributors=4"]),
         ],
     )  # fmt: skip
 

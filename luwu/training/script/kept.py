@@ -23,8 +23,8 @@ def attach(name: str, thing: Any, *, per_rank: bool = False, late: bool | None =
             `load_state_dict()`. States consist of plain values, tensors and arrays.
         per_rank: True if the state differs by rank. A rank that is new, or was left out, then keeps
             its own state; otherwise it takes that of the first rank of the last step.
-        late: True if the object changes after `step()`: its state is taken when the next step
-            begins. By default true for schedulers only.
+        late: True if the object changes after `step()`: its state is taken when the next training
+            forward begins, or the step is waited for. By default true for schedulers only.
 
     Raises:
         StepOrderError: After the first forward.
