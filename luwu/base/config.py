@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
+from luwu.base.foreign import read_toml
 from luwu.base.limits import (
     HOSTS_MAX,
     INT64_MAX,
@@ -461,19 +461,15 @@ def resolve(
 
 
 def _read_file(file: Path) -> dict[str, str]:
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ConfigError(f"cannot read the configuration {file}: {exc.strerror}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{file} is not TOML: {exc}") from exc
-    texts = {}
-    for written, value in document.items():
+    texts: dict[str, str] = {}
+    for written, value in read_toml(file, "configuration").items():
         name = written.replace("-", "_")
         if name not in KEYS:
             raise ConfigError(
                 f"{file}: unknown key {written!r}{suggestion(name, KEYS)}", code="E201"
             )
+        if name in texts:
+            raise ConfigError(f"{file}: {name} stands there with - and with _; omit one of them")
         texts[name] = _text_of(value, f"{file}: {written}")
     return texts
 

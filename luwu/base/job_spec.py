@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from luwu.base.errors import ConfigError
+from luwu.base.foreign import taking
 from luwu.base.json_file import read_json
 from luwu.base.links import LinkPair
 from luwu.base.outstanding import RetryPolicy
@@ -80,7 +81,8 @@ def from_document(kind: type[SpecT], document: Mapping[str, Any], where: str) ->
     ]
     if missing:
         raise ConfigError(f"{where}: {kind.__name__} needs {', '.join(missing)}")
-    return kind(**found)
+    with taking(where):
+        return kind(**found)
 
 
 def read_again(file: Path, job: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
+from luwu.base.foreign import parse_json, read_file
 
 PARTIAL: Final = ".partial"
 
@@ -42,11 +43,12 @@ def remove_partial(directory: Path, pid: int) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None if there is no such file. Raises ConfigError."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(read_file(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as exc:
-        raise ConfigError(f"cannot read {path}: {exc}; it was not written by luwu") from exc
+        what = f"{getattr(exc, 'strerror', exc)!s:.200}"
+        raise ConfigError(f"cannot read {path}: {what}; it was not written by luwu") from exc
     if not isinstance(document, dict):
         raise ConfigError(f"{path} holds no JSON object; it was not written by luwu")
     return document
@@ -56,6 +58,6 @@ def json_object(line: bytes | str) -> dict[str, Any]:
     """The object in a line; an empty one if there is none, as in a line that is cut."""
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from luwu.base.errors import ConfigError
+from luwu.base.foreign import open_file
 from luwu.base.json_file import read_json, write_json
 from luwu.base.suggestion import suggestion
 
@@ -130,7 +131,7 @@ def read_secret(directory: Path, name: str) -> OwnKey:
     check_directory(directory)
     file = directory / f"{check_name(name)}{SECRET_SUFFIX}"
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = open_file(file, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         raise ConfigError(
             f"{directory} has no key {name!r} ({file.name}); make one with luwu keys add {name} "

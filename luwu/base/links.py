@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.outstanding import RetryPolicy
-from luwu.base.quantities import parse_bytes, parse_bytes_per_s, parse_ns
+from luwu.base.quantities import decimal, parse_bytes, parse_bytes_per_s, parse_ns, real
 from luwu.base.suggestion import suggestion
 
 ROLES: Final = ("worker", "switch", "node")
@@ -352,10 +352,7 @@ def emulated_links(
 
 def parse_ratio(text: str, name: str) -> float:
     """A share of messages, at least 0 and below 1. Raises ConfigError."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = real(text)
     if not 0 <= value < 1:
         raise ConfigError(
             f"{name}: {text!r} is not a share of messages, at least 0 and below 1; write 0.01 for "
@@ -366,20 +363,18 @@ def parse_ratio(text: str, name: str) -> float:
 
 def parse_window(text: str, name: str) -> int:
     """A number of messages. Raises ConfigError."""
-    if not text.strip().isdecimal() or int(text) > REORDER_WINDOW_MAX:
+    found = decimal(text.strip())
+    if found is None or found > REORDER_WINDOW_MAX:
         raise ConfigError(
             f"{name}: {text!r} is not a number of messages from 0 to {REORDER_WINDOW_MAX}; 16 lets "
             "16 later messages overtake one"
         )
-    return int(text)
+    return found
 
 
 def parse_dilation(text: str, name: str) -> float:
     """A factor of time. Raises ConfigError."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = real(text)
     if not 1 <= value <= DILATION_MAX:
         raise ConfigError(
             f"{name}: {text!r} is not a number from 1 to {DILATION_MAX:.0f}; 100 makes a link of "

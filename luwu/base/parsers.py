@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from luwu.base.errors import ConfigError
-from luwu.base.limits import CHUNK_BYTES_STEP, PAYLOAD_BYTES_MAX
-from luwu.base.quantities import exact_size, parse_bytes, parse_ns
+from luwu.base.limits import CHUNK_BYTES_STEP, INT64_MAX, PAYLOAD_BYTES_MAX
+from luwu.base.quantities import decimal, exact_size, parse_bytes, parse_ns, real
 from luwu.base.suggestion import suggestion
 from luwu.base.tree import parse_ranks, ranges_text
 
@@ -24,11 +24,11 @@ def whole(least: int, most: int | None = None) -> Parser:
     """A whole number within limits."""
 
     def parse(text: str, name: str) -> int:
-        digits = text.strip().replace("_", "")
-        if not digits.isdecimal() or int(digits) < least or (most and int(digits) > most):
+        found = decimal(text.strip().replace("_", ""))
+        if found is None or not least <= found <= (most or INT64_MAX):
             limits = f"from {least} to {most}" if most else f"of at least {least}"
-            raise ConfigError(f"{name}: {text!r} is not a whole number {limits}")
-        return int(digits)
+            raise ConfigError(f"{name}: {text!r:.60} is not a whole number {limits}")
+        return found
 
     return parse
 
@@ -37,10 +37,7 @@ def number(*, above_zero: bool) -> Parser:
     """A finite number, above zero or at least zero."""
 
     def parse(text: str, name: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
+        value = real(text)
         if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
             kind = "a number above 0" if above_zero else "a number of at least 0"
             raise ConfigError(f"{name}: {text!r} is not {kind}")
@@ -120,7 +117,7 @@ def rank_ranges(text: str, name: str) -> str:
 def host_and_port(text: str, name: str) -> str:
     """HOST:PORT, with a port that is not 0."""
     host, _, port = text.rpartition(":")
-    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or "/" in host or not 0 < (decimal(port) or 0) < 65536:
         raise ConfigError(f"{name}: {text!r} is not HOST:PORT, such as 10.0.0.5:29400")
     return text
 

@@ -9,11 +9,13 @@ A bare number is refused, except 0: `--chunk 4` could mean anything.
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 
 from luwu.base.errors import ConfigError
 
+_DIGITS = re.compile(r"[0-9]{1,19}")
 _NUMBER = re.compile(r"^\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z/]*)\s*$")
 
 BYTES = {
@@ -86,6 +88,19 @@ def _scaled(text: str, units: dict[str, int], name: str, examples: str) -> int:
     if value.denominator != 1:
         raise ConfigError(f"{name}: {text!r} is not a whole number of the smallest unit")
     return int(value)
+
+
+def decimal(text: str) -> int | None:
+    """The whole number of up to 19 digits 0 to 9; None if the text is none."""
+    return int(text) if _DIGITS.fullmatch(text) else None
+
+
+def real(text: str) -> float:
+    """The number of a text in ASCII, such as `0.5` or `1e-3`; NaN if the text is none."""
+    try:
+        return float(text) if text.isascii() else math.nan
+    except ValueError:
+        return math.nan
 
 
 def exact_size(count: int) -> str:

@@ -15,13 +15,14 @@ found no slot in a switch follows it (`luwu/protocol/sum_order.py`).
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
+from luwu.base.foreign import read_toml
+from luwu.base.quantities import decimal
 
 NODE: Final = "node"
 """The parent of the root."""
@@ -30,6 +31,8 @@ SWITCH: Final = "switch"
 
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _KEYS: Final = ("parent", "workers")
+_RANKS_MAX: Final = 1_000_000
+"""That a text may name; far beyond those of any job, whose limit has an error of its own."""
 
 
 def bitmap(ranks: Iterable[int]) -> int:
@@ -61,14 +64,12 @@ def parse_ranks(text: str, place: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = (each.strip() for each in part.partition("-"))
-        ends = (first, last if dash else first)
-        if not all(each.isdecimal() and len(each) <= 6 for each in ends) or int(first) > int(
-            ends[1]
-        ):
+        start, end = decimal(first), decimal(last if dash else first)
+        if start is None or end is None or not start <= end < _RANKS_MAX - len(found):
             raise ConfigError(
                 f'{place}: {part.strip()!r} is neither a rank nor a range of ranks; write "0-3,6"'
             )
-        found.extend(range(int(first), int(ends[1]) + 1))
+        found.extend(range(start, end + 1))
     return tuple(found)
 
 
@@ -185,13 +186,7 @@ def groups_text(tree: Tree) -> str:
 
 def read_tree(file: Path, *, workers: int) -> Tree:
     """The tree of a file, checked. Raises ConfigError."""
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ConfigError(f"tree: cannot read {file}: {exc.strerror}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"tree: {file} is not TOML: {exc}") from exc
-    return parse_tree(document, workers=workers, where=str(file))
+    return parse_tree(read_toml(file, "tree"), workers=workers, where=str(file))
 
 
 def parse_tree(document: Mapping[str, Any], *, workers: int, where: str) -> Tree:

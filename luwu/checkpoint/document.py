@@ -26,18 +26,31 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from luwu.base.errors import ConfigError, DamagedFileError, LuwuError
+from luwu.base.foreign import (
+    MALFORMED,
+    counted,
+    natural,
+    parse_json,
+    plain_text,
+    read_file,
+    typed,
+)
 from luwu.base.limits import WORLD_SIZE_MAX
-from luwu.tensor_files.header import load_unique
-from luwu.wire.description import Description, natural, parse_description, typed
+from luwu.base.quantities import decimal
+from luwu.wire.description import (
+    DIMENSIONS_MAX,
+    Description,
+    parse_description,
+)
 from luwu.wire.hyper import decode_hyper
 from luwu.wire.state_names import torch_hyper
-from switch_emu.store import Contributor, DecidedStep
+from switch_emu.store import DecidedStep
 from switch_emu.store.attachments import RECORD_KEY
+from switch_emu.store.manifest import step_of
 
 FILE: Final = "luwu.json"
 FORMAT: Final = "luwu-export"
 VERSION: Final = 1
-_BYTES_MAX: Final = 64 * 1024 * 1024
 
 ValueT = TypeVar("ValueT")
 
@@ -113,20 +126,16 @@ def read_document(directory: Path, *, is_whole: bool = True) -> ExportDocument:
     """
     path = directory / FILE
     try:
-        if path.stat().st_size > _BYTES_MAX:
-            raise DamagedFileError(
-                f"{path} is larger than {_BYTES_MAX} bytes: it is not what we wrote"
-            )
-        text = path.read_bytes()
+        text = read_file(path)
     except OSError as exc:
         raise ConfigError(
             f"{directory} was not written by luwu export ({FILE}: {exc.strerror}). For weights "
             "from elsewhere name a state or an export with the same model: --like"
         ) from exc
     try:
-        values = load_unique(text)
+        values = parse_json(text)
         found = (values["format"], values["version"])
-    except (KeyError, TypeError, ValueError) as exc:
+    except MALFORMED as exc:
         raise DamagedFileError(f"{path} is damaged: {exc!s:.400}. Get the export again.") from exc
     if found != (FORMAT, VERSION):
         raise ConfigError(
@@ -137,7 +146,7 @@ def read_document(directory: Path, *, is_whole: bool = True) -> ExportDocument:
         if is_whole:
             _check_size(values["description"], directory)
         return _parse(values)
-    except (LuwuError, LookupError, TypeError, ValueError) as exc:
+    except (LuwuError, *MALFORMED) as exc:
         raise DamagedFileError(f"{path} is damaged: {exc!s:.400}. Get the export again.") from exc
 
 
@@ -147,39 +156,31 @@ def _check_size(description: dict[str, Any], directory: Path) -> None:
     Raises ValueError, and what a document of another form makes of this.
     """
     held = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    elems = sum(math.prod(map(natural, row[1])) for row in description["parameters"])
+    shapes = [typed(row[1], list) for row in description["parameters"]]
+    if max(map(len, shapes), default=0) > DIMENSIONS_MAX:
+        raise ValueError(f"a parameter has more than {DIMENSIONS_MAX} dimensions")
+    elems = sum(math.prod(map(natural, shape)) for shape in shapes)
     if elems > held:
         raise ValueError(
-            f"it describes {elems} elements, and the files of the export are {held} bytes in all"
+            f"it describes {elems!s:.40} elements, and the files beside it have {held} bytes"
         )
 
 
 def _parse(values: dict[str, Any]) -> ExportDocument:
     description = parse_description(json.dumps(values["description"]).encode())
-    item = typed(values["record"], dict)
-    norm = item["grad_norm"]
-    record = DecidedStep(
-        version=natural(values["step"]),
-        attempt=natural(item["attempt"]),
-        epoch=natural(item["epoch"]),
-        job=natural(item["job"]),
-        generation=natural(item["generation"]),
-        contributors=_list(item["contributors"], _contributor, WORLD_SIZE_MAX),
-        hyper=bytes.fromhex(_text(item["hyper"])),
-        applied=typed(item["applied"], bool),
-        norms=() if norm is None else (float.fromhex(_text(norm)),),
-        extra=_texts(item["extra"]),
-    )
+    record = step_of({**typed(values["record"], dict), "version": values["step"]})
+    if RECORD_KEY in record.extra:
+        raise ValueError(f"extra has {RECORD_KEY!r}, which only a state has")
     if record.hyper:
         decode_hyper(record.hyper)
     parameters = description.layout.parameters
     updates = _list(
-        values["updates"], lambda each: None if each is None else natural(each), len(parameters)
+        values["updates"], lambda each: None if each is None else counted(each), len(parameters)
     )
     trained = [each is not None for each in updates]
     if trained != [parameter.trainable for parameter in parameters]:
         raise ValueError("updates are not those of the trained parameters")
-    attempt = natural(values["attempt"])
+    attempt = counted(values["attempt"])
     if attempt < record.attempt:
         raise ValueError(f"attempt {attempt} is below that of the last step, {record.attempt}")
     return ExportDocument(
@@ -187,17 +188,12 @@ def _parse(values: dict[str, Any]) -> ExportDocument:
         record=record,
         attempt=attempt,
         updates=updates,
-        weights_digest=_text(values["weights_digest"]),
-        dtype=_text(values["dtype"]),
+        weights_digest=plain_text(values["weights_digest"]),
+        dtype=plain_text(values["dtype"]),
         has_optimizer=typed(values["has_optimizer"], bool),
         digests=_texts(values["digests"]),
         attached=_attached(values["attached"]),
     )
-
-
-def _contributor(row: Any) -> Contributor:
-    rank, incarnation, cursor = typed(row, list)
-    return Contributor(natural(rank), natural(incarnation), natural(cursor))
 
 
 def _list(value: Any, read: Callable[[Any], ValueT], most: int) -> tuple[ValueT, ...]:
@@ -208,13 +204,13 @@ def _list(value: Any, read: Callable[[Any], ValueT], most: int) -> tuple[ValueT,
 
 
 def _texts(value: Any) -> dict[str, str]:
-    return {_text(name): _text(text) for name, text in typed(value, dict).items()}
+    return {plain_text(name): plain_text(text) for name, text in typed(value, dict).items()}
 
 
 def _attached(value: Any) -> dict[str, str]:
     found = _texts(value)
     for rank in found:
-        if not rank.isdecimal() or int(rank) >= WORLD_SIZE_MAX:
+        if (number := decimal(rank)) is None or number >= WORLD_SIZE_MAX or str(number) != rank:
             raise ValueError(f"{rank!r:.40} is not a rank")
     return found
 
@@ -222,8 +218,3 @@ def _attached(value: Any) -> dict[str, str]:
 def attached_name(rank: int | str) -> str:
     """The file of what a rank keeps beside the step."""
     return f"attached-{rank}.msgpack"
-
-
-def _text(value: Any) -> str:
-    text: str = typed(value, str)
-    return text

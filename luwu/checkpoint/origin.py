@@ -13,6 +13,8 @@ import xxhash
 
 from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, PageCorruptError
+from luwu.base.foreign import read_file
+from luwu.base.limits import KEEP_PIECES_MAX
 from luwu.checkpoint.document import ExportDocument, attached_name
 from luwu.checkpoint.export_state import MODEL, OPTIMIZER
 from luwu.tensor_files.directory import WIDENED, TensorDirectory, has_tensors
@@ -88,10 +90,11 @@ class Origin:
 def _attached(document: ExportDocument, source: Path) -> dict[int, bytes]:
     """Rank -> its attachment, verified. Raises PageCorruptError."""
     found = {}
+    most = KEEP_PIECES_MAX * document.description.layout.chunk_bytes
     for rank, digest in document.attached.items():
         path = source / attached_name(rank)
         try:
-            data = path.read_bytes()
+            data = read_file(path, most)
         except OSError as exc:
             raise PageCorruptError(f"{path} cannot be read: {exc}. Get the export again.") from exc
         if xxhash.xxh3_128_hexdigest(data) != digest:

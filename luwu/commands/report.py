@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from luwu.base.foreign import taking
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.commands.outcome import REPORT_FILE
 from luwu.estimate.steps import steps_lines
@@ -39,6 +41,11 @@ PAIR_FILE: Final = "report-{}.html"
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
     runs = [RunDirectory.find(Path(each)) for each in parsed.rest] or [RunDirectory.find()]
+    with taking(" and ".join(str(each.path) for each in runs)):
+        return _report(runs, parsed)
+
+
+def _report(runs: Sequence[RunDirectory], parsed: Parsed) -> int:
     documents = [Watch(each).document() for each in runs]
     if len(runs) == 2:
         both = named(*documents)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from luwu.base.errors import ConfigError
+from luwu.base.foreign import taking
 from luwu.base.json_file import read_json
 from luwu.commands.export import CONNECT_NAME, CONNECT_S
 from luwu.commands.flags import Flag, Parsed, Verb
@@ -99,8 +100,9 @@ def _of_running(where: str, out: Path, should_stop: Callable[[], bool]) -> Snaps
 def _state_here(where: Path, count: int) -> Path | None:
     """The state of a job whose run directory is on this host; None: it is elsewhere, or in RAM."""
     run = RunDirectory(where if where.is_dir() else where.parent)
-    document = read_json(run.role("node.json"))
-    state = None if document is None else document["spec"]["state"]
-    if state is None or not Path(state).is_dir():
-        return None
+    with taking(run.path):
+        document = read_json(run.role("node.json"))
+        state = None if document is None else document["spec"]["state"]
+        if state is None or not Path(state).is_dir():
+            return None
     return Path(state) if count == 1 else Path(state).parent

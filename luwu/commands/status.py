@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.foreign import taking
 from luwu.base.parsers import whole
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.launch.processes.run_directory import RunDirectory
@@ -66,10 +67,9 @@ def run(parsed: Parsed) -> int:
     if parsed.has("watch"):
         return _watch(watch, details=parsed.has("all"))
     document = watch.document()
-    if parsed.has("json"):
-        print(json.dumps(document, indent=1))
-    else:
-        print(status_text(document, details=parsed.has("all")))
+    with taking(watch.run.path):
+        text = status_text(document, details=parsed.has("all"))
+    print(json.dumps(document, indent=1) if parsed.has("json") else text)
     return 0
 
 

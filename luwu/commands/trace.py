@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.errors import ConfigError
+from luwu.base.foreign import taking
 from luwu.commands.flags import Flag, Parsed, Verb
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.report.aligned import ALL_STEPS, Steps, parse_steps, steady_steps
@@ -51,13 +52,13 @@ def run(parsed: Parsed) -> int:
         raise ConfigError("--json prints the summary alone: give --summary, and leave --out out")
     if out is not None:
         check_trace(Path(out), "--out")
-    if "svg" in parsed.flags:
-        _draw(found, steps, Path(parsed.flags["svg"]))
-    if parsed.has("summary"):
-        _print_summary(found, steps or ALL_STEPS, as_json=as_json)
-    if out is None and (parsed.has("summary") or "svg" in parsed.flags):
-        return 0
-    write_trace(found, found.file(TRACE_FILE) if out is None else Path(out), print, steps)
+    with taking(found.path):
+        if "svg" in parsed.flags:
+            _draw(found, steps, Path(parsed.flags["svg"]))
+        if parsed.has("summary"):
+            _print_summary(found, steps or ALL_STEPS, as_json=as_json)
+        if out is not None or not (parsed.has("summary") or "svg" in parsed.flags):
+            write_trace(found, found.file(TRACE_FILE) if out is None else Path(out), print, steps)
     return 0
 
 

@@ -45,6 +45,7 @@ from luwu.base.limits import (
     WORLD_SIZE_MAX,
 )
 from luwu.base.outstanding import RetryPolicy
+from luwu.base.quantities import decimal
 from luwu.base.suggestion import suggestion
 from luwu.base.tree import parse_ranks
 from luwu.transport.endpoints import MovableEndpoint
@@ -54,6 +55,7 @@ PREFETCH_UNITS: Final = 2
 AGGREGATE_CHARS_MAX: Final = 100
 _POLL_S = 0.05
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_SECONDS_MAX: Final = 1e9
 _SCHEMES = ("tcp://", "ipc://", "shm://")
 _BETWEEN_NODES = re.compile(",(?=[a-z]+://)")
 """Between endpoints, each of which may have commas."""
@@ -275,8 +277,8 @@ def parse_url(url: str) -> Connection:
             document[name] = _retry_of(text)
         elif text in ("true", "false"):
             document[name] = text == "true"
-        elif text.isdecimal():
-            document[name] = int(text)
+        elif (number := decimal(text)) is not None:
+            document[name] = number
         elif name in ("connect_timeout_s", "grace_s") and _DECIMAL.fullmatch(text):
             document[name] = float(text)
         else:
@@ -333,20 +335,23 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
         raise ConfigError(
             f"{where}: on_worker_loss is {policy!r:.60}, not one of {', '.join(LOSS_POLICIES)}"
         )
-    if document.get("reshard_after_forward") not in (None, True, False):
+    if type(document.get("reshard_after_forward")) not in (type(None), bool):
         raise ConfigError(f"{where}: reshard_after_forward is neither true, false nor null")
     if not isinstance(document.get("insecure", False), bool):
         raise ConfigError(f"{where}: insecure is {document['insecure']!r:.40}, no true or false")
     for name in ("connect_timeout_s", "grace_s"):
         value = document.get(name, 1.0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if type(value) not in (int, float) or not 0 < value < _SECONDS_MAX:
             raise ConfigError(f"{where}: {name} is {value!r}, not a number above 0")
     if not isinstance(document.get("tree", ""), str):
         raise ConfigError(f"{where}: tree is {document['tree']!r:.60}, no text")
     retry = document.get("retry")
     if retry is not None and not isinstance(retry, dict):
         raise ConfigError(f"{where}: retry is {retry!r:.60}, no policy")
-    document["leaves"] = tuple(_leaf(each, where) for each in document.get("leaves", ()))
+    leaves = document.get("leaves", [])
+    if not isinstance(leaves, list):
+        raise ConfigError(f"{where}: leaves is {leaves!r:.60}, no list of switches")
+    document["leaves"] = tuple(_leaf(each, where) for each in leaves)
     return from_document(Connection, document, where)
 
 

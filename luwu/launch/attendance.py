@@ -23,6 +23,7 @@ from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, Clock
 from luwu.base.errors import ConfigError, DeadlineError, WorkerFailed
+from luwu.base.foreign import open_lines
 from luwu.base.json_file import json_object, read_json
 from luwu.launch.processes.children import end_text, is_alive
 from luwu.launch.processes.run_directory import RUNNING, RunDirectory
@@ -248,7 +249,7 @@ def _seen(events: Path, since_ns: int) -> tuple[int | None, int, str]:
     """From the end of a worker's events, since it was started last: the step it left at, the last
     that it had a gradient of, and which ranks it missed."""
     try:
-        with events.open("rb") as file:
+        with open_lines(events) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _TAIL_BYTES))
             lines = file.read().splitlines()

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from luwu.base.foreign import lines_of
 from luwu.base.json_file import json_object, read_json
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.progress import Progress
@@ -14,11 +15,12 @@ from luwu.launch.progress import Progress
 def first_step(run: RunDirectory) -> int | None:
     """The step that the node's state leads to; None: it found none. Asked when it listens."""
     try:
-        lines = run.events("node").read_bytes().splitlines()
+        records = map(json_object, lines_of(run.events("node")))
+        return next(
+            (each["version"] for each in records if each.get("name") == "node.opened"), None
+        )
     except OSError:
         return None
-    opened = [record for record in map(json_object, lines) if record.get("name") == "node.opened"]
-    return opened[0]["version"] if opened else None
 
 
 def beginning(state: Path | None, step: int | None) -> str:

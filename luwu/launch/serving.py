@@ -537,13 +537,9 @@ def directory_of_node(state: Path, number: int, count: int) -> Path:
 
 def chunk_bytes_of(state: Path) -> int | None:
     """The chunk of an existing state; None if there is none. Raises ConfigError, StateError."""
-    from switch_emu.store.config_file import decode_config
-    from switch_emu.store.directory import CONFIG_NAME
+    from switch_emu.store.directory import CONFIG_NAME, read_config
 
-    file = state / CONFIG_NAME
-    if not file.is_file():
-        return None
-    return decode_config(file.read_bytes(), place=str(file)).chunk_bytes
+    return read_config(state).chunk_bytes if (state / CONFIG_NAME).exists() else None
 
 
 def free_memory_bytes() -> int:

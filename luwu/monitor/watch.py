@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from luwu.base import own
 from luwu.base.clock import unix_ns
+from luwu.base.foreign import taking
 from luwu.base.json_file import read_json
 from luwu.base.links import parse_links
 from luwu.join.connection import read_connection
@@ -59,7 +60,11 @@ class Watch:
         self._printed = LogFollower(run.log("worker-0"))
 
     def document(self) -> dict[str, Any]:
-        """The run as its files say now."""
+        """The run as its files say now. Raises ConfigError if they are not what a run writes."""
+        with taking(self.run.path):
+            return self._document()
+
+    def _document(self) -> dict[str, Any]:
         self._events.read()
         self._read_printed()
         processes = processes_of(self.run)

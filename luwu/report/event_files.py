@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.events import CLOCK, NODE_ABOUT
+from luwu.base.foreign import lines_of
 from luwu.report.units import are_units
 
 _LINE_START: Final = b'{"name":"'
@@ -71,25 +72,24 @@ def records(
 
     `on_cut` is called for each line cut short by a kill.
     """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if mark not in line:
-                continue
-            record = _parsed(line)
+    for number, line in enumerate(lines_of(path), start=1):
+        if mark not in line:
+            continue
+        record = _parsed(line)
+        if record is None:
+            again = line.rfind(_CLOCK_START)
+            cut, rest = (line[:again], line[again:]) if again > 0 else (line, b"")
+            record = _parsed(rest)
+            is_cut = cut.startswith(_LINE_START[: len(cut)])
+            if not is_cut or (record is None and line.endswith(b"\n")):
+                raise _garbage(path, number, "no JSON")
+            on_cut()
             if record is None:
-                again = line.rfind(_CLOCK_START)
-                cut, rest = (line[:again], line[again:]) if again > 0 else (line, b"")
-                record = _parsed(rest)
-                is_cut = cut.startswith(_LINE_START[: len(cut)])
-                if not is_cut or (record is None and line.endswith(b"\n")):
-                    raise _garbage(path, number, "no JSON")
-                on_cut()
-                if record is None:
-                    return
-            wrong = _what_is_wrong(record)
-            if wrong:
-                raise _garbage(path, number, wrong)
-            yield record
+                return
+        wrong = _what_is_wrong(record)
+        if wrong:
+            raise _garbage(path, number, wrong)
+        yield record
 
 
 def spans(path: Path, name: str) -> Iterator[dict[str, Any]]:

@@ -7,13 +7,15 @@ while the run is watched is found at the next `read`.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
 from luwu.base.events import CLOCK
+from luwu.base.foreign import open_lines
+from luwu.base.json_file import json_object
+from luwu.base.limits import LINE_BYTES_MAX
 from luwu.report.event_files import EventFile, event_files
 
 TAIL_BYTES: Final = 1 << 20
@@ -24,7 +26,6 @@ NEAR: Final = 2
 """Steps before and after a chosen one whose spans may reach into it."""
 STEPS_HELD: Final = 22
 """Spans of older steps are dropped."""
-_BLOCK_BYTES: Final = 1 << 24
 _SPAN_MARK: Final = b'"end_ns":'
 
 OnInstant = Callable[["ProcessEvents", dict[str, Any]], None]
@@ -54,7 +55,7 @@ class ProcessEvents:
 
     def read(self, on_instant: OnInstant) -> None:
         """Take in what was appended since."""
-        with self.file.path.open("rb") as opened:
+        with open_lines(self.file.path) as opened:
             is_tail = not self._place and self._around is None
             spans_from = max(0, opened.seek(0, 2) - TAIL_BYTES) if is_tail else 0
             opened.seek(self._place)
@@ -64,19 +65,20 @@ class ProcessEvents:
 
     def _lines(self, opened: IO[bytes]) -> Iterator[tuple[int, bytes]]:
         """New whole lines, and where each begins."""
-        while data := opened.read(_BLOCK_BYTES):
+        while data := opened.read(LINE_BYTES_MAX):
             place = self._place - len(self._cut)
             self._place += len(data)
             *lines, self._cut = (self._cut + data).split(b"\n")
             for line in lines:
                 yield place, line
                 place += len(line) + 1
+            if len(self._cut) > LINE_BYTES_MAX:
+                self._cut = b""  # no line of ours
 
     def _take(self, line: bytes, on_instant: OnInstant) -> None:
-        try:
-            record = json.loads(line)
-            name = record["name"]
-        except (ValueError, KeyError, TypeError):
+        record = json_object(line)
+        name = record.get("name")
+        if name is None:
             return  # cut short by a kill: luwu trace says so
         if name == CLOCK:
             if record["boot"] != self._boot:

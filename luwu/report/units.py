@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
+from luwu.base.limits import CHUNK_COUNT_MAX
+from luwu.base.quantities import decimal
+
 
 class Units:
     """Names of units by the numbers of their extents, which follow each other."""
@@ -44,5 +47,8 @@ def numbers_in(text: object) -> Iterator[int]:
     """The extents that a push names, or the ranks of a switch: `0-3,6`."""
     for part in text.split(",") if isinstance(text, str) else ():
         first, _, last = part.partition("-")
-        if first.isdecimal() and (last or first).isdecimal():
-            yield from range(int(first), int(last or first) + 1)
+        start, end = decimal(first), decimal(last or first)
+        if start is not None and end is not None:
+            if end - start > CHUNK_COUNT_MAX:
+                raise ValueError(f"{part} names more than there can be")
+            yield from range(start, end + 1)

@@ -11,7 +11,6 @@ for. One thread at a time.
 from __future__ import annotations
 
 import os
-import stat
 from collections import OrderedDict
 from collections.abc import Mapping
 from io import FileIO
@@ -23,13 +22,13 @@ import numpy.typing as npt
 
 from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, DamagedFileError
+from luwu.base.foreign import open_file, parse_json, read_file
 from luwu.tensor_files.expected import shown
 from luwu.tensor_files.header import (
     DTYPE_BYTES,
     HEADER_BYTES_MAX,
     LENGTH_BYTES,
     Tensor,
-    load_unique,
     parse_header,
 )
 
@@ -99,7 +98,7 @@ class TensorDirectory(Closing):
     def _add(self, file_name: str, listed: set[str] | None) -> None:
         """Take over the tensors of a file; `listed`: those the index says are in it."""
         path = self.directory / file_name
-        size = _regular_size(path)
+        size = os.fstat(self._opened(file_name).fileno()).st_size
         length = bytearray(LENGTH_BYTES)
         if size < LENGTH_BYTES:
             raise DamagedFileError(
@@ -154,7 +153,7 @@ class TensorDirectory(Closing):
             if len(self._open) == _OPEN_MAX:
                 self._open.popitem(last=False)[1].close()
             try:
-                file = FileIO(self.directory / file_name, "rb")
+                file = FileIO(open_file(self.directory / file_name), "rb")
             except OSError as exc:
                 raise ConfigError(f"{self.directory / file_name} cannot be opened: {exc}") from exc
             self._open[file_name] = file
@@ -179,12 +178,8 @@ def _files(directory: Path, stem: str) -> Mapping[str, set[str] | None]:
     if not index.exists():
         there = "" if directory.is_dir() else ", and no such directory"
         raise ConfigError(f"{directory}: there is neither {single.name} nor {index.name}{there}")
-    if _regular_size(index) > HEADER_BYTES_MAX:
-        raise DamagedFileError(
-            f"{index} is larger than {HEADER_BYTES_MAX} bytes: it is not an index"
-        )
     try:
-        document = load_unique(index.read_bytes())
+        document = parse_json(read_file(index, HEADER_BYTES_MAX))
         weight_map = document["weight_map"] if type(document) is dict else None
         if type(weight_map) is not dict:
             raise ValueError("it has no weight_map")
@@ -196,7 +191,7 @@ def _files(directory: Path, stem: str) -> Mapping[str, set[str] | None]:
             listed.add(name)
         if len(files) > SHARDS_MAX:
             raise ValueError(f"it names {len(files)} files, at most {SHARDS_MAX} are read")
-    except (KeyError, ValueError) as exc:
+    except (OSError, KeyError, ValueError) as exc:
         raise DamagedFileError(
             f"{index} is damaged or no index: {exc}. Get the file again."
         ) from exc
@@ -215,13 +210,3 @@ def _check_file_name(name: Any) -> None:
         or any(character in name for character in "/\\\0")
     ):
         raise ValueError(f"{name!r:.120} is not the name of a {SUFFIX} file beside it")
-
-
-def _regular_size(path: Path) -> int:
-    try:
-        found = os.stat(path)
-    except OSError as exc:
-        raise ConfigError(f"{path} cannot be opened: {exc}") from exc
-    if not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"{path} is not an ordinary file")
-    return found.st_size

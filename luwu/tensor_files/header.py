@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from luwu.base.errors import DamagedFileError
+from luwu.base.foreign import parse_json
 from luwu.base.limits import INT64_MAX
 
 DTYPE_BYTES: Final = {
@@ -76,7 +77,7 @@ def encode_header(tensors: Sequence[Tensor]) -> bytes:
 def parse_header(text: bytes, data_bytes: int, *, place: str) -> dict[Tensor, int]:
     """Each tensor and its first byte in the data. Raises DamagedFileError if the header lies."""
     try:
-        document = load_unique(text)
+        document = parse_json(text)
         if type(document) is not dict:
             raise ValueError("it is not a JSON object")
         _check_metadata(document.pop(_METADATA, {}))
@@ -95,23 +96,6 @@ def parse_header(text: bytes, data_bytes: int, *, place: str) -> dict[Tensor, in
             f"{place}: the safetensors header is damaged or not one: {exc}. Get the file again."
         ) from exc
     return {tensor: start for tensor, start, _ in found}
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r:.80} is listed twice")
-    return document
-
-
-def load_unique(text: bytes) -> Any:
-    """JSON in which no name stands twice. Raises ValueError."""
-    try:
-        return json.loads(text.decode(), object_pairs_hook=_unique)
-    except RecursionError as exc:
-        raise ValueError("it is nested too deeply") from exc
 
 
 def _check_metadata(metadata: Any) -> None:

@@ -25,6 +25,7 @@ from typing import ClassVar, Final, Self, TypeAlias
 
 from luwu.base.errors import ConfigError, ConnectionFailed
 from luwu.base.keys import key_text, parse_key
+from luwu.base.quantities import decimal
 from luwu.base.socket_directory import answers, private_directory
 
 IPC_PATH_BYTES_MAX: Final = 107
@@ -127,8 +128,9 @@ def parse(endpoint: str) -> Endpoint:
         host, colon, port = after.rpartition(":")
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
-        if host and colon and port.isdecimal() and int(port) < 65536:
-            return TcpEndpoint(host, int(port), key)
+        number = decimal(port)
+        if host and colon and number is not None and number < 65536:
+            return TcpEndpoint(host, number, key)
     elif scheme == "ipc" and rest:
         path = Path(rest)
         if len(os.fsencode(path)) > IPC_PATH_BYTES_MAX:
@@ -256,8 +258,8 @@ def advertised(advertise: str, bound: TcpEndpoint) -> str:
 
 
 def _advertised_place(text: str, advertise: str, bound: TcpEndpoint) -> TcpEndpoint:
-    has_port = text.rpartition(":")[2].isdecimal() and (text.count(":") == 1 or "]:" in text)
-    if not has_port:
+    is_plain = text.count(":") == 1 or "]:" in text
+    if not is_plain or decimal(text.rpartition(":")[2]) is None:
         is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
         text = f"[{text}]:{bound.port}" if is_bare_ipv6 else f"{text}:{bound.port}"
     place = parse(f"tcp://{text}")

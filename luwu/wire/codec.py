@@ -82,12 +82,7 @@ def _text(chars_max: int, what: str) -> _Wire:
         return value
 
     what = f"{what} of at most {chars_max} characters"
-    return _Wire(of=str, what=what, taken=taken, to_wire=_bounded)
-
-
-def _bounded(value: str) -> str:
-    assert len(value) <= TEXT_CHARS_MAX, value
-    return value
+    return _Wire(of=str, what=what, taken=taken)
 
 
 def _bitmap(count_max: int, of: str) -> _Wire:
@@ -156,6 +151,13 @@ class _Kind:
         self._bitmaps = tuple(
             (place, wire.bytes_max) for place, wire in enumerate(self._wires, 1) if wire.of is bytes
         )
+        self._types = types = (int, *(wire.of for wire in self._wires))
+        self._integers_of = itemgetter(*(place for place, of in enumerate(types) if of is int))
+        self._taken = tuple(
+            (place, wire.taken)
+            for place, wire in enumerate(self._wires, 1)
+            if wire.taken is not None
+        )
         self.encode = self._encoder(message_type)
         self.decode = self._decoder(message_type)
 
@@ -170,10 +172,18 @@ class _Kind:
 
         def encode(message: Message) -> bytes:
             values = [code, *values_of(message)]
+            integers = self._integers_of(values)
+            assert 0 <= min(integers) <= max(integers) <= INT64_MAX, message
             for place, to_wire in changed:
                 values[place] = to_wire(values[place])
-            for place, _ in bitmaps:
+            for place, taken in self._taken:
+                try:
+                    taken(values[place])
+                except (LookupError, ValueError) as exc:
+                    raise AssertionError(message) from exc
+            for place, bitmap_bytes_max in bitmaps:
                 bits: Any = values[place]
+                assert bits.bit_length() <= 8 * bitmap_bytes_max, message
                 values[place] = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
             header = _pack(values)
             assert len(header) <= bytes_max, (message, len(header))
@@ -183,14 +193,8 @@ class _Kind:
 
     def _decoder(self, message_type: type[Message]) -> Callable[[list[Any]], Message]:
         make: Callable[..., Message] = message_type
-        bitmaps = self._bitmaps
-        types = (int, *(wire.of for wire in self._wires))
-        integers_of = itemgetter(*(place for place, of in enumerate(types) if of is int))
-        changed = tuple(
-            (place, wire.taken)
-            for place, wire in enumerate(self._wires, 1)
-            if wire.taken is not None
-        )
+        bitmaps, types, changed = self._bitmaps, self._types, self._taken
+        integers_of = self._integers_of
 
         def decode(values: list[Any]) -> Message:
             if tuple(map(type, values)) != types:

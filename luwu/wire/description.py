@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from luwu.aggregate.named import FLOAT32
 from luwu.base.errors import ConfigError, RemoteProtocolError
-from luwu.base.limits import INT64_MAX
+from luwu.base.foreign import MALFORMED, natural, parse_json, plain_text, typed
 from luwu.layout import Layout, Parameter, Unit
 
 DIFFERENCES_SHOWN_MAX = 6
@@ -98,11 +98,11 @@ def parse_description(encoded: bytes | memoryview, extent_chunks: int = 1) -> De
     Raises RemoteProtocolError if it is not one.
     """
     try:
-        document = json.loads(bytes(encoded))
+        document = parse_json(encoded)
         layout = Layout(
             parameters=tuple(_parameter(row) for row in _rows(document, "parameters")),
             units=tuple(
-                Unit(name=_name(name), parameters=tuple(natural(i) for i in typed(members, list)))
+                Unit(name=plain_text(name), parameters=tuple(map(natural, typed(members, list))))
                 for name, members in _rows(document, "units")
             ),
             chunk_bytes=natural(document["chunk_bytes"]),
@@ -118,7 +118,7 @@ def parse_description(encoded: bytes | memoryview, extent_chunks: int = 1) -> De
                 typed(k, str): typed(v, str) for k, v in typed(document["agreement"], dict).items()
             },
         )
-    except (ConfigError, LookupError, TypeError, ValueError, RecursionError) as exc:
+    except (ConfigError, *MALFORMED) as exc:
         text = f"the job description of a peer cannot be read: {exc!s:.400}"
         raise RemoteProtocolError(text) from exc
     if found.update not in ("at_step", "streaming"):
@@ -135,8 +135,8 @@ def aggregate_of(encoded: bytes | memoryview) -> str:
     Never raises: whoever reads the description will say what is wrong with it.
     """
     try:
-        name = json.loads(bytes(encoded))["agreement"].get(AGGREGATE, FLOAT32)
-    except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
+        name = parse_json(encoded)["agreement"].get(AGGREGATE, FLOAT32)
+    except MALFORMED:
         return FLOAT32
     return name if isinstance(name, str) else FLOAT32
 
@@ -148,10 +148,10 @@ def differences(found: bytes | memoryview, expected: bytes | memoryview) -> list
     """
     lines: list[str] = []
     try:
-        ours, theirs = json.loads(bytes(expected)), json.loads(bytes(found))
+        ours, theirs = parse_json(expected), parse_json(found)
         for key in sorted(set(ours) | set(theirs)):
             lines.extend(_differences_at(key, theirs.get(key), ours.get(key)))
-    except (AttributeError, TypeError, ValueError, RecursionError):
+    except MALFORMED:
         return ["a job description cannot be read"]
     if len(lines) > DIFFERENCES_SHOWN_MAX:
         more = len(lines) - DIFFERENCES_SHOWN_MAX
@@ -200,7 +200,7 @@ def _parameter(row: Any) -> Parameter:
     if len(typed(shape, list)) > DIMENSIONS_MAX:
         raise ValueError(f"a parameter has {len(shape)} dimensions")
     return Parameter(
-        name=_name(name),
+        name=plain_text(name),
         shape=tuple(natural(extent) for extent in shape),
         dtype=typed(dtype, str),
         wire_dtype=typed(wire_dtype, str),
@@ -212,27 +212,6 @@ def _parameter(row: Any) -> Parameter:
     )
 
 
-def natural(value: Any) -> int:
-    """A whole number from 0 on, of JSON that may come from anywhere. Raises ValueError."""
-    number: int = typed(value, int)
-    if not 0 <= number <= INT64_MAX:
-        raise ValueError(f"{number!r:.40} is not an integer in [0, 2**63)")
-    return number
-
-
-def _name(value: Any) -> str:
-    name: str = typed(value, str)
-    name.encode()  # JSON can spell half a character, which no message of ours could carry
-    return name
-
-
 def _rows(document: Any, key: str) -> list[Any]:
     rows: list[Any] = typed(document[key], list)
     return rows
-
-
-def typed(value: Any, kind: type) -> Any:
-    """A value of that type and of no type derived from it. Raises ValueError."""
-    if type(value) is not kind:
-        raise ValueError(f"{value!r:.40} is not {kind.__name__}")
-    return value

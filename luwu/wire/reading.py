@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from luwu.base.errors import RemoteProtocolError
+from luwu.base.foreign import MALFORMED, natural, parse_json, plain_text, typed
 from luwu.wire.description import Description, parse_description
 
 ATTACHED = "attached."
@@ -57,33 +58,20 @@ class VersionFacts:
 def parse_facts(encoded: bytes) -> VersionFacts:
     """The facts that a node sent. Raises RemoteProtocolError if they are malformed."""
     try:
-        found = json.loads(encoded)
-        norm = found["grad_norm"]
-        extra, measured = found["extra"], found["measured_step"]
-        attached = {int(rank): tuple(sizes) for rank, sizes in found["attached"].items()}
-        numbers = [
-            found["version"],
-            found["attempt"],
-            *(s for each in attached.values() for s in each),
-        ]
-        if measured is not None:
-            numbers.append(measured)
-        if not all(type(number) is int and number >= 0 for number in numbers):
-            raise ValueError("a number is of another type, or negative")
-        if type(found["applied"]) is not bool:
-            raise ValueError("applied is of another type")
-        if not all(type(text) is str for pair in extra.items() for text in pair):
-            raise ValueError("extra holds something else than texts")
+        found = parse_json(encoded)
+        norm, measured = found["grad_norm"], found["measured_step"]
         return VersionFacts(
-            version=found["version"],
+            version=natural(found["version"]),
             description=found["description"].encode(),
             hyper=bytes.fromhex(found["hyper"]),
-            applied=found["applied"],
+            applied=typed(found["applied"], bool),
             grad_norm=None if norm is None else float.fromhex(norm),
-            attempt=found["attempt"],
-            extra=extra,
-            attached=attached,
-            measured_step=measured,
+            attempt=natural(found["attempt"]),
+            extra={plain_text(k): plain_text(v) for k, v in typed(found["extra"], dict).items()},
+            attached={
+                int(rank): tuple(map(natural, sizes)) for rank, sizes in found["attached"].items()
+            },
+            measured_step=None if measured is None else natural(measured),
         )
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
+    except MALFORMED as exc:
         raise RemoteProtocolError(f"the facts of a version cannot be read: {exc}") from exc

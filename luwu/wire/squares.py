@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from luwu.base.errors import RemoteProtocolError
+from luwu.base.foreign import MALFORMED, parse_json
 
 Squares = Mapping[tuple[float, float], Sequence[float]]
 """(norm type, total weight) -> squares of the undivided sums that it divides."""
@@ -90,11 +91,11 @@ def parse_squares(encoded: bytes) -> Squares:
     try:
         found = {
             (float.fromhex(of_type), float.fromhex(weight)): [float.fromhex(part) for part in parts]
-            for of_type, weight, parts in json.loads(encoded)
+            for of_type, weight, parts in parse_json(encoded)
         }
         numbers = [part for parts in found.values() for part in parts]
         if not all(map(math.isfinite, numbers)) or not all(0 < w < math.inf for _, w in found):
             raise ValueError("a number is not finite, or a weight is not above 0")
-    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as exc:
+    except MALFORMED as exc:
         raise RemoteProtocolError(f"the squares of a node cannot be read: {exc}") from exc
     return found

@@ -16,6 +16,7 @@ import numpy as np
 
 from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.quantities import decimal
 from luwu.layout import COUNT_BYTES, DTYPE_BYTES, SUM_BYTES, Share
 from luwu.wire.averages import AVERAGE
 from luwu.wire.reading import ATTACHED, VersionFacts
@@ -178,10 +179,10 @@ class ReaderThread:
 
     def _attached(self, read: ReadField, attached: VersionAttachments) -> Payload:
         """A piece of a rank's attachment to the version."""
-        rank = read.field.removeprefix(ATTACHED)
-        if not rank.isdecimal():
+        rank = decimal(read.field.removeprefix(ATTACHED))
+        if rank is None:
             raise ConfigError(f"{read.field!r} names no rank")
-        data = attached.read(int(rank), read.chunk)
+        data = attached.read(rank, read.chunk)
         memory, payload = self._buffers.take(len(data))
         memory[:] = data
         return payload

@@ -28,7 +28,10 @@ import xxhash
 
 from luwu.base.closing import Closing
 from luwu.base.errors import PageCorruptError, StateError
+from luwu.base.foreign import natural, open_file, parse_json, plain_text, read_file, taking
+from luwu.base.limits import PAYLOAD_BYTES_MAX
 from luwu.base.making import flush_directory
+from luwu.base.quantities import decimal
 from luwu.base.refusals import refusing
 from switch_emu.store.records import DecidedStep
 
@@ -219,21 +222,33 @@ class AttachmentFiles(Closing):
         record = step.extra.get(RECORD_KEY)
         if record is None:
             return VersionAttachments("nothing", -1, {}, {})
-        found: dict[str, Any] = json.loads(record)
+        with taking("the record of what was attached to this version", StateError):
+            found: dict[str, Any] = parse_json(record.encode())
+            pieces = {
+                int(rank): [
+                    _Piece(natural(number), natural(start), natural(size), plain_text(digest))
+                    for number, start, size, digest in each
+                ]
+                for rank, each in found["pieces"].items()
+            }
+            name = plain_text(found["file"])
         with self._lock:
-            open_file = next((f for f in self._files.values() if f.name == found["file"]), None)
-            fd = os.dup(open_file.fd) if open_file is not None else self._open(found["file"])
-        pieces = {
-            int(rank): [_Piece(*piece) for piece in each] for rank, each in found["pieces"].items()
-        }
+            file = next((f for f in self._files.values() if f.name == name), None)
+            fd = os.dup(file.fd) if file is not None else self._open(name)
+        if (
+            max((p.start + p.size for each in pieces.values() for p in each), default=0)
+            > os.fstat(fd).st_size
+        ):
+            os.close(fd)
+            raise PageCorruptError(f"{name} is shorter than what was attached to this version")
         replaced = {}
         for rank, each in pieces.items():
-            content = self._replacement(_replacing(found["file"], rank))
+            content = self._replacement(_replacing(name, rank))
             if content:
                 digest = content[:_DIGEST_BYTES].decode(errors="replace")
                 data = replaced[rank, len(each)] = content[_DIGEST_BYTES:]
                 each.append(_Piece(len(each), 0, len(data), digest))
-        return VersionAttachments(found["file"], fd, pieces, replaced)
+        return VersionAttachments(name, fd, pieces, replaced)
 
     def close(self) -> None:
         """Close the files; that of the decided version stays."""
@@ -248,14 +263,14 @@ class AttachmentFiles(Closing):
         if self._directory is None:
             return self._replaced.get(name, b"")
         with refusing(f"{name} cannot be read"), contextlib.suppress(FileNotFoundError):
-            return (self._directory / name).read_bytes()
+            return read_file(self._directory / name, PAYLOAD_BYTES_MAX + _DIGEST_BYTES)
         return b""
 
     def _open(self, name: str) -> int:
         if self._directory is None or Path(name).name != name:
             raise StateError(f"{name}: what was attached to this version is not here any more")
         try:
-            return os.open(self._directory / name, os.O_RDONLY | os.O_CLOEXEC)
+            return open_file(self._directory / name)
         except OSError as exc:
             raise StateError(
                 f"{self._directory / name} cannot be opened: {exc}. It holds what workers attached "
@@ -286,13 +301,17 @@ class AttachmentFiles(Closing):
 def _name_in(step: DecidedStep | None) -> str | None:
     """The file that the record of a step names."""
     record = None if step is None else step.extra.get(RECORD_KEY)
-    return None if record is None else json.loads(record)["file"]
+    if record is None:
+        return None
+    with taking("the record of what was attached to this version", StateError):
+        return plain_text(parse_json(record.encode())["file"])
 
 
 def _version_in(name: str) -> int:
     """The version in a file's name; -1 if the name is not ours."""
     number = name.removeprefix(_PREFIX).partition("-")[0]
-    return int(number) if number.isdecimal() else -1
+    found = decimal(number)
+    return -1 if found is None else found
 
 
 def _is_over(name: str, decided: int, attached: str | None) -> bool:

@@ -15,6 +15,9 @@ from typing import Any
 import xxhash
 
 from luwu.base.errors import ConfigError, PageCorruptError
+from luwu.base.foreign import parse_json, taking
+from luwu.base.limits import CHUNK_COUNT_MAX
+from luwu.base.quantities import decimal
 from switch_emu.store.config import FORMAT_VERSION, Field, PageKind, StoreConfig
 
 _MAGIC = "luwu-store"
@@ -49,7 +52,7 @@ def decode_config(data: bytes, *, place: str) -> StoreConfig:
     """
     line, _, body = data.partition(b"\n")
     words = line.decode("ascii", "replace").split(" ")
-    if len(words) != 3 or words[0] != _MAGIC or not words[1].isdigit():
+    if len(words) != 3 or words[0] != _MAGIC or decimal(words[1]) is None:
         raise PageCorruptError(
             f"{place} does not start like the configuration of a store (found {line[:40]!r}). "
             "Restore the store from a checkpoint, or name another directory."
@@ -65,7 +68,13 @@ def decode_config(data: bytes, *, place: str) -> StoreConfig:
             f"{place}: checksum 0x{found}, expected 0x{words[2]}. The file changed after it was "
             "written; restore the store from a checkpoint."
         )
-    values: dict[str, Any] = json.loads(body)
+    with taking(place, PageCorruptError):
+        return _decoded(parse_json(body))
+
+
+def _decoded(values: dict[str, Any]) -> StoreConfig:
+    if sum(count for count, _, _ in values["pages"]) > CHUNK_COUNT_MAX:
+        raise ValueError(f"it has more than {CHUNK_COUNT_MAX} pages")
     return StoreConfig(
         store_uuid=values["store_uuid"],
         optimizer=values["optimizer"],
@@ -78,5 +87,4 @@ def decode_config(data: bytes, *, place: str) -> StoreConfig:
         ),
         page_kinds=tuple(kind for count, kind, _ in values["pages"] for _ in range(count)),
         page_elems=tuple(elems for count, _, elems in values["pages"] for _ in range(count)),
-        format_version=int(words[1]),
     )

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from luwu.base.address import address_of
 from luwu.base.errors import PageCorruptError
+from luwu.base.foreign import open_file
 
 BLOCK_BYTES = 4096
 """Everything in a store starts on a multiple of this, whatever the block of the device."""
@@ -63,7 +64,7 @@ BUFFERED_BY_CHOICE = DirectIo(align_bytes=1, reason="buffered: direct I/O was no
 def probe_direct_io(path: Path) -> DirectIo:
     """Try direct reads on an existing file of at least two blocks."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+        fd = open_file(path, os.O_RDONLY | os.O_DIRECT)
     except OSError as exc:
         return DirectIo(align_bytes=1, reason=f"buffered: opening for direct I/O failed ({exc})")
     try:
@@ -111,8 +112,7 @@ class BlockFile:
         self._counter = counter
         self._synced = synced
         access = os.O_RDONLY if read_only else os.O_RDWR
-        flags = access | os.O_CLOEXEC | (os.O_DIRECT if direct.enabled else 0)
-        self._fd = os.open(path, flags)
+        self._fd = open_file(path, access | (os.O_DIRECT if direct.enabled else 0))
         if not direct.enabled:
             # What an earlier process could not flush must not be served from the cache.
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -18,11 +18,21 @@ import fcntl
 import os
 import shutil
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from luwu.base.errors import ConfigError, StateError
+from luwu.base.errors import ConfigError, PageCorruptError, StateError
 from luwu.base.failpoints import failpoint
+from luwu.base.foreign import (
+    MALFORMED,
+    counted,
+    natural,
+    open_file,
+    read_file,
+    taking,
+    typed,
+)
 from luwu.base.making import check_space, flush_directory, lock_building
 from luwu.base.quantities import format_bytes
 from luwu.base.refusals import refusal, refusing
@@ -97,9 +107,11 @@ def read_config(path: Path) -> StoreConfig:
     """The configuration of the store at `path`. Raises ConfigError if there is no store."""
     file = path / CONFIG_NAME
     try:
-        data = file.read_bytes()
+        data = read_file(file)
     except (FileNotFoundError, NotADirectoryError) as exc:
         raise ConfigError(f"{path} holds no store: {file.name} is missing; make one first") from exc
+    except OSError as exc:
+        raise PageCorruptError(f"{file} cannot be read: {exc.strerror}. Restore the store") from exc
     return decode_config(data, place=str(file))
 
 
@@ -121,7 +133,7 @@ def lock_directory(path: Path, *, read_only: bool = False) -> int:
     Several readers may share the lock, without a node.
     """
     try:
-        fd = os.open(path / LOCK_NAME, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
+        fd = open_file(path / LOCK_NAME, os.O_RDONLY if read_only else os.O_RDWR)
     except FileNotFoundError as exc:
         raise ConfigError(f"{path} holds no store: {LOCK_NAME} is missing; make one first") from exc
     try:
@@ -144,23 +156,33 @@ def lock_directory(path: Path, *, read_only: bool = False) -> int:
 def read_counters(path: Path) -> dict[str, Any]:
     """What is recorded in LOCK, also of a store that is open. Raises ConfigError, StateError."""
     config = read_config(path)
-    file = BlockFile(
-        path / LOCK_NAME, BUFFERED_BY_CHOICE, IoCounter(), synced=False, read_only=True
-    )
-    try:
-        return RecordRing(file, config.store_uuid).read()
-    finally:
-        file.close()
+    with taking(path / LOCK_NAME, PageCorruptError):
+        file = BlockFile(
+            path / LOCK_NAME, BUFFERED_BY_CHOICE, IoCounter(), synced=False, read_only=True
+        )
+        try:
+            counters = RecordRing(file, config.store_uuid).read()
+            counts_of(counters)
+            return counters
+        finally:
+            file.close()
+
+
+def counts_of(counters: Mapping[str, Any]) -> tuple[int, int, tuple[int, ...]]:
+    """Generation, attempt and epoch of what is recorded in LOCK. Raises errors of MALFORMED."""
+    number, *others = counters.get("epoch") or [0]
+    epoch = (counted(number), *map(natural, others)) if others else ()
+    return counted(counters["generation"]), counted(counters["attempt"]), epoch
 
 
 def _holder(path: Path) -> str:
     """The process that has the store open, according to LOCK."""
     try:
         counters = read_counters(path)
-        if counters["host"] == socket.gethostname() and not _is_alive(counters["pid"]):
+        if counters["host"] == socket.gethostname() and not _is_alive(typed(counters["pid"], int)):
             return "another process, which reads it (luwu export?)"
         return f"process {counters['pid']} on {counters['host']}"
-    except (OSError, KeyError, StateError, ConfigError):
+    except (OSError, *MALFORMED, StateError, ConfigError):
         return "another process"
 
 

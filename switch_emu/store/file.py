@@ -44,6 +44,7 @@ import xxhash
 
 from luwu.base.errors import ConfigError, PageCorruptError, StateError
 from luwu.base.failpoints import failpoint
+from luwu.base.foreign import taking
 from luwu.base.refusals import refusal, refusing
 from switch_emu.store.claim import Claim
 from switch_emu.store.config import StoreConfig
@@ -53,6 +54,7 @@ from switch_emu.store.directory import (
     META_NAME,
     SIDE_NAMES,
     check_sizes,
+    counts_of,
     create_directory,
     lock_directory,
     read_config,
@@ -137,7 +139,7 @@ class FilePageStore(PageStore):
         self._dirty_lock = threading.Lock()
         self._data_io, self._meta_io = IoCounter(), IoCounter()
         self._files: list[BlockFile] = []
-        with refusing(f"{path} cannot be opened"):
+        with taking(path, PageCorruptError), refusing(f"{path} cannot be opened"):
             self._config = read_config(path)
             self._lock_fd = lock_directory(path, read_only=read_only)
             try:
@@ -198,10 +200,9 @@ class FilePageStore(PageStore):
             else:
                 prepared = (step, new_table)
                 notes += self._repaired(self._prepared_ref, damaged)
-        self._generation = int(counters["generation"])
-        self._epoch = tuple(map(int, counters.get("epoch", ())))
+        self._generation, attempt, self._epoch = counts_of(counters)
         self._steps = StepState(
-            table, attempt=int(counters["attempt"]), decided=decided, prepared=prepared,
+            table, attempt=attempt, decided=decided, prepared=prepared,
             first_version=first_version,
         )  # fmt: skip
         self._notes = tuple(notes)

@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import xxhash
 
 from luwu.base.errors import PageCorruptError, StateError
+from luwu.base.foreign import counted, natural, parse_json, plain_text, typed
+from luwu.base.limits import CLIPS_MAX, WORLD_SIZE_MAX
 from switch_emu.store.direct_io import BLOCK_BYTES, BlockFile, aligned_buffer
 from switch_emu.store.page_table import PageTable, TableShape
 from switch_emu.store.records import Contributor, DecidedStep
@@ -54,7 +57,13 @@ class ManifestRef:
     @classmethod
     def from_json(cls, values: dict[str, Any] | None) -> ManifestRef | None:
         """The reference of an entry in the superblock."""
-        return None if values is None else cls(**values)
+        if values is None:
+            return None
+        return cls(
+            version=counted(values["version"]), attempt=counted(values["attempt"]),
+            place=natural(values["place"], 1), size=natural(values["size"]),
+            digest=plain_text(values["digest"]),
+        )  # fmt: skip
 
 
 def region_bytes(shape: TableShape) -> int:
@@ -103,6 +112,8 @@ def read_manifest(
 
     Raises: PageCorruptError if both copies are damaged.
     """
+    if not _HEAD.size <= ref.size <= region_bytes(shape):
+        raise ValueError(f"a manifest of {ref.size} bytes is not one of this store")
     whole: memoryview | None = None
     damaged: list[int] = []
     found = ""
@@ -162,13 +173,31 @@ def encode_step(step: DecidedStep) -> bytes:
 
 
 def decode_step(data: bytes) -> DecidedStep:
-    """The step in a record whose checksum has been verified."""
-    values: dict[str, Any] = json.loads(data)
-    before = values.pop("grad_norm", None)  # records of older states have this one
-    norms = values.pop("norms", [] if before is None else [before])
+    """The step in a record whose checksum has been verified. Raises errors of MALFORMED."""
+    return step_of(parse_json(data))
+
+
+def step_of(values: Mapping[str, Any]) -> DecidedStep:
+    """The step in the document that `encode_step` makes. Raises errors of MALFORMED."""
+    contributors, before = typed(values["contributors"], list), values.get("grad_norm")
+    # Older records have one norm, of the mean gradient.
+    norms = typed(values.get("norms", [] if before is None else [before]), list)
+    if len(contributors) > WORLD_SIZE_MAX:
+        raise ValueError(f"it has {len(contributors)} contributors, at most {WORLD_SIZE_MAX}")
+    if len(norms) > 1 + CLIPS_MAX:
+        raise ValueError(f"it has {len(norms)} norms, at most {1 + CLIPS_MAX}")
     return DecidedStep(
-        contributors=tuple(Contributor(*item) for item in values.pop("contributors")),
-        hyper=bytes.fromhex(values.pop("hyper")),
+        version=counted(values["version"]),
+        attempt=counted(values["attempt"]),
+        epoch=counted(values["epoch"]),
+        job=natural(values["job"]),
+        generation=counted(values["generation"]),
+        contributors=tuple(
+            Contributor(natural(rank), natural(incarnation), natural(cursor))
+            for rank, incarnation, cursor in contributors
+        ),
+        hyper=bytes.fromhex(values["hyper"]),
+        applied=typed(values["applied"], bool),
         norms=tuple(map(float.fromhex, norms)),
-        **values,
+        extra={plain_text(k): plain_text(v) for k, v in typed(values["extra"], dict).items()},
     )

@@ -18,6 +18,7 @@ from typing import Any
 import xxhash
 
 from luwu.base.errors import PageCorruptError
+from luwu.base.foreign import parse_json
 from switch_emu.store.direct_io import BLOCK_BYTES, BlockFile, aligned_buffer
 
 RING_BYTES = 4 * BLOCK_BYTES
@@ -62,7 +63,7 @@ class RecordRing:
                 "Restore the store from a checkpoint."
             )
         self._number = max(found)
-        values: dict[str, Any] = json.loads(found[self._number])
+        values: dict[str, Any] = parse_json(found[self._number])
         return values
 
     def write(self, values: dict[str, Any]) -> None:

@@ -8,12 +8,12 @@ that was killed before has that version prepared, which is read instead.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, StateError
+from luwu.base.foreign import MALFORMED, natural, parse_json
 from luwu.base.limits import NODE_COUNT_MAX
 from luwu.layout import Layout, Share
 from switch_emu.store.config import PageKind, StoreConfig
@@ -65,8 +65,8 @@ def present_nodes(state: Path) -> tuple[int, tuple[int, ...]]:
         raise ConfigError(f"{state} has no directory of an optimizer node (node-0, node-1, ...)")
     description = bytes(read_config(found[present[0]]).description)
     try:
-        count = int(json.loads(description)["node_count"])
-    except (ValueError, LookupError, TypeError):  # who reads the description reports it
+        count = natural(parse_json(description)["node_count"], NODE_COUNT_MAX) or 1
+    except MALFORMED:  # who reads the description reports it
         count = present[-1] + 1
     return count, tuple(present)
 

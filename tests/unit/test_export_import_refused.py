@@ -78,7 +78,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "no JSON": (with_header(b"PK\x03\x04...."), "header is damaged"),
     "no UTF-8": (with_header(b'{"\xff": 1}'), "header is damaged"),
     "a list": (with_header([]), "not a JSON object"),
-    "deep": (with_header(b"[" * 100_000), "nested too deeply"),
+    "deep": (with_header(b"[" * 100_000), "nested more than"),
     "truncated": (with_header({"p": entry()}, bytes(7)), "take 8 bytes, 7 follow"),
     "trailing": (with_header({"p": entry()}, bytes(9)), "take 8 bytes, 9 follow"),
     "out of range": (with_header({"p": entry(offsets=(8, 16))}, bytes(16)), "leaves a hole"),

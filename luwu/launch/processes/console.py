@@ -11,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
 from luwu.base.clock import local_time_text
 from luwu.base.colours import bold, is_screen
 from luwu.base.expendable import give_up_stream
+from luwu.base.foreign import open_lines
+from luwu.base.limits import LINE_BYTES_MAX
 
 LAUNCHER: Final = "launcher"
 """The launcher's log among those of a run."""
@@ -145,20 +148,17 @@ class LogFollower:
         self._rest = b""
         self._offset = path.stat().st_size if from_end and path.exists() else 0
 
-    def lines(self, *, is_last: bool = False) -> list[str]:
+    def lines(self, *, is_last: bool = False) -> Iterator[str]:
         """The lines completed since the last call; at the end of all, an incomplete one too."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return []
-        self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        with contextlib.suppress(OSError), open_lines(self._path) as file:
+            file.seek(self._offset)
+            while data := file.read(LINE_BYTES_MAX):
+                self._offset += len(data)
+                *lines, self._rest = (self._rest[:LINE_BYTES_MAX] + data).split(b"\n")
+                yield from (line.decode(errors="replace") for line in lines)
         if is_last and self._rest:
-            lines.append(self._rest)
+            yield self._rest.decode(errors="replace")
             self._rest = b""
-        return [line.decode(errors="replace") for line in lines]
 
 
 def tail(
@@ -166,7 +166,7 @@ def tail(
 ) -> str:  # fmt: skip
     """The last lines of a file, of what stands from `start` on, for an error message."""
     try:
-        with path.open("rb") as file:
+        with open_lines(path) as file:
             file.seek(0, 2)
             file.seek(max(start, file.tell() - bytes_max))
             data = file.read()

@@ -15,6 +15,7 @@ from luwu.base.errors import (
     StateError,
     WorkerFailed,
 )
+from luwu.base.foreign import read_file
 from luwu.base.json_file import read_json
 from luwu.base.tree import ranges_text
 from luwu.launch.processes.children import end_text, exit_text
@@ -158,6 +159,6 @@ def _first_line(record: dict[str, Any]) -> str:
 
 def _whole(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_file(path).decode(errors="replace")
     except OSError:
         return ""

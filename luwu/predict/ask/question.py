@@ -18,12 +18,11 @@ belongs to another system, or that is missing is an error.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from luwu.base.errors import ConfigError
+from luwu.base.foreign import read_toml
 from luwu.predict.ask.question_cost import make_costs
 from luwu.predict.ask.question_inference import InferenceQuestion, make_inference_question
 from luwu.predict.ask.question_keys import system_of
@@ -40,12 +39,7 @@ AnyQuestion: TypeAlias = Question | InferenceQuestion | SocketQuestion
 def read_table(path: Path) -> dict[str, Any]:
     """A TOML file of a user; the `config.json` of a model is found from its place. Raises
     ConfigError."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        raise ConfigError(f"{path}: is not TOML: {exc}") from exc
+    table = read_toml(path, "question")
     model = table.get("model")
     if isinstance(model, str) and model.endswith(CONFIG_SUFFIX):
         table["model"] = str(path.parent / model)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from luwu.base.errors import ConfigError
+from luwu.base.foreign import read_toml
 from luwu.base.suggestion import suggestion
 from luwu.predict.hardware import units
 from luwu.predict.hardware.curves import Curve
@@ -134,12 +135,7 @@ def load(*more: Path) -> Catalogue:
     for resource in sorted(_own_files(), key=lambda each: each.name):
         _merge(tables, tomllib.loads(resource.read_text(encoding="utf-8")), resource.name)
     for path in more:
-        try:
-            _merge(tables, tomllib.loads(path.read_text(encoding="utf-8")), str(path))
-        except OSError as exc:
-            raise ConfigError(f"catalogue {path}: cannot be read: {exc.strerror}") from exc
-        except tomllib.TOMLDecodeError as exc:
-            raise ConfigError(f"catalogue {path}: is not TOML: {exc}") from exc
+        _merge(tables, read_toml(path, "catalogue"), str(path))
     catalogue = Catalogue()
     for kind, entries in sorted(tables.items(), key=lambda each: each[0] != _SCALING):
         catalogue.entries[kind] = {

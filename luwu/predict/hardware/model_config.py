@@ -8,13 +8,14 @@ number of parameters is exact.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
+from luwu.base.foreign import parse_json, read_file
+from luwu.base.limits import TOML_BYTES_MAX
 from luwu.base.suggestion import suggestion
 from luwu.predict.hardware.model import Transformer
 
@@ -59,7 +60,7 @@ KINDS: Final = {
 def read_model_config(path: Path) -> Transformer:
     """The model of a file; its name is the path. Raises ConfigError."""
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = parse_json(read_file(path, TOML_BYTES_MAX))
     except OSError as exc:
         raise ConfigError(f"model: {path} cannot be read: {exc.strerror}") from exc
     except ValueError as exc:
