@@ -12,6 +12,7 @@ links.py          emulated links as a user writes them
 tree.py           the tree of switches
 values.py         plain values and tensors as bytes, without pickle
 identifiers.py    names of quantities as keys of documents, and as words
+foreign.py        files that may come from anywhere: opened, read and parsed with limits
 json_file.py      JSON files that are written whole or not at all
 making.py         directories that appear whole or not at all
 locked.py         a lock on a directory: one writer at a time

@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -33,6 +34,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from luwu.base import foreign as foreign_module
 from luwu.base.errors import ConfigError
 from luwu.base.failpoints import failpoint as real_failpoint
 from switch_emu.store import FilePageStore, StoreConfig
@@ -367,7 +369,14 @@ class _SimulatedOs:
 
     @staticmethod
     def fstat(fd: int) -> Any:
-        return SimpleNamespace(st_size=len(_OPEN[fd][1].seen)) if fd in _OPEN else os.fstat(fd)
+        if fd not in _OPEN:
+            return os.fstat(fd)
+        return SimpleNamespace(st_size=len(_OPEN[fd][1].seen), st_mode=stat.S_IFREG)
+
+    @staticmethod
+    def set_blocking(fd: int, blocking: bool) -> None:
+        if fd not in _OPEN:
+            os.set_blocking(fd, blocking)
 
     @staticmethod
     def posix_fadvise(fd: int, offset: int, length: int, advice: int) -> None:
@@ -453,6 +462,7 @@ def simulated() -> Iterator[None]:
     }
     with (
         mock.patch.object(direct_io_module, "os", _SimulatedOs()),
+        mock.patch.object(foreign_module, "os", _SimulatedOs()),
         mock.patch.multiple(file_module, **replaced),
     ):
         yield

@@ -149,7 +149,7 @@ def test_the_command(tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[st
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == 2
     assert main(["predict", "step", str(tmp_path / "none.toml")]) == 2
-    assert "cannot be read" in capsys.readouterr().err
+    assert "cannot read" in capsys.readouterr().err
     assert main(["predict", "stop"]) == 2
     assert "did you mean step" in capsys.readouterr().err
 

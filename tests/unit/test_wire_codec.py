@@ -496,4 +496,15 @@ def test_bitmap_bounds() -> None:
     for contributors in (0, 1, 2**WORLD_SIZE_MAX - 1, 1 << WORLD_SIZE_MAX - 1):
         sent = replace(leave, contributors=contributors)
         assert decode(encode(sent), 0) == sent
-    refuses(encode(replace(leave, contributors=1 << WORLD_SIZE_MAX)))
+    values = msgpack.unpackb(encode(leave))
+    values[9] = bytes(WORLD_SIZE_MAX // 8) + b"\1"
+    refuses(msgpack.packb(values))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"epoch": 2**63}, {"attempt": -1}, {"contributors": 1 << WORLD_SIZE_MAX}]
+)
+def test_what_a_receiver_would_refuse_is_not_encoded(wrong: dict[str, int]) -> None:
+    """Goal: a number that every peer would refuse fails where it is sent, not over there."""
+    with pytest.raises(AssertionError):
+        encode(replace(EXAMPLES[Leave], **wrong))
