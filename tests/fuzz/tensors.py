@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -118,28 +118,28 @@ def case(files: dict[str, bytes], seed: int, index: int) -> tuple[str, bytes]:
         data = _other_document(random, name, data)
     else:
         for _ in range(random.choice((1, 1, 2, 4))):
-            data = _other_bytes(random, data)
+            data = other_bytes(random, data)
     return name, data
 
 
 def _other_document(random: Random, name: str, data: bytes) -> bytes:
     """The JSON says something else, and is as long as the file claims, mostly."""
     if name == FILE:
-        return _dump(_changed(random, json.loads(data)))
+        return _dump(changed(random, json.loads(data)))
     size = int.from_bytes(data[:LENGTH_BYTES], "little")
     text, rest = data[LENGTH_BYTES : LENGTH_BYTES + size], data[LENGTH_BYTES + size :]
     if random.random() < 0.2:
         at = random.randrange(len(text))
         text = text[:at] + random.choice(_TEXTS) + text[at:]
     else:
-        text = _dump(_changed(random, json.loads(text)))
+        text = _dump(changed(random, json.loads(text)))
     length = len(text)
     if random.random() < 0.15:
         length = random.choice((0, 1, length - 1, length + 1, 2**24, 2**24 + 1, 2**63, 2**64 - 1))
     return length.to_bytes(LENGTH_BYTES, "little") + text + rest
 
 
-def _changed(random: Random, document: Any) -> Any:
+def changed(random: Random, document: Any, values: Sequence[Any] = _VALUES) -> Any:
     """One place of a document is another value, gone, or there twice under other names."""
     holder, key = _place(random, document)
     match random.randrange(4):
@@ -157,13 +157,16 @@ def _changed(random: Random, document: Any) -> Any:
         case 2 if type(holder[key]) is int:
             holder[key] += random.choice((-1, 1, 8, 2**32, -(2**63)))
         case _:
-            holder[key] = random.choice(_VALUES)
+            holder[key] = random.choice(values)
     return document
 
 
 def _place(random: Random, document: Any) -> tuple[Any, Any]:
     """A place within a document, any depth: what holds it, and under which key."""
-    holder, key = document, random.choice(list(document))
+    if not document:
+        return {"": document}, ""
+    keys = list(document) if isinstance(document, dict) else range(len(document))
+    holder, key = document, random.choice(keys)
     while isinstance(holder[key], dict | list) and holder[key] and random.random() < 0.7:
         holder = holder[key]
         key = (
@@ -178,7 +181,8 @@ def _dump(document: Any) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def _other_bytes(random: Random, data: bytes) -> bytes:
+def other_bytes(random: Random, data: bytes) -> bytes:
+    """Bytes with a bit flipped, a piece gone, or something put in."""
     at = random.randrange(len(data) + 1)
     match random.randrange(6):
         case 0 if data:

@@ -118,7 +118,7 @@ def read_keys(table: Mapping[str, Any], system: str, section: str = "") -> dict[
 def system_of(table: Mapping[str, Any]) -> str:
     """The system of a question. Raises ConfigError."""
     system = table.get("system")
-    if system not in SYSTEMS:
+    if not isinstance(system, str) or system not in SYSTEMS:
         raise ConfigError(
             f"system: {system!r} is not one of {', '.join(SYSTEMS)}"
             f"{suggestion(str(system), SYSTEMS)}"

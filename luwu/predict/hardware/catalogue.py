@@ -57,6 +57,8 @@ computed from others; from memory, to be checked; assumed."""
 _ABOUT: Final = ("source", "tag", "date")
 _MODEL: Final = "model"
 _SCALING: Final = "scaling"
+_LIKE_MAX: Final = 8
+"""Entries that are like one another."""
 _GENERATIONS: Final = "generations"
 
 
@@ -169,7 +171,12 @@ def _with_like(kind: str, name: str, entries: dict[str, dict[str, Any]]) -> dict
     """The numbers of an entry, over those of the entry that it is like."""
     entry, seen = entries[name], [name]
     while (like := entry.get("like")) is not None:
-        if like not in entries or like in seen:
+        if (
+            not isinstance(like, str)
+            or like not in entries
+            or like in seen
+            or len(seen) > _LIKE_MAX
+        ):
             raise ConfigError(
                 f"{kind}.{name}.like: no other {kind} {like!r} is known"
                 f"{suggestion(str(like), entries)}"

@@ -73,7 +73,7 @@ def read_model_config(path: Path) -> Transformer:
 def model_of(fields: Mapping[str, Any], place: str) -> Transformer:
     """The model of the fields of a `config.json`; `place` is its name. Raises ConfigError."""
     name = fields.get("model_type")
-    if name not in KINDS:
+    if not isinstance(name, str) or name not in KINDS:
         raise ConfigError(
             f"{place}: model_type: {name!r} is not one of {', '.join(KINDS)}"
             f"{suggestion(str(name), KINDS)}; describe another model by --catalogue FILE"

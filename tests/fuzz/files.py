@@ -1,0 +1,341 @@
+"""Hostile files before every reader of a file: one sentence and an exit code, no trace, no wait.
+
+A case puts something else in the place of one file and calls what reads it. That is a FIFO, an
+endless device, a directory, a file of a terabyte that is one hole, or the file with other bytes or
+another value in its document. Checksums are made right again, so that what is behind them is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import xxhash
+
+from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import LuwuError
+from luwu.base.keys import read_allowed, read_secret
+from luwu.base.limits import PROTOCOL_VERSION
+from luwu.base.seeds import derive
+from luwu.base.tree import read_tree
+from luwu.chaos.plan_file import read_plan
+from luwu.commands.main import main
+from luwu.join.connection import read_connection
+from luwu.predict.hardware.catalogue import load
+from luwu.predict.hardware.model_config import read_model_config
+from switch_emu.roles.role import read_document
+from switch_emu.store.direct_io import BLOCK_BYTES
+from tests.fuzz.headers import HANG_NS
+from tests.fuzz.tensors import changed, other_bytes
+from tests.unit.exports import OptimizerJob, export, train
+from tests.unit.key_directories import make_keys
+
+TERABYTE: Final = 1 << 40
+MESSAGE_CHARS_MAX: Final = 1500
+_TEXTS: Final = (
+    b"[" * 100_000, b'{"a":' * 50_000, b"[" * 900 + b"]" * 900, b"9" * 5000, b"9" * 400, b"null",
+    b'{"a": 1, "a": 2}', b'"\\ud800"', b"\xff\xfe", b"", b"\0" * 100, b"{}", b"[]",
+    b'{"\\ud800": 1}', b"a = " + b"[" * 10_000, b"a." * 20_000 + b"a = 1", b"a = " + b"9" * 5000,
+    b"a = 0x" + b"f" * 5000, b"workers = 1\nworkers = 2", b"no-switch = true\nno_switch = true",
+    "workers = '\u0663'".encode(), b'a = "\\ud800"', b"[a]\n[a.b]\n[a]",
+)  # fmt: skip
+_VALUES: Final[tuple[Any, ...]] = (
+    None, True, -1, 0, 2**31, 2**62, 2**63, 10**30, 10**400, 0.5, 1e308, float("nan"), "",
+    "x" * 300, "0x1p9999", "\ud800", "\u0663", "9" * 300, "\0", "/dev/zero", [], [[]], {}, [0],
+    ["a"], {"a": 1},
+)  # fmt: skip
+_CONFIG: Final = b"""workers = 2
+chunk = "64KiB"
+link = "worker=1gbit,delay=0.2ms;node=none"
+no-switch = true
+memory_budget = "64MiB"
+drop_after = "3s"
+steps = 5
+"""
+_TREE: Final = b"""[top]
+parent = "node"
+[a]
+parent = "top"
+workers = "0-1"
+[b]
+parent = "top"
+workers = [2, 3]
+"""
+_PLAN: Final = b'[[fault]]\nkill = "node"\nafter_steps = 12\n[links]\nloss = 0.01\n'
+_QUESTION: Final = b"""system = "zero3"
+model = "config.json"
+device = "A100-40"
+network = "roce-100g"
+software = "megatron-2023"
+devices = 8
+sequence = 2048
+batch = 64
+micro_batch = 8
+recompute = "full"
+"""
+_CATALOGUE: Final = b'[network.mine]\nlike = "roce-100g"\nrate = "50 Gbit/s"\n'
+_MODEL: Final = {
+    "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "intermediate_size": 512, "vocab_size": 1000, "num_key_value_heads": 8,
+}  # fmt: skip
+_CONNECTION: Final = {
+    "schema": 1, "protocol": PROTOCOL_VERSION, "job": 5, "world_size": 2, "chunk_bytes": 65536,
+    "node": "tcp://127.0.0.1:1", "switch": None, "more_nodes": ["tcp://127.0.0.1:3"],
+    "leaves": [{"ranks": "0-1", "endpoint": "tcp://127.0.0.1:2"}],
+    "retry": {"first_ns": 1, "most_ns": 2, "ns_per_byte": 0.5},
+}  # fmt: skip
+_OF_RUN: Final = (
+    "resolved.json", "processes.json", "memory.json", "outcome.json", "steps.json", "connect.json",
+    "result.json", "counters/node.json", "counters/switch.json", "roles/node.json",
+    "events/node.jsonl", "events/worker-0.jsonl", "events/switch.jsonl", "logs/worker-0.log",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A file, and what reads it."""
+
+    file: str
+    call: Callable[[Path], object]
+    """Of the directory of all files; raises LuwuError, or returns."""
+
+
+def _luwu(*words: str) -> Callable[[Path], object]:
+    """A command, within this process; a word with @ is a path in the directory."""
+
+    def call(directory: Path) -> object:
+        tokens = [str(directory / word[1:]) if word.startswith("@") else word for word in words]
+        said = io.StringIO()
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+            code = main(tokens)
+        if code not in (0, 1, 2, 3, 5):
+            raise AssertionError(f"exit code {code}")
+        lines = [line for line in said.getvalue().splitlines() if not re.match(r"E\d+: ", line)]
+        if code and len(lines) > 6:
+            raise AssertionError(f"{len(lines)} lines: {lines[:2]}")
+        if sum(map(len, lines)) > MESSAGE_CHARS_MAX:
+            raise AssertionError(f"a message of {sum(map(len, lines))} characters: {lines[0]:.200}")
+        for left in ("new", "more"):
+            shutil.rmtree(directory / left, ignore_errors=True)
+        return code
+
+    return call
+
+
+READERS: Final = (
+    *(
+        Reader(f"export/{name}", _luwu("import", "@export", "--state", "@new"))
+        for name in ("luwu.json", "model.safetensors", "optimizer.safetensors")
+    ),
+    *(
+        Reader(f"shards/{name}", _luwu("import", "@shards", "--state", "@new", "--like", "@export"))
+        for name in ("model.safetensors.index.json", "model-00001-of-00006.safetensors")
+    ),
+    *(
+        Reader(f"state/{name}", _luwu(*words))
+        for name in ("CONFIG", "LOCK", "meta.dat", "side0.dat")
+        for words in (
+            ("verify", "--full", "@state"), ("export", "@state", "@more"),
+            ("snapshot", "@state", "@more"),
+            ("import", "@export", "--state", "@new", "--like", "@state"),
+        )
+    ),
+    *(
+        Reader(f"run/{name}", _luwu(*words))
+        for name in _OF_RUN
+        for words in (
+            ("status", "--all", "@run"), ("report", "@run"), ("trace", "--out", "@trace", "@run"),
+            ("trace", "--summary", "@run"),
+            ("chaos", "--kill", "node", "--plan-only", "--run-dir", "@run"),
+        )
+    ),
+    Reader("config.toml", _luwu("config", "--config", "@config.toml")),
+    Reader("tree.toml", lambda files: read_tree(files / "tree.toml", workers=4)),
+    Reader("plan.toml", lambda files: read_plan(files / "plan.toml")),
+    Reader("question.toml", _luwu("predict", "step", "@question.toml")),
+    Reader("config.json", _luwu("predict", "step", "@question.toml")),
+    Reader("config.json", lambda files: read_model_config(files / "config.json")),
+    Reader("catalogue.toml", lambda files: load(files / "catalogue.toml")),
+    Reader("connect.json", lambda files: read_connection(files / "connect.json")),
+    Reader("role.json", lambda files: read_document(files / "role.json")),
+    Reader("keys/allowed.json", lambda files: read_allowed(files / "keys")),
+    Reader("keys/node.secret", lambda files: read_secret(files / "keys", "node")),
+)  # fmt: skip
+
+
+def make_files(directory: Path) -> None:
+    """A good file for every reader."""
+    train(OptimizerJob(steps=2), directory / "state", directory)
+    export(directory / "state", directory / "export")
+    export(directory / "state", directory / "shards", shard_bytes=8192)
+    (directory / "config.toml").write_bytes(_CONFIG)
+    (directory / "tree.toml").write_bytes(_TREE)
+    (directory / "plan.toml").write_bytes(_PLAN)
+    (directory / "question.toml").write_bytes(_QUESTION)
+    (directory / "catalogue.toml").write_bytes(_CATALOGUE)
+    (directory / "config.json").write_text(json.dumps(_MODEL))
+    (directory / "connect.json").write_text(json.dumps(_CONNECTION))
+    (directory / "role.json").write_text(json.dumps({"spec": {"job": 1}, "error": "x"}))
+    make_keys(directory / "keys")
+    _run(directory)
+
+
+def _run(directory: Path) -> None:
+    """The directory of a run that has ended, with what one that is under way has besides."""
+    run = directory / "run"
+    command = [
+        sys.executable, "-m", "luwu", "run", "--workers", "2", "--run-dir", str(run), "--state", str(directory / "run-state"),
+        "-m", "tests.light_job", "--steps", "4",
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    (run / "connect.json").write_text(json.dumps(_CONNECTION))
+    (run / "result.json").write_text(json.dumps({"schema": 1, "arms": [], "losses": {}}))
+    (run / "logs" / "worker-0.log").write_text("train.step step=1 loss=2.5 grad_norm=0.1\n")
+
+
+def fuzz_files(
+    seed: int, first: int, count: int, directory: Path, *, hang_ns: int = HANG_NS,
+    look: Callable[[int], None] = lambda index: None,
+) -> Iterator[str]:  # fmt: skip
+    """What is wrong with cases `first` to `first + count`, each with its index."""
+    make_files(directory)
+    for index in range(first, first + count):
+        look(index)
+        random = Random(derive(seed, "fuzz", "files") + index)
+        reader = random.choice(READERS)
+        path = directory / reader.file
+        data, mode = path.read_bytes(), path.stat().st_mode
+        path.unlink()
+        what = _put(random, path, data, mode)
+        start_ns = SYSTEM_CLOCK.now_ns()
+        said = None
+        try:
+            reader.call(directory)
+        except LuwuError as error:
+            if len(str(error)) > MESSAGE_CHARS_MAX:
+                said = f"was refused with {len(str(error))} characters: {error!s:.200}"
+        except BaseException as exc:
+            place = traceback.extract_tb(exc.__traceback__)[-1]
+            said = f"{type(exc).__name__}: {exc!s:.300} ({place.filename}:{place.lineno})"
+        took_ns = SYSTEM_CLOCK.now_ns() - start_ns
+        _remove(path)
+        path.write_bytes(data)
+        path.chmod(mode)
+        if said is None and took_ns > hang_ns:
+            said = f"took {took_ns / 1e9:.1f} s"
+        if said is not None:
+            yield f"files {index}: {reader.file}, {what}: {said}"
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _put(random: Random, path: Path, data: bytes, mode: int) -> str:
+    """Something in the place of a file; its name."""
+    match random.randrange(12):
+        case 0:
+            os.mkfifo(path)
+            return "a FIFO"
+        case 1:
+            path.symlink_to("/dev/zero")
+            return "an endless device"
+        case 2:
+            path.mkdir()
+            return "a directory"
+        case 3:
+            path.write_bytes(random.choice((b"", data)))
+            os.truncate(path, TERABYTE)
+            what = "a terabyte"
+        case 4 | 5:
+            text = random.choice(_TEXTS)
+            at = random.randrange(len(data) + 1)
+            path.write_bytes(
+                random.choice((text, data + b"\n" + text, data[:at] + text + data[at:]))
+            )
+            what = f"{text[:30]!r}"
+        case 6:
+            path.write_bytes(other_bytes(random, data))
+            what = "other bytes"
+        case _:
+            path.write_bytes(_other_document(random, path.name, data))
+            what = "another document"
+    path.chmod(mode)
+    return what
+
+
+def _other_document(random: Random, name: str, data: bytes) -> bytes:
+    """Another value somewhere, and right checksums again."""
+    if name in ("LOCK", "meta.dat"):
+        return _other_ring(random, data, is_meta=name == "meta.dat")
+    if name == "CONFIG":
+        body = _dump(changed(random, json.loads(data.partition(b"\n")[2]), _VALUES))
+        return f"luwu-store 1 {xxhash.xxh3_128_hexdigest(body)}\n".encode() + body
+    if name.endswith(".safetensors"):
+        size = int.from_bytes(data[:8], "little")
+        text = _dump(changed(random, json.loads(data[8 : 8 + size]), _VALUES))
+        return len(text).to_bytes(8, "little") + text + data[8 + size :]
+    if name.endswith(".json"):
+        return _dump(changed(random, json.loads(data), _VALUES))
+    lines = data.splitlines() or [b""]
+    at = random.randrange(len(lines))
+    if name.endswith(".jsonl"):
+        lines[at] = _dump(changed(random, json.loads(lines[at]), _VALUES))
+    else:  # TOML
+        key, _, _ = lines[at].partition(b"=")
+        lines[at] = key + b"= " + json.dumps(random.choice(_VALUES)).encode()
+    return b"\n".join(lines) + b"\n"
+
+
+def _other_ring(random: Random, data: bytes, *, is_meta: bool) -> bytes:
+    """Another record in a ring; in meta.dat perhaps also in the manifest that it names."""
+    changed_data = bytearray(data)
+    newest = max(
+        range(4), key=lambda block: struct.unpack_from("<Q", data, block * BLOCK_BYTES + 32)
+    )
+    head, start = newest * BLOCK_BYTES, newest * BLOCK_BYTES + 48
+    (size,) = struct.unpack_from("<Q", data, head + 40)
+    record = json.loads(data[start : start + size])
+    if is_meta and record["decided"] and random.random() < 0.6:
+        ref = record["decided"]
+        region = (len(data) - 4 * BLOCK_BYTES) // 4
+        at = 4 * BLOCK_BYTES + 2 * ref["place"] * region
+        manifest = data[at : at + ref["size"]]
+        (step_bytes,) = struct.unpack_from("<Q", manifest, 32)
+        step = _dump(changed(random, json.loads(manifest[48 : 48 + step_bytes]), _VALUES))
+        manifest = manifest[:32] + struct.pack("<Q", len(step)) + manifest[40:48] + step + (
+            manifest[48 + step_bytes :]
+        )  # fmt: skip
+        ref |= {"size": len(manifest), "digest": xxhash.xxh3_128_hexdigest(manifest)}
+        for place in (at, at + region):
+            changed_data[place : place + len(manifest)] = manifest
+    else:
+        record = changed(random, record, _VALUES)
+    payload = _dump(record)[: BLOCK_BYTES - 64]
+    for block in (newest & ~1, newest | 1):
+        whole = data[head : head + 24] + struct.pack("<Q", block) + data[head + 32 : head + 40]
+        whole += struct.pack("<Q", len(payload)) + payload
+        whole = (whole + xxhash.xxh3_128_digest(whole)).ljust(BLOCK_BYTES, b"\0")
+        changed_data[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES] = whole
+    return bytes(changed_data)
+
+
+def _dump(document: Any) -> bytes:
+    """JSON, also of integers that Python does not print by itself."""
+    return json.dumps(document, separators=(",", ":")).encode()
