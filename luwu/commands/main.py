@@ -29,6 +29,7 @@ from luwu.commands.table import VERBS, module_of
 
 NOTHING_MORE: Final = ("E200",)
 """Codes of which `luwu explain` has nothing to add to the message."""
+SAID_CHARS_MAX: Final = 3000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -112,7 +113,10 @@ def _run_verb(name: str, tokens: list[str]) -> int:
 
 def _fail(program: str, error: LuwuError) -> int:
     """Print what went wrong, and which code explains more of it; the exit code."""
-    first, newline, rest = f"{program}: {error}".partition("\n")
+    said = str(error)
+    if isinstance(error, ConfigError) and len(said) > SAID_CHARS_MAX:
+        said = f"{said[:SAID_CHARS_MAX]}..."  # it quotes a file from elsewhere
+    first, newline, rest = f"{program}: {said}".partition("\n")
     print_if_possible(red(first, sys.stderr) + newline + rest)
     if error.code not in NOTHING_MORE:
         title = entry(error.code).title

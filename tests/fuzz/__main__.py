@@ -9,6 +9,7 @@ headers    through `decode`: a message that is itself when it is encoded again, 
            RemoteProtocolError, within a second (`headers.py`)
 live       to a switch and a node on real sockets while a job trains on, undisturbed (`live.py`)
 tensors    exports through the importer: an error and no trace, or the whole state (`tensors.py`)
+files      anything in the place of a file, before each reader of one: a sentence (`files.py`)
 
 And of every process: it does not die, it does not stand still, and it does not grow by 64 MiB.
 Two processes at a time do the work. A case depends on the seed and its index alone. The last line
@@ -31,9 +32,9 @@ from typing import Final
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.launch.processes.children import exit_text
 
-PARTS: Final = ("headers", "live", "tensors")
-FULL: Final = {"headers": 10_000_000, "live": 100_000, "tensors": 100_000}
-SLICES: Final = {"headers": 500_000, "live": 10_000, "tensors": 10_000}
+PARTS: Final = ("headers", "live", "tensors", "files")
+FULL: Final = {"headers": 10_000_000, "live": 100_000, "tensors": 100_000, "files": 100_000}
+SLICES: Final = {"headers": 500_000, "live": 10_000, "tensors": 10_000, "files": 10_000}
 """What one process does; the next one begins where it ended."""
 PROCESSES_MAX: Final = 2
 SHOWN_MAX: Final = 20

@@ -44,7 +44,7 @@ from tests.unit.exports import OptimizerJob, export, train
 from tests.unit.key_directories import make_keys
 
 TERABYTE: Final = 1 << 40
-MESSAGE_CHARS_MAX: Final = 1500
+MESSAGE_CHARS_MAX: Final = 3100
 _TEXTS: Final = (
     b"[" * 100_000, b'{"a":' * 50_000, b"[" * 900 + b"]" * 900, b"9" * 5000, b"9" * 400, b"null",
     b'{"a": 1, "a": 2}', b'"\\ud800"', b"\xff\xfe", b"", b"\0" * 100, b"{}", b"[]",
@@ -197,8 +197,8 @@ def _run(directory: Path) -> None:
     """The directory of a run that has ended, with what one that is under way has besides."""
     run = directory / "run"
     command = [
-        sys.executable, "-m", "luwu", "run", "--workers", "2", "--run-dir", str(run), "--state", str(directory / "run-state"),
-        "-m", "tests.light_job", "--steps", "4",
+        sys.executable, "-m", "luwu", "run", "--workers", "2", "--run-dir", str(run),
+        "--state", str(directory / "run-state"), "-m", "tests.light_job", "--steps", "4",
     ]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     (run / "connect.json").write_text(json.dumps(_CONNECTION))

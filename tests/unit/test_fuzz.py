@@ -16,7 +16,7 @@ from luwu.transport.opening import open_transport
 from luwu.wire.codec import decode
 from luwu.wire.messages import MESSAGE_TYPES
 from switch_emu.process.loop import Shell
-from tests.fuzz import headers, live, tensors
+from tests.fuzz import files, headers, live, tensors
 from tests.fuzz.__main__ import Slice, main, slices_of, work_off
 from tests.fuzz.mutate import Cases
 from tests.unit.exports import bring
@@ -55,6 +55,13 @@ def test_headers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tensors(tmp_path: Path) -> None:
     """Goal: nothing is wrong with 80 files that lie."""
     assert list(tensors.fuzz_tensors(1, 0, 80, tmp_path, hang_ns=PATIENT_NS)) == []
+
+
+@pytest.mark.feature("hostile headers, messages and files")
+def test_files(tmp_path: Path) -> None:
+    """Goal: whatever stands in the place of a file, each reader of one ends with a sentence, and
+    waits for nothing. Method: 1,000 cases over all readers, from a seed."""
+    assert list(files.fuzz_files(1, 0, 1000, tmp_path, hang_ns=PATIENT_NS)) == []
 
 
 @pytest.mark.faults(29)
@@ -183,7 +190,7 @@ def test_parts_take_turns() -> None:
     """Goal: every case once, and a limit of time meets all parts alike."""
 
     def parts(**counts: int | None) -> Iterator[tuple[str, int, int]]:
-        names = {"headers": None, "live": None, "tensors": None}
+        names = {"headers": None, "live": None, "tensors": None, "files": None}
         for work in slices_of(argparse.Namespace(first=10, **{**names, **counts})):
             yield work.part, work.first, work.count
 
@@ -192,4 +199,4 @@ def test_parts_take_turns() -> None:
     ]  # fmt: skip
     everything = list(parts())
     assert sum(count for part, _, count in everything if part == "headers") == 10_000_000
-    assert {part for part, _, _ in everything[:3]} == {"headers", "live", "tensors"}
+    assert {part for part, _, _ in everything[:4]} == {"headers", "live", "tensors", "files"}
