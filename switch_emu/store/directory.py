@@ -14,6 +14,7 @@ Before the rename the directory may hold a CLAIM (`claim.py`).
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -136,6 +137,10 @@ def lock_directory(path: Path, *, read_only: bool = False) -> int:
         fd = open_file(path / LOCK_NAME, os.O_RDONLY if read_only else os.O_RDWR)
     except FileNotFoundError as exc:
         raise ConfigError(f"{path} holds no store: {LOCK_NAME} is missing; make one first") from exc
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:
+            raise
+        raise PageCorruptError(f"{path / LOCK_NAME}: {exc.strerror}. Restore the store") from exc
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if read_only else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError as exc:

@@ -29,7 +29,7 @@ def node_directory(state: Path, number: int, count: int) -> Path:
 
 def node_count_of(state: Path) -> int | None:
     """The number of nodes of a state; None if there is no state. Raises ConfigError."""
-    if (state / CONFIG_NAME).is_file():
+    if (state / CONFIG_NAME).exists():
         return 1
     if not any(state.glob(f"node-*/{CONFIG_NAME}")):
         return None
@@ -60,7 +60,7 @@ def present_nodes(state: Path) -> tuple[int, tuple[int, ...]]:
     Raises ConfigError if there is none.
     """
     found = {n: state / f"node-{n}" for n in range(NODE_COUNT_MAX)}
-    present = [n for n, path in found.items() if (path / CONFIG_NAME).is_file()]
+    present = [n for n, path in found.items() if (path / CONFIG_NAME).exists()]
     if not present:
         raise ConfigError(f"{state} has no directory of an optimizer node (node-0, node-1, ...)")
     description = bytes(read_config(found[present[0]]).description)
