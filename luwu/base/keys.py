@@ -169,6 +169,7 @@ def read_allowed(directory: Path) -> dict[bytes, Identity]:
     if document.get("schema") != SCHEMA or not isinstance(rows, list):
         raise ConfigError(f"{file} was not written by this version of luwu keys")
     allowed: dict[bytes, Identity] = {}
+    names: set[str] = set()
     for row in rows:
         if not isinstance(row, dict) or row.keys() != {"name", "role", "key"}:
             raise ConfigError(f"{file}: {row!r:.80} is not a row: name, role and key were expected")
@@ -176,9 +177,10 @@ def read_allowed(directory: Path) -> dict[bytes, Identity]:
             raise ConfigError(f"{file}: name, role and key of {row['name']!r:.80} must be texts")
         identity = Identity(check_name(row["name"]), check_role(row["role"]))
         key = parse_key(row["key"], f"{file}: {identity.name}")
-        if key in allowed or identity.name in {each.name for each in allowed.values()}:
+        if key in allowed or identity.name in names:
             raise ConfigError(f"{file}: {identity.name} or its key is listed twice; remove one")
         allowed[key] = identity
+        names.add(identity.name)
     return allowed
 
 

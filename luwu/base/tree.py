@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.foreign import read_toml
+from luwu.base.limits import DEPTH_MAX, WORLD_SIZE_MAX
 from luwu.base.quantities import decimal
 
 NODE: Final = "node"
@@ -196,6 +197,8 @@ def parse_tree(document: Mapping[str, Any], *, workers: int, where: str) -> Tree
         raise ConfigError(
             f'{where} has no switch; write [top], parent = "node" and workers = "0-{workers - 1}"'
         )
+    if len(places) > WORLD_SIZE_MAX:
+        raise ConfigError(f"{where} has {len(places)} switches, at most {WORLD_SIZE_MAX} are taken")
     ordered = _in_order(places, where)
     _check_ranks(ordered, workers, where)
     tree = Tree(tuple(ordered))
@@ -248,8 +251,11 @@ def _in_order(places: list[Place], where: str) -> list[Place]:
         )
     ordered: list[Place] = []
     reached = {NODE}
-    waiting = places
+    waiting, depth = places, 0
     while waiting:
+        depth += 1
+        if depth > DEPTH_MAX:
+            raise ConfigError(f"{where}: more than {DEPTH_MAX} switches are below one another")
         here = [place for place in waiting if place.parent in reached]
         if not here:
             _refuse_cycle(waiting, where)

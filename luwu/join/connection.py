@@ -349,7 +349,7 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     if retry is not None and not isinstance(retry, dict):
         raise ConfigError(f"{where}: retry is {retry!r:.60}, no policy")
     leaves = document.get("leaves", [])
-    if not isinstance(leaves, list):
+    if not isinstance(leaves, list) or len(leaves) > WORLD_SIZE_MAX:
         raise ConfigError(f"{where}: leaves is {leaves!r:.60}, no list of switches")
     document["leaves"] = tuple(_leaf(each, where) for each in leaves)
     return from_document(Connection, document, where)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.foreign import (
@@ -27,6 +28,7 @@ from luwu.base.foreign import (
     read_toml,
 )
 from luwu.base.json_file import read_json
+from luwu.base.keys import ALLOWED, read_allowed
 from luwu.base.limits import (
     COUNT_MAX,
     DEPTH_MAX,
@@ -35,10 +37,12 @@ from luwu.base.limits import (
     TOML_BYTES_MAX,
     VALUES_MAX,
 )
+from luwu.base.tree import parse_tree
 from luwu.checkpoint.document import read_document
 from luwu.commands.main import main
 from luwu.tensor_files.header import parse_header
 from luwu.wire.description import parse_description
+from switch_emu.store.config_file import decode_config
 from tests.fuzz.files import READERS, TERABYTE, make_files
 from tests.unit.exports import bring
 
@@ -86,7 +90,7 @@ def steps_of(call: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.feature("hostile headers, messages and files")
+@pytest.mark.feature("a FIFO, a device, a terabyte or deep nesting in place of any file")
 @pytest.mark.parametrize("kind", ["fifo", "device", "directory", "terabyte"])
 @pytest.mark.parametrize("name", sorted(BY_FILE))
 def test_no_reader_waits_or_reads_without_end(name: str, kind: str, files: Path) -> None:
@@ -123,6 +127,17 @@ def header(count: int) -> bytes:
     return ("{" + ",".join(f'"{name}":{entry}' for name in names) + "}").encode()
 
 
+def config(count: int) -> bytes:
+    """CONFIG of a store with so many kinds of pages, and as many runs of pages."""
+    kinds = [{"name": f"k{i}", "fields": [["weight", "float32", 64]]} for i in range(count)]
+    values = {
+        "store_uuid": "0" * 32, "optimizer": "sgd", "chunk_bytes": 16384, "layout_hash": "",
+        "description": "", "kinds": kinds, "pages": [[1, i, 64] for i in range(count)],
+    }  # fmt: skip
+    body = json.dumps(values).encode()
+    return f"luwu-store 1 {xxhash.xxh3_128_hexdigest(body)}\n".encode() + body
+
+
 STEPS: dict[str, Callable[[int], Callable[[], object]]] = {
     "names twice": lambda n: lambda: parse_json(header(n)),
     "a header": lambda n: lambda: parse_header(header(n), 0, place="file"),
@@ -138,6 +153,14 @@ STEPS: dict[str, Callable[[int], Callable[[], object]]] = {
     "a table of parts": lambda n: lambda: parse_toml(b"[" + b"a." * n + b"a]\n" + b"b=1\n" * n),
     "parts in quotes": lambda n: lambda: parse_toml(b'"a" . ' * n + b"a = 1"),
     "quotes": lambda n: lambda: parse_toml(b'a = "' + b'\\"' * n),
+    "switches below one another": lambda n: (
+        lambda: parse_tree(
+            {f"a{i}": {"parent": f"a{i - 1}" if i else "node", "workers": [i]} for i in range(n)},
+            workers=n,
+            where="tree",
+        )
+    ),
+    "pages": lambda n: lambda: decode_config(config(n), place="CONFIG"),
     "quotes of three": lambda n: lambda: parse_toml(b'a = """' + b'\\"""' * n + b"\\"),
 }
 
@@ -146,8 +169,20 @@ STEPS: dict[str, Callable[[int], Callable[[], object]]] = {
 def test_steps_grow_with_the_size(name: str) -> None:
     """Goal: four times the bytes cost at most five times the steps; of a square it were 16."""
     make = STEPS[name]
-    few, many = steps_of(make(1000)), steps_of(make(4000))
+    few, many = steps_of(make(200)), steps_of(make(800))
     assert many <= 5 * few + 200
+
+
+def test_the_list_of_keys_is_read_in_steps_of_its_size(files: Path) -> None:
+    def keys(count: int) -> Callable[[], object]:
+        rows = [{"name": f"n{i}", "role": "worker", "key": f"{i:064x}"} for i in range(count)]
+        (files / "keys" / ALLOWED).write_text(json.dumps({"schema": 1, "keys": rows}))
+        return lambda: read_allowed(files / "keys")
+
+    kept = (files / "keys" / ALLOWED).read_bytes()
+    few, many = steps_of(keys(200)), steps_of(keys(800))
+    (files / "keys" / ALLOWED).write_bytes(kept)
+    assert many <= 5 * few
 
 
 def test_sizes_that_took_days(files: Path, tmp_path: Path) -> None:
@@ -220,6 +255,7 @@ def test_a_configuration_is_refused_in_words(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.feature("import of counts near 2^63")
 @pytest.mark.parametrize("number", [COUNT_MAX + 1, INT64_MAX - 1, INT64_MAX])
 @pytest.mark.parametrize("key", ["attempt", "step", "record epoch", "record attempt"])
 def test_counts_near_their_end_are_not_imported(
