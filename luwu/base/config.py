@@ -469,7 +469,7 @@ def _read_file(file: Path) -> dict[str, str]:
                 f"{file}: unknown key {written!r}{suggestion(name, KEYS)}", code="E201"
             )
         if name in texts:
-            raise ConfigError(f"{file}: {name} stands there with - and with _; omit one of them")
+            raise ConfigError(f"{file}: {name} is listed twice, with - and with _; omit one")
         texts[name] = _text_of(value, f"{file}: {written}")
     return texts
 

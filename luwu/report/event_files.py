@@ -11,9 +11,8 @@ at each start of the process a `clock` record. What a line may be:
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +20,7 @@ from typing import Any, Final
 from luwu.base.errors import ConfigError
 from luwu.base.events import CLOCK, NODE_ABOUT
 from luwu.base.foreign import lines_of
+from luwu.base.json_file import json_object
 from luwu.report.units import are_units
 
 _LINE_START: Final = b'{"name":"'
@@ -75,16 +75,16 @@ def records(
     for number, line in enumerate(lines_of(path), start=1):
         if mark not in line:
             continue
-        record = _parsed(line)
-        if record is None:
+        record = json_object(line)
+        if not record:
             again = line.rfind(_CLOCK_START)
             cut, rest = (line[:again], line[again:]) if again > 0 else (line, b"")
-            record = _parsed(rest)
+            record = json_object(rest)
             is_cut = cut.startswith(_LINE_START[: len(cut)])
-            if not is_cut or (record is None and line.endswith(b"\n")):
-                raise _garbage(path, number, "no JSON")
+            if not is_cut or (not record and line.endswith(b"\n")):
+                raise _garbage(path, number, "no JSON object")
             on_cut()
-            if record is None:
+            if not record:
                 return
         wrong = _what_is_wrong(record)
         if wrong:
@@ -101,17 +101,9 @@ def spans(path: Path, name: str) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def _parsed(line: bytes) -> Any:
-    """The JSON value of a line; None if there is none."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _what_is_wrong(record: Any) -> str:
+def _what_is_wrong(record: Mapping[str, Any]) -> str:
     """The reason why this is no record; empty if it is one."""
-    if not isinstance(record, dict) or not isinstance(record.get("name"), str):
+    if not isinstance(record.get("name"), str):
         return "no record with a name"
     start_ns, end_ns = record.get("start_ns"), record.get("end_ns")
     is_span = type(start_ns) is int and type(end_ns) is int and start_ns <= end_ns

@@ -42,6 +42,7 @@ WIDENED: Final = ("F32", "BF16", "F16")
 SHARDS_MAX: Final = 10_000
 _OPEN_MAX: Final = 32
 """Files kept open at once."""
+_NAME_BYTES_MAX: Final = 255
 _SCRATCH_ELEMS: Final = 128 * 1024
 
 
@@ -207,6 +208,7 @@ def _check_file_name(name: Any) -> None:
         type(name) is not str
         or not name.endswith(SUFFIX)
         or name.startswith(".")
+        or len(os.fsencode(name)) > _NAME_BYTES_MAX
         or any(character in name for character in "/\\\0")
     ):
         raise ValueError(f"{name!r:.120} is not the name of a {SUFFIX} file beside it")

@@ -241,7 +241,7 @@ def test_json_is_refused_in_words(text: str, said: str, tmp_path: Path) -> None:
         ("workers = " + "9" * 5000, "more than 64 bits"),
         ("workers = 0x" + "f" * 5000, "more than 64 bits"),
         ("a." * 100 + "a = 1", "more than 64 parts"),
-        ("no-switch = true\nno_switch = true", "no_switch stands there with - and with _"),
+        ("no-switch = true\nno_switch = true", "no_switch is listed twice, with - and with _"),
         ("workers = '\u0663'", "is not a whole number"),
         ("workers = '" + "9" * 5000 + "'", "is not a whole number"),
         ("link = 'loss=\u0660.5'", "is not a share"), ("workers = 1\nworkers = 2", "is not TOML"),
