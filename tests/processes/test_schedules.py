@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,8 @@ optimizer = luwu.optim.SGD(model.parameters(), lr=1.0)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
 luwu.attach("scheduler", scheduler)
 if luwu.rank() == 0:
-    print("epoch", optimizer.next_step, "begins with rate", optimizer.param_groups[0]["lr"], flush=True)
+    rate = optimizer.param_groups[0]["lr"]
+    print("epoch", optimizer.next_step, "begins with rate", rate, flush=True)
 model(torch.ones(2, 4)).sum().backward()
 result = optimizer.step()
 optimizer.zero_grad()
