@@ -90,7 +90,7 @@ class Worker:
         streaming = update == "streaming"
         self.backward.start(
             streaming=streaming, is_trained=True, hyper=lambda: b"rates",
-            check_none_stepped=lambda: None,
+            begin=lambda: None,
         )  # fmt: skip
         self.pushes.start(model, streaming=streaming)
         self.pulls.start(device, window=1, streaming=streaming, is_trained=True)

@@ -146,8 +146,9 @@ class ReadUnit:
         self.depth = 0
         self.modules_run.clear()
         self.put_away()
+        was_written = was_here and self.weights.was_written()
         self.weights.free()
-        if was_here and self.weights.was_written():
+        if was_written:
             raise LuwuError(
                 f"unit {self.name}: a weight was changed in place; the change would be lost, for "
                 "weights that are read are freed after use. Only training changes them"
