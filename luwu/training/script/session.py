@@ -498,9 +498,8 @@ class Session:
             return
         self.settle()
         if self.is_final:
-            self.complete()
+            self.attend()
             self.first_weights.load()
-        self.attend()
         with self.attempt():
             self.results.wait_for_last()
             self.pulls.end()
