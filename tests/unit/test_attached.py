@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 import luwu
 from luwu.base.errors import StateError
 from luwu.nic.reader import FieldRead
-from tests.unit.real_training import digest_of, in_cluster, seeded
+from tests.unit.real_training import in_cluster, seeded
 from tests.unit.small_models import Block
 from tests.unit.training_harness import one_thread  # noqa: F401 - for every test here
 
@@ -312,40 +312,3 @@ def test_every_scheduler_of_torch_is_here() -> None:
         and not name.startswith("_")
     }  # fmt: skip
     assert theirs - {"LRScheduler", "SWALR"} <= set(SCHEDULERS)
-
-
-@pytest.mark.feature("learning rate schedulers")
-@pytest.mark.parametrize("name", sorted(SCHEDULERS))
-def test_schedulers_go_on_after_a_resumption(name: str, tmp_path: Path) -> None:
-    """I4. Goal: rates step by step as in plain torch, over a stop and a start."""
-
-    def rates(optimizer: Any, scheduler: Any, model: Any, steps: range, seen: list[float]) -> None:
-        for step in steps:
-            model(torch.full((8, 64), 1.0 + step)).square().mean().backward()
-            seen.append(float(optimizer.param_groups[0]["lr"]))
-            optimizer.step()
-            optimizer.zero_grad()
-            scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
-
-    def part(steps: range) -> Any:
-        def work(rank: int) -> list[float]:
-            model = seeded(lambda: nn.Sequential(Block()))
-            luwu.fully_shard(model)
-            optimizer = luwu.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-            scheduler = SCHEDULERS[name](optimizer)
-            luwu.attach("scheduler", scheduler)
-            seen: list[float] = []
-            rates(optimizer, scheduler, model, steps, seen)
-            return seen
-
-        return work
-
-    state = tmp_path / "state"
-    first = in_cluster(tmp_path, part(range(3)), state=state)
-    second = in_cluster(tmp_path, part(range(3, 6)), state=state, resume=True)
-    model = seeded(lambda: nn.Sequential(Block()))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5, fused=True)
-    expected: list[float] = []
-    rates(optimizer, SCHEDULERS[name](optimizer), model, range(6), expected)
-    assert first.results[0] + second.results[0] == expected
-    assert second.digest == digest_of(dict(model.named_parameters()))
