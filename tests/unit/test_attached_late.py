@@ -63,8 +63,9 @@ def play(
                 model(torch.ones(8, 64))
         elif not is_torch and event == "save":
             luwu.get_model_state_dict(model)
-        elif not is_torch and result is not None and event in ("wait", "one waits"):
-            if event == "wait" or luwu.rank() == chosen:
+        elif not is_torch and result is not None:
+            waits = event == "wait" or (event == "one waits" and luwu.rank() == chosen)
+            if waits:
                 result.wait()
 
 
