@@ -87,8 +87,6 @@ KEEP_PIECES_MAX: Final = 1024
 NODE_COUNT_MAX: Final = 64
 """Optimizer nodes of one job."""
 
-"""Connections that one link may be spread over."""
-
 HOSTS_MAX: Final = 200
 """Network namespaces of one run on one machine: each has a number in its address."""
 
