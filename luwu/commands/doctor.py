@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from luwu.base import loopback
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.colours import red
 from luwu.base.errors import ConfigError, LuwuError
@@ -88,7 +89,7 @@ def examine(disk: Path) -> Iterator[Finding]:
         ("cpu", _cpu),
         ("memory", _memory),
         ("disk", lambda: _disk(disk)),
-        ("tcp", lambda: _listens("tcp", "tcp://127.0.0.1:0")),
+        ("tcp", lambda: _listens("tcp", loopback.endpoint())),
         ("ipc", lambda: _listens("ipc", "ipc://auto")),
         ("keys", _keys),
         ("kernel", _kernel),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from luwu.base import loopback
 from luwu.base.clock import sleep
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
@@ -35,7 +36,6 @@ from luwu.launch.progress_line import ProgressLine
 from luwu.launch.resuming import beginning, first_step
 from luwu.launch.roles import SwitchEnds
 from luwu.launch.serving import (
-    LOOPBACK,
     STATE_DIRECTORY,
     add_switch,
     decide_sizes,
@@ -208,7 +208,7 @@ def _start(
             )
         tree = one_switch(node.world_size)
         ends = SwitchEnds(
-            listen=config.bind or LOOPBACK,
+            listen=config.bind or loopback.endpoint(),
             parent=node.node,
             more_parents=tuple(node.more_nodes),
             files=node_files(config, directory, node.optimizer_nodes),

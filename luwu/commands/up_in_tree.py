@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from luwu.base import loopback
 from luwu.base.config import KEYS, Resolved, RunConfig, value_text
 from luwu.base.errors import ConfigError
 from luwu.base.socket_directory import private_directory
@@ -27,7 +28,6 @@ from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import SwitchEnds
 from luwu.launch.serving import (
-    LOOPBACK,
     add_switch,
     can_share,
     leaf_of,
@@ -149,7 +149,7 @@ def start_in_tree(
             f"{parent.tree or 'of one switch'}, this switch with {groups_text(tree)}; give all "
             "roles the same --tree"
         )
-    listen, arena_bytes = config.bind or LOOPBACK, 0
+    listen, arena_bytes = config.bind or loopback.endpoint(), 0
     is_shared = config.bind is None and not tree.below(place) and can_share()
     if is_shared:
         supervisor.private_directory = private_directory()

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from luwu.base import loopback
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
@@ -31,7 +32,6 @@ from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import NodeEnds, job_spec, node_spec
 from luwu.launch.serving import (
-    LOOPBACK,
     STATE_DIRECTORY,
     Sizes,
     chosen_aggregate,
@@ -80,7 +80,7 @@ def start_node(
         config,
         directory,
         shared,
-        NodeEnds(listen=config.bind or LOOPBACK, advertise=config.advertise),
+        NodeEnds(listen=config.bind or loopback.endpoint(), advertise=config.advertise),
         memory_budget_bytes=sizes.memory_budget_bytes,
         state=own_state,
         groups=() if config.tree is None else tree_of(config).groups,

@@ -172,7 +172,8 @@ class LuwuStrategy(DDPStrategy):
                 raise ConfigError(
                     "Fabric's collectives need torch.distributed, but MASTER_ADDR and MASTER_PORT "
                     "are not set: luwu run sets them with --on-worker-loss stop, its default, "
-                    "since a group of torch.distributed outlives no worker"
+                    "since a group of torch.distributed outlives no worker, and where there is "
+                    "127.0.0.1 or ::1"
                 )
             self._setup_distributed()
 

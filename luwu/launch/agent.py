@@ -27,13 +27,13 @@ import argparse
 import functools
 import os
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from luwu.base import loopback
 from luwu.base.clock import sleep, unix_ns
 from luwu.base.expendable import print_if_possible
 from luwu.base.tree import parse_ranks, ranges_text
@@ -91,7 +91,7 @@ class Agent:
         self._policy, self._restarts_left = policy, restarts
         self._run, self._prefix = run, prefix
         self._restarts_count, self._restarts_max = 0, restarts
-        self._port = free_port() if policy == "stop" else None
+        self._meeting = self._meet()
         self._workers = self._start_all()
 
     def run(self) -> int:
@@ -159,7 +159,7 @@ class Agent:
         self._restarts_left -= 1
         self._restarts_count += 1
         self._say(f"{how}; all workers are started again, {self._restarts_left} restarts left")
-        self._port = free_port()
+        self._meeting = self._meet()
         self._workers = self._start_all()
         return 0
 
@@ -185,7 +185,7 @@ class Agent:
             "WORLD_SIZE": str(self._share.world_size),
             "LOCAL_WORLD_SIZE": str(len(self._share.ranks)),
         }
-        if self._port is not None:
+        if self._meeting:
             environ |= self._meeting_environ(rank)
         return Forked(functools.partial(self._entry.run, self._arguments), environ)
 
@@ -193,8 +193,7 @@ class Agent:
         """Variables that torchrun sets beside the ranks, by which processes of torch.distributed
         find each other."""
         return {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self._port),
+            **self._meeting,
             "GROUP_RANK": "0",
             "GROUP_WORLD_SIZE": "1",
             "ROLE_NAME": "default",
@@ -209,6 +208,21 @@ class Agent:
             ),
         }
 
+    def _meet(self) -> dict[str, str]:
+        """Where processes of torch.distributed meet; nowhere where a group would outlive one."""
+        if self._policy != "stop":
+            return {}
+        try:
+            with loopback.listen() as listening:
+                host, port = listening.getsockname()[:2]
+        except OSError as exc:
+            self._say(
+                f"this machine has neither 127.0.0.1 nor ::1 ({exc.strerror}): torch.distributed "
+                "can make no process group here, which luwu does not need"
+            )
+            return {}
+        return {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+
     def _stop_all(self) -> None:
         running = [worker.process for worker in self._workers if worker.process.poll() is None]
         for process in running:
@@ -220,13 +234,6 @@ class Agent:
     @staticmethod
     def _say(text: str) -> None:
         print_if_possible(f"{SAYS}{text}", sys.stdout)
-
-
-def free_port() -> int:
-    """A free port of this host."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-    return port
 
 
 def own_agent_command(

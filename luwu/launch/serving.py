@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from luwu.aggregate import FLOAT32, make_aggregator
 from luwu.aggregate.fixed_scale import FixedScale
+from luwu.base import loopback
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.job_spec import JobSpec, shared_fields
@@ -54,7 +55,6 @@ from switch_emu.node.plan import (
 from switch_emu.switch.capacity import planned_slots
 
 STATE_DIRECTORY: Final = Path("luwu-state")
-LOOPBACK: Final = "tcp://127.0.0.1:0"
 
 
 class Starter(Protocol):
@@ -325,14 +325,14 @@ class _Endpoints:
     ) -> None:  # fmt: skip
         self.tree, self._transport, self._hosts = tree, transport, hosts
         self.are_shared = transport == "shm"
-        self._bind = config.bind or LOOPBACK
+        self._bind = config.bind
         self._directory: Path | None = None
         if len(tree) > 1 and not self.are_shared and can_share():
             self.are_shared = True  # between a leaf and its workers
         if self.are_shared or transport != "tcp":
             self._directory = supervisor.private_directory = private_directory()
         is_alone = transport == "tcp" and config.no_switch
-        self.of_node = self._bind if is_alone else self._at("node")
+        self.of_node = (is_alone and self._bind) or self._at("node")
 
     def of_switch(self, place: Place) -> str:
         """The endpoint of its children; where they are workers alone, of all of them."""
@@ -342,7 +342,7 @@ class _Endpoints:
             return self._shared(place)
         is_only = len(self.tree) == 1
         is_bound = self._transport == "tcp" and is_only and self._hosts is None
-        return self._bind if is_bound else self._at(place.process)
+        return (is_bound and self._bind) or self._at(place.process)
 
     def of_workers(self, place: Place) -> str | None:
         """The endpoint of its workers, if not that of its switches."""
@@ -364,7 +364,7 @@ class _Endpoints:
         if self._hosts is not None:
             return self._hosts.listen_at(process)
         if self._transport == "tcp":
-            return LOOPBACK
+            return loopback.endpoint()
         if process not in ("node", SWITCH):
             process = f"s{process_index(self.tree, process)}"  # the path must stay short
         return f"{self._transport}://{self._directory}/{process}"

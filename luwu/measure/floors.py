@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from luwu.base import loopback
 from luwu.base.limits import CHUNK_BYTES_STEP, MIB
 from luwu.layout import ALL_FLOAT32, SUM_BYTES, Layout, Parameter, StoredForm, Unit
 from luwu.measure.disk_floors import DiskFloors, disk_floors
@@ -185,8 +186,8 @@ def matmul_rate(dtype: str, samples: Samples) -> float:
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
     """Two ends of a connection over loopback."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        near = socket.create_connection(server.getsockname())
+    with loopback.listen() as server:
+        near = socket.create_connection(server.getsockname()[:2])
         far, _ = server.accept()
     return near, far
 

@@ -22,6 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Final
 
+from luwu.base import loopback
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.limits import MIB
 from luwu.launch.processes.allocator import ROLE_TUNABLES, WORKER_TUNABLES
@@ -181,7 +182,7 @@ def _link(transport: str, nbytes: int) -> tuple[float, float]:
     count = max(8, STREAM_BYTES // nbytes)
     asked: dict[str, Any] = {"sizes": [SMALL_BYTES, nbytes], "counts": [SMALL_COUNT, count]}
     with tempfile.TemporaryDirectory(prefix="luwu-") as folder:
-        here = "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{folder}/link"
+        here = loopback.endpoint() if transport == "tcp" else f"ipc://{folder}/link"
         sender = _start("send", {**asked, "endpoint": here}, ROLE_TUNABLES)
         started = [sender]
         try:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
+from luwu.base import loopback
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.closing import Closing
 from luwu.base.errors import LuwuError
@@ -83,7 +84,7 @@ class _Rehearsal(Closing):
         from switch_emu.switch.shell import SwitchShell
 
         self._opened: list[Transport] = []
-        endpoint = "tcp://127.0.0.1:0" if transport == "tcp" else f"{transport}://auto"
+        endpoint = loopback.endpoint() if transport == "tcp" else f"{transport}://auto"
         try:
             self._parent, self.transport = self._open(endpoint), self._open(endpoint)
             self._children = [self._open(endpoint) for _ in range(CHILDREN)]
