@@ -18,9 +18,9 @@ import sys
 import threading
 from pathlib import Path
 
-from luwu.base.errors import LuwuError
+from luwu.base.errors import STOP_SIGNALS, LuwuError
 from luwu.base.lifeline import watch
-from switch_emu.roles.jobs import SIGNALS, Jobs
+from switch_emu.roles.jobs import Jobs
 from switch_emu.roles.role import attend, failed, read_document
 from switch_emu.switch.capacity import POOL_SLOTS
 
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _serve_one(role: str, config: Path, *, until_eof: bool) -> int:
     stopping, orphaned, over = threading.Event(), threading.Event(), threading.Event()
-    for number in SIGNALS:
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: stopping.set())
     try:
         document = read_document(config)

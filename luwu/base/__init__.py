@@ -27,6 +27,7 @@ keys.py           keys of the processes of a job
 digest.py         the digest of a model's weights
 outstanding.py    requests under way, and when each is repeated
 closing.py        the base of objects that are closed by `with`
+loopback.py       127.0.0.1, or ::1
 lifeline.py       the end of a child process when its parent is gone
 own.py            imports of LuWu's own packages
 torch_import.py   an import of torch in two thirds of the time, or for several processes

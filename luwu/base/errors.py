@@ -27,10 +27,16 @@ Errors that scripts and tests catch have the `__module__` of their public name, 
 
 from __future__ import annotations
 
+import signal
 from typing import Final
 
 STOPPED_CODE: Final = 143
 """Exit code of a process that a signal stopped before its job was over: 128 + SIGTERM."""
+STOP_SIGNALS: Final = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+    signal.SIGXCPU,
+)  # fmt: skip
+"""Signals by which people, terminals and batch systems ask a command to stop."""
 
 
 class LuwuError(Exception):

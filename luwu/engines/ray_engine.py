@@ -20,6 +20,7 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.closing import Closing
 from luwu.base.config import KEYS, Resolved, as_mapping, value_text
 from luwu.base.errors import (
+    STOP_SIGNALS,
     ConfigError,
     ConnectionFailed,
     DeadlineError,
@@ -33,7 +34,6 @@ from luwu.join.connection import read_connection
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.failures import error_of_code, lost_worker, worker_failure
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.processes.stopping import SIGNALS
 from luwu.launch.roles import key_environ
 from luwu.launch.serving import STATE_DIRECTORY
 from luwu.launch.worker_loss import worker_restarts
@@ -94,7 +94,7 @@ class RayEngine(Closing):
         self._placed: list[Placed] = []
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
-            before = {number: signal.getsignal(number) for number in SIGNALS}
+            before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
             try:
                 ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False,
                          logging_level="warning")  # fmt: skip

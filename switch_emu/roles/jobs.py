@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import STOP_SIGNALS
 from luwu.base.json_file import write_json
 from luwu.base.lifeline import watch
 from switch_emu.roles.role import attend, read_document
 from switch_emu.switch.ranges import SlotRanges
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PATIENCE_S = 1.8
 """How long the jobs may take to stop at the end; a loop looks every 0.2 s."""
 
@@ -59,7 +59,7 @@ class Jobs:
         # Not a lock: Python runs the handler of a signal in the main thread, and one that waits for
         # a lock is not always woken for it. (Of 100 processes on busy cores 6 slept on.)
         signal.set_wakeup_fd(self._write_fd)
-        for number in SIGNALS:
+        for number in STOP_SIGNALS:
             signal.signal(number, lambda *_: None)
         _load(self._role)
         watch(self._end_of_input, on_line=self.do)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,3 +63,19 @@ def test_first_hour_output_and_resume(shell: Terminal) -> None:
     assert second.process.returncode == 0, second.err
     assert "resuming at step 1; the place in the data is not restored" in second.err
     assert "state holds step 1: nothing to do" in second.err
+
+
+@pytest.mark.feature("signals of a batch system: USR1, USR2, XCPU, QUIT")
+@pytest.mark.parametrize("to_all", [False, True], ids=["the-command", "all-its-processes"])
+def test_a_signal_of_a_batch_system_stops_a_run(shell: Terminal, *, to_all: bool) -> None:
+    """I8. Goal: it is named, the run stops as after Ctrl-C, and says how it goes on."""
+    gate = str(shell.directory / "gate")
+    light = ("-m", "tests.light_job", "--steps", "3", "--gate", gate)
+    command = shell.start("run", "--workers", "1", "--state", "state", *light)
+    command.wait_for("light waits step=2")
+    pids = shell.processes() if to_all else [command.process.pid]
+    for pid in sorted(pids):  # the launcher's is the lowest
+        os.kill(pid, signal.SIGUSR1)
+    assert command.wait(30.0) == 130
+    assert "luwu: SIGUSR1: stopping\n" in command.err
+    assert "Step 1 is decided and kept in state; go on with" in command.err

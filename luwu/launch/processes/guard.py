@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.errors import STOP_SIGNALS
 from luwu.base.expendable import print_if_possible
 from luwu.base.lifeline import watch
 from luwu.launch.processes.children import MARK, command_of, kill_marked, marked_processes
@@ -48,7 +49,7 @@ def stand_over(process: subprocess.Popen[bytes] | Forked, mark: str) -> int:
     def stop(number: int, frame: FrameType | None) -> None:
         stopping.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in STOP_SIGNALS:
         signal.signal(number, stop)
 
     def orphaned() -> None:
