@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.foreign import MALFORMED, natural, parse_json, plain_text, typed
+from luwu.base.limits import PROTOCOL_VERSION
 from luwu.wire.description import Description, parse_description
 
 ATTACHED = "attached."
@@ -37,6 +38,7 @@ class VersionFacts:
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
         document = {
+            "protocol": PROTOCOL_VERSION,
             "version": self.version,
             "description": self.description.decode(),
             "hyper": self.hyper.hex(),
@@ -59,6 +61,11 @@ def parse_facts(encoded: bytes) -> VersionFacts:
     """The facts that a node sent. Raises RemoteProtocolError if they are malformed."""
     try:
         found = parse_json(encoded)
+        if found.get("protocol") != PROTOCOL_VERSION:  # a reader sends no Hello that would say so
+            raise ValueError(
+                f"the node uses protocol version {found.get('protocol', '11 or older')}, this side "
+                f"{PROTOCOL_VERSION}; install the same luwu on both sides"
+            )
         norm, measured = found["grad_norm"], found["measured_step"]
         return VersionFacts(
             version=natural(found["version"]),

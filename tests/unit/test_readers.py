@@ -12,8 +12,8 @@ from torch import nn
 
 import luwu
 from luwu.base.digest import WeightsDigest
-from luwu.base.errors import DeadlineError, StateError
-from luwu.base.limits import READERS_MAX
+from luwu.base.errors import DeadlineError, RemoteProtocolError, StateError
+from luwu.base.limits import PROTOCOL_VERSION, READERS_MAX
 from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.core.reader import ReaderCore, ReaderGone, VersionOpened
 from luwu.nic.reader import FieldRead, StateReader
@@ -269,6 +269,21 @@ def test_a_full_desk_gives_the_place_of_a_silent_reader() -> None:
     assert "try again later" in gone.message.text
     readers.received(IDLE_NS + 1, "p-2", said(wire.Open, 99), loaded=True)
     assert taken(actions) == [Unpin(1), PinVersion(99)]
+
+
+@pytest.mark.feature("reading a running job of another protocol version")
+@pytest.mark.parametrize(("theirs", "named"), [(b'"protocol":11,', "11,"), (b"", "11 or older,")])
+def test_a_node_of_another_protocol_is_not_read(theirs: bytes, named: str) -> None:
+    """Goal: a reader, which sends no Hello, finds it by the first answer, and names both versions.
+    Method: what `luwu export URL` is sent first by a node of another luwu."""
+    core = ReaderCore(job=1, reader=5)
+    core.open(0)
+    facts = VersionFacts(version=2, description=b"{}").to_bytes()
+    ours = f'"protocol":{PROTOCOL_VERSION},'.encode()
+    assert ours in facts
+    text = f"version {named}.* side {PROTOCOL_VERSION}; install the same luwu on both sides"
+    with pytest.raises(RemoteProtocolError, match=text):
+        core.received(said(wire.Opened, step=2), facts.replace(ours, theirs))
 
 
 def test_a_reader_takes_no_answer_twice() -> None:
