@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,7 @@ def write_resolved(
     run_directory: RunDirectory, resolved: Resolved, verb: str, role: str | None = None
 ) -> None:
     """Keep what the run, or one role of it, was asked to do."""
-    document = {**resolved.document(), "verb": verb, "started": utc_text()}
+    document = {**resolved.document(), "verb": verb, "started": utc_text(), "pid": os.getpid()}
     name = "resolved.json" if role is None else f"resolved-{role}.json"
     write_json(run_directory.file(name), document)
 

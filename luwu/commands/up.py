@@ -101,7 +101,7 @@ def run(parsed: Parsed) -> int:
             records=f"processes-{who}.json" if role else "processes.json",
         )
         written = _written(run_directory, resolved.config, role, name, number)
-        _remove_stale(written, resolved.config)
+        _remove_stale([*written, run_directory.file("outcome.json")], resolved.config)
         ours: dict[Path, tuple[int, int]] = {}
         try:
             with supervisor:
@@ -121,6 +121,7 @@ def run(parsed: Parsed) -> int:
                     state = state_directory(resolved.config, STATE_DIRECTORY)
                     fold_nodes(run_directory, state, resolved.config.optimizer_nodes)
         except Interrupted:
+            write_outcome(run_directory, 130, "interrupted")
             console.say("stopped")
             keep_report(run_directory)
             return 0
@@ -156,8 +157,8 @@ def _written(
 
 
 def _remove_stale(written: Sequence[Path], config: RunConfig) -> None:
-    """Remove what a process that was killed has written, unless a node that takes its place joins
-    the job by it."""
+    """Remove what a process that ended has written, unless a node that takes its place joins the
+    job by it."""
     joined = None if config.join is None else file_of(config.join)
     for path in written:
         if path != joined:

@@ -30,9 +30,9 @@ from luwu.base.foreign import taking
 from luwu.base.json_file import read_json
 from luwu.base.links import parse_links
 from luwu.join.connection import read_connection
-from luwu.launch.processes.children import is_alive
+from luwu.launch.processes.children import command_of, is_of_run
 from luwu.launch.processes.console import LogFollower
-from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.report.history import History
 from luwu.report.last_step import ended_steps, lanes_of_step, step_starts_ns, typical_step
 from luwu.report.recent import RecentEvents
@@ -69,7 +69,7 @@ class Watch:
         self._read_printed()
         processes = processes_of(self.run)
         outcome = read_json(self.run.file("outcome.json"))
-        state, text = state_of(processes, outcome)
+        state, text = state_now(self.run, processes, outcome)
         is_running = state == "running"
         connection = read_connection(self.run.connect_file)
         counted = counters(self.run)
@@ -223,17 +223,12 @@ class Watch:
 
 def processes_of(run: RunDirectory) -> list[dict[str, Any]]:
     """The processes that a run has now, and whether each is alive."""
-    entries = [
-        ProcessEntry(**row)
-        for path in sorted(run.path.glob("processes*.json"))
-        for row in (read_json(path) or {"processes": []})["processes"]
-    ]
     return [
         {
-            "name": name_of(each), "role": each.role, "rank": each.rank, "pid": each.pid,
-            "started": each.started, "is_alive": is_alive(each.pid),
+            "name": each.name, "role": each.role, "rank": each.rank, "pid": each.pid,
+            "started": each.started, "is_alive": is_of_run(each.pid, run.path.name),
         }
-        for each in entries
+        for each in run.read_processes()
     ]  # fmt: skip
 
 
@@ -243,11 +238,6 @@ def counters(run: RunDirectory) -> dict[str, dict[str, Any]]:
     return {path.stem: read_json(path) or {} for path in files}
 
 
-def name_of(entry: ProcessEntry) -> str:
-    """A process by its name in logs and events."""
-    return f"worker-{entry.rank}" if entry.role == "worker" else entry.role
-
-
 def budget_bytes(run: RunDirectory, name: str) -> int | None:
     """The memory that a switch or node was given; None for a worker."""
     found = read_json(run.role(f"{name}.json")) or {}
@@ -255,17 +245,21 @@ def budget_bytes(run: RunDirectory, name: str) -> int | None:
     return None if value is None else int(value)
 
 
-def state_of(processes: list[dict[str, Any]], outcome: Mapping[str, Any] | None) -> tuple[str, str]:
+def state_now(
+    run: RunDirectory, processes: list[dict[str, Any]], outcome: Mapping[str, Any] | None
+) -> tuple[str, str]:
     """The state of a run in one word, and in a sentence."""
+    is_stopped = outcome is not None and outcome["exit_code"] == _STOPPED_CODE
+    if any(each["is_alive"] for each in processes) and (outcome is None or is_stopped):
+        return "running", "running"  # one of several commands may have been stopped
     if outcome is None:
-        if any(each["is_alive"] for each in processes):
-            return "running", "running"
-        if processes:
-            return "gone", "gone: no process is left, and the end of the run was not recorded"
-        return "starting", "starting"
+        starters = [(read_json(path) or {}).get("pid") for path in run.path.glob("resolved*.json")]
+        if any(pid is not None and "luwu" in command_of(pid) for pid in starters):
+            return "starting", "starting"
+        return "gone", "gone: no process is left, and the end of the run was not recorded"
     if outcome["exit_code"] == 0:
         return "finished", f"finished at {outcome['ended']}"
-    if outcome["exit_code"] == _STOPPED_CODE:
+    if is_stopped:
         return "stopped", f"stopped at {outcome['ended']}: {' '.join(outcome['reason'].split())}"
     reason = str(outcome["reason"]).partition("\n")[0]
     code = outcome.get("code")

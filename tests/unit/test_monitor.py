@@ -25,6 +25,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.json_file import write_json
 from luwu.commands.main import main
 from luwu.commands.outcome import write_outcome
+from luwu.launch.processes.children import MARK
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.monitor.latest import SHARE, Latest
 from luwu.monitor.serve import serve_page
@@ -37,8 +38,16 @@ from tests.unit.written_run import MS, Written
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    """A run of six steps, under way: its node is this process, its switch is gone."""
+def node() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that bears the mark of the run."""
+    with subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: "run-1"}) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def run(tmp_path: Path, node: subprocess.Popen[bytes]) -> RunDirectory:
+    """A run of six steps, under way: its node is alive, its switch is gone."""
     run = RunDirectory.create(tmp_path / "run")
     written = Written(run.path / "events")
     for step in range(6):
@@ -49,7 +58,7 @@ def run(tmp_path: Path) -> RunDirectory:
         })  # fmt: skip
     started = "2026-01-01T00:00:00Z"
     entries = [
-        ProcessEntry(role="node", rank=0, pid=os.getpid(), started=started),
+        ProcessEntry(role="node", rank=0, pid=node.pid, started=started),
         ProcessEntry(role="switch", rank=0, pid=_ended_pid(), started=started),
     ]
     run.write_processes(entries)
@@ -94,6 +103,31 @@ def test_the_document_of_a_run_under_way(run: RunDirectory) -> None:
     assert document["keys_set"] == ["steps"]
     assert document["waits_for"] == _wait_text(document)
     check("status", document)
+
+
+@pytest.mark.feature("luwu status of a run that is over")
+def test_a_run_that_is_over_is_neither_running_nor_starting(
+    run: RunDirectory, node: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """Goal: after SIGKILL, a start that failed, and a reboot that gave its numbers to others.
+    Method: a node that ends; a process without the run's mark; launchers that live and do not."""
+    run.write_processes([ProcessEntry(role="node", rank=0, pid=os.getpid(), started="")])
+    assert Watch(run).document()["state"] == "gone"  # this process is not one of the run
+    fresh = RunDirectory.create(tmp_path / "fresh")
+    for pid, state in ((_ended_pid(), "gone"), (node.pid, "gone")):
+        write_json(fresh.file("resolved.json"), {"schema": 1, "keys": {}, "pid": pid})
+        assert Watch(fresh).document()["state"] == state
+    with subprocess.Popen([sys.executable, "-c", "input()", "luwu"], stdin=subprocess.PIPE) as live:
+        write_json(fresh.file("resolved.json"), {"schema": 1, "keys": {}, "pid": live.pid})
+        assert Watch(fresh).document()["state"] == "starting"
+    write_outcome(run, 130, "interrupted")
+    assert "stopped at" in status_text(Watch(run).document())
+
+
+def test_a_role_that_was_stopped_does_not_end_a_run(run: RunDirectory) -> None:
+    """Goal: of several commands in one run directory one is stopped, and the others go on."""
+    write_outcome(run, 130, "interrupted")
+    assert Watch(run).document()["state"] == "running"
 
 
 def _wait_text(document: dict[str, Any]) -> str:
@@ -162,9 +196,12 @@ def test_the_status_has_80_columns(run: RunDirectory, details: bool) -> None:
     ],
 )
 def test_a_run_that_ended_in_any_way_has_its_report(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str], code: int, reason: str, state: str
-) -> None:
+    run: RunDirectory, node: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str],
+    code: int, reason: str, state: str,
+) -> None:  # fmt: skip
     """Goal: `luwu report` of each makes a page of its state and step, and prints a verdict."""
+    node.kill()
+    node.wait()
     write_outcome(run, code, reason)
     assert main(["report", str(run.path)]) == 0
     said = capsys.readouterr().out

@@ -176,6 +176,16 @@ def is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
+def is_of_run(pid: int, run_name: str) -> bool:
+    """True if the process is alive and bears a run's mark: a number may be another's by now."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    mark = f"{MARK}={run_name}-".encode()
+    return is_alive(pid) and any(each.startswith(mark) for each in variables)
+
+
 def command_of(pid: int) -> str:
     """The start of a process's command line."""
     try:

@@ -54,6 +54,11 @@ class ProcessEntry:
     started: str
     """UTC."""
 
+    @property
+    def name(self) -> str:
+        """Its name in logs and events."""
+        return f"worker-{self.rank}" if self.role == "worker" else self.role
+
 
 class RunDirectory:
     """Paths of a run, and its small records."""
@@ -149,9 +154,10 @@ class RunDirectory:
             write_json(path, document)
 
     def read_processes(self) -> list[ProcessEntry]:
-        """The processes last written; none if nothing was."""
-        document = read_json(self.file("processes.json"))
-        return [ProcessEntry(**row) for row in document["processes"]] if document else []
+        """The processes last written, of all roles; none if nothing was."""
+        files = sorted(self.path.glob("processes*.json"))
+        documents = [read_json(file) or {"processes": []} for file in files]
+        return [ProcessEntry(**row) for each in documents for row in each["processes"]]
 
     def _make_folders(self) -> None:
         try:
