@@ -126,6 +126,23 @@ def test_a_lost_node_is_filled_while_training_goes_on(number: int, tmp_path: Pat
     assert (exported.step, exported.weights_digest) == (steps, light_digest(steps))
 
 
+@pytest.mark.feature("all optimizer nodes lost with their directories")
+def test_all_nodes_are_lost_with_their_directories(tmp_path: Path) -> None:
+    """E6. Goal: the run ends with E511: a snapshot helps, and not the same command again. Method:
+    kill -9 of both at a gate, and both directories deleted."""
+    outside, state, gate = Outside(tmp_path / "outside"), tmp_path / "of-2.state", tmp_path / "gate"
+    script = ("-m", "tests.light_job", "--steps", "4", "--gate", str(gate))
+    with start(tmp_path, 2, outside, replicas=2, workers=1, script=script) as cluster:
+        kill.wait_for_step(cluster, 2, limit_s=150)
+        for number, role in enumerate(("node", "node-1")):
+            cluster.kill(role)
+            shutil.rmtree(state / f"node-{number}", ignore_errors=True)
+        gate.touch()
+        assert cluster.wait(150) == 5
+        assert "all copies of some pages are lost" in cluster.output
+        assert "E511" in cluster.output
+
+
 @pytest.mark.slow  # while workers wait: tests/processes/test_moves.py
 @pytest.mark.feature("another number of replicas")
 def test_replicas_are_added_and_removed(tmp_path: Path) -> None:

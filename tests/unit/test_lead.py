@@ -387,6 +387,24 @@ def test_a_job_whose_pages_are_lost_ends() -> None:
     assert bench.says(1, wire.Standing, incarnation=2) == ["End E511"]
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("is_known", [True, False], ids=["same-switch", "new-switch"])
+def test_a_job_that_lost_all_directories_ends(replicas: int, *, is_known: bool) -> None:
+    """E6. Goal: all nodes come back empty: their pages are lost, which is no older state; while one
+    has not come back, it may have them. Method: workers know of decided steps."""
+    bench = Bench(2, replicas)
+    if is_known:
+        bench.join(version=4)
+        for node in (0, 1):
+            bench.lead.lost(node)
+            bench.lead.reconnected(node)
+    bench.outbox.step = 4
+    bench.greet()
+    bench.lines()
+    assert bench.says(0, wire.Standing, incarnation=2) == []
+    assert bench.says(1, wire.Standing, incarnation=2) == ["End E511"]
+
+
 def test_owners_that_differ_decide_nothing() -> None:
     """E7. Goal: of three the odd one is left out; of two the step is made again, and then the one
     that states something else than before; if neither does, the job ends."""

@@ -405,7 +405,9 @@ class Lead:
     def _go_on_with(self, members: int, version: int, text: str) -> None:
         """Propose the nodes among `members` that are at a version, if together they have all."""
         fit = sum(1 << n for n in nodes_of(members) if self.at.are_at(1 << n, version))
-        if not self._parents.covers(fit):
+        announced = [member.known[2] for member in self._children.members.all_members]
+        known = max([self._outbox.step, *(step for step in announced if step > self._redone_to)])
+        if version < 0 < known or not self._parents.covers(fit):  # all pages, or some
             versions = {n: self.at.version_of(n) for n in nodes_of(members)}
             held = sum(1 << n for n in versions if versions[n] >= 0)
             if self._parents.covers(held):
@@ -413,8 +415,6 @@ class Lead:
             elif members == (self.at.now.members if self._is_installed else self.at.recorded):
                 self._refusals.end_without_pages(held)
             return  # E6: who is gone has what is missing
-        announced = [member.known[2] for member in self._children.members.all_members]
-        known = max([self._outbox.step, *(step for step in announced if step > self._redone_to)])
         is_older = max(0, version) < known and not self.at.finishes(fit, version)
         if is_older and not any(self.at.nodes[n].redoes for n in nodes_of(fit)):
             refusal = refusal_text(max(0, version), known)
