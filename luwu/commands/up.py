@@ -10,7 +10,7 @@ from typing import Final
 
 from luwu.base import loopback
 from luwu.base.clock import sleep
-from luwu.base.config import Resolved, RunConfig
+from luwu.base.config import KEYS, Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
 from luwu.base.limits import NODE_COUNT_MAX
 from luwu.base.parsers import whole
@@ -47,6 +47,15 @@ from luwu.launch.starting import log_text, say_security, say_start, start_text, 
 from luwu.launch.supervisor import POLL_S, Supervisor
 from luwu.launch.worker_loss import check_worker_loss
 
+_OF_THE_OTHER: Final = {
+    "node": ("drop_node_after", "fidelity", "fill_rate", "slots", "switch_memory_budget"),
+    "switch": (
+        "aggregate", "aggregate_scale", "chunk", "disk_rate", "durability", "extent", "grace",
+        "job", "memory_budget", "on_lost_steps", "optimizer_nodes", "replicas",
+        "reshard_after_forward", "resume", "state",
+    ),
+}  # fmt: skip
+"""Keys that a role has no use for: the other one does what they say."""
 VERB: Final = Verb(
     name="up",
     usage="luwu up [--role switch|node] [--name NAME] [--number N] [flags]",
@@ -79,6 +88,7 @@ def run(parsed: Parsed) -> int:
     resolved = resolve_parsed(VERB, parsed)
     role, name = parsed.flags.get("role"), parsed.flags.get("name")
     number = whole(0, NODE_COUNT_MAX - 1)(parsed.flags.get("number", "0"), "--number")
+    _check_heeded(resolved, role)
     _check(resolved.config, role, name)
     _check_number(resolved.config, role, number, parsed.flags.get("number"))
     if name is not None:
@@ -286,10 +296,22 @@ def _check_number(config: RunConfig, role: str | None, number: int, given: str |
         )
 
 
+def _check_heeded(resolved: Resolved, role: str | None) -> None:
+    """A file of keys may serve both roles; a flag is meant for this one. Raises ConfigError."""
+    other = "switch" if role == "node" else "node"
+    for name in _OF_THE_OTHER.get(role or "", ()):
+        is_own = resolved.config.no_switch and name in ("fidelity", "slots")
+        if resolved.origins[name].startswith("flag") and not is_own:
+            raise ConfigError(
+                f"{name}: it is that of the {other}; give {KEYS[name].flag} to luwu up --role "
+                f"{other}, which starts it, and leave it out here"
+            )
+
+
 def _check(config: RunConfig, role: str | None, name: str | None) -> None:
     if role not in (None, "switch", "node"):
         raise ConfigError(f"--role: {role!r} is neither switch nor node")
-    if role != "switch":  # it learns from --join how many workers there are
+    if role != "switch" or config.on_worker_loss != "drop":  # --join has the number of workers
         check_worker_loss(config)
     if name is not None and (role != "switch" or config.tree is None):
         raise ConfigError(
@@ -299,20 +321,6 @@ def _check(config: RunConfig, role: str | None, name: str | None) -> None:
         raise ConfigError("tree: give --name NAME too: which of its switches this is")
     if role is not None and config.transport in ("ipc", "shm"):
         raise ConfigError("transport: separate roles talk over tcp; leave --transport out")
-    if role == "switch" and config.job is not None:
-        raise ConfigError("job: the switch learns it from --join; give --job to the node alone")
-    if role == "node" and not config.no_switch and config.fidelity != "functional":
-        raise ConfigError(
-            f"fidelity: {config.fidelity} is that of the switch; give --fidelity to luwu up --role "
-            "switch, which starts it"
-        )
-    if role == "node" and config.switch_memory_budget is not None:
-        raise ConfigError(
-            "switch_memory_budget: it is that of the switch; give --switch-memory-budget to luwu "
-            "up --role switch, which starts it"
-        )
-    if role == "switch" and config.optimizer_nodes > 1:
-        raise ConfigError("optimizer_nodes: the switch learns it from --join; leave it out")
     if role == "switch" and config.no_switch:
         raise ConfigError("no_switch: there is no switch to start; leave --no-switch out")
     if role == "switch" and config.join is None and config.run_dir is None:

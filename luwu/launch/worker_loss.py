@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from luwu.base.config import RunConfig
+from luwu.base.config import KEYS, RunConfig
 from luwu.base.errors import ConfigError
 
 _RESTARTS: Final = {"stop": 0, "wait": 3, "drop": 0}
@@ -41,11 +41,12 @@ def check_worker_loss(config: RunConfig) -> None:
             f"workers_min: {config.workers_min} is more than the {config.workers} workers there "
             "are; the job would wait from the first loss on, as with --on-worker-loss wait"
         )
-    if config.workers_max is not None and policy != "drop":
-        raise ConfigError(
-            f"workers_max: on_worker_loss is {policy}, with which the job waits for all workers; "
-            "give --on-worker-loss drop too, or --workers in place of --workers-max"
-        )
+    for name in ("drop_after", "workers_min", "workers_max"):
+        if policy != "drop" and getattr(config, name) != KEYS[name].default:
+            raise ConfigError(
+                f"{name}: on_worker_loss is {policy}, with which the job waits for all workers; "
+                f"give --on-worker-loss drop too, or leave {KEYS[name].flag} out"
+            )
     if policy == "stop":
         return
     for flag, is_given, advice in (

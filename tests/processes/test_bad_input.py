@@ -240,8 +240,18 @@ TYPED = [
     ),
     pytest.param(
         ["up", "--role", "switch", "--join", "nowhere", "--job", "3"],
-        ["job: the switch learns it from --join; give --job to the node alone"],
+        ["job: it is that of the node; give --job to luwu up --role node"],
         id="job-at-the-switch",
+    ),
+    pytest.param(
+        ["run", "--drop-after", "3s", "-m", "workers.train"],
+        ["drop_after: on_worker_loss is stop, .* give --on-worker-loss drop too"],
+        id="drop-after-of-workers-that-are-not-dropped",
+    ),
+    pytest.param(
+        ["up", "--fill-rate", "1GB/s"],
+        ["fill_rate: the job cannot go on without an optimizer node.* --replicas 2 too"],
+        id="fill-rate-without-replicas",
     ),
     pytest.param(
         ["run", "nothing.py"],

@@ -31,7 +31,7 @@ KIB, MIB = 1024, 1024**2
         ("up --slots 4", "slots: 4 asked for, but with functional fidelity .* leave --slots out"),
         (
             "up --role node --fidelity protocol",
-            "fidelity: protocol is that of the switch; give --fidelity to luwu up --role switch",
+            "fidelity: it is that of the switch; give --fidelity to luwu up --role switch",
         ),
     ],
 )

@@ -157,6 +157,7 @@ def test_names() -> None:
 URL = "tcp://127.0.0.1:1?job=7&world_size=2&chunk_bytes=16384"
 
 
+@pytest.mark.feature("a flag without effect")
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -192,7 +193,15 @@ URL = "tcp://127.0.0.1:1?job=7&world_size=2&chunk_bytes=16384"
         ),
         (
             ["--role", "switch", "--optimizer-nodes", "2", "--join", URL],
-            "optimizer_nodes: the switch learns it from --join; leave it out",
+            "optimizer_nodes: it is that of the node; give --optimizer-nodes to luwu up",
+        ),
+        (
+            ["--role", "node", "--drop-node-after", "3s"],
+            "drop_node_after: it is that of the switch; give --drop-node-after to luwu up --role",
+        ),
+        (
+            ["--role", "switch", "--join", URL, "--state", "here"],
+            "state: it is that of the node; give --state to luwu up --role node",
         ),
         (
             ["--role", "switch", "--join", f"{URL}&optimizer_nodes=2&more_nodes=nowhere"],

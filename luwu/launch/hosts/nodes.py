@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from luwu.base.config import RunConfig
+from luwu.base.config import KEYS, RunConfig
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import read_json, write_json
 from luwu.launch.processes.run_directory import RunDirectory
@@ -76,6 +76,12 @@ def check_nodes(config: RunConfig, state: Path | None) -> None:
 
     count = config.optimizer_nodes
     check_replicas(count, config.replicas)
+    for name in ("drop_node_after", "fill_rate"):
+        if config.replicas == 1 and getattr(config, name) != KEYS[name].default:
+            raise ConfigError(
+                f"{name}: the job cannot go on without an optimizer node, as no other holds its "
+                f"pages; give --optimizer-nodes 2 --replicas 2 too, or leave {KEYS[name].flag} out"
+            )
     found = None if state is None else node_count_of(state)
     if found is not None and found != count:
         raise ConfigError(
