@@ -27,7 +27,7 @@ def write_json(path: Path, document: object, *, mode: int = 0o644) -> None:
         os.replace(partial, path)
     except OSError as exc:
         exc.filename = str(path)  # a write names none, and the partial file says little
-        exc.filename2 = None
+        del exc.filename2
         raise
     finally:
         with contextlib.suppress(FileNotFoundError):

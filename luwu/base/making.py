@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from luwu.base.errors import ConfigError, StateError, StoreFullError
+from luwu.base.errors import ConfigError, StoreFullError
 from luwu.base.failpoints import failpoint
 from luwu.base.quantities import format_bytes
-from luwu.base.refusals import NO_ROOM
+from luwu.base.refusals import refusal
 
 
 @contextmanager
@@ -49,14 +49,8 @@ def making_directory(path: Path) -> Iterator[Path]:
             os.rename(path, new)  # a name that may be gone after a power cut is none
             raise
     except OSError as exc:
-        if exc.errno in NO_ROOM:
-            raise StoreFullError(
-                f"{path}: the disk ran full; nothing was left behind. Free some space, or name "
-                "another disk, and try again."
-            ) from exc
-        raise StateError(
-            f"{path} could not be written: {exc}. Nothing was left behind; check the disk."
-        ) from exc
+        what = f"{path} could not be written"
+        raise refusal(what, exc, "Nothing was left behind. ", then="try again") from exc
     finally:
         shutil.rmtree(building, ignore_errors=True)
         os.close(fd)

@@ -8,14 +8,16 @@ that was being made counts.
 from __future__ import annotations
 
 import errno
+import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from luwu.base.errors import StateError, StoreFullError
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a full disk, a quota, or a limit of file sizes."""
-DISK_FAULTS = (*NO_ROOM, errno.EIO, errno.EROFS)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk, or a quota."""
+DISK_FAULTS = (*NO_ROOM, errno.EFBIG, errno.EACCES, errno.EIO, errno.EROFS)
 """Errors that a restart would not mend."""
 
 
@@ -29,6 +31,16 @@ def refusal(
     """
     if error.errno in NO_ROOM:
         return StoreFullError(f"{what}: {error}. {consequence}Free some space and {then}.")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        advice = f"The user of this process (uid {os.geteuid()}) may not do it: change the owner or"
+        advice += " mode of the place (chown, chmod), or name another,"
+        return StateError(f"{what}: {error}. {consequence}{advice} and {then}.", code="E514")
+    if error.errno == errno.EFBIG:
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        advice = "Its file system takes no file of this size: name a place on another"
+        if limit != resource.RLIM_INFINITY:
+            advice = f"No file may be larger than {limit} bytes here: raise this limit (ulimit -f)"
+        return StateError(f"{what}: {error}. {consequence}{advice} and {then}.", code="E514")
     return StateError(f"{what}: {error}. {consequence}Put the disk right and {then}.", code="E505")
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -214,3 +215,48 @@ def test_a_full_run_directory_costs_records_alone(shell: Terminal) -> None:
     assert "Traceback" not in running.err
     [warning] = re.findall("^WARNING.*", running.err, re.MULTILINE)
     assert f"in {run.resolve()}: File too large" in warning
+
+
+SMALL_DISK = 'mkdir small && mount -t tmpfs -o size=64k tmpfs small && exec "$0" "$@"'
+NO_FILES = 'mkdir here && chmod 500 here && exec "$0" "$@"'
+LIMITED = 'ulimit -f 200 && exec "$0" "$@"'
+UNPRIVILEGED = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
+"""Of root too, as which tests may run."""
+
+
+@pytest.mark.feature("a place that takes no files: full, without permission, or limited")
+@pytest.mark.parametrize(
+    ("before", "commands", "flags", "said"),
+    [
+        pytest.param(
+            ("unshare", "-Urm"), SMALL_DISK, ("--run-dir", "small/run", "--state", "state"),
+            r"run directory .*small/run takes no records .*No space left.* Free some space.*\nE502",
+            id="a-full-run-directory",
+        ),
+        pytest.param(
+            UNPRIVILEGED if os.geteuid() == 0 else (), NO_FILES, ("--state", "here/state"),
+            r"here/state could not be made: .*Permission denied.* \(uid \d+\) may not do it: "
+            r"change the owner or mode of the place \(chown, chmod\), or name another.*\nE514",
+            id="no-permission",
+        ),
+        pytest.param(
+            (), LIMITED, ("--state", "state"),
+            r"No file may be larger than \d+ bytes here: raise this limit \(ulimit -f\).*\nE514",
+            id="a-limit-of-file-sizes",
+        ),
+    ],
+)  # fmt: skip
+def test_what_takes_no_files_is_named(
+    shell: Terminal, before: Sequence[str], commands: str, flags: Sequence[str], said: str
+) -> None:
+    """I6. Goal: the cause and what to do, and not that the disk failed or a worker was lost."""
+    tried = [*before, "true"]
+    is_there = shutil.which(tried[0]) is not None
+    if not is_there or subprocess.run(tried, capture_output=True, check=False).returncode:
+        pytest.skip(f"{tried[0]} is not there, or may not do it here")
+    program = [*before, "bash", "-c", commands, sys.executable, "-m", "luwu"]
+    light = ("-m", "tests.light_job", "--steps", "1")
+    running = shell.start_program(program, ["run", "--workers", "1", *flags, *light], {})
+    assert running.wait() == 5, running.err
+    assert re.search(said, running.err), running.err
+    assert "Traceback" not in running.err

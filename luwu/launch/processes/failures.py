@@ -17,6 +17,7 @@ from luwu.base.errors import (
 )
 from luwu.base.foreign import read_file
 from luwu.base.json_file import read_json
+from luwu.base.refusals import refusal
 from luwu.base.tree import ranges_text
 from luwu.launch.processes.children import end_text, exit_text
 from luwu.launch.processes.console import tail
@@ -25,6 +26,10 @@ from luwu.launch.processes.run_directory import RunDirectory
 FINAL_CODES = {2: ConfigError, 3: ConnectionFailed, 5: StateError}
 """Exit codes that starting again would not mend."""
 
+_SIGNALLED = 128
+"""A guard's exit code for signal N is this plus N."""
+_ROOM_BYTES = 64 * 1024
+"""Without so much room, a process that starts may fail to write something."""
 _TORCHRUN_ENDED = re.compile(r"exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 
 
@@ -44,6 +49,8 @@ def role_failure(
     if document and document["exit_code"] in FINAL_CODES:
         text = f"{role}: {document['message']}{advice}"
         return error_of_code(document["exit_code"], text, document.get("code"))
+    if not document:
+        _check_room(run, code)
     text = document.get("traceback") or tail(log) or "(its log is empty)"
     text = f"the {role} ended with {exit_text(code)}{advice}; log {log}\n{text}"
     if code in FINAL_CODES:  # it could not even write down why
@@ -63,6 +70,7 @@ def worker_failure(
     found = [read_json(path) for path in run.path.glob(f"errors/{prefix}worker-*.json")]
     records = sorted((each for each in found if each), key=lambda each: each["unix_ns"])
     if not records:
+        _check_room(run, code)
         text = _unexplained(run, prefix, code, guard or f"{prefix}torchrun")
         return WorkerFailed(text, code="E401")
     first, *others = records
@@ -90,6 +98,20 @@ def worker_failure(
         ),
     ]
     return error_of_code(first["exit_code"], "\n".join(lines), first.get("code"))
+
+
+def _check_room(run: RunDirectory, code: int) -> None:
+    """A process ended by itself without a word. Raises StateError if there is no room for one."""
+    probe = run.file(".room")
+    try:
+        if 0 < code < _SIGNALLED:
+            probe.write_bytes(bytes(_ROOM_BYTES))
+    except OSError as exc:
+        what = f"a process ended, as its run directory {run.path} takes no records any more"
+        then = "continue with --resume, or name a --run-dir elsewhere"
+        raise refusal(what, exc, then=then) from exc
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def lost_worker(run: RunDirectory, rank: int, code: int, where: str) -> LuwuError:
