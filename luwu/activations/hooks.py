@@ -19,7 +19,6 @@ slower than the compute between two checkpoints, or has no core to itself.
 from __future__ import annotations
 
 import functools
-import os
 import tempfile
 import threading
 from pathlib import Path
@@ -32,6 +31,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from luwu.activations.saved_tensors import SavedTensors
 from luwu.activations.store import ActivationStats, ActivationStore
 from luwu.base.errors import ConfigError
+from luwu.base.file_system import memory_kind
 from luwu.base.quantities import parse_bytes
 from luwu.training.base.autograd import in_backward
 from luwu.training.base.names import class_name
@@ -42,8 +42,6 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 _NAME = "luwu_offload"
 """Name of a module's attribute."""
-_IN_MEMORY = {"tmpfs", "ramfs"}
-"""File systems that are no disk."""
 
 
 def offload_activations(
@@ -189,25 +187,10 @@ def _bytes(size: Any, name: str) -> int:
 
 def _default_directory() -> Path:
     directory = Path(tempfile.gettempdir())
-    kind = _file_system(directory)
-    if kind in _IN_MEMORY:
+    kind = memory_kind(directory)
+    if kind is not None:
         raise ConfigError(
             f"offload_activations: {directory}, where temporary files go, is memory ({kind}), so "
             "nothing would be gained; name a directory on a disk with directory="
         )
     return directory
-
-
-def _file_system(directory: Path) -> str | None:
-    """Its kind, as the kernel names it; None where the kernel does not say."""
-    device = directory.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        mount, _, rest = line.partition(" - ")
-        if mount.split()[2] == number:
-            return rest.split()[0]
-    return None

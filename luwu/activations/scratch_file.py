@@ -21,9 +21,9 @@ import weakref
 from pathlib import Path
 
 from luwu.base.closing import Closing
-from luwu.base.errors import ConfigError, StateError, StoreFullError
+from luwu.base.errors import ConfigError, StateError
 from luwu.base.quantities import format_bytes
-from luwu.base.refusals import NO_ROOM, refusal
+from luwu.base.refusals import refusal
 
 BLOCK_BYTES = 4096
 
@@ -31,7 +31,7 @@ _ELSEWHERE = "start again, or name a directory on another disk"
 
 
 class ScratchFile(Closing):
-    """See the module; `what` it is for, and what to do if it cannot grow, stand in its errors."""
+    """See the module; `what` it is for, and what else to do if it cannot grow, stand in its errors."""
 
     def __init__(self, directory: Path, *, what: str, remedy: str) -> None:
         self.directory = directory
@@ -101,9 +101,7 @@ class ScratchFile(Closing):
             os.posix_fallocate(self._fd, start, nbytes)
         except OSError as exc:
             what = f"{self} cannot grow from {format_bytes(start)} by {format_bytes(nbytes)}"
-            if exc.errno not in NO_ROOM:
-                raise refusal(what, exc, then=_ELSEWHERE) from exc
-            raise StoreFullError(f"{what}: {exc}. {self._remedy}") from exc
+            raise refusal(what, exc, then=f"start again, or {self._remedy}") from exc
         self.disk_bytes += nbytes
         return start
 

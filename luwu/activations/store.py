@@ -133,7 +133,7 @@ class ActivationStore:
         self._file = ScratchFile(
             directory,
             what="activations",
-            remedy="Free space there, name another directory=, or raise memory_budget=",
+            remedy="name another directory=, or raise memory_budget=",
         )
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)

@@ -14,6 +14,7 @@ values.py         plain values and tensors as bytes, without pickle
 identifiers.py    names of quantities as keys of documents, and as words
 foreign.py        files that may come from anywhere: opened, read and parsed with limits
 json_file.py      JSON files that are written whole or not at all
+file_system.py    whether a directory is on a disk or in memory
 making.py         directories that appear whole or not at all
 locked.py         a lock on a directory: one writer at a time
 colours.py        red and bold on a terminal

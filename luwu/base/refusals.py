@@ -40,7 +40,7 @@ def refusal(
         advice = "Its file system takes no file of this size: name a place on another"
         if limit != resource.RLIM_INFINITY:
             advice = f"No file may be larger than {limit} bytes here: raise this limit (ulimit -f)"
-        return StateError(f"{what}: {error}. {consequence}{advice} and {then}.", code="E514")
+        return StoreFullError(f"{what}: {error}. {consequence}{advice} and {then}.", code="E514")
     return StateError(f"{what}: {error}. {consequence}Put the disk right and {then}.", code="E505")
 
 

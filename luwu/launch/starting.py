@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.config import RunConfig
+from luwu.base.file_system import memory_kind
 from luwu.base.quantities import format_bytes
 from luwu.join.connection import Connection
 from luwu.launch.processes.console import Console
@@ -34,7 +35,11 @@ def state_text(config: RunConfig, state: Path | None) -> str:
     """Where the training state is, and what a decided step survives."""
     if state is None:
         return "state in RAM (ends with the node)"
-    return f"state {shown_path(state)} ({SURVIVES[config.durability]})"
+    kind = memory_kind(state)
+    survives = SURVIVES[config.durability]
+    if kind is not None and config.durability != "none":
+        survives = f"in memory, {kind}: survives the end of any process, but no reboot"
+    return f"state {shown_path(state)} ({survives})"
 
 
 def start_text(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from luwu.base.clock import new_incarnation
 from luwu.base.events import Recorder
 from luwu.base.expendable import Expendable
+from luwu.base.file_system import memory_kind
 from luwu.base.json_file import write_json
 from luwu.base.links import push_window_bytes
 from luwu.transport.curve import open_security
@@ -39,9 +40,12 @@ def plan_lines(spec: NodeSpec) -> list[str]:
     """State, durability and memory plan of a node, as text."""
     durability = "none" if spec.state is None else spec.durability
     place = "in RAM" if spec.state is None else f"in {spec.state}"
+    kind = None if spec.state is None else memory_kind(spec.state)
+    words = DURABILITY_WORDS["process" if kind and durability == "step" else durability]
+    place += f" (memory: {kind})" if kind else ""
     which = "" if spec.count == 1 else f"optimizer node {spec.number} of {spec.count}: "
     return [
-        f"{which}state {place}; durability {durability}: {DURABILITY_WORDS[durability]}",
+        f"{which}state {place}; durability {durability}: {words}",
         *spec.plan().lines(),
     ]
 

@@ -296,7 +296,7 @@ def test_arguments_that_cannot_work(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             luwu.offload_activations(layer, memory_budget=wrong, directory=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="name a directory that can be written to"):
         luwu.offload_activations(layer, directory=tmp_path / "gone")
-    monkeypatch.setattr(offload, "_file_system", lambda directory: "tmpfs")
+    monkeypatch.setattr(offload, "memory_kind", lambda directory: "tmpfs")
     with pytest.raises(ConfigError, match=r"is memory \(tmpfs\).*directory="):
         luwu.offload_activations(layer)
     with pytest.raises(ConfigError, match="on this Linear first"):
@@ -304,12 +304,6 @@ def test_arguments_that_cannot_work(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert luwu.offload_activations(layer, directory=tmp_path) is layer
     with pytest.raises(ConfigError, match="called twice on the same Linear"):
         luwu.offload_activations(layer, directory=tmp_path)
-
-
-def test_the_kind_of_a_file_system() -> None:
-    """Goal: what the kernel says of two it always has."""
-    assert offload._file_system(Path("/proc")) == "proc"
-    assert offload._file_system(Path("/sys")) == "sysfs"
 
 
 def test_a_copy_has_a_store_of_its_own(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from luwu.base.errors import ConfigError, StateError, StoreFullError
 
 
 def make(directory: Path) -> ScratchFile:
-    return ScratchFile(directory, what="tests", remedy="Delete something")
+    return ScratchFile(directory, what="tests", remedy="delete something")
 
 
 def data(value: int, nbytes: int) -> memoryview:
@@ -111,7 +111,8 @@ def test_a_full_disk_is_told_with_numbers(tmp_path: Path) -> None:
             file.take(4096)
         assert str(caught.value) == (
             f"the file for tests in {tmp_path} cannot grow from 64.00 KiB by 4.00 KiB: "
-            "[Errno 27] File too large. Delete something"
+            "[Errno 27] File too large. No file may be larger than 65536 bytes here: raise this "
+            "limit (ulimit -f) and start again, or delete something."
         )
         file.free(offset, 65536)
         assert file.take(4096) == 0

@@ -134,7 +134,7 @@ def test_a_full_disk_is_told_with_numbers(tmp_path: Path) -> None:
     for text, start, added in ((grown, "128.00 KiB", "128.00 KiB"), (started, "0 B", "256.00 KiB")):
         assert f"cannot grow from {start} by {added}" in text
         assert "File too large" in text
-        assert "Free some space and start the node again, or raise --memory-budget" in text
+        assert "(ulimit -f) and start the node again, or raise --memory-budget" in text
     assert StoreFullError.exit_code == 5
 
 

@@ -69,7 +69,7 @@ def spilled(directory: Path) -> None:
 
 def activations(directory: Path) -> None:
     """Activations out of core, at a worker."""
-    with ScratchFile(directory, what="activations", remedy="Raise memory_budget=.") as file:
+    with ScratchFile(directory, what="activations", remedy="raise memory_budget=") as file:
         file.write(file.take(4096), memoryview(bytes(4096)))
 
 
