@@ -31,7 +31,7 @@ _ELSEWHERE = "start again, or name a directory on another disk"
 
 
 class ScratchFile(Closing):
-    """See the module; `what` it is for, and what else to do if it cannot grow, stand in its errors."""
+    """See the module; `what` it is for, and what else to do if it is full, stand in its errors."""
 
     def __init__(self, directory: Path, *, what: str, remedy: str) -> None:
         self.directory = directory
