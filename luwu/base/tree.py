@@ -32,8 +32,8 @@ SWITCH: Final = "switch"
 
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _KEYS: Final = ("parent", "workers")
-_RANKS_MAX: Final = 1_000_000
-"""That a text may name; far beyond those of any job, whose limit has an error of its own."""
+_RANKS_MAX: Final = 16 * WORLD_SIZE_MAX
+"""That a text may name; beyond those of any job, whose limit has an error of its own."""
 
 
 def bitmap(ranks: Iterable[int]) -> int:
@@ -192,13 +192,13 @@ def read_tree(file: Path, *, workers: int) -> Tree:
 
 def parse_tree(document: Mapping[str, Any], *, workers: int, where: str) -> Tree:
     """The tree of a document, checked. Raises ConfigError."""
+    if len(document) > WORLD_SIZE_MAX:
+        raise ConfigError(f"{where} has {len(document)} switches, more than {WORLD_SIZE_MAX}")
     places = [_place(name, said, f"{where}: [{name}]") for name, said in document.items()]
     if not places:
         raise ConfigError(
             f'{where} has no switch; write [top], parent = "node" and workers = "0-{workers - 1}"'
         )
-    if len(places) > WORLD_SIZE_MAX:
-        raise ConfigError(f"{where} has {len(places)} switches, at most {WORLD_SIZE_MAX} are taken")
     ordered = _in_order(places, where)
     _check_ranks(ordered, workers, where)
     tree = Tree(tuple(ordered))

@@ -39,7 +39,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Sampler
 
-from luwu.base.errors import ConfigError, StepOrderError
+from luwu.base.errors import ConfigError, StateError, StepOrderError
+from luwu.base.foreign import taking
 from luwu.base.values import pack_value, unpack_value
 from luwu.nic.reader import StateReader
 from luwu.training.base.interface import Nic
@@ -233,10 +234,11 @@ def _read(reader: StateReader, rank: int) -> dict[str, Any]:
     data = reader.read_attached(rank)
     if data is None:
         return {}
-    unpacker = msgpack.Unpacker(max_buffer_size=0)
-    unpacker.feed(data)
-    (early, late), *replaced = unpacker
-    found: dict[str, Any] = {**unpack_value(early), **unpack_value(*replaced or [late])}
+    with taking(f"what rank {rank} attached to the step", StateError):
+        unpacker = msgpack.Unpacker(max_buffer_size=0)
+        unpacker.feed(data)
+        (early, late), *replaced = unpacker
+        found: dict[str, Any] = {**unpack_value(early), **unpack_value(*replaced or [late])}
     return found
 
 
