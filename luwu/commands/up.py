@@ -88,11 +88,8 @@ def run(parsed: Parsed) -> int:
     resolved = resolve_parsed(VERB, parsed)
     role, name = parsed.flags.get("role"), parsed.flags.get("name")
     number = whole(0, NODE_COUNT_MAX - 1)(parsed.flags.get("number", "0"), "--number")
-    _check_heeded(resolved, role)
-    _check(resolved.config, role, name)
+    _check(resolved, role, name)
     _check_number(resolved.config, role, number, parsed.flags.get("number"))
-    if name is not None:
-        _check_name(resolved, name)
     run_directory = RunDirectory.create(resolved.config.run_dir, is_shared=role is not None)
     who = role if name is None else f"{role}-{name}"
     if role == "node":
@@ -308,7 +305,9 @@ def _check_heeded(resolved: Resolved, role: str | None) -> None:
             )
 
 
-def _check(config: RunConfig, role: str | None, name: str | None) -> None:
+def _check(resolved: Resolved, role: str | None, name: str | None) -> None:
+    config = resolved.config
+    _check_heeded(resolved, role)
     if role not in (None, "switch", "node"):
         raise ConfigError(f"--role: {role!r} is neither switch nor node")
     if role != "switch" or config.on_worker_loss != "drop":  # --join has the number of workers
@@ -342,3 +341,5 @@ def _check(config: RunConfig, role: str | None, name: str | None) -> None:
         raise ConfigError(
             f"bind: with --transport {config.transport} the sockets are in a directory of our own"
         )
+    if name is not None:
+        _check_name(resolved, name)
