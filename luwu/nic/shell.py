@@ -132,8 +132,7 @@ class Nic(Closing):
             retry=retry,
         )  # fmt: skip
         self._mailbox = Mailbox(
-            rank=rank, grace_s=grace_s, connect_timeout_s=connect_timeout_s,
-            recorder=self.recorder, waits_for=self._core.waits_for,
+            rank=rank, grace_s=grace_s, recorder=self.recorder, waits_for=self._core.waits_for,
         )  # fmt: skip
         self._altered = AlteredWeights(f"worker {rank}")
         self._layout: Layout | None = None

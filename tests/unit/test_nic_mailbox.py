@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import (
     ConfigError,
     ConnectionFailed,
@@ -16,7 +17,7 @@ from luwu.base.errors import (
 )
 from luwu.base.events import Recorder
 from luwu.nic.core.actions import Aborted, Joined, Judged, Left, Refused, StepDecided
-from luwu.nic.mailbox import Mailbox
+from luwu.nic.mailbox import OVER_S, Mailbox
 
 ANY_ERA = None
 
@@ -25,7 +26,7 @@ ANY_ERA = None
 def mailbox() -> Mailbox:
     """No wait in it ever lasts: a condition that does not hold ends at the deadline."""
     return Mailbox(
-        rank=1, grace_s=-1.0, connect_timeout_s=-1.0,
+        rank=1, grace_s=-1.0,
         recorder=Recorder(role="worker", printed=None), waits_for=lambda: "the script",
     )  # fmt: skip
 
@@ -72,7 +73,7 @@ def test_the_first_error_counts(mailbox: Mailbox) -> None:
     """Goal: every later call raises it; a refusal is a fault of the configuration or the state."""
     for refused, kind in [(Refused("no"), ConfigError), (Refused("no", True), OlderStateError)]:
         each = Mailbox(
-            rank=1, grace_s=-1.0, connect_timeout_s=-1.0,
+            rank=1, grace_s=-1.0,
             recorder=Recorder(role="worker", printed=None), waits_for=str,
         )  # fmt: skip
         each.post(refused)
@@ -93,10 +94,8 @@ def test_a_condition_that_holds_does_not_wait(mailbox: Mailbox) -> None:
 
 def test_who_waits_is_not_woken_for_nothing() -> None:
     """Goal: the I/O thread asks whether the condition holds, and wakes the training thread then."""
-    mailbox = Mailbox(
-        rank=1, grace_s=60.0, connect_timeout_s=60.0,
-        recorder=Recorder(role="worker", printed=None), waits_for=str,
-    )  # fmt: skip
+    recorder = Recorder(role="worker", printed=None)
+    mailbox = Mailbox(rank=1, grace_s=60.0, recorder=recorder, waits_for=str)
     asking: list[int | None] = []
     here = threading.get_ident()
     waits, arrived = threading.Event(), False
@@ -124,14 +123,13 @@ def test_who_waits_is_not_woken_for_nothing() -> None:
 
 
 def test_a_rank_that_was_left_out_does_not_wait_for_a_job_that_is_gone() -> None:
-    """Goal: it ends when the connection has been gone for as long as it takes to connect."""
-    mailbox = Mailbox(
-        rank=1, grace_s=60.0, connect_timeout_s=-1.0,
-        recorder=Recorder(role="worker", printed=None), waits_for=str,
-    )  # fmt: skip
+    """Goal: a worker that stood still (SIGSTOP, a laptop's sleep) while the job went on and ended
+    ends soon, and not after the time to connect. Method: it wakes 10 s after the end."""
+    recorder = Recorder(role="worker", printed=None)
+    mailbox = Mailbox(rank=1, grace_s=60.0, recorder=recorder, waits_for=str)
     mailbox.post(Aborted(4, "late", loaded=True, counts=False))
     with pytest.raises(StepAborted):
         mailbox.raise_if_aborted()
-    mailbox.down_ns, mailbox.trouble = 0, "refused"
+    mailbox.down_ns, mailbox.trouble = SYSTEM_CLOCK.now_ns() - int(OVER_S * 1e9) - 1, "refused"
     with pytest.raises(ConnectionFailed, match="worker 1 was left out"):
         mailbox.wait_until(lambda: False, "anything", ANY_ERA)
