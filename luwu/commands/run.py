@@ -353,7 +353,7 @@ def _check(resolved: Resolved, script: list[str]) -> None:
 
 
 def _check_join(resolved: Resolved) -> None:
-    for name in SERVING_KEYS:
+    for name in (*SERVING_KEYS, "grace"):
         if not resolved.is_default(name):
             raise ConfigError(
                 f"{name} ({resolved.origins[name]}) is a setting of the switch and the "

@@ -127,15 +127,13 @@ def run(parsed: Parsed) -> int:
                 if role is None:
                     state = state_directory(resolved.config, STATE_DIRECTORY)
                     fold_nodes(run_directory, state, resolved.config.optimizer_nodes)
-        except Interrupted:
-            write_outcome(run_directory, 130, "interrupted")
-            console.say("stopped")
-            keep_report(run_directory)
-            return 0
         except LuwuError as error:
             write_outcome(run_directory, error.exit_code, str(error), error.code)
             keep_report(run_directory)
-            raise
+            if not isinstance(error, Interrupted):
+                raise
+            console.say("stopped")
+            return 0
         finally:
             _remove(ours)
     write_outcome(run_directory, 0, "finished")

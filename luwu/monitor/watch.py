@@ -255,7 +255,7 @@ def state_now(
     if outcome is None:
         starters = [(read_json(path) or {}).get("pid") for path in run.path.glob("resolved*.json")]
         if any(pid is not None and "luwu" in command_of(pid) for pid in starters):
-            return "starting", "starting"
+            return ("running", "running") if processes else ("starting", "starting")
         return "gone", "gone: no process is left, and the end of the run was not recorded"
     if outcome["exit_code"] == 0:
         return "finished", f"finished at {outcome['ended']}"

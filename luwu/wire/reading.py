@@ -63,8 +63,8 @@ def parse_facts(encoded: bytes) -> VersionFacts:
         found = parse_json(encoded)
         if found.get("protocol") != PROTOCOL_VERSION:  # a reader sends no Hello that would say so
             raise ValueError(
-                f"the node uses protocol version {found.get('protocol', '11 or older')}, this side "
-                f"{PROTOCOL_VERSION}; install the same luwu on both sides"
+                f"the node's protocol version is {found.get('protocol', 'not stated (older)')}, "
+                f"this side's is {PROTOCOL_VERSION}; install the same luwu on both sides"
             )
         norm, measured = found["grad_norm"], found["measured_step"]
         return VersionFacts(

@@ -249,6 +249,11 @@ TYPED = [
         id="drop-after-of-workers-that-are-not-dropped",
     ),
     pytest.param(
+        ["run", "--join", URL, "--grace", "5s", "-m", "workers.train"],
+        ["grace .* is a setting of the switch and the node; pass it to luwu up"],
+        id="grace-of-a-job-that-runs",
+    ),
+    pytest.param(
         ["up", "--fill-rate", "1GB/s"],
         ["fill_rate: the job cannot go on without an optimizer node.* --replicas 2 too"],
         id="fill-rate-without-replicas",

@@ -26,8 +26,6 @@ from luwu.launch.processes.run_directory import RunDirectory
 FINAL_CODES = {2: ConfigError, 3: ConnectionFailed, 5: StateError}
 """Exit codes that starting again would not mend."""
 
-_SIGNALLED = 128
-"""A guard's exit code for signal N is this plus N."""
 _ROOM_BYTES = 64 * 1024
 """Without so much room, a process that starts may fail to write something."""
 _TORCHRUN_ENDED = re.compile(r"exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
@@ -104,7 +102,7 @@ def _check_room(run: RunDirectory, code: int) -> None:
     """A process ended by itself without a word. Raises StateError if there is no room for one."""
     probe = run.file(".room")
     try:
-        if 0 < code < _SIGNALLED:
+        if 0 < code < 128:  # else it was killed
             probe.write_bytes(bytes(_ROOM_BYTES))
     except OSError as exc:
         what = f"a process ended, as its run directory {run.path} takes no records any more"

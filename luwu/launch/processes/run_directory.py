@@ -64,7 +64,7 @@ class RunDirectory:
     """Paths of a run, and its small records."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
+        self.path = path.resolve()  # its name is the mark of the processes, by whatever link
         self._is_named_by_us = False
         self._expendable = Expendable()
 
