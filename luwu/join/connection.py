@@ -302,7 +302,7 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     known = {each.name: each for each in fields(Connection)}
     for name in document:
         if name not in known:
-            raise ConfigError(f"{where}: unknown {name!r}{suggestion(name, known)}")
+            raise ConfigError(f"{where}: unknown {name!r:.80}{suggestion(name, known)}")
     missing = [
         name for name in ("job", "world_size", "node", "chunk_bytes") if name not in document
     ]

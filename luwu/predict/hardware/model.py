@@ -71,6 +71,8 @@ class Transformer:
                 raise ConfigError(f"{place}.{needed} is missing")
         values.setdefault("ffn", 4 * values["hidden"])
         values.setdefault("head_width", values["hidden"] // values["heads"])
+        if not values["head_width"]:
+            raise ConfigError(f"{place}.heads: {values['heads']} is more than {values['hidden']}")
         if values["heads"] % values["kv_heads"]:
             raise ConfigError(
                 f"{place}.kv_heads: {values['kv_heads']} do not divide {values['heads']} heads"
