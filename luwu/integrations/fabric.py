@@ -114,7 +114,6 @@ class LuwuStrategy(DDPStrategy):
         self._arguments: dict[str, Any] = {
             "reshard_after_forward": reshard_after_forward, "mp_policy": mp_policy,
         }  # fmt: skip
-        """Norm of the coming step, if it must be finite."""
         self._has_loaded = False
         """First weights or moments came from a checkpoint."""
         super().__init__(
