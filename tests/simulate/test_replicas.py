@@ -33,7 +33,7 @@ def test_norm_and_weights_do_not_depend_on_replicas(update: str) -> None:
         cluster.run_to_the_end()
         norms.append([cluster.workers[0].decided[step].norms for step in range(4)])
     assert all(each == norms[0] for each in norms)
-    assert all(norm > 0 for norm in norms[0])
+    assert all(norm > 0 for of_step in norms[0] for norm in of_step)
 
 
 @pytest.mark.parametrize("seed", seeds(8))

@@ -206,9 +206,11 @@ class Step:
         return blocks
 
     def not_finite(self, trainable: Sequence[int]) -> int | None:
-        """The last extent here whose sum is not finite: backward came to it first."""
+        """The last extent here whose sum is not finite: backward came to it first. None if there is
+        none, or none has come: a node that is being filled hears of steps too."""
         for extent in reversed(trainable):
-            squares = self.sums.extents[extent].squares.get(self.norm_types[0], ())
+            entry = self.sums.extents.get(extent)
+            squares = () if entry is None else entry.squares.get(self.norm_types[0], ())
             if not all(map(math.isfinite, squares)):
                 return extent
         return None
