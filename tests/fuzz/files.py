@@ -31,7 +31,6 @@ from luwu.base.keys import read_allowed, read_secret
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.base.seeds import derive
 from luwu.base.tree import read_tree
-from luwu.chaos.plan_file import read_plan
 from luwu.commands.main import main
 from luwu.join.connection import read_connection
 from luwu.predict.hardware.catalogue import load
@@ -74,7 +73,6 @@ workers = "0-1"
 parent = "top"
 workers = [2, 3]
 """
-_PLAN: Final = b'[[fault]]\nkill = "node"\nafter_steps = 12\n[links]\nloss = 0.01\n'
 _QUESTION: Final = b"""system = "zero3"
 model = "config.json"
 device = "A100-40"
@@ -159,12 +157,10 @@ READERS: Final = (
         for words in (
             ("status", "--all", "@run"), ("report", "@run"), ("trace", "--out", "@trace", "@run"),
             ("trace", "--summary", "@run"),
-            ("chaos", "--kill", "node", "--plan-only", "--run-dir", "@run"),
         )
     ),
     Reader("config.toml", _luwu("config", "--config", "@config.toml")),
     Reader("tree.toml", lambda files: read_tree(files / "tree.toml", workers=4)),
-    Reader("plan.toml", lambda files: read_plan(files / "plan.toml")),
     Reader("question.toml", _luwu("predict", "step", "@question.toml")),
     Reader("config.json", _luwu("predict", "step", "@question.toml")),
     Reader("config.json", lambda files: read_model_config(files / "config.json")),
@@ -183,7 +179,6 @@ def make_files(directory: Path) -> None:
     export(directory / "state", directory / "shards", shard_bytes=8192)
     (directory / "config.toml").write_bytes(_CONFIG)
     (directory / "tree.toml").write_bytes(_TREE)
-    (directory / "plan.toml").write_bytes(_PLAN)
     (directory / "question.toml").write_bytes(_QUESTION)
     (directory / "catalogue.toml").write_bytes(_CATALOGUE)
     (directory / "config.json").write_text(json.dumps(_MODEL))

@@ -207,6 +207,45 @@ def test_a_backward_inside_a_unit_is_right_or_names_it(
         in_cluster(tmp_path, work, **way)
 
 
+@pytest.mark.feature("torch.autograd.grad with create_graph=True")
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
+def test_a_backward_of_a_backward_finds_the_weights(way: dict[str, Any], tmp_path: Path) -> None:
+    """I4. Goal: a penalty on the gradient of the inputs, which reaches units through the graph of
+    their backward, is trained bit for bit as in torch."""
+
+    def steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for step in range(3):
+            x = inputs(step)
+            y = model(x)
+            (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            (y.square().mean() + slope.square().sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    start = seeded(lambda: nn.Sequential(*(Between() for _ in range(6))))
+    plain = copy.deepcopy(start)
+    steps(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+
+    def work(rank: int) -> None:
+        model = copy.deepcopy(start)
+        luwu.fully_shard_each(model, Between)
+        steps(model, luwu.optim.SGD(model.parameters(), lr=0.1))
+        found = luwu.get_model_state_dict(model)
+        for name, value in plain.state_dict().items():
+            torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+
+    in_cluster(tmp_path, work, **way)
+
+
+class Between(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(torch.tanh(self.first(x)))
+
+
 @pytest.mark.parametrize("transport", ["inproc", "shm"])
 def test_a_graph_of_an_earlier_step_is_refused(transport: str, tmp_path: Path) -> None:
     """Goal: a backward over a forward of an earlier step, which begins inside a unit, raises as it

@@ -13,6 +13,7 @@ import pytest
 from luwu.protocol.actions import PARENT, Send
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
+from luwu.wire.hyper import StepHyper, encode_hyper
 from luwu.wire.kinds import Role
 from switch_emu.node.core.actions import ReadWeights
 from switch_emu.switch.core.actions import Cache, SwitchLimits
@@ -294,13 +295,21 @@ class CountedCluster(Cluster):
         return Counted(self.world, self.job, self.disks, number)
 
 
+class Unclipped(Job):
+    """A job that takes one norm of its gradients: no pass over sums delays their updates."""
+
+    @property
+    def hyper(self) -> bytes:
+        return encode_hyper(StepHyper(groups=()))
+
+
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 @pytest.mark.parametrize("cache_bytes", [60_000, 10**6])
 def test_a_node_reads_no_weights_that_a_switch_caches(cache_bytes: int, update: str) -> None:
     """I1. Goal: each extent is read once for the first step, for all uses of all workers; of later
     steps updates hand nearly all out; what is not cached is read as before."""
     limits = SwitchLimits(push_window_bytes=50_000, cache_bytes_max=cache_bytes)
-    job = Job(LAYOUT, steps=4, update=update, switch_limits=limits)
+    job = Unclipped(LAYOUT, steps=4, update=update, switch_limits=limits)
     cluster = CountedCluster(1, job, Faults())
     cluster.run()
     (node,) = cluster.nodes

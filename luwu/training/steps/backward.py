@@ -139,6 +139,8 @@ class Backward:
                 )
             unit.open_call(call)
         self._pulls.acquire(unit)
+        if torch.is_grad_enabled():  # create_graph=True: a backward of this one reads them again
+            unit.keep()
 
     def close(self, call: Call) -> None:
         """The gradient of the inputs is known: the unit has computed."""
