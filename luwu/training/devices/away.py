@@ -57,9 +57,9 @@ def name_units_in_errors() -> None:
             raise StepOrderError(
                 f"backward reached unit {weights.name} past its outputs, while its weights were "
                 "away: through a loss or an activation that its module keeps, or that a hook, an "
-                "object or a transform of torch.func took. Return from the module's forward what backward is to come from; or "
-                "keep its weights in this process, by reshard_after_forward=False of fully_shard "
-                "and set_reshard_after_backward(False)"
+                "object or a transform of torch.func took. Return from the module's forward what "
+                "backward is to come from; or keep its weights in this process, by "
+                "reshard_after_forward=False of fully_shard and set_reshard_after_backward(False)"
             ) from error
 
     autograd._engine_run_backward = run_backward
