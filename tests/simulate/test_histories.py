@@ -365,3 +365,16 @@ def test_a_receipt_of_a_former_start_ends_no_load() -> None:
         Crash(at_ms=101, for_ms=5, who="worker 5"),
     )
     run_history(History(10608, Options(world_size=1, steps=1, slot_count=2), faults))
+
+
+def test_weights_of_a_skipped_step_that_are_being_cached_are_void() -> None:
+    """O6. Goal: weights that streamed ahead, and whose copy into the switch's cache ends after the
+    step was skipped, are not sent to who asks under the new attempt."""
+    noise = Noise(
+        at_ms=0, for_ms=312, drop_percent=5, repeat_percent=10, flip_percent=0, delay_ms=5
+    )
+    options = Options(
+        units=3, steps=3, poison_step=1, keeps=True, slot_bytes_max=150000,
+        cache_bytes_max=1000000, sum_bytes_max=50000, extent_chunks=4, rows=150,
+    )  # fmt: skip
+    run_history(History(3405, options, (noise,)))

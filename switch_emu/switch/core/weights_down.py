@@ -279,6 +279,10 @@ class WeightsDown:
     ) -> None:  # fmt: skip
         """The weights were copied to memory of ours: from there they go to all that ask, who may
         use them where they lie if they are `in_place`."""
+        if done.attempt != self._outbox.attempt:
+            # A step was skipped meanwhile: they are void, and who has asked since waits for others.
+            self._outbox.drop(payload)
+            return
         askers = self.copies.answered((done.step, done.part, done.extent))
         if askers:
             self._children.loaded = True
@@ -287,8 +291,7 @@ class WeightsDown:
                 in_place=in_place,
             )  # fmt: skip
             self._outbox.send_all(askers, weights, payload)
-        is_current = done.attempt == self._outbox.attempt and done.step >= self._outbox.step
-        if not is_current or not self.cache.wants(done.step, done.extent):
+        if done.step < self._outbox.step or not self.cache.wants(done.step, done.extent):
             self._outbox.drop(payload)
             return
         self._outbox.drop(self.cache.put(done, payload, payload_bytes, in_place=in_place))
