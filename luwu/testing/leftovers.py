@@ -66,6 +66,11 @@ def unfinished_files(folder: Path) -> list[str]:
 def until_empty(look: Callable[[], list[str]], limit_s: float = PATIENCE_S) -> list[str]:
     """Findings after `limit_s`; returns as soon as there are none."""
     end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
-    while (found := look()) and SYSTEM_CLOCK.now_ns() < end_ns:
+    while True:
+        try:
+            found = look()
+        except FileNotFoundError as error:  # a folder was removed while it was listed
+            found = [str(error)]
+        if not found or SYSTEM_CLOCK.now_ns() >= end_ns:
+            return found
         sleep(_POLL_S)
-    return found
