@@ -1,7 +1,7 @@
 """The number that a question of a blind row asks for, by the model of today.
 
-A row's configuration has the quantity, the question with all its keys and, of a ratio, the question
-that it is `over`; so a number can be computed again from the document alone.
+A row's configuration holds the quantity and the question with all its keys; for a ratio, `over` is
+the question of the denominator. So the document alone is enough to recompute a number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from luwu.predict.model.memory import activation_bytes, state_bytes
 
 
 def _model_operations(job: TrainingJob, seen: float) -> float:
-    """Of a step, on each device, with so much of the scores; nothing that is recomputed."""
+    """Operations per step and device with a share `seen` of the scores; none is recomputed."""
     model = job.model
     forward = model.layers * model.layer_operations(job.tokens, job.sequence, seen)
     return 3 * (forward + model.head_operations(job.tokens)) / job.devices

@@ -96,8 +96,8 @@ CHUNK_BYTES_STEP: Final = 16 * 1024
 INT64_MAX: Final = 2**63 - 1
 
 COUNT_MAX: Final = 2**48
-"""Of what is counted and never goes back (steps, attempts, epochs, starts), in a state from
-elsewhere: a job that counts on from here never comes to the end of an integer."""
+"""The highest count of steps, attempts, epochs or starts that a state from elsewhere may have: a
+job that continues from it never overflows an integer of 64 bits."""
 
 FILE_BYTES_MAX: Final = 64 * MIB
 """A file from elsewhere that is read whole: an export of 100,000 parameters describes itself in
@@ -113,7 +113,7 @@ TOML_BYTES_MAX: Final = MIB
 """A file of a user: its parser is slow."""
 
 DEPTH_MAX: Final = 64
-"""Of lists and tables in one another, in a file from elsewhere."""
+"""How deep lists and tables may be nested in a file from elsewhere."""
 
 assert DATA_HEADER_BYTES_MAX <= CONTROL_HEADER_BYTES_MAX < ZERO_COPY_BYTES_MIN < PAYLOAD_BYTES_MAX
 assert PAYLOAD_BYTES_MAX <= TURN_BYTES_MAX  # a turn takes any message

@@ -69,7 +69,7 @@ def _flush(stream: IO[str]) -> None:
 
 
 def _is_closed(stream: IO[str]) -> bool:
-    """True for a pipe that nobody reads, or a terminal that is gone."""
+    """True if the pipe has no reader, or the terminal was closed."""
     state = select.poll()
     state.register(stream.fileno(), 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in state.poll(0))

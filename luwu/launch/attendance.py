@@ -87,8 +87,8 @@ class Attendance:
         self, run: RunDirectory, prefix: str = "", *, meeting: Meeting | None = None,
         is_watching: bool = False, clock: Clock = SYSTEM_CLOCK,
     ) -> None:  # fmt: skip
-        """`meeting`: where this host's torchrun meets those of others; `is_watching`: nobody else
-        finds workers that end well in the middle of their script."""
+        """`meeting`: where this host's torchrun meets those of others; `is_watching`: workers that
+        exit with code 0 in the middle of their script are detected here, by no agent."""
         self._run, self._prefix = run, prefix
         self._meeting, self._clock = meeting, clock
         self._alone_ns = clock.now_ns() + _ALONE_NS

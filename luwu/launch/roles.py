@@ -73,7 +73,7 @@ class RoleProcess:
         self._started_ns = 0
         self.child: Child | None = None
         self.is_told = False
-        """This start of it was told that the job is over."""
+        """The process that runs now was told that the job is over."""
         self.is_for_results = False
         """It was started again as the job was over, to write its results."""
 

@@ -244,11 +244,14 @@ class Supervisor(Closing):
         self._raise_if_stopped()
         for role in self._roles:
             self._look_at_role(role)
-        done = self._are_workers_done = self._look_at_workers()
+        was_done, done = self._are_workers_done, self._look_at_workers()
+        self._are_workers_done = done
         self._end_roles()
         self._write_processes()
-        if SYSTEM_CLOCK.now_ns() >= self._memory_due_ns:
+        if SYSTEM_CLOCK.now_ns() >= self._memory_due_ns or done > was_done:
             self._write_memory()
+            for line in self._skips.news():
+                self._console.say(line)
         if self.progress is not None:
             self.progress.look()
         return done
@@ -345,7 +348,7 @@ class Supervisor(Closing):
         self._console.say(f"{said}; started again as pid {new.pid} to write its results")
 
     def _end_roles(self) -> None:
-        """Tell roles that the job is over, if nobody else does: whoever had to may be gone."""
+        """Tell roles that the job is over, if the processes that should do so may have died."""
         if not self._is_over():
             return
         assert self._over_ns is not None
@@ -370,8 +373,6 @@ class Supervisor(Closing):
                 self._raise_role_failure_first()
                 causes = [] if self._attendance is None else self._attendance.vain_waits()
                 raise worker_failure(self.run, self._prefix, code, group.guard.name, causes)
-        for line in self._skips.news():
-            self._console.say(line)
         if self._attendance is not None and not are_done:
             for line in self._attendance.news():
                 self._console.say(line)

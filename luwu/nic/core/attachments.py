@@ -29,7 +29,7 @@ class Attachments:
         self._pieces: dict[int, Sequence[bytes]] = {}
         """By step."""
         self._handle = 0
-        """Of the later part that is under way."""
+        """The handle of the later part that is being sent."""
 
     def attach(self, step: int, pieces: Sequence[bytes], part: int = 0, handle: int = 0) -> None:
         """Send the pieces of a step's attachment; `handle`: of a later part."""

@@ -25,7 +25,7 @@ class Named(Protocol):
     """Weights that may be away."""
 
     name: str
-    """Of their unit."""
+    """The name of their unit."""
 
 
 _weights: Final[weakref.WeakValueDictionary[int, Named]] = weakref.WeakValueDictionary()

@@ -88,7 +88,7 @@ class DeviceWeights(UnitWeights):
             self._is_open = False
             self._live_bytes.add(-self.nbytes)
             self._device.free(self._storage)
-            self._own.go(self._away)
+            self._own.count_as(self._away)
         self._event = None
 
     def _allocate(self, elems: int, dtype: torch.dtype) -> torch.Tensor:

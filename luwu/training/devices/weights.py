@@ -66,18 +66,16 @@ class _View:
 
     def come(self) -> None:
         """The weights are those of this step: what a graph of the step saved may be read."""
-        self._count(self._version)
+        self.count_as(self._version)
 
-    def go(self, version: int) -> None:
-        """The weights are away: no graph has saved this version."""
-        self._count(version)
+    def count_as(self, version: int) -> None:
+        """Autograd finds this version from now on: that of weights that are away, which no graph
+        has saved, or of those that are here."""
+        torch._C._autograd._unsafe_set_version_counter((self.flat,), (version,))
 
     def end_step(self) -> None:
         """The next weights are others."""
         self._version = (self._version + 1) % FIRST_AWAY
-
-    def _count(self, version: int) -> None:
-        torch._C._autograd._unsafe_set_version_counter((self.flat,), (version,))
 
 
 class UnitWeights:
@@ -97,7 +95,7 @@ class UnitWeights:
         with torch.inference_mode(False):  # the script may evaluate first
             self._own = _View(self._allocate(elems, dtype), places)
         self._away = version_of(self)
-        self._own.go(self._away)
+        self._own.count_as(self._away)
         self._view = self._own
         self._mapped: dict[int, _View] = {}
         """By address."""
@@ -165,7 +163,7 @@ class UnitWeights:
             self._is_open = False
             self._live_bytes.add(-self.nbytes)
             self._memory.spare(self._range)
-            self._own.go(self._away)
+            self._own.count_as(self._away)
 
     def end_step(self) -> None:
         """Nothing of this step is read any more."""
