@@ -141,8 +141,8 @@ class Unit:
 
         self.is_installed = False
         self.is_kept = False
-        """A forward of this step returned what backward may come from unseen: the weights stay
-        while any of its graphs may be run backward."""
+        """True if the weights stay while a graph of this step may be run backward: a forward returned
+        an object that may hold tensors, or a backward had a graph itself."""
         self.uses = 0
         """Pulls within the step that were used."""
         self.was_pushed = False
