@@ -141,8 +141,8 @@ class Unit:
 
         self.is_installed = False
         self.is_kept = False
-        """True if the weights stay while a graph of this step may be run backward: a forward returned
-        an object that may hold tensors, or a backward had a graph itself."""
+        """True if the weights stay while a graph of this step may be run backward: a forward has
+        returned an object that may hold tensors, or a backward had a graph itself."""
         self.uses = 0
         """Pulls within the step that were used."""
         self.was_pushed = False
