@@ -37,7 +37,7 @@ from luwu.base import loopback
 from luwu.base.clock import sleep, unix_ns
 from luwu.base.expendable import print_if_possible
 from luwu.base.tree import parse_ranks, ranges_text
-from luwu.launch.attendance import look_at
+from luwu.launch.attendance import BROKEN_OFF, look_at
 from luwu.launch.prepared import PreparedEntry
 from luwu.launch.processes.children import end_text, exit_text
 from luwu.launch.processes.forked import Forked
@@ -114,7 +114,8 @@ class Agent:
         code = worker.process.poll()
         if code is None:
             return 0
-        seen = look_at(self._run, self._run.role(f"{self._prefix}worker-{worker.rank}.json"))
+        role = self._run.role(f"{self._prefix}worker-{worker.rank}.json")
+        seen = look_at(self._run, role)
         has_left = seen is not None and seen.left_at is not None
         if has_left and code < 0:
             self._say(
@@ -123,6 +124,8 @@ class Agent:
             )
         if (has_left and code < 0) or (code == 0 and not (seen is not None and seen.is_gone)):
             worker.is_done = True
+            if seen is not None and seen.is_running and not seen.has_begun:
+                self._run.keep(role.with_suffix(".ended"), {"joined": False, BROKEN_OFF: True})
             return 0
         how = f"worker {worker.rank} (pid {worker.process.pid}) was lost: {end_text(code)}"
         may_mend = code not in _FINAL_CODES

@@ -31,6 +31,8 @@ from luwu.launch.torchrun import Meeting
 
 LEAVES: Final = "worker.leaves"
 MISSES: Final = "worker.misses"
+BROKEN_OFF: Final = "broken_off"
+"""The key of `roles/worker-r.ended` for `_Worker.has_broken_off`."""
 _LOOK_NS: Final = 500_000_000
 _ALONE_NS: Final = 10 * 10**9
 """Time for torchruns of several hosts to meet, before a report of who waits for whom."""
@@ -46,6 +48,8 @@ class _Worker:
     has_ended: bool
     has_joined: bool
     """As it said at its end."""
+    has_broken_off: bool
+    """It exited with code 0 in the middle of its script, before luwu.init(), as its agent saw."""
     has_begun: bool
     """luwu.init() was called."""
     left_at: int | None
@@ -64,7 +68,7 @@ class _Worker:
 
     @property
     def is_gone(self) -> bool:
-        """Its process ended in the middle of its script, and it had not left the job."""
+        """If its process has ended: in the middle of its script, and it had not left the job."""
         return self.is_running and self.has_begun and self.left_at is None
 
     @property
@@ -141,9 +145,13 @@ class Attendance:
 
     def _check_gone(self, workers: list[_Worker]) -> None:
         """Twice, as torchrun may be about to report how it failed. Raises WorkerFailed."""
-        if not self._is_watching:
-            return
-        gone = {each.rank: each for each in workers if each.is_gone and not is_alive(each.pid)}
+        has_begun = any(each.has_begun for each in workers)
+        gone = {
+            each.rank: each
+            for each in workers
+            if (self._is_watching and each.is_gone and not is_alive(each.pid))
+            or (has_begun and each.has_broken_off)
+        }
         for rank in self._gone:
             if rank in gone:
                 raise WorkerFailed(
@@ -221,6 +229,7 @@ def look_at(run: RunDirectory, file: Path) -> _Worker | None:
     left_at, last_step, misses = _seen(events, 0 if start is None else start["at_ns"])
     return _Worker(
         rank=record["rank"], has_ended=bool(ended), has_begun=events.exists(),
+        has_broken_off=ended.get(BROKEN_OFF, False),
         has_joined=ended.get("joined", False), left_at=left_at, last_step=last_step,
         misses=misses, failed_with=None if error is None else error["type"],
         is_running=file.with_suffix(RUNNING).exists(), pid=record["pid"],

@@ -184,5 +184,6 @@ class Mailbox:
         return (
             f"worker {self._rank} waited {waited_s:.0f} s for {what} ({self._waits_for()})"
             + (f"; {self.trouble}" if self.trouble else "")
-            + "; look into the logs of the switch and the node, or allow more with --grace"
+            + "; look into the logs of the other workers, the switch and the node, or allow more "
+            "with --grace"
         )

@@ -142,11 +142,15 @@ light_job.StepWorker._step = end_in_step_1
 STAYS = "threading.Thread(target=time.sleep, args=(4,), name='uploader').start()"
 
 
+BREAKS_OFF_BEFORE = "if os.environ['RANK'] == '1': os._exit(0)"
+
+
 @pytest.mark.feature("os._exit(0) of one rank")
-def test_a_rank_that_ends_by_force_is_lost(tmp_path: Path) -> None:
-    """I6. Goal: os._exit(0) of a member in the middle of its script ends the run at once, with exit
-    code 4, and the message says what happened."""
-    ended = shell(tmp_path, command(tmp_path, when=BREAKS_OFF))
+@pytest.mark.parametrize("when", [BREAKS_OFF, BREAKS_OFF_BEFORE])
+def test_a_rank_that_ends_by_force_is_lost(tmp_path: Path, when: str) -> None:
+    """I6. Goal: os._exit(0) of one rank in the middle of its script, or before luwu.init(), ends
+    the run at once, with exit code 4, and the message says what happened."""
+    ended = shell(tmp_path, command(tmp_path, when=when))
     assert ended.returncode == 4, ended.stderr
     assert "(os._exit?), without leaving the job" in ended.stderr
 
