@@ -1,4 +1,4 @@
-"""python -m tests.house: every count, what it found, and its bound; 1 if a count is above it."""
+"""python -m tests.house: every count and amount beside its bound; 1 if one is above it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.house import circles, cores, labels, names, sizes, texts
+from tests.house.amounts import amounts
 from tests.house.source import ROOT
 
 
@@ -52,7 +53,12 @@ def main() -> int:
     argparse.ArgumentParser(prog="python -m tests.house", description=__doc__).parse_args()
     text, sound = report()
     print(text)
-    return 0 if sound else 1
+    problems = []
+    for amount in amounts(ROOT):
+        print(f"{amount.found:6}  {amount.what} (at most {amount.bound})")
+        problems += [amount.problem] if amount.problem else []
+    print("\n".join(problems))
+    return 0 if sound and not problems else 1
 
 
 if __name__ == "__main__":

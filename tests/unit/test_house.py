@@ -9,6 +9,7 @@ import pytest
 
 from tests.house import circles, cores, labels, names, sizes, texts
 from tests.house.__main__ import COUNTS, Count, report
+from tests.house.amounts import BOUNDS, amounts
 from tests.house.source import ROOT, modules
 
 
@@ -24,6 +25,27 @@ def test_counts_are_within_their_bounds(count: Count) -> None:
     """Goal: the structure only gets better: whoever lowers a count lowers its bound."""
     found = count.find(ROOT)
     assert len(found) <= count.bound, "\n".join(found)
+
+
+def test_amounts_are_within_their_bounds() -> None:
+    """Goal: what there is only gets less, and a bound is not left above what was reached."""
+    assert not [amount.problem for amount in amounts(ROOT) if amount.problem]
+
+
+def test_an_amount_finds_a_planted_file(tmp_path: Path) -> None:
+    """Goal: 200 more lines of the product than the bound are found, and 200 less."""
+    files = {
+        BOUNDS: '["product lines"]\nbound = 300\nslack = 150\n',
+        "luwu/a.py": "\n" * 200,
+        "switch_emu/b.c": "\n" * 100,
+        "luwu/notes.pyc": "\n" * 100,
+    }
+    root = write(tmp_path, files)
+    assert [amount.problem for amount in amounts(root)] == [""]
+    write(root, {"workers/planted.py": "\n" * 200})
+    assert "500, above the bound 300" in amounts(root)[0].problem
+    write(root, {"workers/planted.py": "", "luwu/a.py": "\n" * 40})
+    assert "140; lower the bound 300" in amounts(root)[0].problem
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
