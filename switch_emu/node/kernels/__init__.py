@@ -7,10 +7,10 @@ compiled.py    the same bits from `switch_emu.native`, compiled at the node's st
 muon.py        the update of one matrix as a whole
 selfcheck.py   compares the two
 make.py        chooses, after one comparison for each torch and processor, and says why
-names.py       what there is to choose from
+updates.py     the updates that there are, one record each
 """
 
 from switch_emu.node.kernels.interface import Made, Pieces, Run, UpdateCall, UpdateKernel
-from switch_emu.node.kernels.names import kernel_name
+from switch_emu.node.kernels.updates import kernel_name
 
 __all__ = ["Made", "Pieces", "Run", "UpdateCall", "UpdateKernel", "kernel_name"]

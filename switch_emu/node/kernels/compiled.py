@@ -1,14 +1,11 @@
 """The page update by `switch_emu/native/arithmetic.c`, without Python's lock.
 
-Only addresses and rounded hyper-parameters are made here. They are rounded as torch rounds them:
-computed in float64 with the C library's `pow`, then cast.
+Only addresses are made here; `updates.py` rounds the hyper-parameters of a run.
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
-from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -16,12 +13,10 @@ import numpy as np
 from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.address import address_of, address_of_array
 from luwu.base.limits import NORM_BLOCK_ELEMS
-from luwu.wire.averages import average_rate, keeps_average, without_average
-from luwu.wire.hyper import Number
+from luwu.wire.averages import average_rate, keeps_average
 from luwu.wire.stored import NEVER_NEGATIVE
 from switch_emu.native.fold import DTYPES, Fold, Pointer, sources
 from switch_emu.node.kernels.interface import (
-    NO_OPTIMIZER,
     Contributions,
     UpdateCall,
     UpdateKernel,
@@ -29,23 +24,12 @@ from switch_emu.node.kernels.interface import (
     check_fold,
     check_update,
 )
+from switch_emu.node.kernels.updates import UNCHANGED, Compiled, lerp_weight
 
+_NO_OPTIMIZER = 0
 _NO_WIRE = -1
 _FORMS: Final = {"f": 0, "H": 1, "b": 3, "B": 4}
 """How the library calls the types of `narrow.Stored`, by their character in numpy."""
-_OPTIMIZERS = {
-    ("none", ()): 0,
-    ("adam", ("m", "v")): 1,
-    ("adamw", ("m", "v")): 1,
-    ("sgd", ()): 2,
-    ("sgd", ("momentum",)): 3,
-    ("lion", ("m",)): 4,
-}
-COMPILED: Final = _OPTIMIZERS.keys()
-"""(optimizer, its own state fields) that the library knows."""
-
-_MAXIMIZE, _DECAY, _NESTEROV, _FIRST, _LERP_FROM_GRAD, _NO_MOMENTUM = 1, 2, 4, 8, 16, 32
-_COUPLED, _MOMENTUM_FROM_GRAD, _UNCHANGED = 64, 128, 256
 
 
 class _Run(ctypes.Structure):
@@ -119,13 +103,12 @@ class CompiledKernel(UpdateKernel):
     version = "compiled"
 
     def __init__(
-        self, library: ctypes.CDLL, name: str, optimizer: str, state_fields: tuple[str, ...]
+        self, library: ctypes.CDLL, name: str, compiled: Compiled, state_fields: tuple[str, ...]
     ) -> None:
         self.name, self.state_fields = name, state_fields
-        self._optimizer = _OPTIMIZERS[(optimizer, without_average(state_fields))]
+        self._compiled = compiled
         self._averages = keeps_average(state_fields)
         self._is_unsigned = [name in NEVER_NEGATIVE for name in ("", *state_fields)]
-        self._make_run = _MAKE_RUN.get(optimizer, _sgd_run)
         self._fold = Fold(library)
         self._update = library.luwu_update
         self._update.argtypes, self._update.restype = (Pointer,), None
@@ -145,25 +128,25 @@ class CompiledKernel(UpdateKernel):
         runs, pieces, wire, measure = call.runs, call.pieces, call.wire, call.measure
         pointers, dtypes = sources(call.contributions)
         said = (_Run * len(runs))()
-        if self._optimizer:
+        if self._compiled.number != _NO_OPTIMIZER:
             for place, run in zip(said, runs, strict=True):
                 place.start, place.stop = run.start, run.stop
                 if run.hyper is None:
-                    place.flags = _UNCHANGED
+                    place.flags = UNCHANGED
                 else:
-                    self._make_run(place, run.hyper, run.updates_count)
+                    self._compiled.prepare(place, run.hyper, run.updates_count)
                     if run.draw is not None:
                         place.key, place.block = run.draw
                     if self._averages:
                         rate = average_rate(run.hyper, run.updates_count)
-                        place.average, place.average_from_weights = _lerp(rate)
+                        place.average, place.average_from_weights = lerp_weight(rate)
         count = -(-call.weights.size // NORM_BLOCK_ELEMS) if measure else 0
         squares = np.empty(count, np.float64)
         fields = self._fields(call)
         average = call.state[-1] if self._averages else None
         native = _Update(
             call.weights.size, call.weights.shape[-1], call.weights.strides[0],
-            call.weights_out.strides[0], self._optimizer, len(call.contributions),
+            call.weights_out.strides[0], self._compiled.number, len(call.contributions),
             ctypes.addressof(pointers), ctypes.addressof(dtypes), *fields,
             None if average is None else address_of_array(average),
             None if average is None else address_of_array(call.state_out[-1]),
@@ -203,7 +186,7 @@ class CompiledKernel(UpdateKernel):
         check_cast(weights, dtype, into)
         at = address_of_array(weights)
         native = _Update(
-            elems=weights.size, page_elems=weights.size, optimizer=_OPTIMIZERS[NO_OPTIMIZER, ()],
+            elems=weights.size, page_elems=weights.size, optimizer=_NO_OPTIMIZER,
             weights=_Field(at, at), wire=address_of(into), wire_dtype=DTYPES[dtype],
             divisor=1.0, scale=1.0, in_place=True,
         )  # fmt: skip
@@ -211,60 +194,3 @@ class CompiledKernel(UpdateKernel):
 
     def enter_thread(self) -> None:
         """See UpdateKernel: the library keeps nothing for a thread."""
-
-
-def _adam_run(place: _Run, hyper: Mapping[str, Number], updates_count: int) -> None:
-    lr, decay = float(hyper["lr"]), float(hyper["weight_decay"])
-    beta1, beta2 = float(hyper["beta1"]), float(hyper["beta2"])
-    step = float(np.float32(updates_count + 1))  # torch counts steps in float32
-    lerp, is_from_grad = _lerp(1 - beta1)
-    is_coupled = not hyper.get("decoupled_weight_decay", True)
-    flags = _MAXIMIZE * bool(hyper["maximize"])
-    flags |= (_COUPLED if is_coupled else _DECAY) * (decay != 0)
-    flags |= _LERP_FROM_GRAD * is_from_grad
-    with np.errstate(all="ignore"):  # a bad beta gives NaN weights, as in torch
-        step_size = np.float64(lr) / (1 - _power(beta1, step))
-        correction = np.sqrt(np.float64(1 - _power(beta2, step)))
-    place.flags = flags
-    place.weight_decay = decay if is_coupled else 1 - lr * decay
-    place.momentum = lerp
-    place.dampening, place.beta2, place.eps = 1 - beta2, beta2, float(hyper["eps"])
-    place.correction, place.step_size = correction, -step_size
-
-
-def _lion_run(place: _Run, hyper: Mapping[str, Number], updates_count: int) -> None:
-    lr, decay = float(hyper["lr"]), float(hyper["weight_decay"])
-    direction, is_direction_from_grad = _lerp(1 - float(hyper["beta1"]))
-    momentum, is_momentum_from_grad = _lerp(1 - float(hyper["beta2"]))
-    flags = _MAXIMIZE * bool(hyper["maximize"]) | _DECAY * (decay != 0)
-    flags |= _LERP_FROM_GRAD * is_direction_from_grad | _MOMENTUM_FROM_GRAD * is_momentum_from_grad
-    place.flags = flags
-    place.weight_decay, place.step_size = 1 - lr * decay, -lr
-    place.momentum, place.beta2 = direction, momentum
-
-
-def _lerp(rate: float) -> tuple[np.float32, bool]:
-    """(weight, whether it starts at the end) of torch's lerp from an average to what is new."""
-    weight = np.float32(rate)
-    is_from_end = bool(abs(weight) >= 0.5)
-    return (weight - np.float32(1) if is_from_end else weight), is_from_end
-
-
-def _sgd_run(place: _Run, hyper: Mapping[str, Number], updates_count: int) -> None:
-    momentum, decay = float(hyper["momentum"]), float(hyper["weight_decay"])
-    flags = _MAXIMIZE * bool(hyper["maximize"]) | _DECAY * (decay != 0)
-    flags |= _NESTEROV * bool(hyper["nesterov"]) | _FIRST * (updates_count == 0)
-    flags |= _NO_MOMENTUM * (momentum == 0)
-    place.flags = flags
-    place.weight_decay, place.momentum = decay, momentum
-    place.dampening, place.step_size = 1 - float(hyper["dampening"]), -float(hyper["lr"])
-
-
-def _power(base: float, exponent: float) -> float:
-    try:
-        return math.pow(base, exponent)
-    except (OverflowError, ValueError):  # where C gives infinity or NaN
-        return math.inf if abs(base) > 1 else math.nan
-
-
-_MAKE_RUN = {"adam": _adam_run, "adamw": _adam_run, "lion": _lion_run}

@@ -39,11 +39,9 @@ from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
 from switch_emu.native.fold import CELL_ELEMS
 from switch_emu.node.kernels.narrow import STORED_TYPES, Draw, Stored
+from switch_emu.node.kernels.updates import NO_OPTIMIZER
 
 Scales = tuple[F32Array | None, ...]
-
-NO_OPTIMIZER = "none"
-"""Name of the kernel that updates nothing; it needs no runs."""
 
 Contributions = Sequence[tuple[memoryview, str]]
 """Payloads with their dtypes, at any address."""

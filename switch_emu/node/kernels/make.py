@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from luwu.base.errors import ConfigError
-from luwu.wire.averages import without_average
 from switch_emu.native.build import BuildError, build, check_once
 from switch_emu.native.product import Product, portable_product
-from switch_emu.node.kernels.compiled import COMPILED, CompiledKernel
+from switch_emu.node.kernels.compiled import CompiledKernel
 from switch_emu.node.kernels.interface import Made
-from switch_emu.node.kernels.names import ELSEWHERE, NAMES, installed, kernel_name
 from switch_emu.node.kernels.selfcheck import difference
+from switch_emu.node.kernels.updates import Update, find_update, kernel_name
 
 if TYPE_CHECKING:
     from switch_emu.node.kernels.portable import PortableKernel
@@ -39,28 +38,30 @@ def make_kernel(
     or False to insist on a version, None for the compiled one if it works.
     Raises: ConfigError if the node has no such optimizer, or `compiled` is True and it fails.
     """
-    optimizer = ELSEWHERE.get(optimizer, optimizer)
-    name = kernel_name(optimizer, state_fields)
+    update = _found(optimizer, state_fields)
+    name = kernel_name(update.optimizer, state_fields)
     if compiled is False:
-        portable = portable_kernel(optimizer, state_fields)
+        portable = _portable(update, state_fields)
         return Made(portable, "the portable kernel was asked for")
-    if (optimizer, without_average(state_fields)) not in COMPILED and not compiled:
-        portable = portable_kernel(optimizer, state_fields)
-        return Made(portable, f"there is no compiled version of {name}")
+    arithmetic = update.compiled
+    if arithmetic is None:
+        if compiled:
+            raise ConfigError(f"there is no compiled version of {name}")
+        return Made(_portable(update, state_fields), f"there is no compiled version of {name}")
+
+    def compare() -> str | None:
+        wrong = difference(kernel, _portable(update, state_fields), arithmetic.checks)
+        return wrong and f"the compiled kernel does not give torch's bits here: {wrong}"
+
     try:
         built = build(cache)
-        kernel = CompiledKernel(built.library, name, optimizer, state_fields)
-        check_once(built, f"{name} {_compared_with()}", lambda: _difference(kernel, optimizer))
+        kernel = CompiledKernel(built.library, name, arithmetic, state_fields)
+        check_once(built, f"{name} {_compared_with()}", compare)
     except BuildError as exc:
         if compiled:
             raise ConfigError(f"no compiled update kernel: {exc}") from exc
-        return Made(portable_kernel(optimizer, state_fields), str(exc))
+        return Made(_portable(update, state_fields), str(exc))
     return Made(kernel, built.origin)
-
-
-def _difference(kernel: CompiledKernel, optimizer: str) -> str | None:
-    wrong = difference(kernel, portable_kernel(optimizer, kernel.state_fields), optimizer)
-    return wrong and f"the compiled kernel does not give torch's bits here: {wrong}"
 
 
 def _compared_with() -> str:
@@ -99,23 +100,22 @@ def make_whole_kernel(
 
 def check_known(optimizer: str, state_fields: tuple[str, ...]) -> None:
     """Raises ConfigError if the node has no such update, or cannot import it."""
-    kernel_name(optimizer, state_fields)
-    if (optimizer, without_average(state_fields)) not in NAMES:
-        portable_kernel(optimizer, state_fields)
+    find_update(optimizer, state_fields).load()
 
 
 def portable_kernel(optimizer: str, state_fields: tuple[str, ...]) -> PortableKernel:
     """The portable version. Raises ConfigError if there is none, or it cannot be imported."""
-    from switch_emu.node.kernels.portable import STEPS, PortableKernel
+    return _portable(_found(optimizer, state_fields), state_fields)
 
-    optimizer = ELSEWHERE.get(optimizer, optimizer)
-    own, name = without_average(state_fields), kernel_name(optimizer, state_fields)
-    if (optimizer, own) in NAMES:
-        return PortableKernel(name, state_fields, STEPS[optimizer])
-    entry = installed(optimizer, own)  # by its name alone: a peer's words are never run
-    try:
-        return PortableKernel(name, state_fields, entry.load())
-    except (ImportError, AttributeError) as exc:
-        raise ConfigError(
-            f"optimizer {optimizer!r}: its update {entry.value} cannot be imported here: {exc}"
-        ) from exc
+
+def _found(optimizer: str, state_fields: tuple[str, ...]) -> Update:
+    """The update of what an optimizer sees element by element."""
+    found = find_update(optimizer, state_fields)
+    return found if found.beside is None else find_update(found.beside, state_fields)
+
+
+def _portable(update: Update, state_fields: tuple[str, ...]) -> PortableKernel:
+    from switch_emu.node.kernels.portable import PortableKernel
+
+    name = kernel_name(update.optimizer, state_fields)
+    return PortableKernel(name, state_fields, update.load())

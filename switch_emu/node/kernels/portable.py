@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from luwu.base.address import address_of_array
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.layout import DTYPE_BYTES
 from luwu.wire.averages import average_rate, keeps_average
-from luwu.wire.hyper import Number
 from luwu.wire.stored import NEVER_NEGATIVE
 from switch_emu.native.fold import CELL_ELEMS
 from switch_emu.node.kernels.interface import (
@@ -39,6 +38,7 @@ from switch_emu.node.kernels.interface import (
     check_update,
 )
 from switch_emu.node.kernels.narrow import Stored, draws, narrow, widen
+from switch_emu.node.kernels.updates import Step
 
 BLOCK_ELEMS = 256 * 1024
 """Elements worked on at a time; a multiple of NORM_BLOCK_ELEMS."""
@@ -53,65 +53,6 @@ TORCH_DTYPES = {
 }
 
 _NUMPY_DTYPES = {"float32": np.float32, "bfloat16": np.int16, "float16": np.int16}
-
-Hyper = Mapping[str, Number]
-Step = Callable[[Any, Any, tuple[Any, ...], int, Hyper], None]
-"""(weights, mean gradient, state, updates before this one, hyper-parameters), in place."""
-
-
-def adam(weights: Any, grad: Any, state: tuple[Any, ...], updates: int, hyper: Hyper) -> None:
-    """torch's fused Adam, or AdamW if the decay is decoupled; AdamW itself does not say so."""
-    is_decoupled = hyper.get("decoupled_weight_decay", True)
-    update = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
-    update(
-        [weights],
-        [grad],
-        [state[0]],
-        [state[1]],
-        [],
-        [torch.tensor(float(updates + 1))],
-        lr=float(hyper["lr"]),
-        beta1=float(hyper["beta1"]),
-        beta2=float(hyper["beta2"]),
-        weight_decay=float(hyper["weight_decay"]),
-        eps=float(hyper["eps"]),
-        amsgrad=False,
-        maximize=bool(hyper["maximize"]),
-    )
-
-
-def sgd(weights: Any, grad: Any, state: tuple[Any, ...], updates: int, hyper: Hyper) -> None:
-    """torch's fused SGD; a momentum of zero leaves the buffer alone, as `torch.optim.SGD` does."""
-    momentum = float(hyper["momentum"]) if state else 0.0
-    torch._fused_sgd_(
-        [weights],
-        [grad],
-        list(state) if momentum else [],
-        weight_decay=float(hyper["weight_decay"]),
-        momentum=momentum,
-        lr=float(hyper["lr"]),
-        dampening=float(hyper["dampening"]),
-        nesterov=bool(hyper["nesterov"]),
-        maximize=bool(hyper["maximize"]),
-        is_first_step=updates == 0,
-    )
-
-
-def lion(weights: Any, grad: Any, state: tuple[Any, ...], updates: int, hyper: Hyper) -> None:
-    """Lion (Chen et al. 2023), of which torch has no kernel: the sign of a lerp."""
-    lr, decay = float(hyper["lr"]), float(hyper["weight_decay"])
-    if hyper["maximize"]:
-        grad = grad.neg()
-    direction = torch.lerp(state[0], grad, 1 - float(hyper["beta1"])).sign_()
-    if decay:
-        weights.mul_(1 - lr * decay)
-    weights.add_(direction, alpha=-lr)
-    state[0].lerp_(grad, 1 - float(hyper["beta2"]))
-
-
-def mirror(weights: Any, grad: Any, state: tuple[Any, ...], updates: int, hyper: Hyper) -> None:
-    """No update: the page becomes the mean gradient, and every worker pulls that (all-reduce)."""
-    weights.copy_(grad)
 
 
 class PortableKernel(UpdateKernel):
@@ -238,12 +179,6 @@ class PortableKernel(UpdateKernel):
         if found is None or found.elems < needed:
             found = self._scratch.work = _Work(needed)
         return found
-
-
-STEPS: Final[Mapping[str, Step | None]] = {
-    "adam": adam, "adamw": adam, "sgd": sgd, "lion": lion, "mirror": mirror, "none": None,
-}  # fmt: skip
-"""By the optimizer's name."""
 
 
 class _Page(NamedTuple):

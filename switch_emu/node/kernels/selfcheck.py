@@ -17,35 +17,9 @@ from luwu.wire.hyper import Number
 from luwu.wire.stored import BLOCK_ELEMS, NEVER_NEGATIVE, field_dtype
 from switch_emu.node.kernels.interface import Pieces, Run, Scales, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.narrow import STORED_TYPES, Draw, Stored, draw_key, narrow, widen
+from switch_emu.node.kernels.updates import NO_OPTIMIZER, Hyper
 
 ELEMS = 4096 + 192
-
-_ADAMW: tuple[dict[str, Number], ...] = (
-    {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "maximize": False},
-    {"lr": 0.3, "beta1": 0.4, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.0, "maximize": True},
-)
-_SGD: tuple[dict[str, Number], ...] = (
-    {
-        "lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.01, "nesterov": True,
-        "maximize": False,
-    },
-    {
-        "lr": 0.3, "momentum": 0.8, "dampening": 0.4, "weight_decay": 0.0, "nesterov": False,
-        "maximize": True,
-    },
-)  # fmt: skip
-_ADAM: tuple[dict[str, Number], ...] = (
-    _ADAMW[0] | {"decoupled_weight_decay": False},
-    _ADAMW[1] | {"decoupled_weight_decay": False, "weight_decay": 0.2},
-)
-_LION: tuple[dict[str, Number], ...] = (
-    {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "maximize": False},
-    {"lr": 0.3, "beta1": 0.4, "beta2": 0.3, "weight_decay": 0.0, "maximize": True},
-)
-HYPER: dict[str, tuple[dict[str, Number], ...]] = {
-    "adam": _ADAM, "adamw": _ADAMW, "lion": _LION, "sgd": _SGD, "none": _SGD,
-}  # fmt: skip
-
 
 _AVERAGES: tuple[dict[str, Number], ...] = (
     {"average_decay": 0.999}, {"average_start": 1, "average_every": 1},
@@ -56,21 +30,24 @@ _FORMS = (("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "int8"))
 """(masters, moments) that are compared."""
 
 
-def difference(found: UpdateKernel, expected: UpdateKernel, optimizer: str) -> str | None:
-    """The first difference of the two kernels; None if every bit is the same."""
-    for master, state in _FORMS if optimizer != "none" else _FORMS[:1]:
-        wrong = _difference(found, expected, optimizer, master, state)
+def difference(
+    found: UpdateKernel, expected: UpdateKernel, checks: Sequence[Hyper]
+) -> str | None:  # fmt: skip
+    """The first difference of the two kernels, with the hyper-parameters of one run and another;
+    None if every bit is the same."""
+    for master, state in _FORMS if expected.name != NO_OPTIMIZER else _FORMS[:1]:
+        wrong = _difference(found, expected, checks, master, state)
         if wrong is not None:
             return wrong if (master, state) == _FORMS[0] else f"{wrong}, {master} and {state}"
     return None
 
 
 def _difference(
-    found: UpdateKernel, expected: UpdateKernel, optimizer: str, master: str, state: str
+    found: UpdateKernel, expected: UpdateKernel, checks: Sequence[Hyper], master: str, state: str
 ) -> str | None:
     fields = expected.state_fields
     values = _values(4 + len(fields))
-    hypers = [of | average for of, average in zip(HYPER[optimizer], _AVERAGES, strict=True)]
+    hypers = [{**of, **average} for of, average in zip(checks, _AVERAGES, strict=True)]
     for array in values[2 : 1 + len(fields)]:
         np.abs(array, out=array)  # v is never negative
     kept = [_Kept.of(values[: 1 + len(fields)], fields, master, state) for _ in range(2)]
