@@ -243,10 +243,10 @@ class LocalCluster(Closing):
     def links(self) -> list[dict[str, Any]]:
         """Traffic of emulated links; see `switch_emu.links.link_report`."""
         if not self.spec.has_switch:
-            return link_rows(self.node.transport, "worker", self.node.link_name)
+            return link_rows(self.node.transport, "worker", self.node.machine.name_of)
         return [
-            *link_rows(self.switch.transport, "worker", self.switch.link_name),
-            *link_rows(self.node.transport, "node", self.node.link_name),
+            *link_rows(self.switch.transport, "worker", self.switch.machine.name_of),
+            *link_rows(self.node.transport, "node", self.node.machine.name_of),
         ]
 
     def weights_digest(self) -> str:

@@ -206,7 +206,7 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
         "spilled_count": shell.core.budget.spilled_count,
         "overflow_count": shell.core.overflow_count,
         "links": link_rows(
-            shell.transport, "node" if spec.has_switch else "worker", shell.link_name
+            shell.transport, "node" if spec.has_switch else "worker", shell.machine.name_of
         ),
         "pool": None if shell.own_switch is None else shell.own_switch.report(),
     }

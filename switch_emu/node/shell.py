@@ -9,7 +9,7 @@ by `core/with_switch.py`, so both ways share one code path and one arithmetic.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from luwu.protocol.epoch import Epoch
 from luwu.transport.interface import Transport
 from luwu.wire.description import Description, parse_description
 from luwu.wire.link_counts import LinkCounts
-from luwu.wire.messages import Message, Push, Weights
+from luwu.wire.messages import Push, Weights
 from luwu.wire.stored import kept_fields
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import (
@@ -50,8 +50,8 @@ from switch_emu.node.pipeline import Kernels, Pipeline, Stored, threads_of
 from switch_emu.node.plan import NodePlan
 from switch_emu.node.readers import ReaderThread
 from switch_emu.node.storage import NodeStorage
-from switch_emu.process.counting import CountersFile, Counts
-from switch_emu.process.loop import Shell
+from switch_emu.process.counting import CountersFile
+from switch_emu.process.loop import Loop
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.process.places import WeightsPlaces
 from switch_emu.store import PageStore
@@ -64,7 +64,7 @@ from switch_emu.switch.shell import combine, is_encoded, unsummed
 _LOOK_AGAIN_NS = 500_000
 
 
-class NodeShell(Shell):
+class NodeShell(Loop):
     """Runs one optimizer node."""
 
     def __init__(
@@ -72,7 +72,8 @@ class NodeShell(Shell):
         job: int, plan: NodePlan, node: NodeNumber | None = None,
         own_switch: SwitchCore | None = None, counters: CountersFile | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(transport, recorder, counters=counters)
+        self._pair = None if own_switch is None else NodeWithSwitch(core, own_switch)
+        super().__init__(transport, recorder, self._pair or core, counters=counters)
         self.core = core
         self._storage = storage
         self._job, self._plan, self._node = job, plan, node or NodeNumber()
@@ -88,9 +89,6 @@ class NodeShell(Shell):
         self._reader_thread: ReaderThread | None = None
         self._waiting_reads: deque[ReadWeights | CopyPage] = deque()
         self._waiting_fields: deque[ReadField] = deque()
-        self._pair = None if own_switch is None else NodeWithSwitch(core, own_switch)
-        self._front = self._pair or core
-        """The core that has the connections."""
 
     def open_existing(self) -> None:
         """Open the store, if it exists."""
@@ -221,18 +219,7 @@ class NodeShell(Shell):
             self.store.close()
         self._storage.close()
 
-    # ---------------------------------------------------------------------- Shell
-
-    def received(
-        self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
-    ) -> Sequence[Any]:
-        return self._front.received(now_ns, peer, message, payload, payload_bytes)
-
-    def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
-        if self._pair is not None:
-            return self._pair.lost(now_ns, peer)
-        self.core.lost(peer)
-        return ()
+    # ---------------------------------------------------------------------- Loop
 
     def do(self, actions: Sequence[Any]) -> None:
         super().do(actions if self._pair is None else self._pair.outward(actions))
@@ -279,7 +266,7 @@ class NodeShell(Shell):
                 assert self._pipeline is not None
                 self._pipeline.start(action)
 
-    def background(self) -> Sequence[Any]:
+    def background(self) -> None:
         if self._pipeline is not None:
             for finished in self._pipeline.take_finished():
                 self.do(finished())
@@ -288,37 +275,12 @@ class NodeShell(Shell):
                 self.do(finished())
         self._start_reads()
         self._carry()
-        return ()
-
-    def tick(self, now_ns: int) -> Sequence[Any]:
-        self.do(self._front.tick(now_ns))
-        self._carry()
-        return ()
 
     def next_tick_ns(self) -> int | None:
         if (self._waiting_reads or self._waiting_fields) and self._sending:
             # The transport does not report finished sends; check again soon.
             return SYSTEM_CLOCK.now_ns() + _LOOK_AGAIN_NS
-        return self._front.next_tick_ns()
-
-    def is_known(self, peer: str) -> bool:
-        return self._front.is_member(peer)
-
-    def link_name(self, peer: str) -> str:
-        return self._front.name_of(peer)
-
-    def duplicates(self) -> Mapping[str, int]:
-        return self.core.duplicates
-
-    def core_counts(self) -> Counts:
-        return self._front.counts()
-
-    def waits_for(self) -> str:
-        return self._front.waits_for()
-
-    @property
-    def finished(self) -> bool:
-        return self._front.finished
+        return super().next_tick_ns()
 
     # ---------------------------------------------------------------------- helpers
 

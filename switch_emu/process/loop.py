@@ -1,7 +1,7 @@
-"""The event loop of the switch's and the node's process, between one transport and cores.
+"""The event loop of the switch's and the node's process, between a transport and a machine.
 
-The loop receives messages, hands them to a core and carries out its actions; time comes from the
-monotonic clock. Payloads are counted (`payload.py`), so a buffer returns to the transport when
+The loop receives messages, hands them to the machine and carries out its actions; time comes from
+the monotonic clock. Payloads are counted (`payload.py`), so a buffer returns to the transport when
 the last core, thread or send has released it.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import (
@@ -58,15 +58,65 @@ _LEAVE_NS_MAX = 5 * 10**9
 """Time that rejected children have to leave."""
 
 
-class Shell:
-    """Receives, sends and reports for a core; subclasses do the core's own actions."""
+class Machine(Protocol):
+    """A core, or several that act as one: what the loop gives it and asks of it."""
+
+    def received(
+        self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
+    ) -> Sequence[Any]:
+        """A message has arrived."""
+        ...
+
+    def lost(self, now_ns: int, peer: str) -> Sequence[Any]:
+        """A connection has ended."""
+        ...
+
+    def tick(self, now_ns: int) -> Sequence[Any]:
+        """Repeat what is due."""
+        ...
+
+    def next_tick_ns(self) -> int | None:
+        """When `tick` has something to do; None while nothing waits."""
+        ...
+
+    def is_member(self, peer: str) -> bool:
+        """True if a connection is that of a child that has joined."""
+        ...
+
+    def name_of(self, peer: str) -> str:
+        """The name of a connection, for people."""
+        ...
+
+    def waits_for(self) -> str:
+        """The events that it waits for, for people."""
+        ...
+
+    def counts(self) -> Counts:
+        """Its counters."""
+        ...
+
+    @property
+    def duplicates(self) -> Mapping[str, int]:
+        """Gradients that came again, by the name of the link."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """True if the job is over."""
+        ...
+
+
+class Loop:
+    """Receives, sends and reports for a machine; a subclass carries out the machine's own actions
+    (`do_own`)."""
 
     def __init__(
-        self, transport: Transport, recorder: Recorder, *,
+        self, transport: Transport, recorder: Recorder, machine: Machine, *,
         counters: CountersFile | None = None,
     ) -> None:  # fmt: skip
         self.transport = transport
         self.recorder = recorder
+        self.machine = machine
         self.links = LinkCounts()
         self._counters = counters
         self._sending: deque[tuple[SendHandle, Payload]] = deque()
@@ -93,68 +143,27 @@ class Shell:
 
     # ---------------------------------------------------------------------- for subclasses
 
-    def received(
-        self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
-    ) -> Sequence[Any]:
-        """Give a message to the core."""
+    def do_own(self, action: Any) -> None:
+        """Carry out an action that no other machine has."""
         raise NotImplementedError
 
-    def peer_up(self, now_ns: int, peer: str) -> Sequence[Any]:
+    def peer_up(self, now_ns: int, peer: str) -> None:
         """A connection is up, or up again."""
-        return ()
-
-    def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
-        """A connection has ended."""
-        return ()
 
     def takes(self, peer: str, message: Weights, payload: Payload) -> bool:
-        """False for weights that the core must not be given."""
+        """False for weights that the machine must not be given."""
         return True
 
-    def do_own(self, action: Any) -> None:
-        """Carry out an action that only this shell knows."""
-        raise NotImplementedError
-
-    def tick(self, now_ns: int) -> Sequence[Any]:
-        """Let the core repeat what is due."""
-        return ()
-
-    def next_tick_ns(self) -> int | None:
-        """The time of the core's next tick."""
-        return None
-
-    def waits_for(self) -> str:
-        """The events that the core waits for, for people."""
-        raise NotImplementedError
-
-    def is_known(self, peer: str) -> bool:
-        """True if a connection is that of a parent, or of a child that has joined."""
-        raise NotImplementedError
-
-    def link_name(self, peer: str) -> str:
-        """The core's name of a connection, for people."""
-        raise NotImplementedError
-
-    def core_counts(self) -> Counts:
-        """The core's counters."""
-        raise NotImplementedError
+    def background(self) -> None:
+        """Do what follows from work that other threads have finished, or from earlier actions."""
 
     def slot_counts(self) -> SlotCounts:
-        """The same of each slot, where there are slots."""
+        """Counters of each slot, where there are slots."""
         return {}
 
-    def duplicates(self) -> Mapping[str, int]:
-        """Gradients that came again, by the name of the link."""
-        return {}
-
-    @property
-    def finished(self) -> bool:
-        """The job is over."""
-        raise NotImplementedError
-
-    def background(self) -> Sequence[Any]:
-        """Actions that follow from work finished in other threads."""
-        return ()
+    def next_tick_ns(self) -> int | None:
+        """When the loop has to look again, whatever arrives."""
+        return self.machine.next_tick_ns()
 
     # ---------------------------------------------------------------------- the loop
 
@@ -167,13 +176,13 @@ class Shell:
         Raises the error of a job that was refused for good, after its children have left.
         """
         self.transport.gather()
-        while not (self.finished or is_over()):
+        while not (self.machine.finished or is_over()):
             if should_stop():
                 return False
             self._raise_if_refused()
             self._take_turn()
-            self.do(self.background())
-            self.do(self.tick(SYSTEM_CLOCK.now_ns()))
+            self.do(self.machine.tick(SYSTEM_CLOCK.now_ns()))
+            self.background()
             self.transport.flush()
             self._reap()
             now_ns = SYSTEM_CLOCK.now_ns()
@@ -220,19 +229,19 @@ class Shell:
     def write_counters(self) -> None:
         """Write the counters, if there is a file for them."""
         if self._counters is not None:
-            self._counters.write(self.link_counts(), self.core_counts(), self.slot_counts())
+            self._counters.write(self.link_counts(), self.machine.counts(), self.slot_counts())
 
     def link_counts(self) -> dict[str, LinkCount]:
-        """Messages of each link, with the repetitions that the core counted."""
-        links = self.links.by_name(self.link_name)
-        for name, count in self.duplicates().items():
+        """Messages of each link, with the repetitions that the machine counted."""
+        links = self.links.by_name(self.machine.name_of)
+        for name, count in self.machine.duplicates.items():
             links.setdefault(name, LinkCount()).duplicates_received += count
         if PARENT in links:
-            links[PARENT].repeats_sent += self.core_counts()["repeated_count"]
+            links[PARENT].repeats_sent += self.machine.counts()["repeated_count"]
         return links
 
     def do(self, actions: Sequence[Any]) -> None:
-        """Carry out a core's actions, in order."""
+        """Carry out the machine's actions, in order."""
         for action in actions:
             match action:
                 case Send(peers, message, payload):
@@ -303,7 +312,7 @@ class Shell:
             item = links.receive(_RECEIVE_NS_MAX)
             if item is not None:
                 self._handle(item)
-            self.do(self.background())
+            self.background()
             self._reap()
 
     def _timeout_ns(self) -> int:
@@ -318,7 +327,7 @@ class Shell:
         self._forget(peer)
         self._children.discard(peer)
         self._admission.down(peer)
-        self.do(self.peer_down(SYSTEM_CLOCK.now_ns(), peer))
+        self.do(self.machine.lost(SYSTEM_CLOCK.now_ns(), peer))
 
     def _forget(self, peer: str) -> None:
         """Drop the counts of a connection."""
@@ -341,14 +350,14 @@ class Shell:
                 if not peer.startswith(PARENT):
                     self._children.add(peer)
                 self._admission.up(peer, identity)
-                self.do(self.peer_up(SYSTEM_CLOCK.now_ns(), peer))
+                self.peer_up(SYSTEM_CLOCK.now_ns(), peer)
                 key = self._admission.name_of(peer)
                 self.recorder.event("peer.up", level="DEBUG", peer=peer, key=key)
             case PeerDown(peer, reason):
                 self._children.discard(peer)
                 self._expelled.discard(peer)
                 self._forget(peer)
-                self.do(self.peer_down(SYSTEM_CLOCK.now_ns(), peer))
+                self.do(self.machine.lost(SYSTEM_CLOCK.now_ns(), peer))
                 self._reported_early.discard(peer)
                 self._admission.down(peer)
                 self.recorder.event("peer.down", level="DEBUG", peer=peer, reason=reason)
@@ -375,7 +384,7 @@ class Shell:
         payload_bytes = buffers[0].nbytes if buffers else 0
         self.links.received(peer, type(message), header_bytes, payload_bytes)
         now_ns = SYSTEM_CLOCK.now_ns()
-        if self.is_known(peer):
+        if peer.startswith(PARENT) or self.machine.is_member(peer):
             self._progress_ns = now_ns
         else:
             self._unjoined_counts[peer] += 1
@@ -393,11 +402,11 @@ class Shell:
             if isinstance(message, Weights) and not self.takes(peer, message, payload):
                 payload.drop()
                 return
-            self.do(self.received(now_ns, peer, message, payload, payload.nbytes))
+            self.do(self.machine.received(now_ns, peer, message, payload, payload.nbytes))
             return
         data = bytes(buffers[0]) if buffers else None
         delivery.release()
-        actions = self.received(now_ns, peer, message, data, 0)
+        actions = self.machine.received(now_ns, peer, message, data, 0)
         if isinstance(message, Hello) and not _is_refusal(actions, peer):
             self._admission.joined(peer, message)
         self.do(actions)
@@ -454,7 +463,7 @@ class Shell:
             return
         self._report_ns = now_ns + 15 * 10**9
         self.recorder.event(
-            "waits", level="WARNING", what=self.waits_for(),
+            "waits", level="WARNING", what=self.machine.waits_for(),
             quiet_s=(now_ns - self._progress_ns) / 1e9,
         )  # fmt: skip
 

@@ -201,7 +201,7 @@ def _summary(spec: SwitchSpec, limits: SwitchLimits, shell: SwitchShell) -> dict
         "raw_count": core.raw_count,
         "fallback_count": core.counts()["fallback_count"],
         "pool": {**core.report(), "window": _window(spec, limits)},
-        "links": link_rows(shell.transport, " or ".join(spec.link_roles), shell.link_name),
+        "links": link_rows(shell.transport, " or ".join(spec.link_roles), shell.machine.name_of),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,9 +19,9 @@ from luwu.layout import DTYPE_BYTES, SUM_BYTES
 from luwu.transport.interface import CreditExceeded, Transport
 from luwu.wire.altered import AlteredWeights
 from luwu.wire.link_counts import DATA_KINDS, LinkCounts
-from luwu.wire.messages import Message, Push, Weights
-from switch_emu.process.counting import CountersFile, Counts, SlotCounts
-from switch_emu.process.loop import Shell
+from luwu.wire.messages import Push, Weights
+from switch_emu.process.counting import CountersFile, SlotCounts
+from switch_emu.process.loop import Loop
 from switch_emu.process.payload import Buffers, Payload, Unsummed
 from switch_emu.process.places import WeightsPlaces, places_bytes
 from switch_emu.switch.core import SwitchCore
@@ -97,7 +97,7 @@ class LinkBytes:
         return asdict(self)
 
 
-class SwitchShell(Shell):
+class SwitchShell(Loop):
     """Runs one switch."""
 
     def __init__(
@@ -106,7 +106,7 @@ class SwitchShell(Shell):
         shares_memory: bool = False,
     ) -> None:  # fmt: skip
         """`shares_memory`: all peers read what lies in memory that `transport` reserves."""
-        super().__init__(transport, recorder, counters=counters)
+        super().__init__(transport, recorder, core, counters=counters)
         self.core = core
         self._parents = core.parents.names
         self._add = add
@@ -119,18 +119,9 @@ class SwitchShell(Shell):
         """Payload bytes above and below this switch so far."""
         return LinkBytes.of(self.links, self._parents)
 
-    def received(
-        self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
-    ) -> Sequence[Any]:
-        return self.core.received(now_ns, peer, message, payload, payload_bytes)
-
-    def peer_up(self, now_ns: int, peer: str) -> Sequence[Any]:
-        if peer not in self._parents:
-            return ()
-        return self.core.reconnected(now_ns, (self._parents.index(peer),))
-
-    def peer_down(self, now_ns: int, peer: str) -> Sequence[Any]:
-        return self.core.lost(now_ns, peer)
+    def peer_up(self, now_ns: int, peer: str) -> None:
+        if peer in self._parents:
+            self.do(self.core.reconnected(now_ns, (self._parents.index(peer),)))
 
     def takes(self, peer: str, message: Weights, payload: Payload) -> bool:
         if peer not in self._parents or not message.checksum:
@@ -139,7 +130,7 @@ class SwitchShell(Shell):
         if not self._altered.has(message, payload.view()):
             return True
         self.recorder.event(
-            "weights.altered", level="WARNING", peer=self.link_name(peer), extent=message.index,
+            "weights.altered", level="WARNING", peer=self.core.name_of(peer), extent=message.index,
             step=message.step, consequence="not used, and asked for again",
         )  # fmt: skip
         self.do(self.core.unanswered(SYSTEM_CLOCK.now_ns()))
@@ -220,30 +211,5 @@ class SwitchShell(Shell):
         )  # fmt: skip
         self.do(self.core.summed(now_ns, action, total, total.nbytes))
 
-    def tick(self, now_ns: int) -> Sequence[Any]:
-        return self.core.tick(now_ns)
-
-    def next_tick_ns(self) -> int | None:
-        return self.core.next_tick_ns()
-
-    def is_known(self, peer: str) -> bool:
-        return peer in self._parents or self.core.is_member(peer)
-
-    def link_name(self, peer: str) -> str:
-        return self.core.name_of(peer)
-
-    def core_counts(self) -> Counts:
-        return self.core.counts()
-
     def slot_counts(self) -> SlotCounts:
         return self.core.pool.slot_counts()
-
-    def duplicates(self) -> Mapping[str, int]:
-        return self.core.duplicates
-
-    def waits_for(self) -> str:
-        return self.core.waits_for()
-
-    @property
-    def finished(self) -> bool:
-        return self.core.finished

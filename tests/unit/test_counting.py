@@ -70,9 +70,9 @@ def test_both_ends_of_a_link_count_the_same_and_the_switch_folds(tmp_path: Path)
     with cluster_for(job, tmp_path) as cluster:
         cluster.run(Worker(job))
         cluster.wait_until_served()
-        at_switch = cluster.switch.links.by_name(cluster.switch.link_name)
-        at_node = cluster.node.links.by_name(cluster.node.link_name)
-        counted = cluster.switch.core_counts()
+        at_switch = cluster.switch.links.by_name(cluster.switch.machine.name_of)
+        at_node = cluster.node.links.by_name(cluster.node.machine.name_of)
+        counted = cluster.switch.machine.counts()
     assert set(at_switch) == {"parent", "ranks 0", "ranks 1"}
     up, (down,) = at_switch["parent"], at_node.values()
     assert set(at_node) == {"ranks 0, 1"}
@@ -126,7 +126,7 @@ def test_every_count_says_what_it_counts(tmp_path: Path) -> None:
     """Goal: no metric without a sentence, and no sentence without a metric. Method: what the cores
     of both fidelities count, and what every link does."""
     with cluster_for(Job(), tmp_path) as cluster:
-        counted = [*cluster.node.core_counts(), *cluster.switch.core_counts()]
+        counted = [*cluster.node.machine.counts(), *cluster.switch.machine.counts()]
     pool = FixedSlotPool(ranks=3, pool=PoolRange(slot_count=2, slot_bytes=4096))
     names = {metric_name(name) for name in (*counted, *pool.counts())}
     names |= {metric_name(f"slot_{name}") for name in pool.slot_counts()}

@@ -15,7 +15,7 @@ from luwu.transport.interface import Transport
 from luwu.transport.opening import open_transport
 from luwu.wire.codec import decode
 from luwu.wire.messages import MESSAGE_TYPES
-from switch_emu.process.loop import Shell
+from switch_emu.process.loop import Loop
 from tests.fuzz import files, headers, live, tensors
 from tests.fuzz.__main__ import Slice, main, slices_of, work_off
 from tests.fuzz.mutate import Cases
@@ -126,12 +126,12 @@ def test_other_weights_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_switch_that_garbage_ends_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def careless(self: Shell, delivery: Any) -> None:
+    def careless(self: Loop, delivery: Any) -> None:
         decode(delivery.header, len(delivery.buffers))
         original(self, delivery)
 
-    original = Shell._delivered
-    monkeypatch.setattr(Shell, "_delivered", careless)
+    original = Loop._delivered
+    monkeypatch.setattr(Loop, "_delivered", careless)
     (found,) = live.fuzz_live(1, 0, 100, tmp_path, hang_s=PATIENT_S)
     assert "RemoteProtocolError" in found
 

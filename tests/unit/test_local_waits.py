@@ -45,7 +45,7 @@ def test_a_wait_ends_and_says_what_for(has_switch: bool, tmp_path: Path) -> None
         assert "for all ranks to join (Welcome: the parent waits for all ranks)" in text
         assert "--grace" in text
         parent = cluster.switch if has_switch else cluster.node
-        assert is_soon(lambda: parent.waits_for() == "Hello of ranks 1")
+        assert is_soon(lambda: parent.machine.waits_for() == "Hello of ranks 1")
 
 
 @pytest.mark.feature("a different number of steps on one rank")
@@ -71,7 +71,7 @@ def test_a_wait_for_a_gradient_says_which(tmp_path: Path) -> None:
         with pytest.raises(DeadlineError) as caught:
             cluster.run(worker)
         assert "for the pull of step 1, unit 0 (weights for the pull of step 1" in str(caught.value)
-        assert "of ranks 1" in cluster.switch.waits_for()
+        assert "of ranks 1" in cluster.switch.machine.waits_for()
 
 
 def test_nobody_at_the_other_end(tmp_path: Path) -> None:

@@ -184,9 +184,10 @@ class NodeCore:
             self._act_on(self._from_child[kind](peer, m, payload, payload_bytes))
         return out.take()
 
-    def lost(self, peer: str) -> None:
+    def lost(self, now_ns: int, peer: str) -> list[Action]:
         """The connection to a child has ended: what another sends in its name may be true."""
         self.children.members.lost(peer)
+        return []
 
     def _act_on(self, found: Result) -> None:
         """Do what a part's answer asks for."""

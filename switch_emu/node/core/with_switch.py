@@ -14,7 +14,7 @@ that passes between the cores is shared: each of them drops it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from luwu.protocol.actions import PARENT, Send
@@ -89,8 +89,7 @@ class NodeWithSwitch:
 
     def lost(self, now_ns: int, peer: str) -> list[Any]:
         """The connection to a worker has ended."""
-        self.node.lost(peer)
-        return self.switch.lost(now_ns, peer)
+        return [*self.node.lost(now_ns, peer), *self.switch.lost(now_ns, peer)]
 
     def tick(self, now_ns: int) -> list[Any]:
         """Repeat what is due."""
@@ -116,6 +115,11 @@ class NodeWithSwitch:
     def counts(self) -> dict[str, int]:
         """Counters of both; of equal names, those of the node."""
         return {**self.switch.counts(), **self.node.counts()}
+
+    @property
+    def duplicates(self) -> Mapping[str, int]:
+        """Gradients that had arrived at the node before, and came again, by child."""
+        return self.node.duplicates
 
     @property
     def finished(self) -> bool:
