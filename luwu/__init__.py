@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from luwu.optim.state_dict import get_optimizer_state_dict as get_optimizer_state_dict
     from luwu.optim.state_dict import set_model_state_dict as set_model_state_dict
     from luwu.optim.state_dict import set_optimizer_state_dict as set_optimizer_state_dict
-    from luwu.training.reading.read_from import ReadModel as ReadModel
-    from luwu.training.reading.read_from import read_from as read_from
     from luwu.training.script.batches import empty_backward as empty_backward
     from luwu.training.script.batches import set_gradient_weight as set_gradient_weight
     from luwu.training.script.clipping import clip_grad_norm_ as clip_grad_norm_
@@ -90,7 +88,6 @@ _HOME = {
     "ElasticSampler": "luwu.training.script.elastic_sampler",
     "LuwuError": "luwu.base.errors",
     "LuwuModule": "luwu.training.script.module",
-    "ReadModel": "luwu.training.reading.read_from",
     "StepAborted": "luwu.base.errors",
     "StepOrderError": "luwu.base.errors",
     "StepsLost": "luwu.base.errors",
@@ -113,7 +110,6 @@ _HOME = {
     "offload_activations": "luwu.activations.hooks",
     "random_state": "luwu.training.state.attached",
     "rank": "luwu.training.script.run",
-    "read_from": "luwu.training.reading.read_from",
     "register_forward_method": "luwu.training.script.fully_shard",
     "session": "luwu.training.script.run",
     "set_gradient_weight": "luwu.training.script.batches",
@@ -133,7 +129,6 @@ __all__ = [
     "ElasticSampler",
     "LuwuError",
     "LuwuModule",
-    "ReadModel",
     "StepAborted",
     "StepOrderError",
     "StepsLost",
@@ -157,7 +152,6 @@ __all__ = [
     "optim",
     "random_state",
     "rank",
-    "read_from",
     "register_forward_method",
     "session",
     "set_gradient_weight",

@@ -12,8 +12,6 @@ It knows nothing of workers or sharding. Two things make it fit for every arm:
 - A weight is cast to the dtype of the computation where it is used. Where a sharding layer already
   delivers it in that dtype the cast does nothing, so the arithmetic is the same in every arm.
 
-To generate, it is given a `KeyValueCache`: the tokens are then those that follow what is in it.
-
 Learns from: karpathy/nanoGPT `model.py`; Radford et al. 2019 (GPT-2: pre-norm, scaled residuals).
 """
 
@@ -112,36 +110,6 @@ class Embedding(nn.Embedding):
         return F.embedding(ids, self.weight.to(self.compute_dtype))
 
 
-class LayerCache:
-    """Keys and values of one layer, of the tokens it has seen; S of them by now."""
-
-    def __init__(self, config: GPTConfig, batch: int) -> None:
-        shape = (batch, config.heads, config.context, config.width // config.heads)
-        self.length = 0
-        self._keys = torch.empty(shape, dtype=config.dtype)
-        self._values = torch.empty(shape, dtype=config.dtype)
-
-    def append(self, k_BHTK: Tensor, v_BHTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Add T tokens; all keys and values, [B, H, S, K]."""
-        start, end = self.length, self.length + k_BHTK.shape[2]
-        self._keys[:, :, start:end] = k_BHTK
-        self._values[:, :, start:end] = v_BHTK
-        self.length = end
-        return self._keys[:, :, :end], self._values[:, :, :end]
-
-
-class KeyValueCache:
-    """Keys and values of the tokens that a GPT has seen, so that each passes through it once."""
-
-    def __init__(self, config: GPTConfig, batch: int = 1) -> None:
-        self.layers = [LayerCache(config, batch) for _ in range(config.layers)]
-
-    @property
-    def length(self) -> int:
-        """Number of tokens in it."""
-        return self.layers[0].length
-
-
 class Attention(nn.Module):
     """Causal self-attention."""
 
@@ -152,21 +120,16 @@ class Attention(nn.Module):
         self.query_key_value = Linear(config.width, 3 * config.width, std=init_std(config))
         self.project = Linear(config.width, config.width, std=residual_std(config))
 
-    def forward(self, x_BTD: Tensor, past: LayerCache | None = None) -> Tensor:
-        """[B, T, D] -> [B, T, D]; the T tokens see `past`, and are added to it."""
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]"""
         batch, time, width = x_BTD.shape
         qkv = self.query_key_value(x_BTD).view(batch, time, 3, self.heads, width // self.heads)
         q_BHTK, k_BHTK, v_BHTK = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        mask_TS = None
-        if past is not None:
-            k_BHTK, v_BHTK = past.append(k_BHTK, v_BHTK)
-            mask_TS = _causal_mask(time, past.length)
         y_BHTK = F.scaled_dot_product_attention(
             q_BHTK,
             k_BHTK,
             v_BHTK,
-            attn_mask=mask_TS,
-            is_causal=past is None,
+            is_causal=True,
             dropout_p=self.dropout if self.training else 0.0,
         )
         return self.project(y_BHTK.transpose(1, 2).reshape(batch, time, width))
@@ -196,9 +159,9 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.drop = nn.Dropout(config.dropout)
 
-    def forward(self, x_BTD: Tensor, past: LayerCache | None = None) -> Tensor:
-        """[B, T, D] -> [B, T, D]; `past`: see `Attention`"""
-        x_BTD = x_BTD + self.drop(self.attention(self.attention_norm(x_BTD), past))
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]"""
+        x_BTD = x_BTD + self.drop(self.attention(self.attention_norm(x_BTD)))
         return x_BTD + self.drop(self.mlp(self.mlp_norm(x_BTD)))
 
 
@@ -219,22 +182,15 @@ class GPT(nn.Module):
             self.head.weight = self.tokens.weight
         _remember_names(self)
 
-    def forward(self, ids_BT: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """int64 [B, T] -> logits [B, T, V]; the tokens follow those in `cache`, and are added.
-
-        Raises: ConfigError if they do not fit the context.
-        """
-        start = 0 if cache is None else cache.length
-        end = start + ids_BT.shape[1]
-        if end > self.config.context:
-            raise ConfigError(f"{end} tokens do not fit a context of {self.config.context}")
-        positions_T = torch.arange(start, end, device=ids_BT.device)
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """int64 [B, T] -> logits [B, T, V]. Raises ConfigError if T does not fit the context."""
+        time = ids_BT.shape[1]
+        if time > self.config.context:
+            raise ConfigError(f"{time} tokens do not fit a context of {self.config.context}")
+        positions_T = torch.arange(time, device=ids_BT.device)
         x_BTD = self.drop(self.tokens(ids_BT) + self.positions(positions_T))
-        for index, block in enumerate(self.blocks):
-            if cache is None:
-                x_BTD = self._call(block, x_BTD)
-            else:
-                x_BTD = block(x_BTD, cache.layers[index])
+        for block in self.blocks:
+            x_BTD = self._call(block, x_BTD)
         logits_BTV: Tensor = self.head(self.norm(x_BTD))
         return logits_BTV
 
@@ -245,13 +201,6 @@ class GPT(nn.Module):
             reentrant = self.config.checkpointing == "reentrant"
             output = checkpoint(block, x_BTD, use_reentrant=reentrant)
         return output
-
-
-def _causal_mask(time: int, length: int) -> Tensor | None:
-    """Which of `length` tokens the last `time` of them may see; None: all."""
-    if time == 1:
-        return None
-    return torch.ones(time, length, dtype=torch.bool).tril(length - time)
 
 
 def init_std(config: GPTConfig) -> float:

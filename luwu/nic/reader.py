@@ -81,11 +81,6 @@ class StateReader(Closing):
         """Count of decided steps in the version that is held."""
         return self.facts.version
 
-    @property
-    def is_open(self) -> bool:
-        """True if a version is held."""
-        return self._is_open
-
     def open(self) -> None:
         """Hold the newest decided version. Raises ConnectionFailed, DeadlineError, StateError."""
         self._wait(lambda: self._is_up, "an answer", self._connect_timeout_s)

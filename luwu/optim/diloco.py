@@ -35,8 +35,8 @@ class DiLoCo:
     Each worker trains the whole model with an optimizer of torch. After `every` calls of `step`, it
     sends by how much its weights have moved; the optimizer node takes the mean over all workers as
     a gradient, by default for SGD with Nesterov momentum, and all workers go on from its weights.
-    State in the network, such as what `luwu export` and `luwu.read_from` read, is that after the
-    last round. Buffers, and the state of the local optimizer, stay with the worker.
+    State in the network, such as what `luwu export` reads, is that after the last round. Buffers,
+    and the state of the local optimizer, stay with the worker.
 
     Args:
         model: A plain model, not sharded. Its weights become those of rank 0, or of the state that

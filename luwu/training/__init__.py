@@ -1,11 +1,10 @@
-"""Training with torch: `fully_shard`, its hooks, first weights; and models that only read.
+"""Training with torch: `fully_shard`, its hooks, and first weights.
 
 Rooms, each of which may import those below it:
 
 script/    what a training script calls, and `Session`, which puts the parts together
 steps/     one step: forwards and backwards, pulls and pushes, its commit, scale and result
 state/     first weights, what is attached, and statistics
-reading/   a plain model that computes with a decided step, and never trains
 units/     the parameters of one `fully_shard` call, their layout, and pulls ahead of use
 devices/   memory of the host and of the device: a unit's weights, gradients on their way out
 base/      the NIC as training needs it, the progress of the job, names, trees of tensors

@@ -22,7 +22,8 @@ DIFFERENCES_SHOWN_MAX = 6
 AGGREGATE = "aggregate"
 """Key of the agreement under which the aggregator's name stands."""
 BESIDE = "beside"
-"""Key of the agreement under which the frozen models beside the trained one stand."""
+"""Key of the agreement under which the frozen models beside the trained one stand: a state is
+resumed by a job that has the same ones."""
 NORM_TYPE = "norm_type"
 """Key of the agreement under which another norm than the 2-norm stands."""
 NORM_TYPES: Final = (1.0, 2.0, math.inf)
@@ -49,12 +50,6 @@ class Description:
     def aggregate(self) -> str:
         """The name of the aggregator by which gradients are added (`luwu.aggregate`)."""
         return self.agreement.get(AGGREGATE, FLOAT32)
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """Prefixes of the names of frozen models beside the trained one, such as `Teacher.`."""
-        said = self.agreement.get(BESIDE, "")
-        return tuple(said.split(" ")) if said else ()
 
     @property
     def norm_type(self) -> float:

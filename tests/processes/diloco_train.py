@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import luwu
-from tests.processes.gated_train import wait_for
+from tests.processes.gates import wait_for
 from tests.unit.real_training import seeded
 
 EVERY, STEPS, GATE_STEP = 4, 20, 10

@@ -202,7 +202,7 @@ import pathlib
 import torch
 
 import luwu
-from tests.processes.gated_train import wait_for
+from tests.processes.gates import wait_for
 
 luwu.init()
 torch.manual_seed(1)

@@ -64,9 +64,6 @@ def test_a_teacher_trains_a_student_as_with_torch(
         assert names[0] == "first.weight"
         assert "Teacher.first.weight" in names
         distil(student, teacher, optimizer, through)
-        read, x = make(Stack, 9), batch(3, 0, 0)
-        with torch.no_grad(), luwu.read_from(read, luwu.session().open_reader):
-            assert torch.equal(read(x), student(x))
         assert len(luwu.session().units) == 2 * (len(student.blocks) + 1)
         return luwu.get_model_state_dict(student), luwu.get_model_state_dict(teacher)
 

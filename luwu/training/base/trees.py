@@ -37,11 +37,6 @@ def map_leaves(
     return pytree.tree_map(fn, tree, is_leaf=is_leaf)
 
 
-def map_tensors(fn: Callable[[Tensor], Any], tree: Any) -> Any:
-    """`tree` with `fn` applied to each leaf that is a tensor."""
-    return map_leaves(lambda leaf: fn(leaf) if isinstance(leaf, Tensor) else leaf, tree)
-
-
 def move_tensors(tree: Any, device: torch.device) -> Any:
     """`tree` with its tensors on `device`, as FSDP2 and DDP move a model's inputs."""
 

@@ -20,8 +20,7 @@ from names, as `workers/gpt.py` does, not from the order of calls.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,8 +37,6 @@ from luwu.training.units.unit import Unit
 from luwu.wire.averages import AVERAGE
 
 F32Array = np.ndarray[Any, np.dtype[np.float32]]
-Filler = Callable[[nn.Module], Initialiser]
-"""A function that fills a module. Raises ConfigError if it cannot."""
 
 
 def check(model: Model, sources: Sources) -> None:
@@ -88,20 +85,14 @@ def _given(unit: Unit, values: Mapping[str, torch.Tensor], into: F32Array) -> F3
     return into
 
 
-def fill_buffers(model: Model, sources: Sources, device: torch.device) -> None:
-    """Make the buffers that are on `meta`, on every rank."""
-    for root in model.roots.prefixes:
-        fill_meta_buffers(root, device, functools.partial(_filler, sources, root))
-
-
 @torch.no_grad()
-def fill_meta_buffers(root: nn.Module, device: torch.device, filler: Filler) -> None:
-    """Make the buffers of a model that are on `meta`. Raises ConfigError if one is not filled."""
-    for module in root.modules():
+def fill_buffers(model: Model, sources: Sources, device: torch.device) -> None:
+    """Make buffers that are on `meta`, on every rank. Raises ConfigError if one is not filled."""
+    for root, module in _modules(model):
         on_meta = {n: b for n, b in module._buffers.items() if b is not None and b.is_meta}
         if not on_meta:
             continue
-        fill = filler(module)
+        fill = _filler(sources, root, module)
         for name, buffer in on_meta.items():
             module._buffers[name] = _unfilled(buffer, device)
         scratch = {

@@ -1,15 +1,14 @@
-"""Stand-ins in modules for parameters whose weights are not here.
+"""Placeholders in modules for parameters whose weights are not here.
 
-A `StandIn` is an `nn.Parameter` with shape, dtype, device, `requires_grad` and a name, and no
+A `Placeholder` is an `nn.Parameter` with shape, dtype, device, `requires_grad` and a name, and no
 storage. It has two nets, one below the other: `__torch_function__` lets only `NEED_NO_VALUE`
 through, and `__torch_dispatch__` refuses whatever reaches an operator nevertheless. (Some methods
 of a tensor without storage, such as `share_memory_`, crash the interpreter where they are not
 refused.)
 
-A `Placeholder` is the one of a model in training. Names, parameter groups and counts work as ever.
-Whatever would read or write a value raises, and so does `.grad`: the gradient is pushed inside
-backward, and a `.grad` of None would let `torch.nn.utils.clip_grad_norm_` clip nothing without a
-word.
+Names, parameter groups and counts work as ever. Whatever would read or write a value raises, and
+so does `.grad`: the gradient is pushed inside backward, and a `.grad` of None would let
+`torch.nn.utils.clip_grad_norm_` clip nothing without a word.
 """
 
 from __future__ import annotations
@@ -56,42 +55,6 @@ NEED_NO_VALUE = frozenset(
 """Functions of torch that need no value."""
 
 
-class StandIn(nn.Parameter):
-    """A parameter without storage: what needs no value works, and everything else is refused."""
-
-    luwu_name: str
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in NEED_NO_VALUE:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        cls._refuse(args, kwargs, getattr(func, "__name__", str(func)))
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> NoReturn:
-        cls._refuse(args, kwargs, str(func))
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    @classmethod
-    def _refuse(cls, args: Any, kwargs: Any, what: str) -> NoReturn:
-        values = [*args, *(kwargs or {}).values()]
-        flat = [e for v in values for e in (v if isinstance(v, (list, tuple)) else [v])]
-        name = next((v.luwu_name for v in flat if isinstance(v, StandIn)), "?")
-        cls.refuse(what, name)
-
-    @staticmethod
-    def refuse(what: str, name: str) -> NoReturn:
-        """Say that parameter `name` has no value for this, and what to do. Raises LuwuError."""
-        raise NotImplementedError
-
-
 class PlaceholderError(LuwuError):
     """The script asked a placeholder for what only the real parameter has."""
 
@@ -106,9 +69,10 @@ class _GradientHook(NamedTuple):
     """It gets the parameter, as `register_post_accumulate_grad_hook` says; else the gradient."""
 
 
-class Placeholder(StandIn):
+class Placeholder(nn.Parameter):
     """See the module."""
 
+    luwu_name: str
     luwu_owner: object
     """The session that it belongs to."""
     luwu_place: tuple[nn.Module, str]
@@ -137,6 +101,24 @@ class Placeholder(StandIn):
 
     def __init__(self, parameter: nn.Parameter, **options: object) -> None:
         pass
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in NEED_NO_VALUE:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        cls._refuse_call(args, kwargs, getattr(func, "__name__", str(func)))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> NoReturn:
+        cls._refuse_call(args, kwargs, str(func))
+
+    def __hash__(self) -> int:
+        return id(self)
 
     def take_name(self, name: str, root: nn.Module, name_in_root: str) -> None:
         """The model is complete: the parameter's full name, its root, and its name there."""
@@ -201,19 +183,25 @@ class Placeholder(StandIn):
     @property
     def data(self) -> NoReturn:
         """Raises: there are no values."""
-        self.refuse("data", self.luwu_name)
+        self._refuse("data", self.luwu_name)
 
     @data.setter
     def data(self, value: object) -> NoReturn:
-        self.refuse("data", self.luwu_name)
+        self._refuse("data", self.luwu_name)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         dtype = str(self.dtype).removeprefix("torch.")
         return f"Placeholder({self.luwu_name}, shape={tuple(self.shape)}, dtype={dtype})"
 
+    @classmethod
+    def _refuse_call(cls, args: Any, kwargs: Any, what: str) -> NoReturn:
+        values = [*args, *(kwargs or {}).values()]
+        flat = [e for v in values for e in (v if isinstance(v, (list, tuple)) else [v])]
+        name = next((v.luwu_name for v in flat if isinstance(v, Placeholder)), "?")
+        cls._refuse(what, name)
+
     @staticmethod
-    def refuse(what: str, name: str) -> NoReturn:
-        """The weights are in the network."""
+    def _refuse(what: str, name: str) -> NoReturn:
         if what == "grad":
             raise PlaceholderError(
                 f"torch.autograd.grad: the gradient of parameter {name} is pushed to the network "
@@ -241,27 +229,10 @@ class Placeholder(StandIn):
         )
 
 
-def become(parameter: nn.Parameter, stand_in: StandIn, call: str) -> None:
-    """Let the two tensors change places: whoever holds `parameter` holds the stand-in from now on.
-
-    A list, a closure or another module that kept the parameter itself would compute with its first
-    values for ever. `call` is what the script called.
-    Raises: ConfigError if torch cannot swap it: a graph or a weak reference holds it.
-    """
-    name = stand_in.luwu_name
-    try:
-        torch.utils.swap_tensors(parameter, stand_in)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"{call}: something holds parameter {name} as it is now: the graph of an earlier "
-            f"forward, code that was compiled by one, or a weak reference. Call {call} before the "
-            f"model is used ({error})"
-        ) from error
-
-
 @contextmanager
 def without_weak_references(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Around `become`: torch's RNNs keep weak references to their weights, which forbid it."""
+    """Around `become_placeholder`, which weak references forbid: torch's RNNs keep some to their
+    weights."""
     recurrent = [module for module in modules if isinstance(module, nn.RNNBase)]
     for module in recurrent:
         module._flat_weight_refs = []
@@ -276,12 +247,21 @@ def become_placeholder(
 ) -> None:
     """Turn this very tensor into a placeholder, with its first values beside it.
 
-    Raises: ConfigError if torch cannot: see `become`.
+    Whoever holds the parameter holds the placeholder from now on: a list, a closure or another
+    module that kept the parameter itself would compute with its first values for ever.
+    Raises: ConfigError if torch cannot swap it: a graph or a weak reference holds it.
     """
     placeholder = Placeholder(parameter, owner=owner, device=device, keeps_value=keeps_value)
     placeholder.luwu_name = name
     has_value, placeholder.luwu_value = placeholder.luwu_value is not None, None
-    become(parameter, placeholder, "luwu.fully_shard")
+    try:
+        torch.utils.swap_tensors(parameter, placeholder)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"luwu.fully_shard: something holds parameter {name} as it is now: the graph of an "
+            "earlier forward, code that was compiled by one, or a weak reference. Call "
+            f"luwu.fully_shard before the model is used ({error})"
+        ) from error
     # The two tensors have changed places: what was made above has the values now.
     if has_value:
         cast("Placeholder", parameter).luwu_value = placeholder
