@@ -3,7 +3,6 @@
     interface.py        `Aggregator`: encode at the child, combine in a slot, decode at the node
     float32.py          the gradient itself, added in rank order: the default
     shared_exponent.py  int32 below the largest exponent of each block, agreed on first
-    fixed_scale.py      int32 at a scale given beforehand; what overflows is sent again as float32
     named.py            an aggregator by its name, those of other packages included
     dtypes.py           gradients of any dtype, widened to float32
     sum_in_order.py     the float32 sum of an extent, in the order given

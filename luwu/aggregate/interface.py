@@ -7,9 +7,9 @@
     node    decode    one encoded -> the float32 sum over all ranks
 
 An aggregator is made for a world size and keeps nothing: the same arguments give the same bytes, in
-any thread. What travels says by itself how it is decoded. Where `is_order_free`, `combine` is
-commutative and associative bit by bit, so the sum is the same in every tree; else contributions are
-combined in rank order, and the sum depends on the tree, as float32 does.
+any thread. What travels says by itself how it is decoded. Contributions are combined in rank order,
+and in a tree as its switches would: the sum depends on the tree, as float32 does, unless `combine`
+is commutative and associative bit by bit.
 
 Elements: a chunk has a multiple of 64. Blocks are counted from its start; chunks hold multiples of
 4,096 elements but for a region's last, so blocks of up to 4,096 do not depend on `--chunk`.
@@ -35,22 +35,14 @@ class Aggregator(ABC):
     """See the module. One of another package derives from this (docs/aggregators.md)."""
 
     name: ClassVar[str]
+    """By what `make_aggregator` makes it; all ranks must have the same."""
     is_plain: ClassVar[bool] = False
     """True if gradients travel in their own dtype, without encoding."""
-    is_order_free: ClassVar[bool] = False
-    """Any order and any tree of `combine` gives the same bytes."""
     asks_first: ClassVar[bool] = False
     """Children state `measure` of a chunk and wait for what all agreed on before they encode."""
-    may_overflow: ClassVar[bool] = False
-    """A sum may say that it is none: then the chunk is sent again as float32, all ranks singly."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-
-    @property
-    def spec(self) -> str:
-        """By what `make_aggregator` makes it again; all ranks must have the same."""
-        return self.name
 
     @abstractmethod
     def encoded_bytes(self, elems: int) -> int:
@@ -101,10 +93,6 @@ class Aggregator(ABC):
 
         Values that cannot be had come out as NaN, so that the step is skipped.
         """
-
-    def overflowed(self, parts: Sequence[Encoded]) -> bool:
-        """True if these, which are all ranks', are together no sum; only if it `may_overflow`."""
-        return False
 
     def combined(self, parts: Sequence[Encoded]) -> Encoded:
         """Several encoded, in rank order, as one, in memory of its own; one alone as it is."""

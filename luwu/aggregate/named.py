@@ -1,6 +1,6 @@
 """An aggregator from its name: built in, or of another package that is installed here.
 
-    float32 | shared-exponent | fixed-scale:SCALE | NAME
+    float32 | shared-exponent | NAME
 
 The name is what all ranks agree on and what the state records; only names travel, never code.
 """
@@ -9,26 +9,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from luwu.aggregate.fixed_scale import SCALE, FixedScale
 from luwu.aggregate.float32 import Float32
 from luwu.aggregate.interface import Aggregator
 from luwu.aggregate.shared_exponent import SharedExponent
 from luwu.base.errors import ConfigError
 
 FLOAT32: Final = Float32.name
-BUILT_IN: Final = (Float32.name, SharedExponent.name, FixedScale.name)
+BUILT_IN: Final = (Float32.name, SharedExponent.name)
 
 INSTALLED: Final = "luwu.aggregators"
 """Group of entry points by which other packages bring aggregators (docs/aggregators.md)."""
 
 
-def make_aggregator(spec: str, world_size: int) -> Aggregator:
+def make_aggregator(name: str, world_size: int) -> Aggregator:
     """The aggregator of a name, for so many ranks. Raises ConfigError if there is none."""
-    name, colon, argument = spec.partition(":")
-    if name == FixedScale.name:
-        return FixedScale(world_size, _scale(argument, spec) if colon else SCALE)
-    if colon:
-        raise ConfigError(f"aggregate: {spec!r}: only {FixedScale.name} takes a scale")
     if name == Float32.name:
         return Float32(world_size)
     if name == SharedExponent.name:
@@ -42,7 +36,7 @@ def make_aggregator(spec: str, world_size: int) -> Aggregator:
             raise ConfigError(
                 f"aggregate: {name!r}: {entry.value} cannot be made here: {exc}"
             ) from exc
-        if not isinstance(made, Aggregator) or made.spec != name:
+        if not isinstance(made, Aggregator) or made.name != name:
             raise ConfigError(
                 f"aggregate: {name!r}: {entry.value} is not a luwu.aggregate.Aggregator of this"
             )
@@ -51,10 +45,3 @@ def make_aggregator(spec: str, world_size: int) -> Aggregator:
         f"aggregate: {name!r:.60} is not known here; there are {', '.join(BUILT_IN)}, and no "
         f"package with an entry point of that name in {INSTALLED} is installed here"
     )
-
-
-def _scale(text: str, spec: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"aggregate: {spec!r:.60}: {text!r:.40} is not a scale") from None

@@ -46,7 +46,6 @@ class SharedExponent(Aggregator):
     """See the module."""
 
     name: ClassVar[str] = "shared-exponent"
-    is_order_free: ClassVar[bool] = True
     asks_first: ClassVar[bool] = True
 
     def __init__(self, world_size: int) -> None:

@@ -69,7 +69,7 @@ ARM_NAMES: Final = (
 ZERO_ARMS: Final = ("zero3-offload", INFINITY)
 """DeepSpeed's."""
 SERVING_KEYS: Final = (
-    "aggregate", "aggregate_scale", "chunk", "dilation", "disk_rate", "drop_after",
+    "aggregate", "chunk", "dilation", "disk_rate", "drop_after",
     "drop_node_after", "duplicate", "durability", "extent", "fidelity", "fill_rate", "link", "loss",
     "memory_budget", "no_switch", "on_lost_steps", "on_worker_loss", "optimizer_nodes", "reorder",
     "replicas", "reshard_after_forward", "restarts", "resume", "seed", "slots", "state",
@@ -158,12 +158,8 @@ class RunConfig:
         "how processes communicate; auto: shared memory on one host",
     )  # fmt: skip
     aggregate: str = _key(
-        "float32", words, "float32|shared-exponent|fixed-scale|NAME", SERVING,
+        "float32", words, "float32|shared-exponent|NAME", SERVING,
         "how the network adds gradients; NAME: an aggregator of another package",
-    )  # fmt: skip
-    aggregate_scale: float | None = _key(
-        None, number(above_zero=True), "X", SERVING,
-        "fixed-scale: factor from gradients to integers (default: 2**24)",
     )  # fmt: skip
     chunk: int | None = _key(
         None, chunk_size, "SIZE|auto", SERVING,

@@ -28,7 +28,7 @@ KEY_GROUPS: Final = {
         "memory_budget", "switch_memory_budget", "chunk", "extent", "optimizer_nodes",
         "replicas",
     ),
-    "Network": ("transport", "aggregate", "aggregate_scale", "no_switch", "tree"),
+    "Network": ("transport", "aggregate", "no_switch", "tree"),
     "Several hosts": (
         "join", "ranks", "worker_hosts", "rendezvous", "engine", "bind", "advertise", "job", "keys",
         "key_name", "insecure",

@@ -50,7 +50,7 @@ from luwu.launch.worker_loss import check_worker_loss
 _OF_THE_OTHER: Final = {
     "node": ("drop_node_after", "fidelity", "fill_rate", "slots", "switch_memory_budget"),
     "switch": (
-        "aggregate", "aggregate_scale", "chunk", "disk_rate", "durability", "extent", "grace",
+        "aggregate", "chunk", "disk_rate", "durability", "extent", "grace",
         "job", "memory_budget", "on_lost_steps", "optimizer_nodes", "replicas",
         "reshard_after_forward", "resume", "state",
     ),

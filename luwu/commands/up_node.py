@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from luwu.aggregate import make_aggregator
 from luwu.base import loopback
 from luwu.base.config import Resolved, RunConfig
 from luwu.base.errors import ConfigError
@@ -34,7 +35,6 @@ from luwu.launch.roles import NodeEnds, job_spec, node_spec
 from luwu.launch.serving import (
     STATE_DIRECTORY,
     Sizes,
-    chosen_aggregate,
     connection_of,
     decide_sizes,
     directory_of_node,
@@ -57,7 +57,7 @@ def start_node(
         file = directory.file(node_file(max(0, number - 1)))
         before = join_parent(resolved, file, console, should_stop)
         config = _as_before(resolved, config, before, number)
-    chosen_aggregate(config)  # before anything is started
+    make_aggregator(config.aggregate, config.workers)  # rejected before anything is started
     check_nodes(config, None)
     count = config.optimizer_nodes
     state = state_directory(config, STATE_DIRECTORY)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from luwu.aggregate import FLOAT32, make_aggregator
-from luwu.aggregate.fixed_scale import FixedScale
 from luwu.base import loopback
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
@@ -245,7 +244,7 @@ def serve(
     run = supervisor.run
     for line in sizes.lines:
         say(line)
-    chosen_aggregate(config)  # before anything is started
+    make_aggregator(config.aggregate, config.workers)  # rejected before anything is started
     check_lost_steps(config)
     transport = chosen_transport(config)
     tree = tree_of(config) if hosts is None else hosts.plan.tree
@@ -495,19 +494,6 @@ def chosen_transport(config: RunConfig) -> str:
     return "shm" if can_share() else "ipc"
 
 
-def chosen_aggregate(config: RunConfig) -> str:
-    """The aggregator's name, with its scale. Raises ConfigError if it cannot be had."""
-    spec = config.aggregate
-    if config.aggregate_scale is not None:
-        if spec != FixedScale.name:
-            raise ConfigError(
-                f"aggregate_scale: {spec} has no scale; give --aggregate {FixedScale.name} too, or "
-                "leave --aggregate-scale out"
-            )
-        spec = f"{spec}:{config.aggregate_scale!r}"
-    return make_aggregator(spec, config.workers).spec
-
-
 def connection_of(config: RunConfig, job: JobSpec, *, node: str) -> Connection:
     """The connection of this job's members."""
     return Connection(
@@ -516,7 +502,7 @@ def connection_of(config: RunConfig, job: JobSpec, *, node: str) -> Connection:
         node=node,
         reshard_after_forward=config.reshard_after_forward,
         connect_timeout_s=config.connect_timeout,
-        aggregate=chosen_aggregate(config),
+        aggregate=config.aggregate,
         tree="" if config.tree is None else groups_text(tree_of(config)),
         optimizer_nodes=config.optimizer_nodes,
         on_worker_loss=config.on_worker_loss,

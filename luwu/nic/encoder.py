@@ -44,7 +44,7 @@ class Encoder:
                 f"--aggregate {self.aggregator.name}, more than the {PAYLOAD_BYTES_MAX} that fit a "
                 "message; give a smaller --chunk"
             )
-        return description.aggregated_by(self.aggregator.spec)
+        return description.aggregated_by(self.aggregator.name)
 
     def measure(self, action: Measure) -> bytes:
         """The answer to a `Measure`: what all ranks must know of this gradient."""

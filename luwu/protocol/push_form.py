@@ -11,7 +11,7 @@ from array import array
 from luwu.aggregate import Aggregator
 from luwu.aggregate.interface import ENCODED
 from luwu.layout import DTYPE_BYTES, Layout
-from luwu.wire.messages import RESENT_PART, Push
+from luwu.wire.messages import Push
 
 
 class PushForm:
@@ -39,8 +39,7 @@ class PushForm:
 
     def _fault_of_bytes(self, m: Push, payload_bytes: int) -> str:
         elems, aggregator = self._elems[m.index], self._aggregator
-        # As it was before it was encoded a gradient comes only where its encoded sum overflowed.
-        if aggregator.is_plain or (aggregator.may_overflow and m.part >= RESENT_PART):
+        if aggregator.is_plain:
             expected = elems * DTYPE_BYTES.get(m.dtype, 0)
             if m.dtype not in DTYPE_BYTES or payload_bytes != expected:
                 return (

@@ -56,10 +56,10 @@ class Description:
         """The norm of a step's gradient: 1, 2 or infinity."""
         return float(self.agreement.get(NORM_TYPE, "2"))
 
-    def aggregated_by(self, spec: str) -> Description:
+    def aggregated_by(self, name: str) -> Description:
         """The same job with this aggregator. float32 is not written down: it is what is meant."""
         kept = {key: value for key, value in self.agreement.items() if key != AGGREGATE}
-        return replace(self, agreement=kept if spec == FLOAT32 else {**kept, AGGREGATE: spec})
+        return replace(self, agreement=kept if name == FLOAT32 else {**kept, AGGREGATE: name})
 
     def to_bytes(self) -> bytes:
         """Canonical JSON: equal descriptions are equal bytes."""

@@ -9,7 +9,6 @@ an announcement that is lost is therefore only late.
     Begin    hyper-parameters of step   Received                            received
     Push     an extent's gradient       Received                            received
     Propose  what encoding needs        Agreed                              agreed
-    Confirm  did the sum overflow?      Confirmed                           confirmed
     Pull     weights for a step         Weights                             weights came
     Commit   this step is complete      Verdict, then Decided               decided
     Keep     an attachment to a step    Received                            received
@@ -25,9 +24,7 @@ an announcement that is lost is therefore only late.
 A child is a worker or a switch, a parent a switch or the optimizer node. A switch merges what its
 children send into one message of each kind; `contributors` holds the ranks that it stands for.
 
-Propose and Confirm are for aggregators that need them (`luwu.aggregate`): the first before an
-extent is encoded and pushed, the second after. One whose sum overflowed is pushed again, as it was
-before it was encoded, under a part of its own (`RESENT_PART`).
+Propose is for aggregators that need it (`luwu.aggregate`), before an extent is encoded and pushed.
 
 Open, Read and Shut are those of a reader, which is no member and belongs to no attempt: a switch
 forwards them unchanged, and the answers to the connection that asked.
@@ -50,13 +47,9 @@ The switch sends these nodes the verdict, and decides which attempt counts; they
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from luwu.wire.kinds import PayloadRule, Role, Verb, message, stamped
-
-RESENT_PART: Final = 1 << 20
-"""Added to the part of a push that is said again in float: no slot, receipt or sum of the integers
-is taken for it. No backward of a step has a number as high."""
 
 
 @stamped
@@ -202,19 +195,6 @@ class Agreed(DataMessage):
     """The proposals of all ranks for an extent, combined: it may be encoded. Empty: no gradient."""
 
     IS_DATA: ClassVar[bool] = False
-
-
-@message(11)
-class Confirm(DataMessage):
-    """The encoded extent was received: did the sum over all ranks overflow?"""
-
-
-@message(12)
-class Confirmed(DataMessage):
-    """The sum over all ranks is complete."""
-
-    fits: bool
-    """False: it is none; every rank must push the extent again, raw, as it was."""
 
 
 @message(16, payload=PayloadRule.ONE)
@@ -466,7 +446,7 @@ class Page(DataMessage):
 
 MESSAGE_TYPES: tuple[type[Message], ...] = (
     Load, Push, Pull, Weights, Received, Read, Content, Keep,
-    Propose, Agreed, Confirm, Confirmed,
+    Propose, Agreed,
     Hello, Welcome, Refuse, Rejoin, Begin, Commit, Verdict, Decided, Cancel, Abort, Leave,
     Present, Open, Opened, Shut, Gone, Measured, Prepared, Resolved, Standing, Adopt,
     Copy, Page,

@@ -43,7 +43,6 @@ from switch_emu.node.core.actions import (
     Decide,
     FillPage,
     Fold,
-    Inspect,
     KeepPiece,
     LoadPage,
     Prepare,
@@ -163,7 +162,6 @@ class Pipeline:
         self._recorder, self._wake, self._held_bytes = recorder, wake, held_bytes
         self.statistics = Statistics(self._layout)
         """Statistics of the last measured step."""
-        self._aggregator = aggregator
         self._pages_together = threads.pages_together
         self._pages: dict[int, tuple[_Pages, ...]] = {}
         elems_max = max(chunk.elems for chunk in self._layout.chunks)
@@ -238,8 +236,6 @@ class Pipeline:
                 self._read(action, scratch)
             case Fold():
                 self._fold(action)
-            case Inspect():
-                self._inspect(action)
             case LoadPage():
                 self._load(action, scratch)
             case FillPage():
@@ -418,11 +414,6 @@ class Pipeline:
             dtype=found.wire_dtype, nbytes=found.wire_bytes if needed else 0,
             is_checked=self._share.replicas > 1,
         )  # fmt: skip
-
-    def _inspect(self, action: Inspect) -> None:
-        payloads = [c.payload for c in action.contributions if isinstance(c.payload, Payload)]
-        overflowed = self._aggregator.overflowed([payload.view() for payload in payloads])
-        self._report(lambda: self._core.inspected(action, fits=not overflowed))
 
     def _fold(self, action: Fold) -> None:
         self._sums_room.acquire()

@@ -204,7 +204,6 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
         "resident_bytes": plan.resident_bytes,
         "chunk_bytes": spec.chunk_bytes,
         "spilled_count": shell.core.budget.spilled_count,
-        "overflow_count": shell.core.overflow_count,
         "links": link_rows(
             shell.transport, "node" if spec.has_switch else "worker", shell.machine.name_of
         ),

@@ -102,8 +102,7 @@ class Adder:
         """`aggregator`: for encoded contributions."""
         self._aggregator = aggregator
         self._lock = Lock()
-        # If integer sums do not depend on the tree, their repetitions as floats must not either.
-        self._groups = () if aggregator is not None and aggregator.is_order_free else groups
+        self._groups = groups
         self._totals = [aligned_floats(elems_max) for _ in range(1 + depth(groups))]
 
     @contextmanager

@@ -69,11 +69,10 @@ def _others() -> Iterator[tuple[str, dict[str, Any]]]:
     for dtype, has_switch in itertools.product(("bfloat16", "float16"), (True, False)):
         where = "switch" if has_switch else "no switch"
         yield f"{dtype}, {where}", {"wire_dtype": dtype, "has_switch": has_switch}
-    for aggregate, has_switch in itertools.product(
-        ("shared-exponent", "fixed-scale:1048576.0", "fixed-scale:1e9"), (True, False)
-    ):
+    for has_switch in (True, False):
         where = "switch" if has_switch else "no switch"
-        yield f"{aggregate}, {where}", {"aggregate": aggregate, "has_switch": has_switch}
+        given = {"aggregate": "shared-exponent", "has_switch": has_switch}
+        yield f"shared-exponent, {where}", given
     yield "shared-exponent, two nodes", {"aggregate": "shared-exponent", "node_count": 2}
     for world_size, has_switch in itertools.product((1, 3, 5), (True, False)):
         where = "switch" if has_switch else "no switch"
@@ -98,7 +97,7 @@ CHEAP: Final = (
     PLAIN, "no switch", "tcp", "shm", "two nodes", "three nodes, at_step", "tight",
     "two slots", "stopped and resumed", "an attempt is cancelled", "sgd with momentum, at_step",
     "lion, streaming", "bfloat16, switch", "shared-exponent, switch",
-    "fixed-scale:1048576.0, no switch", "tree of two levels, streaming", "clipped",
+    "shared-exponent, no switch", "tree of two levels, streaming", "clipped",
 )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ NAMES: Final = {
     "spare": "worker", "reader": "reader",
 }  # fmt: skip
 DECIDES: Final = (
-    wire.Hello, wire.Load, wire.Begin, wire.Push, wire.Propose, wire.Confirm, wire.Pull,
+    wire.Hello, wire.Load, wire.Begin, wire.Push, wire.Propose, wire.Pull,
     wire.Commit, wire.Keep, wire.Cancel, wire.Leave, wire.Present,
 )  # fmt: skip
 """What a member decides with: it repeats these, and makes none up."""

@@ -124,7 +124,7 @@ class Attacker:
             wire.Pull(**far, index=0, part=0),
             wire.Commit(**far, contributors=1, parts=HUGE, skip=True),
             wire.Begin(**far, contributors=1),
-            wire.Confirm(**far, index=HUGE, part=HUGE),
+            wire.Propose(**far, index=HUGE, part=HUGE, contributors=1),
             wire.Keep(**far, index=HUGE, part=0, contributors=1 << 50, pieces=HUGE),
         ]  # fmt: skip
         message = self._random.choice(kinds)

@@ -287,16 +287,13 @@ def sum_of(job: Job, of_rank: dict[int, Any]) -> Any:
     if aggregator.is_plain or not of_rank:
         return tree_sum(job.tree, job.tree.root, of_rank)
     grads = [of_rank[rank] for rank in sorted(of_rank)]
-    plain = functools.reduce(np.add, grads)
     agreed = (
         aggregator.fold([aggregator.measure(g) for g in grads]) if aggregator.asks_first else b""
     )
     parts = [encoded(aggregator, each, agreed) for each in grads]
     together = memoryview(bytearray(aggregator.combined_bytes(parts)))
     together = together[: aggregator.combine(parts, together)]
-    if aggregator.overflowed([together]):
-        return plain
-    total = np.empty_like(plain)
+    total = np.empty_like(grads[0])
     aggregator.decode(together, total)
     return total
 

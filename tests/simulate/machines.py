@@ -282,8 +282,6 @@ class Node(Process):
                     self._later(lambda a=action: self._load(a))
                 case node_actions.Fold():
                     self._later(lambda a=action: self._fold(a))
-                case node_actions.Inspect():
-                    self._later(lambda a=action: self._inspect(a))
                 case node_actions.Update():
                     self._later(lambda a=action: self._update(a))
                 case node_actions.ReadWeights():
@@ -346,8 +344,8 @@ class Node(Process):
         return extent_pages(self.disk.share, extent)
 
     def _total(self, extent: int, contributions: Any) -> Any:
-        aggregator = self.core.aggregator
-        terms = nested(contributions, () if aggregator.is_order_free else self.core.groups)
+        aggregator = self.core.shard.aggregator
+        terms = nested(contributions, self.core.groups)
         if contributions[0].dtype != ENCODED:
             return self._add(terms)
         total = np.empty(self._job.layout.extents[extent].elems, np.float32)
@@ -371,11 +369,6 @@ class Node(Process):
         """Of one page."""
         doubles = total.astype(np.float64)
         return tuple(float((block * block).sum()) for block in np.split(doubles, [4096])[:1])
-
-    def _inspect(self, action: node_actions.Inspect) -> Any:
-        payloads = [c.payload for c in action.contributions if c.payload is not None]
-        parts = [memoryview(payload.read()).cast("B") for payload in payloads]  # type: ignore[attr-defined]
-        return self.core.inspected(action, fits=not self.core.aggregator.overflowed(parts))
 
     def _fold(self, action: node_actions.Fold) -> Any:
         total: Any = None if action.total is None else action.total.payload.read()  # type: ignore[union-attr]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from luwu.base.limits import PROTOCOL_VERSION
@@ -12,9 +11,6 @@ from luwu.wire.kinds import Role
 from luwu.wire.messages import (
     Agreed,
     Cancel,
-    Confirm,
-    Confirmed,
-    Decided,
     Hello,
     Message,
     Propose,
@@ -116,34 +112,6 @@ def test_statements_that_do_not_fit_end_the_attempt() -> None:
     assert "extent 2" in cancel.text
 
 
-def test_the_parent_is_asked_once_whether_a_sum_fits() -> None:
-    """Goal: one Confirm goes up; the answer, asked for or not, goes to all, once, and again to
-    whoever asks again; once the step is decided, every sum of it was one."""
-    core = joined("fixed-scale")
-    confirm = Confirm(**child("left"), **PLACE)
-    assert len(said(core.received(1, "left", confirm), Confirm)) == 1
-    assert not said(core.received(1, "right", confirm), Confirm)
-    answer = Confirmed(**parent(), **PLACE, fits=False)
-    ((peers, message, _),) = said(core.received(2, PARENT, answer), Confirmed)
-    assert (set(peers), message.fits) == ({"left", "right"}, False)
-    assert not said(core.received(3, PARENT, answer), Confirmed)
-    ((peers, message, _),) = said(core.received(4, "right", confirm), Confirmed)
-    assert (peers, message.fits) == (("right",), False)
-    unasked = replace(answer, index=3, fits=True)
-    assert len(said(core.received(5, PARENT, unasked), Confirmed)) == 1
-    core.received(6, PARENT, Decided(**parent(), applied=True, norms=(1.0,)))
-    ((_, message, _),) = said(core.received(7, "left", confirm), Confirmed)
-    assert message.fits
-
-
-def test_a_question_about_no_extent_harms_nobody() -> None:
-    """I6. Goal: whoever asks for what there is not goes on being a child; the parent ignores it."""
-    core = joined("fixed-scale")
-    confirm = Confirm(**child("left"), **{**PLACE, "index": 1 << 60})
-    (only,) = core.received(1, "left", confirm)
-    assert said([only], Confirm)
-
-
 def test_a_switch_that_lacks_the_aggregator_says_so() -> None:
     """Goal: a package that is not installed on the switch's host is named to the child."""
     core = SwitchCore(job=1, incarnation=1, children=list(CHILDREN.values()))
@@ -153,30 +121,7 @@ def test_a_switch_that_lacks_the_aggregator_says_so() -> None:
 
 
 def test_the_part_alone() -> None:
-    """Goal: what goes up and what comes back, of an extent before and after it is pushed."""
-    handed = Handed()
-    handed.children.members.description = described("fixed-scale").to_bytes()
-    part = Agreement(handed.outbox, handed.children, handed.uplink, handed.attempts)
-    part.learn("left")
-    assert part.aggregator.name == "fixed-scale"
-    confirm = message(Confirm, index=2)
-    confirmed = message(Confirmed, index=2, fits=True)
-    handed.play(
-        part,
-        [
-            ("confirm", (handed.left, confirm), ["parent: Confirm index=2"]),
-            ("confirm", (handed.right, confirm), []),
-            ("confirmed", (confirmed,), ["left,right: Confirmed index=2 fits=True"]),
-            ("confirmed", (confirmed,), []),
-            ("confirm", (handed.right, confirm), ["right: Confirmed index=2 fits=True"]),
-            ("forget", (0,), []),
-            ("confirm", (handed.right, confirm), ["parent: Confirm index=2"]),
-        ],
-    )
-
-
-def test_the_part_alone_before_an_extent() -> None:
-    """Goal: the same of proposals; of a step that is too far ahead none is taken."""
+    """Goal: what goes up and what comes back; of a step that is too far ahead nothing is taken."""
     handed = Handed()
     handed.children.members.description = described("shared-exponent").to_bytes()
     part = Agreement(handed.outbox, handed.children, handed.uplink, handed.attempts)

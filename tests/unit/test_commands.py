@@ -26,7 +26,7 @@ def keys(tokens: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("digests", "aggregate", "code"),
-    [("ab", "float32", 1), ("aa", "float32", 0), ("a", "float32", 0), ("ab", "fixed-scale", 0)],
+    [("ab", "float32", 1), ("aa", "float32", 0), ("a", "float32", 0), ("ab", "shared-exponent", 0)],
 )
 def test_arms_of_luwu_must_end_with_the_same_bits(digests: str, aggregate: str, code: int) -> None:
     """I4. Goal: the demo fails where the place of the state changed a bit, and says so."""

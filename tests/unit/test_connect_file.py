@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from luwu.base.config import resolve
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
 from luwu.base.outstanding import RetryPolicy
 from luwu.join import connection as connect
@@ -24,8 +23,6 @@ from luwu.join.connection import (
     read_connection,
     write_connection,
 )
-from luwu.launch.roles import job_spec
-from luwu.launch.serving import chosen_aggregate, connection_of
 from luwu.transport.endpoints import MovableEndpoint
 from switch_emu.switch.process import SwitchSpec
 
@@ -36,7 +33,7 @@ CONNECTION = Connection(
     switch="tcp://127.0.0.1:4001",
     chunk_bytes=1 << 20,
     reshard_after_forward=False,
-    aggregate="fixed-scale:65536.0",
+    aggregate="shared-exponent",
 )
 
 
@@ -167,38 +164,6 @@ def test_a_wait_ends_and_says_what_it_waited_for(tmp_path: Path) -> None:
 def test_a_wait_can_be_stopped(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         connect.wait_for_connection(tmp_path / "x", timeout_s=600, should_stop=lambda: True)
-
-
-@pytest.mark.parametrize(
-    ("flags", "spec"),
-    [
-        ({}, "float32"),
-        ({"aggregate": "shared-exponent"}, "shared-exponent"),
-        ({"aggregate": "fixed-scale"}, "fixed-scale:16777216.0"),
-        ({"aggregate": "fixed-scale", "aggregate_scale": "1e6"}, "fixed-scale:1000000.0"),
-    ],
-)
-def test_the_aggregator_is_named_with_its_scale(flags: dict[str, str], spec: str) -> None:
-    """Goal: what is asked for on the command line is what all members are told."""
-    config = resolve(flags=flags, environ={}).config
-    found = connection_of(
-        config, job_spec(config, job=1, chunk_bytes=16384), node="tcp://127.0.0.1:1"
-    )
-    assert found.aggregate == spec
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"aggregate": "int32"}, "'int32' is not known here; there are float32, shared-exponent"),
-        ({"aggregate_scale": "2"}, "float32 has no scale; give --aggregate fixed-scale too"),
-        ({"aggregate": "shared-exponent", "aggregate_scale": "2"}, "leave --aggregate-scale out"),
-    ],
-)
-def test_an_aggregator_that_cannot_be_had_is_refused(flags: dict[str, str], said: str) -> None:
-    """Goal: before anything is started, with what would work."""
-    with pytest.raises(ConfigError, match=said):
-        chosen_aggregate(resolve(flags=flags, environ={}).config)
 
 
 def test_an_endpoint_is_followed_by_its_file(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from luwu.aggregate import make_aggregator
+from luwu.aggregate import Aggregator, Float32
 from luwu.aggregate.interface import ENCODED
+from luwu.aggregate.shared_exponent import SharedExponent
 from luwu.base.errors import RemoteProtocolError
 from luwu.nic.core.actions import Encode, Gradient, Measure
 from luwu.nic.core.encoding import Encodings
@@ -16,17 +17,22 @@ from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb
 from tests.unit.nic_parts import check, from_parent, gradient, make_ends, receipt
 
-RAW = wire.RESENT_PART
 NO_PAYLOAD = gradient(4, payload=None)
+
+
+class AsItIs(Float32):
+    """Of another package: encoded, and nothing is asked first."""
+
+    is_plain = False
 
 
 class Bench:
     """Encodings of an aggregator, and one push of extent 4."""
 
-    def __init__(self, aggregator: str) -> None:
+    def __init__(self, aggregator: Aggregator) -> None:
         self.outbox, self.uplink = make_ends()
         self.encodings = Encodings(self.outbox, self.uplink)
-        self.encodings.aggregator = make_aggregator(aggregator, 2)
+        self.encodings.aggregator = aggregator
 
     def push(self, entry: Gradient | None = None) -> wire.Push:
         """Push a gradient; the message that would carry it as it is."""
@@ -42,21 +48,11 @@ class Bench:
 @pytest.fixture
 def asking() -> Bench:
     """All ranks propose before they encode."""
-    return Bench("shared-exponent")
-
-
-@pytest.fixture
-def overflowing() -> Bench:
-    """Sums may overflow."""
-    return Bench("fixed-scale")
+    return Bench(SharedExponent(2))
 
 
 def agreed(answer: bytes) -> tuple[Any, bytes]:
     return from_parent(wire.Agreed, part=0, index=4), answer
-
-
-def confirmed(*, fits: bool) -> Any:
-    return from_parent(wire.Confirmed, part=0, index=4, fits=fits)
 
 
 def test_a_gradient_is_measured_agreed_on_encoded_and_sent(asking: Bench) -> None:
@@ -103,40 +99,14 @@ def test_an_answer_of_another_size_is_an_error_of_the_parent(asking: Bench) -> N
         asking.encodings.agreed(*agreed(b"xyz"))
 
 
-def test_a_sum_that_fits_drops_the_gradient(overflowing: Bench) -> None:
-    """Goal: the gradient is stored until then, as it may have to be sent."""
-    push, encodings = overflowing.push(), overflowing.encodings
-    overflowing.check(
+def test_a_gradient_that_needs_no_agreement_is_encoded_at_once() -> None:
+    """Goal: an aggregator that asks nothing first, as another package may bring, waits for none."""
+    bench = Bench(AsItIs(2))
+    push = bench.push()
+    bench.check(
         (lambda: None, None, ["Encode (Push 0.0.4) g4 b''"]),
-        ((encodings.encoded, (Encode(push, "g4", b""), "e4", 9)), None, ["Push 0.0.4 e4"]),
-        ((encodings.received, (receipt(Verb.PUSH, index=4),)), None, ["Confirm 0.0.4"]),
-        ((encodings.confirmed, (confirmed(fits=True),)), None, ["Drop g4"]),
-        ((encodings.confirmed, (confirmed(fits=True),)), None, []),
-    )
-    assert encodings.resent_count == 0
-
-
-def test_a_gradient_whose_sum_overflowed_is_pushed_raw(overflowing: Bench) -> None:
-    """Goal: as it was, under a part of its own, and once."""
-    overflowing.push()
-    overflowing.outbox.take()
-    again = (overflowing.encodings.confirmed, (confirmed(fits=False),))
-    overflowing.check((again, None, [f"Push 0.{RAW}.4 g4"]), (again, None, []))
-    assert overflowing.encodings.resent_count == 1
-
-
-def test_a_verdict_confirms_all_pushes_of_its_step(overflowing: Bench) -> None:
-    """Goal: what waits for a confirmation that was lost is dropped; later steps are not."""
-    overflowing.push()
-    later: wire.Push = from_parent(wire.Push, 1, part=0, index=5)
-    overflowing.encodings.push(later, gradient(5))
-    overflowing.outbox.take()
-    overflowing.encodings.received(receipt(Verb.PUSH, index=4))
-    overflowing.check(
-        (lambda: len(overflowing.uplink), 1, ["Confirm 0.0.4"]),
-        ((overflowing.encodings.judged, (0,)), None, ["Drop g4"]),
-        (lambda: len(overflowing.uplink), 0, []),
-        (overflowing.encodings.clear, None, ["Drop g5"]),
+        ((bench.encodings.encoded, (Encode(push, "g4", b""), "e4", 9)), None, ["Push 0.0.4 e4"]),
+        ((bench.encodings.received, (receipt(Verb.PUSH, index=4),)), None, ["Drop g4"]),
     )
 
 

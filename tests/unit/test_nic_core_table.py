@@ -13,7 +13,7 @@ from luwu.wire.kinds import PayloadRule, Verb
 from tests.unit.nic_parts import CONTRIBUTORS, RANK, from_parent, receipt, short
 
 OF_CHILDREN = {
-    wire.Hello, wire.Load, wire.Begin, wire.Push, wire.Propose, wire.Confirm, wire.Pull,
+    wire.Hello, wire.Load, wire.Begin, wire.Push, wire.Propose, wire.Pull,
     wire.Commit, wire.Keep, wire.Cancel, wire.Leave, wire.Present,
 }  # fmt: skip
 """A worker or a switch sends these, and no parent."""

@@ -237,28 +237,6 @@ def test_gathering_folds_the_parts_of_an_extent_in_order() -> None:
     parts.check((lambda: gathering.folded(first, {2.0: (1.0,)}, "old", nbytes), None, ["drop old"]))
 
 
-def test_gathering_inspects_encoded_sums_and_asks_again_for_those_that_overflow() -> None:
-    parts = Parts(aggregate="fixed-scale:1e-6")
-    gathering = gathering_of(parts)
-    nbytes = parts.shard.aggregator.encoded_bytes(4096)
-    push = parts.push(0, dtype="encoded", raw=False)
-    gathering.push(*push, "g0", nbytes)
-    (_, inspect) = parts.outbox.take()
-    assert isinstance(inspect, do.Inspect)
-    confirm = parts.m(wire.Confirm, index=0, part=0)
-    parts.check(
-        (lambda: gathering.confirm(CHILD, confirm), None, []),
-        (lambda: gathering.inspected(inspect, fits=False), None,
-         ["drop g0", "note node.overflow {'step': 0, 'extent': 0}",
-          "switch: Confirmed index=0 part=0 fits=False"]),
-        (lambda: gathering.confirm(CHILD, confirm), None,
-         ["switch: Confirmed index=0 part=0 fits=False"]),
-        (lambda: gathering.push(*push, "integers", nbytes), False,
-         ["drop integers", f"switch: {RECEIVED}PUSH contributors=3"]),
-        (lambda: gathering.overflow_count, 1, []),
-    )  # fmt: skip
-
-
 def test_begin_and_commit_make_a_step() -> None:
     """Goal: Begin brings the hyper-parameters of a step that streams; a decided one is answered."""
     parts = Parts()
@@ -626,7 +604,7 @@ def test_a_node_that_is_refused_ends_with_the_code_of_the_reason() -> None:
 # -------------------------------------------------------------------------- the tables
 
 NOT_FOR_NODES = {
-    wire.Weights, wire.Content, wire.Agreed, wire.Confirmed, wire.Decided, wire.Opened, wire.Gone,
+    wire.Weights, wire.Content, wire.Agreed, wire.Decided, wire.Opened, wire.Gone,
     wire.Welcome, wire.Abort, wire.Received, wire.Rejoin, wire.Measured, wire.Prepared,
     wire.Standing,
 }  # fmt: skip

@@ -35,7 +35,7 @@ def test_a_shard_knows_the_chunks_of_its_node(
     number: int, owned: tuple[int, ...], trainable: tuple[int, ...]
 ) -> None:
     """Goal: of two nodes each owns every second chunk; one that is frozen is never updated."""
-    job = Job(make_layout(units=2, node_count=2), update="at_step", aggregate="fixed-scale:1e-6")
+    job = Job(make_layout(units=2, node_count=2), update="at_step", aggregate="shared-exponent")
     shard = Shard(NodeNumber(number=number, count=2), world_size=3)
     assert (shard.form, shard.trainable, shard.chunks_count) == (None, (), 0)
     shard.open(job.description.to_bytes())
@@ -44,7 +44,7 @@ def test_a_shard_knows_the_chunks_of_its_node(
     assert shard.chunks_count == len(owned)
     assert tuple(chunk for chunk in range(8) if shard.owns(chunk)) == owned
     assert not shard.is_streaming
-    assert shard.aggregator.may_overflow
+    assert shard.aggregator.asks_first
     assert shard.form is not None
     assert shard.form.extents_count == 5
 
@@ -142,18 +142,6 @@ def test_a_part_is_complete_when_all_ranks_are_in() -> None:
     assert [each.payload for each in part.payloads()] == ["g01", "g2"]
     assert sums.extents[4].weight == 3.0
     assert sums.part(4, 0) is part
-
-
-def test_a_sum_that_may_overflow_is_complete_once_it_fits() -> None:
-    """Goal: a part that overflowed starts again, and is complete as soon as all ranks are in."""
-    sums = StepSums(0b1, may_overflow=True)
-    part = sums.part(0, 0)
-    sums.add(part, contribution(0b1, "g"))
-    assert not part.complete
-    part.overflow()
-    assert (part.contributions, part.fits) == ([], False)
-    assert sums.add(part, contribution(0b1, "again"))
-    assert part.complete
 
 
 def test_the_payloads_of_a_step_are_those_of_its_parts_and_totals() -> None:

@@ -58,7 +58,7 @@ def test_an_extent_goes_to_the_node_of_its_chunks() -> None:
     parents.learn(layout)
     pulls = [message(wire.Pull, index=extent) for extent in range(4)]
     loads = [message(wire.Load, index=chunk) for chunk in (2, 3)]
-    unknown = message(wire.Confirm, index=1 << 60)
+    unknown = message(wire.Propose, index=1 << 60)
     found = to(parents, *pulls, *loads, unknown)
     assert found == [(0,), (1,), (1,), (0,), (0,), (1,), (0,)]
 
@@ -73,7 +73,7 @@ def test_the_owners_of_a_page_are_one() -> None:
     )  # fmt: skip
     parents = Parents(3, 2)
     parents.learn(layout)
-    ups = [message(kind, index=2) for kind in (wire.Load, wire.Push, wire.Propose, wire.Confirm)]
+    ups = [message(kind, index=2) for kind in (wire.Load, wire.Push, wire.Propose)]
     assert set(to(parents, *ups)) == {(2, 0)}
     pulls = [message(wire.Pull, index=extent) for extent in range(0, 12, 3)]
     assert to(parents, *pulls) == [(0,), (1,)] * 2
@@ -81,9 +81,9 @@ def test_the_owners_of_a_page_are_one() -> None:
         data = sent(wire.Received, 1, 0, verb=verb, index=5, contributors=3)
         for number, received in ((2, []), (2, []), (0, [data]), (0, [])):
             assert parents.received(number, data) == received
-    fits, overflowed = (sent(wire.Confirmed, 1, 0, index=1, fits=fits) for fits in (True, False))
-    assert parents.received(1, fits) == parents.received(2, overflowed) == []
-    assert parents.received(2, fits) == [fits]
+    agreed = sent(wire.Agreed, 1, 0, index=1)
+    assert parents.received(1, agreed) == []
+    assert parents.received(2, agreed) == [agreed]
 
 
 def test_answers_of_all_become_one() -> None:

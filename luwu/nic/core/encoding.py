@@ -4,12 +4,10 @@
     measured   `Encodings.measured`   Propose is sent, while earlier extents travel
     agreed     `Encodings.agreed`     Encode
     encoded    `Encodings.encoded`    cargo of the uplink, as any push
-    received   `Encodings.received`   the gradient is dropped; where sums may overflow: Confirm
-    confirmed  `Encodings.confirmed`  it is dropped; or, if the sum overflowed, pushed again, raw
+    received   `Encodings.received`   the gradient is dropped
 
-The gradient itself is stored until the push is received (or confirmed), so what a worker has under
-way stays bounded by what it may write. A rank without a gradient takes part in each stage. The
-verdict of a step confirms all that was pushed in it.
+The gradient itself is stored until the push is received, so what a worker has under way stays
+bounded by what it may write. A rank without a gradient takes part in each stage.
 """
 
 from __future__ import annotations
@@ -50,8 +48,6 @@ class Encodings:
         self.aggregator: Aggregator = Float32(1)
         """The job's, set when the worker joins; a plain one has nothing to do here."""
         self._pending: dict[Key, _Pending] = {}
-        self.resent_count = 0
-        """Extents that were pushed again, raw, because their encoded sum overflowed."""
 
     def push(self, push: wire.Push, gradient: Gradient) -> None:
         """Encode a gradient and send it."""
@@ -92,32 +88,7 @@ class Encodings:
 
     def received(self, m: wire.Received) -> None:
         """The parent has the encoded push."""
-        if key_of(m) not in self._pending:
-            return
-        if not self.aggregator.may_overflow:
-            self._release(key_of(m))
-            return
-        confirm = self._out.stamped(wire.Confirm, step=m.step, part=m.part, index=m.index)
-        self._uplink.ask(self._out.now_ns, ("confirm", *key_of(m)), confirm)
-
-    def confirmed(self, m: wire.Confirmed) -> None:
-        """The sum over all ranks is complete; if it overflowed, the gradient is pushed raw."""
-        key = key_of(m)
-        self._uplink.answered(("confirm", *key))
-        pending = self._pending.get(key)
-        if pending is None or m.fits:
-            self._release(key)
-            return
-        del self._pending[key]
-        self.resent_count += 1
-        push = replace(pending.push, part=m.part + wire.RESENT_PART, raw=True)
-        self._load(push, pending.gradient.payload, pending.gradient.payload_bytes)
-
-    def judged(self, step: int) -> None:
-        """The verdict of a step is known, so all its sums are complete."""
-        for key in [key for key in self._pending if key[0] <= step]:
-            self._uplink.answered(("confirm", *key))
-            self._release(key)
+        self._release(key_of(m))
 
     def clear(self) -> None:
         """A new attempt: nothing of the older one is pushed; the uplink clears its own."""

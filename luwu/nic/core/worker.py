@@ -74,7 +74,6 @@ class NicCore:
         Verb.LOAD: "_cargo_received",
         Verb.PUSH: "_cargo_received",
         wire.Agreed: "encodings.agreed",
-        wire.Confirmed: "encodings.confirmed",
         Verb.BEGIN: "steps.begun",
         Verb.KEEP: "attachments.received",
         Verb.LEAVE: "membership.left",
@@ -336,7 +335,6 @@ class NicCore:
         """How the step came out; void: the weights that streamed ahead are requested again."""
         if is_void:
             self._skip(m.attempt)
-        self.encodings.judged(m.step)
         self.out.actions.append(Judged(m.step, m.applied, m.norms))
         self.steps.judged(m.step)
         self.requests.judged(m.step)

@@ -176,17 +176,6 @@ class Spill:
 
 
 @dataclass(frozen=True, slots=True)
-class Inspect:
-    """Combine a part's encoded contributions and see whether they are a sum; `inspected`."""
-
-    extent: int
-    step: int
-    attempt: int
-    part: int
-    contributions: tuple[Contribution, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Fold:
     """Add a part's contributions in this order, in float32, then add that sum to the total.
 
@@ -313,6 +302,6 @@ class Unpin:
 
 Action = (
     Send | Drop | Note | OpenStore | LoadPage | RecordAttempt | Discard | Spill | Fold | Update
-    | Inspect | ReadWeights | Prepare | Decide | KeepPiece | PinVersion | ReadField | Unpin
+    | ReadWeights | Prepare | Decide | KeepPiece | PinVersion | ReadField | Unpin
     | GiveUp | BeginFilling | FillPage | CopyPage | ReplaceAttached
 )  # fmt: skip

@@ -4,15 +4,12 @@ A gradient is a sum that a switch made, or raw from one rank; it is kept, in RAM
 its pages are updated. Where the order of work is `at_step`, the parts of an extent are folded into
 one total as they become complete. Begin and each gradient are answered once they are kept; a whole
 sum that can be updated at once, and for which there is no room, when there is (`budget.py`).
-
-Where encoded sums may overflow, a part whose contributions are all in is inspected first. If it
-overflowed, it is dropped, and all ranks push it again in float (`RESENT_PART`). Pure.
+Pure.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children
@@ -21,7 +18,7 @@ from luwu.protocol.members import ranks_text
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb
-from switch_emu.node.core.actions import BlockNorms, Fold, Inspect
+from switch_emu.node.core.actions import BlockNorms, Fold
 from switch_emu.node.core.budget import GradientBudget
 from switch_emu.node.core.filling import Filling
 from switch_emu.node.core.results import AbortRequest
@@ -46,8 +43,6 @@ class Gathering:
         self._owes = owes
         self.duplicates: Counter[str] = Counter()
         """Gradients that had arrived before, and came again, by child."""
-        self.overflow_count = 0
-        """Extents whose encoded sum overflowed: they were sent again in float."""
 
     # ---------------------------------------------------------------------- gradients
 
@@ -64,13 +59,7 @@ class Gathering:
                 children.send_all(receipt)
             return False
         step = self._steps.at(m.step)
-        is_resent, number = m.part >= wire.RESENT_PART, m.part % wire.RESENT_PART
-        part = step.sums.part(m.index, number)
-        if is_resent != (part.fits is False):  # integers of what overflowed; or floats unasked for
-            outbox.drop(payload)
-            if not is_resent:
-                children.send_all(receipt)
-            return False
+        part = step.sums.part(m.index, m.part)
         contribution = contribution_of(m, payload, payload_bytes)
         try:
             is_new = step.sums.add(part, contribution)
@@ -88,7 +77,10 @@ class Gathering:
         else:
             children.send_all(receipt)
             self._budget.add(payload, payload_bytes, is_raw=m.raw)
-        self._continue(step, part, m.index, number)
+        if part.complete and not self._shard.is_streaming:
+            self._fold_next(step, m.index)
+        elif part.complete and m.part == 0 and part.contributions[0].last:
+            self.make_ready(step, m.index)
         return True
 
     def _can_owe(self, m: wire.Push, part: PartSum) -> bool:
@@ -123,15 +115,6 @@ class Gathering:
         self._outbox.note("node.misfit", level="WARNING", **misfit)
         return False
 
-    def _continue(self, step: Step, part: PartSum, extent: int, number: int) -> None:
-        """A contribution to a part came, or whether its sum overflowed is known."""
-        if part.contributors == self._children.members.active and not part.complete:
-            self._inspect(step, part, extent, number)
-        if part.complete and not self._shard.is_streaming:
-            self._fold_next(step, extent)
-        elif part.complete and number == 0 and part.contributions[0].last:
-            self.make_ready(step, extent)
-
     def make_ready(self, step: Step, extent: int) -> None:
         """All of an extent's gradient is there: update its page, or serve it as it is."""
         if not step.make_ready(extent):
@@ -156,46 +139,6 @@ class Gathering:
         step.folded(fold, squares, total)
         self._budget.add(payload, payload_bytes, is_raw=False)
         self._fold_next(step, fold.extent)
-
-    def _inspect(self, step: Step, part: PartSum, extent: int, number: int) -> None:
-        """All ranks' encoded contributions to a part are in: find out whether they overflow."""
-        attempt, contributions = self._outbox.attempt, tuple(part.contributions)
-        part.contributions = [replace(c, payload=None) for c in contributions]
-        self._outbox.actions.append(Inspect(extent, step.number, attempt, number, contributions))
-
-    def inspected(self, done: Inspect, *, fits: bool) -> None:
-        """The encoded contributions to a part fit in a sum, or overflowed: announce which."""
-        is_current = done.attempt == self._outbox.attempt
-        if not (is_current and fits):
-            for contribution in done.contributions:
-                self._budget.release(contribution.payload)
-        if not is_current:
-            return
-        step = self._steps.by_number[done.step]
-        part = step.sums.part(done.extent, done.part)
-        if fits:
-            part.contributions, part.fits, part.complete = list(done.contributions), True, True
-        else:
-            part.overflow()
-            self.overflow_count += 1
-            self._outbox.note("node.overflow", level="DEBUG", step=done.step, extent=done.extent)
-        self._children.send_all(self._confirmed(done.step, done.part, done.extent, fits=fits))
-        if fits:
-            self._continue(step, part, done.extent, done.part)
-
-    def confirm(self, peer: str, m: wire.Confirm, *_: object) -> None:
-        """Repeat whether a sum fits, if that is known; else it is announced when it is."""
-        fits: bool | None = True
-        if m.step >= self._outbox.step:
-            step = self._steps.by_number.get(m.step)
-            entry = None if step is None else step.sums.extents.get(m.index)
-            part = None if entry is None else entry.parts.get(m.part)
-            fits = None if part is None else part.fits
-        if fits is not None:
-            self._outbox.send(peer, self._confirmed(m.step, m.part, m.index, fits=fits))
-
-    def _confirmed(self, step: int, part: int, extent: int, *, fits: bool) -> wire.Confirmed:
-        return self._outbox.stamped(wire.Confirmed, step=step, part=part, index=extent, fits=fits)
 
     # ---------------------------------------------------------------------- about a step
 

@@ -31,7 +31,6 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-from luwu.aggregate import Aggregator
 from luwu.base.outstanding import RetryPolicy
 from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children
@@ -77,7 +76,6 @@ FROM_CHILD: Final[Table] = {
     wire.Pull: "serving.pull",
     wire.Push: "gathering.push",
     wire.Propose: "gathering.propose",
-    wire.Confirm: "gathering.confirm",
     wire.Begin: "gathering.begin",
     wire.Commit: "gathering.commit",
     wire.Keep: "attachments.keep",
@@ -267,12 +265,6 @@ class NodeCore:
     def page_copied(self, copy: do.CopyPage, payload: Payload | None) -> list[Action]:
         """The page that `copy` asked for; None if that version has gone meanwhile."""
         self.serving.page_copied(copy, payload)
-        self._advance()
-        return self.out.take()
-
-    def inspected(self, done: do.Inspect, *, fits: bool) -> list[Action]:
-        """The encoded contributions to a part fit in a sum, or it overflows."""
-        self.gathering.inspected(done, fits=fits)
         self._advance()
         return self.out.take()
 
@@ -522,11 +514,6 @@ class NodeCore:
     # ---------------------------------------------------------------------- questions
 
     @property
-    def aggregator(self) -> Aggregator:
-        """The job's, known from its description."""
-        return self.shard.aggregator
-
-    @property
     def next_step(self) -> int:
         """The first undecided step."""
         return self.out.step
@@ -535,11 +522,6 @@ class NodeCore:
     def duplicates(self) -> Counter[str]:
         """Gradients that had arrived before, and came again, by child."""
         return self.gathering.duplicates
-
-    @property
-    def overflow_count(self) -> int:
-        """Extents whose encoded sum overflowed."""
-        return self.gathering.overflow_count
 
     @property
     def finished(self) -> bool:
@@ -587,7 +569,6 @@ class NodeCore:
             "duplicates_count": self.duplicates.total(),
             "spilled_count": self.budget.spilled_count,
             "owed_count": self.budget.owed_count,
-            "overflow_count": self.overflow_count,
             "sum_bytes_now": self.budget.bytes_used,
             "sum_bytes_limit": self._limits.sum_bytes_max,
             "updates_now": len(self.updates.under_way),

@@ -40,10 +40,7 @@ class Steps:
     def at(self, number: int) -> Step:
         """A step, made if nothing was known of it."""
         if number not in self.by_number:
-            sums = StepSums(
-                self._children.members.active, self._groups,
-                may_overflow=self._shard.aggregator.may_overflow,
-            )  # fmt: skip
+            sums = StepSums(self._children.members.active, self._groups)
             self.by_number[number] = Step(
                 number, self._outbox.attempt, sums, self._shard.is_streaming,
                 (self._shard.norm_type,),

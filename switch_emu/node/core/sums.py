@@ -23,13 +23,6 @@ class PartSum:
     contributors: int = 0
     contributions: list[Contribution] = field(default_factory=list)
     complete: bool = False
-    fits: bool | None = None
-    """Where sums may overflow: False if this one did; None until that is known."""
-
-    def overflow(self) -> None:
-        """The encoded sum overflowed: every rank must push again in float."""
-        self.contributors, self.contributions, self.complete = 0, [], False
-        self.fits = False
 
     def payloads(self) -> list[Contribution]:
         """The payloads to add, in rank order."""
@@ -65,13 +58,9 @@ class ExtentSum:
 class StepSums:
     """The sums of one step."""
 
-    def __init__(
-        self, ranks: int, groups: Sequence[int] = (), *, may_overflow: bool = False
-    ) -> None:
+    def __init__(self, ranks: int, groups: Sequence[int] = ()) -> None:
         self.ranks = ranks
         self._groups = groups
-        self.may_overflow = may_overflow
-        """A part of which all contributions are in is complete only once it was inspected."""
         self.extents: dict[int, ExtentSum] = {}
 
     def add(self, entry: PartSum, contribution: Contribution) -> bool:
@@ -80,9 +69,7 @@ class StepSums:
             return False
         entry.contributors |= contribution.contributors
         entry.contributions.append(contribution)
-        entry.complete = entry.contributors == self.ranks and not (
-            self.may_overflow and entry.fits is None
-        )
+        entry.complete = entry.contributors == self.ranks
         return True
 
     def part(self, extent: int, part: int) -> PartSum:

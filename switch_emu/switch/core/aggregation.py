@@ -156,8 +156,7 @@ class Aggregation:
     def _sum(self, key: SlotKey) -> None:
         present = [c for c in rank_order(self.pool[key].contributions) if c.payload is not None]
         if not present:
-            dtype = self.pool[key].contributions[0].dtype
-            self._push_sum(key, None, 0, ENCODED if dtype == ENCODED else "float32")
+            self._push_sum(key, None, 0, "float32")
         elif len(present) == 1:  # it is the sum, in fewer bytes than float32 would take
             (only,) = present
             self._push_sum(key, only.payload, only.payload_bytes, only.dtype)

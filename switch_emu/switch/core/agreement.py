@@ -1,12 +1,10 @@
-"""Agreement of a switch's children about an extent before and after they push it. Pure.
+"""Agreement of a switch's children about an extent before they push it. Pure.
 
     Propose    all children have sent it: one to the parent    Agreed, when the parent sends it
-    Confirm    one to the parent                               Confirmed, when the parent sends it
 
-Propose says what a child must know of all before it encodes the extent; Confirm asks whether the
-encoded sum overflowed. An answer is held until its step is decided, for children that ask late or
-again. Which aggregator combines the proposals follows from the job's description, which the first
-child brings.
+Propose says what a child must know of all before it encodes the extent. An answer is held until its
+step is decided, for children that ask late or again. Which aggregator combines the proposals
+follows from the job's description, which the first child brings.
 """
 
 from __future__ import annotations
@@ -37,11 +35,10 @@ class Agreement:
         self._proposed: dict[SlotKey, dict[int, bytes]] = {}
         """Proposals of children; complete when the parent is asked."""
         self._agreed: dict[SlotKey, bytes] = {}
-        self._confirmed: dict[SlotKey, bool] = {}
 
     def forget(self, step: int | None = None) -> None:
         """Forget the extents up to a decided step; without one, all."""
-        for of_extents in (self._proposed, self._agreed, self._confirmed):
+        for of_extents in (self._proposed, self._agreed):
             for key in [key for key in of_extents if step is None or key[0] <= step]:
                 del of_extents[key]
 
@@ -57,8 +54,6 @@ class Agreement:
             self._described = True
         except ConfigError as exc:
             self._children.refuse(peer, RefusedError(f"the switch cannot add: {exc}"))
-
-    # ---------------------------------------------------------------------- before an extent
 
     def propose(self, child: Member, m: wire.Propose, proposal: bytes) -> None:
         """A child states what it must agree on with all others; empty: it has no gradient."""
@@ -99,27 +94,3 @@ class Agreement:
     def _agreement(self, key: SlotKey) -> wire.Agreed:
         step, part, extent = key
         return self._outbox.stamped(wire.Agreed, step=step, part=part, index=extent)
-
-    # ---------------------------------------------------------------------- after an extent
-
-    def confirm(self, child: Member, m: wire.Confirm) -> None:
-        """A child asks whether the encoded sum fits; that of a decided step did."""
-        key = (m.step, m.part, m.index)
-        fits = True if m.step < self._outbox.step else self._confirmed.get(key)
-        if fits is not None:
-            self._outbox.send(child.peer, self._confirmation(key, fits=fits))
-        elif not self._uplink.asks(("confirm", *key)):
-            confirm = self._outbox.stamped(wire.Confirm, step=m.step, part=m.part, index=m.index)
-            self._uplink.ask(self._outbox.now_ns, ("confirm", *key), confirm)
-
-    def confirmed(self, m: wire.Confirmed) -> None:
-        """The parent knows; it sends this to all, also unasked."""
-        key = (m.step, m.part, m.index)
-        self._uplink.answered(("confirm", *key))
-        if key not in self._confirmed and m.step >= self._outbox.step:
-            self._confirmed[key] = m.fits
-            self._children.send_all(self._confirmation(key, fits=m.fits))
-
-    def _confirmation(self, key: SlotKey, *, fits: bool) -> wire.Confirmed:
-        step, part, extent = key
-        return self._outbox.stamped(wire.Confirmed, step=step, part=part, index=extent, fits=fits)

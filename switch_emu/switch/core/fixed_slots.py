@@ -45,7 +45,6 @@ from luwu.layout import SUM_BYTES, Layout
 from luwu.protocol.actions import Payload
 from luwu.protocol.contribution import Contribution
 from luwu.wire.description import Description
-from luwu.wire.messages import RESENT_PART
 from switch_emu.switch.core.slots import Slot, SlotKey, add_to, oldest_unfilled
 
 COPIES = 2
@@ -152,7 +151,7 @@ class FixedSlotPool:
     def place(self, key: SlotKey) -> tuple[int, int] | None:
         """Slot and copy of an extent (F1); None if it is none that is pushed."""
         step, part, extent = key
-        if extent >= len(self._turns) or self._turns[extent] == NO_TURN or part >= RESENT_PART:
+        if extent >= len(self._turns) or self._turns[extent] == NO_TURN:
             return None
         turn = (step + part) * self._turns_count + self._turns[extent]
         rounds, slot = divmod(turn, self.range.slot_count)

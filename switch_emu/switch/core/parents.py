@@ -2,7 +2,7 @@
 
     the core sends             goes to            the core receives
     Load, Push                 the page's owners  Received, when all of them have sent it
-    Propose, Confirm           the page's owners  Agreed, Confirmed, likewise
+    Propose                    the page's owners  Agreed, likewise
     Pull                       one owner          Weights, as they are
     Keep                       owners of stripe 0 Received, when all of them have sent it
     Begin, Leave, Commit       all                Received, Decided, when all have sent it
@@ -149,9 +149,8 @@ class Parents:
         if isinstance(m, wire.Received) and m.verb in _OF_OWNERS:
             owners = self._answering(m)
             return self.when_all(number, m, owners, (m.verb, m.index, m.part, m.contributors))
-        if isinstance(m, wire.Agreed | wire.Confirmed):
-            fits = m.fits if isinstance(m, wire.Confirmed) else None
-            return self.when_all(number, m, self._owners_of(m), (type(m), m.index, m.part, fits))
+        if isinstance(m, wire.Agreed):
+            return self.when_all(number, m, self._owners_of(m), (wire.Agreed, m.index, m.part))
         return [m]
 
     def _answering(self, m: wire.Received) -> tuple[int, ...]:

@@ -11,7 +11,6 @@ needs to know which. Pure: an event and a time in, actions out.
     Begin               waits for all, compares, sends one                Received
     Commit              waits for all, compares, sends one                Verdict, then Decided
     Propose             waits for all, combines, sends one                Agreed
-    Confirm             asks the parent once                              Confirmed
     Cancel              asks the parent to give the attempt up            Abort
     Keep                sends it to the parent                            Received
     Leave               when all have left, sends one                     Received
@@ -75,7 +74,6 @@ FROM_CHILD: Final[Mapping[type[wire.Message], str]] = {
     wire.Begin: "begin_commit.begin",
     wire.Propose: "agreement.propose",
     wire.Push: "aggregation.push",
-    wire.Confirm: "agreement.confirm",
     wire.Pull: "weights_down.pull",
     wire.Keep: "attachments.attach",
     wire.Commit: "begin_commit.commit",
@@ -97,7 +95,6 @@ FROM_PARENT: Final[Mapping[type[wire.Message], str]] = {
     wire.Abort: "_aborted",
     wire.Received: "_received",
     wire.Agreed: "agreement.agreed",
-    wire.Confirmed: "agreement.confirmed",
     wire.Weights: "weights_down.weights",
     wire.Verdict: "_judged",
     wire.Decided: "_decided",
