@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from luwu.base.dtypes import DTYPES
 from luwu.base.errors import LuwuError
 from luwu.base.limits import ALIGN_ELEMS
-from luwu.layout import DTYPE_BYTES, Layout, Parameter, Unit
+from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
 
@@ -58,7 +59,7 @@ class Job:
     @property
     def payload_bytes(self) -> int:
         """A whole gradient, or all weights, on the wire."""
-        return self.elems * DTYPE_BYTES[self.dtype]
+        return self.elems * DTYPES[self.dtype].nbytes
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -181,5 +182,5 @@ def floor_bytes(job: Job) -> int:
     in float32, 24 bytes, and writes the new weights where all workers can map them: b. So P x
     (3 b N + 24 + b): P x (12 N + 28) in float32, P x (6 N + 26) in bfloat16.
     """
-    width = DTYPE_BYTES[job.dtype]
+    width = DTYPES[job.dtype].nbytes
     return job.elems * (3 * width * job.workers + 24 + width)

@@ -32,9 +32,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from luwu.base.dtypes import DTYPES
 from luwu.base.errors import LuwuError, PageCorruptError
 from luwu.launch.local_cluster import LocalCluster
-from luwu.layout import DTYPE_BYTES, Share
+from luwu.layout import Share
 from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic
 from switch_emu.node.kernels import UpdateCall
@@ -219,7 +220,7 @@ class FlippingKernel:
             terms = list(call.contributions)
             at = random.randrange(len(terms))
             octets, dtype = memoryview(bytearray(terms[at][0])), terms[at][1]
-            assert len(octets) == call.weights.size * DTYPE_BYTES[dtype]
+            assert len(octets) == call.weights.size * DTYPES[dtype].nbytes
             flip(octets, random)
             terms[at] = octets, dtype
             call = replace(call, contributions=terms)

@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 
 from luwu.base.config import INFINITY, ZERO_ARMS
+from luwu.base.dtypes import MASTER_DTYPES, STATE_DTYPES
 from luwu.base.errors import ConfigError
-from luwu.layout import MASTER_DTYPES, STATE_DTYPES, StoredForm
+from luwu.layout import StoredForm
 from workers.gpt import Checkpointing, GPTConfig
 
 ARM_NAMES = (

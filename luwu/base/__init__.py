@@ -26,6 +26,7 @@ events.py         events: one line for people, one JSON line for programs
 failpoints.py     named places where a test makes a process fail
 keys.py           keys of the processes of a job
 digest.py         the digest of a model's weights
+dtypes.py         every dtype: its names, its bytes, and where it may be used
 outstanding.py    requests under way, and when each is repeated
 closing.py        the base of objects that are closed by `with`
 loopback.py       127.0.0.1, or ::1

@@ -4,9 +4,6 @@ from luwu.layout.layout import Chunk, Extent, Layout, Placement, Segment, segmen
 from luwu.layout.parameters import (
     ALL_FLOAT32,
     COUNT_BYTES,
-    DTYPE_BYTES,
-    MASTER_DTYPES,
-    STATE_DTYPES,
     SUM_BYTES,
     Parameter,
     StoredForm,
@@ -18,9 +15,6 @@ from luwu.layout.share import Share, check_replicas, owners_of, stripes_of
 __all__ = [
     "ALL_FLOAT32",
     "COUNT_BYTES",
-    "DTYPE_BYTES",
-    "MASTER_DTYPES",
-    "STATE_DTYPES",
     "SUM_BYTES",
     "Chunk",
     "Extent",

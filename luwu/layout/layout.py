@@ -28,10 +28,10 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TypeVar
 
+from luwu.base.dtypes import DTYPES
 from luwu.base.errors import ConfigError
 from luwu.base.limits import NORM_BLOCK_ELEMS, SEGMENTS_MAX
 from luwu.layout.parameters import (
-    DTYPE_BYTES,
     SUM_BYTES,
     Parameter,
     Unit,
@@ -71,7 +71,7 @@ class _Part:
     @property
     def wire_bytes(self) -> int:
         """Payload of its weights, or of one rank's gradient."""
-        return self.elems * DTYPE_BYTES[self.wire_dtype]
+        return self.elems * DTYPES[self.wire_dtype].nbytes
 
     @property
     def sum_bytes(self) -> int:
@@ -160,7 +160,7 @@ class Layout:
     def __post_init__(self) -> None:
         stored_bytes = sum(padded(parameter.elems) for parameter in self.parameters) * SUM_BYTES
         check_chunk_bytes(self.chunk_bytes, stored_bytes)
-        check_model(self.parameters, self.units, self.node_count, DTYPE_BYTES)
+        check_model(self.parameters, self.units, self.node_count)
         check_whole(self.parameters, self.chunk_bytes)
         chunk_elems = self.chunk_bytes // SUM_BYTES
         placements: dict[int, Placement] = {}

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from luwu.base.dtypes import MASTER_DTYPES, STATE_DTYPES, WIRE_DTYPES
 from luwu.base.errors import ConfigError
 from luwu.base.limits import ALIGN_ELEMS, CHUNK_BYTES_STEP, CHUNK_COUNT_MAX, PAYLOAD_BYTES_MAX
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Dtypes of compute and transfer; sums are float32."""
-
-STATE_DTYPES = ("float32", "bfloat16", "int8")
-"""Dtypes in which a page keeps moments; int8 by blocks, each with a scale."""
-
-MASTER_DTYPES = ("float32", "bfloat16")
-"""Dtypes in which a page keeps master weights."""
 
 COUNT_BYTES = 8
 """One count of updates: an int64 for each segment of a page."""
@@ -148,9 +140,7 @@ def check_whole(parameters: Sequence[Parameter], chunk_bytes: int) -> None:
         )
 
 
-def check_model(
-    parameters: Sequence[Parameter], units: Iterable[Unit], node_count: int, dtypes: Collection[str]
-) -> None:
+def check_model(parameters: Sequence[Parameter], units: Iterable[Unit], node_count: int) -> None:
     """Check that parameters and units make a model that can be laid out. Raises ConfigError."""
     if node_count < 1:
         raise ConfigError(f"node_count must be at least 1, got {node_count}")
@@ -159,7 +149,7 @@ def check_model(
         twice = Counter(names).most_common(1)[0][0]
         raise ConfigError(f"two parameters are named {twice!r}; names must be unique")
     for parameter in parameters:
-        _check_parameter(parameter, dtypes)
+        _check_parameter(parameter)
     owned = sorted(index for unit in units for index in unit.parameters)
     if owned != list(range(len(parameters))):
         raise ConfigError(
@@ -168,12 +158,12 @@ def check_model(
         )
 
 
-def _check_parameter(parameter: Parameter, dtypes: Collection[str]) -> None:
+def _check_parameter(parameter: Parameter) -> None:
     for dtype in (parameter.dtype, parameter.wire_dtype):
-        if dtype not in dtypes:
+        if dtype not in WIRE_DTYPES:
             raise ConfigError(
                 f"parameter {parameter.name}: dtype {dtype} cannot be trained here; "
-                f"use one of {', '.join(dtypes)}"
+                f"use one of {', '.join(WIRE_DTYPES)}"
                 + ("" if parameter.trainable else ", or name it in ignored_params: it is frozen")
             )
     if parameter.state_dtype not in STATE_DTYPES or parameter.master_dtype not in MASTER_DTYPES:

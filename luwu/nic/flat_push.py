@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from luwu.layout import DTYPE_BYTES, Layout
+from luwu.base.dtypes import DTYPES
+from luwu.layout import Layout
 from luwu.nic.cells import ExtentGradient
 from luwu.nic.handles import Handle
 from luwu.nic.shell import Nic
@@ -19,7 +20,7 @@ def push_flat(
     `gradient`: the trainable parameters' part of the unit's flat vector, as bytes; it is not
     needed any more after the return.
     """
-    scale = DTYPE_BYTES[dtype]
+    scale = DTYPES[dtype].nbytes
     handles: list[Handle] = []
     group: list[ExtentGradient] = []
 

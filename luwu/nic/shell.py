@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final
 from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
 from luwu.base.closing import Closing
+from luwu.base.dtypes import DTYPES
 from luwu.base.errors import (
     ConfigError,
     ConnectionFailed,
@@ -38,7 +39,7 @@ from luwu.base.limits import (
 )
 from luwu.base.outstanding import RetryPolicy
 from luwu.base.tree import ranges_text
-from luwu.layout import DTYPE_BYTES, Layout
+from luwu.layout import Layout
 from luwu.nic.cells import Cell, Cells, ExtentGradient, private_memory
 from luwu.nic.core import NicCore
 from luwu.nic.core import actions as nic
@@ -242,7 +243,7 @@ class Nic(Closing):
         runs, nbytes = {}, 0
         for index in extents:
             extent = layout.extents[index]
-            scale = DTYPE_BYTES[extent.wire_dtype]
+            scale = DTYPES[extent.wire_dtype].nbytes
             runs[index] = tuple((start * scale, elems * scale) for start, elems in extent.runs)
             nbytes += extent.wire_bytes
         handle.about = {"bytes": nbytes}

@@ -14,8 +14,9 @@ from typing import Any, ClassVar, NoReturn, TypedDict
 
 import torch
 
+from luwu.base.dtypes import MASTER_DTYPES, STATE_DTYPES
 from luwu.base.errors import ConfigError, StepAborted
-from luwu.layout import MASTER_DTYPES, STATE_DTYPES, StoredForm
+from luwu.layout import StoredForm
 from luwu.optim.averages import WeightAverage
 from luwu.training.devices.storages import WEIGHTS
 from luwu.training.script.optimizers import OptimizerPart, StepSettings

@@ -10,7 +10,8 @@ from array import array
 
 from luwu.aggregate import Aggregator
 from luwu.aggregate.interface import ENCODED
-from luwu.layout import DTYPE_BYTES, Layout
+from luwu.base.dtypes import DTYPES, WIRE_DTYPES
+from luwu.layout import Layout
 from luwu.wire.messages import Push
 
 
@@ -40,8 +41,8 @@ class PushForm:
     def _fault_of_bytes(self, m: Push, payload_bytes: int) -> str:
         elems, aggregator = self._elems[m.index], self._aggregator
         if aggregator.is_plain:
-            expected = elems * DTYPE_BYTES.get(m.dtype, 0)
-            if m.dtype not in DTYPE_BYTES or payload_bytes != expected:
+            expected = elems * DTYPES[m.dtype].nbytes if m.dtype in WIRE_DTYPES else 0
+            if m.dtype not in WIRE_DTYPES or payload_bytes != expected:
                 return (
                     f"extent {m.index} has {elems} elements, and a push of it {payload_bytes} "
                     f"bytes of {m.dtype}, expected {expected}"

@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgpack
 
 from luwu.aggregate.interface import ENCODED
+from luwu.base.dtypes import WIRE_DTYPES
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import (
     CLIPS_MAX,
@@ -33,7 +34,6 @@ from luwu.base.limits import (
     TEXT_CHARS_MAX,
     WORLD_SIZE_MAX,
 )
-from luwu.layout import DTYPE_BYTES
 from luwu.wire.kinds import PayloadRule, Role, Verb
 from luwu.wire.messages import MESSAGE_TYPES, Message
 
@@ -126,8 +126,8 @@ _OF_NAME: Final = {
     "present": _bitmap(WORLD_SIZE_MAX, "ranks"),
     "lost": _bitmap(WORLD_SIZE_MAX, "ranks"),
     "absent": _bitmap(SEGMENTS_MAX, "segments"),
-    "dtype": _name(*DTYPE_BYTES),
-    "Push.dtype": _name(*DTYPE_BYTES, ENCODED),
+    "dtype": _name(*WIRE_DTYPES),
+    "Push.dtype": _name(*WIRE_DTYPES, ENCODED),
     "field": _text(FIELD_CHARS_MAX, "a field's name"),
     "weight": _Wire(of=float, what="a finite weight of at least 0", taken=_weight, to_wire=float),
     "description_hash": _text(_HASH_CHARS_MAX, "a hash"),

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from luwu.layout import DTYPE_BYTES, Segment, Share
+from luwu.base.dtypes import DTYPES
+from luwu.layout import Segment, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class PageGroup:
 
     def part(self, data: memoryview, dtype: str) -> memoryview:
         """The group's values of a payload of the extent."""
-        scale = DTYPE_BYTES[dtype]
+        scale = DTYPES[dtype].nbytes
         return data[self.start * scale : (self.start + self.elems) * scale]
 
     def part_of(self, target: tuple[memoryview, str] | None) -> tuple[memoryview, str] | None:

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from luwu.aggregate.sum_in_order import F32Array
+from luwu.base.dtypes import DTYPES
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.quantities import decimal
-from luwu.layout import COUNT_BYTES, DTYPE_BYTES, SUM_BYTES, Share
+from luwu.layout import COUNT_BYTES, SUM_BYTES, Share
 from luwu.wire.averages import AVERAGE
 from luwu.wire.reading import ATTACHED, VersionFacts
 from luwu.wire.statistics import STATS
@@ -161,7 +162,7 @@ class ReaderThread:
             elems = layout.chunks[read.chunk].elems
             weights = np.empty(elems, np.float32)
             read_values(stored, dtype, read.field, weights.view(np.uint8).data)
-            nbytes = elems * DTYPE_BYTES[read.dtype]
+            nbytes = elems * DTYPES[read.dtype].nbytes
         if read.field == UPDATES:
             nbytes = COUNT_BYTES * layout.segments_count(read.chunk)
         memory, payload = self._buffers.take(nbytes)

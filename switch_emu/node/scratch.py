@@ -16,7 +16,8 @@ import numpy as np
 from luwu.aggregate import Aggregator
 from luwu.aggregate.interface import ENCODED
 from luwu.aggregate.sum_in_order import F32Array, sum_in_order
-from luwu.layout import DTYPE_BYTES, SUM_BYTES
+from luwu.base.dtypes import DTYPES
+from luwu.layout import SUM_BYTES
 from luwu.protocol.contribution import Contribution
 from luwu.protocol.sum_order import Group, combined, depth, nested
 from luwu.wire.stored import UPDATES, WEIGHT, scale_name
@@ -126,7 +127,7 @@ class Adder:
             yield terms_of(_payload(contributions[0]), contributions[0].dtype, start, start + elems)
             return
         is_flat = len(terms) == len(contributions)
-        if is_flat and sum(DTYPE_BYTES[said.dtype] for said in contributions) <= SUM_BYTES:
+        if is_flat and sum(DTYPES[said.dtype].nbytes for said in contributions) <= SUM_BYTES:
             yield [(_part(said, start, elems), said.dtype) for said in contributions]
             return
         with self._lock:
@@ -157,7 +158,7 @@ def aligned_floats(elems: int) -> F32Array:
 
 def _part(said: Contribution, start: int, elems: int) -> memoryview:
     """So many elements of a contribution from `start` on."""
-    scale = DTYPE_BYTES[said.dtype]
+    scale = DTYPES[said.dtype].nbytes
     return _payload(said).part(start * scale, (start + elems) * scale)
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from luwu.aggregate.sum_in_order import F32Array, SumInOrder, sum_in_order
-from luwu.layout import DTYPE_BYTES
+from luwu.base.dtypes import DTYPES
 from luwu.transport.interface import CreditExceeded
 
 
@@ -117,7 +117,7 @@ class Unsummed(Payload):
         if self._spill is not None:
             return ((super().part(4 * start, 4 * stop), "float32"),)
         return tuple(
-            (payload.part(start * DTYPE_BYTES[dtype], stop * DTYPE_BYTES[dtype]), dtype)
+            (payload.part(start * DTYPES[dtype].nbytes, stop * DTYPES[dtype].nbytes), dtype)
             for payload, dtype in self._terms
         )
 
@@ -185,4 +185,4 @@ def terms_of(
     """What adds up to elements `start` to `stop` of a payload: itself, or the terms of its sum."""
     if isinstance(payload, Unsummed):
         return payload.terms(start, stop)
-    return ((payload.part(start * DTYPE_BYTES[dtype], stop * DTYPE_BYTES[dtype]), dtype),)
+    return ((payload.part(start * DTYPES[dtype].nbytes, stop * DTYPES[dtype].nbytes), dtype),)

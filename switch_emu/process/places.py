@@ -18,7 +18,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from luwu.layout import DTYPE_BYTES, Layout
+from luwu.base.dtypes import DTYPES
+from luwu.layout import Layout
 from switch_emu.process.payload import Payload
 
 _UNIT_ALIGN_BYTES = 4096
@@ -56,7 +57,7 @@ class WeightsPlaces:
                 for index in layout.unit_extents[unit]:
                     extent = layout.extents[index]
                     ((at, _),) = extent.runs
-                    first = start + at * DTYPE_BYTES[extent.wire_dtype]
+                    first = start + at * DTYPES[extent.wire_dtype].nbytes
                     cell = memory[first : first + extent.wire_bytes]
                     places.append(_Place(cell, not extent.trainable))
                 start += _unit_bytes(layout, unit)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from luwu.aggregate.sum_in_order import F32Array, SumInOrder, check_shapes, sum_in_order
-from luwu.layout import DTYPE_BYTES
+from luwu.base.dtypes import DTYPES
 from switch_emu.native.build import BuildError, build, check_once
 from switch_emu.native.fold import CELL_ELEMS, Fold
 
@@ -84,7 +84,7 @@ def _in_parts(add: SumInOrder, threads: int) -> SumInOrder:
         def add_part(start: int) -> None:
             stop = min(start + step, out.size)
             parts = [
-                payload[start * DTYPE_BYTES[dtype] : stop * DTYPE_BYTES[dtype]]
+                payload[start * DTYPES[dtype].nbytes : stop * DTYPES[dtype].nbytes]
                 for payload, dtype in zip(payloads, dtypes, strict=True)
             ]
             add(parts, dtypes, out[start:stop])

@@ -12,10 +12,11 @@ import numpy as np
 from luwu.aggregate.interface import ENCODED, Aggregator
 from luwu.aggregate.sum_in_order import SumInOrder, sum_in_order
 from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.dtypes import DTYPES
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
 from luwu.base.limits import ZERO_COPY_BYTES_MIN
-from luwu.layout import DTYPE_BYTES, SUM_BYTES
+from luwu.layout import SUM_BYTES
 from luwu.transport.interface import CreditExceeded, Transport
 from luwu.wire.altered import AlteredWeights
 from luwu.wire.link_counts import DATA_KINDS, LinkCounts
@@ -35,7 +36,7 @@ def unsummed(action: Sum) -> Unsummed:
         for payload, dtype in zip(action.payloads, action.dtypes, strict=True)
         if isinstance(payload, Payload)
     ]
-    elems = terms[0][0].nbytes // DTYPE_BYTES[terms[0][1]]
+    elems = terms[0][0].nbytes // DTYPES[terms[0][1]].nbytes
     return Unsummed(terms, elems * SUM_BYTES)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgpack
 
 from luwu.aggregate.interface import ENCODED
+from luwu.base.dtypes import WIRE_DTYPES
 from luwu.base.limits import (
     CLIPS_MAX,
     FIELD_CHARS_MAX,
@@ -22,7 +23,6 @@ from luwu.base.limits import (
     WORLD_SIZE_MAX,
 )
 from luwu.base.seeds import derive
-from luwu.layout import DTYPE_BYTES
 from luwu.wire.codec import encode
 from luwu.wire.kinds import PayloadRule, Role, Verb
 from luwu.wire.messages import MESSAGE_TYPES, Message, Push
@@ -152,7 +152,7 @@ def _random_value(random: Random, message_type: type[Message], name: str, kind: 
         "contributors": lambda: random.getrandbits(random.choice((1, 2, 8, WORLD_SIZE_MAX))),
         "weight": lambda: random.choice((0.0, 1.0, 1.5, random.uniform(0, 1e9))),
         "dtype": lambda: random.choice(
-            [*DTYPE_BYTES, *([ENCODED] if message_type is Push else [])]
+            [*WIRE_DTYPES, *([ENCODED] if message_type is Push else [])]
         ),
         "field": lambda: _text(random, FIELD_CHARS_MAX),
         "description_hash": lambda: _text(random, 64),

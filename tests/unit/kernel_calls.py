@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from luwu.layout import DTYPE_BYTES, Layout, segment_runs
+from luwu.base.dtypes import DTYPES
+from luwu.layout import Layout, segment_runs
 from luwu.wire.hyper import StepHyper
 from switch_emu.node.kernels import Made, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.make import make_kernel
@@ -55,6 +56,6 @@ def block_squares(grad: Any) -> tuple[float, ...]:
 
 def to_wire(weights: Any, dtype: str) -> memoryview:
     """Master weights in the wire dtype."""
-    memory = memoryview(bytearray(weights.size * DTYPE_BYTES[dtype]))
+    memory = memoryview(bytearray(weights.size * DTYPES[dtype].nbytes))
     kernel_for("none", ()).cast(weights, dtype, memory)
     return memory

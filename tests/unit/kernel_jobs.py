@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from luwu.layout import DTYPE_BYTES
+from luwu.base.dtypes import DTYPES
 from luwu.wire.averages import AVERAGE, average_rate, keeps_average, without_average
 from luwu.wire.hyper import Number
 from switch_emu.native import build as building
@@ -251,7 +251,7 @@ class Job:
         outs = arrays if in_place else [aligned(self.elems) for _ in arrays]
         for array in outs if not in_place else ():
             array[:] = 77.0
-        nbytes = self.elems * DTYPE_BYTES[self.wire_dtype]
+        nbytes = self.elems * DTYPES[self.wire_dtype].nbytes
         room = aligned(self.elems + 64).view(np.uint8)
         wire = room[wire_shift : wire_shift + nbytes]
         squares = kernel.update(UpdateCall(

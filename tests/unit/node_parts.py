@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+from luwu.base.dtypes import DTYPES
 from luwu.base.limits import PROTOCOL_VERSION
-from luwu.layout import DTYPE_BYTES
 from luwu.protocol.actions import Drop, Note, Send
 from luwu.protocol.children import Children
 from luwu.protocol.contribution import Contribution
@@ -93,7 +93,7 @@ class Parts:
 
     def nbytes(self, index: int) -> int:
         """Of an extent's gradient, or a chunk's weights."""
-        return self.job.layout.chunks[index].elems * DTYPE_BYTES["float32"]
+        return self.job.layout.chunks[index].elems * DTYPES["float32"].nbytes
 
     def _stamp(self, role: Role) -> dict[str, Any]:
         outbox = self.outbox

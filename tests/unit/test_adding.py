@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from luwu.aggregate.sum_in_order import sum_in_order
-from luwu.layout import DTYPE_BYTES
+from luwu.base.dtypes import DTYPES
 from switch_emu.native.build import build
 from switch_emu.switch import adding
 from switch_emu.switch.adding import make_adder
@@ -38,7 +38,7 @@ def random_payloads(
     chosen = [dtypes[index] for index in rng.integers(0, len(dtypes), count)]
     payloads = []
     for dtype in chosen:
-        octets = rng.integers(0, 256, elems * DTYPE_BYTES[dtype], np.uint8)
+        octets = rng.integers(0, 256, elems * DTYPES[dtype].nbytes, np.uint8)
         if dtype == "float32":  # any bits are a number, but which NaN comes out is not promised
             values = octets.view(np.float32)
             values[~np.isfinite(values)] = 1.0

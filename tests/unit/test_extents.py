@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import luwu
-from luwu.layout import DTYPE_BYTES, Layout, Share
+from luwu.base.dtypes import DTYPES
+from luwu.layout import Layout, Share
 from switch_emu.node import plan
 from switch_emu.node.extent_pages import extent_pages
 from tests.unit.local_job import (
@@ -192,7 +193,7 @@ def test_an_extent_is_split_to_its_pages(layout: Layout, extent_chunks: int, bit
                 is_lacking = (part.parameter, part.parameter_start) in lacking
                 assert bool(absent >> bit & 1) == is_lacking
             part_bytes = page.part(payload, dtype)
-            assert part_bytes.nbytes == page.elems * DTYPE_BYTES[dtype]
+            assert part_bytes.nbytes == page.elems * DTYPES[dtype].nbytes
             assert page.part_of((payload, dtype)) == (part_bytes, dtype)
             whole += bytes(part_bytes)
         assert whole == bytes(payload)

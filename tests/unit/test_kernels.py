@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from luwu.layout import DTYPE_BYTES
+from luwu.base.dtypes import DTYPES
 from switch_emu.node.kernels import Pieces, Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.kernels.portable import BLOCK_ELEMS, TORCH_DTYPES
@@ -119,7 +119,7 @@ def test_result_does_not_depend_on_pages(seed: int, version: str, cache: Path) -
     for start in range(0, job.elems, 4096):
         stop = min(start + 4096, job.elems)
         cut = [
-            (octets[start * DTYPE_BYTES[dtype] : stop * DTYPE_BYTES[dtype]], dtype)
+            (octets[start * DTYPES[dtype].nbytes : stop * DTYPES[dtype].nbytes], dtype)
             for octets, dtype in job.contributions
         ]
         page = Job(

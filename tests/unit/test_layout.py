@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from luwu.base.dtypes import DTYPES, WIRE_DTYPES
 from luwu.base.errors import ConfigError
 from luwu.base.limits import (
     ALIGN_ELEMS,
@@ -20,7 +21,7 @@ from luwu.base.limits import (
     PAYLOAD_BYTES_MAX,
     SEGMENTS_MAX,
 )
-from luwu.layout import DTYPE_BYTES, Layout, Parameter, Share, Unit, owners_of, padded
+from luwu.layout import Layout, Parameter, Share, Unit, owners_of, padded
 from tests.unit.kernel_calls import group_runs
 
 FIXED = settings(derandomize=True, deadline=None, max_examples=150)
@@ -28,7 +29,7 @@ FIXED = settings(derandomize=True, deadline=None, max_examples=150)
 SHAPES = (
     st.lists(st.integers(1, 200), max_size=3).map(tuple).filter(lambda s: math.prod(s) < 60_000)
 )
-DTYPES = st.sampled_from(sorted(DTYPE_BYTES))
+OF_WIRE = st.sampled_from(sorted(WIRE_DTYPES))
 
 
 @st.composite
@@ -39,8 +40,8 @@ def layouts(draw: st.DrawFn) -> Layout:
         Parameter(
             name=f"p{index}",
             shape=draw(SHAPES),
-            dtype=draw(DTYPES),
-            wire_dtype=draw(DTYPES),
+            dtype=draw(OF_WIRE),
+            wire_dtype=draw(OF_WIRE),
             trainable=draw(st.booleans()),
             group=draw(st.integers(0, 2)),
         )
@@ -85,7 +86,7 @@ def test_chunks_cover_each_unit_exactly(layout: Layout) -> None:
         assert chunk.start % ALIGN_ELEMS == chunk.elems % ALIGN_ELEMS == 0
         assert 0 < chunk.elems <= layout.chunk_bytes // 4
         assert chunk.sum_bytes == 4 * chunk.elems
-        assert chunk.wire_bytes == DTYPE_BYTES[chunk.wire_dtype] * chunk.elems
+        assert chunk.wire_bytes == DTYPES[chunk.wire_dtype].nbytes * chunk.elems
 
 
 @FIXED

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luwu.aggregate.interface import ENCODED
+from luwu.base.dtypes import WIRE_DTYPES
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import (
     CLIPS_MAX,
@@ -24,7 +25,6 @@ from luwu.base.limits import (
     TEXT_CHARS_MAX,
     WORLD_SIZE_MAX,
 )
-from luwu.layout import DTYPE_BYTES
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import PayloadRule, Role, Verb
 from luwu.wire.messages import (
@@ -212,7 +212,7 @@ _STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
     "present": st.integers(0, 2**WORLD_SIZE_MAX - 1),
     "lost": st.integers(0, 2**WORLD_SIZE_MAX - 1),
     "weight": st.floats(0, allow_nan=False, allow_infinity=False),
-    "dtype": st.sampled_from(sorted(DTYPE_BYTES)),
+    "dtype": st.sampled_from(sorted(WIRE_DTYPES)),
     "field": st.text(st.characters(exclude_categories=("Cs",)), max_size=FIELD_CHARS_MAX),
     "description_hash": st.text(_HEX, max_size=64),
 }
@@ -225,7 +225,7 @@ def messages(message_type: type[Message]) -> st.SearchStrategy[Message]:
         for entry in fields(message_type)
     }
     if message_type is Push:
-        chosen["dtype"] = st.sampled_from([*sorted(DTYPE_BYTES), ENCODED])
+        chosen["dtype"] = st.sampled_from([*sorted(WIRE_DTYPES), ENCODED])
     return st.builds(message_type, **chosen)
 
 

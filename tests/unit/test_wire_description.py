@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from luwu.base.dtypes import WIRE_DTYPES
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import CHUNK_BYTES_STEP, INT64_MAX
-from luwu.layout import DTYPE_BYTES, Layout, Parameter, Unit
+from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import (
     DIFFERENCES_SHOWN_MAX,
     DIMENSIONS_MAX,
@@ -80,7 +81,7 @@ def descriptions(draw: st.DrawFn) -> Description:
     """Any legal description of a small job."""
     count = draw(st.integers(1, 6))
     names = draw(st.lists(NAMES, min_size=count, max_size=count, unique=True))
-    dtypes = st.sampled_from(sorted(DTYPE_BYTES))
+    dtypes = st.sampled_from(sorted(WIRE_DTYPES))
     parameters = [
         Parameter(
             name=name,

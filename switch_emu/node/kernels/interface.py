@@ -34,8 +34,8 @@ import numpy as np
 
 from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.address import address_of_array
+from luwu.base.dtypes import DTYPES, WIRE_DTYPES
 from luwu.base.limits import NORM_BLOCK_ELEMS
-from luwu.layout import DTYPE_BYTES
 from luwu.wire.hyper import Number
 from switch_emu.native.fold import CELL_ELEMS
 from switch_emu.node.kernels.narrow import STORED_TYPES, Draw, Stored
@@ -284,7 +284,7 @@ def _check_array(array: F32Array, elems: int) -> None:
 
 
 def _check_payload(what: str, payload: memoryview, dtype: str, elems: int) -> None:
-    if dtype not in DTYPE_BYTES:
-        raise ValueError(f"{what}: dtype {dtype!r} does not travel; {', '.join(DTYPE_BYTES)} do")
-    if payload.nbytes != elems * DTYPE_BYTES[dtype]:
+    if dtype not in WIRE_DTYPES:
+        raise ValueError(f"{what}: dtype {dtype!r} does not travel; {', '.join(WIRE_DTYPES)} do")
+    if payload.nbytes != elems * DTYPES[dtype].nbytes:
         raise ValueError(f"{what} has {payload.nbytes} bytes, expected {elems} of {dtype}")

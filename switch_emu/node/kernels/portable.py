@@ -21,8 +21,8 @@ import torch
 
 from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.address import address_of_array
+from luwu.base.dtypes import DTYPES
 from luwu.base.limits import NORM_BLOCK_ELEMS
-from luwu.layout import DTYPE_BYTES
 from luwu.wire.averages import average_rate, keeps_average
 from luwu.wire.stored import NEVER_NEGATIVE
 from switch_emu.native.fold import CELL_ELEMS
@@ -372,7 +372,7 @@ def _tensor(array: np.ndarray) -> Any:
 def _source(payload: memoryview, dtype: str) -> Any:
     """A payload as a tensor; copied only if its elements are not aligned."""
     octets = np.frombuffer(payload, np.uint8)
-    if address_of_array(octets) % DTYPE_BYTES[dtype]:
+    if address_of_array(octets) % DTYPES[dtype].nbytes:
         octets = octets.copy()
     return _tensor(octets.view(_NUMPY_DTYPES[dtype])).view(TORCH_DTYPES[dtype])
 
@@ -380,7 +380,7 @@ def _source(payload: memoryview, dtype: str) -> Any:
 def _target(payload: memoryview, dtype: str) -> Any:
     """A tensor for the new weights: in the payload itself if its elements are aligned."""
     octets = np.frombuffer(payload, np.uint8)
-    if address_of_array(octets) % DTYPE_BYTES[dtype]:
+    if address_of_array(octets) % DTYPES[dtype].nbytes:
         octets = np.empty_like(octets)
     return torch.from_numpy(octets.view(_NUMPY_DTYPES[dtype])).view(TORCH_DTYPES[dtype])
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from luwu.aggregate.sum_in_order import F32Array
-from luwu.layout import DTYPE_BYTES
+from luwu.base.dtypes import DTYPES
 from luwu.wire.hyper import Number
 from luwu.wire.stored import BLOCK_ELEMS, NEVER_NEGATIVE, field_dtype
 from switch_emu.node.kernels.interface import Pieces, Run, Scales, UpdateCall, UpdateKernel
@@ -59,7 +59,7 @@ def _difference(
         results = []
         for number, (kernel, old) in enumerate(zip((found, expected), kept, strict=True)):
             new = old if in_place else old.empty()
-            octets = np.zeros(ELEMS * DTYPE_BYTES[wire], np.uint8)
+            octets = np.zeros(ELEMS * DTYPES[wire].nbytes, np.uint8)
             pieces = Pieces.of(_PIECES)
             squares = kernel.update(
                 UpdateCall(
