@@ -14,21 +14,19 @@ class Dtype(NamedTuple):
 
     nbytes: int
     """Bytes of one element."""
-    numpy: str
-    """The NumPy type that holds it: its own, or for bfloat16 that of its bits."""
-    file: str
-    """Its name in safetensors."""
+    numpy: str = ""
+    """The NumPy type that holds it, for bfloat16 that of its bits; empty: no value is looked at."""
     code: int = -1
     """Its number in the compiled library; see `switch_emu/native/arithmetic.c`."""
 
 
 DTYPES: Final = {
-    "float32": Dtype(4, "float32", "F32", code=0),
-    "bfloat16": Dtype(2, "uint16", "BF16", code=1),
-    "float16": Dtype(2, "float16", "F16", code=2),
-    "int8": Dtype(1, "int8", "I8", code=3),
-    "uint8": Dtype(1, "uint8", "U8", code=4),
-    "int64": Dtype(8, "int64", "I64"),
+    "float32": Dtype(4, "float32", code=0),
+    "bfloat16": Dtype(2, "uint16", code=1),
+    "float16": Dtype(2, "float16", code=2),
+    "int8": Dtype(1, "int8", code=3),
+    "uint8": Dtype(1, "uint8", code=4),
+    "int64": Dtype(8, "int64"),
 }
 
 WIRE_DTYPES: Final = ("float32", "bfloat16", "float16")
@@ -37,3 +35,5 @@ STATE_DTYPES: Final = ("float32", "bfloat16", "int8")
 """Dtypes in which a page keeps moments; int8 by blocks, each with a scale."""
 MASTER_DTYPES: Final = ("float32", "bfloat16")
 """Dtypes in which a page keeps master weights."""
+PAGE_DTYPES: Final = ("float32", "bfloat16", "int8", "uint8", "int64")
+"""Dtypes of the fields of a page: uint8 of moments that are never negative, int64 of counts."""

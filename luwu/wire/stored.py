@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from luwu.base.dtypes import DTYPES
 from luwu.base.limits import ALIGN_ELEMS
 from luwu.layout import COUNT_BYTES
 from luwu.wire.averages import AVERAGE
@@ -29,14 +30,6 @@ NEVER_NEGATIVE: Final = ("v",)
 _OF_WHOLE: Final = {"muon": ("m",)}
 """By optimizer: what it keeps of parameters that it updates as a whole, if that is not all."""
 
-FIELD_DTYPE_BYTES: Final = {
-    "float32": 4,
-    "bfloat16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "int64": COUNT_BYTES,
-}
-
 
 class StoredField(NamedTuple):
     """One array of a page."""
@@ -48,7 +41,7 @@ class StoredField(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes without a gap."""
-        return self.elems * FIELD_DTYPE_BYTES[self.dtype]
+        return self.elems * DTYPES[self.dtype].nbytes
 
 
 def scale_name(field: str) -> str:

@@ -16,6 +16,7 @@ import uuid
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from luwu.base.dtypes import DTYPES, PAGE_DTYPES
 from luwu.base.errors import ConfigError, StateError
 
 FORMAT_VERSION = 1
@@ -23,18 +24,6 @@ FORMAT_VERSION = 1
 
 FIELD_ALIGN_BYTES = 64
 """Fields start on a cache line: fastest for vectorised kernels."""
-
-DTYPE_BYTES = {
-    "float32": 4,
-    "float64": 8,
-    "bfloat16": 2,
-    "float16": 2,
-    "int64": 8,
-    "int32": 4,
-    "int8": 1,
-    "uint8": 1,
-}
-"""Dtypes of fields, and the bytes of one element."""
 
 
 def _aligned(count: int) -> int:
@@ -50,10 +39,10 @@ class Field:
     elems: int
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPE_BYTES:
+        if self.dtype not in PAGE_DTYPES:
             raise ConfigError(
                 f"field {self.name!r}: dtype {self.dtype!r} cannot be stored; "
-                f"use one of {', '.join(DTYPE_BYTES)}"
+                f"use one of {', '.join(PAGE_DTYPES)}"
             )
         if self.elems < 1:
             raise ConfigError(f"field {self.name!r}: elems must be at least 1, got {self.elems}")
@@ -61,7 +50,7 @@ class Field:
     @property
     def field_bytes(self) -> int:
         """Bytes without the gap behind it."""
-        return self.elems * DTYPE_BYTES[self.dtype]
+        return self.elems * DTYPES[self.dtype].nbytes
 
 
 @dataclass(frozen=True)
