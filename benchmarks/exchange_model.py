@@ -27,7 +27,6 @@ BLOCK_SHARES = {"qkv": 3, "proj": 1, "up": 4, "down": 4}
 """Elements of a GPT block's matrices, in units of the square of its width."""
 
 LR, BETA1, BETA2, EPS, WEIGHT_DECAY = 1e-3, 0.9, 0.95, 1e-8, 0.1
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _INITIAL = 1 << 20
 """Stands where a rank does in the seed of the first weights."""
@@ -64,7 +63,8 @@ class Job:
     @property
     def torch_dtype(self) -> torch.dtype:
         """The wire dtype."""
-        return TORCH_DTYPES[self.dtype]
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
 
     def layout(self, chunk_bytes: int, extent_chunks: int = 1) -> Layout:
         """The geometry LuWu is told of."""

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from luwu.aggregate.interface import F32Array
-
-_STORED = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+from luwu.base.dtypes import DTYPES, WIRE_DTYPES
 
 
 def as_float32(buffer: memoryview | bytes, dtype: str) -> F32Array:
@@ -21,9 +20,9 @@ def as_float32(buffer: memoryview | bytes, dtype: str) -> F32Array:
 
 def stored(buffer: memoryview | bytes, dtype: str) -> Any:
     """The elements as numpy can hold them; a bfloat16 is its bits. Raises ValueError."""
-    if dtype not in _STORED:
+    if dtype not in WIRE_DTYPES:
         raise ValueError(f"dtype {dtype!r} does not travel; expected float32, bfloat16 or float16")
-    return np.frombuffer(buffer, _STORED[dtype])
+    return np.frombuffer(buffer, DTYPES[dtype].numpy)
 
 
 def widened(values: Any, dtype: str) -> F32Array:

@@ -10,11 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from luwu.base.address import address_of, address_of_array
+from luwu.base.dtypes import DTYPES
 
 Pointer = ctypes.c_void_p
-
-DTYPES: Final = {"float32": 0, "bfloat16": 1, "float16": 2}
-"""How the library calls what travels."""
 
 CELL_ELEMS: Final = 64
 """The library works on multiples of this."""
@@ -50,5 +48,5 @@ def sources(
     """Addresses and dtypes, as the library takes them; valid while these objects are."""
     count = len(contributions)
     pointers = (Pointer * count)(*(address_of(payload) for payload, _ in contributions))
-    dtypes = (ctypes.c_int32 * count)(*(DTYPES[dtype] for _, dtype in contributions))
+    dtypes = (ctypes.c_int32 * count)(*(DTYPES[dtype].code for _, dtype in contributions))
     return pointers, dtypes

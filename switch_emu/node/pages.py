@@ -10,6 +10,7 @@ import numpy as np
 
 from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.digest import WeightsDigest
+from luwu.base.dtypes import DTYPES
 from luwu.base.errors import ConfigError
 from luwu.layout import Layout, Share
 from luwu.wire.description import Description
@@ -22,7 +23,7 @@ from luwu.wire.stored import (
     stored_fields,
 )
 from switch_emu.node.kernels import kernel_name
-from switch_emu.node.kernels.narrow import STORED_TYPES, Stored, narrow, widen
+from switch_emu.node.kernels.narrow import Stored, narrow, widen
 from switch_emu.store import DecidedStep, Field, PageKind, StoreConfig
 
 
@@ -97,7 +98,7 @@ def node_layout_hash(description: Description, node: int, replicas: int) -> str:
 def field_view(kind: PageKind, record: memoryview, name: str) -> Stored:
     """One field of a record as it is stored, without a copy."""
     start, stop = kind.range(name)
-    form = STORED_TYPES[kind.dtype(name)]
+    form = DTYPES[kind.dtype(name)].numpy
     found: Stored = np.frombuffer(record[start:stop], form)
     return found
 
@@ -121,7 +122,7 @@ def read_values(
         read(name, into)
         return
     out = np.frombuffer(into, np.float32)
-    stored, scales = np.empty(out.size, STORED_TYPES[dtype]), None
+    stored, scales = np.empty(out.size, DTYPES[dtype].numpy), None
     read(name, stored.view(np.uint8).data)
     if stored.itemsize == 1:
         scales = np.empty(out.size // BLOCK_ELEMS, np.float32)

@@ -21,7 +21,7 @@ from luwu.layout import SUM_BYTES
 from luwu.protocol.contribution import Contribution
 from luwu.protocol.sum_order import Group, combined, depth, nested
 from luwu.wire.stored import UPDATES, WEIGHT, scale_name
-from switch_emu.node.kernels.narrow import STORED_TYPES, Stored
+from switch_emu.node.kernels.narrow import Stored
 from switch_emu.process.payload import Payload, terms_of
 from switch_emu.store import PageKind, StoreConfig, aligned_buffer
 from switch_emu.store.direct_io import BLOCK_BYTES
@@ -55,7 +55,7 @@ def record_views(kind: PageKind, rows: RecordRows, state_fields: Sequence[str]) 
         return np.ndarray(shape, dtype, rows.memory, start, strides)
 
     def stored(name: str) -> Stored:
-        return view(*kind.range(name), STORED_TYPES[kind.dtype(name)])
+        return view(*kind.range(name), DTYPES[kind.dtype(name)].numpy)
 
     state = tuple(map(stored, state_fields))
     scales = tuple(stored(scale_name(n)) if kind.has(scale_name(n)) else None for n in state_fields)

@@ -24,7 +24,6 @@ from luwu.wire.hyper import Number
 from switch_emu.native import build as building
 from switch_emu.node.kernels import Pieces, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.make import make_kernel
-from switch_emu.node.kernels.portable import TORCH_DTYPES
 
 ADAM = ("adam", ("m", "v"))
 ADAMW = ("adamw", ("m", "v"))
@@ -144,7 +143,7 @@ def random_values(rng: np.random.Generator, elems: int, special: bool = False) -
 
 def payload(values: np.ndarray, dtype: str, shift: int = 0) -> memoryview:
     """What travels, at an address `shift` bytes off."""
-    octets = torch.from_numpy(values).to(TORCH_DTYPES[dtype]).view(torch.uint8).numpy()
+    octets = torch.from_numpy(values).to(getattr(torch, dtype)).view(torch.uint8).numpy()
     room = np.empty(octets.size + 64, np.uint8)
     shift += -room.ctypes.data % 64
     room[shift : shift + octets.size] = octets
@@ -220,7 +219,7 @@ class Job:
         """Weights, state and the sum, from whole tensors and torch's fused functions."""
         total = None
         for octets, dtype in self.contributions:
-            bits = torch.frombuffer(bytearray(octets), dtype=TORCH_DTYPES[dtype]).float()
+            bits = torch.frombuffer(bytearray(octets), dtype=getattr(torch, dtype)).float()
             total = bits if total is None else total + bits
         assert total is not None
         mean = total / torch.tensor(self.divisor, dtype=torch.float32)

@@ -14,7 +14,7 @@ import torch
 from luwu.base.dtypes import DTYPES
 from switch_emu.node.kernels import Pieces, Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel
-from switch_emu.node.kernels.portable import BLOCK_ELEMS, TORCH_DTYPES
+from switch_emu.node.kernels.portable import BLOCK_ELEMS
 from tests.unit import kernel_jobs
 from tests.unit.kernel_jobs import (
     ADAM,
@@ -81,7 +81,7 @@ def test_update_equals_torch(
         for name, one, other in zip(("weights", *optimizer[1]), found, expected, strict=True):
             same_bits(one, other, f"{name}, {note}")
         same_bits(np.array(squares), squares_expected, f"squares, {note}")
-        cast = torch.from_numpy(found[0]).to(TORCH_DTYPES[job.wire_dtype])
+        cast = torch.from_numpy(found[0]).to(getattr(torch, job.wire_dtype))
         np.testing.assert_array_equal(wire, cast.view(torch.uint8).numpy(), err_msg=note)
 
 
@@ -210,7 +210,7 @@ def test_wire_is_rounded_to_nearest_even(dtype: str, version: str, cache: Path) 
         )  # fmt: skip
         _, squares, wire = job.by_kernel(kernel, True, measure=False, wire_shift=shift)
         assert squares == ()
-        expected = torch.from_numpy(values).to(TORCH_DTYPES[dtype]).view(torch.uint8).numpy()
+        expected = torch.from_numpy(values).to(getattr(torch, dtype)).view(torch.uint8).numpy()
         np.testing.assert_array_equal(wire, expected)
 
 

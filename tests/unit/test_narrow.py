@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from luwu.base.dtypes import DTYPES
 from luwu.wire.stored import BLOCK_ELEMS
 from switch_emu.node.kernels import Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel, portable_kernel
 from switch_emu.node.kernels.narrow import (
-    STORED_TYPES,
     Draw,
     Stored,
     draw_key,
@@ -31,7 +31,7 @@ F32 = np.dtype(np.float32)
 
 
 def room(dtype: str, blocks: int = BLOCKS) -> tuple[Stored, np.ndarray | None]:
-    values = np.zeros(blocks * BLOCK_ELEMS, STORED_TYPES[dtype])
+    values = np.zeros(blocks * BLOCK_ELEMS, DTYPES[dtype].numpy)
     return values, np.zeros(blocks, np.float32) if values.itemsize == 1 else None
 
 
@@ -177,7 +177,7 @@ def test_kernels_agree_on_pages_that_lie_apart(
             return octets.view(form)
 
         second = "uint8" if state == "int8" else state
-        forms = [STORED_TYPES[each] for each in (master, state, second)]
+        forms = [DTYPES[each].numpy for each in (master, state, second)]
         sides = []
         for each in records:
             arrays = [view(each, 64 * 256 * n, elems, form) for n, form in enumerate(forms)]

@@ -17,7 +17,6 @@ from luwu.layout import Layout, Parameter, Unit, padded
 from luwu.wire.clips import Clip, clip_factor
 from luwu.wire.hyper import Number, StepHyper
 from switch_emu.node.kernels import kernel_name
-from switch_emu.node.kernels.portable import TORCH_DTYPES
 from tests.unit.kernel_calls import block_squares, group_runs, kernel_for, to_wire, update_page
 
 Runs = tuple[tuple[int, int, int], ...]
@@ -389,7 +388,7 @@ def test_narrow_weights_are_rounded_to_nearest_even(dtype: str) -> None:
         np.resize(np.array([0.0, -0.0, np.inf, -np.inf, 1e-42, 65504.0, 3e38], np.float32), 64),
     ])  # fmt: skip
     octets = to_wire(values, dtype)
-    expected = torch.from_numpy(values).to(TORCH_DTYPES[dtype])
+    expected = torch.from_numpy(values).to(getattr(torch, dtype))
     assert bytes(octets) == bytes(expected.view(torch.uint8).numpy())
     if dtype == "bfloat16":
         bits = values.view(np.uint32).astype(np.uint64)

@@ -11,7 +11,8 @@ from typing import Any
 
 import simpy
 
-from luwu.layout import DTYPE_BYTES, SUM_BYTES
+from luwu.base.dtypes import DTYPES
+from luwu.layout import SUM_BYTES
 from luwu.predict.driven.cores import JOB, NEVER, OWN, Cores
 from luwu.predict.driven.links import Token
 from luwu.predict.events.engines import Process
@@ -90,5 +91,5 @@ def made_by(action: Sum | Cache) -> Token:
         return action.payload.copy()
     first = action.payloads[0]
     assert isinstance(first, Token)
-    elems = first.nbytes // DTYPE_BYTES[action.dtypes[0]]
+    elems = first.nbytes // DTYPES[action.dtypes[0]].nbytes
     return Token(elems * SUM_BYTES, first.cost_bytes)

@@ -15,7 +15,8 @@ from typing import Any
 
 import simpy
 
-from luwu.layout import DTYPE_BYTES, Layout
+from luwu.base.dtypes import DTYPES
+from luwu.layout import Layout
 from luwu.nic.core import actions as nic
 from luwu.predict.driven.cores import HYPER, JOB, NEVER, OWN, Cores
 from luwu.predict.driven.links import Token
@@ -171,7 +172,7 @@ class DrivenWorker:
         dtype = self._script.gradient_dtype
         gradients = []
         for extent in self._layout.trainable_extents(index):
-            nbytes = self._layout.extents[extent].elems * DTYPE_BYTES[dtype]
+            nbytes = self._layout.extents[extent].elems * DTYPES[dtype].nbytes
             payload = Token(nbytes, nbytes * self._script.scale)
             gradients.append(
                 nic.Gradient(index=extent, payload=payload, payload_bytes=nbytes, dtype=dtype)

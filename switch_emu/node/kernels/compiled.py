@@ -6,16 +6,16 @@ Only addresses are made here; `updates.py` rounds the hyper-parameters of a run.
 from __future__ import annotations
 
 import ctypes
-from typing import Final
 
 import numpy as np
 
 from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.address import address_of, address_of_array
+from luwu.base.dtypes import DTYPES
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.wire.averages import average_rate, keeps_average
 from luwu.wire.stored import NEVER_NEGATIVE
-from switch_emu.native.fold import DTYPES, Fold, Pointer, sources
+from switch_emu.native.fold import Fold, Pointer, sources
 from switch_emu.node.kernels.interface import (
     Contributions,
     UpdateCall,
@@ -24,12 +24,11 @@ from switch_emu.node.kernels.interface import (
     check_fold,
     check_update,
 )
+from switch_emu.node.kernels.narrow import STORED_CODES
 from switch_emu.node.kernels.updates import UNCHANGED, Compiled, lerp_weight
 
 _NO_OPTIMIZER = 0
 _NO_WIRE = -1
-_FORMS: Final = {"f": 0, "H": 1, "b": 3, "B": 4}
-"""How the library calls the types of `narrow.Stored`, by their character in numpy."""
 
 
 class _Run(ctypes.Structure):
@@ -153,7 +152,7 @@ class CompiledKernel(UpdateKernel):
             ctypes.addressof(said),
             address_of_array(squares) if measure else None,
             None if wire is None else address_of(wire[0]),
-            _NO_WIRE if wire is None else DTYPES[wire[1]], call.divisor, call.scale, in_place,
+            _NO_WIRE if wire is None else DTYPES[wire[1]].code, call.divisor, call.scale, in_place,
             0 if pieces is None else len(pieces.borders),
             None if pieces is None else address_of_array(pieces.borders),
             None if pieces is None else address_of_array(pieces.squares),
@@ -175,7 +174,7 @@ class CompiledKernel(UpdateKernel):
                 address_of_array(old), address_of_array(new),
                 None if scale is None else address_of_array(scale),
                 None if scale_out is None else address_of_array(scale_out),
-                _FORMS[old.dtype.char], tensor, self._is_unsigned[tensor],
+                STORED_CODES[old.dtype], tensor, self._is_unsigned[tensor],
             )
             for tensor, (old, new, scale, scale_out) in enumerate(rows)
         ]  # fmt: skip
@@ -187,7 +186,7 @@ class CompiledKernel(UpdateKernel):
         at = address_of_array(weights)
         native = _Update(
             elems=weights.size, page_elems=weights.size, optimizer=_NO_OPTIMIZER,
-            weights=_Field(at, at), wire=address_of(into), wire_dtype=DTYPES[dtype],
+            weights=_Field(at, at), wire=address_of(into), wire_dtype=DTYPES[dtype].code,
             divisor=1.0, scale=1.0, in_place=True,
         )  # fmt: skip
         self._update(ctypes.addressof(native))

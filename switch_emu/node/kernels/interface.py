@@ -38,7 +38,7 @@ from luwu.base.dtypes import DTYPES, WIRE_DTYPES
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.wire.hyper import Number
 from switch_emu.native.fold import CELL_ELEMS
-from switch_emu.node.kernels.narrow import STORED_TYPES, Draw, Stored
+from switch_emu.node.kernels.narrow import STORED_CODES, Draw, Stored
 from switch_emu.node.kernels.updates import NO_OPTIMIZER
 
 Scales = tuple[F32Array | None, ...]
@@ -249,7 +249,7 @@ def _check_pages(
     array: Stored, dtype: np.dtype[np.generic], shape: tuple[int, ...], beside: Stored
 ) -> None:  # fmt: skip
     size = array.itemsize
-    is_like = array.dtype == dtype and array.dtype in STORED_TYPES.values() and array.shape == shape
+    is_like = array.dtype == dtype and array.dtype in STORED_CODES and array.shape == shape
     is_one = len(shape) == 1 and array.strides == (size,)
     are_apart = (
         len(shape) == 2

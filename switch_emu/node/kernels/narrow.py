@@ -29,15 +29,16 @@ import numpy as np
 import numpy.typing as npt
 
 from luwu.aggregate.sum_in_order import F32Array
+from luwu.base.dtypes import DTYPES, STATE_DTYPES
 from luwu.wire.stored import BLOCK_ELEMS
 
 Stored = npt.NDArray[Any]
 """A field of a page: the type of its elements says what it is, uint16 is bfloat16."""
 
-STORED_TYPES: Final = {
-    "float32": np.float32, "bfloat16": np.uint16, "int8": np.int8, "uint8": np.uint8,
-}  # fmt: skip
-"""By the dtype of a field."""
+STORED_CODES: Final = {
+    np.dtype(DTYPES[name].numpy): DTYPES[name].code for name in (*STATE_DTYPES, "uint8")
+}
+"""The types of `Stored`, with their numbers in the compiled library."""
 
 SEED: Final = 0x4C7557755F32364E
 _MASK: Final = 2**64 - 1

@@ -46,14 +46,6 @@ BLOCK_ELEMS = 256 * 1024
 LANES = 256
 """Partial sums of a block's squares."""
 
-TORCH_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
-_NUMPY_DTYPES = {"float32": np.float32, "bfloat16": np.int16, "float16": np.int16}
-
 
 class PortableKernel(UpdateKernel):
     """Blocks of torch's fused kernels; see the module."""
@@ -374,7 +366,7 @@ def _source(payload: memoryview, dtype: str) -> Any:
     octets = np.frombuffer(payload, np.uint8)
     if address_of_array(octets) % DTYPES[dtype].nbytes:
         octets = octets.copy()
-    return _tensor(octets.view(_NUMPY_DTYPES[dtype])).view(TORCH_DTYPES[dtype])
+    return _tensor(octets).view(getattr(torch, dtype))
 
 
 def _target(payload: memoryview, dtype: str) -> Any:
@@ -382,7 +374,7 @@ def _target(payload: memoryview, dtype: str) -> Any:
     octets = np.frombuffer(payload, np.uint8)
     if address_of_array(octets) % DTYPES[dtype].nbytes:
         octets = np.empty_like(octets)
-    return torch.from_numpy(octets.view(_NUMPY_DTYPES[dtype])).view(TORCH_DTYPES[dtype])
+    return torch.from_numpy(octets).view(getattr(torch, dtype))
 
 
 def _deliver(target: Any, payload: memoryview) -> None:

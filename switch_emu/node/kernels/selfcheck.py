@@ -16,7 +16,7 @@ from luwu.base.dtypes import DTYPES
 from luwu.wire.hyper import Number
 from luwu.wire.stored import BLOCK_ELEMS, NEVER_NEGATIVE, field_dtype
 from switch_emu.node.kernels.interface import Pieces, Run, Scales, UpdateCall, UpdateKernel
-from switch_emu.node.kernels.narrow import STORED_TYPES, Draw, Stored, draw_key, narrow, widen
+from switch_emu.node.kernels.narrow import Draw, Stored, draw_key, narrow, widen
 from switch_emu.node.kernels.updates import NO_OPTIMIZER, Hyper
 
 ELEMS = 4096 + 192
@@ -119,7 +119,7 @@ class _Kept:
         scales: list[F32Array | None] = []
         for name, each in zip(("", *fields), values, strict=True):
             dtype = field_dtype(name, state) if name else master
-            array, scale = np.empty(each.size, STORED_TYPES[dtype]), None
+            array, scale = np.empty(each.size, DTYPES[dtype].numpy), None
             if array.itemsize == 1:
                 scale = np.empty(each.size // BLOCK_ELEMS, np.float32)
             narrow(each, array, scale, None, is_unsigned=name in NEVER_NEGATIVE)
