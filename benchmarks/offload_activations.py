@@ -113,7 +113,6 @@ def train(arm: str, job: Job, directory: str) -> dict[str, Any]:
         "written_bytes": stats.written_bytes // job.steps if stats else 0,
         "read_bytes": stats.read_bytes // job.steps if stats else 0,
         "waiting_bytes_peak": stats.waiting_bytes_peak if stats else 0,
-        "waited_s": stats.waited_s / job.steps if stats else 0.0,
         "disk_bytes": stats.disk_bytes if stats else 0,
     }
 
@@ -240,12 +239,12 @@ def _measure(arguments: argparse.Namespace, directory: str) -> int:
 
 
 def _show(rows: list[Row], disk: dict[str, float]) -> None:
-    headings = ("arm", "s a step", "spread", "peak", "beyond start", "to disk a step", "waited s")
+    headings = ("arm", "s a step", "spread", "peak", "beyond start", "to disk a step")
     lines = [
         (
             each["arm"], f"{each['seconds_median']:.3f}", f"{each['seconds_spread']:.0%}",
             format_bytes(each["peak_bytes"]), format_bytes(each["peak_bytes_beyond_start"]),
-            format_bytes(each["written_bytes"]), f"{each['waited_s']:.3f}",
+            format_bytes(each["written_bytes"]),
         )
         for each in rows
     ]  # fmt: skip

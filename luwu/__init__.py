@@ -23,7 +23,7 @@ Packages, the lowest layer first (docs/architecture.md has the picture and the r
     training/      `fully_shard`, hooks, state dicts: everything that knows torch modules
     checkpoint/    export and import of a state
     optim/         optimizers that a script constructs
-    activations/   activations on disk between forward and backward
+    activations.py activations on disk between forward and backward
     launch/        processes of a run
     monitor/       what a run does and did: its status, its report, its live page
     engines/       other programs that place processes on hosts: Ray
@@ -42,8 +42,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from luwu import optim as optim
-    from luwu.activations.hooks import activation_stats as activation_stats
-    from luwu.activations.hooks import offload_activations as offload_activations
+    from luwu.activations import activation_stats as activation_stats
+    from luwu.activations import offload_activations as offload_activations
     from luwu.base.errors import ConfigError as ConfigError
     from luwu.base.errors import LuwuError as LuwuError
     from luwu.base.errors import StepAborted as StepAborted
@@ -91,7 +91,7 @@ _HOME = {
     "StepAborted": "luwu.base.errors",
     "StepOrderError": "luwu.base.errors",
     "StepsLost": "luwu.base.errors",
-    "activation_stats": "luwu.activations.hooks",
+    "activation_stats": "luwu.activations",
     "attach": "luwu.training.script.kept",
     "clip_grad_norm_": "luwu.training.script.clipping",
     "device": "luwu.training.script.run",
@@ -107,7 +107,7 @@ _HOME = {
     "init_weights": "luwu.training.script.first",
     "load_pretrained": "luwu.training.script.first",
     "log": "luwu.training.script.log",
-    "offload_activations": "luwu.activations.hooks",
+    "offload_activations": "luwu.activations",
     "random_state": "luwu.training.state.attached",
     "rank": "luwu.training.script.run",
     "register_forward_method": "luwu.training.script.fully_shard",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import luwu
-from luwu.activations.store import ActivationStats
+from luwu.activations import ActivationStats
 from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
 from tests.unit.fake_nic import FakeNetwork
@@ -24,7 +24,6 @@ from tests.unit.training_harness import (
     one_thread,  # noqa: F401 - for every test here
     worker,
 )
-from tests.unit.waiting import is_soon
 
 STEPS = 3
 
@@ -110,7 +109,7 @@ def test_units_train_with_the_same_bits(tmp_path: Path, update: str, checkpointi
         if checkpointing != "none":
             x_bytes = 4 * 2 * 16 * 64  # inputs of 3 blocks, of the norm and of the head; tokens
             assert stats.saved_bytes == STEPS * (5 * x_bytes + 8 * 2 * 17)
-        assert is_soon(lambda: list(scratch.iterdir()) == [])
+        assert list(scratch.iterdir()) == []
 
 
 class Aliases(nn.Module):
@@ -191,8 +190,6 @@ def masters_after(
                 step = error.step
         loss = None
     assert network.attempt == (lost is not None)
-    store = model.__dict__["luwu_offload"].store
-    assert is_soon(lambda: store._thread is None)
     assert list(directory.iterdir()) == []
     return network.masters()
 

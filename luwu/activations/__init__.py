@@ -1,1 +1,0 @@
-"""Activations on disk between forward and backward; nothing of the network."""
