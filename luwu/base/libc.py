@@ -1,6 +1,5 @@
 """Calls of libc that Python does not offer: `mmap.mmap` cannot reserve addresses, map at a given
-one, nor let go of its descriptor while it is mapped; nothing tells `malloc` what to keep, nor where
-the environment lies."""
+one, nor let go of its descriptor while it is mapped; and nothing tells `malloc` what to keep."""
 
 from __future__ import annotations
 
@@ -33,8 +32,6 @@ _libc.mremap.argtypes = [
     ctypes.c_int,
     ctypes.c_void_p,
 ]
-_libc.getenv.restype = ctypes.c_void_p
-_libc.getenv.argtypes = [ctypes.c_char_p]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -84,22 +81,6 @@ def keep_one_arena() -> None:
     mallopt = getattr(_libc, "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
-
-
-def variable_address(name: str) -> int:
-    """Where the value of a variable of the environment lies: until it is set, as the kernel put it.
-
-    Raises KeyError.
-    """
-    found = _libc.getenv(name.encode())
-    if found is None:
-        raise KeyError(name)
-    return int(found)
-
-
-def write_bytes(address: int, data: bytes) -> None:
-    """Write to memory of this process."""
-    ctypes.memmove(address, data, len(data))
 
 
 def _checked(found: int | None) -> int:

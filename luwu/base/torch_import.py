@@ -40,7 +40,7 @@ def import_for_children() -> ImportedTorch | None:
     None if there is no torch, or if children cannot share it: they lack threads that run here, and
     a GPU that is in use here; and a sitecustomize of the user may look at a worker's rank.
     """
-    if _NAME in sys.modules or starts_by_user_code():
+    if _NAME in sys.modules or _starts_by_user_code():
         return None
     before = {*sys.modules, "__mp_main__"}  # a second name of __main__
     expect_torch()
@@ -141,7 +141,7 @@ class _Found(Loader):
         module.__spec__ = self._spec
 
 
-def starts_by_user_code() -> bool:
+def _starts_by_user_code() -> bool:
     """True if Python has run a module of the user's as it began; systems may have one of theirs.
 
     So does coverage.py, which counts lines in the process that it began in.

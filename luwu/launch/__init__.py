@@ -7,7 +7,7 @@ service.py        switch and node that serve one job after another
 agent.py          the workers of this host, forked and forked again
 torchrun.py       command lines of workers
 entry.py          the program of a worker: the user's script
-prepared.py       the same in processes that are forked
+forked.py         the same in processes that the agent forks
 attendance.py     workers of this host that are done
 switch_memory.py  the memory plan of the switches
 worker_loss.py    what a lost worker means: `--on-worker-loss`

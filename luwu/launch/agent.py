@@ -38,9 +38,8 @@ from luwu.base.clock import sleep, unix_ns
 from luwu.base.expendable import print_if_possible
 from luwu.base.tree import parse_ranks, ranges_text
 from luwu.launch.attendance import BROKEN_OFF, look_at
-from luwu.launch.prepared import PreparedEntry
+from luwu.launch.forked import Forked, PreparedEntry
 from luwu.launch.processes.children import end_text, exit_text
-from luwu.launch.processes.forked import Forked
 from luwu.launch.processes.run_directory import RunDirectory
 
 SAYS: Final = "agent: "

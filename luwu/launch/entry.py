@@ -68,8 +68,7 @@ def main(
         sys.exit(code)
     finally:
         ended = {
-            "rank": rank, "ended": utc_text(), "joined": _has_joined(),
-            "torch": "torch" in sys.modules, "threads": _threads(),
+            "rank": rank, "ended": utc_text(), "joined": _has_joined(), "threads": _threads(),
         }  # fmt: skip
         with contextlib.suppress(OSError):
             run.role(f"{process}{RUNNING}").unlink()

@@ -7,8 +7,6 @@ settings.py      settings, from an argument, a marker, the command line or the i
 same_weights.py  weights of several workers beside those of one process
 cluster.py       a whole cluster of processes
 running.py       a function in new worker processes
-starters.py      what starts them, and how it is asked
-starter.py       the program that does
 worker.py        the program of a worker process
 calls.py         a function named, never sent as an object
 values.py        arguments and results in files

@@ -19,7 +19,6 @@ from luwu.testing.namespaces import External, Namespace, ProcService
 from luwu.testing.record import Record
 from luwu.testing.running import Running
 from luwu.testing.settings import setting
-from luwu.testing.starters import Starters
 from luwu.testing.values import load_value
 
 _OUR_THREADS: Final = ("luwu-", "node", "switch", "worker-")
@@ -63,8 +62,7 @@ class Runner:
                 f"service={service!r:.60}; give a fixture made by luwu.testing.factories, or "
                 "luwu_session"
             )
-        starters = self._request.getfixturevalue("luwu_starters")
-        call = Call(self._record, service, starters, fn, args, workers=count, timeout_s=timeout_s)
+        call = Call(self._record, service, fn, args, workers=count, timeout_s=timeout_s)
         self._started.append(call)
         return call
 
@@ -80,7 +78,7 @@ class Call:
     """One function in its workers, with the job they join."""
 
     def __init__(
-        self, record: Record, service: ServiceLike, starters: Starters, fn: Callable[..., Any],
+        self, record: Record, service: ServiceLike, fn: Callable[..., Any],
         args: Sequence[object], *, workers: int, timeout_s: float,
     ) -> None:  # fmt: skip
         self.name = fn.__qualname__
@@ -104,7 +102,7 @@ class Call:
                 job = self._namespace.start(workers)
                 run, connect = job.run, str(job.run.connect_file)
             self._running = Running(
-                run, file, starters, workers=workers, connect=connect, timeout_s=timeout_s, job=job
+                run, file, workers=workers, connect=connect, timeout_s=timeout_s, job=job
             )
         except BaseException:
             self.is_settled = True

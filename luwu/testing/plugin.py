@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from luwu.testing.fixtures import ClusterFactory, InprocRunner, Runner
     from luwu.testing.namespaces import Namespace, ProcService
-    from luwu.testing.starters import Starters
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -94,17 +93,6 @@ def luwu_record(
     request.node.stash[RECORD] = record
     yield record
     record.check()
-
-
-@pytest.fixture(scope="session")
-def luwu_starters(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Generator[Starters, None, None]:
-    """The processes that start workers, for all tests of this session."""
-    from luwu.testing.starters import Starters
-
-    with Starters(tmp_path_factory.mktemp("luwu-starters")) as starters:
-        yield starters
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A function in fresh worker processes: one guard and one process a rank.
+"""A function in fresh worker processes: one guard and one process per rank.
 
 The first rank that fails ends the run: its error is raised, and the others are stopped. What ranks
 say goes to logs; what a rank leaves behind its guard kills, and says so (`leaks`).
@@ -17,15 +17,15 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.closing import Closing
 from luwu.base.errors import DeadlineError, LuwuError, WorkerFailed
 from luwu.base.json_file import read_json
-from luwu.launch.processes.children import kill_marked, stop_all
+from luwu.launch.processes.children import Child, kill_marked, stop_all
 from luwu.launch.processes.failures import lost_worker, worker_failure
 from luwu.launch.processes.guard import LEFT, MARK_SUFFIX
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.service import ServiceJob
 from luwu.launch.supervisor import threads_per_worker, worker_environ
+from luwu.launch.torchrun import guarded_command
 from luwu.testing.calls import BEFORE, member_file, result_folder, where_file
 from luwu.testing.cluster import clean_environ
-from luwu.testing.starters import Started, Starters
 from luwu.testing.values import load_value
 
 POLL_S: Final = 0.01
@@ -37,16 +37,15 @@ class Running(Closing):
     """The processes that run a call."""
 
     def __init__(
-        self, run: RunDirectory, call: Path, starters: Starters, *, workers: int, connect: str,
-        timeout_s: float, job: ServiceJob | None = None,
+        self, run: RunDirectory, call: Path, *, workers: int, connect: str, timeout_s: float,
+        job: ServiceJob | None = None,
     ) -> None:  # fmt: skip
         """`job`: what to look at while the workers run, where it is ours."""
         self.run = run
         self.workers = workers
         self._call, self._job, self._timeout_s = call, job, timeout_s
         self._run_id = f"{run.path.name}-{os.getpid()}-{next(_numbers)}"
-        self._starters = starters
-        self._guards: list[Started] = []
+        self._guards: list[Child] = []
         self._started_ns = SYSTEM_CLOCK.now_ns()
         environ = worker_environ(
             run, self._run_id, connect=connect, threads=threads_per_worker(workers),
@@ -59,16 +58,19 @@ class Running(Closing):
             self.close()
             raise
 
-    def _start(self, rank: int, environ: Mapping[str, str]) -> Started:
-        entry = [str(self.run.path), "", "-m", "luwu.testing.worker", str(self._call)]
+    def _start(self, rank: int, environ: Mapping[str, str]) -> Child:
+        script = ["-m", "luwu.testing.worker", str(self._call)]
         ranks = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(self.workers),
             "LOCAL_WORLD_SIZE": str(self.workers),
         }
-        return self._starters.start(
-            self.run, f"guard-{rank}", self._mark(rank), entry, {**environ, **ranks}
+        return Child(
+            f"guard-{rank}",
+            guarded_command(self.run, self._mark(rank), "", script, None),
+            log=self.run.log(f"guard-{rank}"),
+            environ={**environ, **ranks},
         )
 
     @property
@@ -139,9 +141,6 @@ class Running(Closing):
                 if code is not None and not result_folder(self._call, rank).exists():
                     self._raise_without_result(rank)  # the others would wait for it
             return
-        for guard in self._guards:
-            if guard.loss is not None:
-                raise WorkerFailed(guard.loss)
         silent = [rank for rank in failed if not self.run.error(f"worker-{rank}").exists()]
         if silent:
             raise self._lost(silent[0], failed[silent[0]])

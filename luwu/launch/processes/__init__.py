@@ -1,7 +1,6 @@
 """Processes of a run: started, watched, stopped; their directory and their output.
 
 children.py       child processes that end when this one does
-forked.py         a child that goes on with what was imported here
 guard.py          a guard over a command: none of its processes outlives the launcher
 stopping.py       Ctrl-C and other signals to stop
 failures.py       the message of a run that failed

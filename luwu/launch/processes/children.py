@@ -17,7 +17,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep, utc_text
 from luwu.base.errors import STOPPED_CODE, ConfigError
@@ -105,17 +105,7 @@ class Child:
             self._process.stdin.close()
 
 
-class Stoppable(Protocol):
-    """A process as `stop_all` needs it."""
-
-    def signal(self, number: signal.Signals) -> None:
-        """As `Child.signal`."""
-
-    def wait(self, timeout_s: float) -> int | None:
-        """As `Child.wait`."""
-
-
-def stop_all(children: Sequence[Stoppable], *, patience_s: float) -> None:
+def stop_all(children: Sequence[Child], *, patience_s: float) -> None:
     """Ask each to stop, wait a little for all, then kill."""
     for child in children:
         child.signal(signal.SIGTERM)

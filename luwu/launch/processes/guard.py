@@ -24,7 +24,6 @@ from luwu.base.errors import STOP_SIGNALS
 from luwu.base.expendable import print_if_possible
 from luwu.base.lifeline import watch
 from luwu.launch.processes.children import MARK, command_of, kill_marked, marked_processes
-from luwu.launch.processes.forked import Forked
 
 MARK_SUFFIX: Final = ".workers"
 """Workers bear the run's mark with this at its end, so that stopping them spares the roles."""
@@ -37,13 +36,6 @@ LEFT: Final = "left behind: "
 def main(arguments: Sequence[str]) -> int:
     """Run the command; its exit code, 128 + N for signal N."""
     mark = arguments[0] + MARK_SUFFIX
-    environ = {**os.environ, MARK: mark}
-    process = subprocess.Popen(arguments[1:], stdin=subprocess.DEVNULL, env=environ)
-    return stand_over(process, mark)
-
-
-def stand_over(process: subprocess.Popen[bytes] | Forked, mark: str) -> int:
-    """Guard what has just been started, and bears the mark; its exit code, as `main`."""
     stopping = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -57,6 +49,8 @@ def stand_over(process: subprocess.Popen[bytes] | Forked, mark: str) -> int:
         os._exit(1)
 
     watch(orphaned)
+    environ = {**os.environ, MARK: mark}
+    process = subprocess.Popen(arguments[1:], stdin=subprocess.DEVNULL, env=environ)
     while process.poll() is None and not stopping.is_set():
         sleep(_POLL_S)
     if stopping.is_set():
@@ -64,8 +58,7 @@ def stand_over(process: subprocess.Popen[bytes] | Forked, mark: str) -> int:
     else:
         _report_leftovers(mark)
     kill_marked(mark)
-    while (code := process.poll()) is None:
-        sleep(_POLL_S)
+    code = process.wait()
     return code if code >= 0 else 128 - code
 
 

@@ -1,37 +1,41 @@
-"""A child that goes on where this process is, in the middle of a call; used as `subprocess.Popen`.
+"""Workers that an agent forks where it is, in the middle of a call; torch is imported once for all.
 
-It has all that was imported here, and begins in milliseconds. The kernel shows its environment as
-that of the program that was started last; `MarkedMemory` changes the mark of a run in it.
+A forked worker begins in milliseconds, and its own import of torch finds what it would have found,
+or it begins as a program of its own (`torch_import.py`).
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
-from luwu.base.libc import variable_address, write_bytes
-from luwu.launch.processes.children import MARK, wait_for_end
-
-NO_MARK: Final = "-" * 320
-"""The mark of a program that writes it later: longer than any."""
+from luwu.base.torch_import import import_for_children
+from luwu.launch import entry
+from luwu.launch.processes.children import wait_for_end
 
 
-class MarkedMemory:
-    """Where the kernel reads the mark of this process: in the memory it was started with."""
+class PreparedEntry:
+    """Imports torch when it is made, or finds out that children must do so themselves."""
 
     def __init__(self) -> None:
-        assert os.environ[MARK] == NO_MARK, "started without a place for its mark"
-        self._address = variable_address(MARK)
+        self._torch = import_for_children()
 
-    def write(self, run_id: str) -> None:
-        """Change the mark, and that of children to come."""
-        mark = run_id.encode()
-        assert len(mark) <= len(NO_MARK), run_id
-        os.environ[MARK] = run_id
-        write_bytes(self._address, mark.ljust(len(NO_MARK), b"\0"))
+    def run(self, arguments: Sequence[str]) -> None:
+        """In a child: run the entry, or begin as a program of its own that does."""
+        start_program = functools.partial(_start_program, arguments)
+        if self._torch is None:
+            start_program()
+        else:
+            offer = functools.partial(self._torch.offer, otherwise=start_program)
+            entry.main(arguments, before_script=offer)
+
+
+def _start_program(arguments: Sequence[str]) -> NoReturn:
+    os.execv(sys.executable, [sys.executable, "-m", entry.__name__, *arguments])
 
 
 class Forked:
