@@ -5,6 +5,7 @@ core/         the protocol, pure
 mailbox.py    what the I/O thread reports to the training thread
 handles.py    handles that the training thread waits for
 cells.py      memory for gradients on their way out
+copies.py     pushes whose gradients a GPU is still copying
 encoder.py    encodes gradients for an aggregator, before they leave
 incoming.py   weights on their way in: copied, or used where they are
 flat_push.py  pushes a gradient that is one flat vector

@@ -4,9 +4,10 @@
     pull(), push(), ... ---->  commands ---> NicCore ---> transport
     wait(handle)        <----  Done, Judged, Aborted ...
 
-The training thread never touches a socket; the I/O thread only copies bytes into tensors. So push
-and pull overlap with the compute. Every method may raise `StepAborted`, once per abort; earlier
-commands of the training thread are not sent under the new attempt.
+A push whose gradients are still on their way from a GPU goes by way of another thread, which waits
+for them (`copies.py`). The training thread never touches a socket; the I/O thread only copies bytes
+into tensors. So push and pull overlap with the compute. Every method may raise `StepAborted`, once
+per abort; earlier commands of the training thread are not sent under the new attempt.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from luwu.base.outstanding import RetryPolicy
 from luwu.base.tree import ranges_text
 from luwu.layout import Layout
 from luwu.nic.cells import Cell, Cells, ExtentGradient, private_memory
+from luwu.nic.copies import Copies, Ready
 from luwu.nic.core import NicCore
 from luwu.nic.core import actions as nic
 from luwu.nic.encoder import PATIENCE_S, Encoder
@@ -146,6 +148,7 @@ class Nic(Closing):
             transport.reserve if is_plain else private_memory, self._mailbox.wait_until,
             settings.gradient_bytes, None if is_plain else PATIENCE_S,
         )  # fmt: skip
+        self._copies = Copies(self._copy_failed)
         self._commands: deque[_Command] = deque()
         self._handles: dict[int, Handle] = {}
         self._handles_count = 0
@@ -263,11 +266,13 @@ class Nic(Closing):
 
     def push(
         self, step: int, part: int, unit: int, gradients: Sequence[ExtentGradient] | None,
-        dtype: str, *, last: bool, weight: float = 1.0,
+        dtype: str, *, last: bool, weight: float = 1.0, ready: Ready | None = None,
     ) -> Handle:  # fmt: skip
         """Send gradients of some of a unit's extents, in cells taken from `cells`.
 
         None: this rank has no gradient for any of them. The cells belong to the push from now on.
+        The gradients are in them once `ready` returns, which another thread calls; pushes keep
+        their order.
         """
         failpoint("worker.before_push")
         if gradients is None:
@@ -291,15 +296,18 @@ class Nic(Closing):
                 "bytes": sum(entry.payload_bytes for entry in entries),
             }
             number = self._register(handle)
-            self._command(
+            command = _Command(
                 lambda now: self._core.push(
                     now, number, step, part, entries, weight=weight, last=last
                 ),
+                self._mailbox.known_era,
                 cells=cells,
             )
+            self._mailbox.raise_if_aborted()
         except BaseException:
-            _give_back(cells)
+            self._copies.add(ready, lambda: _give_back(cells))
             raise
+        self._copies.add(ready, lambda: self._hand_over(handle, command))
         return handle
 
     def begin(self, step: int, hyper: bytes) -> None:
@@ -309,6 +317,7 @@ class Nic(Closing):
     def commit(self, step: int, parts: int, hyper: bytes, *, skip: bool = False) -> StepHandle:
         """Declare a step's pushes complete; returns at once. `skip`: skip it on all ranks."""
         failpoint("worker.before_commit")
+        self._copies.wait()
         self.recorder.flush()
         self._mailbox.raise_if_aborted()
         handle = self._mailbox.new_step(step)
@@ -317,7 +326,12 @@ class Nic(Closing):
 
     def cancel(self, text: str) -> None:
         """Request an abort of the attempt on all ranks; `StepAborted` follows."""
+        self._copies.wait()
         self._command(lambda now: self._core.cancel(now, text))
+
+    def wait_for_copies(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Return when no `ready` of a push is under way, or the condition holds after one."""
+        self._copies.wait(until)
 
     def wait(self, handle: Handle) -> None:
         """Block until a handle is done. Raises StepAborted if its attempt was aborted."""
@@ -385,7 +399,8 @@ class Nic(Closing):
             )  # fmt: skip
 
     def close(self) -> None:
-        """Stop the I/O thread and close the transport; may be repeated."""
+        """Stop the threads and close the transport; may be repeated."""
+        self._copies.close()
         if not self._stopping:
             self._stopping = True
             self._transport.wake()
@@ -412,17 +427,26 @@ class Nic(Closing):
         self._handles[handle.number] = handle
         return handle.number
 
-    def _command(
-        self, do: Callable[[int], list[nic.Action]], *, wait: bool = False,
-        cells: Sequence[Cell] = (),
-    ) -> None:  # fmt: skip
+    def _command(self, do: Callable[[int], list[nic.Action]], *, wait: bool = False) -> None:
         self._mailbox.raise_if_aborted()
         done = threading.Event() if wait else None
-        self._commands.append(_Command(do, self._mailbox.known_era, done, cells))
-        self._transport.wake()
+        self._give(_Command(do, self._mailbox.known_era, done))
         while done is not None and not done.wait(timeout=1.0):
             if not self._thread.is_alive():
                 return
+
+    def _hand_over(self, handle: Handle, command: _Command) -> None:
+        handle.asked_ns = SYSTEM_CLOCK.now_ns()
+        self._give(command)
+
+    def _give(self, command: _Command) -> None:
+        self._commands.append(command)
+        self._transport.wake()
+
+    def _copy_failed(self, error: Exception) -> None:
+        failed = LuwuError(f"the gradients of worker {self.rank} cannot be copied: {error!r}")
+        failed.__cause__ = error
+        self._mailbox.fail(failed)
 
     # ---------------------------------------------------------------------- I/O thread
 

@@ -26,6 +26,7 @@ from luwu.base.errors import LuwuError, StepAborted
 from luwu.base.events import Recorder
 from luwu.layout import Layout
 from luwu.nic.cells import ExtentGradient
+from luwu.nic.copies import Copies, Ready
 from luwu.nic.handles import NicCounters
 from luwu.wire.clips import clip_factor, norms_of
 from luwu.wire.description import Description
@@ -346,6 +347,8 @@ class FakeNic:
         self.counters = NicCounters()
         self.is_closed = False
         self._attempt = 0
+        self._copies = Copies(self._copy_failed)
+        self._error: Exception | None = None
 
     def join(self, description: Description) -> Joined:
         network = self.network
@@ -402,16 +405,43 @@ class FakeNic:
 
     def push(
         self, step: int, part: int, unit: int, gradients: Sequence[ExtentGradient] | None,
-        dtype: str, *, last: bool, weight: float = 1.0,
+        dtype: str, *, last: bool, weight: float = 1.0, ready: Ready | None = None,
     ) -> FakeHandle:  # fmt: skip
-        network = self.network
-        with network.changed:
+        with self.network.changed:
             self._check()
+            handle = FakeHandle(self._attempt, (step, part, unit), None)
+
+        def hand_over() -> None:
+            try:
+                self._push(handle, gradients, dtype, last=last, weight=weight)
+            except StepAborted:  # raised by the next call of the training thread
+                for each in gradients or ():
+                    if each.cell is not None:
+                        each.cell.is_needed = False
+
+        self._copies.add(ready, hand_over)
+        with self.network.changed:
+            self._check()
+        return handle
+
+    def _push(
+        self, handle: FakeHandle, gradients: Sequence[ExtentGradient] | None, dtype: str, *,
+        last: bool, weight: float,
+    ) -> None:  # fmt: skip
+        step, part, unit = handle.key
+        network = self.network
+
+        def check() -> None:
+            if handle.attempt != network.attempt:
+                raise StepAborted(step, "the test lost the attempt")
+
+        with network.changed:
+            check()
             came = network.now.pushes.get((part, unit), {})
             if came.get(self.rank) is None:  # not another group of the same push
                 assert self.rank not in came, f"unit {unit}, part {part} was pushed twice"
                 network.note("push", self.rank, step, part, unit)
-            self._check()
+            check()
             assert step == network.step, f"push of step {step}, undecided is {network.step}"
             streaming = network.description and network.description.update == "streaming"
             assert last == bool(streaming)
@@ -426,10 +456,14 @@ class FakeNic:
                     assert extent not in mine, f"extent {extent}, part {part} was pushed twice"
                     mine[extent] = _Pushed(None if cell is None else cell.data, dtype, absent)
             network.now.weights_of_ranks[self.rank] = weight
-            handle = FakeHandle(self._attempt, (step, part, unit), None)
             handle.done = network.eager
             network.advance()
-            return handle
+
+    def _copy_failed(self, error: Exception) -> None:
+        self._error = error
+
+    def wait_for_copies(self, until: Callable[[], bool] = lambda: False) -> None:
+        self._copies.wait(until)
 
     def begin(self, step: int, hyper: bytes) -> None:
         with self.network.changed:
@@ -444,6 +478,7 @@ class FakeNic:
             self.network.kept[self.rank, step] = before + data
 
     def commit(self, step: int, parts: int, hyper: bytes, *, skip: bool = False) -> FakeStepHandle:
+        self._copies.wait()
         with self.network.changed:
             self._check()
             self.network.note("commit", self.rank, step, parts, 0)
@@ -454,6 +489,7 @@ class FakeNic:
             return FakeStepHandle(self, step)
 
     def cancel(self, text: str) -> None:
+        self._copies.wait()
         with self.network.changed:
             self._check()
             self.network.abort()
@@ -471,11 +507,14 @@ class FakeNic:
             self.network.left.add(self.rank)
 
     def close(self) -> None:
+        self._copies.close()
         self.is_closed = True
 
     # ---------------------------------------------------------------------- called with the lock
 
     def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
         if self._attempt != self.network.attempt:
             self._attempt = self.network.attempt
             raise StepAborted(self.network.step, "the test lost the attempt")

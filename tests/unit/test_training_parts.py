@@ -269,14 +269,15 @@ def test_what_is_written_is_pushed_before_a_wait() -> None:
     plans = gradient_plan(model.layout, 0, torch.float32)
     gradient = torch.arange(96 * 128, dtype=torch.float32).view(96, 128)
     found = []
-    for group in write_unit(device, plans, [gradient], torch.float32):
+    for group, ready in write_unit(device, plans, [gradient], torch.float32):
         (only,) = group
+        assert ready is None  # it is there
         found.append(torch.frombuffer(only.cell.data, dtype=torch.float32))
         cells.is_free = True  # it is pushed
     assert len(found) == len(plans) == 3
     assert cells.waits_count == 2
     assert torch.equal(torch.cat(found), gradient.view(-1))
-    (absent,) = write_unit(device, plans, [None], torch.float32)
+    ((absent, _),) = write_unit(device, plans, [None], torch.float32)
     assert [each.cell for each in absent] == [None] * 3
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from luwu.base.events import Recorder
 from luwu.nic.cells import ExtentGradient
+from luwu.nic.copies import Ready
 from luwu.nic.reader import StateReader
 from luwu.wire.description import Description
 
@@ -149,12 +150,16 @@ class Nic(Protocol):
 
     def push(
         self, step: int, part: int, unit: int, gradients: Sequence[ExtentGradient] | None,
-        dtype: str, *, last: bool, weight: float = 1.0,
+        dtype: str, *, last: bool, weight: float = 1.0, ready: Ready | None = None,
     ) -> Handle:  # fmt: skip
         """Send gradients of a unit's extents; their cells belong to the push from now on.
 
-        None: this rank has no gradient for the unit.
+        None: this rank has no gradient for the unit. The gradients are there once `ready` returns.
         """
+        ...
+
+    def wait_for_copies(self, until: Callable[[], bool] = ...) -> None:
+        """Return when no `ready` of a push is under way, or the condition holds after one."""
         ...
 
     def begin(self, step: int, hyper: bytes) -> None:

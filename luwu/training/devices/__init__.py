@@ -6,6 +6,5 @@ packing.py          extents whose gradients a GPU packs at once
 weights.py          the storage of a unit's weights on a CPU (`device_weights.py`: on a GPU)
 away.py             what a backward gets that reads weights which are away
 storages.py         which storages hold weights
-turns.py            the NIC of a GPU worker: pushes are handed over when their copies are done
 streams.py, pinning.py, ring.py    streams and events, registered memory, buffers used again
 """

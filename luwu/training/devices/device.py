@@ -3,7 +3,7 @@
     CpuDevice    they are one: weights are used where they come, gradients are written to cells
     CudaDevice   weights: host memory -> pull stream -> the unit's storage -> compute waits (event)
                  gradients: compute -> (event) push stream: packed in the wire dtype -> cell,
-                 and handed to the network by another thread when they are there (`turns.py`)
+                 and handed to the network when they are there (`luwu/nic/copies.py`)
 
 Invariants of `CudaDevice`; tests cite them:
 
@@ -30,13 +30,13 @@ import torch
 
 from luwu.base.address import address_of
 from luwu.nic.cells import ExtentGradient
+from luwu.nic.copies import Ready
 from luwu.training.base.interface import Nic, SharedWeights
 from luwu.training.devices.gradients import ExtentPlan, flat_gradients, write
 from luwu.training.devices.packing import Packing, packings
 from luwu.training.devices.pinning import HostPins
 from luwu.training.devices.ring import Ring
 from luwu.training.devices.streams import CudaStreams, Event, Streams
-from luwu.training.devices.turns import TurnNic
 
 STAGING_COUNT = 4
 """Extents under way to cells that the GPU cannot write."""
@@ -55,15 +55,15 @@ class Cells(Protocol):
 
 
 class Device(ABC):
-    """One worker's device. Used by the training thread; `finish` of a write by any."""
+    """One worker's device. Used by the training thread; what `seal` returns is called by any."""
 
     where: torch.device
     cells: Cells
     """Where the cells for gradients come from; known when it is connected."""
 
     @abstractmethod
-    def connect(self, nic: Nic) -> Nic:
-        """The NIC as the training thread is to use it."""
+    def connect(self, nic: Nic) -> None:
+        """The NIC that pushes what is written."""
 
     def plan(self, units: Iterable[Sequence[ExtentPlan]]) -> None:  # noqa: B027 - a GPU packs them
         """The extents of each unit that is pushed."""
@@ -73,11 +73,12 @@ class Device(ABC):
         self._flat = flat
 
     @abstractmethod
-    def write(self, plan: ExtentPlan, cell: Any, dtype: torch.dtype) -> Any:
-        """Write an extent of them; what is to be pushed after `seal`."""
+    def write(self, plan: ExtentPlan, cell: Any, dtype: torch.dtype) -> None:
+        """Write an extent of them to a cell, which is to be pushed after `seal`."""
 
-    def seal(self) -> None:  # noqa: B027 - a GPU's event
-        """Called before what was written so far is pushed."""
+    def seal(self) -> Ready | None:
+        """Before what was written so far is pushed: what returns when it is there."""
+        return None
 
     def start(self, *, unit_bytes_max: int, window: int) -> None:  # noqa: B027 - a GPU's buffers
         """The sizes are known."""
@@ -94,13 +95,11 @@ class CpuDevice(Device):
 
     where = torch.device("cpu")
 
-    def connect(self, nic: Nic) -> Nic:
+    def connect(self, nic: Nic) -> None:
         self.cells = nic.cells
-        return nic
 
-    def write(self, plan: ExtentPlan, cell: Any, dtype: torch.dtype) -> Any:
+    def write(self, plan: ExtentPlan, cell: Any, dtype: torch.dtype) -> None:
         write(plan, self._flat, torch.frombuffer(cell.data, dtype=dtype))
-        return cell
 
 
 class CudaDevice(Device):
@@ -126,7 +125,8 @@ class CudaDevice(Device):
         """Gradients that the push stream may still be reading. (To tell the allocator of it,
         `record_stream`, costs two calls for each of them.)"""
 
-    def connect(self, nic: Nic) -> Nic:
+    def connect(self, nic: Nic) -> None:
+        self._nic = nic
         recorder, rank = nic.recorder, nic.rank
         self.pins = HostPins(
             self.streams,
@@ -135,12 +135,10 @@ class CudaDevice(Device):
                 consequence="copied through pinned buffers, one more pass over host memory",
             ),
         )  # fmt: skip
-        self.turns = TurnNic(nic)
         self._staging = Ring(lambda: self.streams.host_buffer(self._extent_bytes), STAGING_COUNT)
         self._extent_bytes = nic.chunk_bytes * nic.extent_chunks
         nic.cells.watch(self.pins.add, self.pins.drop)
-        self.cells = _StagedCells(self.turns, self._staging)
-        return self.turns
+        self.cells = _StagedCells(nic, self._staging)
 
     def start(self, *, unit_bytes_max: int, window: int) -> None:
         self.host = Ring(lambda: self.streams.host_buffer(unit_bytes_max), window + 2)
@@ -228,7 +226,7 @@ class CudaDevice(Device):
         self._packed = None
         self._collect()
 
-    def write(self, plan: ExtentPlan, cell: Any, dtype: torch.dtype) -> Any:
+    def write(self, plan: ExtentPlan, cell: Any, dtype: torch.dtype) -> None:
         packing, nbytes = self._packings[plan.extent], plan.nbytes
         if self._packed is None or self._packed[0] is not packing:
             self._packed = packing, self._pack(packing, dtype)
@@ -245,17 +243,21 @@ class CudaDevice(Device):
                 target.copy_(source, non_blocking=True)
 
         self.streams.push.run(copy)
-        written = _Write(cell, target, staging, self._staging)
-        self._unsealed.append(written)
-        return written
+        self._unsealed.append(_Write(cell, target, staging, self._staging))
 
-    def seal(self) -> None:
-        if self._unsealed:
-            event = self.streams.push.record()
-            for written in self._unsealed:
-                written.event = event
-            self._unsealed = []
-            self._read.append((self._flat, event))
+    def seal(self) -> Ready | None:
+        written, self._unsealed = self._unsealed, []
+        if not written:
+            return None
+        event = self.streams.push.record()
+        self._read.append((self._flat, event))
+
+        def ready() -> None:
+            event.synchronize()
+            for each in written:
+                each.finish()
+
+        return ready
 
     def _pack(self, packing: Packing, dtype: torch.dtype) -> torch.Tensor:
         push, flat = self.streams.push, self._flat
@@ -269,10 +271,10 @@ class CudaDevice(Device):
     def drop(self) -> None:
         self.begin(())
         self._unsealed = []
-        self.turns.drop()
+        self._nic.wait_for_copies()
 
     def close(self) -> None:
-        self.turns.stop()
+        self._nic.wait_for_copies()
         self._read.clear()
         self._finish_lent()
         self.pins.close()
@@ -281,18 +283,18 @@ class CudaDevice(Device):
 class _StagedCells:
     """Cells, each taken when there is a buffer for what cannot be copied to it directly."""
 
-    def __init__(self, turns: TurnNic, staging: Ring) -> None:
-        self._turns, self._staging = turns, staging
+    def __init__(self, nic: Nic, staging: Ring) -> None:
+        self._nic, self._staging = nic, staging
 
     def take_now(self, nbytes: int) -> Any:
         """A cell that can be written now, or None if one must be waited for."""
         # Whether the cell needs a buffer is known when it is there.
-        return self._turns.cells.take_now(nbytes) if self._staging.has_free() else None
+        return self._nic.cells.take_now(nbytes) if self._staging.has_free() else None
 
     def take(self, nbytes: int) -> Any:
         """A cell; waits for one. What was written is pushed before."""
-        self._turns.pause_until(self._staging.has_free)
-        return self._turns.cells.take(nbytes)
+        self._nic.wait_for_copies(self._staging.has_free)
+        return self._nic.cells.take(nbytes)
 
 
 class _Write:
@@ -301,17 +303,12 @@ class _Write:
     def __init__(
         self, cell: Any, target: torch.Tensor, staging: torch.Tensor | None, ring: Ring
     ) -> None:
-        self.cell = cell
-        self.event: Event | None = None
-        """Behind the copy to the cell, or to staging."""
-        self._target, self._staging, self._ring = target, staging, ring
+        self._cell, self._target, self._staging, self._ring = cell, target, staging, ring
 
     def finish(self) -> None:
-        """Block until it is in the cell."""
-        assert self.event is not None
-        self.event.synchronize()
+        """The copy to the cell, or to staging, is complete: it is in the cell after this."""
         if self._staging is not None:
-            into = torch.frombuffer(self.cell.data, dtype=torch.uint8)
+            into = torch.frombuffer(self._cell.data, dtype=torch.uint8)
             into.copy_(self._staging[: into.numel()])
             self._ring.give(self._staging)
             self._staging = None
@@ -325,8 +322,9 @@ def device_at(where: torch.device) -> Device:
 def write_unit(
     device: Device, plans: Sequence[ExtentPlan], gradients: Sequence[torch.Tensor | None],
     dtype: torch.dtype,
-) -> Iterator[list[ExtentGradient]]:  # fmt: skip
-    """Write a unit's gradients to cells; yield them to be pushed, several at a time.
+) -> Iterator[tuple[list[ExtentGradient], Ready | None]]:  # fmt: skip
+    """Write a unit's gradients to cells; yield them to be pushed, several at a time, each time with
+    what returns when they are there.
 
     Cells are taken as long as there are some without waiting. What has been written is yielded
     before a wait for more, so that the wait can end.
@@ -342,12 +340,12 @@ def write_unit(
         cell = device.cells.take_now(plan.nbytes)
         if cell is None:
             if group:
-                device.seal()
-                yield group
+                yield group, device.seal()
                 group = []
             cell = device.cells.take(plan.nbytes)
-        group.append(ExtentGradient(plan.extent, device.write(plan, cell, dtype), absent))
-    device.seal()
+        device.write(plan, cell, dtype)
+        group.append(ExtentGradient(plan.extent, cell, absent))
+    ready = device.seal()
     device.begin(())
     if group:
-        yield group
+        yield group, ready

@@ -60,7 +60,8 @@ class Session:
 
     def __init__(self, nic: Nic, *, agree: Mapping[str, str], device: Device) -> None:
         self.mover = device
-        self.nic = device.connect(nic)
+        self.nic = nic
+        device.connect(nic)
         self.device = device.where
         self.rank, self.world_size = nic.rank, nic.world_size
         self.chunk_bytes = nic.chunk_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from luwu.nic.cells import ExtentGradient
+from luwu.nic.copies import Ready
 from luwu.training.base.interface import Handle, Nic
 from luwu.training.base.names import dtype_name
 from luwu.training.base.progress import Progress
@@ -67,8 +68,8 @@ class Pushes:
             return False
         with self._attempt():
             plans = self._plans[unit.index]
-            for group in write_unit(self._device, plans, gradients, unit.push_dtype):
-                self._push(unit, group)
+            for group, ready in write_unit(self._device, plans, gradients, unit.push_dtype):
+                self._push(unit, group, ready)
         return True
 
     def take(self) -> list[Handle]:
@@ -76,7 +77,9 @@ class Pushes:
         handles, self._handles = self._handles, []
         return handles
 
-    def _push(self, unit: Unit, group: list[ExtentGradient] | None) -> None:
+    def _push(
+        self, unit: Unit, group: list[ExtentGradient] | None, ready: Ready | None = None
+    ) -> None:
         with self._attempt():
             handle = self._nic.push(
                 self._progress.step,
@@ -86,6 +89,7 @@ class Pushes:
                 dtype_name(unit.push_dtype),
                 last=self._is_streaming,
                 weight=self._weight(unit),
+                ready=ready,
             )
         self._handles.append(handle)
 
