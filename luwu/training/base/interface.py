@@ -43,32 +43,6 @@ class Handle(Protocol):
         ...
 
 
-class Cell(Protocol):
-    """Memory for the gradient of one extent; from `take` on it belongs to the caller."""
-
-    data: memoryview
-    is_needed: bool
-    """Set to False to give back what is not pushed."""
-
-
-class Cells(Protocol):
-    """Memory for gradients, a cell per extent."""
-
-    def take_now(self, nbytes: int) -> Any:
-        """A cell of this size, or None if one must be waited for."""
-        ...
-
-    def take(self, nbytes: int) -> Any:
-        """A cell of this size; waits for one."""
-        ...
-
-    def watch(
-        self, reserved: Callable[[memoryview], object], dropped: Callable[[memoryview], object]
-    ) -> None:
-        """Call these when memory is reserved for cells, and before it is let go."""
-        ...
-
-
 class StepHandle(Protocol):
     """A committed step."""
 
@@ -109,7 +83,7 @@ class Nic(Protocol):
     """Default of `fully_shard`; None: free all but the root."""
     recorder: Recorder
     cells: Any
-    """A `Cells`."""
+    """Memory for gradients, as `luwu.nic.cells.Cells`."""
 
     @property
     def counters(self) -> Any:
