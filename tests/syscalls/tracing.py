@@ -3,8 +3,7 @@
 A *call* is known by the thread that makes it, its name, and its number among the calls of that
 name by that thread: strace counts so. SIGKILL at a call's entry ends the process before the call is
 made; SIGABRT, whose action is to die with a core, ends it when the call has been made and before
-the process sees a result (`tests/unit/test_syscalls.py` shows both). An error is the kernel's own:
-the call is not made.
+the process sees a result. An error is the kernel's own: the call is not made.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -11,16 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from benchmarks import harness, planned_step
-from benchmarks.crew import SOURCE, Crew
-from benchmarks.exchange_claims import MEANINGS, claims
-from benchmarks.exchange_model import LR, Job, check_weights, floor_bytes
-from luwu.base.errors import ConfigError, LuwuError, WorkerFailed
+from benchmarks import harness
+from benchmarks.crew import SOURCE
+from luwu.base.errors import ConfigError
 from luwu.launch.hosts.namespaces import Namespaces
-from luwu.measure.disk_floors import DiskFloors
-from luwu.measure.floors import Floors
 
 LIMIT_S = 250.0
 ENVIRONMENT = {
@@ -204,39 +198,6 @@ def test_a_planned_step_runs(tmp_path: Path) -> None:
     assert row["floors_before"]["disk"]["file_bytes"] <= 1024 * 1024
 
 
-def test_floors_are_set_beside_each_other() -> None:
-    """Goal: what the binding resource uses, as a share of the floor before; the mean of both."""
-    disk = DiskFloors(
-        read_bytes_per_s=4e9, write_bytes_per_s=1e9, mixed_bytes_per_s=2e9, pull_bytes_per_s=1e9,
-        flush_s=1e-4, page_cpu_s=0.0, pull_cpu_s=0.0, requests_count=4, request_bytes=4096,
-        pulls_count=2, pull_request_bytes=4096, file_bytes=8192,
-        reason="by hand", total_bytes=10**12, free_bytes=10**12,
-    )  # fmt: skip
-    before = Floors(cores_count=2, disk=disk, copy_bytes_per_s=1e9)
-    after = dataclasses.replace(
-        before, disk=dataclasses.replace(disk, read_bytes_per_s=3e9, mixed_bytes_per_s=2.2e9)
-    )
-    assert planned_step.drift(before, after, "disk") == pytest.approx({
-        "disk.read_bytes_per_s": 0.25, "disk.mixed_bytes_per_s": 0.1, "disk.pull_bytes_per_s": 0.0,
-    })  # fmt: skip
-    assert planned_step.drift(before, after, "exchange") == {"copy_bytes_per_s": 0.0}
-    gone = dataclasses.replace(after, disk=None)
-    assert set(planned_step.drift(before, gone, "disk").values()) == {None}
-    mean = planned_step.mean_floors(before, after)
-    assert mean.disk is not None
-    assert (mean.disk.read_bytes_per_s, mean.disk.requests_count) == (3.5e9, 4)
-    assert planned_step.mean_floors(before, gone).disk == disk
-
-
-def test_an_unknown_case_is_refused() -> None:
-    command = [sys.executable, "-m", "benchmarks.step", "--smoke", "--case", "2b"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT_S, cwd=SOURCE, check=False
-    )
-    assert done.returncode == 2
-    assert "no case '2b'" in done.stderr
-
-
 @pytest.mark.slow
 def test_scale_runs(tmp_path: Path) -> None:
     """Goal: a second worker adds no byte at the node, since the switch sums and multicasts."""
@@ -244,105 +205,6 @@ def test_scale_runs(tmp_path: Path) -> None:
     assert document["claims"]["node_bytes_spread"] == 0
     slopes = document["rows"][-1]["memory_slope_bytes_per_100_steps"]
     assert set(slopes) == {"node", "switch", "worker-0", "worker-1"}
-
-
-def test_an_unknown_arm_is_refused() -> None:
-    command = [sys.executable, "-m", "benchmarks.exchange", "--smoke", "--arms", "luwu-carrier"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT_S, cwd=SOURCE, check=False
-    )
-    assert done.returncode == 2
-    assert "luwu-carrier" in done.stderr
-
-
-def test_a_member_that_fails_is_told_with_its_log(tmp_path: Path) -> None:
-    with Crew(tmp_path) as crew, pytest.raises(WorkerFailed, match="KeyError"):
-        crew.add("broken", 1, {"do": "open"})
-
-
-def test_interleave_takes_turns() -> None:
-    """Goal: all arms of a round are measured before the next, every other round backwards."""
-    order: list[str] = []
-
-    def arm(name: str, seconds: float | list[float]) -> Any:
-        def run() -> float | list[float]:
-            order.append(name)
-            return seconds
-
-        return run
-
-    found = harness.interleave({"a": arm("a", 1.0), "b": arm("b", [2.0, 3.0])}, 3)
-    assert order == ["a", "b", "b", "a", "a", "b"]
-    assert found == {"a": [1.0] * 3, "b": [2.0, 3.0] * 3}
-
-
-def test_median_and_spread() -> None:
-    assert harness.median([3.0, 1.0, 2.0]) == 2.0
-    assert harness.median([4.0, 1.0, 2.0, 3.0]) == 2.5
-    assert harness.spread([3.0, 1.0, 2.0]) == 1.0
-
-
-@pytest.mark.parametrize(("text", "count"), [("25M", 25_000_000), ("1.5k", 1500), ("64", 64)])
-def test_counts_are_decimal(text: str, count: int) -> None:
-    assert harness.parse_count(text) == count
-
-
-@pytest.mark.parametrize("text", ["", "M", "-1", "0", "1.5", "nan", "2X"])
-def test_what_is_no_count_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not a count"):
-        harness.parse_count(text)
-
-
-@pytest.mark.parametrize("params", [200_000, 25_000_000, 100_000_000])
-def test_units_cover_the_model(params: int) -> None:
-    job = Job(params=params, workers=2)
-    assert params <= job.elems < params + 64
-    layout = job.layout(1024 * 1024)
-    assert layout.unit_elems == job.unit_elems
-    assert all(elems % 64 == 0 for elems in job.unit_elems)
-
-
-@pytest.mark.parametrize(("dtype", "per_param"), [("float32", 12 * 4 + 28), ("bfloat16", 50)])
-def test_floor_is_as_stated(dtype: str, per_param: int) -> None:
-    job = Job(params=6400, workers=4, dtype=dtype)
-    assert floor_bytes(job) == 6400 * per_param
-
-
-def test_wrong_weights_are_found() -> None:
-    """Goal: fast and wrong is not fast: a hundredth of the elements off by an update is refused."""
-    job = Job(params=6400, workers=2)
-    assert check_weights(job, 2, lambda unit: job.expected(unit, 2), bound=False) == "bits"
-
-    def off(unit: int) -> torch.Tensor:
-        weights = job.expected(unit, 2)
-        weights[::100] += LR
-        return weights
-
-    with pytest.raises(LuwuError, match="weights after 2 steps are wrong"):
-        check_weights(job, 2, off, bound=True)
-
-
-def test_claims_take_the_worst_size() -> None:
-    """Goal: a claim is the worst of the sizes, and in its own dtype has the plain name."""
-
-    def row(case: str, arm: str, seconds: float, *, switch: bool | None = None) -> harness.Row:
-        made = harness.row(case, arm, [seconds], workers=4, dtype="float32", switch=switch)
-        return made | {"job_workers": 4}
-
-    rows = [
-        row("25M", "luwu-shm", 2.0, switch=True), row("25M", "fsdp-gloo", 8.0),
-        row("25M", "memory-floor", 1.0),
-        row("100M", "luwu-shm", 6.0, switch=True), row("100M", "fsdp-gloo", 18.0),
-        row("100M", "memory-floor", 4.0),
-        row("25M", "luwu-ipc", 4.0, switch=False), row("25M", "hub-ipc", 1.0),
-        row("25M", "page-update", 2.0),
-    ]  # fmt: skip
-    found = claims(rows)
-    assert found["shm_over_fsdp"] == 3.0
-    assert found["shm_of_floor"] == 2.0
-    assert found["ipc_of_hub"] == 0.75
-    assert found["ipc_over_fsdp_no_switch_float32"] == 2.0
-    assert {"shm_over_fsdp", "shm_of_floor", "ipc_of_hub"} <= set(MEANINGS)
 
 
 @pytest.mark.slow
