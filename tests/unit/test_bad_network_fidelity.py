@@ -9,41 +9,12 @@ import pytest
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
-from luwu.commands.main import main
 from luwu.launch.serving import check_fidelity, decide_sizes, own_slots
 from switch_emu.node.process import own_switch_limits
 from switch_emu.node.spec import NodeSpec
 from switch_emu.switch.process import SwitchSpec, serve_switch
 
 KIB, MIB = 1024, 1024**2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ("compare --slots 0 --fidelity protocol", "--slots: '0' is not a whole number of at least"),
-        ("compare --fidelity exact", "--fidelity: 'exact' is not one of functional, protocol"),
-        (
-            "compare --fidelity timed --arms luwu",
-            "timed is protocol with .*; give --link too",
-        ),
-        ("compare --slots 4 --arms luwu", "slots: 4 asked for, .*; give --fidelity protocol too"),
-        ("up --slots 4", "slots: 4 asked for, but with functional fidelity .* leave --slots out"),
-        (
-            "up --role node --fidelity protocol",
-            "fidelity: it is that of the switch; give --fidelity to luwu up --role switch",
-        ),
-    ],
-)
-def test_bad_network_typed(
-    arguments: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """Goal: exit code 2 and a message that names the key and what to give instead."""
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments.split()) == 2
-    told = capsys.readouterr().err
-    assert re.search(said, told), told
 
 
 def node(slots: int | None, budget_bytes: int, arena_bytes: int = 0) -> NodeSpec:
