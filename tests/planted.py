@@ -46,8 +46,7 @@ def tests(*names: str) -> tuple[str, ...]:
 
 
 SEVERAL_NODES = tests(
-    "tests/unit/test_lead.py", "tests/unit/test_ballot.py", "tests/unit/test_node_parts.py",
-    "tests/unit/test_switch_filling.py", "tests/unit/test_node_filling.py",
+    "tests/unit/test_lead.py", "tests/unit/test_switch_core.py", "tests/unit/test_node_core.py",
     "tests/simulate/test_replicas.py", "tests/simulate/test_several_nodes.py",
 )  # fmt: skip
 

@@ -3,7 +3,7 @@
     __main__.py   prints every count, its findings and its bound; exit code 1 if one is above
     amounts.py    lines, words, rows, keys, messages, dependencies; their bounds are in bounds.toml
     source.py     the modules of the product, their syntax trees, names and imports
-    cores.py      classes of cores that inherit; modules of cores that no test imports
+    cores.py      classes of cores that inherit
     circles.py    modules that import each other
     sizes.py      long files, long functions, wide signatures
     labels.py     numbered rules: defined once, cited as defined

@@ -23,7 +23,6 @@ class Count(NamedTuple):
 
 COUNTS = (
     Count("classes of cores that inherit", cores.classes_that_inherit, 0),
-    Count("modules of cores that no test imports", cores.modules_without_test, 0),
     Count("modules in import circles", circles.modules_in_circles, 0),
     Count("labels undefined or defined twice", labels.problems, 0),
     Count("files over 700 lines", sizes.long_files, 0),

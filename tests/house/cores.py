@@ -1,4 +1,4 @@
-"""Cores: classes that inherit from another class of the project, and modules without a test."""
+"""Cores: classes that inherit from another class of the project."""
 
 from __future__ import annotations
 
@@ -81,18 +81,3 @@ def _is_plain(module: str, name: str, known: dict[str, Module]) -> bool:
         if text.rpartition(".")[2] in PLAIN_BASES:
             return True
     return any(_is_plain(*base, known) for base in _bases(known[module], node, known))
-
-
-def modules_without_test(root: Path) -> list[str]:
-    """Modules of cores that no test file and no suite imports, by itself or through its package."""
-    known = modules(root)
-    tested = set()
-    for name, module in modules(root, ("tests",)).items():
-        if not (name.rpartition(".")[2].startswith("test_") or name.startswith("tests.suites")):
-            continue
-        for _, source, imported_name in imported(module, known):
-            tested.add(source)
-            if imported_name:
-                tested.add(definition(source, imported_name, known)[0])
-    cores = [m for name, m in known.items() if in_core(name) and not m.is_package]
-    return [module.place for module in cores if module.name not in tested]

@@ -232,8 +232,8 @@ def test_a_node_that_is_filled_hears_of_a_skipped_step() -> None:
 
 
 def test_an_abort_after_a_skipped_step_reaches_everybody() -> None:
-    """I6. Goal: what `tests/unit/test_parents.py` shows alone, in a whole cluster: nodes go on
-    after a step that was skipped and an attempt that was given up right behind it."""
+    """I6. Goal: several nodes go on after a step that was skipped and an attempt that was given up
+    right behind it."""
     faults = (
         Noise(at_ms=0, for_ms=5000, drop_percent=5, delay_ms=30),
         Cancel(at_ms=1210, who="worker 0"),

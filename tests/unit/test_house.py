@@ -86,15 +86,6 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], dict[str, str], dict[str, st
             "luwu/nic/core/b.py": "from luwu.wire import a\nclass Part(a.Base): ...\n",
         },
     ),
-    "without a test": (
-        cores.modules_without_test,
-        {"luwu/protocol/a.py": BASE, "tests/unit/helper.py": "import luwu.protocol.a\n"},
-        {
-            "luwu/protocol/a.py": BASE,
-            "luwu/protocol/__init__.py": "from luwu.protocol.a import Base\n",
-            "tests/unit/test_a.py": "from luwu.protocol import Base\n",
-        },
-    ),
     "circle": (
         circles.modules_in_circles,
         {"luwu/a.py": "from luwu import b\n", "luwu/b.py": "def f():\n    import luwu.a\n"},

@@ -6,7 +6,7 @@ from typing import Any
 
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role
-from luwu.wire.reading import ATTACHED, VersionFacts, parse_facts
+from luwu.wire.reading import VersionFacts, parse_facts
 from switch_emu.switch.core.joint_readers import KEEP_NS
 from switch_emu.switch.core.reader_routes import ROUTES_MAX
 from tests.unit.switch_parts import line, message
@@ -47,21 +47,6 @@ class Readers(Bench):
         assert found == [f"r: Opened step=3 reader=5 + {len(facts())} bytes"]
 
 
-def test_a_version_is_open_once_all_nodes_hold_it() -> None:
-    """Goal: a reader waits until no node can be at the next version, and sees the same at all; it
-    is answered again if it asks again."""
-    bench = Readers()
-    assert bench.asks(wire.Open) == ["parent-0: Open reader=5", "parent-1: Open reader=5"]
-    assert bench.holds(0) == []
-    (opened,) = bench.holds(1)
-    assert opened.startswith("r: Opened step=3 reader=5")
-    assert bench.asks(wire.Open) == [opened]
-    assert bench.asks(wire.Shut) == [
-        "parent-0: Shut reader=5", "parent-1: Shut reader=5", "r: Gone reader=5 text=it was shut",
-    ]  # fmt: skip
-    assert bench.says(0, wire.Gone, reader=5, text="it was shut") == []
-
-
 def test_no_version_is_opened_while_nodes_decide_the_next() -> None:
     """Goal: Open waits until all nodes say that they have decided; what a node held before is
     released. Method: a node that is slow says that it holds version 3 when 4 is decided."""
@@ -86,41 +71,6 @@ def test_no_version_is_opened_while_nodes_decide_the_next() -> None:
     assert bench.asks(wire.Open) == ["parent-1: Open reader=5"]
     (opened,) = bench.holds(1, version=4)
     assert opened.startswith("r: Opened step=4")
-
-
-def test_the_first_weights_can_be_read() -> None:
-    """Goal: version 0, which nodes decide without saying so, is opened too."""
-    bench = Bench()
-    bench.greet()
-    for node in range(2):
-        bench.says(node, wire.Standing)
-    for node in range(2):
-        bench.welcome(node, 1)
-    bench.routes.up("r", message(wire.Open, role=Role.READER, reader=5))
-    assert bench.lead.routed(bench.outbox.take()) == []
-    assert bench.outbox.take() == []
-    bench.prepare(0, version=0)
-    assert bench.prepare(1, version=0) == [
-        "parent-0,parent-1: Resolved", "parent-0: Open reader=5", "parent-1: Open reader=5",
-    ]  # fmt: skip
-
-
-def test_a_page_is_read_where_it_is() -> None:
-    """Goal: reads go to owners of the page, in turn; what workers attached to those of stripe 0;
-    from a node that is away to another."""
-    bench = Readers(3, 2)
-    bench.open()
-    found = [bench.reads(chunk)[0].partition(":")[0] for chunk in range(6)]
-    assert found == [f"parent-{node}" for node in (0, 1, 2, 1, 2, 0)]
-    for piece in range(3):
-        (sent,) = bench.reads(piece, f"{ATTACHED}1")
-        assert sent.startswith(("parent-0", "parent-1"))
-    assert bench.says(0, wire.Content, "page", reader=5, field="m", dtype="float32") == [
-        "r: Content reader=5 field=m dtype=float32 + 'page'", "drop page",
-    ]  # fmt: skip
-    bench.lead.lost(0)
-    bench.lines()
-    assert bench.reads(0)[0].startswith("parent-1: Read")
 
 
 def test_a_reader_goes_on_with_the_nodes_that_are_left() -> None:

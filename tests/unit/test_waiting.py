@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
 
-from luwu.protocol.contribution import Contribution
-from luwu.wire import messages as wire
-from luwu.wire.kinds import Verb
 from switch_emu.switch.core.actions import SwitchLimits
-from switch_emu.switch.core.waiting import Held, Waiting
 from tests.simulate.chaos import ROUGH
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import SMALL_NODE, Job, make_layout
@@ -28,31 +23,9 @@ from tests.suites.switch_suite import (
     gradients,
     in_rank_order,
 )
-from tests.unit.switch_parts import message as blank
 
 GRADS = {extent: gradients(extent) for extent in EXTENTS}
 FIRST, SECOND, THIRD = EXTENTS[:3]
-
-
-def test_extents_wait_in_the_order_in_which_they_began_to() -> None:
-    """S7. Goal: what waits for one extent is handed out at once, and a decided step forgets
-    its own."""
-
-    def held(ranks: int, nbytes: int) -> Held:
-        receipt = blank(wire.Received, verb=Verb.PUSH)
-        contribution = Contribution(ranks, 1.0, True, "float32", f"of {ranks}", nbytes)
-        return Held(f"child {ranks}", contribution, receipt)
-
-    waiting = Waiting()
-    for step, extent, ranks, nbytes in ((0, 5, 1, 0), (0, 3, 1, 40), (1, 5, 2, 40), (0, 5, 2, 80)):
-        waiting.add((step, 0, extent), held(ranks, nbytes))
-    assert list(waiting) == [(0, 0, 5), (0, 0, 3), (1, 0, 5)]
-    assert (waiting.ranks((0, 0, 5)), waiting.nbytes((0, 0, 5))) == (3, 80)
-    assert waiting.ranks((0, 0, 4)) == 0
-    assert [each.contribution.contributors for each in waiting.take((0, 0, 5))] == [1, 2]
-    assert (0, 0, 5) not in waiting
-    assert waiting.forget(0) == ["of 1"]
-    assert (list(waiting), waiting.count) == ([(1, 0, 5)], 4)
 
 
 def bench(slot_count: int = 1) -> Bench:
@@ -98,29 +71,6 @@ def test_who_is_ahead_waits_and_is_answered_when_it_has_a_slot() -> None:
     assert Payload.live_count == 0
 
 
-def test_a_repetition_of_what_waits_is_dropped() -> None:
-    """S1. Goal: it is neither answered nor counted twice."""
-    found = bench()
-    push(found, 0, FIRST, SECOND, SECOND)
-    assert found.receipts() == [(child(0), FIRST)]
-    assert Payload.live_count == 2
-    for rank in (1, 2):
-        push(found, rank, FIRST, SECOND)
-    assert sums(found) == [FIRST]
-    assert sums(found) == [SECOND]
-
-
-def test_who_pushes_in_another_order_goes_up_raw() -> None:
-    """S6, S5. Goal: a child that is not in an open slot does not wait, and takes along what waits
-    for the same extent."""
-    found = bench()
-    push(found, 0, FIRST, SECOND)
-    push(found, 1, SECOND)
-    raw = [(m.index, m.contributors) for m, _ in found.take_parent() if m.raw]
-    assert raw == [(SECOND, 0b001), (SECOND, 0b010)]
-    assert sorted(found.receipts()) == [(child(0), FIRST), (child(0), SECOND), (child(1), SECOND)]
-
-
 def test_who_waits_for_another_extent_than_the_one_that_got_a_slot_goes_up_raw() -> None:
     """S6. Goal: rank 1, whose push of the second extent was lost, waits with the third; the second
     gets a slot without it, and so it waits no more."""
@@ -137,14 +87,6 @@ def test_who_waits_for_another_extent_than_the_one_that_got_a_slot_goes_up_raw()
     assert (child(1), THIRD) in found.receipts()
 
 
-def test_nothing_waits_for_a_pool_that_is_empty() -> None:
-    """Goal: an extent that no slot could ever hold goes up raw at once."""
-    found = bench(slot_count=0)
-    push(found, 0, FIRST)
-    assert found.core.raw_count == 1
-    assert found.receipts() == [(child(0), FIRST)]
-
-
 def test_a_larger_extent_is_not_overtaken() -> None:
     """S7. Goal: an extent that would find room waits behind one for which there is none."""
     found = Bench(
@@ -157,21 +99,6 @@ def test_a_larger_extent_is_not_overtaken() -> None:
         push(found, rank, FIRST)
     assert sums(found) == [FIRST]
     assert found.receipts()[-2:] == [(child(0), SECOND), (child(0), THIRD)]
-
-
-def test_an_attempt_that_ends_drops_what_waits() -> None:
-    """I8. Goal: nothing is left of it, and the next attempt begins without."""
-    found = bench()
-    push(found, 0, FIRST, SECOND)
-    abort: dict[str, Any] = {"attempt": 1, "generation": 1, "step": 0, "text": "a test"}
-    abort["loaded"] = True
-    found.parent_says(wire.Abort, contributors=(1 << WORLD) - 1, **abort)
-    assert Payload.live_count == 0
-    found.attempt = 1
-    found.receipts()
-    for rank in range(WORLD):
-        push(found, rank, FIRST, SECOND)
-    assert sorted(sums(found) + sums(found)) == sorted([FIRST, SECOND])
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -205,21 +132,6 @@ def test_all_is_summed_whatever_the_orders(seed: int) -> None:
     for message, _ in found.take_parent():
         arrived[message.index] |= message.contributors
     assert set(arrived.values()) == {(1 << WORLD) - 1}
-
-
-@pytest.mark.parametrize("update", ["streaming", "at_step"])
-@pytest.mark.parametrize("any_order", [False, True])
-@pytest.mark.parametrize("seed", seeds(6, quick=2))
-def test_weights_are_the_same_with_few_slots(seed: int, any_order: bool, update: str) -> None:
-    """I1, I5. Goal: clusters with one slot for their extents finish on a rough network, with the
-    weights of any other; some contributions find it taken."""
-    limits = SwitchLimits(
-        slot_bytes_max=60_000, push_window_bytes=50_000, slots_are_awaited=True
-    )  # fmt: skip
-    job = Job(make_layout(), switch_limits=limits, update=update, any_order=any_order)
-    cluster = Cluster(seed, job, ROUGH)
-    cluster.run()
-    assert cluster.switch.core.counts()["waited_count"] + cluster.switch.core.raw_count > 0
 
 
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
