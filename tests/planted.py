@@ -124,7 +124,7 @@ BUGS = (
             ("os.fdatasync(self._fd)\n", "_flush_twice(self._fd)\n"),
             ("class IoCounter:\n", FLUSH_TWICE + "class IoCounter:\n"),
         ),
-        tests("tests/unit/test_store_power_cut.py", "-k", "failed_flush"),
+        tests("tests/unit/test_store_crash.py", "-k", "failed_flush"),
     ),
     Bug(
         "accept duplicate",
