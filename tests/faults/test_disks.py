@@ -89,6 +89,7 @@ def test_the_disk_stalls() -> None:
     assert made_by(simulation) == BOTH
 
 
+@pytest.mark.slow  # the same in virtual time: test_the_disk_stalls
 @pytest.mark.faults(26)
 def test_a_flush_of_a_real_node_takes_five_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

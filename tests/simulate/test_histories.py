@@ -13,19 +13,15 @@ import pytest
 from luwu.base.outstanding import RetryPolicy
 from tests.simulate.cluster import Cluster
 from tests.simulate.faults import (
-    Blackout,
     Cancel,
     Crash,
-    DieInStore,
     DiskFault,
-    Fault,
     Hostile,
     Lasting,
     LoseNode,
     Noise,
     Partition,
     PowerCut,
-    Reconnect,
     Stall,
     Zombie,
 )
@@ -33,7 +29,6 @@ from tests.simulate.history import Simulation, run_history
 from tests.simulate.plan import History, Options, make_history
 from tests.simulate.seeds import seeds
 from tests.simulate.shrink import Shrinker
-from tests.simulate.worker import Worker
 from tests.simulate.world import Faults
 
 TENS = 30
@@ -108,67 +103,6 @@ def test_a_seed_replays_its_history() -> None:
     assert len(first) > 100
     assert log_of(7) == first
     assert log_of(8) != first
-
-
-EVERY_KIND: tuple[Fault, ...] = (
-    Noise(at_ms=0, for_ms=900, drop_percent=20, repeat_percent=20, flip_percent=5, delay_ms=30),
-    Partition(at_ms=120, for_ms=200, sender="worker 0", receiver="switch 0", two_way=True),
-    Partition(at_ms=120, for_ms=200, sender="node 0", receiver="switch 0", two_way=False),
-    Crash(at_ms=150, for_ms=50, who="worker 1"),
-    Crash(at_ms=150, for_ms=50, who="switch 0"),
-    Crash(at_ms=150, for_ms=50, who="node 0"),
-    PowerCut(at_ms=150, for_ms=50, who="node 0"),
-    Blackout(at_ms=150, for_ms=50),
-    DieInStore(at_ms=100, for_ms=50, who="node 0", failpoints=9, power_cut=True),
-    Stall(at_ms=120, for_ms=200, who="node 0"),
-    Stall(at_ms=120, for_ms=200, who="worker 1"),
-    Zombie(at_ms=120, for_ms=100, who="worker 1"),
-    Zombie(at_ms=120, for_ms=100, who="switch 0"),
-    Zombie(at_ms=120, for_ms=100, who="node 0"),
-    Reconnect(at_ms=120, who="worker 1"),
-    Reconnect(at_ms=120, who="switch 0"),
-    Cancel(at_ms=120, who="worker 0"),
-    *(
-        DiskFault(at_ms=60, for_ms=100, who="node 0", kind=kind)
-        for kind in ("eio_write", "enospc", "eio_flush", "lost", "misdirected", "rot", "stall")
-    ),
-    *(
-        Hostile(at_ms=150, who=who, kind=kind, count=30)
-        for who in ("switch 0", "node 0")
-        for kind in ("stranger", "replay", "stale", "absurd")
-    ),
-)
-
-
-@pytest.mark.parametrize("fault", EVERY_KIND, ids=repr)
-def test_every_kind_of_fault_alone(fault: Fault) -> None:
-    """O1 to O6. Goal: each kind strikes a job that is under way, alone, and is survived; one that
-    must show does. Method: two workers and a real store; count what struck."""
-    faults = (fault,)
-    simulation = run_history(History(5, Options(stored=True, steps=6), faults))
-    assert simulation.counts[type(fault).__name__] == 1
-    workers: list[Worker] = simulation.workers
-    aborts = sum(worker.aborts_count for worker in workers)
-    starts = sum(worker.start for worker in workers)
-    if isinstance(fault, Crash | PowerCut | Blackout | Cancel):
-        assert aborts + starts > 0
-    if isinstance(fault, Noise):
-        assert simulation.world.flipped_count > 0
-    if isinstance(fault, DieInStore):
-        assert simulation.disks[0].starts == 2
-    if isinstance(fault, DiskFault) and fault.kind in ("eio_write", "enospc", "eio_flush"):
-        assert simulation.counts["failed by its disk"] == 1
-
-
-@pytest.mark.parametrize("kind", ["lost", "misdirected"])
-def test_a_page_that_was_not_written_is_found(kind: str) -> None:
-    """P3, O6. Goal: what a lying device leaves is noticed when it is read, and never served.
-    Method: three lies; the node must stop over one, and the job end with the right bits."""
-    faults = tuple(
-        DiskFault(at_ms=60 + 40 * number, for_ms=0, who="node 0", kind=kind) for number in range(3)
-    )
-    simulation = run_history(History(1, Options(stored=True, steps=6), faults))
-    assert simulation.counts["failed by its disk"] >= 1
 
 
 def test_a_flip_that_nobody_notices_is_found() -> None:
