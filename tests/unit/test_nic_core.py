@@ -192,7 +192,7 @@ def test_a_skipped_step_does_not_withdraw_what_was_asked() -> None:
 
 
 OF_CHILDREN = {
-    wire.Hello, wire.Load, wire.Begin, wire.Push, wire.Propose, wire.Confirm, wire.Pull,
+    wire.Hello, wire.Load, wire.Begin, wire.Push, wire.Propose, wire.Pull,
     wire.Commit, wire.Keep, wire.Cancel, wire.Leave, wire.Present,
 }  # fmt: skip
 """A worker or a switch sends these, and no parent."""

@@ -434,7 +434,7 @@ def test_a_store_is_emptied_when_nothing_reads_it() -> None:
 
 
 NOT_FOR_NODES = {
-    wire.Weights, wire.Content, wire.Agreed, wire.Confirmed, wire.Decided, wire.Opened, wire.Gone,
+    wire.Weights, wire.Content, wire.Agreed, wire.Decided, wire.Opened, wire.Gone,
     wire.Welcome, wire.Abort, wire.Received, wire.Rejoin, wire.Measured, wire.Prepared,
     wire.Standing,
 }  # fmt: skip
