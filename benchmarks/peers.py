@@ -5,6 +5,8 @@ Metric:   seconds of a step of `workers/train.py`, from the last worker's end of
 Arms:     luwu             out of core, durability step; in the budget of the case
           luwu-cached      the same, with a switch that has room for all weights; left out where
                            luwu's has, by default
+          ps               as luwu without a switch: a parameter server, which takes the gradient
+                           of every worker and sends each one its copy of the weights
           zero-infinity    DeepSpeed's, all on the same disk; what it wrote survives nothing
           zero3-offload    the same without the disk: state in RAM
           fsdp, fsdp_offload, ddp   torch's, in RAM
@@ -46,9 +48,10 @@ from luwu.compare.comparison import package_version
 from luwu.compare.zero import check_deepspeed
 from switch_emu.switch.plan import BUDGET_AUTO_MAX
 
-LUWU, CACHED = "luwu", "luwu-cached"
+LUWU, CACHED, SERVER = "luwu", "luwu-cached", "ps"
+OURS = (LUWU, CACHED, SERVER)
 OFFLOAD, EXCHANGE_ONLY = ZERO_ARMS[0], "exchange-only"
-TRAINING = (LUWU, CACHED, INFINITY, OFFLOAD, "fsdp", "fsdp_offload", "ddp")
+TRAINING = (*OURS, INFINITY, OFFLOAD, "fsdp", "fsdp_offload", "ddp")
 ARMS = (*TRAINING, COMPUTE_ONLY, EXCHANGE_ONLY)
 LOSS_STEPS, LOSS_OFF_MAX = 4, 2e-5
 EXCHANGES = 5
@@ -56,6 +59,7 @@ EXCHANGES = 5
 WEIGHTS_SHARE = 4 / STATE_BYTES_PER_PARAMETER
 MEANINGS = {
     f"{CACHED} over luwu": "step time with all weights in the switch's cache / by default; less",
+    f"{SERVER} over luwu": "step time without a switch / that of luwu",
     f"{INFINITY} over luwu": "step time of ZeRO-Infinity / that of luwu; more is better",
     f"{OFFLOAD} over luwu": "the same without the peer's disk",
     f"{INFINITY} without gloo over luwu": "(step time of ZeRO-Infinity - exchange-only) / luwu's",
@@ -96,11 +100,13 @@ class Case:
 
     def flags(self, arm: str) -> dict[str, str]:
         """Flags of `luwu compare` for an arm."""
-        if arm not in (LUWU, CACHED):
+        if arm not in OURS:
             return {"arms": ",".join(ZERO_ARMS)}
         flags = {"memory_budget": f"{self.budget}B", "durability": "step"}
         if arm == CACHED:
             flags["switch_memory_budget"] = f"{BUDGET_AUTO_MAX + self.weights}B"
+        if arm == SERVER:
+            flags["no_switch"] = "true"
         return flags
 
     def arms(self, arms: list[str]) -> list[str]:
@@ -140,7 +146,7 @@ class Measurement:
 
     def _run(self, arm: str) -> list[float]:
         say(f"{self.name}: {arm}")
-        trainer = LUWU if arm == CACHED else arm
+        trainer = LUWU if arm in OURS else arm
         run = self._runs.run(trainer, self._case.job, self._case.flags(arm))
         self._last[arm] = run
         losses = run.document["loss"]
@@ -167,7 +173,7 @@ class Measurement:
             self.name, arm, seconds, workers=job.workers, dtype="float32",
             tokens_per_worker=job.batch * job.context,
             tokens_per_s=job.workers * job.batch * job.context / harness.median(seconds),
-            state_bytes=case.state, budget_bytes=case.budget if arm in (LUWU, CACHED) else None,
+            state_bytes=case.state, budget_bytes=case.budget if arm in OURS else None,
             loss=document.get("loss"), disk_bytes_per_step=disk_bytes(document, job.steps),
             worker_peak_rss_bytes=document.get("worker_peak_rss_bytes"),
             switch_peak_rss_bytes=document.get("switch_peak_rss_bytes"),

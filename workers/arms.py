@@ -7,8 +7,6 @@ Those of torch, FSDP2 and DDP, are in `baselines.py`, DeepSpeed's in `zero.py`.
     fsdp           every rank its shard (FSDP2)     reduce-scatter: NCCL on GPUs, gloo on CPUs
     fsdp_offload   the same, in the host's memory, where it is updated too (CPUOffloadPolicy)
     ddp            every rank all of them           all-reduce: NCCL on GPUs, gloo on CPUs
-    ina-allreduce  every rank all of them           the SmartSwitch, as SwitchML does
-    ps             as luwu                          the node; the switch only hands on
     diloco         every rank all of them           nobody: each trains by itself, and every so many
                                                     steps the node averages the weights
     zero3-offload  every rank its shard, in the host's memory (DeepSpeed ZeRO-3)     as fsdp
@@ -27,15 +25,12 @@ import math
 from typing import Any
 
 import torch
-from torch import nn
 
 from luwu.base.config import ZERO_ARMS
 from luwu.base.errors import ConfigError, LuwuError, StepAborted
-from luwu.join.open import open_nic
-from workers.allreduce import NetworkAllReduce
 from workers.arm import Arm, initialised, local_device, precision
 from workers.gpt import Block, GPTConfig, init_weights, without_storage
-from workers.options import DTYPES, Options, env_int
+from workers.options import Options, env_int
 from workers.pace import pace_units
 
 
@@ -145,34 +140,6 @@ class DilocoArm(Arm):
         return super().measurements() | _network_bytes(self._session.nic)
 
 
-class InaAllreduceArm(Arm):
-    """A replicated model whose gradients are summed in the network; see `workers/allreduce.py`."""
-
-    def __init__(self, options: Options, *, data_digest: str) -> None:
-        super().__init__(options)
-        self._agree = {"data": data_digest, "seed": str(options.seed), "arm": options.arm}
-        self._nic = open_nic(env_int("RANK", 0), env_int("WORLD_SIZE", 1))
-        self.rank, self.world_size = self._nic.rank, self._nic.world_size
-        self.device = torch.device("cpu")
-
-    def build(self, config: GPTConfig) -> None:
-        self.module = initialised(config, self.options, self.device)
-        self.optimizer = self._fused_adamw()
-        self._reduce = NetworkAllReduce(
-            self._nic, _units_of(self.module), DTYPES[self.options.dtype], self._agree
-        )
-
-    def step(self, *, want_norm: bool) -> float | None:
-        self._reduce.finish_step()
-        return super().step(want_norm=want_norm)
-
-    def finish(self) -> None:
-        self._reduce.leave()
-
-    def measurements(self) -> dict[str, Any]:
-        return super().measurements() | _network_bytes(self._nic)
-
-
 class SingleArm(Arm):
     """One process with the whole batch: no exchange at all, and the reference for losses."""
 
@@ -203,12 +170,10 @@ class SingleArm(Arm):
 
 def make_arm(options: Options, *, data_digest: str) -> Arm:
     """Join the run as a worker of the chosen arm."""
-    if options.arm in ("luwu", "ps"):  # to a worker they are the same
+    if options.arm == "luwu":
         return LuwuArm(options, data_digest=data_digest)
     if options.arm == "diloco":
         return DilocoArm(options, data_digest=data_digest)
-    if options.arm == "ina-allreduce":
-        return InaAllreduceArm(options, data_digest=data_digest)
     if options.arm == "single":
         return SingleArm(options)
     if options.arm in ZERO_ARMS:
@@ -228,14 +193,3 @@ def _network_bytes(nic: Any) -> dict[str, Any]:
 def _import_luwu() -> Any:
     """The public API; imported here so that the baselines run without it."""
     return importlib.import_module("luwu")
-
-
-def _units_of(model: nn.Module) -> list[tuple[str, list[tuple[str, nn.Parameter]]]]:
-    """Each block and the rest, with their parameters, in order of registration."""
-    units: dict[str, list[tuple[str, nn.Parameter]]] = {}
-    for name, parameter in model.named_parameters():
-        block, _, rest = name.removeprefix("blocks.").partition(".")
-        units.setdefault(block if rest and name.startswith("blocks.") else "", []).append(
-            (name, parameter)
-        )
-    return [(f"blocks.{name}" if name else "root", members) for name, members in units.items()]

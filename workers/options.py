@@ -19,7 +19,7 @@ from luwu.layout import StoredForm
 from workers.gpt import Checkpointing, GPTConfig
 
 ARM_NAMES = (
-    "luwu", "fsdp", "ddp", "single", "fsdp_offload", "ina-allreduce", "ps", "diloco", *ZERO_ARMS,
+    "luwu", "fsdp", "ddp", "single", "fsdp_offload", "diloco", *ZERO_ARMS,
 )  # fmt: skip
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 HEAD_WIDTH = 32

@@ -63,7 +63,7 @@ ENVIRONMENT_ONLY: Final = {
 
 INFINITY: Final = "zero-infinity"
 ARM_NAMES: Final = (
-    "luwu", "luwu_ram", "fsdp", "fsdp_offload", "ddp", "single", "ina-allreduce", "ps",
+    "luwu", "luwu_ram", "fsdp", "fsdp_offload", "ddp", "single",
     "zero3-offload", INFINITY,
 )  # fmt: skip
 ZERO_ARMS: Final = ("zero3-offload", INFINITY)

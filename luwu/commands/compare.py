@@ -22,7 +22,6 @@ from luwu.commands.trace import check_trace, write_trace
 from luwu.compare.arm import (
     IN_RAM,
     LUWU_ARMS,
-    NETWORK_ARMS,
     arm_directory,
     config_of_arm,
     run_arm,
@@ -134,7 +133,7 @@ def _say_start(
     config: RunConfig, sizes: dict[str, Sizes], run_directory: RunDirectory, console: Console
 ) -> None:  # fmt: skip
     """Say what is compared, and where the rest is written."""
-    budgets = [sizes[name].memory_budget_bytes for name in config.arms if name in NETWORK_ARMS]
+    budgets = [sizes[name].memory_budget_bytes for name in config.arms if name in LUWU_ARMS]
     memory = " or ".join(dict.fromkeys(map(format_bytes, budgets)))
     console.say(
         f"luwu: compare {', '.join(config.arms)} with {workers_text(config.workers)}; "
@@ -209,7 +208,7 @@ def _check_deepspeed(arm: str, config: RunConfig) -> None:
 def _check_network(resolved: Resolved) -> None:
     """Refuse settings that no arm heeds: any flag, and dtypes of the state from any source."""
     config = resolved.config
-    if {*NETWORK_ARMS} & {*config.arms}:
+    if {*LUWU_ARMS} & {*config.arms}:
         return
     if not links_of(config).is_ideal or config.disk_rate is not None:
         raise ConfigError(

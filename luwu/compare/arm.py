@@ -34,11 +34,8 @@ SCRIPT: Final = tuple(own_module("workers.train"))
 PROGRESS: Final = " train.step "
 IN_RAM: Final = "luwu_ram"
 """The arm of `luwu` with its whole state in the node's memory."""
-MIRRORED: Final = "ina-allreduce"
-"""The arm whose node mirrors gradients and keeps no weights."""
 LUWU_ARMS: Final = ("luwu", IN_RAM)
-NETWORK_ARMS: Final = (*LUWU_ARMS, "ps", MIRRORED)
-"""Arms whose workers talk to a switch; all but luwu's have a run directory of their own."""
+"""Arms whose workers talk to a switch; the second has a run directory of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +77,7 @@ def run_arm(
 
     `script` takes the options of `workers/train.py` and writes its results.
     """
-    in_network, alone = name in NETWORK_ARMS, name == "single"
+    in_network, alone = name in LUWU_ARMS, name == "single"
     prefix = "" if in_network else f"{name}-"
     whole = run
     run, config = arm_directory(name, run), config_of_arm(name, config)
@@ -106,10 +103,7 @@ def run_arm(
             supervisor.worker_environ = stack.enter_context(environ)
         stack.enter_context(supervisor)
         if in_network:
-            serve(
-                supervisor, config, state=state, sizes=sizes, say=console.detail, hosts=hosts,
-                only_forwards=name == "ps",
-            )  # fmt: skip
+            serve(supervisor, config, state=state, sizes=sizes, say=console.detail, hosts=hosts)
         if hosts is not None:
             hosts.start_counting()
         whole.begin()
@@ -125,7 +119,7 @@ def _train(
     script: Sequence[str], *, threads: int,
 ) -> None:  # fmt: skip
     """Run the script in the arm's workers until they have ended."""
-    run, in_network = supervisor.run, name in NETWORK_ARMS
+    run, in_network = supervisor.run, name in LUWU_ARMS
     by_line = ByLine(lambda line: show_progress(console, name, config, line))
     swap = swap_directory(config, run) if name == INFINITY else None
     supervisor.train(
@@ -167,7 +161,7 @@ def _read_records(
     workers_count = 1 if name == "single" else config.workers
     workers = measured_by_all([_result(run, name, rank) for rank in range(workers_count)])
     found = _Records(workers, [], None, [])
-    if name in NETWORK_ARMS:
+    if name in LUWU_ARMS:
         switches = _switch_summaries(run)
         fold_nodes(run, state, config.optimizer_nodes)
         found = found._replace(switches=switches, node=_summary(run, "node"))
@@ -183,7 +177,7 @@ def _read_records(
 def _arm_run(name: str, supervisor: Supervisor, records: _Records, threads: int) -> ArmRun:
     """The results of an arm whose processes have ended."""
     events, node, switches = supervisor.run.path / "events", records.node, records.switches
-    in_network = name in NETWORK_ARMS
+    in_network = name in LUWU_ARMS
     return ArmRun(
         name=name,
         workers=records.workers,
@@ -224,7 +218,7 @@ def script_arguments(
     }
     if config.reshard_after_forward is not None:
         given["reshard-after-forward"] = str(config.reshard_after_forward).lower()
-    if name in ("luwu", IN_RAM):
+    if name in LUWU_ARMS:
         given["state-dtype"], given["master-dtype"] = config.state_dtype, config.master_dtype
     arguments = ["--arm", "luwu" if name == IN_RAM else name]  # to a worker they are the same
     for flag, value in given.items():
@@ -262,22 +256,18 @@ def with_budget(config: RunConfig, memory_budget_bytes: int) -> RunConfig:
 
 def arm_directory(name: str, run: RunDirectory) -> RunDirectory:
     """Where an arm's processes keep their records: in the run's directory, or one below it."""
-    has_own = name in NETWORK_ARMS and name != "luwu"
-    return RunDirectory.create(run.path / name) if has_own else run
+    return RunDirectory.create(run.path / name) if name == IN_RAM else run
 
 
 def config_of_arm(name: str, config: RunConfig) -> RunConfig:
     """The configuration that an arm runs with.
 
-    `--state` is that of `luwu`. The node of `luwu_ram` keeps its state in memory, and so does that
-    of `ina-allreduce`, which mirrors gradients: no disk, and half of the free memory as budget.
+    `--state` is that of `luwu`. The node of `luwu_ram` keeps its state in memory: no disk, and half
+    of the free memory as budget.
     """
-    if name in (IN_RAM, MIRRORED):
-        return replace(
-            config, state=None, durability="none", memory_budget=None, disk_rate=None,
-            optimizer_nodes=1, replicas=1,
-        )  # fmt: skip
-    return replace(config, state=None) if name == "ps" else config
+    if name != IN_RAM:
+        return config
+    return replace(config, state=None, durability="none", memory_budget=None, disk_rate=None)
 
 
 def _result(run: RunDirectory, name: str, rank: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from typing import Any, Final
 from luwu.base import own
 from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
-from luwu.compare.arm import MIRRORED, ArmRun
+from luwu.compare.arm import ArmRun
 from luwu.estimate.outcome import outcome
 from luwu.launch.hosts.hosts import links_bound
 from luwu.launch.hosts.network import host_link_rate
@@ -156,9 +156,8 @@ def arm_document(
 
 
 def _weights_digest(arm: ArmRun) -> str | None:
-    """Digest of the weights, where the arm keeps them; a node that mirrors has gradients."""
-    at_node = None if arm.name == MIRRORED else (arm.node or {}).get("weights_digest")
-    found: str | None = at_node or arm.workers[0]["weights_digest"]
+    """Digest of the weights, where the arm keeps them."""
+    found: str | None = (arm.node or {}).get("weights_digest") or arm.workers[0]["weights_digest"]
     return found
 
 

@@ -313,7 +313,7 @@ def key_environ(config: RunConfig) -> dict[str, str]:
 
 def switch_spec(
     config: RunConfig, run: RunDirectory, job: JobSpec, ends: SwitchEnds, *, tree: Tree,
-    place: Place, only_forwards: bool = False, key_name: str | None = None,
+    place: Place, key_name: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The specification of a switch (`SwitchSpec`) as JSON. Raises ConfigError."""
     children, roles = tree.children(place), tree.roles_below(place)
@@ -339,14 +339,13 @@ def switch_spec(
         memory_budget_bytes=plan.budget_bytes,
         slot_bytes_max=plan.slots_bytes,
         copies_bytes_max=plan.copies_bytes,
-        cache_bytes_max=0 if only_forwards else plan.cache_bytes,
+        cache_bytes_max=plan.cache_bytes,
         push_window_bytes_max=plan.window_bytes,
         events=run.events(place.process),
         counters=run.counters(place.process),
         summary=run.result(f"{place.process}.json"),
         fidelity=switch_fidelity(config),
         slots=config.slots,
-        only_forwards=only_forwards,
         drop_after_s=drop_after_s(config),
         drop_node_after_s=config.drop_node_after if job.replicas > 1 else None,
         fill_bytes_per_s=config.fill_rate if job.replicas > 1 else None,

@@ -235,11 +235,10 @@ def serve(
     sizes: Sizes,
     say: Callable[[str], None],
     hosts: Hosts | None = None,
-    only_forwards: bool = False,
 ) -> Connection:
     """Start node and switches here, or on hosts of this machine, and write `connect.json`.
 
-    `only_forwards`: no switch sums or multicasts. Raises: their errors.
+    Raises: their errors.
     """
     run = supervisor.run
     for line in sizes.lines:
@@ -275,9 +274,7 @@ def serve(
     )  # fmt: skip
     connection = connection_of(config, job, node=nodes[0])
     if not config.no_switch:
-        connection = _add_switches(
-            supervisor, config, connection, endpoints, nodes[1:], only_forwards
-        )
+        connection = _add_switches(supervisor, config, connection, endpoints, nodes[1:])
     write_connection(run.connect_file, connection)
     return connection
 
@@ -376,7 +373,7 @@ def process_index(tree: Tree, process: str) -> int:
 
 def _add_switches(
     supervisor: Starter, config: RunConfig, connection: Connection, endpoints: _Endpoints,
-    more_nodes: Sequence[str], only_forwards: bool,
+    more_nodes: Sequence[str],
 ) -> Connection:  # fmt: skip
     """Start all switches of a tree, each after its parent; the root knows further nodes too."""
     check_fidelity(config)
@@ -392,9 +389,7 @@ def _add_switches(
             workers_at=workers_at,
             advertise=config.advertise,
         )
-        parents[place.name] = add_switch(
-            supervisor, config, connection, tree, place, ends, only_forwards=only_forwards
-        )
+        parents[place.name] = add_switch(supervisor, config, connection, tree, place, ends)
         if place.workers:
             leaves.append(leaf_of(place, workers_at or parents[place.name]))
     return replace(
@@ -407,7 +402,7 @@ def _add_switches(
 
 def add_switch(
     supervisor: Starter, config: RunConfig, connection: Connection, tree: Tree, place: Place,
-    ends: SwitchEnds, *, only_forwards: bool = False, key_name: str | None = None,
+    ends: SwitchEnds, *, key_name: str | None = None,
 ) -> str:  # fmt: skip
     """Start the switch of a place in the tree; where it listens."""
     above = node_link(config) if place.parent == NODE else links_of(config).switch
@@ -421,7 +416,6 @@ def add_switch(
         ends,
         tree=tree,
         place=place,
-        only_forwards=only_forwards,
         key_name=key_name,
     )
     return supervisor.add_role(place.process, spec)

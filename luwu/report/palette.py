@@ -30,7 +30,7 @@ DASHES: Final = ("", "7 4", "2 3", "9 3 2 3")
 
 _SYSTEMS: Final = {
     "luwu": "blue", "luwu_ram": "sky", "fsdp": "vermilion", "fsdp_offload": "orange",
-    "ddp": "purple", "single": "green", "ina-allreduce": "black", "ps": "grey",
+    "ddp": "purple", "single": "green",
     "zero3-offload": "grey", "zero-infinity": "black",
     "zero3": "vermilion", "3d": "green",
 }  # fmt: skip

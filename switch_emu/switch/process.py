@@ -74,8 +74,6 @@ class SwitchSpec(RoleSpec):
     """The job continues without lost workers while so many are left; of several optimizer nodes."""
     ranks_grow: bool = False
     """It begins without workers that are not there yet; of several optimizer nodes."""
-    only_forwards: bool = False
-    """True if it neither sums nor multicasts: the node is a parameter server."""
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -236,9 +234,9 @@ def _limits(spec: SwitchSpec) -> SwitchLimits:
         )
     window_bytes = push_window_bytes(spec.link, spec.extent_bytes, limits.push_window_bytes)
     limits = replace(
-        limits, push_window_bytes=window_bytes, only_forwards=spec.only_forwards,
-        extent_chunks=spec.extent_chunks, patience_ns=patience_ns(spec.drop_after_s),
-        cache_bytes_max=spec.cache_bytes_max, slots_are_awaited=spec.drop_after_s is None,
+        limits, push_window_bytes=window_bytes, extent_chunks=spec.extent_chunks,
+        patience_ns=patience_ns(spec.drop_after_s), cache_bytes_max=spec.cache_bytes_max,
+        slots_are_awaited=spec.drop_after_s is None,
         node_patience_ns=patience_ns(spec.drop_node_after_s), ranks_min=spec.ranks_min,
         ranks_grow=spec.ranks_grow, fill_bytes_per_s=spec.fill_bytes_per_s,
     )  # fmt: skip

@@ -50,22 +50,6 @@ def test_nothing_is_repeated_on_a_whole_connection(seed: int, update: str) -> No
     Cluster(seed, job, Faults(is_ordered=True)).run()
 
 
-@pytest.mark.parametrize("seed", seeds(20))
-def test_a_switch_that_only_hands_on(seed: int) -> None:
-    """I1, I3. Goal: without any sum or shared copy in the switch, as before a parameter server, the
-    bits are the same. Method: a rough network, a switch and a node that are started again."""
-    limits = SwitchLimits(only_forwards=True, push_window_bytes=100_000)
-    job = Job(make_layout(), world_size=2 + seed % 3, switch_limits=limits)
-    cluster = Cluster(seed, job, ROUGH)
-    if seed % 3 == 1:
-        cluster.world.at(400_000_000, cluster.restart_switch)
-    if seed % 3 == 2:
-        cluster.world.at(400_000_000, cluster.restart_node)
-    cluster.run()
-    trained = sum(chunk.trainable for chunk in job.layout.chunks)
-    assert cluster.switch.core.raw_count >= trained * job.world_size
-
-
 @pytest.mark.parametrize("seed", seeds(30))
 def test_no_slots_at_all(seed: int) -> None:
     """I1, I3. Goal: extents that find no slot are summed at the node, with the same bits."""

@@ -32,7 +32,7 @@ cache = kernel_jobs.cache  # a fixture of this module
 
 def test_unknown_optimizer_is_a_configuration_error() -> None:
     """Goal: the user reads what the node has."""
-    with pytest.raises(ConfigError, match="it has adam, adamw, lion, mirror, muon, none, sgd"):
+    with pytest.raises(ConfigError, match="it has adam, adamw, lion, muon, none, sgd"):
         make_kernel("adagrad", ("m",), cache=None)
 
 

@@ -21,7 +21,6 @@ from luwu.protocol.actions import Send
 from luwu.wire.kinds import Verb
 from luwu.wire.messages import Received
 from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.core.actions import SwitchLimits
 from tests.unit.unit_layouts import layout_of_units
 
 MIB = 1024 * 1024
@@ -37,14 +36,6 @@ class Twice(SwitchCore):
             if isinstance(action, Send) and isinstance(action.message, Received):
                 found += [action] if action.message.verb is Verb.PUSH else []
         return found
-
-
-class Relay(SwitchCore):
-    """A switch that sums nothing and shares no copy."""
-
-    def __init__(self, *, limits: SwitchLimits | None, **given: Any) -> None:
-        limits = replace(limits or SwitchLimits(), only_forwards=True)
-        super().__init__(limits=limits, **given)
 
 
 TWICE = Cores(switch=Twice)
@@ -96,20 +87,6 @@ def test_a_second_receipt_takes_time_on_this_machine() -> None:
     assert {name: twice.work_s[name] for name in ("updates", "sums", "compute")} == {
         name: pytest.approx(own.work_s[name]) for name in ("updates", "sums", "compute")
     }
-
-
-def test_a_switch_that_sums_nothing_makes_a_step_longer(catalogue: Catalogue) -> None:
-    """Goal: what the switch decides is part of a step on machines that are not here. Method: a
-    switch that only hands on has the node send weights to each worker, and take its gradients."""
-    asked = question(catalogue)
-    assert isinstance(asked.part, OptimizerNodes)
-    own, relayed = (
-        play_driven_steps(asked.job, asked.part, Playing(chunk_bytes=1 << 29, cores=cores))
-        for cores in (Cores(), Cores(switch=Relay))
-    )
-    assert relayed.record.amount("down") == pytest.approx(2 * own.record.amount("down"))
-    assert relayed.record.busy_s("node memory") > 1.05 * own.record.busy_s("node memory")
-    assert relayed.step_s > own.step_s
 
 
 def test_many_workers_add_what_one_more_adds() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -267,9 +266,6 @@ def test_the_arm_in_ram_has_no_disk_and_a_budget_of_its_own() -> None:
     assert (in_ram.state, in_ram.memory_budget, in_ram.disk_rate) == (None, None, None)
     assert in_ram.durability == "none"
     assert config_of_arm("luwu", asked) is config_of_arm("fsdp", asked) is asked
-    several = replace(asked, optimizer_nodes=3, replicas=2)
-    alone = config_of_arm("ina-allreduce", several)
-    assert (alone.optimizer_nodes, alone.replicas) == (1, 1)
 
 
 def test_emulated_links_are_said_apart() -> None:

@@ -212,11 +212,6 @@ _LION: Final = Update(
 # ---------------------------------------------------------------------- others
 
 
-def _mirror(weights: Any, grad: Any, state: tuple[Any, ...], updates: int, hyper: Hyper) -> None:
-    """No update: the page becomes the mean gradient, and every worker pulls that (all-reduce)."""
-    weights.copy_(grad)
-
-
 NO_OPTIMIZER: Final = "none"
 """An optimizer that updates nothing; it needs no runs."""
 
@@ -224,7 +219,6 @@ _UPDATES: Final = {
     (each.optimizer, each.fields): each
     for each in (
         _ADAM, _ADAMW, _SGD, _SGD_MOMENTUM, _LION,
-        Update(optimizer="mirror", fields=(), name="mirror", step=_mirror),
         Update(
             optimizer="muon", fields=("m", "v"), name="muon-f32+torch-fused-adamw", beside="adamw"
         ),

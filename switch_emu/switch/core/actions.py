@@ -76,8 +76,6 @@ class SwitchLimits:
     """With several optimizer nodes: `NodeLimits.ranks_min` of the job."""
     ranks_grow: bool = False
     """The same of `NodeLimits.ranks_grow`."""
-    only_forwards: bool = False
-    """Nothing is summed here and no copy shared, as where a parameter server does it all."""
 
     def window(self, window_bytes: int) -> int:
         """A window of pushes, to us or to the parent: no more than the slots take at once."""

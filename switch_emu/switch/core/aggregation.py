@@ -54,7 +54,6 @@ class Aggregation:
         self._outbox, self._uplink, self._attempts = outbox, uplink, attempts
         self._members = children.members
         self._weights, self._raw = weights, raw
-        self._only_forwards = limits.only_forwards
         child_count = len(self._members.children)
         self.pool = make_pool(limits, ranks=self._members.ranks, child_count=child_count)
         self.waiting = Waiting()
@@ -83,7 +82,7 @@ class Aggregation:
             self.pool.passes(key, child.ranks)
             self._weights.pushed(m.step, m.index)
             held = Held(child.peer, contribution, receipt)
-            if m.raw or self._only_forwards or key in self._raw:
+            if m.raw or key in self._raw:
                 self._go_raw(key, held)
             else:
                 self._place(key, held)

@@ -105,11 +105,6 @@ class WeightsCopies:
             return []
         return self._release(copy)
 
-    def release(self, key: CopyKey) -> list[Payload]:
-        """No other child will want this copy, if there is one; payloads to drop."""
-        copy = self._copies.get(key)
-        return [] if copy is None else self._release(copy)
-
     def release_all(self) -> list[Payload]:
         """Release what is kept for children that have not asked; payloads to drop."""
         return [payload for copy in self._copies.values() for payload in self._release(copy)]
@@ -130,7 +125,7 @@ class WeightsCopies:
 
 
 class WeightsDown:
-    """See the module. With `only_forwards` no copy is shared: each pull of a child goes up."""
+    """See the module."""
 
     def __init__(
         self, outbox: Outbox, children: Children, uplink: Uplink, limits: SwitchLimits, *,
@@ -139,11 +134,10 @@ class WeightsDown:
         """`parent_is_one`: neighbouring extents are of one node."""
         self._outbox, self._children, self._uplink = outbox, children, uplink
         self._parent_is_one = parent_is_one
-        self._only_forwards = limits.only_forwards
         self.copies = WeightsCopies(
             child_count=len(children.members.children), bytes_max=limits.copies_bytes_max
         )
-        self.cache = WeightsCache(0 if limits.only_forwards else limits.cache_bytes_max)
+        self.cache = WeightsCache(limits.cache_bytes_max)
         self._ahead: set[tuple[int, int]] = set()
         """Units that were asked for ahead: step, and the first of the extents."""
         self._awaited: Counter[int] = Counter()
@@ -176,24 +170,20 @@ class WeightsDown:
 
     def pull(self, child: Member, m: wire.Pull) -> None:
         """A child asks for the weights of some extents."""
-        part = m.part
-        if self._only_forwards:  # each child's use is one of its own to the parent
-            children = self._children.members.children
-            part = m.part * len(children) + children.index(child.ranks)
         if not self._outbox.step <= m.step <= self._outbox.step + 1:
             return
         missing: list[int] = []
         for extent in range(m.index, m.index + m.count):
-            if self._send_cached(child.peer, m.step, part, extent):
+            if self._send_cached(child.peer, m.step, m.part, extent):
                 continue
-            key = (m.step, part, extent)
+            key = (m.step, m.part, extent)
             copy = self.copies.asked(key, child.peer)
             if copy is not None and copy.weights is not None:
                 self._outbox.send_all((child.peer,), copy.weights, copy.payload)
                 self._outbox.drop_all(self.copies.trim(key))
             elif not self._uplink.asks(("pull", *key)):
                 missing.append(extent)
-        self._ask(m.step, part, missing)
+        self._ask(m.step, m.part, missing)
 
     def _send_cached(self, peer: str, step: int, part: int, extent: int) -> bool:
         cached = self.cache.get(step, extent)
@@ -262,17 +252,13 @@ class WeightsDown:
             self._outbox.drop(payload)
             return
         self._children.loaded = True
-        part = m.part
-        if self._only_forwards:
-            part = m.part // len(self._children.members.children)
         weights = self._outbox.stamped(
-            wire.Weights, step=m.step, part=part, index=m.index, dtype=m.dtype,
+            wire.Weights, step=m.step, part=m.part, index=m.index, dtype=m.dtype,
             in_place=m.in_place,
         )  # fmt: skip
         askers = self.copies.came(key, weights, payload, payload_bytes)
         self._outbox.send_all(askers, weights, payload)
-        release = self.copies.release if self._only_forwards else self.copies.trim
-        self._outbox.drop_all(release(key))
+        self._outbox.drop_all(self.copies.trim(key))
 
     def cached(
         self, done: Cache, payload: Payload, payload_bytes: int, *, in_place: bool = False
