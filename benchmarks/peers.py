@@ -22,15 +22,17 @@ Gloo:     exchange-only is what gloo takes at least; of the ratio to ZeRO-Infini
 Disk:     bytes of a step by the kernel's count (/proc/PID/io) of node or workers, without what is
           written once at the start and read once for the digest at the end.
 Checked:  all arms have luwu's losses in the first steps, to 2e-5, and train as many.
-Left out: start and end of the runs; GPUs; other settings of DeepSpeed than `workers/zero.py` has.
+Left out: start and end of the runs; GPUs; other settings of DeepSpeed than `peers_zero.py` has.
 
-    pip install 'luwu-emulator[peers]'
+    pip install 'deepspeed>=0.19.8,<0.20'    (g++, Python's headers; libaio-dev for zero-infinity)
     python -m benchmarks.peers --cases 25m-32 --repeats 2 --json FILE
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,17 +42,23 @@ from benchmarks import harness
 from benchmarks.exchange_arms import gloo_arm
 from benchmarks.exchange_model import Job
 from benchmarks.harness import Row, say
+from benchmarks.peers_libraries import (
+    INFINITY,
+    OFFLOAD,
+    SWAP,
+    ZERO_ARMS,
+    check_deepspeed,
+    libraries,
+)
 from benchmarks.step import STATE_BYTES_PER_PARAMETER, state_bytes
 from benchmarks.training import COMPUTE_ONLY, Run, Training, TrainingRuns, temporary_directory
-from luwu.base.config import INFINITY, ZERO_ARMS
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.compare.comparison import package_version
-from luwu.compare.zero import check_deepspeed
 from switch_emu.switch.plan import BUDGET_AUTO_MAX
 
 LUWU, CACHED, SERVER = "luwu", "luwu-cached", "ps"
 OURS = (LUWU, CACHED, SERVER)
-OFFLOAD, EXCHANGE_ONLY = ZERO_ARMS[0], "exchange-only"
+EXCHANGE_ONLY = "exchange-only"
 TRAINING = (*OURS, INFINITY, OFFLOAD, "fsdp", "fsdp_offload", "ddp")
 ARMS = (*TRAINING, COMPUTE_ONLY, EXCHANGE_ONLY)
 LOSS_STEPS, LOSS_OFF_MAX = 4, 2e-5
@@ -101,7 +109,7 @@ class Case:
     def flags(self, arm: str) -> dict[str, str]:
         """Flags of `luwu compare` for an arm."""
         if arm not in OURS:
-            return {"arms": ",".join(ZERO_ARMS)}
+            return {}
         flags = {"memory_budget": f"{self.budget}B", "durability": "step"}
         if arm == CACHED:
             flags["switch_memory_budget"] = f"{BUDGET_AUTO_MAX + self.weights}B"
@@ -131,8 +139,11 @@ CASES = {
 class Measurement:
     """One case by all arms, in turns."""
 
-    def __init__(self, name: str, case: Case, runs: TrainingRuns) -> None:
-        self.name, self._case, self._runs = name, case, runs
+    def __init__(
+        self, name: str, case: Case, runs: TrainingRuns, environ: Mapping[str, str]
+    ) -> None:  # fmt: skip
+        """`environ`: that of DeepSpeed's ranks."""
+        self.name, self._case, self._runs, self._environ = name, case, runs, environ
         self._last: dict[str, Run] = {}
 
     def measure(self, arms: list[str], repeats: int) -> list[Row]:
@@ -146,14 +157,26 @@ class Measurement:
 
     def _run(self, arm: str) -> list[float]:
         say(f"{self.name}: {arm}")
-        trainer = LUWU if arm in OURS else arm
-        run = self._runs.run(trainer, self._case.job, self._case.flags(arm))
+        if arm in ZERO_ARMS:
+            run = self._zero(arm)
+        else:
+            trainer = LUWU if arm in OURS else arm
+            run = self._runs.run(trainer, self._case.job, self._case.flags(arm))
         self._last[arm] = run
         losses = run.document["loss"]
         reference = self._last.get(LUWU)
         if arm != COMPUTE_ONLY and reference is not None:
             check_losses(arm, losses, reference.document["loss"])
         return run.step_seconds
+
+    def _zero(self, arm: str) -> Run:
+        swap = self._runs.directory / INFINITY
+        swap.mkdir()
+        environ = {**self._environ, SWAP: str(swap) if arm == INFINITY else ""}
+        try:
+            return self._runs.run_module("benchmarks.peers_zero", self._case.job, environ=environ)
+        finally:
+            shutil.rmtree(swap)
 
     def _exchange(self) -> list[float]:
         say(f"{self.name}: {EXCHANGE_ONLY}")
@@ -264,15 +287,13 @@ def _run(arguments: argparse.Namespace) -> int:
         if unknown:
             raise ConfigError(f"--{flag}: no {', '.join(unknown)}; there are {', '.join(known)}")
     arms = [arm for arm in ARMS if arm in arguments.arms]
-    for arm in arms:
-        if arm in ZERO_ARMS:
-            check_deepspeed(arm)
+    check_deepspeed(arms)
     repeats = arguments.repeats or (1 if arguments.smoke else 2)
     rows: list[Row] = []
-    with temporary_directory() as folder:
+    with temporary_directory() as folder, libraries(arms) as environ:
         runs = TrainingRuns(Path(folder))
         for name in names:
-            new = Measurement(name, cases[name], runs).measure(arms, repeats)
+            new = Measurement(name, cases[name], runs, environ).measure(arms, repeats)
             _show(name, new)
             rows += new
     found = claims(rows)

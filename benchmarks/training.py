@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from luwu.compare.comparison import arm_document
 from luwu.estimate.job import Planned, plan_gpt
 from luwu.launch.agent import Share
 from luwu.launch.hosts.hosts import plan_hosts
+from luwu.launch.processes.children import DiskBytes
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.serving import decide_sizes, state_directory
@@ -81,13 +83,10 @@ class TrainingRuns:
 
     def run(self, arm: str, job: Training, flags: Mapping[str, str] | None = None) -> Run:
         """Train by `luwu`, `fsdp`, `ddp` or `compute-only`; what was measured."""
-        self._count += 1
-        run = RunDirectory.create(self._directory / f"{self._directory.name}-{self._count}")
-        config = self._config(job, flags or {})
+        if arm == COMPUTE_ONLY:
+            return self.run_module("benchmarks.compute_only", job, flags)
+        run, config = self._next(), self._config(job, flags or {})
         with (run.path / "console.log").open("a") as log:
-            if arm == COMPUTE_ONLY:
-                document = _compute_only(config, run, Console(log))
-                return Run(job=job, document=document, directory=run.path)
             sizes = decide_sizes(config, None)
             plan = plan_hosts(config)
             done = run_arm(
@@ -97,6 +96,44 @@ class TrainingRuns:
         return Run(
             job=job, document=document, directory=run.path, node=done.node, workers=done.workers
         )
+
+    def run_module(
+        self, module: str, job: Training, flags: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] = MappingProxyType({}),
+    ) -> Run:  # fmt: skip
+        """The same by a program of our own, which takes the options of `workers.train`.
+
+        Its arm has the program's name; `environ` is added to its environment.
+        """
+        run, config, name = self._next(), self._config(job, flags or {}), module.rpartition(".")[2]
+        result, threads = run.result(f"{name}.json"), threads_per_worker(config.workers)
+        with (
+            (run.path / "console.log").open("a") as log,
+            Supervisor(
+                run, Console(log), should_stop=self._should_stop, prefix=f"{name}-"
+            ) as supervisor,
+        ):
+            supervisor.worker_environ = dict(environ)
+            supervisor.train(
+                ["-m", module, *script_arguments("ddp", config, result)],
+                share=Share.of_all(config.workers),
+                connect=None,
+                sink=lambda data, is_error: None,
+                threads=threads,
+            )
+            supervisor.wait()
+        paths = [result.with_suffix(f".rank{rank}.json") for rank in range(config.workers)]
+        workers = [read_json(path) or {} for path in paths]
+        done = ArmRun(
+            name=name, workers=workers, node=None, memory_peaks=supervisor.memory_peaks,
+            memory_peak_of_all=supervisor.memory_peak_of_all, kernel_disk=_disk_bytes(workers),
+            threads=threads, updated_before_last_push_ratio=None,
+        )  # fmt: skip
+        return Run(job=job, document=arm_document(done, 1), directory=run.path)
+
+    def _next(self) -> RunDirectory:
+        self._count += 1
+        return RunDirectory.create(self._directory / f"{self._directory.name}-{self._count}")
 
     def _config(self, job: Training, flags: Mapping[str, str]) -> RunConfig:
         return resolve(flags={"data": str(self._data), **job.flags, **flags}, environ={}).config
@@ -127,23 +164,9 @@ def temporary_directory() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="luwu-training-")
 
 
-def _compute_only(config: RunConfig, run: RunDirectory, console: Console) -> dict[str, Any]:
-    result = run.result(f"{COMPUTE_ONLY}.json")
-    with Supervisor(run, console, prefix=f"{COMPUTE_ONLY}-") as supervisor:
-        supervisor.train(
-            ["-m", "benchmarks.compute_only", *script_arguments("ddp", config, result)],
-            share=Share.of_all(config.workers),
-            connect=None,
-            sink=lambda data, is_error: None,
-            threads=threads_per_worker(config.workers),
-        )
-        supervisor.wait()
-    paths = [result.with_suffix(f".rank{rank}.json") for rank in range(config.workers)]
-    workers = [read_json(path) or {} for path in paths]
-    done = ArmRun(
-        name=COMPUTE_ONLY, workers=workers, node=None, memory_peaks=supervisor.memory_peaks,
-        memory_peak_of_all=supervisor.memory_peak_of_all,
-        kernel_disk=None, threads=threads_per_worker(config.workers),
-        updated_before_last_push_ratio=None,
-    )  # fmt: skip
-    return arm_document(done, 1)
+def _disk_bytes(workers: Sequence[dict[str, Any]]) -> DiskBytes | None:
+    """The kernel's count for workers that keep their state on a disk, without the first writing."""
+    found = [each["disk_bytes_kernel"] for each in workers if "disk_bytes_kernel" in each]
+    if not found:
+        return None
+    return DiskBytes(*(sum(each[way] for each in found) for way in ("read", "written")))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.util
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -34,13 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` or `deepspeed` where there is none."""
-    for mark, missing in (("gpu", _no_gpu), ("deepspeed", _no_deepspeed)):
-        marked = [item for item in items if item.get_closest_marker(mark)]
-        why = missing() if marked else None
-        if why is not None:
-            for item in marked:
-                item.add_marker(pytest.mark.skip(reason=why))
+    """Skip tests marked `gpu` where there is none."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    why = _no_gpu() if marked else None
+    if why is not None:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=why))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -64,11 +62,6 @@ def _no_gpu() -> str | None:
 
     available = torch.cuda.is_available()
     return None if available else f"no CUDA device, or no --gpu (torch {torch.__version__})"
-
-
-def _no_deepspeed() -> str | None:
-    found = importlib.util.find_spec("deepspeed")
-    return None if found else "DeepSpeed is not installed (the extra `peers`)"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,6 +1,6 @@
 """Everything in which the arms differ; the training loop and the model are the same for all.
 
-Those of torch, FSDP2 and DDP, are in `baselines.py`, DeepSpeed's in `zero.py`.
+Those of torch, FSDP2 and DDP, are in `baselines.py`.
 
     arm            who keeps the weights            who sums the gradients
     luwu           an optimizer node, out of core   the SmartSwitch
@@ -9,8 +9,6 @@ Those of torch, FSDP2 and DDP, are in `baselines.py`, DeepSpeed's in `zero.py`.
     ddp            every rank all of them           all-reduce: NCCL on GPUs, gloo on CPUs
     diloco         every rank all of them           nobody: each trains by itself, and every so many
                                                     steps the node averages the weights
-    zero3-offload  every rank its shard, in the host's memory (DeepSpeed ZeRO-3)     as fsdp
-    zero-infinity  every rank its shard, on a disk (DeepSpeed ZeRO-Infinity)         as fsdp
     single         one process that computes every worker's batch, one after the other
 
 All start from the same weights, bit for bit, and update them with AdamW, all but diloco on the mean
@@ -26,7 +24,6 @@ from typing import Any
 
 import torch
 
-from luwu.base.config import ZERO_ARMS
 from luwu.base.errors import ConfigError, LuwuError, StepAborted
 from workers.arm import Arm, initialised, local_device, precision
 from workers.gpt import Block, GPTConfig, init_weights, without_storage
@@ -176,10 +173,6 @@ def make_arm(options: Options, *, data_digest: str) -> Arm:
         return DilocoArm(options, data_digest=data_digest)
     if options.arm == "single":
         return SingleArm(options)
-    if options.arm in ZERO_ARMS:
-        from workers.zero import ZeroArm
-
-        return ZeroArm(options)
     from workers.baselines import BASELINES  # torch's half of it takes a second to import
 
     return BASELINES[options.arm](options)

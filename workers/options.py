@@ -12,15 +12,12 @@ from pathlib import Path
 
 import torch
 
-from luwu.base.config import INFINITY, ZERO_ARMS
 from luwu.base.dtypes import MASTER_DTYPES, STATE_DTYPES
 from luwu.base.errors import ConfigError
 from luwu.layout import StoredForm
 from workers.gpt import Checkpointing, GPTConfig
 
-ARM_NAMES = (
-    "luwu", "fsdp", "ddp", "single", "fsdp_offload", "diloco", *ZERO_ARMS,
-)  # fmt: skip
+ARM_NAMES = ("luwu", "fsdp", "ddp", "single", "fsdp_offload", "diloco")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 HEAD_WIDTH = 32
 
@@ -86,9 +83,6 @@ class Options:
     log_every: int = 10
     """Steps between two lines of progress; 0 for none."""
 
-    swap: Path | None = None
-    """`zero-infinity` only: the directory for its files, on the disk that it trains from."""
-
     result: Path | None = None
     """Where to write results: FILE.json becomes FILE.rank0.json, FILE.rank1.json, ..."""
 
@@ -120,32 +114,8 @@ class Options:
             )
         if self.global_workers is not None and self.global_workers < 1:
             raise ConfigError(f"--global-workers must be at least 1, got {self.global_workers}")
-        if (self.swap is not None) != (self.arm == INFINITY):
-            raise ConfigError(
-                "--swap DIR and --arm zero-infinity need each other: its files lie there, on the "
-                "disk that it trains from; no other arm has any"
-            )
-        if self.arm in ZERO_ARMS:
-            self._check_deepspeed()
         if self.result is not None and self.result.suffix != ".json":
             raise ConfigError(f"--result must name a .json file, got {self.result}")
-
-    def _check_deepspeed(self) -> None:
-        if self.dtype != "float32":
-            raise ConfigError(
-                f"arm {self.arm} trains in float32 only, not in {self.dtype}: DeepSpeed makes its "
-                "float32 weights of rounded ones, another model than that of the other arms"
-            )
-        if self.compute_ms:
-            raise ConfigError(
-                f"arm {self.arm} cannot have --compute-ms: DeepSpeed fetches the weights of a unit "
-                "within its forward, so waiting for them would count as compute"
-            )
-        if self.reshard_after_forward is False:
-            raise ConfigError(
-                f"arm {self.arm} cannot have --reshard-after-forward false: DeepSpeed frees "
-                "weights between forward and backward"
-            )
 
     @property
     def stored(self) -> StoredForm:
@@ -221,7 +191,6 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("global_workers", int, "--arm single: workers' batches in a step; 1 unless given")
     add("local_steps", int, "--arm diloco: steps of a worker alone, between two rounds")
     add("log_every", int, "steps between lines of progress; 0 for none")
-    add("swap", Path, "--arm zero-infinity: directory for its files, on the disk to train from")
     add("result", Path, "FILE.json: rank r writes its results to FILE.rank<r>.json")
     parser.add_argument(
         "--tied", action="store_true", help="the token embedding is the output head too"

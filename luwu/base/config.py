@@ -61,13 +61,7 @@ ENVIRONMENT_ONLY: Final = {
 }
 """Variables that are no keys."""
 
-INFINITY: Final = "zero-infinity"
-ARM_NAMES: Final = (
-    "luwu", "luwu_ram", "fsdp", "fsdp_offload", "ddp", "single",
-    "zero3-offload", INFINITY,
-)  # fmt: skip
-ZERO_ARMS: Final = ("zero3-offload", INFINITY)
-"""DeepSpeed's."""
+ARM_NAMES: Final = ("luwu", "luwu_ram", "fsdp", "fsdp_offload", "ddp", "single")
 SERVING_KEYS: Final = (
     "aggregate", "chunk", "dilation", "disk_rate", "drop_after",
     "drop_node_after", "duplicate", "durability", "extent", "fidelity", "fill_rate", "link", "loss",

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.config import INFINITY, KEYS, SERVING_KEYS, ZERO_ARMS, Resolved, RunConfig
+from luwu.base.config import KEYS, SERVING_KEYS, Resolved, RunConfig
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import write_json
 from luwu.base.quantities import format_bytes
@@ -25,11 +25,9 @@ from luwu.compare.arm import (
     arm_directory,
     config_of_arm,
     run_arm,
-    script_arguments,
     with_budget,
 )
 from luwu.compare.comparison import comparison
-from luwu.compare.zero import check_deepspeed, ready_libraries
 from luwu.launch.hosts.hosts import plan_hosts
 from luwu.launch.hosts.network import links_of
 from luwu.launch.processes.console import LAUNCHER, Console
@@ -105,9 +103,6 @@ def run(parsed: Parsed) -> int:
         console.say(f"this takes {DEMO_TIME_TEXT}; Ctrl-C stops everything")
     with stop_requests() as should_stop:
         try:
-            for name in config.arms:  # what cannot be compiled shows before an arm has run
-                if name in ZERO_ARMS:
-                    ready_libraries(name, config, run_directory, console, should_stop)
             arms = [
                 run_arm(name, each, sizes[name], run_directory, console, should_stop, plan)
                 for name, each in configs.items()
@@ -177,9 +172,6 @@ def _check(resolved: Resolved) -> None:
             "resume: only luwu has a state to go on with, so the other arms would train other "
             "steps; give --arms luwu, or leave --resume out"
         )
-    for arm in ZERO_ARMS:
-        if arm in config.arms:
-            _check_deepspeed(arm, config)
     if config.data is not None:
         check_data_file(config.data)
     if config.json not in (None, "-") and not Path(str(config.json)).absolute().parent.is_dir():
@@ -194,15 +186,6 @@ def _check(resolved: Resolved) -> None:
         raise ConfigError("trace: only luwu records spans; add it to --arms")
     check_trace(config.trace)
     check_worker_loss(config)
-
-
-def _check_deepspeed(arm: str, config: RunConfig) -> None:
-    """Is DeepSpeed there, and would its worker take our options? Importing torch takes a second."""
-    check_deepspeed(arm)
-    from workers.options import parse_options
-
-    swap = Path(INFINITY) if arm == INFINITY else None
-    parse_options(script_arguments(arm, config, Path("result.json"), swap))
 
 
 def _check_network(resolved: Resolved) -> None:

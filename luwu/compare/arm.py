@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from luwu.base.config import INFINITY, ZERO_ARMS, RunConfig
+from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
 from luwu.base.json_file import read_json
 from luwu.base.own import own_module
 from luwu.base.tree import NODE
-from luwu.compare.zero import swap_directory, zero_environ
 from luwu.estimate.outcome import busy_seconds
 from luwu.launch.agent import Share
 from luwu.launch.hosts.hosts import Hosts, Plan, link_documents, make_hosts
@@ -98,9 +97,6 @@ def run_arm(
             log, run_id = run.log(f"{prefix}namespaces"), supervisor.run_id
             namespaces = make_hosts(plan, host_link_rate(config), log=log, run_id=run_id)
             hosts = supervisor.hosts = Hosts(plan, stack.enter_context(namespaces))
-        if name in ZERO_ARMS:  # what it removes at the end is used until the ranks are gone
-            environ = zero_environ(name, config, run, console, should_stop)
-            supervisor.worker_environ = stack.enter_context(environ)
         stack.enter_context(supervisor)
         if in_network:
             serve(supervisor, config, state=state, sizes=sizes, say=console.detail, hosts=hosts)
@@ -121,9 +117,8 @@ def _train(
     """Run the script in the arm's workers until they have ended."""
     run, in_network = supervisor.run, name in LUWU_ARMS
     by_line = ByLine(lambda line: show_progress(console, name, config, line))
-    swap = swap_directory(config, run) if name == INFINITY else None
     supervisor.train(
-        [*script, *script_arguments(name, config, run.result(f"{name}.json"), swap)],
+        [*script, *script_arguments(name, config, run.result(f"{name}.json"))],
         share=Share.of_all(config.workers),
         connect=str(run.connect_file) if in_network else None,
         sink=by_line,
@@ -185,7 +180,7 @@ def _arm_run(name: str, supervisor: Supervisor, records: _Records, threads: int)
         pool=_pool(node, switches),
         memory_peaks=supervisor.memory_peaks,
         memory_peak_of_all=supervisor.memory_peak_of_all,
-        kernel_disk=supervisor.kernel_disk_bytes("node") or _disk_bytes(records.workers),
+        kernel_disk=supervisor.kernel_disk_bytes("node"),
         threads=threads,
         updated_before_last_push_ratio=(
             updated_before_last_push_ratio(events) if in_network else None
@@ -197,9 +192,7 @@ def _arm_run(name: str, supervisor: Supervisor, records: _Records, threads: int)
     )
 
 
-def script_arguments(
-    name: str, config: RunConfig, result: Path, swap: Path | None = None
-) -> list[str]:
+def script_arguments(name: str, config: RunConfig, result: Path) -> list[str]:
     """The command line of `workers/train.py`; what nobody set keeps the script's own default."""
     given: dict[str, object] = {
         "steps": config.steps,
@@ -213,7 +206,6 @@ def script_arguments(
         "max-grad-norm": config.max_grad_norm,
         "compute-ms": dilated_compute_ms(config),
         "global-workers": config.workers if name == "single" else None,
-        "swap": swap,
         "result": result,
     }
     if config.reshard_after_forward is not None:
@@ -301,14 +293,6 @@ def measured_by_all(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         began = first if common else worker["first_step"]
         cut.append({**worker, **lists, "first_step": began, "tokens": tokens})
     return cut
-
-
-def _disk_bytes(workers: Sequence[dict[str, Any]]) -> DiskBytes | None:
-    """The kernel's count for workers that keep their state on a disk, without the first writing."""
-    found = [each["disk_bytes_kernel"] for each in workers if "disk_bytes_kernel" in each]
-    if not found:
-        return None
-    return DiskBytes(*(sum(each[way] for each in found) for way in ("read", "written")))
 
 
 def _links(node: dict[str, Any], switches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -31,8 +31,7 @@ DASHES: Final = ("", "7 4", "2 3", "9 3 2 3")
 _SYSTEMS: Final = {
     "luwu": "blue", "luwu_ram": "sky", "fsdp": "vermilion", "fsdp_offload": "orange",
     "ddp": "purple", "single": "green",
-    "zero3-offload": "grey", "zero-infinity": "black",
-    "zero3": "vermilion", "3d": "green",
+    "zero-infinity": "black", "zero3": "vermilion", "3d": "green",
 }  # fmt: skip
 """Systems that train, measured or predicted."""
 _ENGINES: Final = {

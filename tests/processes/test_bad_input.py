@@ -90,7 +90,7 @@ def check_message(
 TYPED = [
     pytest.param(
         ["compare", "--arms", "luwu,fdsp"],
-        ["--arms: 'fdsp' is not one of luwu, luwu_ram, fsdp, .*, zero-infinity; did you mean fsdp"],
+        ["--arms: 'fdsp' is not one of luwu, luwu_ram, fsdp, .*, single; did you mean fsdp"],
         id="unknown-arm",
     ),
     pytest.param(

@@ -1,16 +1,20 @@
-"""DeepSpeed's arms: ZeRO-3 that offloads to the host's memory, and ZeRO-Infinity, to a disk.
+"""DeepSpeed's arms of `benchmarks.peers`: ZeRO-3 that offloads to memory, and ZeRO-Infinity.
 
     zero3-offload   parameters, gradients and optimizer state in the host's memory, updated there
     zero-infinity   the same in files, read and written by libaio past the kernel's cache; they
                     survive nothing and are removed by whoever gave the directory
 
+    LUWU_PEERS_SWAP=DIR|"" python -m benchmarks.peers_zero --arm ddp --steps 5 --result FILE.json
+
 Both are DeepSpeed's ZeRO-3 with its own AdamW; gradients are summed by gloo on CPUs and NCCL on
-GPUs. DeepSpeed is the extra `peers`; it is imported in processes of these arms alone.
+GPUs. `--arm` is there because the options are those of `workers.train`; it is not used. Weights are
+float32: of lower ones DeepSpeed would make other masters than the arms of torch and LuWu.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,13 +22,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from luwu.base.digest import WeightsDigest
-from luwu.base.errors import ConfigError
-from luwu.base.own import needs
+from benchmarks.peers_libraries import SWAP
 from workers.arm import Arm
 from workers.baselines import join_process_group
 from workers.gpt import GPT, GPTConfig, initial_values, without_storage
 from workers.options import Options
+from workers.train import main
 
 WEIGHT_DECAY = 0.01
 """That of torch.optim.AdamW, which DeepSpeed's does not have by itself."""
@@ -35,8 +38,7 @@ optimizer reads and writes a group of four tensors while it updates another."""
 
 
 def zero_settings(
-    config: GPTConfig, *, world_size: int, batch: int, swap: Path | None,
-    max_grad_norm: float | None,
+    config: GPTConfig, *, world_size: int, batch: int, swap: Path | None
 ) -> dict[str, Any]:  # fmt: skip
     """DeepSpeed's configuration for a model. `swap`: where its files lie; None: in memory.
 
@@ -59,7 +61,7 @@ def zero_settings(
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": batch,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": max_grad_norm or 0.0,
+        "gradient_clipping": 0.0,  # by itself it clips to 1
         "zero_optimization": zero,
     }
     if swap is not None:
@@ -75,20 +77,23 @@ def zero_settings(
 class ZeroArm(Arm):
     """ZeRO-3 by DeepSpeed, its state in the host's memory or on a disk."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, *, data_digest: str) -> None:
         super().__init__(options)
+        swap = os.environ[SWAP]
+        self._swap = Path(swap) if swap else None
         self.rank, self.world_size, self.device = join_process_group()
         # DeepSpeed takes the first accelerator that it finds a package of.
         os.environ["DS_ACCELERATOR"] = self.device.type
         os.environ.setdefault("LOCAL_RANK", "0")  # not there where no launcher is
-        self._deepspeed = _import_deepspeed(options.arm)
+        import deepspeed
+
+        self._deepspeed: Any = deepspeed
 
     def build(self, config: GPTConfig) -> None:
         deepspeed, options = self._deepspeed, self.options
         settings = zero_settings(
-            config, world_size=self.world_size, batch=options.batch, swap=options.swap,
-            max_grad_norm=options.max_grad_norm,
-        )  # fmt: skip
+            config, world_size=self.world_size, batch=options.batch, swap=self._swap
+        )
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.")
         deepspeed.init_distributed()
         # With dtype=torch.float32, DeepSpeed 0.19 takes bfloat16 on CPUs without float16.
@@ -133,21 +138,11 @@ class ZeroArm(Arm):
     def parameters_count(self) -> int:
         return sum(parameter.ds_numel for parameter in self._engine.parameters())
 
-    def weights_digest(self) -> str | None:
-        digest = WeightsDigest()
-        for name, parameter in self._engine.module.named_parameters():
-            with self._deepspeed.zero.GatheredParameters(parameter):
-                if self.rank == 0:
-                    values = parameter.detach().cpu().numpy()
-                    digest.update(name, "float32", tuple(parameter.shape), values)
-        return digest.hexdigest() if self.rank == 0 else None
+    def weights_digest(self) -> None:
+        """None: DeepSpeed's AdamW has other bits than torch's."""
 
     def measurements(self) -> dict[str, Any]:
-        found = super().measurements()
-        if self.options.swap is not None:
-            found["disk_bytes_kernel"] = self._disk_moved
-            found["worker_optimizer_bytes"] = None  # its tensors name buffers that they share
-        return found
+        return {} if self._swap is None else {"disk_bytes_kernel": self._disk_moved}
 
 
 def disk_bytes() -> dict[str, int]:
@@ -157,12 +152,5 @@ def disk_bytes() -> dict[str, int]:
     return {"read": int(rows["read_bytes"]), "written": int(rows["write_bytes"])}
 
 
-def _import_deepspeed(arm: str) -> Any:
-    try:
-        import deepspeed
-    except ImportError as exc:
-        raise ConfigError(
-            f"arm {arm} is DeepSpeed's, which cannot be imported ({exc}); {needs('peers')}",
-            code="E208",
-        ) from exc
-    return deepspeed
+if __name__ == "__main__":
+    sys.exit(main(make=ZeroArm))
