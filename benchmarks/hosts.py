@@ -1,8 +1,9 @@
 """Every arm over the same shaped network: what a step takes, and what its links allow.
 
 Metric:   seconds of a step of `workers/train.py` by LuWu, FSDP2 and DDP on network namespaces in a
-          star (`luwu compare --hosts`), one worker on each: the median over steps, without the
-          first ones. Bytes a step on each link and direction, by the kernel's count.
+          star, one worker on each, the optimizer node on one more and the switch in the centre:
+          the median over steps, without the first ones. Bytes a step on each link and direction,
+          by the kernel's count.
 Bound:    the largest of compute alone and of bytes / rate over links and directions, of the same
           run. Hidden: how much of the smaller of the two lay behind the larger.
 Host:     the same run on links without a rate. Where that alone takes more than half of the bound,
@@ -18,6 +19,12 @@ A point where compute alone is the larger bound says so: there the network decid
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +32,16 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.harness import Row, say
 from benchmarks.hosts_plot import plot
-from benchmarks.training import COMPUTE_ONLY, Run, Training, TrainingRuns, temporary_directory
-from luwu.base.errors import LuwuError
+from benchmarks.namespaces import CENTRE, INTERFACE, Hosts, NoNamespaces, hosts
+from benchmarks.training import COMPUTE_ONLY, WARM_UPS, Training, TrainingRuns, temporary_directory
+from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.json_file import read_json
 from luwu.base.quantities import parse_bytes_per_s
+from luwu.compare.arm import script_arguments
+from luwu.compare.comparison import job_step_seconds
 
 ARMS = ("luwu", "fsdp", "ddp")
+LUWU = (sys.executable, "-m", "luwu")
 REAL = Training(layers=4, width=256, context=32, batch=1, workers=4, steps=13)
 """3.4 M parameters: 13.7 MB of float32, 1.1 s on a link of 0.1 Gbit/s."""
 SMOKE = Training(layers=2, width=64, context=16, batch=1, workers=2, steps=5)
@@ -42,6 +54,10 @@ MEANINGS = {
     "bound_by_compute": "cases and arms whose larger bound is compute alone",
     "marked_cpu": "cases and arms that take more than half of their bound on links without a rate",
 }
+CHUNKS = {"100mbit": "128KiB", "1gbit": "1MiB"}
+"""As `luwu` chooses them for links of these rates, which it does not know of here."""
+LIMIT_S = 600.0
+"""A run takes no longer."""
 HOST_SHARE_MAX = 0.5
 """Of the bound; above it a point is marked `cpu`."""
 
@@ -59,13 +75,130 @@ class Case:
         """For tables."""
         return f"{self.rate} {self.dtype}, {'freed' if self.reshard else 'kept'}"
 
-    @property
-    def flags(self) -> dict[str, str]:
-        """Of `luwu compare`, beside the job's."""
-        return {
-            "dtype": self.dtype, "reshard_after_forward": str(self.reshard).lower(),
-            "durability": "none",
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRun:
+    """What a run on hosts came to."""
+
+    step_seconds: list[float]
+    """Of each counted step."""
+    link_bytes: dict[str, int]
+    """Of the whole run, by link and direction."""
+    weights_digest: str | None
+
+
+class HostRuns:
+    """Runs of commands as a user types them, each on its host."""
+
+    def __init__(self, runs: TrainingRuns, job: Training) -> None:
+        self._runs, self._job = runs, job
+        self._count = 0
+
+    def run(self, arm: str, case: Case, rate: str | None) -> HostRun:
+        """Train by an arm on links of a rate. Raises LuwuError, NoNamespaces."""
+        self._count += 1
+        folder = self._runs.directory / f"hosts-{self._count}"
+        folder.mkdir()
+        workers = self._job.workers
+        with ExitStack() as stack:
+            rate_bytes = None if rate is None else parse_bytes_per_s(rate)
+            network = stack.enter_context(hosts(workers + 1, rate_bytes))
+            started = stack.enter_context(Commands(folder, workers))
+            if arm == "luwu":
+                self._serve(started, network, case)
+            before = network.counts()
+            for index in range(workers):
+                command = self._worker(arm, case, network, index, folder)
+                started.start([*network.host(index), *command], f"worker-{index}")
+            started.wait()
+            after = network.counts()
+        names = [*(f"host-{index}" for index in range(workers)), "node"]
+        records = [read_json(folder / f"result.rank{rank}.json") or {} for rank in range(workers)]
+        node = read_json(folder / "up" / "results" / "node.json") or {}
+        return HostRun(
+            step_seconds=job_step_seconds(records)[WARM_UPS:],
+            link_bytes={
+                f"{name} {way}": after[index][way] - before[index][way]
+                for index, name in enumerate(names)
+                for way in ("up", "down")
+            },
+            weights_digest=node.get("weights_digest") or records[0]["weights_digest"],
+        )
+
+    def _serve(self, started: Commands, network: Hosts, case: Case) -> None:
+        """The node on a host of its own, and the switch in the centre."""
+        workers = self._job.workers
+        node = [
+            "--role", "node", "--workers", str(workers), "--durability", "none",
+            "--chunk", CHUNKS.get(case.rate, "1MiB"),
+            "--reshard-after-forward", str(case.reshard).lower(),
+        ]  # fmt: skip
+        for flags, where, address in (
+            (node, network.host(workers), network.address(workers)),
+            (["--role", "switch"], network.centre, CENTRE),
+        ):
+            common = ["--run-dir", "up", "--bind", f"tcp://{address}:0", "--insecure"]
+            started.start([*where, *LUWU, "up", *flags, *common], flags[1])
+
+    def _worker(
+        self, arm: str, case: Case, network: Hosts, index: int, folder: Path
+    ) -> list[str]:  # fmt: skip
+        config = self._runs.config(self._job, {
+            "dtype": case.dtype, "reshard_after_forward": str(case.reshard).lower(),
+        })  # fmt: skip
+        script = ["-m", "workers.train", *script_arguments(arm, config, folder / "result.json")]
+        workers, first = str(self._job.workers), network.address(0)
+        if arm == "luwu":
+            return [
+                *LUWU, "run", "--join", "up/connect.json", "--run-dir", f"workers-{index}",
+                "--worker-hosts", workers, "--rendezvous", f"{first}:29400", *script,
+            ]  # fmt: skip
+        return [
+            sys.executable, "-m", "torch.distributed.run", "--nnodes", workers,
+            "--node-rank", str(index), "--master-addr", first, "--master-port", "29500",
+            "--local-addr", network.address(index), "--nproc-per-node", "1", *script,
+        ]  # fmt: skip
+
+
+class Commands:
+    """Commands that run together; those that still run are stopped at the end."""
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        self._folder = folder
+        self._environ = {
+            **os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE,
+            "OMP_NUM_THREADS": str(harness.threads_per_worker(workers)),
         }  # fmt: skip
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Commands:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for each in self._started.values():
+            if each.poll() is None:
+                each.terminate()
+        for each in self._started.values():
+            each.wait(30)
+
+    def start(self, command: Sequence[str], name: str) -> None:
+        """Start one, with a log of its name."""
+        with (self._folder / f"{name}.log").open("w") as log:
+            self._started[name] = subprocess.Popen(
+                command, cwd=self._folder, env=self._environ, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def wait(self) -> None:
+        """Return when all have ended well. Raises LuwuError."""
+        for name, each in reversed(self._started.items()):
+            try:
+                code = each.wait(LIMIT_S)
+            except subprocess.TimeoutExpired:
+                code = None
+            if code != 0:
+                said = (self._folder / f"{name}.log").read_text(errors="replace")[-2000:]
+                raise LuwuError(f"{name} ended with {code}: {shlex.join(each.args)}\n{said}")
 
 
 class Measured:
@@ -73,51 +206,43 @@ class Measured:
 
     def __init__(self, runs: TrainingRuns, job: Training) -> None:
         self._runs, self._job = runs, job
-        self._shared: dict[tuple[str, ...], Run] = {}
+        self._on_hosts = HostRuns(runs, job)
+        self._shared: dict[tuple[str, ...], HostRun] = {}
+        self._compute_s: dict[str, float] = {}
 
-    def run(self, arm: str, case: Case) -> Run:
+    def run(self, arm: str, case: Case) -> HostRun:
         """One run on the links of a case."""
         return self._once(arm, case, case.rate)
 
-    def host(self, arm: str, case: Case, chunk_bytes: int | None) -> float:
+    def host(self, arm: str, case: Case) -> float:
         """Seconds of a step on links without a rate, in chunks of the shaped run's size."""
-        return harness.median(self._once(arm, case, None, chunk_bytes).step_seconds)
+        return harness.median(self._once(arm, case, None).step_seconds)
 
-    def _once(
-        self, arm: str, case: Case, rate: str | None, chunk_bytes: int | None = None
-    ) -> Run:  # fmt: skip
-        flags = {**case.flags, "hosts": str(self._job.workers)}
-        if rate is not None:
-            flags["link"] = rate
-        if chunk_bytes is not None:
-            flags["chunk"] = f"{chunk_bytes}B"
+    def _once(self, arm: str, case: Case, rate: str | None) -> HostRun:
+        chunk = CHUNKS.get(case.rate, "") if arm == "luwu" else ""
         freed = "" if arm == "ddp" else str(case.reshard)
-        key = (arm, rate or f"no rate, {chunk_bytes}", case.dtype, freed)
+        key = (arm, rate or f"no rate, {chunk}", case.dtype, freed)
         if key not in self._shared:
             say(f"{rate or 'no rate'} {case.dtype}, {'freed' if case.reshard else 'kept'}: {arm}")
-            self._shared[key] = self._runs.run(arm, self._job, flags)
+            self._shared[key] = self._on_hosts.run(arm, case, rate)
         return self._shared[key]
 
     def compute(self, case: Case) -> float:
         """Seconds of a step without any exchange."""
-        key = (COMPUTE_ONLY, case.dtype)
-        if key not in self._shared:
+        if case.dtype not in self._compute_s:
             say(f"{case.dtype}: {COMPUTE_ONLY}")
-            self._shared[key] = self._runs.run(COMPUTE_ONLY, self._job, {"dtype": case.dtype})
-        return harness.median(self._shared[key].step_seconds)
+            run = self._runs.run(COMPUTE_ONLY, self._job, {"dtype": case.dtype})
+            self._compute_s[case.dtype] = harness.median(run.step_seconds)
+        return self._compute_s[case.dtype]
 
 
 def case_row(
-    case: Case, arm: str, run: Run, *, compute_s: float, host_s: float, job: Training
+    case: Case, arm: str, run: HostRun, *, compute_s: float, host_s: float, job: Training
 ) -> Row:
     """One arm in one case."""
     rate = parse_bytes_per_s(case.rate)
     seconds = run.step_seconds
-    links = {
-        f"{each['link']} {way}": each["kernel"][way] / job.steps
-        for each in run.document["host_links"]
-        for way in ("up", "down")
-    }
+    links = {name: count / job.steps for name, count in run.link_bytes.items()}
     busiest = max(links, key=lambda name: links[name])
     links_s = links[busiest] / rate
     middle, bound_s = harness.median(seconds), max(links_s, compute_s)
@@ -130,7 +255,7 @@ def case_row(
         over_bound=middle / bound_s, host_seconds=host_s,
         is_cpu_bound=host_s > HOST_SHARE_MAX * bound_s,
         hidden_ratio=(links_s + compute_s - middle) / min(links_s, compute_s),
-        overlap=run.document["overlap"], weights_digest=run.document["weights_digest"],
+        weights_digest=run.weights_digest,
     )  # fmt: skip
 
 
@@ -171,6 +296,9 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the table as SVG")
     try:
         return _run(parser.parse_args())
+    except NoNamespaces as error:
+        say(f"hosts: {error}; it needs iproute2, util-linux and the right to make namespaces")
+        return ConfigError.exit_code
     except LuwuError as error:
         say(f"hosts: {error}")
         return error.exit_code
@@ -194,8 +322,7 @@ def _run(arguments: argparse.Namespace) -> int:
             compute_s = measured.compute(case)
             for arm in arguments.arms or ARMS:
                 run = measured.run(arm, case)
-                chunk_bytes = run.document.get("chunk_bytes")
-                host_s = measured.host(arm, case, chunk_bytes)
+                host_s = measured.host(arm, case)
                 row = case_row(case, arm, run, compute_s=compute_s, host_s=host_s, job=job)
                 rows.append(row)
     _show(rows)

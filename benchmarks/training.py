@@ -19,7 +19,6 @@ from luwu.compare.arm import SCRIPT, ArmRun, run_arm, script_arguments
 from luwu.compare.comparison import arm_document
 from luwu.estimate.job import Planned, plan_gpt
 from luwu.launch.agent import Share
-from luwu.launch.hosts.hosts import plan_hosts
 from luwu.launch.processes.children import DiskBytes
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
@@ -71,7 +70,7 @@ class TrainingRuns:
 
     def plan(self, job: Training, flags: Mapping[str, str], samples: Samples) -> Planned:
         """Plan a run of `luwu` as `luwu estimate` does, with floors that are measured now."""
-        config = self._config(job, flags)
+        config = self.config(job, flags)
         measure_floors.cache_clear()
         state = state_directory(config, self._directory / "state")
         return plan_gpt(config, decide_sizes(config, None), state=state, samples=samples)
@@ -85,12 +84,11 @@ class TrainingRuns:
         """Train by `luwu`, `fsdp`, `ddp` or `compute-only`; what was measured."""
         if arm == COMPUTE_ONLY:
             return self.run_module("benchmarks.compute_only", job, flags)
-        run, config = self._next(), self._config(job, flags or {})
+        run, config = self._next(), self.config(job, flags or {})
         with (run.path / "console.log").open("a") as log:
             sizes = decide_sizes(config, None)
-            plan = plan_hosts(config)
             done = run_arm(
-                arm, config, sizes, run, Console(log), self._should_stop, plan, self._script
+                arm, config, sizes, run, Console(log), self._should_stop, self._script
             )  # fmt: skip
         document = arm_document(done, 1)
         return Run(
@@ -105,7 +103,7 @@ class TrainingRuns:
 
         Its arm has the program's name; `environ` is added to its environment.
         """
-        run, config, name = self._next(), self._config(job, flags or {}), module.rpartition(".")[2]
+        run, config, name = self._next(), self.config(job, flags or {}), module.rpartition(".")[2]
         result, threads = run.result(f"{name}.json"), threads_per_worker(config.workers)
         with (
             (run.path / "console.log").open("a") as log,
@@ -135,7 +133,8 @@ class TrainingRuns:
         self._count += 1
         return RunDirectory.create(self._directory / f"{self._directory.name}-{self._count}")
 
-    def _config(self, job: Training, flags: Mapping[str, str]) -> RunConfig:
+    def config(self, job: Training, flags: Mapping[str, str]) -> RunConfig:
+        """The configuration of `luwu compare` with such flags."""
         return resolve(flags={"data": str(self._data), **job.flags, **flags}, environ={}).config
 
 

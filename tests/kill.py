@@ -44,7 +44,7 @@ from random import Random
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import LuwuError
 from luwu.checkpoint.refill import refill
-from luwu.launch.hosts.nodes import node_role
+from luwu.launch.nodes import node_role
 from luwu.testing.cluster import Cluster
 from switch_emu.store.striped import left_out_nodes
 from switch_emu.store.verify import verify_state

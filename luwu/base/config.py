@@ -20,7 +20,6 @@ from typing import Any, Final
 from luwu.base.errors import ConfigError
 from luwu.base.foreign import read_toml
 from luwu.base.limits import (
-    HOSTS_MAX,
     INT64_MAX,
     NODE_COUNT_MAX,
     WORLD_SIZE_MAX,
@@ -211,10 +210,6 @@ class RunConfig:
     tree: Path | None = _key(  # noqa: RUF009 - it makes a field
         None, path, "FILE", SERVING, "TOML file of switches, parents and workers: docs/trees.md"
     )
-    hosts: int | None = _key(
-        None, whole(1, HOSTS_MAX), "H", COMPARING,
-        "run the arms on this many emulated hosts (network namespaces): docs/hosts.md",
-    )  # fmt: skip
     optimizer_nodes: int = _key(
         1, whole(1, NODE_COUNT_MAX), "N", SERVING,
         "number of optimizer nodes that share the pages; each has its own directory in --state",

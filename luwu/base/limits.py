@@ -87,9 +87,6 @@ KEEP_PIECES_MAX: Final = 1024
 NODE_COUNT_MAX: Final = 64
 """Optimizer nodes of one job."""
 
-HOSTS_MAX: Final = 200
-"""Network namespaces of one run on one machine: each has a number in its address."""
-
 CHUNK_BYTES_STEP: Final = 16 * 1024
 """`--chunk` is a multiple of this: 4,096 float32 elements, one block of the norm."""
 

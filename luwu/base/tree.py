@@ -171,15 +171,6 @@ def one_switch(workers: int) -> Tree:
     return Tree((Place(name=SWITCH, parent=NODE, workers=tuple(range(workers))),))
 
 
-def leaves_per_group(groups: Iterable[Iterable[int]]) -> Tree:
-    """A root, and a leaf for each group of ranks: `host-0`, `host-1`, ..."""
-    leaves = [
-        Place(name=f"host-{index}", parent=SWITCH, workers=tuple(ranks))
-        for index, ranks in enumerate(groups)
-    ]
-    return Tree((Place(name=SWITCH, parent=NODE, workers=()), *leaves))
-
-
 def groups_text(tree: Tree) -> str:
     """The part of a tree that bits depend on, as a text to compare: `0-1|2-3|0-3`."""
     return "|".join(ranges_text(ranks_of(bits)) for bits in tree.groups)

@@ -28,8 +28,7 @@ from luwu.compare.arm import (
     with_budget,
 )
 from luwu.compare.comparison import comparison
-from luwu.launch.hosts.hosts import plan_hosts
-from luwu.launch.hosts.network import links_of
+from luwu.launch.network import links_of
 from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
@@ -81,7 +80,6 @@ def run(parsed: Parsed) -> int:
     _check(resolved)
     if is_demo and "luwu" in config.arms and resolved.is_default("memory_budget"):
         config = with_budget(config, demo_budget_bytes(config))
-    plan = plan_hosts(config)
     configs = {name: config_of_arm(name, config) for name in config.arms}
     sizes = {name: decide_sizes(each, each.state) for name, each in configs.items()}
     run_directory = RunDirectory.create(config.run_dir)
@@ -104,7 +102,7 @@ def run(parsed: Parsed) -> int:
     with stop_requests() as should_stop:
         try:
             arms = [
-                run_arm(name, each, sizes[name], run_directory, console, should_stop, plan)
+                run_arm(name, each, sizes[name], run_directory, console, should_stop)
                 for name, each in configs.items()
             ]
         except LuwuError as error:

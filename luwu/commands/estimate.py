@@ -9,7 +9,7 @@ from typing import Final
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import write_json
 from luwu.commands.flags import Parsed, Verb, resolve_parsed
-from luwu.launch.hosts.network import links_of
+from luwu.launch.network import links_of
 from luwu.launch.processes.run_directory import RUNS_DIRECTORY
 from luwu.launch.serving import decide_sizes, state_directory
 

@@ -14,7 +14,7 @@ WIDTH: Final = 80
 LEFT: Final = 24
 """Columns of flags; the text of a longer one begins on the next line."""
 
-EMULATION: Final = "Emulated hosts, links, disks and switches"
+EMULATION: Final = "Emulated links, disks and switches"
 FAULTS: Final = "Faults of emulated links"
 KEY_GROUPS: Final = {
     "Training": (
@@ -38,7 +38,7 @@ KEY_GROUPS: Final = {
         "workers_max", "drop_node_after", "fill_rate", "on_lost_steps", "connect_timeout", "grace",
     ),
     EMULATION: (
-        "link", "disk_rate", "compute_ms", "dilation", "fidelity", "slots", "hosts",
+        "link", "disk_rate", "compute_ms", "dilation", "fidelity", "slots",
     ),
     FAULTS: ("loss", "duplicate", "reorder"),
 }  # fmt: skip

@@ -22,7 +22,7 @@ from luwu.commands.outcome import keep_report, write_outcome, write_resolved
 from luwu.commands.trace import check_trace, write_trace
 from luwu.join.connection import Connection, file_of, join
 from luwu.launch.agent import Share
-from luwu.launch.hosts.nodes import fold_nodes
+from luwu.launch.nodes import fold_nodes
 from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests

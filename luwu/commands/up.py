@@ -28,7 +28,7 @@ from luwu.commands.up_in_tree import (
 )
 from luwu.commands.up_node import start_node
 from luwu.join.connection import Connection, file_of, write_connection
-from luwu.launch.hosts.nodes import fold_nodes, node_role
+from luwu.launch.nodes import fold_nodes, node_role
 from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests

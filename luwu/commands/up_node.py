@@ -28,7 +28,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
 from luwu.commands.up_in_tree import join_parent, node_file
 from luwu.join.connection import Connection, write_connection
-from luwu.launch.hosts.nodes import check_nodes, node_role
+from luwu.launch.nodes import check_nodes, node_role
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import NodeEnds, job_spec, node_spec

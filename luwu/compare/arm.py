@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -17,9 +16,8 @@ from luwu.base.own import own_module
 from luwu.base.tree import NODE
 from luwu.estimate.outcome import busy_seconds
 from luwu.launch.agent import Share
-from luwu.launch.hosts.hosts import Hosts, Plan, link_documents, make_hosts
-from luwu.launch.hosts.network import dilated_compute_ms, host_link_rate
-from luwu.launch.hosts.nodes import fold_nodes
+from luwu.launch.network import dilated_compute_ms
+from luwu.launch.nodes import fold_nodes
 from luwu.launch.processes.children import DiskBytes
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.relay import ByLine
@@ -52,8 +50,6 @@ class ArmRun:
     updated_before_last_push_ratio: float | None
     switches: list[dict[str, Any]] = field(default_factory=list)
     """Traffic of each switch, the root first."""
-    host_links: list[dict[str, Any]] = field(default_factory=list)
-    """Traffic of each host's link (`hosts.link_documents`)."""
     busy_seconds: dict[str, float] | None = None
     """Seconds per step, by resource."""
     links: list[dict[str, Any]] | None = None
@@ -69,10 +65,9 @@ def run_arm(
     run: RunDirectory,
     console: Console,
     should_stop: Callable[[], bool],
-    plan: Plan | None = None,
     script: Sequence[str] = SCRIPT,
 ) -> ArmRun:
-    """Train with one arm to the end, on hosts if there is a `plan`. Raises what went wrong.
+    """Train with one arm to the end. Raises what went wrong.
 
     `script` takes the options of `workers/train.py` and writes its results.
     """
@@ -91,20 +86,12 @@ def run_arm(
     state = state_directory(config, run.file("state"))
     # Every arm's workers have the same cores.
     threads = threads_alone(config.workers) if alone else threads_per_worker(config.workers)
-    hosts: Hosts | None = None
-    with ExitStack() as stack:
-        if plan is not None and not alone:
-            log, run_id = run.log(f"{prefix}namespaces"), supervisor.run_id
-            namespaces = make_hosts(plan, host_link_rate(config), log=log, run_id=run_id)
-            hosts = supervisor.hosts = Hosts(plan, stack.enter_context(namespaces))
-        stack.enter_context(supervisor)
+    with supervisor:
         if in_network:
-            serve(supervisor, config, state=state, sizes=sizes, say=console.detail, hosts=hosts)
-        if hosts is not None:
-            hosts.start_counting()
+            serve(supervisor, config, state=state, sizes=sizes, say=console.detail)
         whole.begin()
         _train(supervisor, name, config, console, script, threads=threads)
-        records = _read_records(run, name, config, state, hosts)
+        records = _read_records(run, name, config, state)
     if config.state is None and state is not None:
         shutil.rmtree(state, ignore_errors=True)
     return _arm_run(name, supervisor, records, threads)
@@ -142,7 +129,6 @@ class _Records(NamedTuple):
     workers: list[dict[str, Any]]
     switches: list[dict[str, Any]]
     node: dict[str, Any] | None
-    host_links: list[dict[str, Any]]
 
     @property
     def steps_count(self) -> int:
@@ -150,23 +136,15 @@ class _Records(NamedTuple):
 
 
 def _read_records(
-    run: RunDirectory, name: str, config: RunConfig, state: Path | None, hosts: Hosts | None
-) -> _Records:
-    """Read what the processes wrote, and count the traffic of the hosts while they are there."""
+    run: RunDirectory, name: str, config: RunConfig, state: Path | None
+) -> _Records:  # fmt: skip
+    """Read what the processes wrote."""
     workers_count = 1 if name == "single" else config.workers
     workers = measured_by_all([_result(run, name, rank) for rank in range(workers_count)])
-    found = _Records(workers, [], None, [])
-    if name in LUWU_ARMS:
-        switches = _switch_summaries(run)
-        fold_nodes(run, state, config.optimizer_nodes)
-        found = found._replace(switches=switches, node=_summary(run, "node"))
-    if hosts is not None:
-        links = link_documents(
-            hosts, host_link_rate(config), steps_count=found.steps_count, switches=found.switches,
-            workers=found.workers,
-        )  # fmt: skip
-        found = found._replace(host_links=links)
-    return found
+    if name not in LUWU_ARMS:
+        return _Records(workers, [], None)
+    fold_nodes(run, state, config.optimizer_nodes)
+    return _Records(workers, _switch_summaries(run), _summary(run, "node"))
 
 
 def _arm_run(name: str, supervisor: Supervisor, records: _Records, threads: int) -> ArmRun:
@@ -186,7 +164,6 @@ def _arm_run(name: str, supervisor: Supervisor, records: _Records, threads: int)
             updated_before_last_push_ratio(events) if in_network else None
         ),
         switches=switches,
-        host_links=records.host_links,
         busy_seconds=busy_seconds(events, records.steps_count) if in_network else None,
         links=None if node is None else _links(node, switches),
     )

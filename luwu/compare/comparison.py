@@ -26,9 +26,7 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
 from luwu.compare.arm import ArmRun
 from luwu.estimate.outcome import outcome
-from luwu.launch.hosts.hosts import links_bound
-from luwu.launch.hosts.network import host_link_rate
-from luwu.launch.hosts.nodes import kind_of, total_of_nodes
+from luwu.launch.nodes import kind_of, total_of_nodes
 
 SCHEMA: Final = 2
 """2: keys of what was planned are identifiers (`two_sides`)."""
@@ -71,8 +69,6 @@ def comparison(
         "model": MODEL,
         "parameters": first["parameters_count"],
         "workers": config.workers,
-        "hosts": config.hosts,
-        "link_rate_bytes_per_s": host_link_rate(config),
         "steps": first["steps"],
         "tokens_per_step": tokens_per_step,
         "seed": first["seed"],
@@ -130,8 +126,6 @@ def arm_document(
         "disk_space_bytes": node.get("disk_space_bytes"),
         "network_bytes": _network_bytes(workers, node) if node else None,
         "switches": arm.switches,
-        "host_links": arm.host_links,
-        "host_links_bound_step_seconds": links_bound(arm.host_links),
         "disk_bytes": node.get("disk_bytes"),
         "disk_bytes_by_node": [each["disk_bytes"] for each in node.get("nodes", [node])]
         if node

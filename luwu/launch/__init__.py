@@ -18,6 +18,7 @@ resuming.py       where a run with `--resume` begins
 state_users.py    the run that has a state open
 local.py          `luwu.init_local`: a job in this process
 local_cluster.py  switch, node and workers in threads of this process
-hosts/            hosts on one machine, made of network namespaces
+network.py        the emulated network and disk of a run
+nodes.py          the optimizer nodes of a job
 processes/        child processes, their directory and their output
 """

@@ -31,13 +31,13 @@ from luwu.base.own import own_module
 from luwu.base.refusals import refusing
 from luwu.base.seeds import derive
 from luwu.base.tree import Place, Tree
-from luwu.launch.hosts.network import (
+from luwu.launch.network import (
     dilated_disk_rate,
     links_of,
     node_link,
     switch_fidelity,
 )
-from luwu.launch.hosts.nodes import is_node, kind_of, node_result, node_role
+from luwu.launch.nodes import is_node, kind_of, node_result, node_role
 from luwu.launch.processes.allocator import ROLE_TUNABLES
 from luwu.launch.processes.children import MARK, Child, DiskBytes
 from luwu.launch.processes.console import tail
@@ -57,16 +57,14 @@ class RoleProcess:
 
     def __init__(
         self, run: RunDirectory, role: str, spec: Mapping[str, Any], *, run_id: str,
-        private_directory: Path | None = None, enter: Sequence[str] = (),
+        private_directory: Path | None = None,
     ) -> None:  # fmt: skip
-        """`enter`: the start of its command line, where it runs on a host of its own."""
         self.role = role
         self.starts_count = 0
         self.endpoint: str | None = None
         """The endpoint at which it listens, once it has reported it."""
         self._run = run
         self._run_id = run_id
-        self._enter = tuple(enter)
         self._spec = dict(spec)
         self._private_directory = private_directory
         self._disk_before = DiskBytes()
@@ -95,7 +93,7 @@ class RoleProcess:
         if self.starts_count:
             environ.pop("LUWU_FAILPOINTS", None)  # a place that failed once would fail for ever
         module = [sys.executable, *own_module("switch_emu"), kind_of(self.role)]
-        command = [*self._enter, *module, "--config", str(config)]
+        command = [*module, "--config", str(config)]
         self.child = Child(
             self.role, [*command, "--until-eof"], log=self._run.log(self.role), environ=environ
         )

@@ -27,7 +27,7 @@ from luwu.base.errors import ConfigError, ConnectionFailed, DeadlineError
 from luwu.base.json_file import read_json
 from luwu.base.own import own_module
 from luwu.join.connection import Connection
-from luwu.launch.hosts.nodes import kind_of
+from luwu.launch.nodes import kind_of
 from luwu.launch.processes.children import Child, kill_marked, stop_all
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.failures import role_failure

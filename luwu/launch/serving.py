@@ -29,15 +29,13 @@ from luwu.base.tree import (
     read_tree,
 )
 from luwu.join.connection import Connection, Leaf, write_connection
-from luwu.launch.hosts.hosts import Hosts
-from luwu.launch.hosts.namespaces import CENTRE
-from luwu.launch.hosts.network import (
+from luwu.launch.network import (
     chunk_for_links,
     links_of,
     node_link,
     switch_fidelity,
 )
-from luwu.launch.hosts.nodes import check_nodes, node_role
+from luwu.launch.nodes import check_nodes, node_role
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import NodeEnds, SwitchEnds, job_spec, node_spec, switch_spec
 from luwu.launch.switch_memory import extent_of_switches, widest_plan
@@ -184,9 +182,7 @@ def _decide_extent(
 
 def _levels(config: RunConfig) -> int:
     """Levels of the tree of switches, whose sums the node makes again."""
-    if config.tree is not None:
-        return depth(tree_of(config).groups)
-    return 1 if config.hosts is not None else 0
+    return 0 if config.tree is None else depth(tree_of(config).groups)
 
 
 def node_plan(config: RunConfig, sizes: Sizes) -> NodePlan:
@@ -205,7 +201,7 @@ def node_plan(config: RunConfig, sizes: Sizes) -> NodePlan:
 
 def node_in_arenas(config: RunConfig) -> bool:
     """True if what the node's children push lies in shared memory of theirs."""
-    return chosen_transport(config) == "shm" and config.hosts is None
+    return chosen_transport(config) == "shm"
 
 
 def check_budget(budget_bytes: int) -> None:
@@ -234,23 +230,16 @@ def serve(
     state: Path | None,
     sizes: Sizes,
     say: Callable[[str], None],
-    hosts: Hosts | None = None,
 ) -> Connection:
-    """Start node and switches here, or on hosts of this machine, and write `connect.json`.
-
-    Raises: their errors.
-    """
+    """Start node and switches here, and write `connect.json`. Raises: their errors."""
     run = supervisor.run
     for line in sizes.lines:
         say(line)
     make_aggregator(config.aggregate, config.workers)  # rejected before anything is started
     check_lost_steps(config)
     transport = chosen_transport(config)
-    tree = tree_of(config) if hosts is None else hosts.plan.tree
-    if hosts is not None:
-        transport = "tcp"
-        config = replace(config, insecure=True, keys=None)  # nobody else is in there
-    endpoints = _Endpoints(config, transport, tree, supervisor, hosts)
+    tree = tree_of(config)
+    endpoints = _Endpoints(config, transport, tree, supervisor)
     arena_bytes = 0
     if endpoints.are_shared:
         extent_bytes = sizes.extent_chunks * sizes.chunk_bytes
@@ -316,10 +305,9 @@ class _Endpoints:
     """The endpoints of a job's roles on this host."""
 
     def __init__(
-        self, config: RunConfig, transport: str, tree: Tree, supervisor: Starter,
-        hosts: Hosts | None,
+        self, config: RunConfig, transport: str, tree: Tree, supervisor: Starter
     ) -> None:  # fmt: skip
-        self.tree, self._transport, self._hosts = tree, transport, hosts
+        self.tree, self._transport = tree, transport
         self.are_shared = transport == "shm"
         self._bind = config.bind
         self._directory: Path | None = None
@@ -337,7 +325,7 @@ class _Endpoints:
         if self._has_workers_here(place):
             return self._shared(place)
         is_only = len(self.tree) == 1
-        is_bound = self._transport == "tcp" and is_only and self._hosts is None
+        is_bound = self._transport == "tcp" and is_only
         return (is_bound and self._bind) or self._at(place.process)
 
     def of_workers(self, place: Place) -> str | None:
@@ -346,8 +334,6 @@ class _Endpoints:
 
     def _has_workers_here(self, place: Place) -> bool:
         """True if its workers connect by shared memory, and others in another way."""
-        if self._hosts is not None and self._hosts.plan.where_switch(place) == CENTRE:
-            return False
         return bool(self.are_shared and self._transport != "shm" and place.workers)
 
     def _is_split(self, place: Place) -> bool:
@@ -357,8 +343,6 @@ class _Endpoints:
         return f"shm://{self._directory}/w{self.tree.index(place)}"
 
     def _at(self, process: str) -> str:
-        if self._hosts is not None:
-            return self._hosts.listen_at(process)
         if self._transport == "tcp":
             return loopback.endpoint()
         if process not in ("node", SWITCH):

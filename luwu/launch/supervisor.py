@@ -32,8 +32,7 @@ from luwu.base.errors import (
 from luwu.base.json_file import read_json, remove_partial
 from luwu.launch.agent import SAYS, Share, own_agent_command
 from luwu.launch.attendance import Attendance
-from luwu.launch.hosts.hosts import Hosts
-from luwu.launch.hosts.nodes import Replicas, is_node, kind_of
+from luwu.launch.nodes import Replicas, is_node, kind_of
 from luwu.launch.processes.allocator import WORKER_TUNABLES
 from luwu.launch.processes.children import MARK, Child, DiskBytes, exit_text, kill_marked, stop_all
 from luwu.launch.processes.console import Console, LogFollower
@@ -49,7 +48,6 @@ from luwu.launch.torchrun import (
     TORCHRUN_ENVIRON,
     TORCHRUN_FOLDER,
     Meeting,
-    agent_command,
     guard_command,
     guarded_command,
     torchrun_command,
@@ -89,8 +87,6 @@ class Supervisor(Closing):
         self.run_id = f"{run.path.name}-{os.getpid()}"
         self.private_directory: Path | None = None
         """Holds the sockets; removed at the end, by the roles if we are killed."""
-        self.hosts: Hosts | None = None
-        """The hosts of the processes; None: this one."""
         self.worker_environ: dict[str, str] = {}
         """Variables of the workers' environment beside those of all processes."""
         self.progress: ProgressLine | None = None
@@ -126,7 +122,6 @@ class Supervisor(Closing):
         """
         process = RoleProcess(
             self.run, role, spec, run_id=self.run_id, private_directory=self.private_directory,
-            enter=() if self.hosts is None else self.hosts.enter_role(role),
         )  # fmt: skip
         process.start()
         self._roles.append(process)
@@ -179,7 +174,7 @@ class Supervisor(Closing):
                 stale.unlink()
         self._attendance = None
         if connect is not None:
-            by_torchrun = not restarts_max and (meeting is not None or self.hosts is not None)
+            by_torchrun = not restarts_max and meeting is not None
             self._attendance = Attendance(
                 self.run, self._prefix, meeting=meeting, is_watching=by_torchrun
             )
@@ -187,38 +182,24 @@ class Supervisor(Closing):
             starter = own_agent_command(
                 self.run, self._prefix, share, policy=on_loss, restarts=restarts_max, when=when
             )
-            commands = [[*guard_command(self.run_id), *starter, *script]]
+            command = [*guard_command(self.run_id), *starter, *script]
         else:
             torchrun = None
             if meeting is not None:
                 torchrun = torchrun_command(self.run, workers, meeting, restarts_max)
-            commands = [guarded_command(self.run, self.run_id, self._prefix, script, torchrun)]
-        if self.hosts is not None and not alone:
-            environ |= self.hosts.environ
-            commands = [
-                self._host_command(self.hosts, index, script)
-                for index in range(self.hosts.plan.hosts_count)
-            ]
+            command = guarded_command(self.run, self.run_id, self._prefix, script, torchrun)
         self.run.keep(self.run.role(f"{self._prefix}workers.json"), {
             "schema": 1,
             "workers": workers,
             "world_size": 1 if alone else share.world_size,
             "omp_num_threads": int(environ["OMP_NUM_THREADS"]),
-            "command": commands[0],
+            "command": command,
         })  # fmt: skip
         self._relay = Relay(self.run, f"{self._prefix}worker-0", sink)
-        for index, command in enumerate(commands):
-            name = f"{self._prefix}torchrun" + (f"-host-{index}" if len(commands) > 1 else "")
-            agent = LogFollower(self.run.log(name), from_end=True)
-            guard = Child(name, command, log=self.run.log(name), environ=environ)
-            self._workers.append(WorkerGroup(guard, agent))
-
-    def _host_command(self, hosts: Hosts, index: int, script: Sequence[str]) -> list[str]:
-        """The guard and the torchrun of one host, in its namespace."""
-        starter = agent_command(self.run, hosts.torchrun_flags(index))
-        run_id = self._host_run_id(index)
-        command = guarded_command(self.run, run_id, self._prefix, script, starter)
-        return [*hosts.enter_host(index), *command]
+        name = f"{self._prefix}torchrun"
+        agent = LogFollower(self.run.log(name), from_end=True)
+        guard = Child(name, command, log=self.run.log(name), environ=environ)
+        self._workers.append(WorkerGroup(guard, agent))
 
     def expect_replicas(self, nodes_count: int, replicas: int) -> None:
         """Several optimizer nodes hold each page: the run goes on without one that is lost."""
@@ -381,10 +362,6 @@ class Supervisor(Closing):
             self._attendance = None
         return are_done
 
-    def _host_run_id(self, index: int) -> str:
-        """Marks what one host's guard watches: it spares the workers of the others."""
-        return f"{self.run_id}.host-{index}"
-
     def _raise_role_failure_first(self) -> None:
         """A worker that failed because a role ended for good is not the cause."""
         for role in self._roles:
@@ -446,11 +423,8 @@ class Supervisor(Closing):
         children = [role.child for role in self._roles if role.child is not None]
         children += [group.guard for group in self._workers]
         stop_all(children, patience_s=STOP_PATIENCE_S)
-        hosts_count = 0 if self.hosts is None else self.hosts.plan.hosts_count
-        marks = [self.run_id, *map(self._host_run_id, range(hosts_count))]
-        for mark in marks:
-            kill_marked(mark + MARK_SUFFIX)
-            kill_marked(mark)
+        kill_marked(self.run_id + MARK_SUFFIX)
+        kill_marked(self.run_id)
         pids = [record["pid"] for _, record in self._worker_records()]
         for pid in (*pids, *(role.child.pid for role in self._roles if role.child is not None)):
             remove_partial(self.run.path, pid)  # of one that was killed while it wrote

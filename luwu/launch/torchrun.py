@@ -83,13 +83,8 @@ def torchrun_command(
         "--rdzv-endpoint", meeting.endpoint, "--rdzv-id", meeting.name,
         "--rdzv-conf", f"is_host={is_place}", "--local-addr", own_address,
     ]  # fmt: skip
-    return agent_command(run, [*where, "--nproc-per-node", str(workers)], restarts_max)
-
-
-def agent_command(run: RunDirectory, where: Sequence[str], restarts_max: int = 0) -> list[str]:
-    """torchrun with flags that say how it meets others, and how many workers are its own."""
     return [
-        sys.executable, "-m", "torch.distributed.run", *where,
+        sys.executable, "-m", "torch.distributed.run", *where, "--nproc-per-node", str(workers),
         "--max-restarts", str(restarts_max), "--monitor-interval", "0.1",
         "--log-dir", str(run.path / TORCHRUN_FOLDER),
     ]  # fmt: skip

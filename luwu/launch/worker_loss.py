@@ -50,7 +50,6 @@ def check_worker_loss(config: RunConfig) -> None:
     if policy == "stop":
         return
     for flag, is_given, advice in (
-        ("--hosts", config.hosts is not None, "use stop"),
         ("--rendezvous", config.rendezvous is not None, "give each host its --ranks instead"),
     ):
         if is_given:

@@ -22,5 +22,4 @@ units.py         units and their extents
 aligned.py       spans of several processes on one clock
 busy.py          busy time of each engine, and the share hidden behind compute
 overlap.py       the share of updates hidden behind the backward
-host_links.py    bytes on the links between hosts
 """

@@ -18,7 +18,6 @@ from markupsafe import Markup
 
 from luwu.base.quantities import format_bytes, format_seconds
 from luwu.report.chart import NARROW, WIDE, Bar, StepFlag, bar_chart, line_chart, strip_chart
-from luwu.report.host_links import link_rows
 from luwu.report.lanes import LUWU, lanes_of
 from luwu.report.lanes_chart import lanes_chart
 from luwu.report.palette import STYLE, system_colour
@@ -72,7 +71,6 @@ def sections_html(document: Mapping[str, Any]) -> str:
         colours=_colours(comparison),
         notes=notes(comparison) if comparison else [],
         plan_tables=plan_tables(comparison) if comparison else [],
-        link_rows=link_rows(comparison) if comparison else [],
         facts=[(name.replace("_", " "), fact_text(name, value)) for name, value in facts],
     )  # fmt: skip
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from luwu.base.quantities import format_bytes
-from luwu.report.host_links import link_rows
 
 Row = tuple[str, Callable[[dict[str, Any]], str]]
 
@@ -120,10 +119,6 @@ def table_text(document: dict[str, Any]) -> str:
     for name, rows, _ in found:
         lines += [f"-- {name} ".ljust(sum(widths) + 2 * len(widths) - 2, "-")]
         lines += [_line(row, widths) for row in rows]
-    links = link_rows(document)
-    if links:
-        widths = [max(len(row[column]) for row in links) for column in range(len(links[0]))]
-        lines += ["", *(_line(row, widths) for row in links)]
     lines += ["", *notes(document)]
     return "\n".join(lines)
 
@@ -173,11 +168,6 @@ def notes(document: dict[str, Any]) -> list[str]:
         resources = (arm.get("switch") or {}).get("resources")
         if resources is not None:
             found.append(_chips_text(resources))
-    if any(arm.get("host_links") for arm in document["arms"]):
-        found.append(
-            "Links between hosts are emulated: veth pairs that the kernel shapes. Its counts have "
-            "all headers, acknowledgements and torchrun's own messages; ours are payload."
-        )
     if any(arm.get("bound_by") == "waiting" for arm in document["arms"]):
         found.append(
             "Bound by waiting: no resource was busy for half of a step; processes waited for "

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.namespaces import CENTRE, Hosts, NoNamespaces, hosts
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from tests.processes.commands import POLL_S, Command, Terminal, terminal
-from tests.processes.hosts import CENTRE, Hosts, NoNamespaces, hosts
 from tests.processes.jobs import light_digest
 
 STEPS = 8

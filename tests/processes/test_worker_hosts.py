@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.namespaces import CENTRE, Hosts, NoNamespaces, hosts
 from luwu.base.tree import Tree, parse_ranks, read_tree
 from tests.processes.commands import Command, Terminal, terminal
-from tests.processes.hosts import CENTRE, Hosts, NoNamespaces, hosts
 from tests.processes.sampling_train import check_counted
 from tests.unit.local_job import Job, plain_of
 

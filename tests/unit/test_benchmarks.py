@@ -13,8 +13,7 @@ import pytest
 
 from benchmarks import harness
 from benchmarks.crew import SOURCE
-from luwu.base.errors import ConfigError
-from luwu.launch.hosts.namespaces import Namespaces
+from benchmarks.namespaces import NoNamespaces, hosts
 
 LIMIT_S = 250.0
 ENVIRONMENT = {
@@ -210,17 +209,18 @@ def test_scale_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_hosts_run(tmp_path: Path) -> None:
     """Goal: a run on shaped links beside its bound, and a picture of the table.
-    Method: smoke sizes, LuWu alone; `test_hosts.py` runs every arm there."""
+    Method: smoke sizes, LuWu and DDP."""
     try:
-        with Namespaces(1, 125e6, log=tmp_path / "log", run_id="test"):
+        with hosts(1, 125e6):
             pass
-    except ConfigError as error:
-        pytest.skip(str(error))
+    except NoNamespaces as error:
+        pytest.skip(f"needs network namespaces: {error}")
     picture = tmp_path / "hosts.svg"
     document = run_smoke(
-        tmp_path, "hosts", "--arms", "luwu", "--plot", str(picture), label="emulated"
+        tmp_path, "hosts", "--arms", "luwu,ddp", "--plot", str(picture), label="emulated"
     )
-    assert [row["arm"] for row in document["rows"]] == ["luwu"]
+    assert [row["arm"] for row in document["rows"]] == ["luwu", "ddp"]
+    assert len({row["weights_digest"] for row in document["rows"]}) == 1
     for row in document["rows"]:
         assert set(row["link_bytes_per_step"]) == {
             f"{link} {way}" for link in ("node", "host-0", "host-1") for way in ("up", "down")
@@ -228,7 +228,7 @@ def test_hosts_run(tmp_path: Path) -> None:
         assert row["bound_seconds"] == max(row["links_seconds"], row["compute_seconds"])
         assert row["over_bound"] == pytest.approx(row["seconds_median"] / row["bound_seconds"])
     assert set(document["claims"]) == set(document["claims_meaning"])
-    assert picture.read_text().count("<rect") == 1
+    assert picture.read_text().count("<rect") == 2
 
 
 @pytest.mark.slow

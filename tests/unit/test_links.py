@@ -21,7 +21,7 @@ from luwu.base.links import (
 )
 from luwu.base.outstanding import RetryPolicy
 from luwu.commands.main import main
-from luwu.launch.hosts.network import (
+from luwu.launch.network import (
     chunk_for_links,
     dilated_compute_ms,
     dilated_disk_rate,
@@ -182,8 +182,6 @@ def test_bad_network_two_links_below_one_switch(tmp_path: Path) -> None:
         ({"link": "100mbit"}, 128),
         ({"link": "1mbit"}, 64),
         ({"link": "100gbe", "dilation": "100"}, 16384),
-        ({"link": "1gbit", "hosts": "2"}, 1024),
-        ({"link": "1gbit", "hosts": "2", "dilation": "10"}, 1024),
     ],
 )
 def test_the_chunk_follows_the_slowest_link(texts: dict[str, str], chunk_kib: int) -> None:

@@ -17,7 +17,7 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, StateError
 from luwu.commands.main import main
 from luwu.join.connection import parse_url
-from luwu.launch.hosts.nodes import check_nodes, is_node, node_result, node_role, total_of_nodes
+from luwu.launch.nodes import check_nodes, is_node, node_result, node_role, total_of_nodes
 from luwu.launch.serving import decide_sizes
 from luwu.layout import Share
 from luwu.wire.description import Description

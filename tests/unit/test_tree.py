@@ -11,7 +11,6 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.tree import (
     groups_text,
-    leaves_per_group,
     one_switch,
     parse_ranks,
     ranges_text,
@@ -22,6 +21,7 @@ from luwu.launch.serving import decide_sizes, node_plan, tree_of
 from luwu.protocol.contribution import Contribution
 from luwu.protocol.sum_order import Group, depth, nested, tree_weight
 from switch_emu.node.spec import NodeSpec
+from tests.unit.trees import leaves_per_group
 
 GOOD = """
 [host-b]

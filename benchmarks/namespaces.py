@@ -1,7 +1,7 @@
 """Hosts on this machine: network namespaces on one bridge, without root where the kernel allows it.
 
-    centre   10.77.0.254   the bridge; switch and node run here
-    host i   10.77.0.<i+1> a veth to the bridge; its own loopback
+    centre   10.77.0.254   the bridge
+    host i   10.77.0.<i+1> a veth to the bridge, with a rate at both ends (tbf); its own loopback
 
 A namespace lives as long as the process that holds it, a `cat` whose input we hold. So nothing has
 a name that could be left behind: when we end, however we end, the namespaces are gone.
@@ -9,6 +9,7 @@ a name that could be left behind: when we end, however we end, the namespaces ar
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -18,6 +19,13 @@ from contextlib import contextmanager
 from luwu.testing.cluster import SOURCE
 
 CENTRE = "10.77.0.254"
+INTERFACE = "up0"
+"""Of a host's link, on the host."""
+MTU_BYTES = 9000
+"""Jumbo frames, as clusters have them: headers take 0.7 % of the rate, at 1500 bytes 4.6 %."""
+BURST_S, BURST_BYTES_MIN = 0.002, 128 * 1024
+"""More than a packet of the kernel's before it is cut into frames."""
+QUEUE_S, QUEUE_BYTES_MIN = 0.05, 512 * 1024
 
 
 class NoNamespaces(Exception):
@@ -30,9 +38,10 @@ class Hosts:
     def __init__(self) -> None:
         self._holders: list[subprocess.Popen[bytes]] = []
 
-    def open(self, count: int) -> None:
+    def open(self, count: int, rate_bytes_per_s: float | None) -> None:
         """Make the centre and `count` hosts. Raises NoNamespaces."""
-        for program in ("unshare", "nsenter", "ip"):
+        self._count = count
+        for program in ("unshare", "nsenter", "ip", *(["tc"] if rate_bytes_per_s else [])):
             if shutil.which(program) is None:
                 raise NoNamespaces(f"there is no {program} (packages util-linux and iproute2)")
         self._hold(["unshare", "--user", "--map-root-user", "--net", "cat"])
@@ -43,12 +52,16 @@ class Hosts:
         for index in range(count):
             self._hold([*self.centre, "unshare", "--net", "cat"])
             pid = self._holders[-1].pid
-            self._ip(self.centre, f"link add to{index} type veth peer name up0 netns {pid}")
+            near, far = f"to{index} mtu {MTU_BYTES}", f"{INTERFACE} mtu {MTU_BYTES}"
+            self._ip(self.centre, f"link add {near} type veth peer name {far} netns {pid}")
             self._ip(self.centre, f"link set to{index} master hub up")
             host = self.host(index)
-            self._ip(host, f"addr add {self.address(index)}/24 dev up0")
-            self._ip(host, "link set up0 up")
+            self._ip(host, f"addr add {self.address(index)}/24 dev {INTERFACE}")
+            self._ip(host, f"link set {INTERFACE} up")
             self._ip(host, "link set lo up")
+            if rate_bytes_per_s is not None:
+                self._shape(self.centre, f"to{index}", rate_bytes_per_s)
+                self._shape(host, INTERFACE, rate_bytes_per_s)
 
     @property
     def centre(self) -> list[str]:
@@ -70,6 +83,15 @@ class Hosts:
             return os.readlink(f"/proc/{pid}/ns/net") == os.readlink(f"/proc/{holder}/ns/net")
         except OSError:
             return False  # it has ended
+
+    def counts(self) -> list[dict[str, int]]:
+        """Bytes on each host's link so far, by the kernel's count: `up` is from the host."""
+        found = []
+        for index in range(self._count):
+            shown = self._ip(self.host(index), f"-s -j link show dev {INTERFACE}")
+            counts = json.loads(shown)[0]["stats64"]
+            found.append({"up": counts["tx"]["bytes"], "down": counts["rx"]["bytes"]})
+        return found
 
     def cut(self, index: int) -> None:
         """Cut a host off from the others."""
@@ -106,19 +128,29 @@ class Hosts:
         if holder.stdout.readline() != b"there\n":
             raise NoNamespaces(f"{command}: {holder.stderr.read().decode().strip()}")
 
-    def _ip(self, where: list[str], arguments: str) -> None:
-        command = [*where, "ip", *arguments.split()]
+    def _shape(self, where: list[str], device: str, rate: float) -> None:
+        burst = max(BURST_BYTES_MIN, round(rate * BURST_S))
+        limit = burst + max(QUEUE_BYTES_MIN, round(rate * QUEUE_S))
+        tbf = f"tbf rate {round(rate * 8)}bit burst {burst} limit {limit}"
+        self._run([*where, "tc", *f"qdisc add dev {device} root {tbf}".split()])
+
+    def _ip(self, where: list[str], arguments: str) -> str:
+        return self._run([*where, "ip", *arguments.split()])
+
+    def _run(self, command: list[str]) -> str:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise NoNamespaces(f"ip {arguments}: {done.stderr.strip()}")
+            raise NoNamespaces(f"{' '.join(command)}: {done.stderr.strip()}")
+        return done.stdout
 
 
 @contextmanager
-def hosts(count: int) -> Iterator[Hosts]:
-    """Some hosts on one bridge. Raises NoNamespaces."""
+def hosts(count: int, rate_bytes_per_s: float | None = None) -> Iterator[Hosts]:
+    """Some hosts on one bridge; without a rate, links are as fast as the kernel. Raises
+    NoNamespaces."""
     made = Hosts()
     try:
-        made.open(count)
+        made.open(count, rate_bytes_per_s)
         yield made
     finally:
         made.close()

@@ -6,7 +6,7 @@ from typing import Final
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
-from luwu.base.links import LinkPair, Links, LinkSpec, emulated_links
+from luwu.base.links import LinkPair, Links, emulated_links
 
 _CHUNK_LINK_S: Final = 0.0125
 _CHUNK_LINK_BYTES_MIN: Final = 64 * 1024
@@ -16,16 +16,11 @@ _CHUNK_LINK_BYTES_MIN: Final = 64 * 1024
 
 
 def links_of(config: RunConfig) -> Links:
-    """The emulated links, dilated; with --hosts none: the kernel shapes those between hosts.
-
-    Raises: ConfigError for what would have no effect.
-    """
-    links = Links()
-    if config.hosts is None:
-        links = emulated_links(
-            config.link, loss=config.loss, duplicate=config.duplicate, reorder=config.reorder,
-            dilation=config.dilation,
-        )  # fmt: skip
+    """The emulated links, dilated. Raises ConfigError for what would have no effect."""
+    links = emulated_links(
+        config.link, loss=config.loss, duplicate=config.duplicate, reorder=config.reorder,
+        dilation=config.dilation,
+    )  # fmt: skip
     if config.tree is None and "switch" in links.named:
         raise ConfigError(
             "link: no switch is above another one here, so there is no link of a switch; set "
@@ -36,8 +31,7 @@ def links_of(config: RunConfig) -> Links:
             "link: with --no-switch the node has no link of its own; say worker=..., or leave "
             "--no-switch out"
         )
-    is_shaped = config.hosts is not None and config.link is not None
-    slows_something = is_shaped or links.has_rate_or_delay or config.compute_ms or config.disk_rate
+    slows_something = links.has_rate_or_delay or config.compute_ms or config.disk_rate
     if config.dilation != 1 and not slows_something:
         raise ConfigError(
             "dilation: nothing is emulated that it could slow down; give a --link with a rate or "
@@ -51,26 +45,6 @@ def links_of(config: RunConfig) -> Links:
     return links
 
 
-def host_link_rate(config: RunConfig) -> float | None:
-    """Rate of each host's link in bytes per second, dilated; None: not shaped. Raises ConfigError.
-
-    The kernel's tbf shapes it, which knows a rate and nothing else.
-    """
-    if config.hosts is None:
-        return None
-    asked = {"loss": config.loss, "duplicate": config.duplicate, "reorder": config.reorder}
-    given = [name for name, value in asked.items() if value is not None]
-    specs = set() if config.link is None else {spec for _, _, spec in config.link.directions()}
-    rate = next(iter(specs)).rate_bytes_per_s if len(specs) == 1 else None
-    if given or (specs and (rate is None or specs != {LinkSpec(rate_bytes_per_s=rate)})):
-        raise ConfigError(
-            f"{given[0] if given else 'link'}: links between hosts are shaped by the kernel's tbf, "
-            "which knows one rate for all and neither delay, jitter, loss nor queues; write --link "
-            "1gbit, or leave --hosts out"
-        )
-    return None if rate is None else rate / config.dilation
-
-
 def chunk_for_links(config: RunConfig, chunk_bytes: int) -> int:
     """The chunk where messages take their time: halved until the slowest link needs an instant.
 
@@ -79,9 +53,6 @@ def chunk_for_links(config: RunConfig, chunk_bytes: int) -> int:
     """
     specs = [spec for _, _, spec in links_of(config).directions()]
     rates = [spec.rate_bytes_per_s * config.dilation for spec in specs if spec.rate_bytes_per_s]
-    of_hosts = host_link_rate(config)
-    if of_hosts is not None:
-        rates.append(of_hosts * config.dilation)
     if rates:
         most = max(_CHUNK_LINK_BYTES_MIN, min(rates) * _CHUNK_LINK_S)
         while chunk_bytes > most:
