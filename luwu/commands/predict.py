@@ -7,7 +7,7 @@ timeline    a step as a timeline: predict_timeline.py
 flows       its exchanges, link by link: predict_flows.py
 catalogue   what has a name: predict_catalogue.py
 init        a question file to begin with: predict_init.py
-validate    published results beside predictions; --machine: runs on this machine
+validate    published results beside predictions
 """
 
 from __future__ import annotations
@@ -71,14 +71,10 @@ COMPARE: Final = Verb(
 )
 VALIDATE: Final = Verb(
     name="predict validate",
-    usage="luwu predict validate [--machine] [--json] [--catalogue FILE]",
-    text="Compare predictions with published results, or with runs on this machine.",
-    examples=("luwu predict validate", "luwu predict validate --machine"),
-    flags=(
-        JSON_FLAG,
-        Flag(name="machine", text="predict small runs on this machine, then run them"),
-        CATALOGUE_FLAG,
-    ),
+    usage="luwu predict validate [--json] [--catalogue FILE]",
+    text="Compare predictions with published results.",
+    examples=("luwu predict validate",),
+    flags=(JSON_FLAG, CATALOGUE_FLAG),
     has_keys=False,
     rest="many",
 )
@@ -98,22 +94,12 @@ VERB: Final = Verb(
 
 def run(parsed: Parsed) -> int:
     """Run the verb; the exit code."""
-    if parsed.has("machine"):
-        return _machine(parsed.rest, parsed)
     own = parsed.flags.get("catalogue")
     catalogue = load(*([Path(own)] if own else []))
     said = _DOES[parsed.verb.name](parsed, parsed.rest, catalogue)
     text, code = said if isinstance(said, tuple) else (said, 0)
     print(text)
     return code
-
-
-def _machine(rest: Sequence[str], parsed: Parsed) -> int:
-    from luwu.commands.predict_machine import run_validate_machine  # it imports torch
-
-    if "catalogue" in parsed.flags:
-        raise ConfigError("--catalogue: a machine that is here is measured; leave it out")
-    return run_validate_machine(rest, as_json=parsed.has("json"))
 
 
 def _step(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> tuple[str, int]:

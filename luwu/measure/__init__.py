@@ -5,7 +5,4 @@ timing.py             the median of a few repeats after a warm-up
 disk_floors.py        the disk below a directory, on a temporary file
 gpt_floor.py          compute of the built-in GPT per step
 message_floors.py     processor time per message, with a switch on this machine
-machine_floors.py     each part of a step alone, for `luwu.predict.machine`
-machine_parts.py      one such part, in a process of its own
-machine_rehearsal.py  processor time of switch and node per message and page
 """
