@@ -3,7 +3,6 @@
 job.py       a configuration made into a job, its plan and its estimate; looks at the machine
 shape.py     the job in numbers, from a model that need not exist
 plan.py      the estimate: all that a job takes, and the bottleneck; pure
-played.py    the seconds of a step, as the cores play it with the floors of this machine
 budget.py    memory per role, space on disk, threads
 activations.py  what a forward keeps for its backward
 traffic.py   bytes that a step moves, on disk and on links

@@ -1,7 +1,6 @@
 """The estimate: everything a job takes, the floors in seconds, and which resource binds. Pure.
 
-How long a step takes, the cores themselves say where they can be played (`played.py`). Else floors
-answer: each resource has one, the seconds of a step if nothing else took any:
+Each resource has a floor, the seconds of a step if nothing else took any:
 
     disk       2 min(R, W) / mixed + (R - W) / read, or (W - R) / write, of what updates and spilled
                sums read and write; pulls are reads alone, smaller and fewer at once: pulled / pull
@@ -49,7 +48,6 @@ from typing import Any, Final
 from luwu.base.identifiers import by_identifier
 from luwu.estimate.budget import CoreUse, MemoryUse, core_uses, disk_space, memory_uses
 from luwu.estimate.messages import MessageUse, message_seconds, message_uses
-from luwu.estimate.played import FORWARD_SHARE, played_lanes, played_step
 from luwu.estimate.shape import JobShape, Kept, check_fits, kept_in_ram
 from luwu.estimate.traffic import (
     PULLS,
@@ -65,12 +63,13 @@ from luwu.estimate.traffic import (
 )
 from luwu.measure.disk_floors import DiskFloors
 from luwu.measure.floors import Floors
-from luwu.report.lanes import Lanes
 from switch_emu.node.plan import NodePlan
 
 FLUSHES_A_STEP: Final = 3
 FEW_EXTENTS: Final = 4
 """In the memory for weights on their way out."""
+FORWARD_SHARE: Final = 1 / 3
+"""The share of compute that the forward takes."""
 OPERATIONS: Final = 6
 """A parameter and token: two in forward, four in backward."""
 ENDURANCE_WRITES: Final = 600
@@ -108,16 +107,12 @@ class Estimate:
     """Share of the weights that the switch caches."""
     floors: tuple[ResourceFloor, ...]
     step_seconds: float | None
-    is_played: bool
-    """The cores were played for these seconds; else they are those of the floors."""
     binding: str | None
     """The resource with the largest floor."""
     written_bytes_per_day: float | None
     endurance_bytes: int | None
     """Rated endurance of a drive of the file system's size; an assumption."""
     endurance_days: float | None
-    lanes: Lanes | None = None
-    """The step that was played."""
 
     @property
     def disk_read_bytes(self) -> int:
@@ -140,7 +135,6 @@ class Estimate:
         return {
             "label": "predicted",
             "step_seconds": self.step_seconds,
-            "is_played": self.is_played,
             "binding": self.binding,
             "parameters": self.parameters_count,
             "disk_bytes": {"read": self.disk_read_bytes, "written": self.disk_written_bytes},
@@ -162,7 +156,6 @@ class Estimate:
                 "label": "assumed", "rated_bytes": self.endurance_bytes,
                 "days": self.endurance_days,
             },
-            "lanes": None if self.lanes is None else self.lanes.document(),
         }  # fmt: skip
 
 
@@ -180,10 +173,7 @@ def estimate(job: JobShape, plan: NodePlan, floors: Floors) -> Estimate:
     resources = _resources(job, floors, seconds, uses, links=link_uses(job, kept))
     by_name = {each.name: each.seconds for each in resources}
     known = {name: value for name, value in by_name.items() if value}
-    played = played_step(job, plan, kept, floors, seconds.compute)
-    step_s = None if played is None else played.step_s
-    if step_s is None and known:
-        step_s = _step_seconds(job, floors, seconds, uses, by_name)
+    step_s = _step_seconds(job, floors, seconds, uses, by_name) if known else None
     written = sum(use.written_bytes for use in uses)
     per_day = written / step_s * DAY_S if step_s else None
     rated = ENDURANCE_WRITES * floors.disk.total_bytes if floors.disk else None
@@ -203,12 +193,10 @@ def estimate(job: JobShape, plan: NodePlan, floors: Floors) -> Estimate:
         cached_ratio=sum(job.layout.chunks[i].wire_bytes for i in kept.cached) / job.wire_bytes,
         floors=resources,
         step_seconds=step_s,
-        is_played=played is not None,
         binding=max(known, key=lambda name: known[name]) if known else None,
         written_bytes_per_day=per_day,
         endurance_bytes=rated,
         endurance_days=rated / per_day if rated and per_day else None,
-        lanes=None if played is None else played_lanes(played),
     )
 
 

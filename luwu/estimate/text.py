@@ -43,8 +43,7 @@ def bound_text(found: Estimate) -> str:
     """How long a step takes at least, and why."""
     if found.step_seconds is None:
         return "nothing was measured, so no step time is known"
-    how = "predicted" if found.is_played else "predicted by floors alone"
-    step = f"a step takes about {seconds_text(found.step_seconds)} ({how})"
+    step = f"a step takes about {seconds_text(found.step_seconds)} (predicted)"
     return f"{step}, bound by {found.binding}"
 
 

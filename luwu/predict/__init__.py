@@ -7,7 +7,6 @@
     inference/  prefill and decode, by closed forms
     events/     the event core: schedules, pipelines, flows and requests in virtual time
     driven/     LuWu's own cores in virtual time
-    machine/    LuWu on this machine, from measured floors
     ask/        a question from a file, its answer, sweeps and sensitivities
     plan/       the best configuration within a budget
     check/      predictions beside published results, and fits to them

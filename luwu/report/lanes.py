@@ -1,7 +1,7 @@
 """One step as lanes: a row per engine, when each was busy, and what limits the step.
 
-A step of a run, measured (`luwu.report.last_step`), or of a job, predicted, has the same lanes, so
-that the two can be drawn over each other. This module is pure: spans in, lanes and a verdict out.
+A step of a run is measured (`luwu.report.last_step`). This module is pure: spans in, lanes and a
+verdict out.
 
     compute   forward and backward of one worker, without waits and copies inside them
     wait      the worker's training thread waits for weights

@@ -1,7 +1,7 @@
 """The picture of a step: a row per engine, its busy share at the right, the limit tinted.
 
-Several steps may be drawn over each other, as a prediction over what was measured: each row then
-has a bar for each of them, on one axis of time.
+Steps of several runs may be drawn over each other: each row then has a bar for each of them, on one
+axis of time.
 """
 
 from __future__ import annotations

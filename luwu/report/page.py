@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from luwu.base.quantities import format_bytes, format_seconds
 from luwu.report.chart import NARROW, WIDE, Bar, StepFlag, bar_chart, line_chart, strip_chart
-from luwu.report.lanes import LUWU, lanes_of
+from luwu.report.lanes import lanes_of
 from luwu.report.lanes_chart import lanes_chart
 from luwu.report.palette import STYLE, system_colour
 from luwu.report.table import grouped_rows, job_text, notes, plan_tables, spread
@@ -57,8 +57,8 @@ def sections_html(document: Mapping[str, Any]) -> str:
         title=_title(document),
         verdict=verdict(document),
         job_lines=job_text(comparison).splitlines() if comparison else [],
-        lanes=_lanes({"measured": document["step"], "predicted": _predicted(comparison)}),
-        lanes_slowest=_lanes({"measured": document["slowest"]}),
+        lanes=_lanes(document["step"]),
+        lanes_slowest=_lanes(document["slowest"]),
         profiled=_profiled(comparison),
         strip=_strip(steps),
         flags=steps["flags"],
@@ -127,24 +127,18 @@ def both(draw: Callable[[int], str]) -> Markup:
     return Markup(f'<div class="wide">{draw(WIDE)}</div><div class="narrow">{draw(NARROW)}</div>')
 
 
-def _lanes(steps: Mapping[str, Mapping[str, Any] | None]) -> Markup | None:
-    """A step that was measured, with what was predicted of it below each bar."""
-    if steps["measured"] is None:
+def _lanes(step: Mapping[str, Any] | None) -> Markup | None:
+    """A step that was measured."""
+    if step is None:
         return None
-    lanes = {name: lanes_of(step) for name, step in steps.items() if step is not None}
-    return both(lambda width: lanes_chart(lanes, width=width))
-
-
-def _predicted(comparison: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    arms = comparison["arms"] if comparison else []
-    estimates = [arm.get("estimate") or {} for arm in arms if arm["name"] == LUWU]
-    return estimates[0].get("lanes") if estimates else None
+    lanes = lanes_of(step)
+    return both(lambda width: lanes_chart({lanes.system: lanes}, width=width))
 
 
 def _profiled(comparison: Mapping[str, Any] | None) -> list[tuple[str, Markup | None]]:
     arms = comparison["arms"] if comparison else []
     steps = {arm["name"]: arm.get("profiled_step") for arm in arms}
-    return [(name, _lanes({"measured": step})) for name, step in steps.items() if step is not None]
+    return [(name, _lanes(step)) for name, step in steps.items() if step is not None]
 
 
 def _strip(steps: Mapping[str, Any]) -> Markup | None:

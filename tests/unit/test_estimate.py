@@ -12,7 +12,6 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.estimate import played
 from luwu.estimate.messages import message_uses, pages_seconds
 from luwu.estimate.outcome import bound_by, busy_seconds, error_ratio, outcome
 from luwu.estimate.plan import Estimate, estimate
@@ -273,11 +272,10 @@ def test_extents_take_messages_and_hand_overs_off_a_step() -> None:
     assert fewer.document()["extent_chunks"] == 4
 
 
-def test_a_step_of_many_messages_is_bound_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: where floors answer, all ends share the cores; what workers compute comes on top where
+def test_a_step_of_many_messages_is_bound_by_them() -> None:
+    """Goal: all ends share the cores; what workers compute comes on top where
     they fill them. Method: by hand; two cores, so half of all ends, of which the busiest process
     has fewer."""
-    monkeypatch.setattr(played, "EXTENTS_MAX", 0)
     disk = dataclasses.replace(DISK, page_cpu_s=0.2, pull_cpu_s=0.3)
     costs = MessageFloors(end_s=0.01, handed_s=0.1)
     floors = dataclasses.replace(FLOORS, disk=disk, messages=costs)

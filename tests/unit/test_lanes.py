@@ -111,14 +111,12 @@ def test_the_picture_has_a_row_for_each_engine_and_tints_the_limit() -> None:
     one = make_lanes(7, 0.27, {"compute": [(0.01, 0.2)], "wait": [(0.2, 0.27)], "sum": [(0, 0.1)]})
     two = make_lanes(7, 0.30, {"compute": [(0.0, 0.3)]})
     for width in (860, 360):
-        drawn = ElementTree.fromstring(
-            lanes_chart({"measured": one, "predicted": two}, width=width)
-        )
+        drawn = ElementTree.fromstring(lanes_chart({"before": one, "after": two}, width=width))
         said = [each.text or "" for each in drawn.iter("text")]
         assert {"compute", "waits for weights", "switch: sum"} <= set(said)
         assert "node: read" not in said
         assert sum("Compute-bound" in each for each in said) == 1
-        assert "bars of a row, from the top: measured, predicted" in said
+        assert "bars of a row, from the top: before, after" in said
         tints = [each for each in drawn.iter("rect") if each.attrib["fill"] == "var(--tint)"]
         assert len(tints) == 1
         height = float(drawn.attrib["viewBox"].split()[3])

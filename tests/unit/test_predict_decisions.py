@@ -13,17 +13,13 @@ from luwu.predict.ask.question import make_question
 from luwu.predict.driven.cores import Cores
 from luwu.predict.driven.counting import WORKERS_MAX, ends_of_step
 from luwu.predict.driven.driven import Playing, play_driven_steps
-from luwu.predict.driven.machine_play import predict_machine_step
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.machine.machine import MachineFloors, MachineJob
 from luwu.predict.systems.in_network import OptimizerNodes
 from luwu.protocol.actions import Send
 from luwu.wire.kinds import Verb
 from luwu.wire.messages import Received
 from switch_emu.switch.core import SwitchCore
 from tests.unit.unit_layouts import layout_of_units
-
-MIB = 1024 * 1024
 
 
 class Twice(SwitchCore):
@@ -39,12 +35,6 @@ class Twice(SwitchCore):
 
 
 TWICE = Cores(switch=Twice)
-FLOORS = MachineFloors(
-    cores=2, forward_s=0.002, backward_s=0.004, root_ratio=0.1, end_s=60e-6, handed_s=12e-6,
-    send_s_per_byte=0.2e-9, receive_s_per_byte=0.15e-9,
-    gradient_s_per_byte=0.1e-9, weights_s_per_byte=0.1e-9, sum_s_per_byte=0.1e-9,
-    update_s_per_byte=1e-9, reading_s_per_byte=0.2e-9,
-)  # fmt: skip
 
 
 def job(extent_chunks: int = 1) -> JobShape:
@@ -75,18 +65,6 @@ def test_a_second_receipt_is_counted_by_the_estimate() -> None:
     assert twice["worker"] == own["worker"] + chunks
     assert twice["switch"] == own["switch"] + 2 * chunks
     assert twice["node"] == own["node"]
-
-
-def test_a_second_receipt_takes_time_on_this_machine() -> None:
-    """Goal: the step that is predicted of this machine has the messages that the cores send."""
-    job = MachineJob(chunks=((MIB // 16,), *((MIB // 16,) * 8,) * 3), workers=2)
-    own, twice = (predict_machine_step(job, FLOORS, cores=each) for each in (Cores(), TWICE))
-    more_s = 2 * job.workers * sum(map(len, job.chunks)) * FLOORS.end_s
-    assert twice.work_s["messages"] == pytest.approx(own.work_s["messages"] + more_s)
-    assert twice.step_s > own.step_s
-    assert {name: twice.work_s[name] for name in ("updates", "sums", "compute")} == {
-        name: pytest.approx(own.work_s[name]) for name in ("updates", "sums", "compute")
-    }
 
 
 def test_many_workers_add_what_one_more_adds() -> None:
@@ -124,28 +102,6 @@ def test_extents_divide_the_messages_of_a_step(
         others = each.step + 2 * len(shape.layout.units) * each.request
         assert use.role == before.role
         assert use.ends - others == (before.ends - others) * extents / 32
-
-
-def test_extents_change_neither_bytes_nor_pages_on_this_machine() -> None:
-    """Goal: extents take messages and hand-overs from a step, and nothing else. Method: a worker
-    pulls, pushes and sees each extent of four chunks, in RAM and out of core."""
-    ram = MachineJob(chunks=((MIB // 16,) * 4, *((MIB // 16,) * 8,) * 3), workers=2)
-    disk = {"write_s_per_byte": 1e-9, "mixed_s_per_byte": 2e-9, "pull_s_per_byte": 1e-9}
-    for job in (ram, replace(ram, out_of_core=True)):
-        own, fewer = (
-            predict_machine_step(replace(job, extent_chunks=count), replace(FLOORS, **disk))
-            for count in (1, 4)
-        )
-        ends = ends_of_step(job.workers, "streaming")
-        others = sum(
-            count * (ends[role].step + 2 * len(job.chunks) * ends[role].request)
-            for role, count in (("worker", 2), ("switch", 1), ("node", 1))
-        )  # fmt: skip
-        before_s, now_s = (step.work_s["messages"] - others * FLOORS.end_s for step in (own, fewer))
-        assert now_s == pytest.approx(before_s / 4, rel=0.02)  # of the first pulls and the joining
-        assert fewer.step_s < own.step_s
-        for name in ("updates", "sums", "compute", "wire", "copies"):
-            assert fewer.work_s[name] == pytest.approx(own.work_s[name])
 
 
 def test_extents_change_no_bytes_of_hosts_that_are_not_here(catalogue: Catalogue) -> None:

@@ -5,5 +5,4 @@ counting.py         messages of a step, without time: for floors (`luwu.estimate
 driven.py           steps on machines that are not here; links.py, and one file for each
                     process: driven_worker.py, driven_switch.py, driven_node.py;
                         engine_work.py has what the node's work takes
-machine_play.py     steps on this machine, thread by thread, at the floors of `machine/`
 """

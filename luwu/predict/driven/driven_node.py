@@ -10,8 +10,7 @@ decided by the same core here. `DrivenNode` does what the node's pipeline does, 
 A crew of threads does updates, folds and flushes, another reads weights, as
 `switch_emu.node.pipeline` has it: a thread takes the pages of an extent one after the other, and
 hands out their weights before it writes the last. The time that each takes is that of a `NodeWork`:
-engines of hosts that are not here (`engine_work.py`), or threads of this machine
-(`machine_play.py`).
+engines of hosts that are not here (`engine_work.py`).
 """
 
 from __future__ import annotations

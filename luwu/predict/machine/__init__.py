@@ -1,1 +1,0 @@
-"""Costs of the parts of LuWu on this machine, and threads that share its processors."""
