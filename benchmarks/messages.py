@@ -3,7 +3,6 @@
 Metric:  messages, bytes of their headers and of their payloads in one step, as each process counts
          what it sends and receives (`luwu/wire/link_counts.py`): of a worker, the switch and the
          node, and by kind; the median of the steps
-         ends      messages that a process sends or receives, beside what `luwu estimate` says
          cpu       CPU time in a step of the threads that send and receive: those of a NIC each,
                    of the switch (its sums are in it) and of the node, and libzmq's
 Arms:    `one` chunk in each message, and `auto`: the extent that follows from the budget
@@ -42,8 +41,7 @@ from luwu.base.errors import DeadlineError, LuwuError
 from luwu.base.tree import one_switch
 from luwu.commands.compare import demo_budget_bytes
 from luwu.estimate.job import gpt_layout, gpt_options
-from luwu.estimate.messages import message_uses
-from luwu.estimate.shape import ROOT, JobShape
+from luwu.estimate.shape import ROOT
 from luwu.launch.local_cluster import LocalCluster
 from luwu.launch.serving import Sizes, chosen_transport, decide_sizes
 from luwu.launch.switch_memory import widest_plan
@@ -381,25 +379,13 @@ def _check_conserved(counts: Counts) -> None:
 # ---------------------------------------------------------------------- the report
 
 
-def _predicted(case: Case, arm: str) -> dict[str, int]:
-    layout = case.layout(case.extent_chunks(arm))
-    shape = JobShape(
-        layout=layout, workers=WORKERS, transport=chosen_transport(case.config), tokens_per_step=0,
-        switch=_switch_plan(case, layout),
-    )  # fmt: skip
-    return {use.role: use.ends for use in message_uses(shape, cached=shape.cached_chunks)}
-
-
 def _row(case: Case, arm: str, found: Measured) -> Row:
     layout = case.layout(case.extent_chunks(arm))
-    predicted = _predicted(case, arm)
     names = ("messages", "header_bytes", "payload_bytes")
     roles = {
         role: {
             **{f"{name}_{way}": found.of(role, name, way) for name in names
                for way in ("sent", "received")},
-            "ends": found.of(role, "messages"),
-            "ends_predicted": predicted[role],
             "kinds": {
                 kind: {f"{name}_{way}": value for name in names for way in ("sent", "received")
                        if (value := found.of(role, name, way, kind))}
@@ -436,11 +422,6 @@ def _show(one: Row, auto: Row) -> None:
     harness.print_table(
         ("a step", "messages", "auto", "ratio", "header KiB", "auto", "payload MiB", "auto"), lines
     )
-    ends = ", ".join(
-        f"{role} {row['roles'][role]['ends']:,.0f} ({row['roles'][role]['ends_predicted']:,})"
-        for row in (one, auto) for role in ROLES
-    )  # fmt: skip
-    say(f"ends, counted and (predicted), one then auto: {ends}")
     cpu = "; ".join(
         f"{row['arm']} {1000 * row['seconds_median']:.1f} ms ("
         + ", ".join(f"{name} {1000 * value:.1f}" for name, value in row["cpu_seconds"].items())

@@ -6,7 +6,6 @@ plan.py      the estimate: all that a job takes, and the bottleneck; pure
 budget.py    memory per role, space on disk, threads
 activations.py  what a forward keeps for its backward
 traffic.py   bytes that a step moves, on disk and on links
-messages.py  messages of a step, counted as the cores send them
 steps.py     the steps of `luwu run`, whose model is known only when it runs
 outcome.py   the estimate beside the run: the bottleneck, and the error
 text.py      the estimate as text

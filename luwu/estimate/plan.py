@@ -12,7 +12,6 @@ Each resource has a floor, the seconds of a step if nothing else took any:
                the rate of a socket
     update     parameters at the kernel's rate
     flush      three flushes, for `--durability step`
-    messages   those of the busiest process, or of all of them on the cores (`messages.py`)
 
 A step has two phases, and in each the disk works beside the cores:
 
@@ -23,9 +22,8 @@ A step has two phases, and in each the disk works beside the cores:
     step_seconds = max(disk, cores) of forward + max(disk, cores) of backward
                    + the part of the flushes that is longer than the phase which writes no page
 
-Within the cores, compute, messages and the larger of exchange and update are added where the
-workers' threads fill all cores, else the largest counts. The forward has the messages of its pulls,
-the backward all others. A streaming forward cannot begin before the last update,
+Within the cores, compute and the larger of exchange and update are added where the workers' threads
+fill all cores, else the largest counts. A streaming forward cannot begin before the last update,
 so updates hide behind the backward alone; its first units are handed out by their updates. Where
 updates are the slower ones, an `at_step` forward is handed all of its weights as they are made.
 
@@ -47,7 +45,6 @@ from typing import Any, Final
 
 from luwu.base.identifiers import by_identifier
 from luwu.estimate.budget import CoreUse, MemoryUse, core_uses, disk_space, memory_uses
-from luwu.estimate.messages import MessageUse, message_seconds, message_uses
 from luwu.estimate.shape import JobShape, Kept, check_fits, kept_in_ram
 from luwu.estimate.traffic import (
     PULLS,
@@ -94,7 +91,6 @@ class Estimate:
     parameters_count: int
     disk: tuple[DiskUse, ...]
     links: tuple[LinkUse, ...]
-    messages: tuple[MessageUse, ...]
     extent_chunks: int
     """Chunks that travel in one message, at most."""
     memory: tuple[MemoryUse, ...]
@@ -141,7 +137,6 @@ class Estimate:
             "disk_uses": uses,
             "disk_space_bytes": by_identifier(self.disk_space_bytes),
             "network": [asdict(use) for use in self.links],
-            "messages": [{**asdict(use), "ends": use.ends} for use in self.messages],
             "extent_chunks": self.extent_chunks,
             "memory": [asdict(use) for use in self.memory],
             "memory_bytes": self.memory_bytes,
@@ -182,7 +177,6 @@ def estimate(job: JobShape, plan: NodePlan, floors: Floors) -> Estimate:
         parameters_count=job.parameters_count,
         disk=uses,
         links=link_uses(job, kept),
-        messages=message_uses(job, cached=kept.cached),
         extent_chunks=job.layout.extent_chunks,
         memory=memory_uses(job, plan, kept),
         disk_space_bytes=disk_space(job, store, spilled_bytes),
@@ -234,8 +228,6 @@ class _Seconds:
             self.copies = forward / rate, backward / rate
             self.pass_s = memory_pass_bytes(job) / rate
         self.reads_wait_for_copies = plan.outgoing_bytes < FEW_EXTENTS * job.layout.extent_bytes
-        self.messages = message_seconds(job, kept, floors)
-        """Seconds of messages, of the forward and of the backward."""
 
     def forward(self) -> float:
         """Compute of the forward."""
@@ -298,8 +290,6 @@ def _resources(
                       text=f"{floors.update_kernel or 'the'} kernel"),
         ResourceFloor(name="flush", seconds=flush_s, label="measured",
                       text=f"{FLUSHES_A_STEP} flushes"),
-        ResourceFloor(name="messages", seconds=sum(seconds.messages) if seconds.messages else None,
-                      label="measured", text="of the busiest process, or of all on the cores"),
     )  # fmt: skip
 
 
@@ -315,12 +305,9 @@ def _step_seconds(
     moving_s = max(pass_s, by_name["update"] or 0.0)
     copy_forward_s, copy_backward_s = seconds.copies
     is_streaming = job.update == "streaming"
-    said_forward_s, said_backward_s = seconds.messages or (0.0, 0.0)
 
-    def phase(
-        disk_s: float, compute_s: float, said_s: float, copy_s: float, *, writes: bool
-    ) -> float:
-        cores = (compute_s, said_s, copy_s + (moving_s if writes else 0.0))
+    def phase(disk_s: float, compute_s: float, copy_s: float, *, writes: bool) -> float:
+        cores = (compute_s, copy_s + (moving_s if writes else 0.0))
         cores_s = sum(cores) if seconds.fills_cores else max(cores)
         if writes:
             disk_s += pages_s
@@ -328,11 +315,7 @@ def _step_seconds(
             disk_s += copy_s
         return max(disk_s, cores_s)
 
-    forward = phase(
-        forward_s, seconds.forward(), said_forward_s, copy_forward_s, writes=not is_streaming
-    )
-    backward = phase(
-        backward_s, seconds.backward(), said_backward_s, copy_backward_s, writes=is_streaming
-    )
+    forward = phase(forward_s, seconds.forward(), copy_forward_s, writes=not is_streaming)
+    backward = phase(backward_s, seconds.backward(), copy_backward_s, writes=is_streaming)
     quiet = forward if is_streaming else backward
     return forward + backward + max(0.0, (by_name["flush"] or 0.0) - quiet)

@@ -28,12 +28,6 @@ def short_lines(found: Estimate) -> list[str]:
     roles = dict.fromkeys(use.role for use in found.memory)
     memory = ", ".join(_memory_text(found, role) for role in roles)
     lines.append(f"        memory {memory}; {format_bytes(found.memory_bytes)} in all")
-    if found.extent_chunks > 1:
-        busiest = max(found.messages, key=lambda use: use.ends)
-        lines.append(
-            f"        {found.extent_chunks} chunks travel together: {busiest.ends:,} messages a "
-            f"step at the {busiest.role}"
-        )
     if found.endurance_days is not None and written:
         lines.append(f"        {endurance_text(found)}")
     return lines
@@ -92,12 +86,6 @@ def estimate_text(found: Estimate, job: JobShape, plan: NodePlan, floors: Floors
         ]),
         "",
         *_table([
-            ("messages, a step, each process", "processes", "sent or received", "label", ""),
-            *((use.role, str(use.processes_count), f"{use.ends:,}", "predicted", "")
-              for use in found.messages),
-        ]),
-        "",
-        *_table([
             ("floor of a step", "seconds", "", "label", ""),
             *((floor.name, seconds_text(floor.seconds), "", floor.label, floor.text)
               for floor in found.floors),
@@ -152,10 +140,6 @@ def _machine_lines(floors: Floors) -> list[str]:
     if floors.update_parameters_per_s:
         rate = floors.update_parameters_per_s / 1e9
         lines.append(f"{floors.update_kernel} update kernel, measured: {rate:.2f} Gparameters/s")
-    if floors.messages:
-        cost = f"{seconds_text(floors.messages.end_s)} at each end"
-        handed = seconds_text(floors.messages.handed_s)
-        lines.append(f"a message, measured: {cost}; work handed to a thread and back: {handed}")
     if floors.matmul_flops_per_s:
         lines.append(f"matrix product, measured: {floors.matmul_flops_per_s / 1e9:.1f} GFLOP/s")
     if floors.device != "cpu":

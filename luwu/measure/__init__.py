@@ -4,5 +4,4 @@ floors.py             all floors of a machine, measured within seconds before a 
 timing.py             the median of a few repeats after a warm-up
 disk_floors.py        the disk below a directory, on a temporary file
 gpt_floor.py          compute of the built-in GPT per step
-message_floors.py     processor time per message, with a switch on this machine
 """

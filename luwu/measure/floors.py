@@ -7,7 +7,6 @@
     update    parameters a second of the update kernel, on pages in memory
     matmul    of float32 or bfloat16 matrices, all cores
     compute   of the built-in GPT, if its blocks are small (`gpt_floor.py`)
-    messages  a message at one of its ends, by a rehearsal of a switch (`message_floors.py`)
     socket    one pair, for what goes through sockets
 
 A floor is no promise: other work on the machine makes everything slower, and what is measured for
@@ -32,7 +31,6 @@ from luwu.base import loopback
 from luwu.base.limits import CHUNK_BYTES_STEP, MIB
 from luwu.layout import ALL_FLOAT32, SUM_BYTES, Layout, Parameter, StoredForm, Unit
 from luwu.measure.disk_floors import DiskFloors, disk_floors
-from luwu.measure.message_floors import MessageFloors, message_floors
 from luwu.measure.timing import Samples, repeated, run_all
 from luwu.wire.description import Description
 
@@ -54,7 +52,6 @@ class Floors:
     compute_s: float | None = None
     """Compute per step of all workers, where the model itself was measured."""
     socket_bytes_per_s: float | None = None
-    messages: MessageFloors | None = None
     device: str = "cpu"
     """The device of workers; the rate of a GPU is not measured, a run needs all of it."""
 
@@ -89,7 +86,6 @@ def measure_floors(
         matmul_flops_per_s=None if is_on_gpu else matmul_rate(dtype, samples),
         socket_bytes_per_s=socket_rate(sockets[transport], samples)
         if transport in sockets else None,
-        messages=message_floors(transport, samples),
         device="cuda" if is_on_gpu else "cpu",
     )  # fmt: skip
 

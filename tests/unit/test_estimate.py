@@ -12,18 +12,15 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.estimate.messages import message_uses, pages_seconds
 from luwu.estimate.outcome import bound_by, busy_seconds, error_ratio, outcome
 from luwu.estimate.plan import Estimate, estimate
-from luwu.estimate.shape import JobShape, kept_in_ram
+from luwu.estimate.shape import JobShape
 from luwu.estimate.steps import steps_lines
 from luwu.estimate.text import estimate_text, short_lines
 from luwu.measure.disk_floors import DiskFloors, disk_floors
 from luwu.measure.floors import Floors, measure_floors
 from luwu.measure.gpt_floor import gpt_seconds
-from luwu.measure.message_floors import MessageFloors, message_floors
 from luwu.measure.timing import Samples, taking_turns
-from luwu.predict.driven.counting import ends_of_step
 from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
 from switch_emu.node.plan import NodePlan, plan_node
@@ -137,14 +134,6 @@ def test_weights_that_the_switch_caches_are_read_once() -> None:
     assert use(half, "pulls for forward") == (1, 0), "the second unit alone"
     assert use(half, "pulls for backward") == (1, 0)
     assert "weights are sent, 50% by the switch alone" in estimate_text(half, shape, plan(), FLOORS)
-    ends = {each.role: each.ends for each in every.messages}
-    without = {each.role: each.ends for each in estimate(job(), plan(), FLOORS).messages}
-    spared = 32 + 4  # the weights of 32 chunks, and the requests of 4 units
-    assert ends == {
-        "worker": without["worker"],
-        "switch": without["switch"] - spared,
-        "node": without["node"] - spared,
-    }
     shared = job(cache_bytes=4 * P, transport="shm")
     in_place = estimate(shared, plan(resident_bytes=16 * P), FLOORS)
     assert in_place.weights_in_place
@@ -221,76 +210,6 @@ def test_a_step_that_computes_is_bound_by_it() -> None:
     assert found.binding == "compute"
     assert found.step_seconds is not None
     assert found.step_seconds >= 6 * P * 64 / 1e7
-
-
-def test_messages_are_counted_as_the_cores_send_them() -> None:
-    """By hand: 32 chunks of 4 units are pushed once, and pulled twice by a request for each unit;
-    the root is pulled once."""
-    uses = {use.role: (use.forward_ends, use.backward_ends) for use in message_uses(job())}
-    assert uses == {
-        "worker": (32 + 4, 32 + 4 + 2 * 32 + 5),
-        "switch": (3 * (32 + 4), 3 * (32 + 4) + 6 * 32 + 15),
-        "node": (32 + 4, 32 + 4 + 2 * 32 + 5),
-    }
-    alone = {use.role: use.ends for use in message_uses(job(has_switch=False, workers=4))}
-    assert alone == {"worker": 4 * 32 + 8 + 5, "node": 10 * (32 + 4) + 10 * 32 + 25}
-    layout = layout_of_units([ELEMS], root_elems=ELEMS, chunk_bytes=CHUNK, frozen_units=[0])
-    worker = message_uses(job(layout=layout))[0]
-    assert (worker.forward_ends, worker.backward_ends) == (2 * 2, 2 * 2 + 5)
-
-
-def test_extents_take_messages_and_hand_overs_off_a_step() -> None:
-    """Four chunks to an extent: bytes and requests on disk are the same, a quarter of the messages
-    of chunks is left, and the estimate says so."""
-    floors = dataclasses.replace(
-        FLOORS, messages=MessageFloors(end_s=0.001, handed_s=0.0001),
-        disk=dataclasses.replace(DISK, page_cpu_s=0.003, pull_cpu_s=0.005),
-    )  # fmt: skip
-    units = [8 * ELEMS] * UNITS
-    shapes = [
-        job(layout=layout_of_units(units, chunk_bytes=CHUNK, extent_chunks=count))
-        for count in (1, 4)
-    ]
-    own, fewer = (estimate(shape, plan(), floors) for shape in shapes)
-    assert (own.extent_chunks, fewer.extent_chunks) == (1, 4)
-    assert fewer.disk == own.disk
-    assert fewer.links == own.links
-    for use, before in zip(fewer.messages, own.messages, strict=True):
-        ends = ends_of_step(2, "streaming")[use.role]
-        others = ends.step + 2 * UNITS * ends.request
-        assert 4 * (use.ends - others) == before.ends - others
-    requests_s = 32 * 0.003 + 64 * 0.005  # of pages, and of pulls of them
-    kept = kept_in_ram(shapes[0], plan(), shapes[0].store)
-    for shape, handed in zip(shapes, (128, 32), strict=True):
-        assert pages_seconds(shape, kept, floors) == pytest.approx(requests_s + handed * 0.0001)
-    assert not any("travel" in line for line in short_lines(own))
-    (line,) = (line.strip() for line in short_lines(fewer) if "travel" in line)
-    ends = fewer.messages[1].ends
-    assert line == f"4 chunks travel together: {ends} messages a step at the switch"
-    text = estimate_text(fewer, shapes[1], plan(), floors)
-    assert "32 chunks of 64.00 KiB, 4 to an extent: 8 extents travel;" in text
-    assert fewer.document()["extent_chunks"] == 4
-
-
-def test_a_step_of_many_messages_is_bound_by_them() -> None:
-    """Goal: all ends share the cores; what workers compute comes on top where
-    they fill them. Method: by hand; two cores, so half of all ends, of which the busiest process
-    has fewer."""
-    disk = dataclasses.replace(DISK, page_cpu_s=0.2, pull_cpu_s=0.3)
-    costs = MessageFloors(end_s=0.01, handed_s=0.1)
-    floors = dataclasses.replace(FLOORS, disk=disk, messages=costs)
-    shape = job(durability="process")
-    found = estimate(shape, plan(), floors)
-    ends = sum(use.processes_count * use.ends for use in found.messages)
-    assert ends == 2 * 141 + 423 + 141
-    messages = (ends * 0.01 + (2 * 32 + 64) * 0.1 + 32 * 0.2 + 64 * 0.3) / 2
-    assert floor_seconds(found, "messages") == pytest.approx(messages)
-    assert found.binding == "messages"
-    others = floor_seconds(found, "compute"), floor_seconds(found, "exchange")
-    assert found.step_seconds == pytest.approx(messages + sum(each or 0.0 for each in others))
-    spare = dataclasses.replace(floors, cores_count=64)
-    alone = estimate(shape, plan(), spare)  # the switch takes one after the other
-    assert alone.step_seconds == pytest.approx(423 * 0.01)
 
 
 def test_reads_wait_for_copies_where_few_weights_may_be_on_their_way() -> None:
@@ -390,7 +309,6 @@ def test_floors_are_measured_and_leave_nothing(tmp_path: Path) -> None:
     assert min(rates) > 0
     assert found.disk.file_bytes <= MIB
     assert (found.disk.pulls_count, found.disk.pull_request_bytes) == (1, 4 * KIB)
-    assert found.messages is not None
     assert found.update_kernel in ("compiled", "portable")
     json.dumps(found.document(), allow_nan=False)
 
@@ -421,15 +339,6 @@ def test_a_disk_without_room_is_not_measured(tmp_path: Path) -> None:
     assert disk_floors(tmp_path, page_bytes=MIB, threads_count=1, pulls_count=1,
                        samples=samples) is None  # fmt: skip
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("transport", ["shm", "ipc", "tcp"])
-def test_messages_are_rehearsed(transport: str) -> None:
-    """A switch between two children and a parent says all it should, and ends do not take long."""
-    found = message_floors(transport, Samples(copy_bytes=MIB, disk_bytes=MIB, seconds=0.0))
-    assert found is not None
-    assert 0 < found.end_s < 5
-    assert 0 < found.handed_s < 5
 
 
 def test_small_models_are_measured_and_large_ones_are_not() -> None:
@@ -520,8 +429,7 @@ def test_the_command_prints_tables(
     small = ["--layers", "1", "--width", "32"]
     assert main(["estimate", *small, "--transport", "ipc", "--no-switch"]) == 0
     text = capsys.readouterr().out
-    for said in ("bound by", "a parameter", "assumed", "measured", "predicted", "cores here",
-                 "a message, measured"):  # fmt: skip
+    for said in ("bound by", "a parameter", "assumed", "measured", "predicted", "cores here"):
         assert said in text
 
 

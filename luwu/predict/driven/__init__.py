@@ -1,7 +1,6 @@
 """The cores of LuWu driven in virtual time, with costs in place of work.
 
 cores.py            which cores are played
-counting.py         messages of a step, without time: for floors (`luwu.estimate`)
 driven.py           steps on machines that are not here; links.py, and one file for each
                     process: driven_worker.py, driven_switch.py, driven_node.py;
                         engine_work.py has what the node's work takes

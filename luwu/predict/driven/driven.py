@@ -18,8 +18,7 @@ Steps of several micro-batches are updated `at_step`, as the project does it: `s
 backward a step. A node holds and has under way what its memory plan says (`switch_emu.node.plan`).
 
 It is right where the order of work, windows and threads bind, which no closed form sees; the closed
-form (`systems/in_network.py`) takes a thousandth of the time, and the floors (`luwu.estimate`) need
-no play of a step.
+form (`systems/in_network.py`) takes a thousandth of the time.
 """
 
 from __future__ import annotations
@@ -170,8 +169,7 @@ class _World:
         )  # fmt: skip
         self._node = DrivenNode(
             self._env, self._told["node"], description=description, world_size=count,
-            limits=limits, threads=(range(threads), range(limits.reads_max)), work=work,
-            send=from_node.send, cores=how.cores,
+            limits=limits, threads_count=threads, work=work, send=from_node.send, cores=how.cores,
         )  # fmt: skip
         to_node = self._link("", None, self._node.received)
         self._to = {PARENT: to_node} | {

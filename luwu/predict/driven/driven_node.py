@@ -9,53 +9,24 @@ decided by the same core here. `DrivenNode` does what the node's pipeline does, 
 
 A crew of threads does updates, folds and flushes, another reads weights, as
 `switch_emu.node.pipeline` has it: a thread takes the pages of an extent one after the other, and
-hands out their weights before it writes the last. The time that each takes is that of a `NodeWork`:
-engines of hosts that are not here (`engine_work.py`).
+hands out their weights before it writes the last. `engine_work.py` has the time that each takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import simpy
 
 from luwu.predict.driven.cores import JOB, NEVER, OWN, SQUARES, SWITCH, Cores, store_facts
+from luwu.predict.driven.engine_work import EngineWork
 from luwu.predict.driven.links import Token
 from luwu.predict.events.engines import Instant, Process, Record
 from luwu.protocol.actions import Drop, Note, Send
 from luwu.wire.description import Description
 from luwu.wire.messages import Message
 from switch_emu.node.core import actions as do
-from switch_emu.switch.core.ballot import DIGEST_BYTES
-
-
-class NodeWork(Protocol):
-    """Costs of the node's work; each is yielded from a process, by one of the threads."""
-
-    in_place: bool
-    """Weights lie where workers use them: no thread reads them."""
-
-    def update(self, action: do.Update, thread: Any) -> Process:
-        """Read each page of an extent, make its next version, and write all but the last."""
-
-    def write(self, action: do.Update, thread: Any) -> Process:
-        """Write the last one."""
-
-    def fold(self, action: do.Fold, thread: Any) -> Process:
-        """Add a part of a step to the parts before."""
-
-    def read_weights(self, action: do.ReadWeights, thread: Any) -> Process:
-        """Read the weights of an extent's pages to send them."""
-
-    def flush(self, action: do.Prepare | do.Decide, thread: Any) -> Process:
-        """Make a version durable, or record the decision."""
-
-    def spill(self, payload: Token) -> Process:
-        """Move a gradient to drives."""
-
-    def cost_bytes(self, extent: int, nbytes: int) -> float:
-        """Payload bytes of an extent that engines and threads count."""
 
 
 class DrivenNode:
@@ -63,23 +34,18 @@ class DrivenNode:
 
     def __init__(
         self, env: simpy.Environment, told: Record, *, description: Description, world_size: int,
-        limits: do.NodeLimits, threads: tuple[Iterable[Any], Iterable[Any]], work: NodeWork,
+        limits: do.NodeLimits, threads_count: int, work: EngineWork,
         send: Callable[[Message, Any], None], cores: Cores = OWN,
-        number: do.NodeNumber | None = None,
     ) -> None:  # fmt: skip
-        """`threads`: those that update and those that read weights, which `work` is handed;
-        `number`: of one of several nodes."""
+        """`threads_count`: of those that update; as many read weights as the limits allow."""
         self._env, self._told, self._layout = env, told, description.layout
         self._work, self._send = work, send
         self._crew, self._readers = simpy.Store(env), simpy.Store(env)
-        self._crew.items, self._readers.items = map(list, threads)
+        self._crew.items = list(range(threads_count))
+        self._readers.items = list(range(limits.reads_max))
         self.core = cores.node(
-            job=JOB, incarnation=1, ranks=(1 << world_size) - 1, node=number, limits=limits,
-            retry=NEVER,
+            job=JOB, incarnation=1, ranks=(1 << world_size) - 1, limits=limits, retry=NEVER,
         )  # fmt: skip
-        replicas = 1 if number is None else number.replicas
-        self._digests = bytes(DIGEST_BYTES * replicas) if replicas > 1 else b""
-        """Of its stripes, where other nodes hold them too: they agree."""
         self._do(self.core.store_opened(store_facts(description)))
 
     def received(self, message: Message, payload: Any, payload_bytes: int) -> None:
@@ -100,8 +66,6 @@ class DrivenNode:
                     assert isinstance(payload, Token)
                     payload.is_spilled = True
                     self._env.process(self._work.spill(payload))
-                case do.ReadWeights() if self._work.in_place:
-                    self._weights_read(action)
                 case do.ReadWeights():
                     self._env.process(self._read_weights(action))
                 case do.Update():
@@ -119,16 +83,16 @@ class DrivenNode:
 
     def _update(self, action: do.Update) -> Process:
         thread = yield self._crew.get()
-        yield from self._work.update(action, thread)
+        yield from self._work.update(action)
         weights = self._weights_of(action.extent) if action.publish else None
-        self._do(self.core.updated(action, SQUARES, weights, in_place=self._work.in_place))
-        yield from self._work.write(action, thread)
+        self._do(self.core.updated(action, SQUARES, weights))
+        yield from self._work.write(action)
         self._crew.put(thread)
         self._do(self.core.written(action))
 
     def _fold(self, action: do.Fold) -> Process:
         thread = yield self._crew.get()
-        yield from self._work.fold(action, thread)
+        yield from self._work.fold(action)
         self._crew.put(thread)
         nbytes = self._layout.extents[action.extent].sum_bytes
         total = Token(nbytes, self._cost(action.extent, nbytes))
@@ -136,20 +100,16 @@ class DrivenNode:
 
     def _read_weights(self, action: do.ReadWeights) -> Process:
         thread = yield self._readers.get()
-        yield from self._work.read_weights(action, thread)
+        yield from self._work.read_weights(action)
         self._readers.put(thread)
-        self._weights_read(action)
-
-    def _weights_read(self, action: do.ReadWeights) -> None:
-        weights = self._weights_of(action.extent)
-        self._do(self.core.weights_read(action, weights, in_place=self._work.in_place))
+        self._do(self.core.weights_read(action, self._weights_of(action.extent)))
 
     def _flush(self, action: do.Prepare | do.Decide) -> Process:
         thread = yield self._crew.get()
-        yield from self._work.flush(action, thread)
+        yield from self._work.flush(action)
         self._crew.put(thread)
         if isinstance(action, do.Prepare):
-            self._do(self.core.prepared(action, self._digests))
+            self._do(self.core.prepared(action))
         else:
             self._do(self.core.decided(action))
 

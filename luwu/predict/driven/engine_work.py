@@ -77,14 +77,15 @@ class _Page(NamedTuple):
 
 
 class EngineWork:
-    """A `NodeWork` of drives and memory; `scale` is how many parameters each element of the layout
-    stands for."""
+    """Drives and memory; `scale` is how many parameters each element of the layout stands for.
+
+    Each method is yielded from a process, by one of the node's threads.
+    """
 
     def __init__(
         self, env: simpy.Environment, record: Record, told: Record, *, description: Description,
         costs: NodeCosts, scale: int, sum_bytes_max: int,
     ) -> None:  # fmt: skip
-        self.in_place = False
         self._env, self._told, self._layout = env, told, description.layout
         self._streaming = description.update == "streaming"
         self._costs, self._scale, self._sum_bytes_max = costs, scale, sum_bytes_max
@@ -92,14 +93,14 @@ class EngineWork:
         self._write = Engine(env, record, "disk write")
         self._memory = Engine(env, record, "node memory")
 
-    def update(self, action: do.Update, thread: Any) -> Process:
+    def update(self, action: do.Update) -> Process:
         *pages, last = self._pages(action.extent)
         for page in pages:
             yield from self._update_page(action, page)
             yield from self._write_page(action, page)
         yield from self._update_page(action, last)
 
-    def write(self, action: do.Update, thread: Any) -> Process:
+    def write(self, action: do.Update) -> Process:
         yield from self._write_page(action, self._pages(action.extent)[-1])
 
     def _update_page(self, action: do.Update, page: _Page) -> Process:
@@ -122,7 +123,7 @@ class EngineWork:
             yield from self._write.work("state", nbytes * self._costs.write_s, nbytes, about)
         self._tell("write", start_s, nbytes, about)
 
-    def fold(self, action: do.Fold, thread: Any) -> Process:
+    def fold(self, action: do.Fold) -> Process:
         start_s, all_bytes = self._env.now, 0.0
         before = () if action.total is None else (action.total,)
         for page in self._pages(action.extent):
@@ -134,7 +135,7 @@ class EngineWork:
             all_bytes += passed
         self._tell("fold", start_s, all_bytes, _about(action))
 
-    def read_weights(self, action: do.ReadWeights, thread: Any) -> Process:
+    def read_weights(self, action: do.ReadWeights) -> Process:
         start_s, all_bytes = self._env.now, 0
         for page in self._pages(action.extent):
             about = page.about(action.step)
@@ -142,7 +143,7 @@ class EngineWork:
             all_bytes += page.elems * WIRE_BYTES
         self._tell("read_weights", start_s, all_bytes, _about(action))
 
-    def flush(self, action: do.Prepare | do.Decide, thread: Any) -> Process:
+    def flush(self, action: do.Prepare | do.Decide) -> Process:
         is_prepare = isinstance(action, do.Prepare)
         if is_prepare:
             yield self._env.timeout(0.0)  # the catalogue's drives do not say what a flush takes
