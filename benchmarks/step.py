@@ -7,8 +7,7 @@ Floor:    compute-only: the same script, model and batches, and no exchange or u
 Cases:    exchange-bound: 32 tokens a worker; compute-bound: as many as it takes for compute-only to
           need a second. LuWu in RAM (durability none), with a switch process and without one;
           out of core, with one, and a memory budget of the optimizer state, a half and an eighth of
-          it (durability process; the same arms with `step` at the end: durability step). `1b`, when
-          asked for: a billion parameters against what was planned (`planned_step.py`).
+          it (durability process; the same arms with `step` at the end: durability step).
 Left out: start and end of the runs; losses and weights, which the tests compare.
 
 Every arm gets the same processes and threads. Arms take turns, each in a run of its own.
@@ -22,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks import harness, planned_step
+from benchmarks import harness
 from benchmarks.harness import Row, say
 from benchmarks.training import COMPUTE_ONLY, Run, Training, TrainingRuns, temporary_directory
 from luwu.base.errors import ConfigError, LuwuError
@@ -42,7 +41,7 @@ LARGE = Training(layers=8, width=512, context=32, batch=1, workers=4, steps=12)
 SMALL = Training(layers=2, width=96, context=16, batch=1, workers=2, steps=3)
 
 EXCHANGE, COMPUTE = "exchange-bound", "compute-bound"
-CASES = (EXCHANGE, COMPUTE, planned_step.CASE)
+CASES = (EXCHANGE, COMPUTE)
 MEANINGS = {
     "exchange_bound_over_fsdp": "time of fsdp / time of luwu in RAM; more is better",
     "exchange_bound_over_ddp": "time of ddp / time of luwu in RAM; more is better",
@@ -54,7 +53,6 @@ MEANINGS = {
     "out_of_core_over_ram_step": "the same, durability step",
     "pages_updated_before_last_push_ratio": "compute-bound, luwu in RAM; more is better",
     "pull_before_use_ratio": "compute-bound, luwu in RAM; more is better",
-    **planned_step.MEANINGS,
 }
 
 
@@ -158,7 +156,9 @@ def main() -> int:
     parser = harness.flags("step", __doc__ or "")
     parser.add_argument("--arms", type=harness.comma_list, help="luwu ram,luwu budget 1/8,fsdp,...")
     parser.add_argument("--cases", type=harness.comma_list, default=[EXCHANGE, COMPUTE])
-    parser.add_argument("--case", metavar="NAME", help="this one alone: exchange-bound, 1b, ...")
+    parser.add_argument(
+        "--case", metavar="NAME", help="this one alone: exchange-bound or compute-bound"
+    )
     try:
         return _run(parser.parse_args())
     except LuwuError as error:
@@ -170,7 +170,6 @@ def _run(arguments: argparse.Namespace) -> int:
     job = SMALL if arguments.smoke else LARGE
     repeats = arguments.repeats or (1 if arguments.smoke else 2)
     rows: list[Row] = []
-    planned_claims: dict[str, float] = {}
     names = arguments.cases if arguments.case is None else [arguments.case]
     for name in names:
         if name not in CASES:
@@ -178,10 +177,6 @@ def _run(arguments: argparse.Namespace) -> int:
     with temporary_directory() as folder:
         runs = TrainingRuns(Path(folder))
         for name in names:
-            if name == planned_step.CASE:
-                row, planned_claims = planned_step.measure(runs, smoke=arguments.smoke)
-                rows.append(row)
-                continue
             if name == COMPUTE and not arguments.smoke:
                 job = compute_bound(job, runs)
             case = Case(name, job, runs, state_bytes=state_bytes(job))
@@ -189,7 +184,7 @@ def _run(arguments: argparse.Namespace) -> int:
             _show(name, new)
             rows += new
     result = harness.document(
-        "step", rows, claims(rows) | planned_claims, claims_meaning=MEANINGS, smoke=arguments.smoke
+        "step", rows, claims(rows), claims_meaning=MEANINGS, smoke=arguments.smoke
     )
     harness.write(arguments.json, result)
     return 0

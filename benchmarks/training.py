@@ -17,15 +17,12 @@ from luwu.base.config import RunConfig, resolve
 from luwu.base.json_file import read_json
 from luwu.compare.arm import SCRIPT, ArmRun, run_arm, script_arguments
 from luwu.compare.comparison import arm_document
-from luwu.estimate.job import Planned, plan_gpt
 from luwu.launch.agent import Share
 from luwu.launch.processes.children import DiskBytes
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.serving import decide_sizes, state_directory
+from luwu.launch.serving import decide_sizes
 from luwu.launch.supervisor import Supervisor, threads_per_worker
-from luwu.measure.floors import measure_floors
-from luwu.measure.timing import Samples
 
 COMPUTE_ONLY = "compute-only"
 WARM_UPS = 3
@@ -67,13 +64,6 @@ class TrainingRuns:
         # The launcher starts `benchmarks.compute_only` as a module, from wherever we were started.
         paths = [str(SOURCE), os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-
-    def plan(self, job: Training, flags: Mapping[str, str], samples: Samples) -> Planned:
-        """Plan a run of `luwu` as `luwu estimate` does, with floors that are measured now."""
-        config = self.config(job, flags)
-        measure_floors.cache_clear()
-        state = state_directory(config, self._directory / "state")
-        return plan_gpt(config, decide_sizes(config, None), state=state, samples=samples)
 
     @property
     def directory(self) -> Path:

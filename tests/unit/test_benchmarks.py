@@ -179,23 +179,6 @@ def test_offload_activations_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_planned_step_runs(tmp_path: Path) -> None:
-    """Goal: a plan, a run out of core, and floors before and after it, in one row."""
-    document = run_smoke(tmp_path, "step", "--case", "1b")
-    (row,) = document["rows"]
-    assert row["case"] == "1b"
-    assert row["measured_count"] == 2  # of four steps: not the first, not the last
-    assert document["claims"] == {"plan_error_ratio": row["plan_error_ratio"]}
-    assert set(document["claims"]) <= set(document["claims_meaning"])
-    assert isinstance(row["plan_void"], bool)
-    for name in ("planned_seconds", "planned_seconds_after", "planned_seconds_mean"):
-        assert row[name] > 0
-    assert row["plan_error_ratio_after"] >= 0
-    assert row["bytes_per_parameter_and_step"]["written"]["planned"] >= 12
-    assert row["floors_before"]["disk"]["file_bytes"] <= 1024 * 1024
-
-
-@pytest.mark.slow
 def test_scale_runs(tmp_path: Path) -> None:
     """Goal: a second worker adds no byte at the node, since the switch sums and multicasts."""
     document = run_smoke(tmp_path, "scale")
