@@ -22,7 +22,6 @@ from luwu.commands.trace import check_trace, write_trace
 from luwu.compare.arm import (
     IN_RAM,
     LUWU_ARMS,
-    arm_directory,
     config_of_arm,
     run_arm,
     with_budget,
@@ -139,20 +138,18 @@ def _say_start(
 def _plan(
     name: str, config: RunConfig, sizes: Sizes, run_directory: RunDirectory, console: Console
 ) -> dict[str, Any]:
-    """Log what an arm of LuWu will take, and keep the floors it needs. Raises ConfigError."""
+    """Log what an arm of LuWu will take. Raises ConfigError."""
     from luwu.estimate.job import plan_gpt
     from luwu.estimate.text import short_lines
     from luwu.measure.timing import QUICK
 
     state = state_directory(config, run_directory.file("state"))
     planned = plan_gpt(config, sizes, state=state, samples=QUICK)
-    of_arm = arm_directory(name, run_directory)
-    write_json(of_arm.file("floors.json"), {"schema": 1, **planned.floors.document()})
     console.detail(f"arm     {name}")
     for line in short_lines(planned.estimate):
         console.detail(line)
     if not links_of(config).is_ideal or config.disk_rate is not None:
-        console.detail("plan    emulated links and disks are not in these floors")
+        console.detail("        emulated links and disks are not in this")
     return planned.estimate.document()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -13,15 +14,15 @@ from luwu.launch.network import links_of
 from luwu.launch.processes.run_directory import RUNS_DIRECTORY
 from luwu.launch.serving import decide_sizes, state_directory
 
-SCHEMA: Final = 2
-"""2: keys are identifiers (`two_sides`)."""
+SCHEMA: Final = 3
+"""3: no times of a step but the least of its disk."""
 VERB: Final = Verb(
     name="estimate",
     usage="luwu estimate [--json FILE|-] [flags of luwu compare]",
     text=(
-        "Estimate what a job of luwu compare needs on this machine, without running it: memory, "
-        "disk, threads, the minimum time of each resource per step, and the bottleneck. Every "
-        "number is labelled as measured, predicted, assumed or cited."
+        "Estimate what a job of luwu compare needs on this machine, without running it: memory of "
+        "each process, space on disk, bytes per step on disk and links, and the least time of a "
+        "step, for the disk."
     ),
     examples=("luwu estimate --layers 12 --width 768 --workers 2 --memory-budget 1GiB",),
     keys_of="compare",
@@ -36,8 +37,8 @@ def run(parsed: Parsed) -> int:
         raise ConfigError(f"json: no directory for {config.json}; make it first")
     if not links_of(config).is_ideal or config.disk_rate is not None:
         raise ConfigError(
-            "link: the floors that luwu estimate adds up are this machine's, without emulated "
-            "links and disks; leave --link, --loss, --duplicate, --reorder and --disk-rate out"
+            "link: luwu estimate measures this machine's disk, without emulated links and disks; "
+            "leave --link, --loss, --duplicate, --reorder and --disk-rate out"
         )
     from luwu.estimate.job import plan_gpt
     from luwu.estimate.text import estimate_text
@@ -57,7 +58,7 @@ def run(parsed: Parsed) -> int:
     document = {
         "schema": SCHEMA,
         "estimate": planned.estimate.document(),
-        "floors": planned.floors.document(),
+        "disk": None if planned.disk is None else asdict(planned.disk),
         "chunk_bytes": sizes.chunk_bytes,
         "extent_chunks": sizes.extent_chunks,
         "memory_budget_bytes": sizes.memory_budget_bytes,
@@ -69,5 +70,5 @@ def run(parsed: Parsed) -> int:
         write_json(Path(config.json).absolute(), document)
     for line in sizes.lines:
         print(line)
-    print(estimate_text(planned.estimate, planned.job, planned.plan, planned.floors))
+    print(estimate_text(planned.estimate, planned.job, planned.plan, planned.disk))
     return 0

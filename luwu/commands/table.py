@@ -25,7 +25,7 @@ GROUPS: Final = {
         "config": "list all keys with their values and origins",
     },
     "Plan": {
-        "estimate": "estimate memory, disk, step time and bottleneck of a job here",
+        "estimate": "estimate memory, disk and bytes of a job before it runs",
         "predict": "predict the step time of a job on hardware you do not have",
         "plan": "search the best configuration of a job on such hardware",
     },

@@ -28,8 +28,8 @@ from luwu.compare.arm import ArmRun
 from luwu.estimate.outcome import outcome
 from luwu.launch.nodes import kind_of, total_of_nodes
 
-SCHEMA: Final = 2
-"""2: keys of what was planned are identifiers (`two_sides`)."""
+SCHEMA: Final = 3
+"""3: what was planned has no times of a step but the least of its disk."""
 MODEL: Final = "gpt"
 
 
@@ -142,9 +142,8 @@ def arm_document(
         "links": arm.links,
         "aborts_count": max(worker["aborts_count"] for worker in workers),
         "weights_digest": _weights_digest(arm),
-        **outcome(
-            estimate, step_seconds=median, busy=arm.busy_seconds, disk_bytes=node.get("disk_bytes")
-        ),
+        "estimate": estimate,
+        **outcome(step_seconds=median, busy=arm.busy_seconds, disk_bytes=node.get("disk_bytes")),
     }
     return document
 

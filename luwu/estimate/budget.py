@@ -1,4 +1,4 @@
-"""Memory of each role, space on disk, and threads: what a job takes while it runs."""
+"""Memory of each role, and space on disk: what a job takes while it runs."""
 
 from __future__ import annotations
 
@@ -30,16 +30,6 @@ class MemoryUse:
     text: str
     base_bytes: int = 0
     """Python, and torch, in it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoreUse:
-    """Threads that work in each process of a role."""
-
-    role: str
-    processes_count: int
-    threads_count: int
-    text: str
 
 
 def memory_uses(job: JobShape, plan: NodePlan, kept: Kept) -> tuple[MemoryUse, ...]:
@@ -103,18 +93,3 @@ def disk_space(job: JobShape, store: StoreConfig, spilled_bytes: int) -> dict[st
     if spilled_bytes:  # the file is made whole when the first sum is spilled
         space["spilled sums"] = 4 * job.trainable_elems
     return space
-
-
-def core_uses(job: JobShape, plan: NodePlan) -> tuple[CoreUse, ...]:
-    """Threads by use."""
-    updates, reads = plan.updates_count, plan.reads_count
-    uses = [
-        CoreUse(role="worker", processes_count=job.workers, threads_count=job.worker_threads,
-                text="compute (OMP_NUM_THREADS), and one thread for messages"),
-        CoreUse(role="node", processes_count=1, threads_count=updates + reads,
-                text=f"{updates} for updates, {reads} for pulls, and one for messages"),
-    ]  # fmt: skip
-    if job.has_switch:
-        uses.append(CoreUse(role="switch", processes_count=1, threads_count=1,
-                            text="messages and sums"))  # fmt: skip
-    return tuple(uses)

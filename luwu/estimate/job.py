@@ -18,10 +18,9 @@ from luwu.launch.serving import (
     own_slots,
     tree_of,
 )
-from luwu.launch.supervisor import threads_per_worker
 from luwu.launch.switch_memory import widest_plan
-from luwu.layout import Layout, Parameter, StoredForm, Unit
-from luwu.measure.floors import Floors, core_count, measure_floors
+from luwu.layout import Layout, Parameter, Unit
+from luwu.measure.disk_floors import DiskFloors, disk_floors
 from luwu.measure.timing import Samples
 from switch_emu.node.plan import NodePlan
 
@@ -34,24 +33,35 @@ SIDES: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A job with what was measured for it and what that comes to."""
+    """A job with its plan, and what that comes to."""
 
     job: JobShape
     plan: NodePlan
-    floors: Floors
+    disk: DiskFloors | None
     estimate: Estimate
 
 
-def plan_gpt(
-    config: RunConfig, sizes: Sizes, *, state: Path | None, samples: Samples
-) -> Planned:  # fmt: skip
+def plan_gpt(config: RunConfig, sizes: Sizes, *, state: Path | None, samples: Samples) -> Planned:
     """Plan the built-in GPT as `compare` would train it. Raises ConfigError if it cannot be."""
-    plan = node_plan(config, sizes)
-    job = gpt_job(config, sizes, is_in_ram=state is None)
-    floors = floors_for(job, plan, state=state, samples=samples)
-    if floors.device == "cpu":
-        floors = replace(floors, compute_s=compute_seconds(config, job, samples))
-    return Planned(job=job, plan=plan, floors=floors, estimate=estimate(job, plan, floors))
+    job, plan = gpt_job(config, sizes, is_in_ram=state is None), node_plan(config, sizes)
+    disk = None if state is None else measured_disk(job, plan, state, samples)
+    return Planned(job=job, plan=plan, disk=disk, estimate=estimate(job, plan, disk))
+
+
+def measured_disk(
+    job: JobShape, plan: NodePlan, state: Path, samples: Samples
+) -> DiskFloors | None:  # fmt: skip
+    """Rates of the directory that the state will be in, by requests as the node makes them."""
+    store = job.store
+    worth = max(8 * MIB, SIDES * store.state_bytes)
+    return disk_floors(
+        state.absolute().parent,
+        page_bytes=max(kind.record_bytes for kind in store.kinds),
+        threads_count=plan.updates_count,
+        pulls_count=plan.reads_count,
+        pages_together=plan.pages_together,
+        samples=replace(samples, disk_bytes=min(samples.disk_bytes, worth)),
+    )
 
 
 def gpt_job(config: RunConfig, sizes: Sizes, *, is_in_ram: bool) -> JobShape:
@@ -59,26 +69,22 @@ def gpt_job(config: RunConfig, sizes: Sizes, *, is_in_ram: bool) -> JobShape:
     options = gpt_options(config)
     transport = chosen_transport(config)
     layout = gpt_layout(options, config.data, sizes.chunk_bytes, sizes.extent_chunks)
-    slow_ms = (config.compute_ms or 0.0) * 2 * len(layout.units)
     return JobShape(
         layout=layout,
         workers=config.workers,
         transport=transport,
-        tokens_per_step=config.workers * options.batch * options.context,
         has_switch=not config.no_switch,
         slot_count=own_slots(config),
         reshard_after_forward=config.reshard_after_forward is not False,
         update="streaming" if config.max_grad_norm is None else "at_step",
         durability=config.durability,
         is_in_ram=is_in_ram,
-        worker_threads=threads_per_worker(config.workers),
         switch=widest_plan(
             config, tree_of(config), layout.extent_bytes, in_arenas=transport == "shm"
         ),
         activation_bytes=activation_bytes(
             options.gpt(_vocab(config.data)), batch=options.batch
         ),
-        compute_seconds_min=slow_ms / 1000,
     )  # fmt: skip
 
 
@@ -104,18 +110,6 @@ def parameters_count(config: RunConfig) -> int:
 
     model = without_storage(gpt_options(config).gpt(_vocab(config.data)))
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def compute_seconds(config: RunConfig, job: JobShape, samples: Samples) -> float | None:
-    """Seconds of a step of all workers, on all cores; None for a model with large blocks."""
-    from luwu.measure.gpt_floor import gpt_seconds
-    from workers.data import BYTE_VOCAB
-
-    options = gpt_options(config)
-    return gpt_seconds(
-        options.gpt(BYTE_VOCAB), batch=options.batch, workers=job.workers,
-        threads=job.worker_threads, cores=core_count(), samples=samples,
-    )  # fmt: skip
 
 
 def gpt_layout(
@@ -162,28 +156,3 @@ def _vocab(data: Path | None) -> int:
 
     is_tokens = data is not None and data.suffix == TOKEN_SUFFIX
     return load_corpus(data).vocab if is_tokens else BYTE_VOCAB
-
-
-def floors_for(job: JobShape, plan: NodePlan, *, state: Path | None, samples: Samples) -> Floors:
-    """Measure what this job needs, for no longer than its size is worth."""
-    store = job.store
-    record_bytes = max(kind.record_bytes for kind in store.kinds)
-    worth = max(8 * MIB, SIDES * store.state_bytes)
-    largest = max(job.layout.chunks, key=lambda chunk: chunk.elems)
-    return measure_floors(
-        directory=None if state is None else state.absolute().parent,
-        page_bytes=record_bytes // 4096 * 4096,
-        page_elems=largest.elems,
-        stored=StoredForm(largest.state_dtype, largest.master_dtype),
-        threads_count=plan.updates_count,
-        pulls_count=plan.reads_count,
-        pages_together=plan.pages_together,
-        workers_count=job.workers,
-        dtype=job.layout.chunks[0].wire_dtype,
-        transport=job.transport,
-        samples=Samples(
-            copy_bytes=min(samples.copy_bytes, worth),
-            disk_bytes=min(samples.disk_bytes, worth),
-            seconds=samples.seconds,
-        ),
-    )

@@ -1,4 +1,4 @@
-"""After a run: which resource did bind, and how far the estimate was off.
+"""After a run: which resource did bind.
 
 A resource is busy while at least one span of it is under way:
 
@@ -9,7 +9,7 @@ A resource is busy while at least one span of it is under way:
     compute    forward and backward without pull_wait and flatten, of the slowest worker
 
 None of them need bind: where chunks are many and small, or other work takes the cores, all wait.
-On cores that are all in use a span also waits for its turn, so busy times are longer than floors.
+On cores that are all in use a span also waits for its turn.
 """
 
 from __future__ import annotations
@@ -70,18 +70,14 @@ def busy_seconds(events: Path, steps_count: int) -> dict[str, float] | None:
 
 
 def outcome(
-    estimate: Mapping[str, Any] | None, *, step_seconds: float, busy: Mapping[str, float] | None,
-    disk_bytes: Mapping[str, int] | None,
-) -> dict[str, Any]:  # fmt: skip
-    """Results beside the plan of an arm: all null for one without a plan."""
-    planned = None if estimate is None else estimate["step_seconds"]
+    *, step_seconds: float, busy: Mapping[str, float] | None, disk_bytes: Mapping[str, int] | None
+) -> dict[str, Any]:
+    """What an arm's resources did: all null for one whose spans are not known."""
     seconds = None
     if busy is not None:  # reads and writes of pages in RAM are no work of a disk
         is_on_disk = disk_bytes is not None and any(disk_bytes.values())
         seconds = {name: each for name, each in busy.items() if name != "disk" or is_on_disk}
     return {
-        "estimate": estimate,
-        "plan_error_ratio": error_ratio(step_seconds, planned),
         "busy_seconds": seconds,
         "bound_by": bound_by(seconds, step_seconds) if seconds else None,
     }
@@ -91,13 +87,6 @@ def bound_by(seconds: Mapping[str, float], step_seconds: float) -> str:
     """The resource that was busy longest; `waiting` if none was for half of a step."""
     longest = max(seconds, key=lambda name: seconds[name])
     return longest if seconds[longest] >= BOUND_SHARE * step_seconds else WAITING
-
-
-def error_ratio(measured_seconds: float, planned_seconds: float | None) -> float | None:
-    """|measured - planned| / measured."""
-    if planned_seconds is None or measured_seconds <= 0:
-        return None
-    return abs(measured_seconds - planned_seconds) / measured_seconds
 
 
 def _together(processes: Sequence[Tracks], names: Sequence[str]) -> Intervals:

@@ -28,8 +28,6 @@ class JobShape:
     workers: int
     transport: str
     """`tcp`, `ipc` or `shm`."""
-    tokens_per_step: int
-    """Tokens of all workers."""
     has_switch: bool = True
     slot_count: int = 0
     """Fixed slots of the node's own switch in its memory budget, at least."""
@@ -40,7 +38,6 @@ class JobShape:
     durability: str = "step"
     is_in_ram: bool = False
     """The state has no directory."""
-    worker_threads: int = 1
     switch: SwitchPlan | None = None
     """The memory plan of the switch, be it the node's own; None: the default."""
     activation_bytes: int | None = None
@@ -48,8 +45,6 @@ class JobShape:
     prefetch_units: int = 2
     optimizer: str = "adamw"
     state_fields: tuple[str, ...] = ("m", "v")
-    compute_seconds_min: float = 0.0
-    """Minimum seconds of a step, for jobs that compute slowly on purpose."""
 
     @property
     def parameters_count(self) -> int:

@@ -1,7 +1,7 @@
 """Times and bottlenecks of the steps of `luwu run`, whose model is known only when it runs.
 
-A step lasts from one decision of the node to the next. Where the disk binds, its time is predicted:
-the bytes that moved, at the rates measured after the run. The error is in the document too.
+A step lasts from one decision of the node to the next. Where the disk binds, the document has the
+least time that it needs too: the bytes that moved, at the rates measured after the run.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from typing import Any, Final
 from luwu.base.events import CLOCK
 from luwu.base.json_file import read_json
 from luwu.base.quantities import format_seconds
-from luwu.estimate.outcome import bound_by, busy_seconds, error_ratio
+from luwu.estimate.outcome import bound_by, busy_seconds
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.measure.disk_floors import DiskFloors
 from luwu.report.event_files import records
 
 FILE: Final = "steps.json"
 """Where a run keeps it."""
-BELIEVED_RATIO: Final = 0.25
-"""A prediction that is further off says more of how busy the machine is than of the disk."""
 STEPS_MIN: Final = 2
 """Fewer have no time between them."""
 
@@ -47,21 +45,20 @@ def steps_document(
     busy = busy_seconds(run.path / "events", len(decided.all_ns)) or {}
     if not any(moved.values()):
         busy.pop("disk", None)  # reads and writes of pages in RAM are no work of a disk
-    bound, planned = bound_by(busy, median) if busy else None, None
+    bound, disk_s = bound_by(busy, median) if busy else None, None
     disk = measure_disk() if bound == "disk" and decided.since_start_count else None
     if disk is not None:
         each = {name: count // decided.since_start_count for name, count in moved.items()}
-        planned = disk.seconds(each["read"], each["written"])
+        disk_s = disk.seconds(each["read"], each["written"])
     return {
-        "schema": 1,
+        "schema": 2,
         "label": "measured",
         "steps": len(decided.all_ns),
         "step_seconds": steps,
         "step_seconds_median": median,
         "busy_seconds": busy,
         "bound_by": bound,
-        "disk_seconds_predicted": planned,
-        "disk_error_ratio": error_ratio(busy["disk"], planned) if "disk" in busy else None,
+        "disk_s": disk_s,
     }
 
 
@@ -76,23 +73,11 @@ def steps_lines(document: dict[str, Any]) -> list[str]:
             f"{name} {format_seconds(seconds)}" for name, seconds in longest if seconds
         )
         lines.append(f"        bound by {document['bound_by']}; busy in a step: {each}")
-    if document["disk_seconds_predicted"] is not None and "disk" in busy:
-        lines += _disk_lines(document, format_seconds(busy["disk"]))
-    return lines
-
-
-def _disk_lines(document: dict[str, Any], measured: str) -> list[str]:
-    """The prediction for the disk, and the reliable part of it."""
-    ratio = document["disk_error_ratio"]
-    off = "" if ratio is None else f", off by {ratio:.0%}"
-    predicted = format_seconds(document["disk_seconds_predicted"])
-    lines = [
-        f"        disk {predicted} per step at the rates measured now (predicted){off}",
-    ]
-    if ratio is not None and ratio > BELIEVED_RATIO:
+    disk_s = document.get("disk_s")  # None in runs of before
+    if disk_s is not None:
         lines.append(
-            f"        believe the {measured} that were measured in the steps: they contain waiting "
-            "for processors and for others at the disk; the rates are those of an idle machine"
+            f"        a step takes at least {format_seconds(disk_s)}, for the disk, at the rates "
+            "that it has now"
         )
     return lines
 

@@ -9,9 +9,8 @@ On disk, by parameter of 4 bytes, AdamW:
     spilled sums     4                        4, of what exceeds the plan's RAM for sums
     manifest                                  the page table twice, and four blocks
 
-A state in RAM has no disk. Spilled are: all sums of an `at_step` step, which wait for its end; of a
-streaming step those that wait for their update when the backward is over. In shared memory these
-wait where the workers wrote them: then workers wait for room, and nothing is spilled.
+A state in RAM has no disk. Spilled are sums of an `at_step` step, which all wait for its end.
+Counted is the least: of a forward, pulls whose weights updates hand out (`plan.py`) are no reads.
 """
 
 from __future__ import annotations
@@ -20,17 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from luwu.estimate.shape import JobShape, Kept
+from luwu.layout import SUM_BYTES
 from switch_emu.node.plan import NodePlan
 from switch_emu.store import StoreConfig
 from switch_emu.store.direct_io import BLOCK_BYTES
 from switch_emu.store.geometry import Geometry
-
-COPIES_IN_PLACE = 12
-"""Bytes a parameter and worker: gradient written, read by the sum, weights read by the compute."""
-PULLS = ("pulls for forward", "pulls for backward")
-"""Names of the uses that read weights alone."""
-BYTES_OF_AN_UPDATE = 28
-"""Bytes a parameter: weights, m and v read and written, and the weights that go out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +33,8 @@ class DiskUse:
     name: str
     read_bytes: int = 0
     written_bytes: int = 0
+    is_pull: bool = False
+    """Weights alone are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,25 +46,16 @@ class LinkUse:
     out_of_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageTraffic:
-    """Disk traffic of a step's pages, if nothing is published and nothing spilled."""
-
-    update: DiskUse
-    forward: DiskUse
-    window: DiskUse
-    """The part of forward that is asked for as soon as the step before is committed."""
-    backward: DiskUse
-    manifest: DiskUse
-
-
-def page_traffic(job: JobShape, kept: Kept, store: StoreConfig) -> PageTraffic:
-    """See the module."""
+def disk_uses(job: JobShape, plan: NodePlan, kept: Kept, store: StoreConfig) -> tuple[DiskUse, ...]:
+    """By use; see the module."""
+    spilled = 0
+    if job.update == "at_step":
+        spilled = max(0, SUM_BYTES * job.trainable_elems - plan.sums_bytes)
+    sums = DiskUse(name="spilled sums", read_bytes=spilled, written_bytes=spilled)
     if job.is_in_ram:
-        none = DiskUse(name="none")
-        return PageTraffic(update=none, forward=none, window=none, backward=none, manifest=none)
+        return (sums,)
     geometry = Geometry(store)
-    read = written = forward = window = backward = 0
+    read = written = forward = backward = 0
     for chunk in job.layout.chunks:
         body = geometry.body_bytes[store.page_kinds[chunk.index]]
         body = -(-body // BLOCK_BYTES) * BLOCK_BYTES
@@ -79,26 +65,17 @@ def page_traffic(job: JobShape, kept: Kept, store: StoreConfig) -> PageTraffic:
             read += 0 if is_resident else body
         if is_resident or kept.places_bytes or chunk.index in kept.cached:
             continue
-        forward += chunk.sum_bytes
-        window += chunk.sum_bytes if chunk.unit < job.prefetch_units else 0
+        is_handed_out = job.update == "at_step" or chunk.unit < job.prefetch_units
+        forward += 0 if is_handed_out else chunk.sum_bytes
         backward += chunk.sum_bytes if job.pulls_twice(chunk.unit) else 0
     table = -(-geometry.table.table_bytes // BLOCK_BYTES) + 1
-    return PageTraffic(
-        update=DiskUse(name="updates", read_bytes=read, written_bytes=written),
-        forward=DiskUse(name=PULLS[0], read_bytes=forward),
-        window=DiskUse(name="pulls ahead", read_bytes=window),
-        backward=DiskUse(name=PULLS[1], read_bytes=backward),
-        manifest=DiskUse(name="manifest", written_bytes=(2 * table + 4) * BLOCK_BYTES),
+    return (
+        DiskUse(name="updates", read_bytes=read, written_bytes=written),
+        DiskUse(name="pulls for forward", read_bytes=forward, is_pull=True),
+        DiskUse(name="pulls for backward", read_bytes=backward, is_pull=True),
+        sums,
+        DiskUse(name="manifest", written_bytes=(2 * table + 4) * BLOCK_BYTES),
     )
-
-
-def spilled(job: JobShape, plan: NodePlan, *, waiting_ratio: float) -> DiskUse:
-    """Sums that find no room; `waiting_ratio` of a streaming step's wait when it is committed."""
-    held = 4 * job.trainable_elems
-    if job.update == "streaming":
-        held = 0 if job.transport == "shm" else int(held * waiting_ratio)
-    count = max(0, held - plan.sums_bytes)
-    return DiskUse(name="spilled sums", read_bytes=count, written_bytes=count)
 
 
 def link_uses(job: JobShape, kept: Kept) -> tuple[LinkUse, ...]:
@@ -126,27 +103,6 @@ def link_uses(job: JobShape, kept: Kept) -> tuple[LinkUse, ...]:
         ),
         LinkUse(role="node", into_bytes=sums, out_of_bytes=pulled - cached),
     )  # fmt: skip
-
-
-def memory_pass_bytes(job: JobShape) -> int:
-    """Bytes that an exchange in shared memory reads and writes in memory."""
-    per_parameter = COPIES_IN_PLACE * job.workers + BYTES_OF_AN_UPDATE
-    return job.trainable_elems * per_parameter
-
-
-def copied_bytes(job: JobShape, kept: Kept) -> tuple[int, int]:
-    """Bytes that are read and written in memory to copy weights, for forward and for backward.
-
-    In shared memory, where weights are not used in place: each worker copies what it pulled, and
-    the switch what it caches.
-    """
-    if job.transport != "shm" or kept.places_bytes:
-        return 0, 0
-    chunks = job.layout.chunks
-    forward = sum(chunk.wire_bytes for chunk in chunks)
-    cached = sum(chunk.wire_bytes for chunk in chunks if chunk.index in kept.cached)
-    backward = sum(chunk.wire_bytes for chunk in chunks if job.pulls_twice(chunk.unit))
-    return 2 * job.workers * forward + 2 * cached, 2 * job.workers * backward
 
 
 def use_document(use: DiskUse, parameters_count: int) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +15,9 @@ from typing import Any, Final
 
 from luwu.base.limits import MIB
 from luwu.base.quantities import format_bytes, format_seconds
-from luwu.measure.timing import Samples, cpu_seconds, run_all, taking_turns, timed
+from luwu.measure.timing import Samples, run_all, taking_turns, timed
 
 FLUSHES: Final = 5
-CPU_REQUESTS: Final = 64
 TURN_REQUESTS: Final = 1024
 """At most, in one turn of one rate, spread over the file. With pages of 48 KiB all 2,700 of a side
 took 4 s of a processor and more, to say the same."""
@@ -39,9 +37,6 @@ class DiskFloors:
     pull_bytes_per_s: float
     """Reads of a third of a page, spread over the file, as pulls of weights make them."""
     flush_s: float
-    page_cpu_s: float
-    """Time of a processor that a page takes to be read and written, and not that of the disk."""
-    pull_cpu_s: float
     requests_count: int
     """In flight at once."""
     request_bytes: int
@@ -52,9 +47,8 @@ class DiskFloors:
     """Size of the temporary file that was measured on."""
     reason: str
     """The access that was measured: direct I/O, or buffered and why."""
-    total_bytes: int
-    """Size of the file system."""
     free_bytes: int
+    """Of the file system."""
 
     def seconds(self, read_bytes: int, written_bytes: int) -> float:
         """Seconds of reads and writes that go together, page by page, as in updates."""
@@ -93,12 +87,12 @@ def disk_floors(
     `pulls_count` pulls, each of a page's weights.
     """
     place = existing_directory(directory)
-    usage = shutil.disk_usage(place)
+    free_bytes = shutil.disk_usage(place).free
     try:
         with tempfile.TemporaryDirectory(prefix=".luwu-floors-", dir=place) as name:
             return _measure(
                 Path(name),
-                usage,
+                free_bytes,
                 (page_bytes, pages_together),
                 (threads_count, pulls_count),
                 samples,
@@ -170,7 +164,11 @@ def _sizes(
 
 
 def _measure(
-    folder: Path, usage: Any, request: tuple[int, int], counts: tuple[int, int], samples: Samples
+    folder: Path,
+    free_bytes: int,
+    request: tuple[int, int],
+    counts: tuple[int, int],
+    samples: Samples,
 ) -> DiskFloors:
     from switch_emu.store.direct_io import BLOCK_BYTES, BlockFile, IoCounter, probe_direct_io
 
@@ -203,9 +201,6 @@ def _measure(
                 ),
                 samples.seconds,
             )
-            together = max(1, page_bytes // request[0])
-            page_cpu_s = _cpu_seconds(pool, do.both, chosen[:CPU_REQUESTS]) / together
-            pull_cpu_s = _cpu_seconds(pullers, do.pull, pulls[:CPU_REQUESTS])
             block = do.buffer()[:BLOCK_BYTES]
             flush_s = median(_flush_seconds(file, block) for _ in range(FLUSHES))
         finally:
@@ -214,11 +209,10 @@ def _measure(
         read_bytes_per_s=turn_bytes / read_s, write_bytes_per_s=turn_bytes / write_s,
         mixed_bytes_per_s=2 * turn_bytes / both_s,
         pull_bytes_per_s=len(pulls) * pull_bytes / pull_s,
-        flush_s=flush_s, page_cpu_s=page_cpu_s, pull_cpu_s=pull_cpu_s,
-        requests_count=threads_count, request_bytes=page_bytes,
+        flush_s=flush_s, requests_count=threads_count, request_bytes=page_bytes,
         pulls_count=pulls_count, pull_request_bytes=pull_bytes,
         file_bytes=2 * side_bytes, reason=direct.reason,
-        total_bytes=usage.total, free_bytes=usage.free,
+        free_bytes=free_bytes,
     )  # fmt: skip
 
 
@@ -229,19 +223,6 @@ def _pull_offsets(file_bytes: int, pull_bytes: int, count: int) -> list[int]:
     gaps = max(1, count - 1)
     blocks = (file_bytes - pull_bytes) // BLOCK_BYTES
     return [blocks * index // gaps * BLOCK_BYTES for index in range(count)]
-
-
-def _cpu_seconds(
-    pool: ThreadPoolExecutor, work: Callable[[int], None], items: Sequence[int]
-) -> float:
-    """Processor time per item, in the thread that does it; the median."""
-
-    def measured(item: int) -> float:
-        before = cpu_seconds("thread")
-        work(item)
-        return cpu_seconds("thread") - before
-
-    return median(pool.map(measured, items))
 
 
 def _flush_seconds(file: Any, block: memoryview) -> float:

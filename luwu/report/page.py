@@ -21,7 +21,7 @@ from luwu.report.chart import NARROW, WIDE, Bar, StepFlag, bar_chart, line_chart
 from luwu.report.lanes import lanes_of
 from luwu.report.lanes_chart import lanes_chart
 from luwu.report.palette import STYLE, system_colour
-from luwu.report.table import grouped_rows, job_text, notes, plan_tables, spread
+from luwu.report.table import busy_rows, grouped_rows, job_text, notes, spread
 from luwu.report.verdict import loss_curves, verdict
 
 PAGE: Final = "report.html.j2"
@@ -70,7 +70,7 @@ def sections_html(document: Mapping[str, Any]) -> str:
         groups=grouped_rows(comparison) if comparison else [],
         colours=_colours(comparison),
         notes=notes(comparison) if comparison else [],
-        plan_tables=plan_tables(comparison) if comparison else [],
+        busy_rows=busy_rows(comparison) if comparison else [],
         facts=[(name.replace("_", " "), fact_text(name, value)) for name, value in facts],
     )  # fmt: skip
 

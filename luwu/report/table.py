@@ -27,10 +27,7 @@ def groups() -> dict[str, list[Row]]:
             ("processes x compute threads", _threads),
             ("step time, median", lambda arm: _seconds(arm["step_seconds_median"])),
             ("step time, 10 % to 90 %", lambda arm: spread_text(arm["step_seconds"])),
-            ("step time, predicted", lambda arm: _seconds(_planned(arm, "step_seconds"))),
-            ("prediction off by", lambda arm: _ratio(arm.get("plan_error_ratio"))),
-            ("bound by, predicted", lambda arm: _planned(arm, "binding") or "-"),
-            ("bound by, measured", lambda arm: arm.get("bound_by") or "-"),
+            ("bound by", lambda arm: arm.get("bound_by") or "-"),
             ("tokens/s", lambda arm: _count(arm["tokens_per_second"])),
             ("pages updated before last push", lambda arm: _overlap(arm, EARLY_PAGES)),
             ("pulls there before use", lambda arm: _overlap(arm, EARLY_PULLS)),
@@ -123,22 +120,12 @@ def table_text(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def plan_tables(document: dict[str, Any]) -> list[list[list[str]]]:
-    """A table for each arm that was planned: header and rows, the plan beside what was measured."""
-    return [_plan_rows(arm) for arm in document["arms"] if arm.get("estimate")]
-
-
-def _plan_rows(arm: dict[str, Any]) -> list[list[str]]:
-    busy = arm.get("busy_seconds") or {}
-    table = [[arm["name"], "floor, before the run", "of it", "busy, in the run"]]
-    for floor in arm["estimate"]["floors"]:
-        seconds = floor["seconds"]
-        table.append([
-            floor["name"], _seconds(seconds), floor["label"], _seconds(busy.get(floor["name"])),
-        ])  # fmt: skip
-    whole = arm["estimate"]["step_seconds"]
-    table.append(["step", _seconds(whole), "predicted", _seconds(arm["step_seconds_median"])])
-    return table
+def busy_rows(document: dict[str, Any]) -> list[list[str]]:
+    """Seconds a step in which each resource was busy: a header of arms, and a row for each."""
+    arms = [arm for arm in document["arms"] if arm.get("busy_seconds")]
+    names = dict.fromkeys(name for arm in arms for name in arm["busy_seconds"])
+    rows = [[name, *(_seconds(arm["busy_seconds"].get(name)) for arm in arms)] for name in names]
+    return [["busy, in a step", *(arm["name"] for arm in arms)], *rows] if rows else []
 
 
 def notes(document: dict[str, Any]) -> list[str]:
@@ -322,10 +309,6 @@ def _links(arm: dict[str, Any], unit: str, kind: str) -> str:
 
 def _planned(arm: dict[str, Any], key: str) -> Any:
     return (arm.get("estimate") or {}).get(key)
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
 
 
 def _overlap(arm: dict[str, Any], key: str) -> str:

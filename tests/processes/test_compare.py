@@ -58,7 +58,7 @@ def test_luwu_is_as_close_to_fsdp_as_fsdp_is_to_one_process(compared: Compared) 
     assert "durability step: every decided step survives power loss" in log
     document = done.document
     assert_keys(document, "schema environment job arms")
-    assert document["schema"] == 2
+    assert document["schema"] == 3
     check("compare", document)
     job = document["job"]
     assert_keys(job, "model parameters workers steps tokens_per_step seed dtype data_digest")
@@ -92,19 +92,16 @@ def test_luwu_is_as_close_to_fsdp_as_fsdp_is_to_one_process(compared: Compared) 
 
 
 def test_a_comparison_says_what_it_planned(compared: Compared) -> None:
-    """Goal: results and report hold the estimate, its error and what did bind; the bytes are right.
+    """Goal: results and report hold the estimate and what did bind; the bytes are right.
     Method: out of core in shared memory, where no sum is spilled, so that writes are exact: each
     page once a step, and once when the first weights are loaded."""
     done, run = compared
     arm, single = done.arm(), done.arm("single")
     planned = arm["estimate"]
     assert planned["parameters"] == done.document["job"]["parameters"]
-    assert planned["step_seconds"] > 0
-    assert planned["binding"] in {floor["name"] for floor in planned["floors"]}
-    assert arm["plan_error_ratio"] >= 0
+    assert planned["disk_s"] > 0
     assert arm["bound_by"] in (*arm["busy_seconds"], "waiting")
-    assert set(arm["busy_seconds"]) | {"messages"} == {row["name"] for row in planned["floors"]}
-    assert single["estimate"] is single["plan_error_ratio"] is single["bound_by"] is None
+    assert single["estimate"] is single["bound_by"] is None
 
     pages = planned["disk_uses"][0]["written_bytes"] * (STEPS + 1)
     assert pages <= arm["disk_bytes"]["written"] - arm["spill_bytes"]["written"] <= 1.2 * pages
@@ -114,11 +111,9 @@ def test_a_comparison_says_what_it_planned(compared: Compared) -> None:
     assert 0 < updates <= read <= 1.1 * planned["disk_bytes"]["read"] * (STEPS + 1)
     assert abs(sum(planned["disk_space_bytes"].values()) - arm["disk_space_bytes"]) < 256 * 1024
 
-    assert "bound by, measured" in (run / "report.html").read_text()
-    assert "busy, in the run" in (run / "report.html").read_text()
-    floors = json.loads((run / "floors.json").read_text())
-    assert floors["label"] == "measured"
-    assert floors["disk"]["request_bytes"] > 0
+    page = (run / "report.html").read_text()
+    assert "bound by" in page
+    assert "busy, in a step" in page
 
 
 def test_a_step_of_fsdp_has_lanes(compared: Compared) -> None:

@@ -73,7 +73,7 @@ def test_luwu_compare_starts_in_three_lines(shell: Terminal) -> None:
     assert len(ours) <= LINES_MAX
     assert ours[0].startswith("luwu: compare luwu with 1 worker; memory ")
     log = shell.directory / "luwu-runs" / "latest" / "logs" / "launcher.log"
-    assert "plan    a step takes about" in log.read_text()
+    assert "plan    memory worker " in log.read_text()
 
 
 @pytest.mark.feature("a start in at most three lines")

@@ -12,21 +12,17 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.estimate.outcome import bound_by, busy_seconds, error_ratio, outcome
+from luwu.estimate.outcome import bound_by, busy_seconds, outcome
 from luwu.estimate.plan import Estimate, estimate
 from luwu.estimate.shape import JobShape
-from luwu.estimate.steps import steps_lines
-from luwu.estimate.text import estimate_text, short_lines
+from luwu.estimate.text import disk_text, estimate_text, short_lines
 from luwu.measure.disk_floors import DiskFloors, disk_floors
-from luwu.measure.floors import Floors, measure_floors
-from luwu.measure.gpt_floor import gpt_seconds
 from luwu.measure.timing import Samples, taking_turns
 from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
 from switch_emu.node.plan import NodePlan, plan_node
 from tests.unit.test_timeline import clock, span, write
 from tests.unit.unit_layouts import layout_of_units
-from workers.gpt import GPTConfig
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 CHUNK = 64 * KIB
@@ -37,13 +33,8 @@ P = UNITS * 8 * ELEMS
 
 DISK = DiskFloors(
     read_bytes_per_s=1e9, write_bytes_per_s=5e8, mixed_bytes_per_s=8e8, pull_bytes_per_s=4e8,
-    flush_s=0.001, page_cpu_s=0.0, pull_cpu_s=0.0, requests_count=4,
-    request_bytes=3 * CHUNK, pulls_count=2, pull_request_bytes=CHUNK, file_bytes=GIB,
-    reason="by hand", total_bytes=10**12, free_bytes=10**12,
-)  # fmt: skip
-FLOORS = Floors(
-    cores_count=2, copy_bytes_per_s=1e10, disk=DISK, update_parameters_per_s=1e9,
-    update_kernel="compiled", matmul_flops_per_s=1e11, socket_bytes_per_s=1e9,
+    flush_s=0.001, requests_count=4, request_bytes=3 * CHUNK, pulls_count=2,
+    pull_request_bytes=CHUNK, file_bytes=GIB, reason="by hand", free_bytes=10**12,
 )  # fmt: skip
 
 
@@ -53,16 +44,11 @@ def job(*, cache_bytes: int = 0, **changes: object) -> JobShape:
         "layout": layout_of_units([8 * ELEMS] * UNITS, chunk_bytes=CHUNK),
         "workers": 2,
         "transport": "ipc",
-        "tokens_per_step": 64,
     }
     shape = JobShape(**{**values, **changes})  # type: ignore[arg-type]
     return dataclasses.replace(
         shape, switch=dataclasses.replace(shape.switch_plan, cache_bytes=cache_bytes)
     )
-
-
-def floor_seconds(found: Estimate, name: str) -> float | None:
-    return next(floor.seconds for floor in found.floors if floor.name == name)
 
 
 def plan(*, resident_bytes: int = 0, sums_bytes: int = 1 << 40) -> NodePlan:
@@ -78,7 +64,7 @@ def use(found: Estimate, name: str) -> tuple[float, float]:
 
 def test_out_of_core_reads_and_writes_12_bytes_a_parameter() -> None:
     """Nothing is resident: all of a record is read and written, and weights again by each pull."""
-    found = estimate(job(prefetch_units=0), plan(), FLOORS)
+    found = estimate(job(prefetch_units=0), plan(), DISK)
     assert use(found, "updates") == (12, 12)
     assert use(found, "pulls for forward") == (4, 0)
     assert use(found, "pulls for backward") == (4, 0)
@@ -89,7 +75,7 @@ def test_out_of_core_reads_and_writes_12_bytes_a_parameter() -> None:
 
 
 def test_without_resharding_weights_are_pulled_once() -> None:
-    found = estimate(job(prefetch_units=0, reshard_after_forward=False), plan(), FLOORS)
+    found = estimate(job(prefetch_units=0, reshard_after_forward=False), plan(), DISK)
     assert use(found, "pulls for forward") == (4, 0)
     assert use(found, "pulls for backward") == (0, 0)
     assert {each.role: (each.into_bytes, each.out_of_bytes) for each in found.links} == {
@@ -101,16 +87,16 @@ def test_without_resharding_weights_are_pulled_once() -> None:
 
 def test_what_is_asked_for_ahead_is_handed_out_by_the_update() -> None:
     """A streaming step whose updates are late: its first units come without a read."""
-    found = estimate(job(prefetch_units=2), plan(), FLOORS)
+    found = estimate(job(prefetch_units=2), plan(), DISK)
     assert use(found, "pulls for forward") == (2, 0)
 
 
 def test_resident_pages_are_written_and_never_read() -> None:
-    found = estimate(job(), plan(resident_bytes=GIB), FLOORS)
+    found = estimate(job(), plan(resident_bytes=GIB), DISK)
     assert found.resident_pages_ratio == 1
     assert use(found, "updates") == (0, 12)
     assert found.disk_read_bytes == 0
-    half = estimate(job(prefetch_units=0), plan(resident_bytes=16 * (12 * ELEMS + 64)), FLOORS)
+    half = estimate(job(prefetch_units=0), plan(resident_bytes=16 * (12 * ELEMS + 64)), DISK)
     assert half.resident_pages_ratio == 0.5
     assert use(half, "updates") == (6, 12)
     assert use(half, "pulls for backward") == (2, 0)
@@ -119,7 +105,7 @@ def test_resident_pages_are_written_and_never_read() -> None:
 def test_weights_that_the_switch_caches_are_read_once() -> None:
     """Goal: of what is cached only updates read, and it leaves the node once. Method: by hand; all
     of the weights, then half of them: the last two units, beside pages of the first that stay."""
-    every = estimate(job(cache_bytes=4 * P, prefetch_units=0), plan(), FLOORS)
+    every = estimate(job(cache_bytes=4 * P, prefetch_units=0), plan(), DISK)
     assert every.cached_ratio == 1
     assert use(every, "updates") == (12, 12)
     assert use(every, "pulls for forward") == use(every, "pulls for backward") == (0, 0)
@@ -129,30 +115,29 @@ def test_weights_that_the_switch_caches_are_read_once() -> None:
         "node": (4 * P, 4 * P),
     }
     shape = job(cache_bytes=2 * P, prefetch_units=0)
-    half = estimate(shape, plan(resident_bytes=8 * (12 * ELEMS + 64)), FLOORS)
+    half = estimate(shape, plan(resident_bytes=8 * (12 * ELEMS + 64)), DISK)
     assert half.cached_ratio == 0.5
     assert use(half, "pulls for forward") == (1, 0), "the second unit alone"
     assert use(half, "pulls for backward") == (1, 0)
-    assert "weights are sent, 50% by the switch alone" in estimate_text(half, shape, plan(), FLOORS)
+    assert "weights are sent, 50% by the switch alone" in estimate_text(half, shape, plan(), DISK)
     shared = job(cache_bytes=4 * P, transport="shm")
-    in_place = estimate(shared, plan(resident_bytes=16 * P), FLOORS)
+    in_place = estimate(shared, plan(resident_bytes=16 * P), DISK)
     assert in_place.weights_in_place
     assert in_place.cached_ratio == 0
 
 
 def test_a_state_in_ram_has_no_disk() -> None:
-    floors = dataclasses.replace(FLOORS, disk=None)
     shape = job(is_in_ram=True, durability="none", transport="shm")
-    found = estimate(shape, plan(resident_bytes=GIB), floors)
+    found = estimate(shape, plan(resident_bytes=GIB))
     assert (found.disk_read_bytes, found.disk_written_bytes) == (0, 0)
     assert found.disk_space_bytes == {}
-    assert found.endurance_days is None
-    assert floor_seconds(found, "disk") == 0
+    assert found.disk_s == 0
+    assert disk_text(found) == "a step waits for no disk"
 
 
 def test_weights_in_shared_memory_are_not_read_from_disk() -> None:
     """Two places of 4 bytes fit half of what pages may take: the tier gets the other half."""
-    found = estimate(job(transport="shm"), plan(resident_bytes=16 * P), FLOORS)
+    found = estimate(job(transport="shm"), plan(resident_bytes=16 * P), DISK)
     assert found.weights_in_place
     assert found.resident_pages_ratio < 1
     assert use(found, "updates")[0] > 0
@@ -164,17 +149,17 @@ def test_sums_beyond_the_plan_are_spilled() -> None:
     """`at_step`: each sum of 4 bytes a parameter waits; in shared memory too."""
     for transport in ("ipc", "shm"):
         shape = job(update="at_step", transport=transport)
-        found = estimate(shape, plan(sums_bytes=P), FLOORS)
+        found = estimate(shape, plan(sums_bytes=P), DISK)
         assert use(found, "spilled sums") == (3, 3)
         assert use(found, "pulls for forward") == (0, 0)  # handed out: the disk is slower
         assert found.disk_space_bytes["spilled sums"] == 4 * P
-    streaming = estimate(job(transport="shm"), plan(sums_bytes=P), FLOORS)
+    streaming = estimate(job(transport="shm"), plan(sums_bytes=P), DISK)
     assert use(streaming, "spilled sums") == (0, 0)
 
 
 def test_bfloat16_halves_links_not_the_store() -> None:
     layout = layout_of_units([8 * ELEMS] * UNITS, chunk_bytes=CHUNK, dtype="bfloat16")
-    found = estimate(job(layout=layout, prefetch_units=0), plan(), FLOORS)
+    found = estimate(job(layout=layout, prefetch_units=0), plan(), DISK)
     assert use(found, "updates") == (12, 12)
     worker = next(each for each in found.links if each.role == "worker")
     assert (worker.into_bytes, worker.out_of_bytes) == (4 * P, 2 * P)
@@ -182,103 +167,48 @@ def test_bfloat16_halves_links_not_the_store() -> None:
 
 def test_a_frozen_unit_is_pulled_and_never_updated() -> None:
     layout = layout_of_units([8 * ELEMS] * UNITS, chunk_bytes=CHUNK, frozen_units=[3])
-    found = estimate(job(layout=layout, prefetch_units=0), plan(), FLOORS)
+    found = estimate(job(layout=layout, prefetch_units=0), plan(), DISK)
     assert use(found, "updates") == (9, 9)
     assert use(found, "pulls for forward") == (4, 0)
 
 
-def test_the_step_of_a_disk_that_binds() -> None:
-    """Goal: forward reads, then backward reads and updates, each beside its compute.
-    Method: by hand; 24 B a parameter at the mixed rate, 8 at that of pulls, and the manifest."""
-    found = estimate(job(prefetch_units=0, durability="process"), plan(), FLOORS)
+def test_the_least_time_of_a_step_is_that_of_its_disk() -> None:
+    """Goal: by hand; 24 B a parameter at the mixed rate, 8 at that of pulls, and the manifest; with
+    `--durability step` three flushes at least; a disk that was not measured has no time."""
+    shape = job(prefetch_units=0, durability="process")
+    found = estimate(shape, plan(), DISK)
     manifest = next(each.written_bytes for each in found.disk if each.name == "manifest")
-    seconds = 24 * P / 8e8 + 8 * P / 4e8 + manifest / 5e8
-    assert floor_seconds(found, "disk") == pytest.approx(seconds)
-    assert floor_seconds(found, "exchange") == pytest.approx((3 + 1) * 4 * P * 2 * 1e-9, rel=0.3)
-    assert floor_seconds(found, "update") == pytest.approx(P / 1e9)
-    assert floor_seconds(found, "compute") == pytest.approx(6 * P * 64 / 1e11)
-    assert floor_seconds(found, "flush") == 0
-    assert found.binding == "disk"
-    assert found.step_seconds == pytest.approx(seconds)
-    assert found.written_bytes_per_day is not None
-    assert found.endurance_days == pytest.approx(600e12 / found.written_bytes_per_day)
-
-
-def test_a_step_that_computes_is_bound_by_it() -> None:
-    floors = dataclasses.replace(FLOORS, matmul_flops_per_s=1e7)
-    found = estimate(job(), plan(), floors)
-    assert found.binding == "compute"
-    assert found.step_seconds is not None
-    assert found.step_seconds >= 6 * P * 64 / 1e7
-
-
-def test_reads_wait_for_copies_where_few_weights_may_be_on_their_way() -> None:
-    """Goal: the forward of a job in shared memory reads, then copies; else it does both at once.
-    Method: by hand; 4 B a parameter are read at the rate of pulls, and each of two workers reads
-    and writes them once more at the copy rate."""
-    shape = job(transport="shm", durability="process", prefetch_units=0)
-    slow = dataclasses.replace(FLOORS, copy_bytes_per_s=16e8)
-    few = estimate(shape, dataclasses.replace(plan(), outgoing_bytes=2 * CHUNK), slow)
-    many = estimate(shape, dataclasses.replace(plan(), outgoing_bytes=8 * CHUNK), slow)
-    copies = 2 * 2 * 4 * P / 16e8
-    passes = (12 * 2 + 28) * P / 16e8
-    assert floor_seconds(few, "exchange") == pytest.approx(passes + 2 * copies)
-    assert few.step_seconds is not None
-    assert many.step_seconds is not None
-    compute = 6 * P * 64 / 1e11 / 3
-    together = max(4 * P / 4e8, copies + compute)
-    assert few.step_seconds - many.step_seconds == pytest.approx(4 * P / 4e8 + copies - together)
-
-
-def test_a_measured_model_counts_for_more_than_its_products() -> None:
-    found = estimate(job(), plan(), dataclasses.replace(FLOORS, compute_s=7.0))
-    assert floor_seconds(found, "compute") == 7.0
-    assert found.binding == "compute"
-    assert next(each.label for each in found.floors if each.name == "compute") == "measured"
-
-
-def test_flushes_hide_behind_a_forward_that_is_longer() -> None:
+    assert found.disk_s == pytest.approx(24 * P / 8e8 + 8 * P / 4e8 + manifest / 5e8)
+    assert disk_text(found).startswith("a step takes at least ")
     slow = dataclasses.replace(DISK, flush_s=10.0)
-    found = estimate(job(), plan(), dataclasses.replace(FLOORS, disk=slow))
-    assert found.binding == "flush"
-    assert found.step_seconds is not None
-    assert 30 <= found.step_seconds < 31
-    none = estimate(
-        job(durability="process"), plan(), dataclasses.replace(FLOORS, disk=slow)
-    )  # fmt: skip
-    assert none.step_seconds is not None
-    assert none.step_seconds < 1
-
-
-def test_nothing_measured_is_no_step_time() -> None:
-    found = estimate(job(), plan(), Floors(cores_count=2))
-    assert found.step_seconds is found.binding is found.written_bytes_per_day is None
-    assert short_lines(found)
+    assert estimate(shape, plan(), slow).disk_s == found.disk_s
+    assert estimate(job(prefetch_units=0), plan(), slow).disk_s == 30.0
+    unknown = estimate(shape, plan())
+    assert unknown.disk_s is None
+    assert "not measured" in short_lines(unknown)[-1]
 
 
 def test_what_does_not_fit_is_refused_with_the_number_that_would() -> None:
     small = plan_node(budget_bytes=4 * MIB, chunk_bytes=CHUNK, world_size=2, has_switch=True)
     shape = job(is_in_ram=True, durability="none")
     with pytest.raises(ConfigError, match="two sides of the state") as caught:
-        estimate(shape, small, FLOORS)
+        estimate(shape, small, DISK)
     enough = re.search(r"give (\d+)KiB", str(caught.value))
     assert enough is not None
     larger = plan_node(
         budget_bytes=int(enough[1]) * KIB, chunk_bytes=CHUNK, world_size=2, has_switch=True
     )
-    estimate(shape, larger, FLOORS)
+    estimate(shape, larger, DISK)
     full = dataclasses.replace(DISK, free_bytes=P)
     with pytest.raises(ConfigError, match="are free; name a directory"):
-        estimate(job(), plan(), dataclasses.replace(FLOORS, disk=full))
+        estimate(job(), plan(), full)
 
 
 def test_a_document_is_json_and_labelled() -> None:
-    document = estimate(job(), plan(), FLOORS).document()
+    document = estimate(job(), plan(), DISK).document()
     json.dumps(document, allow_nan=False)
     assert document["label"] == "predicted"
-    assert all(row["label"] in ("measured", "assumed") for row in document["floors"])
     assert document["disk_uses"][0]["written_bytes_per_parameter"] == 12
-    assert document["endurance"]["label"] == "assumed"
 
 
 def test_the_job_is_stored_as_the_node_stores_it() -> None:
@@ -290,34 +220,28 @@ def test_the_job_is_stored_as_the_node_stores_it() -> None:
 # ---------------------------------------------------------------------- what was measured
 
 
-def test_floors_are_measured_and_leave_nothing(tmp_path: Path) -> None:
-    """Every floor of a tiny sample is a positive number; the temporary file is gone."""
-    found = measure_floors(
-        directory=tmp_path / "not" / "yet", page_bytes=12 * KIB, page_elems=1024,
-        threads_count=2, pulls_count=1, workers_count=2, dtype="bfloat16", transport="tcp",
-        samples=Samples(copy_bytes=MIB, disk_bytes=MIB, seconds=0.0),
+def test_the_disk_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
+    """Every rate of a tiny sample is a positive number; the temporary file is gone."""
+    found = disk_floors(
+        tmp_path / "not" / "yet", page_bytes=12 * KIB, threads_count=2, pulls_count=1,
+        samples=Samples(disk_bytes=MIB, seconds=0.0),
     )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
-    assert found.disk is not None
-    rates = [
-        value
-        for each in (found, found.disk)
-        for name in (field.name for field in dataclasses.fields(each))
-        if name.endswith("_per_s") and (value := getattr(each, name)) is not None
-    ]
-    assert len(rates) >= 6
+    assert found is not None
+    names = [field.name for field in dataclasses.fields(found)]
+    rates = [getattr(found, name) for name in names if name.endswith("_per_s")]
+    assert len(rates) == 4
     assert min(rates) > 0
-    assert found.disk.file_bytes <= MIB
-    assert (found.disk.pulls_count, found.disk.pull_request_bytes) == (1, 4 * KIB)
-    assert found.update_kernel in ("compiled", "portable")
-    json.dumps(found.document(), allow_nan=False)
+    assert found.file_bytes <= MIB
+    assert (found.pulls_count, found.pull_request_bytes) == (1, 4 * KIB)
+    json.dumps(dataclasses.asdict(found), allow_nan=False)
 
 
 def test_pages_that_one_request_takes_are_measured_so(tmp_path: Path) -> None:
     """Goal: requests are as long as those of the job; pulls are of one page, and so is the CPU."""
     asked: Any = {
         "page_bytes": 12 * KIB, "threads_count": 1, "pulls_count": 1,
-        "samples": Samples(copy_bytes=MIB, disk_bytes=MIB, seconds=0.0),
+        "samples": Samples(disk_bytes=MIB, seconds=0.0),
     }  # fmt: skip
     found = disk_floors(tmp_path, pages_together=8, **asked)
     assert found is not None
@@ -326,7 +250,7 @@ def test_pages_that_one_request_takes_are_measured_so(tmp_path: Path) -> None:
 
 def test_a_pull_is_no_longer_than_the_file(tmp_path: Path) -> None:
     """A page of which a third is longer than the file that three threads divide in whole blocks."""
-    samples = Samples(copy_bytes=MIB, disk_bytes=MIB, seconds=0.0)
+    samples = Samples(disk_bytes=MIB, seconds=0.0)
     found = disk_floors(
         tmp_path, page_bytes=48 * MIB, threads_count=3, pulls_count=2, samples=samples
     )
@@ -335,23 +259,10 @@ def test_a_pull_is_no_longer_than_the_file(tmp_path: Path) -> None:
 
 
 def test_a_disk_without_room_is_not_measured(tmp_path: Path) -> None:
-    samples = Samples(copy_bytes=MIB, disk_bytes=1 << 60, seconds=0.0)
+    samples = Samples(disk_bytes=1 << 60, seconds=0.0)
     assert disk_floors(tmp_path, page_bytes=MIB, threads_count=1, pulls_count=1,
                        samples=samples) is None  # fmt: skip
     assert list(tmp_path.iterdir()) == []
-
-
-def test_small_models_are_measured_and_large_ones_are_not() -> None:
-    """Twice the layers or samples take longer; a block of width 2048 would take a GiB."""
-    samples = Samples(copy_bytes=MIB, disk_bytes=MIB, seconds=0.0)
-    small = GPTConfig(layers=2, width=32, heads=1, context=8)
-    counts = {"workers": 2, "threads": 1, "cores": 2, "samples": samples}
-    few = min(gpt_seconds(small, batch=1, **counts) for _ in range(3))  # type: ignore[arg-type,type-var]
-    many = gpt_seconds(small, batch=128 * 16, **counts)  # type: ignore[arg-type]
-    assert many is not None
-    assert 0 < few < many
-    large = dataclasses.replace(small, width=2048)
-    assert gpt_seconds(large, batch=1, **counts) is None  # type: ignore[arg-type]
 
 
 def test_what_takes_turns_has_its_mean() -> None:
@@ -392,15 +303,12 @@ def test_busy_is_the_time_with_a_span_under_way(tmp_path: Path) -> None:
 
 def test_the_outcome_names_what_did_bind() -> None:
     busy = {"disk": 0.8, "compute": 0.3}
-    planned = {"step_seconds": 0.75}
-    said = outcome(planned, step_seconds=1.0, busy=busy, disk_bytes={"read": 1, "written": 1})
-    assert (said["plan_error_ratio"], said["bound_by"]) == (0.25, "disk")
-    in_ram = outcome(planned, step_seconds=0.5, busy=busy, disk_bytes={"read": 0, "written": 0})
-    assert (in_ram["plan_error_ratio"], in_ram["bound_by"]) == (0.5, "compute")
-    assert "disk" not in in_ram["busy_seconds"]
+    said = outcome(step_seconds=1.0, busy=busy, disk_bytes={"read": 1, "written": 1})
+    assert said == {"busy_seconds": busy, "bound_by": "disk"}
+    in_ram = outcome(step_seconds=0.5, busy=busy, disk_bytes={"read": 0, "written": 0})
+    assert in_ram == {"busy_seconds": {"compute": 0.3}, "bound_by": "compute"}
     assert bound_by(busy, 10.0) == "waiting"
-    assert error_ratio(1.0, None) is None
-    none = outcome(None, step_seconds=1.0, busy=None, disk_bytes=None)
+    none = outcome(step_seconds=1.0, busy=None, disk_bytes=None)
     assert set(none.values()) == {None}
 
 
@@ -417,7 +325,7 @@ def test_the_command_prints_one_document(
     planned = found["estimate"]
     assert planned["parameters"] == 136_960
     assert found["chunk_bytes"] == 32 * KIB
-    assert planned["binding"] in {row["name"] for row in planned["floors"]}
+    assert planned["disk_s"] > 0
     assert planned["disk_uses"][0]["written_bytes_per_parameter"] == pytest.approx(12, rel=0.05)
     assert list(tmp_path.iterdir()) == []  # it plans, and leaves nothing
 
@@ -429,7 +337,7 @@ def test_the_command_prints_tables(
     small = ["--layers", "1", "--width", "32"]
     assert main(["estimate", *small, "--transport", "ipc", "--no-switch"]) == 0
     text = capsys.readouterr().out
-    for said in ("bound by", "a parameter", "assumed", "measured", "predicted", "cores here"):
+    for said in ("at least", "a parameter", "assumed", "measured", "predicted"):
         assert said in text
 
 
@@ -447,16 +355,3 @@ def test_the_command_refuses_what_cannot_work(
 ) -> None:
     assert main(["estimate", *tokens.split()]) == 2
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.feature("the accuracy of the disk prediction")
-@pytest.mark.parametrize(("ratio", "lines_count"), [(0.1, 3), (0.92, 4), (None, 3)])
-def test_what_of_a_prediction_may_be_believed(ratio: float | None, lines_count: int) -> None:
-    """Goal: a prediction that is far off comes with the number to believe, and why."""
-    document = {
-        "step_seconds": [1.0], "step_seconds_median": 1.0, "busy_seconds": {"disk": 0.5},
-        "bound_by": "disk", "disk_seconds_predicted": 0.04, "disk_error_ratio": ratio,
-    }  # fmt: skip
-    lines = steps_lines(document)
-    assert len(lines) == lines_count, lines
-    assert ("believe the" in lines[-1]) is (lines_count == 4)

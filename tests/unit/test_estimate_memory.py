@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from luwu.estimate.activations import activation_bytes
 from luwu.estimate.plan import estimate
 from luwu.estimate.shape import JobShape
-from luwu.measure.floors import Floors
 from switch_emu.node.plan import plan_node
 from switch_emu.switch.plan import plan_switch
 from tests.unit.unit_layouts import layout_of_units
@@ -52,13 +51,13 @@ def memory(transport: str, **changes: Any) -> tuple[dict[str, int], int]:
     """Planned bytes of one process of each role, and of all processes."""
     job = JobShape(
         layout=layout_of_units([8 * CHUNK // 4] * 40, chunk_bytes=CHUNK), workers=2,
-        transport=transport, tokens_per_step=64, **changes,
+        transport=transport, **changes,
     )  # fmt: skip
     plan = plan_node(
         budget_bytes=8 * MIB, chunk_bytes=CHUNK, world_size=2, has_switch=True,
         in_arenas=transport == "shm",
     )  # fmt: skip
-    found = estimate(job, plan, Floors(cores_count=2))
+    found = estimate(job, plan)
     return {use.role: use.nbytes for use in found.memory}, found.memory_bytes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -115,7 +116,7 @@ def test_steps_count_that_all_workers_measured() -> None:
 
 def test_a_comparison_says_what_was_agreed(document: dict[str, Any]) -> None:
     luwu, fsdp = document["arms"]
-    assert document["schema"] == 2
+    assert document["schema"] == 3
     assert document["job"]["tokens_per_step"] == 200
     assert document["environment"]["luwu"] == own.version()
     assert luwu["loss"] == [5.5, 4.5, 3.5]
@@ -180,21 +181,23 @@ def test_arms_that_end_with_the_same_bits_are_named(
     assert said in report_html(of_run(twice, tmp_path))
 
 
-def test_every_plan_stands_beside_its_own_arm(tmp_path: Path) -> None:
-    """Goal: two arms of LuWu, each with its floors, in the document and on the page."""
+def test_every_plan_belongs_to_its_own_arm(tmp_path: Path) -> None:
+    """Goal: two arms of LuWu, each with the memory that was planned beside its peak; the seconds in
+    which resources were busy are on the page, of the arms that have them."""
     plans = {
-        name: {
-            "step_seconds": seconds, "binding": "disk",
-            "floors": [{"name": "disk", "seconds": seconds, "label": "predicted"}],
-        }
-        for name, seconds in (("luwu", 0.75), ("luwu_ram", 0.25))
-    }  # fmt: skip
-    arms = [arm("luwu"), arm("luwu_ram", node=arm("luwu").node), arm("fsdp")]
+        name: {"memory": [], "memory_bytes": nbytes}
+        for name, nbytes in (("luwu", 3 << 30), ("luwu_ram", 5 << 30))
+    }
+    busy = dataclasses.replace(arm("luwu"), busy_seconds={"disk": 0.75, "compute": 0.25})
+    arms = [busy, arm("luwu_ram", node=arm("luwu").node), arm("fsdp")]
     document = comparison(RunConfig(), arms, plans)
     assert [each["estimate"] for each in document["arms"]] == [*plans.values(), None]
     text = report_html(of_run(document, tmp_path))
-    assert [text.count(f"<th>{name}</th>") for name in ("luwu", "luwu_ram", "fsdp")] == [1, 1, 0]
-    assert text.count("<td>750.0 ms</td>") == 3  # in the table; a floor and the step of its plan
+    assert "of 3.00 GiB" in text
+    assert "of 5.00 GiB" in text
+    head = "<th>busy, in a step</th>"
+    assert text.count(head) == 1
+    assert [text.split(head)[1].count(f"<th>{name}</th>") for name in ("luwu", "fsdp")] == [1, 0]
 
 
 def test_charts_take_what_is_not_finite() -> None:
