@@ -40,7 +40,7 @@ from luwu.base.config import RunConfig, resolve
 from luwu.base.errors import DeadlineError, LuwuError
 from luwu.base.tree import one_switch
 from luwu.commands.compare import demo_budget_bytes
-from luwu.estimate.job import gpt_layout, gpt_options
+from luwu.estimate.gpt import gpt_layout, gpt_options
 from luwu.estimate.shape import ROOT
 from luwu.launch.local_cluster import LocalCluster
 from luwu.launch.serving import Sizes, chosen_transport, decide_sizes

@@ -28,8 +28,7 @@ Packages, the lowest layer first (docs/architecture.md has the picture and the r
     monitor/       what a run does and did: its status, its report, its live page
     engines/       other programs that place processes on hosts: Ray
     integrations/  training loops of other libraries
-    measure/       floors of this machine
-    estimate/      what a job needs, before it runs
+    estimate/      what a job needs before it runs, and what limited its steps
     compare/       arms side by side
     commands/      the `luwu` command
     testing/       clusters for tests, the pytest plugin

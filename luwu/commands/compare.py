@@ -139,9 +139,9 @@ def _plan(
     name: str, config: RunConfig, sizes: Sizes, run_directory: RunDirectory, console: Console
 ) -> dict[str, Any]:
     """Log what an arm of LuWu will take. Raises ConfigError."""
-    from luwu.estimate.job import plan_gpt
+    from luwu.estimate.disk import QUICK
+    from luwu.estimate.gpt import plan_gpt
     from luwu.estimate.text import short_lines
-    from luwu.measure.timing import QUICK
 
     state = state_directory(config, run_directory.file("state"))
     planned = plan_gpt(config, sizes, state=state, samples=QUICK)
@@ -155,7 +155,7 @@ def _plan(
 
 def demo_budget_bytes(config: RunConfig) -> int:
     """An eighth of the optimizer state of the model that will be trained."""
-    from luwu.estimate.job import parameters_count
+    from luwu.estimate.gpt import parameters_count
 
     return parameters_count(config) * STATE_BYTES_PER_PARAMETER // DEMO_BUDGET_SHARE
 

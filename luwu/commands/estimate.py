@@ -40,9 +40,9 @@ def run(parsed: Parsed) -> int:
             "link: luwu estimate measures this machine's disk, without emulated links and disks; "
             "leave --link, --loss, --duplicate, --reorder and --disk-rate out"
         )
-    from luwu.estimate.job import plan_gpt
+    from luwu.estimate.disk import THOROUGH
+    from luwu.estimate.gpt import plan_gpt
     from luwu.estimate.text import estimate_text
-    from luwu.measure.timing import THOROUGH
     from workers.data_file import check_data_file
 
     if config.data is not None:

@@ -50,7 +50,7 @@ from luwu.launch.torchrun import Meeting
 from luwu.launch.worker_loss import check_worker_loss, worker_restarts
 
 if TYPE_CHECKING:
-    from luwu.measure.disk_floors import DiskFloors
+    from luwu.estimate.disk import DiskRates
     from switch_emu.node.plan import NodePlan
 
 VERB: Final = Verb(
@@ -234,22 +234,21 @@ def _say_joined(
     say_security(console, connection)
 
 
-def _floors(
+def _measured_disk(
     served: _Served | None, run_directory: RunDirectory, console: Console
-) -> DiskFloors | None:
+) -> DiskRates | None:
     """Measure the disk, and keep what was measured; None without a state on one.
 
     It is done when the training has ended, so that it delays no step, and over as many bytes as
     the state has (within limits): the nodes' requests were spread over no more.
     """
-    from luwu.measure.disk_floors import disk_floors
-    from luwu.measure.timing import QUICK, SMALL_BYTES
+    from luwu.estimate.disk import QUICK, SMALL_BYTES, disk_rates
 
     node = read_json(run_directory.result("node.json"))
     if node is None or served is None or served.state is None:
         return None
     file_bytes = min(QUICK.disk_bytes, max(SMALL_BYTES, node["disk_space_bytes"]))
-    disk = disk_floors(
+    disk = disk_rates(
         served.state.absolute().parent,
         page_bytes=RECORD_CHUNKS * served.sizes.chunk_bytes,
         threads_count=served.plan.updates_count,
@@ -259,7 +258,7 @@ def _floors(
     )
     if disk is not None:
         document = {"schema": 1, "label": "measured", "disk": asdict(disk)}
-        run_directory.keep(run_directory.file("floors.json"), document)
+        run_directory.keep(run_directory.file("disk.json"), document)
         console.detail(disk.text)
     return disk
 
@@ -272,7 +271,9 @@ def _say_steps(run_directory: RunDirectory, served: _Served | None, console: Con
     from luwu.estimate.steps import FILE, steps_document, steps_lines
 
     try:
-        document = steps_document(run_directory, partial(_floors, served, run_directory, console))
+        document = steps_document(
+            run_directory, partial(_measured_disk, served, run_directory, console)
+        )
     except ConfigError as error:
         console.say(f"steps   not known: {error}")
         return

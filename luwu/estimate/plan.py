@@ -15,10 +15,18 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from luwu.base.identifiers import by_identifier
-from luwu.estimate.budget import MemoryUse, disk_space, memory_uses
+from luwu.estimate.disk import DiskRates
 from luwu.estimate.shape import JobShape, check_fits, kept_in_ram
-from luwu.estimate.traffic import DiskUse, LinkUse, disk_uses, link_uses, use_document
-from luwu.measure.disk_floors import DiskFloors
+from luwu.estimate.uses import (
+    DiskUse,
+    LinkUse,
+    MemoryUse,
+    disk_space,
+    disk_uses,
+    link_uses,
+    memory_uses,
+    use_document,
+)
 from switch_emu.node.plan import NodePlan
 
 FLUSHES_A_STEP: Final = 3
@@ -73,7 +81,7 @@ class Estimate:
         }
 
 
-def estimate(job: JobShape, plan: NodePlan, disk: DiskFloors | None = None) -> Estimate:
+def estimate(job: JobShape, plan: NodePlan, disk: DiskRates | None = None) -> Estimate:
     """What `job` takes with `plan`; `disk`: the rates of its directory, where they were measured.
 
     Raises: ConfigError, with the number that would do, if the state fits neither RAM nor disk.
@@ -97,7 +105,7 @@ def estimate(job: JobShape, plan: NodePlan, disk: DiskFloors | None = None) -> E
 
 
 def _disk_seconds(
-    job: JobShape, uses: tuple[DiskUse, ...], disk: DiskFloors | None
+    job: JobShape, uses: tuple[DiskUse, ...], disk: DiskRates | None
 ) -> float | None:  # fmt: skip
     if not any(use.read_bytes or use.written_bytes for use in uses):
         return 0.0

@@ -16,9 +16,9 @@ from typing import Any, Final
 from luwu.base.events import CLOCK
 from luwu.base.json_file import read_json
 from luwu.base.quantities import format_seconds
+from luwu.estimate.disk import DiskRates
 from luwu.estimate.outcome import bound_by, busy_seconds
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.measure.disk_floors import DiskFloors
 from luwu.report.event_files import records
 
 FILE: Final = "steps.json"
@@ -28,7 +28,7 @@ STEPS_MIN: Final = 2
 
 
 def steps_document(
-    run: RunDirectory, measure_disk: Callable[[], DiskFloors | None]
+    run: RunDirectory, measure_disk: Callable[[], DiskRates | None]
 ) -> dict[str, Any] | None:
     """Results of the steps; None for fewer than two, or without a node of this run.
 

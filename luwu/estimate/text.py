@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from luwu.base.quantities import format_bytes, format_seconds
+from luwu.estimate.disk import DiskRates
 from luwu.estimate.plan import Estimate
 from luwu.estimate.shape import JobShape
 from luwu.layout import Layout
-from luwu.measure.disk_floors import DiskFloors
 from switch_emu.node.plan import NodePlan
 
 
@@ -36,7 +36,7 @@ def disk_text(found: Estimate) -> str:
     return f"a step takes at least {format_seconds(found.disk_s)}, for the disk"
 
 
-def estimate_text(found: Estimate, job: JobShape, plan: NodePlan, disk: DiskFloors | None) -> str:
+def estimate_text(found: Estimate, job: JobShape, plan: NodePlan, disk: DiskRates | None) -> str:
     """All of it, as `luwu estimate` prints it."""
     return "\n".join([
         f"{job.parameters_count:,} parameters in {len(job.layout.units)} units and "

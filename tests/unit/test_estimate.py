@@ -12,12 +12,11 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
+from luwu.estimate.disk import DiskRates, Samples, disk_rates, taking_turns
 from luwu.estimate.outcome import bound_by, busy_seconds, outcome
 from luwu.estimate.plan import Estimate, estimate
 from luwu.estimate.shape import JobShape
 from luwu.estimate.text import disk_text, estimate_text, short_lines
-from luwu.measure.disk_floors import DiskFloors, disk_floors
-from luwu.measure.timing import Samples, taking_turns
 from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
 from switch_emu.node.plan import NodePlan, plan_node
@@ -31,7 +30,7 @@ UNITS = 4
 P = UNITS * 8 * ELEMS
 """Parameters: four units of eight whole chunks."""
 
-DISK = DiskFloors(
+DISK = DiskRates(
     read_bytes_per_s=1e9, write_bytes_per_s=5e8, mixed_bytes_per_s=8e8, pull_bytes_per_s=4e8,
     flush_s=0.001, requests_count=4, request_bytes=3 * CHUNK, pulls_count=2,
     pull_request_bytes=CHUNK, file_bytes=GIB, reason="by hand", free_bytes=10**12,
@@ -222,7 +221,7 @@ def test_the_job_is_stored_as_the_node_stores_it() -> None:
 
 def test_the_disk_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
     """Every rate of a tiny sample is a positive number; the temporary file is gone."""
-    found = disk_floors(
+    found = disk_rates(
         tmp_path / "not" / "yet", page_bytes=12 * KIB, threads_count=2, pulls_count=1,
         samples=Samples(disk_bytes=MIB, seconds=0.0),
     )  # fmt: skip
@@ -243,7 +242,7 @@ def test_pages_that_one_request_takes_are_measured_so(tmp_path: Path) -> None:
         "page_bytes": 12 * KIB, "threads_count": 1, "pulls_count": 1,
         "samples": Samples(disk_bytes=MIB, seconds=0.0),
     }  # fmt: skip
-    found = disk_floors(tmp_path, pages_together=8, **asked)
+    found = disk_rates(tmp_path, pages_together=8, **asked)
     assert found is not None
     assert (found.request_bytes, found.pull_request_bytes) == (96 * KIB, 4 * KIB)
 
@@ -251,7 +250,7 @@ def test_pages_that_one_request_takes_are_measured_so(tmp_path: Path) -> None:
 def test_a_pull_is_no_longer_than_the_file(tmp_path: Path) -> None:
     """A page of which a third is longer than the file that three threads divide in whole blocks."""
     samples = Samples(disk_bytes=MIB, seconds=0.0)
-    found = disk_floors(
+    found = disk_rates(
         tmp_path, page_bytes=48 * MIB, threads_count=3, pulls_count=2, samples=samples
     )
     assert found is not None
@@ -260,7 +259,7 @@ def test_a_pull_is_no_longer_than_the_file(tmp_path: Path) -> None:
 
 def test_a_disk_without_room_is_not_measured(tmp_path: Path) -> None:
     samples = Samples(disk_bytes=1 << 60, seconds=0.0)
-    assert disk_floors(tmp_path, page_bytes=MIB, threads_count=1, pulls_count=1,
+    assert disk_rates(tmp_path, page_bytes=MIB, threads_count=1, pulls_count=1,
                        samples=samples) is None  # fmt: skip
     assert list(tmp_path.iterdir()) == []
 

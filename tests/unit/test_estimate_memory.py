@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from luwu.estimate.activations import activation_bytes
+from luwu.estimate.gpt import activation_bytes
 from luwu.estimate.plan import estimate
 from luwu.estimate.shape import JobShape
 from switch_emu.node.plan import plan_node

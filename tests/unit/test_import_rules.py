@@ -303,7 +303,7 @@ def test_a_worker_and_an_estimate_import_no_compiler() -> None:
     Method: a process that makes all of them."""
     script = (
         "import sys, torch, luwu, luwu.optim, workers.arms\n"
-        "from luwu.estimate.activations import activation_bytes\n"
+        "from luwu.estimate.gpt import activation_bytes\n"
         "from luwu.training.script.fully_shard import fully_shard\n"
         "from workers.gpt import GPTConfig, without_storage\n"
         "config = GPTConfig(vocab=8, layers=1, width=16, heads=1, context=4)\n"

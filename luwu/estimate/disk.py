@@ -1,4 +1,4 @@
-"""Floors of a directory's disk, measured on a temporary file that is always removed."""
+"""Rates of a directory's disk, measured on a temporary file that is always removed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.limits import MIB
 from luwu.base.quantities import format_bytes, format_seconds
-from luwu.measure.timing import Samples, run_all, taking_turns, timed
 
 FLUSHES: Final = 5
 TURN_REQUESTS: Final = 1024
@@ -25,8 +26,38 @@ FILL_BYTES: Final = MIB
 """Written at once where blocks are only to be there."""
 
 
+GIB: Final = 1024 * MIB
+REPEATS_MAX: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The amount that is moved, and the least duration, to measure one rate."""
+
+    disk_bytes: int
+    """Bytes of the temporary file."""
+    seconds: float
+
+
+# On a virtual disk whose rates over 4 GiB were 2.1 to 2.7 GB/s, a file of 64 MiB for a tenth of a
+# second said 40 % more for pulls (its requests were too small), one of 256 MiB 5 % more or less; a
+# minute later all of them may be a fifth lower. Medians of 3 rounds, in GB/s:
+#
+#     file        read    write   mixed   pulls    seconds to measure
+#     64 MiB      2.1     2.6     2.3     3.0      0.6
+#     256 MiB     2.1     2.4     2.3     2.2      1.3
+#     1 GiB       2.1     2.5     2.3     2.1      4.2
+#     4 GiB       2.2     2.7     2.4     2.1      15
+QUICK: Final = Samples(disk_bytes=256 * MIB, seconds=0.1)
+"""At the end of a run, over fewer bytes if its state has fewer."""
+SMALL_BYTES: Final = 16 * MIB
+"""Over this many at least."""
+THOROUGH: Final = Samples(disk_bytes=GIB, seconds=0.5)
+"""For `luwu estimate`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiskFloors:
+class DiskRates:
     """Rates of the directory that holds the state."""
 
     read_bytes_per_s: float
@@ -77,10 +108,10 @@ def existing_directory(path: Path) -> Path:
     return next(each for each in (path, *path.parents) if each.is_dir())
 
 
-def disk_floors(
+def disk_rates(
     directory: Path, *, page_bytes: int, threads_count: int, pulls_count: int, samples: Samples,
     pages_together: int = 1,
-) -> DiskFloors | None:  # fmt: skip
+) -> DiskRates | None:  # fmt: skip
     """Rates of a directory; None where no file of that size can be made there.
 
     `threads_count` requests are under way at once, for `pages_together` pages each, and
@@ -89,7 +120,7 @@ def disk_floors(
     place = existing_directory(directory)
     free_bytes = shutil.disk_usage(place).free
     try:
-        with tempfile.TemporaryDirectory(prefix=".luwu-floors-", dir=place) as name:
+        with tempfile.TemporaryDirectory(prefix=".luwu-disk-", dir=place) as name:
             return _measure(
                 Path(name),
                 free_bytes,
@@ -169,7 +200,7 @@ def _measure(
     request: tuple[int, int],
     counts: tuple[int, int],
     samples: Samples,
-) -> DiskFloors:
+) -> DiskRates:
     from switch_emu.store.direct_io import BLOCK_BYTES, BlockFile, IoCounter, probe_direct_io
 
     threads_count, pulls_count = counts
@@ -205,7 +236,7 @@ def _measure(
             flush_s = median(_flush_seconds(file, block) for _ in range(FLUSHES))
         finally:
             file.close()
-    return DiskFloors(
+    return DiskRates(
         read_bytes_per_s=turn_bytes / read_s, write_bytes_per_s=turn_bytes / write_s,
         mixed_bytes_per_s=2 * turn_bytes / both_s,
         pull_bytes_per_s=len(pulls) * pull_bytes / pull_s,
@@ -228,3 +259,31 @@ def _pull_offsets(file_bytes: int, pull_bytes: int, count: int) -> list[int]:
 def _flush_seconds(file: Any, block: memoryview) -> float:
     file.write(0, block)
     return timed(file.flush)
+
+
+def taking_turns(works: Sequence[Callable[[], object]], seconds: float) -> list[float]:
+    """The mean time of each, done in turn at least twice and for `seconds` each.
+
+    In turn, so that a rate that drifts hits all alike; the mean, because a run pays for slow
+    moments too. Nothing warms up.
+    """
+    totals = [0.0 for _ in works]
+    rounds = 0
+    while rounds < 2 or (sum(totals) < len(works) * seconds and rounds < REPEATS_MAX):
+        rounds += 1
+        for index, work in enumerate(works):
+            totals[index] += timed(work)
+    return [total / rounds for total in totals]
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that `work` takes, never nothing."""
+    start_ns = SYSTEM_CLOCK.now_ns()
+    work()
+    return max(1, SYSTEM_CLOCK.now_ns() - start_ns) / 1e9
+
+
+def run_all(pool: ThreadPoolExecutor, work: Callable[[Any], None], items: Sequence[Any]) -> None:
+    """Do `work` for all items, in the threads of the pool. Raises what it raised."""
+    for _ in pool.map(work, items):
+        pass
