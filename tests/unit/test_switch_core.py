@@ -15,6 +15,7 @@ from luwu.base.outstanding import RetryPolicy
 from luwu.layout import Share
 from luwu.protocol.actions import End
 from luwu.protocol.children import Children
+from luwu.protocol.contribution import Contribution
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.clips import Clip
@@ -30,6 +31,7 @@ from switch_emu.switch.core.filled_node import STEP_MAX_S, FilledNode
 from switch_emu.switch.core.filling import Filling
 from switch_emu.switch.core.membership import Membership
 from switch_emu.switch.core.parents import Parents
+from switch_emu.switch.core.raw_up import RawUp
 from switch_emu.switch.core.refusals import Refusals
 from switch_emu.switch.core.standings import Position, Standings
 from switch_emu.switch.core.switch import (
@@ -37,7 +39,7 @@ from switch_emu.switch.core.switch import (
     FROM_PARENT,
     RECEIPTS,
 )
-from switch_emu.switch.core.weights_down import STALLED_NS, WeightsDown
+from switch_emu.switch.core.weights_down import STALLED_NS, WeightsCopies, WeightsDown
 from tests.simulate.job import make_layout
 from tests.unit.switch_parts import DESCRIPTION, LEFT, RIGHT, Handed, hello, line, message
 
@@ -291,6 +293,21 @@ def test_a_refusal_says_what_to_do() -> None:
     assert "node 0 at version 3, node 1 at no version" in end.text
 
 
+def test_copies_beyond_the_budget_go_when_those_who_asked_are_served() -> None:
+    """I5. Goal: where there is no room for another copy, it is not kept for children that have not
+    asked; they have it fetched again. Method: two children, of which one asks."""
+    copies = WeightsCopies(child_count=2, bytes_max=150)
+    for extent in range(3):
+        key = (1, 0, extent)
+        copies.asked(key, "a")
+        weights = message(wire.Weights, step=1, index=extent, dtype="float32")
+        assert copies.came(key, weights, extent, 100) == ("a",)
+        assert copies.trim(key) == ([] if extent == 0 else [extent])
+    assert copies.bytes_used == 100
+    assert copies.asked((1, 0, 2), "b") is None
+    assert copies.fallback_count == 1
+
+
 def test_copies_that_are_kept_hold_up_nobody_for_long() -> None:
     """I5. Goal: what is kept for a child that never asks may be all the memory that the parent has
     for weights; when others are due and do not come, it is given back, and only then.
@@ -322,3 +339,31 @@ def test_copies_that_are_kept_hold_up_nobody_for_long() -> None:
     late = (handed.right, message(wire.Pull, index=7))
     handed.play(part, [("pull", late, ["parent: Pull index=7"])])
     assert part.copies.fallback_count == 1
+
+
+def test_a_raw_contribution_is_answered_when_it_enters_the_window() -> None:
+    """S5, I5. Goal: what waits for the window is not answered, and its repetition is dropped
+    without an answer; both are when the bytes are on their way. Method: room for one."""
+    handed = Handed()
+    part, key = RawUp(handed.outbox, handed.uplink), (0, 0, 7)
+
+    def push(ranks: int, payload: str) -> tuple[Any, ...]:
+        receipt = message(wire.Received, index=7, contributors=ranks, verb=Verb.PUSH)
+        name = "left" if ranks == LEFT else "right"
+        return name, key, Contribution(ranks, 1.0, True, "float32", payload, 60), receipt
+
+    pushed = "parent: Push index=7 contributors={} weight=1.0 last=True raw=True dtype=float32 + {}"
+    answers = [f"{name}: Received index=7 verb=PUSH contributors={ranks}"
+               for name, ranks in (("left", LEFT), ("right", RIGHT))]  # fmt: skip
+    handed.play(
+        part,
+        [
+            ("push", push(LEFT, "l"), [pushed.format(LEFT, "'l'"), answers[0]]),
+            ("push", push(RIGHT, "r"), []),
+            ("push", push(RIGHT, "again"), ["drop again"]),
+        ],
+    )
+    arrived = (0, ("push", *key, LEFT))
+    found = ["drop l", pushed.format(RIGHT, "'r'"), answers[1]]
+    handed.play(handed.uplink, [("arrived", arrived, found)])
+    handed.play(part, [("push", push(RIGHT, "late"), ["drop late", answers[1]])])
