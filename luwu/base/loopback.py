@@ -15,15 +15,24 @@ def listen() -> socket.socket:
         return socket.create_server(("::1", 0), family=socket.AF_INET6)
 
 
-def endpoint() -> str:
-    """Where to listen to processes of this machine, at any free port. Raises ConfigError."""
+def host(otherwise: str) -> str:
+    """The address to listen at. Raises ConfigError, which ends with what to do `otherwise`."""
     try:
         with listen() as found:
-            is_ipv6 = found.family == socket.AF_INET6
+            return "::1" if found.family == socket.AF_INET6 else "127.0.0.1"
     except OSError as exc:
         raise ConfigError(
             f"this machine has neither 127.0.0.1 nor ::1 to listen at ({exc.strerror}); bring "
-            "loopback up (ip link set lo up), give --bind an address, or use --transport shm",
+            f"loopback up (ip link set lo up), {otherwise}",
             code="E206",
         ) from exc
-    return "tcp://[::1]:0" if is_ipv6 else "tcp://127.0.0.1:0"
+
+
+def endpoint() -> str:
+    """Where to listen to processes of this machine, at any free port. Raises ConfigError."""
+    return f"tcp://{bracketed(host('give --bind an address, or use --transport shm'))}:0"
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands in a URL: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host

@@ -28,7 +28,7 @@ from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.progress_line import ProgressLine
 from luwu.launch.resuming import beginning, ending, first_step, stopped
-from luwu.launch.roles import key_environ
+from luwu.launch.roles import check_keys, key_environ
 from luwu.launch.serving import (
     STATE_DIRECTORY,
     Sizes,
@@ -344,6 +344,7 @@ def _check(resolved: Resolved, script: list[str]) -> None:
         _check_join(resolved)
     _check_hosts(config)
     _check_engine(config)
+    check_keys(config)
     check_worker_loss(config)
     check_trace(config.trace)
     if config.tensorboard is not None and find_spec("tensorboard") is None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from luwu.base import loopback
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.foreign import taking
 from luwu.base.parsers import whole
@@ -56,14 +57,15 @@ def run(parsed: Parsed) -> int:
         from luwu.monitor.prometheus import serve_metrics
 
         host, _, port_text = parsed.flags["prometheus"].rpartition(":")
-        host = host or "127.0.0.1"
+        host = host or loopback.host("or give --prometheus HOST:PORT")
         port = whole(0, 65535)(port_text, "--prometheus")
         return _until_stopped(host, "/metrics", serve_metrics(host, port, watch))
     if "serve" in parsed.flags:
         from luwu.monitor.serve import serve_page
 
         port = whole(0, 65535)(parsed.flags["serve"], "--serve")
-        return _until_stopped("127.0.0.1", "/", serve_page(port, watch))
+        host = loopback.host("or use --watch")
+        return _until_stopped(host, "/", serve_page(host, port, watch))
     if parsed.has("watch"):
         return _watch(watch, details=parsed.has("all"))
     document = watch.document()
@@ -91,7 +93,7 @@ def _watch(watch: Watch, *, details: bool) -> int:
 def _until_stopped(host: str, path: str, served: tuple[int, Callable[[], None]]) -> int:
     port, close = served
     with stop_requests() as should_stop:
-        print(f"http://{host}:{port}{path}", flush=True)
+        print(f"http://{loopback.bracketed(host)}:{port}{path}", flush=True)
         try:
             while not should_stop():
                 sleep(POLL_S)

@@ -34,7 +34,7 @@ from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.progress_line import ProgressLine
 from luwu.launch.resuming import beginning, first_step
-from luwu.launch.roles import SwitchEnds
+from luwu.launch.roles import SwitchEnds, check_keys
 from luwu.launch.serving import (
     STATE_DIRECTORY,
     add_switch,
@@ -330,6 +330,7 @@ def _check(resolved: Resolved, role: str | None, name: str | None) -> None:
             "key_name: switch and node each have their own key, called by their names; leave "
             "--key-name out, or start them one by one with --role"
         )
+    check_keys(config)
     if role is None and config.bind is not None and config.tree is not None:
         raise ConfigError(
             "bind: a tree on one host has workers on this host; for workers elsewhere start its "

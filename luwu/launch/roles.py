@@ -22,7 +22,7 @@ from typing import Any, Final, cast
 
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation, sleep
 from luwu.base.config import RunConfig
-from luwu.base.errors import ConnectionFailed
+from luwu.base.errors import ConfigError, ConnectionFailed
 from luwu.base.events import JOB_OVER
 from luwu.base.job_spec import JobSpec, document_of, shared_fields
 from luwu.base.json_file import json_object, read_json, remove_partial, write_json
@@ -297,6 +297,15 @@ def keys_of(config: RunConfig, *endpoints: str) -> Path | None:
     """Where a role's key is, if any of its connections is one that has keys."""
     is_tcp = any(endpoint.startswith("tcp://") for endpoint in endpoints)
     return config.keys.absolute() if config.keys is not None and is_tcp else None
+
+
+def check_keys(config: RunConfig) -> None:
+    """Refuse the name of a key where there are no keys. Raises ConfigError."""
+    if config.key_name is not None and config.keys is None:
+        raise ConfigError(
+            "key_name: without --keys no connection has a key; give --keys DIR too, or leave "
+            "--key-name out"
+        )
 
 
 def key_environ(config: RunConfig) -> dict[str, str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
 from luwu.base.errors import ConfigError
+from luwu.base.loopback import bracketed
 from luwu.monitor.latest import Latest
 from luwu.monitor.watch import Watch
 from luwu.report.page import live_html, sections_html
@@ -63,17 +65,17 @@ class _Answer:
         return '"' + hashlib.sha256(self.body).hexdigest()[:16] + '"'
 
 
-def serve_page(port: int, watch: Watch) -> tuple[int, Callable[[], None]]:
-    """Answer requests in threads; the port, and a function that ends it.
+def serve_page(host: str, port: int, watch: Watch) -> tuple[int, Callable[[], None]]:
+    """Answer requests in threads at an address of loopback; the port, and a function that ends it.
 
     Raises ConfigError if the port is taken.
     """
     try:
-        server = _Server(port, watch)
+        server = _Server(host, port, watch)
     except OSError as exc:
         raise ConfigError(
-            f"--serve: cannot listen at 127.0.0.1:{port}: {exc.strerror}; give another port, or 0 "
-            "for any that is free",
+            f"--serve: cannot listen at {bracketed(host)}:{port}: {exc.strerror}; give another "
+            "port, or 0 for any that is free",
             code="E206",
         ) from exc
     thread = threading.Thread(target=server.serve_forever, name="luwu-page", daemon=True)
@@ -90,8 +92,9 @@ def serve_page(port: int, watch: Watch) -> tuple[int, Callable[[], None]]:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, port: int, watch: Watch) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
+    def __init__(self, host: str, port: int, watch: Watch) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _Handler)
         self._fixed = {"/live.js": _Answer("text/javascript; charset=utf-8", SCRIPT.encode())}
         self._latest = Latest(lambda: _answers(watch))
 

@@ -251,6 +251,16 @@ TYPED = [
         ["fidelity: it is that of the switch; give --fidelity to luwu up --role switch"],
         id="fidelity-of-the-node",
     ),
+    pytest.param(
+        ["up", "--role", "node", "--key-name", "x"],
+        ["key_name: without --keys no connection has a key; give --keys DIR too, or leave"],
+        id="key-of-a-node-without-keys",
+    ),
+    pytest.param(
+        ["run", "--key-name", "x", "-m", "workers.train"],
+        ["key_name: without --keys no connection has a key; give --keys DIR too, or leave"],
+        id="key-of-workers-without-keys",
+    ),
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from luwu.launch.processes.run_directory import RunDirectory
 from tests.processes.commands import write_light
 
 IPV6_ALONE = "ip link set lo up && ip address del 127.0.0.1/8 dev lo"
@@ -26,11 +27,11 @@ def skip_without(commands: str) -> None:
         pytest.skip(f"this system makes no such namespace: {made.stderr.decode()}")
 
 
-def luwu(machine: str, *arguments: str) -> tuple[int, str]:
-    """The exit code of a command there, and what it printed."""
+def there(machine: str, *arguments: str) -> tuple[int, str]:
+    """The exit code of Python there, and what it printed."""
     command = ["unshare", "-Urn", "sh", "-c", f'{machine} && exec "$@"', "-", sys.executable]
     ended = subprocess.run(
-        [*command, "-m", "luwu", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, check=False, timeout=120,
     )  # fmt: skip
     return ended.returncode, ended.stdout
@@ -45,8 +46,8 @@ def test_a_run_without_127_0_0_1(machine: str, transport: str, tmp_path: Path) -
     Method: one worker without torch, in a network namespace that lacks the address."""
     skip_without(machine)
     script = write_light(tmp_path / "light.py")
-    code, said = luwu(
-        machine, "run", "--workers", "1", "--transport", transport, "--state",
+    code, said = there(
+        machine, "-m", "luwu", "run", "--workers", "1", "--transport", transport, "--state",
         str(tmp_path / "state"), "--run-dir", str(tmp_path / "run"), str(script),
     )  # fmt: skip
     assert "Traceback" not in said
@@ -60,3 +61,37 @@ def test_a_run_without_127_0_0_1(machine: str, transport: str, tmp_path: Path) -
     else:
         assert code == 0, said
         assert said.count("torch.distributed can make no process group here") == 1
+
+
+ASK = """
+import http.client, sys
+from pathlib import Path
+from luwu.base import loopback
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.monitor.serve import serve_page
+from luwu.monitor.watch import Watch
+host = loopback.host("fail")
+port, close = serve_page(host, 0, Watch(RunDirectory.find(Path(sys.argv[1]))))
+asked = http.client.HTTPConnection(host, port, timeout=10)
+asked.request("GET", "/")
+print(asked.getresponse().status, host)
+close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("machine", "shown"), [(IPV6_ALONE, (0, "200 ::1\n")), (NO_LOOPBACK, None)]
+)
+def test_the_live_page_without_127_0_0_1(
+    machine: str, shown: tuple[int, str] | None, tmp_path: Path
+) -> None:
+    """Goal: the live page is served at ::1, or refused with advice that suits it."""
+    skip_without(machine)
+    with RunDirectory.create(tmp_path / "run").file("resolved.json").open("w") as file:
+        file.write('{"schema": 1, "keys": {}}')
+    if shown is not None:
+        assert there(machine, "-c", ASK, str(tmp_path / "run")) == shown
+        return
+    code, said = there(machine, "-m", "luwu", "status", "--serve", "0", str(tmp_path / "run"))
+    assert code == 2, said
+    assert "bring loopback up (ip link set lo up), or use --watch\n" in said

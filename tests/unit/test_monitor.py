@@ -253,7 +253,7 @@ def test_two_runs_side_by_side(
 @pytest.fixture
 def port(run: RunDirectory) -> Iterator[int]:
     """The live page of the run."""
-    port, close = serve_page(0, Watch(run))
+    port, close = serve_page("127.0.0.1", 0, Watch(run))
     yield port
     close()
     with pytest.raises(ConnectionRefusedError):
@@ -298,7 +298,7 @@ def test_nobody_off_loopback_gets_in(port: int, host: str) -> None:
 
 def test_a_port_that_is_taken_is_refused(port: int, run: RunDirectory) -> None:
     with pytest.raises(ConfigError, match="give another port"):
-        serve_page(port, Watch(run))
+        serve_page("127.0.0.1", port, Watch(run))
 
 
 def test_ten_readers_cost_as_much_as_one() -> None:
