@@ -87,7 +87,7 @@ def command_line() -> str:
         lines += [f"## {group}\n"]
         for name, meaning in commands.items():
             lines += [f"### luwu {name}\n", f"{meaning[0].upper()}{meaning[1:]}.\n", *_help(name)]
-            for inner in module_of(name).VERB.commands:
+            for inner in getattr(module_of(name).run, "commands", ()):
                 lines += [f"#### luwu {name} {inner}\n", *_help(name, inner)]
     return "\n".join(lines)
 

@@ -49,8 +49,8 @@ DOCUMENTS = (
 """Tests of what a reader copies first: the same code must run on a GPU."""
 OLDEST, NEWEST = (3, 11), (3, 13)
 PACKAGES = {
-    "msgpack": "msgpack", "numpy": "numpy", "pytest": "pytest", "pytest_timeout": "pytest-timeout",
-    "simpy": "simpy", "xxhash": "xxhash", "zmq": "pyzmq",
+    "click": "click", "msgpack": "msgpack", "numpy": "numpy", "pytest": "pytest",
+    "pytest_timeout": "pytest-timeout", "simpy": "simpy", "xxhash": "xxhash", "zmq": "pyzmq",
 }  # fmt: skip
 """What is imported beside torch, and what the package index calls it."""
 PROBE = """

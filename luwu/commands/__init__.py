@@ -2,8 +2,7 @@
 
 main.py              runs a command, turns errors into a message and an exit code
 table.py             the commands, by what they are for
-flags.py             the form of a command line
-help.py              the texts of --help
+form.py              the form of a command: click's, with keys as flags
 outcome.py           files of a run: what was asked for, how it ended
 compare.py           `luwu compare`
 run.py               `luwu run`

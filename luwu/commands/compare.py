@@ -10,13 +10,15 @@ import webbrowser
 from pathlib import Path
 from typing import Any, Final
 
+import click
+
 from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.config import KEYS, SERVING_KEYS, Resolved, RunConfig
+from luwu.base.config import KEYS, Resolved, RunConfig
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import write_json
 from luwu.base.quantities import format_bytes
-from luwu.commands.flags import VERBOSE_FLAG, Flag, Parsed, Verb, resolve_parsed
+from luwu.commands import form
 from luwu.commands.outcome import keep_report, write_outcome, write_resolved
 from luwu.commands.trace import check_trace, write_trace
 from luwu.compare.arm import (
@@ -37,31 +39,13 @@ from luwu.launch.worker_loss import check_worker_loss, drops_workers
 from luwu.report.table import table_text
 from workers.data_file import check_data_file
 
-VERB: Final = Verb(
-    name="compare",
-    usage="luwu compare [--preset demo] [flags]",
-    text="Train the built-in GPT in several ways (arms) on the same model, data and seed; then "
-    "print a table of times, memory, traffic and losses, and write a report.",
-    examples=(
-        "luwu compare --arms luwu,fsdp --layers 6 --width 256 --steps 60",
-        "luwu compare --preset demo",
-    ),
-    flags=(
-        Flag(
-            name="preset",
-            shape="demo",
-            text="three arms: luwu with an eighth of its state in RAM, luwu_ram with all of it, "
-            "and fsdp",
-        ),
-        Flag(name="open", text="open the report in a browser at the end"),
-        VERBOSE_FLAG,
-    ),
-    presets={"demo": {"arms": "luwu,luwu_ram,fsdp"}},
-)
-OF_ALL_ARMS: Final = ("dilation", "link", "reshard_after_forward", "resume", "seed")
+PRESETS: Final = {"demo": {"arms": "luwu,luwu_ram,fsdp"}}
+OF_ALL_ARMS: Final = ("dilation", "grace", "link", "reshard_after_forward", "resume", "seed")
 """Keys of switch and node that other arms heed too, or that are refused elsewhere."""
 STATE_KEYS: Final = ("state_dtype", "master_dtype")
 """Keys of the optimizer's state, which other arms keep in float32."""
+OF_NETWORK: Final = ("worker_restarts", *STATE_KEYS)
+"""Keys of neither switch nor node that other arms do not heed."""
 DEMO_BUDGET_SHARE: Final = 8
 """The demo keeps one part in so many of the state in memory."""
 STATE_BYTES_PER_PARAMETER: Final = 12
@@ -70,19 +54,36 @@ DEMO_LOSS_STEPS: Final = 20
 DEMO_TIME_TEXT: Final = "one to three minutes on two processors"
 
 
-def run(parsed: Parsed) -> int:
-    """Run the verb; the exit code."""
+@click.command(
+    "compare",
+    cls=form.Command,
+    keys=form.keys_of("compare"),
+    presets=PRESETS,
+    examples=(
+        "luwu compare --arms luwu,fsdp --layers 6 --width 256 --steps 60",
+        "luwu compare --preset demo",
+    ),
+)
+@click.option(
+    "--preset",
+    type=form.Value("demo"),
+    help="three arms: luwu with an eighth of its state in RAM, luwu_ram with all of it, and fsdp",
+)
+@click.option("--open", "is_opened", is_flag=True, help="open the report in a browser at the end")
+@form.VERBOSE
+def run(resolved: Resolved, preset: str | None, is_opened: bool, verbose: bool) -> int:
+    """Train the built-in GPT in several ways (arms) on the same model, data and seed; then print a
+    table of times, memory, traffic and losses, and write a report."""
     started_ns = SYSTEM_CLOCK.now_ns()
-    resolved = resolve_parsed(VERB, parsed)
     config = resolved.config
-    is_demo = parsed.flags.get("preset") == "demo"
+    is_demo = preset == "demo"
     _check(resolved)
     if is_demo and "luwu" in config.arms and resolved.is_default("memory_budget"):
         config = with_budget(config, demo_budget_bytes(config))
     configs = {name: config_of_arm(name, config) for name in config.arms}
     sizes = {name: decide_sizes(each, each.state) for name, each in configs.items()}
     run_directory = RunDirectory.create(config.run_dir)
-    console = Console(sys.stderr, details=parsed.has("verbose"), log=run_directory.log(LAUNCHER))
+    console = Console(sys.stderr, details=verbose, log=run_directory.log(LAUNCHER))
     write_resolved(run_directory, resolved, "compare")
     console.detail(f"run directory {run_directory.path}")
     _say_start(config, sizes, run_directory, console)
@@ -116,7 +117,7 @@ def run(parsed: Parsed) -> int:
         console.say(f"report  {report}")
     _say_next(run_directory, console)
     console.say(f"took    {(SYSTEM_CLOCK.now_ns() - started_ns) / 1e9:.0f} s")
-    if parsed.has("open"):
+    if is_opened:
         webbrowser.open(run_directory.file("report.html").as_uri())
     return code
 
@@ -193,9 +194,11 @@ def _check_network(resolved: Resolved) -> None:
             "link: only arms with a switch run over emulated links and disks; add luwu to --arms, "
             "or leave --link, --loss, --duplicate, --reorder and --disk-rate out"
         )
-    for name in (*SERVING_KEYS, "worker_restarts", *STATE_KEYS):
+    for name, key in KEYS.items():
+        if "compare" not in key.verbs or not (key.roles or name in OF_NETWORK):
+            continue
         origin = resolved.origins[name]
-        is_said_here = origin == f"flag {KEYS[name].flag}"
+        is_said_here = origin == f"flag {key.flag}"
         changes_numbers = name in STATE_KEYS and not resolved.is_default(name)
         if name not in OF_ALL_ARMS and (is_said_here or changes_numbers):
             raise ConfigError(

@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import json
 from html import escape
-from typing import Final
 
-from luwu.base.config import ENVIRONMENT_ONLY, KEYS, value_text
-from luwu.base.errors import ConfigError
-from luwu.commands.flags import Flag, Parsed, Verb, resolve_parsed
+import click
 
-VERB: Final = Verb(
-    name="config",
-    usage="luwu config [show] [--origin] [--json] [--markdown] [flags]",
-    text="List all keys with the values that a run with the same file, environment and flags uses.",
+from luwu.base.config import ENVIRONMENT_ONLY, KEYS, Resolved, value_text
+from luwu.base.parsers import one_of
+from luwu.commands import form
+
+
+@click.command(
+    "config",
+    cls=form.Command,
+    keys=KEYS,
     examples=(
         "luwu config --origin",
         "luwu config --config luwu.toml --workers 4 > resolved.toml",
     ),
-    flags=(
-        Flag(name="origin", text="show where each value comes from"),
-        Flag(name="json", text="print JSON, as in resolved.json"),
-        Flag(name="markdown", text="print the table of all keys for the documents"),
-    ),
-    has_all_keys=True,
-    rest="one",
 )
-
-
-def run(parsed: Parsed) -> int:
-    """Run the verb; the exit code."""
-    if parsed.rest not in ([], ["show"]):
-        raise ConfigError(f"luwu config: {parsed.rest[0]!r} is unknown; usage: {VERB.usage_text}")
-    if parsed.has("markdown"):
+@click.argument("show", type=form.Value("show", one_of("show")), required=False)
+@click.option("--origin", is_flag=True, help="show where each value comes from")
+@click.option("--json", "as_json", is_flag=True, help="print JSON, as in resolved.json")
+@click.option("--markdown", is_flag=True, help="print the table of all keys for the documents")
+def run(resolved: Resolved, show: str | None, origin: bool, as_json: bool, markdown: bool) -> int:
+    """List all keys with the values that a run with the same file, environment and flags uses."""
+    if markdown:
         print(markdown_table())
         return 0
-    resolved = resolve_parsed(VERB, parsed)
     document = resolved.document()
-    if parsed.has("json"):
+    if as_json:
         print(json.dumps(document, indent=1))
         return 0
     width = max(len(name) for name in KEYS)
@@ -45,10 +39,10 @@ def run(parsed: Parsed) -> int:
         value = entry["value"]
         shown = "# unset" if value is None else json.dumps(value)
         line = f"{name:<{width}} = {shown}" if value is not None else f"# {name}"
-        if parsed.has("origin"):
+        if origin:
             line = f"{line:<{width + 24}}  # {entry['origin']}"
         print(line)
-    if parsed.has("origin"):
+    if origin:
         print("\n# other environment variables")
         for variable, text in ENVIRONMENT_ONLY.items():
             print(f"# {variable:<{width}} {text}")

@@ -14,32 +14,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+import click
+
 from luwu.base import loopback
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.colours import red
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.own import version
+from luwu.base.parsers import path
 from luwu.base.quantities import format_bytes
-from luwu.commands.flags import JSON_FLAG, Flag, Parsed, Verb
+from luwu.commands import form
 from luwu.compare.comparison import cpu_name
 from luwu.launch.serving import NO_COMPILER, STATE_DIRECTORY, free_memory_bytes
 
-VERB: Final = Verb(
-    name="doctor",
-    usage="luwu doctor [--disk DIR] [--json]",
-    text="Check versions, processor, memory, disk and ports of this machine, and show what is "
-    "missing.",
-    examples=("luwu doctor", "luwu doctor --disk /mnt/nvme"),
-    flags=(
-        Flag(
-            name="disk",
-            shape="DIR",
-            text=f"directory of the state (default: beside {STATE_DIRECTORY})",
-        ),
-        JSON_FLAG,
-    ),
-    has_keys=False,
-)
 PACKAGES: Final = (
     "torch", "pyzmq", "numpy", "msgpack", "xxhash", "safetensors", "jinja2",
 )  # fmt: skip
@@ -57,14 +44,22 @@ class Finding:
     """The next thing to do; empty where all is well."""
 
 
-def run(parsed: Parsed) -> int:
-    """Run the verb: 0 if nothing is missing, 2 if something is."""
-    disk = Path(parsed.flags.get("disk", ".")).expanduser()
+@click.command("doctor", cls=form.Command, examples=("luwu doctor", "luwu doctor --disk /mnt/nvme"))
+@click.option(
+    "--disk",
+    type=form.Value("DIR", path),
+    default=Path(),
+    help=f"directory of the state (default: beside {STATE_DIRECTORY})",
+)
+@form.JSON
+def run(disk: Path, as_json: bool) -> int:
+    """Check versions, processor, memory, disk and ports of this machine, and show what is
+    missing."""
     if not disk.is_dir():
         raise ConfigError(f"--disk: there is no directory {disk}")
     findings = list(examine(disk))
     wanting = [each for each in findings if each.advice]
-    if parsed.has("json"):
+    if as_json:
         print(json.dumps({"schema": 1, "findings": [asdict(each) for each in findings]}, indent=1))
         return 2 if wanting else 0
     print("```")

@@ -7,31 +7,30 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+import click
+
+from luwu.base.config import Resolved
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import write_json
-from luwu.commands.flags import Parsed, Verb, resolve_parsed
+from luwu.commands import form
 from luwu.launch.network import links_of
 from luwu.launch.processes.run_directory import RUNS_DIRECTORY
 from luwu.launch.serving import decide_sizes, state_directory
 
 SCHEMA: Final = 3
 """3: no times of a step but the least of its disk."""
-VERB: Final = Verb(
-    name="estimate",
-    usage="luwu estimate [--json FILE|-] [flags of luwu compare]",
-    text=(
-        "Estimate what a job of luwu compare needs on this machine, without running it: memory of "
-        "each process, space on disk, bytes per step on disk and links, and the least time of a "
-        "step, for the disk."
-    ),
+
+
+@click.command(
+    "estimate",
+    cls=form.Command,
+    keys=form.keys_of("compare"),
     examples=("luwu estimate --layers 12 --width 768 --workers 2 --memory-budget 1GiB",),
-    keys_of="compare",
 )
-
-
-def run(parsed: Parsed) -> int:
-    """Run the verb; the exit code."""
-    resolved = resolve_parsed(VERB, parsed)
+def run(resolved: Resolved) -> int:
+    """Estimate what a job of luwu compare needs on this machine, without running it: memory of each
+    process, space on disk, bytes per step on disk and links, and the least time of a step, for the
+    disk."""
     config = resolved.config
     if config.json not in (None, "-") and not Path(str(config.json)).absolute().parent.is_dir():
         raise ConfigError(f"json: no directory for {config.json}; make it first")

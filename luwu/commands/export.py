@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import click
+
 from luwu.base.errors import ConfigError
+from luwu.base.parsers import path
 from luwu.base.quantities import format_bytes, parse_bytes
-from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.commands import form
 from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.state_users import advise
 
@@ -19,56 +22,58 @@ if TYPE_CHECKING:
 CONNECT_NAME: Final = "connect.json"
 CONNECT_S: Final = 10.0
 
-VERB: Final = Verb(
-    name="export",
-    usage="luwu export STATE_DIR|RUN_DIR|URL OUT [flags]",
-    text=(
-        "Write the last decided step of a state to the new directory OUT: weights and optimizer "
-        "state as safetensors (in Hugging Face's layout), and luwu.json, from which luwu import "
-        "restores the same state, bit for bit.\n\n"
-        "To export a running job, give its run directory, its connect.json or the URL that luwu up "
-        "printed; training continues. A state directory can be exported when no job uses it."
-    ),
+STATE: Final = click.argument("where", type=form.Value("STATE_DIR|RUN_DIR|URL"))
+OUT: Final = click.argument("out", type=form.Value("OUT", path))
+SIZE: Final = form.Value("SIZE", lambda text, name: parse_bytes(text, name=name))
+
+
+@click.command(
+    "export",
+    cls=form.Command,
     examples=(
         "luwu export luwu-state gpt-export",
         "luwu export luwu-runs/latest gpt-weights --no-optimizer --dtype bfloat16",
     ),
-    flags=(
-        Flag(
-            name="dtype",
-            shape="float32|bfloat16|float16",
-            text="data type of the weights (default: float32; other types round, so an import is "
-            "not exact)",
-        ),
-        Flag(name="shard_size", shape="SIZE", text="maximum size of a file (default: 4GiB)"),
-        Flag(name="memory_budget", shape="SIZE", text="memory for buffers (default: 256MiB)"),
-        Flag(name="no_optimizer", text="write only the weights"),
-        Flag(
-            name="average",
-            text="write only the average of the weights (luwu.ema, luwu.swa), in their place",
-        ),
-        Flag(name="json", text="print JSON"),
-    ),
-    has_keys=False,
-    rest="two",
 )
+@STATE
+@OUT
+@click.option(
+    "--dtype",
+    type=form.Value("float32|bfloat16|float16"),
+    help="data type of the weights (default: float32; other types round, so an import is not "
+    "exact)",
+)
+@click.option("--shard-size", type=SIZE, help="maximum size of a file (default: 4GiB)")
+@click.option("--memory-budget", type=SIZE, help="memory for buffers (default: 256MiB)")
+@click.option("--no-optimizer", is_flag=True, help="write only the weights")
+@click.option(
+    "--average",
+    is_flag=True,
+    help="write only the average of the weights (luwu.ema, luwu.swa), in their place",
+)
+@form.JSON
+def run(
+    where: str, out: Path, dtype: str | None, shard_size: int | None, memory_budget: int | None,
+    no_optimizer: bool, average: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Write the last decided step of a state to the new directory OUT: weights and optimizer state
+    as safetensors (in Hugging Face's layout), and luwu.json, from which luwu import restores the
+    same state, bit for bit.
 
-
-def run(parsed: Parsed) -> int:
-    """Run the verb; the exit code."""
-    if len(parsed.rest) != 2:
-        raise ConfigError(f"name a state directory and where to write; usage: {VERB.usage_text}")
+    To export a running job, give its run directory, its connect.json or the URL that luwu up
+    printed; training continues. A state directory can be exported when no job uses it.
+    """
     from luwu.checkpoint.export_state import ExportOptions, export_state
 
-    where, out = parsed.rest[0], Path(parsed.rest[1])
-    values = parsed.flags
     defaults = ExportOptions()
     options = ExportOptions(
-        dtype=values.get("dtype", defaults.dtype),
-        shard_bytes=size_of(values, "shard_size", defaults.shard_bytes),
-        memory_budget_bytes=size_of(values, "memory_budget", defaults.memory_budget_bytes),
-        has_optimizer=not parsed.has("no_optimizer"),
-        average=parsed.has("average"),
+        dtype=dtype or defaults.dtype,
+        shard_bytes=defaults.shard_bytes if shard_size is None else shard_size,
+        memory_budget_bytes=defaults.memory_budget_bytes
+        if memory_budget is None
+        else memory_budget,
+        has_optimizer=not no_optimizer,
+        average=average,
     )
     try:
         opened = _source(where)
@@ -76,7 +81,7 @@ def run(parsed: Parsed) -> int:
         raise advise(error, Path(where), "export") from error
     with stop_requests() as should_stop, opened as source:
         found = export_state(source, out, options, should_stop=should_stop)
-    if parsed.has("json"):
+    if as_json:
         document = {
             "schema": 1,
             "out": str(found.path),
@@ -114,8 +119,3 @@ def _source(where: str) -> RestingState | RunningState:
             "directory, which resolved.json tells"
         )
     return RestingState(path)
-
-
-def size_of(values: dict[str, str], name: str, default: int) -> int:
-    """A size among flags. Raises ConfigError."""
-    return parse_bytes(values[name], name=name) if name in values else default

@@ -3,59 +3,49 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
-from luwu.base.errors import ConfigError
+import click
+
+from luwu.base.parsers import path
 from luwu.base.quantities import exact_size, format_bytes
-from luwu.commands.export import size_of
-from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.commands import form
+from luwu.commands.export import SIZE
 from luwu.launch.processes.stopping import stop_requests
 
-VERB: Final = Verb(
-    name="import",
-    usage="luwu import SRC --state DIR [flags]",
-    text=(
-        "Create the state directory DIR from SRC, a directory that luwu export wrote; training "
-        "continues at its step, with any number of workers. With --like, SRC may hold any weights "
-        "in safetensors (in Hugging Face's layout); training starts with them at step 0."
-    ),
+
+@click.command(
+    "import",
+    cls=form.Command,
     examples=(
         "luwu import gpt-export --state gpt-state",
         "luwu import hub-model --state tuned-state --like luwu-state",
     ),
-    flags=(
-        Flag(name="state", shape="DIR", text="state directory to create"),
-        Flag(name="like", shape="DIR", text="state or export of the same model"),
-        Flag(name="chunk", shape="SIZE", text="chunk size (default: as exported)"),
-        Flag(name="memory_budget", shape="SIZE", text="memory for buffers (default: 256MiB)"),
-        Flag(name="json", text="print JSON"),
-    ),
-    has_keys=False,
-    rest="one",
 )
-
-
-def run(parsed: Parsed) -> int:
-    """Run the verb; the exit code."""
-    values = parsed.flags
-    if not parsed.rest or "state" not in values:
-        raise ConfigError(f"name a directory and the state to make; usage: {VERB.usage_text}")
+@click.argument("source", type=form.Value("SRC_DIR", path))
+@click.option(
+    "--state", type=form.Value("DIR", path), required=True, help="state directory to create"
+)
+@click.option("--like", type=form.Value("DIR", path), help="state or export of the same model")
+@click.option("--chunk", type=SIZE, help="chunk size (default: as exported)")
+@click.option("--memory-budget", type=SIZE, help="memory for buffers (default: 256MiB)")
+@form.JSON
+def run(
+    source: Path, state: Path, like: Path | None, chunk: int | None, memory_budget: int | None,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Create the state directory DIR from SRC_DIR, which luwu export wrote; training continues at
+    its step, with any number of workers. With --like, SRC_DIR may hold any weights in safetensors
+    (in Hugging Face's layout); training starts with them at step 0."""
     from luwu.checkpoint.import_state import ImportOptions, import_state
 
-    options = ImportOptions(
-        chunk_bytes=size_of(values, "chunk", 0) if "chunk" in values else None,
-        memory_budget_bytes=size_of(values, "memory_budget", ImportOptions().memory_budget_bytes),
-    )
+    options = ImportOptions(chunk_bytes=chunk)
+    if memory_budget is not None:
+        options = replace(options, memory_budget_bytes=memory_budget)
     with stop_requests() as should_stop:
-        found = import_state(
-            Path(parsed.rest[0]),
-            Path(values["state"]),
-            options,
-            like=Path(values["like"]) if "like" in values else None,
-            should_stop=should_stop,
-        )
-    if parsed.has("json"):
+        found = import_state(source, state, options, like=like, should_stop=should_stop)
+    if as_json:
         document = {
             "schema": 1,
             "state": str(found.path),

@@ -16,6 +16,9 @@ import os
 from pathlib import Path
 from typing import Final
 
+import click
+
+from luwu.base.config import Resolved
 from luwu.base.errors import ConfigError
 from luwu.base.keys import (
     ALLOWED,
@@ -33,69 +36,46 @@ from luwu.base.keys import (
 from luwu.base.limits import NODE_COUNT_MAX, WORLD_SIZE_MAX
 from luwu.base.locked import locked
 from luwu.base.parsers import whole
-from luwu.commands.flags import JSON_FLAG, Flag, Parsed, Verb, resolve_parsed
+from luwu.commands import form
 from luwu.transport.curve import new_key_pair
 
-INIT: Final = Verb(
-    name="keys init",
-    usage="luwu keys init --keys DIR [--workers N] [--optimizer-nodes N]",
-    text="Create the keys of a job: of a switch, of its optimizer nodes and of its workers.",
-    examples=("luwu keys init --keys luwu-keys --workers 4",),
-    flags=(
-        Flag(name="workers", shape="N", text="number of workers (default: 2)"),
-        Flag(name="optimizer_nodes", shape="N", text="number of optimizer nodes (default: 1)"),
-    ),
-)
-ADD: Final = Verb(
-    name="keys add",
-    usage="luwu keys add NAME --role worker|reader|switch|node --keys DIR",
-    text="Create one more key.",
-    examples=("luwu keys add evaluator --role reader --keys luwu-keys",),
-    flags=(
-        Flag(name="role", shape="worker|reader|switch|node", text="what the key is for"),
-    ),
-    rest="one",
-)  # fmt: skip
-REVOKE: Final = Verb(
-    name="keys revoke",
-    usage="luwu keys revoke NAME --keys DIR",
-    text="Revoke a key; running jobs that use DIR close its connections within a second.",
-    examples=("luwu keys revoke worker-3 --keys luwu-keys",),
-    rest="one",
-)
-LIST: Final = Verb(
-    name="keys list",
-    usage="luwu keys list --keys DIR [--json]",
-    text="List the keys that are accepted, their roles, and whether their secrets are here.",
-    examples=("luwu keys list --keys luwu-keys",),
-    flags=(JSON_FLAG,),
-)
-VERB: Final = Verb(
-    name="keys",
-    usage="luwu keys COMMAND ... --keys DIR",
+DEFAULT_DIRECTORY: Final = Path("luwu-keys")
+OF_KEYS: Final = form.keys_of("keys")
+NAME: Final = click.argument("name")
+
+run = form.Commands(
+    "keys",
     text="Create, revoke and list the keys of the processes that may connect to a job. A key is "
     "named after its process: node, switch, worker-0. A running job applies changes at once.",
     examples=("luwu keys init --keys luwu-keys --workers 4", "luwu keys list --keys luwu-keys"),
-    commands={"init": INIT, "add": ADD, "revoke": REVOKE, "list": LIST},
-    has_keys=False,
 )
-DEFAULT_DIRECTORY: Final = Path("luwu-keys")
 
 
-def run(parsed: Parsed) -> int:
-    """Run the verb; the exit code."""
-    verb = parsed.verb
-    directory = resolve_parsed(verb, parsed).config.keys or DEFAULT_DIRECTORY
-    if verb.rest == "one" and not parsed.rest:
-        raise ConfigError(f"luwu {verb.name} needs the name of a key; usage: {verb.usage}")
-    does = {INIT.name: _init, ADD.name: _add, REVOKE.name: _revoke, LIST.name: _list}
-    does[verb.name](directory, parsed.rest[0] if parsed.rest else "", parsed)
-    return 0
+def _directory(resolved: Resolved) -> Path:
+    return resolved.config.keys or DEFAULT_DIRECTORY
 
 
-def _init(directory: Path, name: str, parsed: Parsed) -> None:
-    workers = whole(1, WORLD_SIZE_MAX)(parsed.flags.get("workers", "2"), "--workers")
-    nodes = whole(1, NODE_COUNT_MAX)(parsed.flags.get("optimizer_nodes", "1"), "--optimizer-nodes")
+@run.command(
+    "init",
+    cls=form.Command,
+    keys=OF_KEYS,
+    examples=("luwu keys init --keys luwu-keys --workers 4",),
+)
+@click.option(
+    "--workers",
+    type=form.Value("N", whole(1, WORLD_SIZE_MAX)),
+    default=2,
+    help="number of workers (default: 2)",
+)
+@click.option(
+    "--optimizer-nodes",
+    type=form.Value("N", whole(1, NODE_COUNT_MAX)),
+    default=1,
+    help="number of optimizer nodes (default: 1)",
+)
+def init(resolved: Resolved, workers: int, optimizer_nodes: int) -> int:
+    """Create the keys of a job: of a switch, of its optimizer nodes and of its workers."""
+    directory = _directory(resolved)
     make_directory(directory)
     if (directory / ALLOWED).exists():
         raise ConfigError(
@@ -103,7 +83,7 @@ def _init(directory: Path, name: str, parsed: Parsed) -> None:
             "keys, name another directory"
         )
     wanted = [Identity("node", "node"), Identity("switch", "switch")]
-    wanted += [Identity(f"node-{number}", "node") for number in range(1, nodes)]
+    wanted += [Identity(f"node-{number}", "node") for number in range(1, optimizer_nodes)]
     wanted += [Identity(f"worker-{rank}", "worker") for rank in range(workers)]
     allowed = {}
     for identity in wanted:
@@ -114,12 +94,25 @@ def _init(directory: Path, name: str, parsed: Parsed) -> None:
     print(f"{len(wanted)} keys in {directory} (mode 700): node, switch, worker-0 ...")
     print(f"start   luwu up --keys {directory} --bind tcp://ADDRESS:0")
     print(f"copy    {directory}/NAME{SECRET_SUFFIX} to where NAME runs, and nothing else")
+    return 0
 
 
-def _add(directory: Path, name: str, parsed: Parsed) -> None:
-    if "role" not in parsed.flags:
-        raise ConfigError(f"luwu keys add {name}: say what it is for with --role")
-    identity = Identity(check_name(name), check_role(parsed.flags["role"]))
+@run.command(
+    "add",
+    cls=form.Command,
+    keys=OF_KEYS,
+    examples=("luwu keys add evaluator --role reader --keys luwu-keys",),
+)
+@NAME
+@click.option(
+    "--role",
+    type=form.Value("worker|reader|switch|node", lambda text, _: check_role(text)),
+    required=True,
+    help="what the key is for",
+)
+def add(resolved: Resolved, name: str, role: str) -> int:
+    """Create one more key."""
+    directory, identity = _directory(resolved), Identity(check_name(name), role)
     with locked(directory):
         allowed = read_allowed(directory)
         if identity.name in {each.name for each in allowed.values()}:
@@ -132,9 +125,19 @@ def _add(directory: Path, name: str, parsed: Parsed) -> None:
         write_secret(directory, name, secret)
         write_allowed(directory, {**allowed, public: identity})
     print(f"{name}: a {identity.role}'s key in {directory}/{name}{SECRET_SUFFIX} (mode 600)")
+    return 0
 
 
-def _revoke(directory: Path, name: str, parsed: Parsed) -> None:
+@run.command(
+    "revoke",
+    cls=form.Command,
+    keys=OF_KEYS,
+    examples=("luwu keys revoke worker-3 --keys luwu-keys",),
+)
+@NAME
+def revoke(resolved: Resolved, name: str) -> int:
+    """Revoke a key; running jobs that use DIR close its connections within a second."""
+    directory = _directory(resolved)
     with locked(directory):
         allowed = read_allowed(directory)
         left = {key: each for key, each in allowed.items() if each.name != name}
@@ -147,9 +150,14 @@ def _revoke(directory: Path, name: str, parsed: Parsed) -> None:
         f"{name} may no longer connect, and running processes that use {directory} close its "
         "connections now; for processes on other hosts revoke it in their key directory too"
     )
+    return 0
 
 
-def _list(directory: Path, name: str, parsed: Parsed) -> None:
+@run.command("list", cls=form.Command, keys=OF_KEYS, examples=("luwu keys list --keys luwu-keys",))
+@form.JSON
+def list_keys(resolved: Resolved, as_json: bool) -> int:
+    """List the keys that are accepted, their roles, and whether their secrets are here."""
+    directory = _directory(resolved)
     rows = [
         {
             "name": identity.name,
@@ -159,9 +167,10 @@ def _list(directory: Path, name: str, parsed: Parsed) -> None:
         }
         for key, identity in read_allowed(directory).items()
     ]
-    if parsed.has("json"):
+    if as_json:
         print(json.dumps({"schema": 1, "directory": str(directory), "keys": rows}, indent=1))
-        return
+        return 0
     for row in rows:
         here = "secret here" if row["secret_is_here"] else "secret elsewhere"
         print(f"{row['name']:<16} {row['role']:<8} {row['public_key']}  {here}")
+    return 0

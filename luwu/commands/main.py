@@ -8,9 +8,9 @@ from __future__ import annotations
 import atexit
 import errno
 import gc
+import os
 import select
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import IO, Final
 
@@ -23,9 +23,7 @@ from luwu.base.libc import keep_one_arena
 from luwu.base.refusals import DISK_FAULTS, refusal
 from luwu.base.suggestion import suggestion
 from luwu.base.torch_import import expect_torch
-from luwu.commands import flags
-from luwu.commands.help import help_text, overview
-from luwu.commands.table import VERBS, module_of
+from luwu.commands.table import COMPLETION, VERBS, overview
 
 NOTHING_MORE: Final = ("E200",)
 """Codes of which `luwu explain` has nothing to add to the message."""
@@ -76,6 +74,10 @@ def _is_closed(stream: IO[str]) -> bool:
 
 
 def _run(tokens: list[str]) -> int:
+    if COMPLETION in os.environ:
+        from luwu.commands.completion import answer
+
+        return answer(os.environ[COMPLETION])
     if tokens in ([], ["help"]) or tokens[0] in ("-h", "--help"):
         print(overview())
         return 0
@@ -84,27 +86,15 @@ def _run(tokens: list[str]) -> int:
         return 0
     if tokens[0] == "help":
         tokens = [*tokens[1:2], "--help"]
-    name = tokens.pop(0)
+    name = tokens[0]
     if name not in VERBS:
         said = f"no command {name!r}{suggestion(name, VERBS)}; luwu --help lists them"
         return _fail("luwu", ConfigError(said, code="E201"))
-    return _run_verb(name, tokens)
-
-
-def _run_verb(name: str, tokens: list[str]) -> int:
-    is_debug = False
     try:
-        module = module_of(name)
-        parsed = flags.parse(module.VERB, tokens)
-        is_debug = parsed.has("debug")
-        if parsed.has("help") or parsed.has("help_all"):
-            print(help_text(parsed.verb, with_all=parsed.has("help_all")))
-            return 0
-        code: int = module.run(parsed)
-        return code
+        from luwu.commands import form  # click, which `luwu --help` does not need
+
+        return form.run(tokens)
     except LuwuError as error:
-        if is_debug:
-            traceback.print_exc()
         return _fail(f"luwu {name}", error)
     except KeyboardInterrupt:
         print_if_possible(f"luwu {name}: interrupted")

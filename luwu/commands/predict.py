@@ -13,131 +13,108 @@ validate    published results beside predictions
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
-from luwu.base.errors import ConfigError
-from luwu.commands.flags import CATALOGUE_FLAG, JSON_FLAG, Flag, Parsed, Verb
-from luwu.commands.predict_catalogue import CATALOGUE, run_catalogue
-from luwu.commands.predict_flows import FLOWS, flows
-from luwu.commands.predict_init import INIT, run_init
+import click
+
+from luwu.commands import form
+from luwu.commands.predict_catalogue import catalogue as list_catalogue
+from luwu.commands.predict_flows import flows
+from luwu.commands.predict_init import init
 from luwu.commands.predict_pictures import compare_timeline, step_timeline
-from luwu.commands.predict_question import QUESTION_FLAGS, asked_table, over_file
-from luwu.commands.predict_sweep import SWEEP, run_sweep
-from luwu.commands.predict_timeline import TIMELINE, timeline
+from luwu.commands.predict_question import (
+    CATALOGUE,
+    FILES,
+    SVG,
+    Command,
+    asked_table,
+    over_file,
+)
+from luwu.commands.predict_sweep import run_sweep
+from luwu.commands.predict_timeline import timeline
 from luwu.predict.ask.answer import SCHEMA, answer, side_by_side, text
 from luwu.predict.ask.one_line import table_of
 from luwu.predict.ask.question import make_question
-from luwu.predict.check import validate
-from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.check import validate as checked
+from luwu.predict.hardware.catalogue import Catalogue
 
-STEP: Final = Verb(
-    name="predict step",
-    usage="luwu predict step [FILE] [--KEY VALUE ...] [--json] [--svg FILE] [--catalogue FILE]",
-    text="Predict the step time of a job, its bottleneck and its memory, and show which hardware "
-    "numbers matter most. The exit code is 1 if the job does not fit its devices. The question is "
-    "in FILE, or in flags with the names of its keys; flags replace keys of FILE. Without FILE, "
-    "keys that are left out are assumed, and the answer lists them. docs/predict.md describes the "
-    "keys, luwu predict catalogue lists names.",
+run = form.Commands(
+    "predict",
+    text="Predict the step time of a training job on hardware you do not have: the time, the "
+    "bottleneck, and which hardware numbers matter most.",
+    examples=("luwu predict step llama.toml", "luwu predict step --help"),
+)
+
+
+@run.command(
+    "step",
+    cls=Command,
     examples=(
         "luwu predict step --system luwu --model llama3-70b --devices 64xh100-80 \\\n"
         "      --network roce-100g",
         "luwu predict step llama.toml --batch 256 --svg step.svg",
     ),
-    flags=(
-        JSON_FLAG,
-        Flag(name="svg", shape="FILE", text="write a picture of the step"),
-        CATALOGUE_FLAG,
-        *QUESTION_FLAGS,
-    ),
-    has_keys=False,
-    rest="many",
 )
-COMPARE: Final = Verb(
-    name="predict compare",
-    usage="luwu predict compare FILE... [--KEY VALUE ...] [--json] [--svg FILE] [--catalogue FILE]",
-    text="Predict the steps of several files and show them side by side. Flags with the names of "
-    "keys replace those of all files.",
-    examples=("luwu predict compare luwu.toml zero3.toml 3d.toml --svg steps.svg",),
-    flags=(
-        JSON_FLAG,
-        Flag(name="svg", shape="FILE", text="write a picture of a step of each"),
-        CATALOGUE_FLAG,
-        *QUESTION_FLAGS,
-    ),
-    has_keys=False,
-    rest="many",
-)
-VALIDATE: Final = Verb(
-    name="predict validate",
-    usage="luwu predict validate [--json] [--catalogue FILE]",
-    text="Compare predictions with published results.",
-    examples=("luwu predict validate",),
-    flags=(JSON_FLAG, CATALOGUE_FLAG),
-    has_keys=False,
-    rest="many",
-)
-VERB: Final = Verb(
-    name="predict",
-    usage="luwu predict COMMAND ...",
-    text="Predict the step time of a training job on hardware you do not have: the time, the "
-    "bottleneck, and which hardware numbers matter most.",
-    examples=("luwu predict step llama.toml", "luwu predict step --help"),
-    commands={
-        "step": STEP, "compare": COMPARE, "sweep": SWEEP, "timeline": TIMELINE, "flows": FLOWS,
-        "catalogue": CATALOGUE, "init": INIT, "validate": VALIDATE,
-    },
-    has_keys=False,
-)  # fmt: skip
-
-
-def run(parsed: Parsed) -> int:
-    """Run the verb; the exit code."""
-    own = parsed.flags.get("catalogue")
-    catalogue = load(*([Path(own)] if own else []))
-    said = _DOES[parsed.verb.name](parsed, parsed.rest, catalogue)
-    text, code = said if isinstance(said, tuple) else (said, 0)
-    print(text)
-    return code
-
-
-def _step(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> tuple[str, int]:
-    """The answer, and 1 if the job does not fit its devices."""
-    table, assumed = asked_table(parsed, catalogue)
+@FILES
+@form.JSON
+@click.option("--svg", type=SVG, help="write a picture of the step")
+@CATALOGUE
+def step(
+    asked: Mapping[str, str], files: Sequence[Path], as_json: bool, svg: Path | None,
+    catalogue: Catalogue,
+) -> int:  # fmt: skip
+    """Predict the step time of a job, its bottleneck and its memory, and show which hardware
+    numbers matter most. The exit code is 1 if the job does not fit its devices. The question is in
+    FILE, or in flags with the names of its keys; flags replace keys of FILE. Without FILE, keys
+    that are left out are assumed, and the answer lists them. docs/predict.md describes the keys,
+    luwu predict catalogue lists names."""
+    table, assumed = asked_table(asked, files, catalogue)
     question = make_question(table, catalogue)
     document = answer(question, catalogue) | {"assumed": assumed}
-    as_json = parsed.has("json")
-    said = [json.dumps(document, indent=1) if as_json else text(document)]
-    if "svg" in parsed.flags:
-        timeline = step_timeline(question, Path(parsed.flags["svg"]))
-        said += [] if as_json else [timeline]
-    return "\n".join(said), 0 if document.get("fits", True) else 1
+    print(json.dumps(document, indent=1) if as_json else text(document))
+    if svg is not None:
+        drawn = step_timeline(question, svg)
+        if not as_json:
+            print(drawn)
+    return 0 if document.get("fits", True) else 1
 
 
-def _compare(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
-    if not rest:
-        raise ConfigError(f"luwu predict compare takes files; usage: {COMPARE.usage}")
-    flags = table_of(parsed.flags, catalogue)
-    questions = {name: make_question(over_file(Path(name), flags), catalogue) for name in rest}
+@run.command(
+    "compare",
+    cls=Command,
+    examples=("luwu predict compare luwu.toml zero3.toml 3d.toml --svg steps.svg",),
+)
+@click.argument("files", nargs=-1, required=True, type=SVG)
+@form.JSON
+@click.option("--svg", type=SVG, help="write a picture of a step of each")
+@CATALOGUE
+def compare(
+    asked: Mapping[str, str], files: Sequence[Path], as_json: bool, svg: Path | None,
+    catalogue: Catalogue,
+) -> int:  # fmt: skip
+    """Predict the steps of several files and show them side by side. Flags with the names of keys
+    replace those of all files."""
+    flags = table_of(asked, catalogue)
+    questions = {str(each): make_question(over_file(each, flags), catalogue) for each in files}
     found = {name: answer(question, catalogue) for name, question in questions.items()}
-    drawn = []
-    if "svg" in parsed.flags:
-        drawn = [compare_timeline(questions, Path(parsed.flags["svg"]))]
-    if parsed.has("json"):
-        return json.dumps({"schema": SCHEMA, "answers": found}, indent=1)
-    return "\n".join([side_by_side(found), *drawn])
+    drawn = [] if svg is None else [compare_timeline(questions, svg)]
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "answers": found}, indent=1))
+    else:
+        print("\n".join([side_by_side(found), *drawn]))
+    return 0
 
 
-def _validate(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
-    if rest:
-        raise ConfigError(f"luwu predict validate takes no {rest[0]!r}; usage: {VALIDATE.usage}")
-    document = validate.document(catalogue)
-    return json.dumps(document, indent=1) if parsed.has("json") else validate.text(document)
+@run.command("validate", cls=form.Command, examples=("luwu predict validate",))
+@form.JSON
+@CATALOGUE
+def validate(as_json: bool, catalogue: Catalogue) -> int:
+    """Compare predictions with published results."""
+    document = checked.document(catalogue)
+    print(json.dumps(document, indent=1) if as_json else checked.text(document))
+    return 0
 
 
-_DOES: Final[dict[str, Callable[[Parsed, Sequence[str], Catalogue], str | tuple[str, int]]]] = {
-    STEP.name: _step, COMPARE.name: _compare, SWEEP.name: run_sweep, TIMELINE.name: timeline,
-    FLOWS.name: flows, CATALOGUE.name: run_catalogue, INIT.name: run_init,
-    VALIDATE.name: _validate,
-}  # fmt: skip
+for each in (run_sweep, timeline, flows, list_catalogue, init):
+    run.add_command(each)

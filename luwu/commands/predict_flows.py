@@ -7,43 +7,34 @@ one of them, chosen by a hash; here both are played, one exchange of the step at
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+
+import click
 
 from luwu.base.errors import ConfigError
-from luwu.base.parsers import whole
-from luwu.commands.flags import CATALOGUE_FLAG, JSON_FLAG, Flag, Parsed, Verb
+from luwu.base.parsers import path, whole
+from luwu.commands import form
+from luwu.commands.predict_question import CATALOGUE
 from luwu.predict.ask.question import Question, read_question
 from luwu.predict.events.exchanges import PlayedExchange, play_exchanges
 from luwu.predict.hardware.catalogue import Catalogue
 
-FLOWS: Final = Verb(
-    name="predict flows",
-    usage="luwu predict flows FILE [--channels N] [--json] [--catalogue FILE]",
-    text="Simulate the exchanges of a step flow by flow through [topology], where switches choose "
-    "links by a hash, and compare with the closed form, which uses all links evenly.",
-    examples=("luwu predict flows llama.toml --channels 4",),
-    flags=(
-        Flag(
-            name="channels",
-            shape="N",
-            text="connections between two ranks, each hashed (default: 1)",
-        ),
-        JSON_FLAG,
-        CATALOGUE_FLAG,
-    ),
-    has_keys=False,
-    rest="many",
+
+@click.command("flows", cls=form.Command, examples=("luwu predict flows llama.toml --channels 4",))
+@click.argument("file", type=form.Value("FILE", path))
+@click.option(
+    "--channels",
+    type=form.Value("N", whole(1)),
+    default=1,
+    help="connections between two ranks, each hashed (default: 1)",
 )
-
-
-def flows(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
-    """Play the exchanges of a file's question. Raises ConfigError."""
-    if len(rest) != 1:
-        raise ConfigError(f"luwu predict flows takes a file; usage: {FLOWS.usage}")
-    question = read_question(Path(rest[0]), catalogue)
+@form.JSON
+@CATALOGUE
+def flows(file: Path, channels: int, as_json: bool, catalogue: Catalogue) -> int:
+    """Simulate the exchanges of a step flow by flow through [topology], where switches choose links
+    by a hash, and compare with the closed form, which uses all links evenly."""
+    question = read_question(file, catalogue)
     if not isinstance(question, Question):
         raise ConfigError(
             f"system: {question.system!r} has closed forms alone; flows are training's"
@@ -51,12 +42,13 @@ def flows(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     built = question.build()
     if built is None:
         raise ConfigError("topology: without one no link is known; give [topology]")
-    channels = whole(1)(parsed.flags.get("channels", "1"), "--channels")
     played = play_exchanges(built, question.exchanges(), question.job.devices, channels)
-    if parsed.has("json"):
+    if as_json:
         found = {name: asdict(each) for name, each in played.items()}
-        return json.dumps({"schema": 1, "channels": channels, "exchanges": found}, indent=1)
-    return "\n".join(_line(name, each) for name, each in played.items())
+        print(json.dumps({"schema": 1, "channels": channels, "exchanges": found}, indent=1))
+    else:
+        print("\n".join(_line(name, each) for name, each in played.items()))
+    return 0
 
 
 def _line(name: str, each: PlayedExchange) -> str:

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Final
+
+import click
 
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
-from luwu.commands.flags import Parsed, Verb
-from luwu.predict.hardware.catalogue import Catalogue
-
-INIT: Final = Verb(
-    name="predict init",
-    usage="luwu predict init [NAME]",
-    text="Write the question file NAME.toml, with a comment for each key, to be changed into your "
-    "own; an existing file is left as it is. Without NAME, list the names.",
-    examples=("luwu predict init", "luwu predict init luwu-64xh100"),
-    has_keys=False,
-    rest="one",
-)
+from luwu.commands import form
 
 
 def presets() -> dict[str, str]:
@@ -32,16 +21,21 @@ def presets() -> dict[str, str]:
     }
 
 
-def run_init(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
-    """The output of the command. Raises ConfigError."""
+@click.command(
+    "init",
+    cls=form.Command,
+    examples=("luwu predict init", "luwu predict init luwu-64xh100"),
+)
+@click.argument("name", required=False)
+def init(name: str | None) -> int:
+    """Write the question file NAME.toml, with a comment for each key, to be changed into your own;
+    an existing file is left as it is. Without NAME, list the names."""
     known = presets()
-    if not rest:
+    if name is None:
         width = max(map(len, known))
-        return "\n".join(
-            f"{name:<{width}}  {text.splitlines()[0].removeprefix('# ')}"
-            for name, text in known.items()
-        )
-    (name,) = rest
+        for each, text in known.items():
+            print(f"{each:<{width}}  {text.splitlines()[0].removeprefix('# ')}")
+        return 0
     if name not in known:
         raise ConfigError(
             f"no preset is called {name!r}{suggestion(name, known)}; they are {', '.join(known)}"
@@ -55,4 +49,5 @@ def run_init(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be written: {exc.strerror}") from exc
     command = "plan" if "\nsystems = " in known[name] else "predict step"
-    return f"wrote {path}; luwu {command} {path} answers it"
+    print(f"wrote {path}; luwu {command} {path} answers it")
+    return 0

@@ -2,40 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import click
+
 from luwu.base.errors import ConfigError
-from luwu.commands.flags import Flag, Parsed
+from luwu.base.parsers import path
+from luwu.commands import form
 from luwu.predict.ask.one_line import table_of, with_assumed
 from luwu.predict.ask.question import read_table
 from luwu.predict.ask.question_keys import keys
-from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.catalogue import Catalogue, load
+
+CATALOGUE: Final = click.option(
+    "--catalogue",
+    type=form.Value("FILE", lambda text, name: load(path(text, name))),
+    default=load,
+    help="TOML file with your own hardware and models",
+)
+SVG: Final = form.Value("FILE", path)
+FILES: Final = click.argument("files", nargs=-1, type=form.Value("[FILE]", path))
 
 
-def _flags() -> tuple[Flag, ...]:
-    found: dict[str, Flag] = {}
-    for key in keys():
-        flag = Flag(name=key.place, shape=key.shape, text=key.text, title=key.title)
-        found.setdefault(key.place, flag)
-    return tuple(found.values())
+class Command(form.Command):
+    """A command whose keys are those of a question, each once; it is given their texts."""
 
+    def __init__(self, name: str, *, params: list[click.Parameter], **settings: Any) -> None:
+        """As that of other commands."""
+        first = {key.place: key for key in reversed(keys())}
+        asked = [
+            form.KeyFlag(key.place, key.shape, key.text, key.title, is_flag=not key.shape)
+            for key in keys()
+            if first[key.place] is key
+        ]
+        super().__init__(name, params=[*params, *asked], **settings)
 
-QUESTION_FLAGS: Final = _flags()
-"""All keys of a question, each once."""
+    def take(self, ctx: click.Context, texts: Mapping[str, str]) -> None:
+        """Pass the texts on as `asked`."""
+        ctx.params["asked"] = texts
 
 
 def asked_table(
-    parsed: Parsed, catalogue: Catalogue
+    asked: Mapping[str, str], files: Sequence[Path], catalogue: Catalogue
 ) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
     """The table of a question, and what of it is assumed: nothing of a file. Raises ConfigError."""
-    flags, files = table_of(parsed.flags, catalogue), parsed.rest
+    flags = table_of(asked, catalogue)
     if len(files) > 1 or not (files or flags):
+        ctx = click.get_current_context()
         raise ConfigError(
-            f"luwu {parsed.verb.name} takes a file, or a question in flags; usage: "
-            f"{parsed.verb.usage_text}"
+            f"{ctx.command_path} takes a file, or a question in flags; {form.usage(ctx)}"
         )
-    return (over_file(Path(files[0]), flags), {}) if files else with_assumed(flags)
+    return (over_file(files[0], flags), {}) if files else with_assumed(flags)
 
 
 def over_file(path: Path, flags: dict[str, Any]) -> dict[str, Any]:

@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import click
+
 from luwu.base.identifiers import words
-from luwu.commands.flags import CATALOGUE_FLAG, JSON_FLAG, Flag, Parsed, Verb
+from luwu.commands import form
 from luwu.commands.predict_pictures import write_drawn
-from luwu.commands.predict_question import QUESTION_FLAGS, asked_table
+from luwu.commands.predict_question import CATALOGUE, FILES, SVG, Command, asked_table
 from luwu.commands.predict_sweep_page import sweep_page, sweep_svg
 from luwu.predict.ask.one_line import assumed_text
-from luwu.predict.ask.sweep import STEP, Point, Sweep, label, parse_axis, sweep
+from luwu.predict.ask.sweep import STEP, Axis, Point, Sweep, label, parse_axis, sweep
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.report.chart import as_file
 
-SWEEP: Final = Verb(
-    name="predict sweep",
-    usage="luwu predict sweep [FILE] [--KEY VALUE ...] --over KEY=V,V,... [--over ...] "
-    "[--of METRIC] [--json] [--svg FILE] [--html FILE] [--catalogue FILE]",
-    text="Predict a step for each value of one or more keys of a question: a table, with --svg a "
-    "plot, with --html a page with sliders over the values, which needs nothing else. The question "
-    "is in FILE, or in flags, as of luwu predict step.",
-    examples=(
-        "luwu predict sweep llama.toml --over node.disks=2,4,8 --svg disks.svg",
-        "luwu predict sweep llama.toml --over devices=8,16,32 --html devices.html",
-    ),
-    flags=(
-        Flag(name="over", shape="KEY=V,V", text="a key and its values; repeatable", repeats=True),
-        Flag(name="of", shape="METRIC", text="number of the answer to show (default: step_s)"),
-        Flag(name="svg", shape="FILE", text="write a plot"),
-        Flag(name="html", shape="FILE", text="write a page with sliders over all points"),
-        JSON_FLAG,
-        CATALOGUE_FLAG,
-        *QUESTION_FLAGS,
-    ),
-    has_keys=False,
-    rest="many",
-)
 SCHEMA: Final = 2
 """2: the swept number of a point is its `number`; answers have schema 2."""
 _ALWAYS: Final = {
@@ -50,22 +29,50 @@ _ALWAYS: Final = {
 _HEADINGS: Final = {"step_s": "step", "tokens_per_s_per_device": "tokens/s each", "mfu": "MFU"}
 
 
-def run_sweep(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
-    """The output of the command. Raises ConfigError."""
-    table, assumed = asked_table(parsed, catalogue)
-    axes = [parse_axis(each) for each in parsed.repeated.get("over", [])]
-    found = sweep(table, axes, catalogue)
-    of = parsed.flags.get("of", STEP)
+@click.command(
+    "sweep",
+    cls=Command,
+    examples=(
+        "luwu predict sweep llama.toml --over node.disks=2,4,8 --svg disks.svg",
+        "luwu predict sweep llama.toml --over devices=8,16,32 --html devices.html",
+    ),
+)
+@FILES
+@click.option(
+    "--over",
+    type=form.Value("KEY=V,V", lambda text, _: parse_axis(text)),
+    multiple=True,
+    help="a key and its values; repeatable",
+)
+@click.option(
+    "--of",
+    type=form.Value("METRIC"),
+    default=STEP,
+    help="number of the answer to show (default: step_s)",
+)
+@click.option("--svg", type=SVG, help="write a plot")
+@click.option("--html", type=SVG, help="write a page with sliders over all points")
+@form.JSON
+@CATALOGUE
+def run_sweep(
+    asked: Mapping[str, str], files: Sequence[Path], over: Sequence[Axis], of: str,
+    svg: Path | None, html: Path | None, as_json: bool, catalogue: Catalogue,
+) -> int:  # fmt: skip
+    """Predict a step for each value of one or more keys of a question: a table, with --svg a plot,
+    with --html a page with sliders over the values, which needs nothing else. The question is in
+    FILE, or in flags, as of luwu predict step."""
+    table, assumed = asked_table(asked, files, catalogue)
+    found = sweep(table, over, catalogue)
     numbers = found.numbers(of)
-    if "svg" in parsed.flags:
-        write_drawn("svg", Path(parsed.flags["svg"]), as_file(sweep_svg(found, of)))
-    if "html" in parsed.flags:
-        write_drawn("html", Path(parsed.flags["html"]), sweep_page(found, of))
-    return (
-        json.dumps(document(found, of) | {"assumed": assumed}, indent=1)
-        if parsed.has("json")
-        else "\n".join([*assumed_text(assumed), text(found, of, numbers)])
-    )
+    if svg is not None:
+        write_drawn("svg", svg, as_file(sweep_svg(found, of)))
+    if html is not None:
+        write_drawn("html", html, sweep_page(found, of))
+    if as_json:
+        print(json.dumps(document(found, of) | {"assumed": assumed}, indent=1))
+    else:
+        print("\n".join([*assumed_text(assumed), text(found, of, numbers)]))
+    return 0
 
 
 def document(found: Sweep, of: str) -> dict[str, Any]:

@@ -10,13 +10,15 @@ written as a run's events are. With --run-dir the events are kept, in a director
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+
+import click
 
 from luwu.base.errors import ConfigError
-from luwu.commands.flags import CATALOGUE_FLAG, Flag, Parsed, Verb
-from luwu.commands.predict_question import QUESTION_FLAGS, asked_table
+from luwu.base.parsers import path
+from luwu.commands import form
+from luwu.commands.predict_question import CATALOGUE, FILES, Command, asked_table
 from luwu.commands.trace import check_trace
 from luwu.predict.ask.one_line import assumed_text
 from luwu.predict.ask.question import Question, make_question
@@ -27,31 +29,24 @@ from luwu.predict.events.recorded import told_by_device, told_by_stages, write_e
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.report.timeline import write_timeline
 
-TIMELINE: Final = Verb(
-    name="predict timeline",
-    usage="luwu predict timeline [FILE] [--KEY VALUE ...] --out FILE [--run-dir DIR] "
-    "[--catalogue FILE]",
-    text="Write a predicted step as a Chrome trace, as luwu trace does for a real one.",
-    examples=("luwu predict timeline llama.toml --out step.json",),
-    flags=(
-        Flag(name="out", shape="FILE", text="write the Chrome trace to FILE"),
-        Flag(name="run_dir", shape="DIR", text="keep the events, for luwu trace DIR"),
-        CATALOGUE_FLAG,
-        *QUESTION_FLAGS,
-    ),
-    has_keys=False,
-    rest="many",
+
+@click.command(
+    "timeline", cls=Command, examples=("luwu predict timeline llama.toml --out step.json",)
 )
-
-
-def timeline(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
-    """Play the question of a file, write what was asked for, and say where. Raises ConfigError."""
-    out, kept = (parsed.flags.get(name) for name in ("out", "run_dir"))
-    table, assumed = asked_table(parsed, catalogue)
-    if out is None and kept is None:
-        raise ConfigError(f"luwu predict timeline takes a file, and --out; usage: {TIMELINE.usage}")
-    if out is not None:
-        check_trace(Path(out), "--out")
+@FILES
+@click.option("--out", type=form.Value("FILE", path), help="write the Chrome trace to FILE")
+@click.option("--run-dir", type=form.Value("DIR", path), help="keep the events, for luwu trace DIR")
+@CATALOGUE
+def timeline(
+    asked: Mapping[str, str], files: Sequence[Path], out: Path | None, run_dir: Path | None,
+    catalogue: Catalogue,
+) -> int:  # fmt: skip
+    """Write a predicted step as a Chrome trace, as luwu trace does for a real one."""
+    table, assumed = asked_table(asked, files, catalogue)
+    if out is None and run_dir is None:
+        ctx = click.get_current_context()
+        raise ConfigError(f"{ctx.command_path} takes a file, and --out; {form.usage(ctx)}")
+    check_trace(out, "--out")
     question = make_question(table, catalogue)
     if not isinstance(question, Question):
         raise ConfigError(
@@ -61,11 +56,12 @@ def timeline(parsed: Parsed, rest: Sequence[str], catalogue: Catalogue) -> str:
     line, told = _played(question)
     said = [*assumed_text(assumed), line]
     with tempfile.TemporaryDirectory() as folder:
-        events = Path(folder) if kept is None else Path(kept) / "events"
-        said += _write(told, events, None if out is None else Path(out))
-    if kept is not None:
-        said.append(f"events  {kept} (luwu trace {kept})")
-    return "\n".join(said)
+        events = Path(folder) if run_dir is None else run_dir / "events"
+        said += _write(told, events, out)
+    if run_dir is not None:
+        said.append(f"events  {run_dir} (luwu trace {run_dir})")
+    print("\n".join(said))
+    return 0
 
 
 def _played(question: Question) -> tuple[str, dict[str, Record]]:

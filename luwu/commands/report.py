@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import click
+
 from luwu.base.foreign import taking
-from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.base.parsers import path
+from luwu.commands import form
 from luwu.commands.outcome import REPORT_FILE
 from luwu.estimate.steps import steps_lines
 from luwu.launch.processes.run_directory import RunDirectory
@@ -19,33 +22,30 @@ from luwu.report.pair import named, pair_html, pair_text
 from luwu.report.table import table_text
 from luwu.report.verdict import verdict
 
-VERB: Final = Verb(
-    name="report",
-    usage="luwu report [--open] [--json] [RUN [RUN]]",
-    text=(
-        "Write the report of a run as report.html and print its verdict. The run may be active "
-        "or have failed. With two runs, compare them. RUN is the directory of a run; the default "
-        "is the latest."
-    ),
-    examples=("luwu report --open", "luwu report luwu-runs/A luwu-runs/B"),
-    flags=(
-        Flag(name="open", text="open the report in a browser"),
-        Flag(name="json", text="print the data of the report as JSON"),
-    ),
-    has_keys=False,
-    rest="two",
-)
 PAIR_FILE: Final = "report-{}.html"
 
 
-def run(parsed: Parsed) -> int:
-    """Run the verb; the exit code."""
-    runs = [RunDirectory.find(Path(each)) for each in parsed.rest] or [RunDirectory.find()]
+@click.command(
+    "report",
+    cls=form.Command,
+    examples=("luwu report --open", "luwu report luwu-runs/A luwu-runs/B"),
+)
+@click.argument("run_dir", type=form.Value("RUN", path), required=False)
+@click.argument("other", type=form.Value("RUN", path), required=False)
+@click.option("--open", "is_opened", is_flag=True, help="open the report in a browser")
+@click.option("--json", "as_json", is_flag=True, help="print the data of the report as JSON")
+def run(run_dir: Path | None, other: Path | None, is_opened: bool, as_json: bool) -> int:
+    """Write the report of a run as report.html and print its verdict. The run may be active or have
+    failed. With two runs, compare them. RUN is the directory of a run; the default is the
+    latest."""
+    runs = [RunDirectory.find(run_dir)]
+    if other is not None:
+        runs.append(RunDirectory.find(other))
     with taking(" and ".join(str(each.path) for each in runs)):
-        return _report(runs, parsed)
+        return _report(runs, is_opened=is_opened, as_json=as_json)
 
 
-def _report(runs: Sequence[RunDirectory], parsed: Parsed) -> int:
+def _report(runs: Sequence[RunDirectory], *, is_opened: bool, as_json: bool) -> int:
     documents = [Watch(each).document() for each in runs]
     if len(runs) == 2:
         both = named(*documents)
@@ -59,11 +59,11 @@ def _report(runs: Sequence[RunDirectory], parsed: Parsed) -> int:
             text = table_text(documents[0]["comparison"]) + "\n\n" + text
         elif documents[0]["measured"]:
             text += "\n" + "\n".join(steps_lines(documents[0]["measured"]))
-    if parsed.has("json"):
+    if as_json:
         print(json.dumps(documents[0] if len(runs) == 1 else documents, indent=1))
     else:
         print(text)
         print(f"report  {path}")
-    if parsed.has("open"):
+    if is_opened:
         webbrowser.open(path.as_uri())
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -12,12 +12,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from luwu.base.config import SERVING_KEYS, Resolved, RunConfig
+import click
+
+from luwu.base.config import KEYS, Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
 from luwu.base.json_file import read_json
 from luwu.base.own import found_first, needs, own_module
 from luwu.base.tree import parse_ranks
-from luwu.commands.flags import VERBOSE_FLAG, Parsed, Verb, resolve_parsed
+from luwu.commands import form
 from luwu.commands.outcome import keep_report, write_outcome, write_resolved
 from luwu.commands.trace import check_trace, write_trace
 from luwu.join.connection import Connection, file_of, join
@@ -53,37 +55,36 @@ if TYPE_CHECKING:
     from luwu.estimate.disk import DiskRates
     from switch_emu.node.plan import NodePlan
 
-VERB: Final = Verb(
-    name="run",
-    usage="luwu run [flags] SCRIPT ...\nluwu run [flags] -m MODULE ...",
-    text="Start a switch, an optimizer node and workers that run SCRIPT. With --join, start only "
-    "the workers, of a job that already runs. Arguments after SCRIPT are passed to it.",
-    examples=(
-        "luwu run --workers 4 --memory-budget 2GiB --resume train.py --epochs 3",
-        "luwu run --join 'tcp://10.0.0.5:7002?job=...' --ranks 4-7 train.py",
-    ),
-    flags=(VERBOSE_FLAG,),
-    rest="script",
-)
 RECORD_CHUNKS: Final = 3
 """A page holds a chunk's weights and its two moments."""
 
 
-def run(parsed: Parsed) -> int:
-    """Run the verb; the exit code."""
-    resolved = resolve_parsed(VERB, parsed)
+@click.command(
+    "run",
+    cls=form.Command,
+    keys=form.keys_of("run"),
+    examples=(
+        "luwu run --workers 4 --memory-budget 2GiB --resume train.py --epochs 3",
+        "luwu run --join 'tcp://10.0.0.5:7002?job=...' --ranks 4-7 train.py",
+    ),
+)
+@form.VERBOSE
+@click.argument(form.SCRIPT, nargs=-1, required=True, type=form.Value("FILE|-m MODULE "))
+def run(resolved: Resolved, verbose: bool, script: tuple[str, ...]) -> int:
+    """Start a switch, an optimizer node and workers that run a script. With --join, start only the
+    workers, of a job that already runs. Arguments after the script are passed to it."""
     config = resolved.config
-    _check(resolved, parsed.rest)
+    _check(resolved, script)
     run_directory = RunDirectory.create(config.run_dir)
-    console = Console(sys.stderr, details=parsed.has("verbose"), log=run_directory.log(LAUNCHER))
+    console = Console(sys.stderr, details=verbose, log=run_directory.log(LAUNCHER))
     write_resolved(run_directory, resolved, "run")
     console.detail(f"run directory {run_directory.path}")
-    script = _own_script(parsed.rest, console)
+    command = _own_script([*script], console)
     if config.engine == "ray":
-        _run_by_ray(run_directory, resolved, parsed, script, console)
+        _run_by_ray(run_directory, resolved, command, console)
         write_outcome(run_directory, 0, "finished")
         return 0
-    served = _run_here(run_directory, resolved, parsed, script, console)
+    served = _run_here(run_directory, resolved, command, console)
     write_outcome(run_directory, 0, "finished")
     first = None if served is None else served.first_step
     said = ending(run_directory, config.state or STATE_DIRECTORY, first)
@@ -108,8 +109,7 @@ class _Served(NamedTuple):
 
 
 def _run_here(
-    run_directory: RunDirectory, resolved: Resolved, parsed: Parsed, script: list[str],
-    console: Console,
+    run_directory: RunDirectory, resolved: Resolved, script: list[str], console: Console
 ) -> _Served | None:  # fmt: skip
     """Start the processes, or the workers alone, and wait until they have ended."""
     config = resolved.config
@@ -123,7 +123,7 @@ def _run_here(
             connect_timeout_s=config.connect_timeout,
         )
         supervisor.worker_environ = key_environ(config) | _tensorboard_environ(config)
-        with _failure_written(run_directory, config, parsed, script), supervisor:
+        with _failure_written(run_directory, resolved, script), supervisor:
             if config.join is None:
                 when = run_directory.connect_file  # the agent imports torch until they listen
                 connect, share = str(when), Share.of_all(config.workers)
@@ -175,8 +175,7 @@ def _serve(supervisor: Supervisor, config: RunConfig, console: Console) -> _Serv
 
 
 def _run_by_ray(
-    run_directory: RunDirectory, resolved: Resolved, parsed: Parsed, script: list[str],
-    console: Console,
+    run_directory: RunDirectory, resolved: Resolved, script: list[str], console: Console
 ) -> None:  # fmt: skip
     """Let Ray place and watch the processes."""
     from luwu.engines.ray_engine import RayEngine
@@ -184,7 +183,7 @@ def _run_by_ray(
     what = f"{workers_text(resolved.config.workers)}, {machines_text(resolved.config)}, by Ray"
     console.say(f"luwu: {what}; {log_text(run_directory)}")
     with (
-        _failure_written(run_directory, resolved.config, parsed, script),
+        _failure_written(run_directory, resolved, script),
         stop_requests() as should_stop,
         RayEngine(run_directory, resolved, console, should_stop) as engine,
     ):
@@ -194,13 +193,13 @@ def _run_by_ray(
 
 @contextmanager
 def _failure_written(
-    run_directory: RunDirectory, config: RunConfig, parsed: Parsed, script: list[str]
+    run_directory: RunDirectory, resolved: Resolved, script: list[str]
 ) -> Iterator[None]:
     """Write the outcome of a run that fails early, and let nobody join it afterwards."""
     try:
         yield
     except LuwuError as cause:
-        error = _written(cause, run_directory, config, parsed, script)
+        error = _written(cause, run_directory, resolved, script)
         if error is cause:
             raise
         raise error from cause
@@ -209,16 +208,15 @@ def _failure_written(
 
 
 def _written(
-    cause: LuwuError, run_directory: RunDirectory, config: RunConfig, parsed: Parsed,
-    script: list[str],
+    cause: LuwuError, run_directory: RunDirectory, resolved: Resolved, script: list[str]
 ) -> LuwuError:  # fmt: skip
     """Write the reason of the end as outcome; for a stopped run with the command that continues
     it.
     """
     error = cause
-    if isinstance(cause, Interrupted) and config.join is None:
-        state = state_directory(config, STATE_DIRECTORY)
-        error = Interrupted(stopped(run_directory, state, {**parsed.keys, **parsed.flags}, script))
+    if isinstance(cause, Interrupted) and resolved.config.join is None:
+        state = state_directory(resolved.config, STATE_DIRECTORY)
+        error = Interrupted(stopped(run_directory, state, resolved.given, script))
     write_outcome(run_directory, error.exit_code, str(error), error.code)
     keep_report(run_directory)
     return error
@@ -336,7 +334,7 @@ def _own_ranks(text: str, connection: Connection) -> Share:
     return share
 
 
-def _check(resolved: Resolved, script: list[str]) -> None:
+def _check(resolved: Resolved, script: Sequence[str]) -> None:
     """Raises ConfigError if what was asked for cannot be run."""
     config = resolved.config
     _check_script(script)
@@ -355,8 +353,8 @@ def _check(resolved: Resolved, script: list[str]) -> None:
 
 
 def _check_join(resolved: Resolved) -> None:
-    for name in (*SERVING_KEYS, "grace"):
-        if not resolved.is_default(name):
+    for name, key in KEYS.items():
+        if key.roles and "run" in key.verbs and not resolved.is_default(name):
             raise ConfigError(
                 f"{name} ({resolved.origins[name]}) is a setting of the switch and the "
                 f"node; pass it to luwu up, and omit it with --join"
@@ -396,9 +394,9 @@ def _check_engine(config: RunConfig) -> None:
         raise ConfigError("insecure: luwu run listens on this host alone; leave --insecure out")
 
 
-def _check_script(script: list[str]) -> None:
-    if not script or (script[0] == "-m" and len(script) < 2):
-        raise ConfigError(f"no script to run; usage: {VERB.usage_text}")
+def _check_script(script: Sequence[str]) -> None:
+    if [*script] == ["-m"]:
+        raise ConfigError("no script to run: -m needs the name of a module after it")
     if script[0] != "-m" and not Path(script[0]).is_file():
         raise ConfigError(f"there is no script {script[0]}; name a Python file, or -m MODULE")
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+import click
 
 from luwu.base.errors import ConfigError
 from luwu.base.foreign import taking
 from luwu.base.json_file import read_json
-from luwu.commands.export import CONNECT_NAME, CONNECT_S
-from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.commands import form
+from luwu.commands.export import CONNECT_NAME, CONNECT_S, OUT, STATE
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.state_users import advise
@@ -19,35 +21,28 @@ from luwu.launch.state_users import advise
 if TYPE_CHECKING:
     from luwu.checkpoint.snapshot import Snapshot
 
-VERB: Final = Verb(
-    name="snapshot",
-    usage="luwu snapshot STATE_DIR|RUN_DIR|URL OUT [flags]",
-    text=(
-        "Copy the last decided step of a state to the new state directory OUT; luwu run --state "
-        "OUT --resume continues from it.\n\n"
-        "To copy the state of a running job, give its run directory, its connect.json or the URL "
-        "that luwu up printed; training continues. On a file system with reflinks the copy shares "
-        "its blocks with the state; elsewhere the pages are copied."
-    ),
-    examples=("luwu snapshot luwu-runs/latest before-tuning",),
-    flags=(Flag(name="json", text="print JSON"),),
-    has_keys=False,
-    rest="two",
+
+@click.command(
+    "snapshot", cls=form.Command, examples=("luwu snapshot luwu-runs/latest before-tuning",)
 )
+@STATE
+@OUT
+@form.JSON
+def run(where: str, out: Path, as_json: bool) -> int:
+    """Copy the last decided step of a state to the new state directory OUT; luwu run --state OUT
+    --resume continues from it.
 
-
-def run(parsed: Parsed) -> int:
-    """Run the verb; the exit code."""
-    if len(parsed.rest) != 2:
-        raise ConfigError(f"name a state and where to make its copy; usage: {VERB.usage_text}")
-    where, out = parsed.rest[0], Path(parsed.rest[1])
+    To copy the state of a running job, give its run directory, its connect.json or the URL that
+    luwu up printed; training continues. On a file system with reflinks the copy shares its blocks
+    with the state; elsewhere the pages are copied.
+    """
     path = Path(where)
     with stop_requests() as should_stop:
         if "://" in where or path.is_file() or (path / CONNECT_NAME).exists():
             found = _of_running(where, out, should_stop)
         else:
             found = _at_rest(path, out, should_stop)
-    if parsed.has("json"):
+    if as_json:
         document = {
             "schema": 1,
             "out": str(found.path),

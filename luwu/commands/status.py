@@ -12,11 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import click
+
 from luwu.base import loopback
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.foreign import taking
-from luwu.base.parsers import whole
-from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.base.parsers import path, whole
+from luwu.commands import form
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
 from luwu.monitor.text import status_text
@@ -27,51 +29,55 @@ EVERY_S: Final = 1.0
 _TOP: Final = "\x1b[H\x1b[J"
 """Clears a terminal."""
 
-VERB: Final = Verb(
-    name="status",
-    usage="luwu status [--all] [--json] [RUN]\n"
-    "luwu status --watch | --serve PORT | --prometheus [HOST:]PORT [RUN]",
-    text="Show the processes of a run and its progress. RUN is the directory of a run; the default "
-    "is the latest.",
-    examples=("luwu status --watch", "luwu status --serve 8080"),
-    flags=(
-        Flag(name="all", text="show all counters too"),
-        Flag(name="watch", text="repeat every second until the run ends, or Ctrl-C"),
-        Flag(
-            name="serve",
-            shape="PORT",
-            text="serve a page at http://127.0.0.1:PORT that follows the run",
-        ),
-        Flag(name="json", text="print JSON"),
-        Flag(name="prometheus", shape="[HOST:]PORT", text="serve metrics to Prometheus"),
-    ),
-    has_keys=False,
-    rest="one",
+PORT: Final = whole(0, 65535)
+
+
+def _host_and_port(text: str, name: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, PORT(port, name)
+
+
+@click.command(
+    "status", cls=form.Command, examples=("luwu status --watch", "luwu status --serve 8080")
 )
-
-
-def run(parsed: Parsed) -> int:
-    """Run the verb; the exit code."""
-    watch = Watch(RunDirectory.find(Path(parsed.rest[0]) if parsed.rest else None))
-    if "prometheus" in parsed.flags:
+@click.argument("run_dir", type=form.Value("RUN", path), required=False)
+@click.option("--all", "has_all", is_flag=True, help="show all counters too")
+@click.option("--watch", is_flag=True, help="repeat every second until the run ends, or Ctrl-C")
+@click.option(
+    "--serve",
+    type=form.Value("PORT", PORT),
+    help="serve a page at http://127.0.0.1:PORT that follows the run",
+)
+@form.JSON
+@click.option(
+    "--prometheus",
+    type=form.Value("[HOST:]PORT", _host_and_port),
+    help="serve metrics to Prometheus",
+)
+def run(
+    run_dir: Path | None, has_all: bool, watch: bool, serve: int | None, as_json: bool,
+    prometheus: tuple[str, int] | None,
+) -> int:  # fmt: skip
+    """Show the processes of a run and its progress. RUN is the directory of a run; the default is
+    the latest."""
+    watched = Watch(RunDirectory.find(run_dir))
+    if prometheus is not None:
         from luwu.monitor.prometheus import serve_metrics
 
-        host, _, port_text = parsed.flags["prometheus"].rpartition(":")
+        host, port = prometheus
         host = host or loopback.host("or give --prometheus HOST:PORT")
-        port = whole(0, 65535)(port_text, "--prometheus")
-        return _until_stopped(host, "/metrics", serve_metrics(host, port, watch))
-    if "serve" in parsed.flags:
+        return _until_stopped(host, "/metrics", serve_metrics(host, port, watched))
+    if serve is not None:
         from luwu.monitor.serve import serve_page
 
-        port = whole(0, 65535)(parsed.flags["serve"], "--serve")
         host = loopback.host("or use --watch")
-        return _until_stopped(host, "/", serve_page(host, port, watch))
-    if parsed.has("watch"):
-        return _watch(watch, details=parsed.has("all"))
-    document = watch.document()
-    with taking(watch.run.path):
-        text = status_text(document, details=parsed.has("all"))
-    print(json.dumps(document, indent=1) if parsed.has("json") else text)
+        return _until_stopped(host, "/", serve_page(host, serve, watched))
+    if watch:
+        return _watch(watched, details=has_all)
+    document = watched.document()
+    with taking(watched.run.path):
+        text = status_text(document, details=has_all)
+    print(json.dumps(document, indent=1) if as_json else text)
     return 0
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import importlib
 import keyword
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Final
-
-from luwu.commands.flags import Verb
 
 GROUPS: Final = {
     "Train": {
@@ -41,17 +38,30 @@ GROUPS: Final = {
         "completion": "print a completion script for bash, zsh or fish",
     },
 }
+COMPLETION: Final = "_LUWU_COMPLETE"
+"""The variable by which a shell asks for completions (completion.py)."""
 VERBS: Final = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
 def module_of(name: str) -> ModuleType:
-    """The module of a command; imported when it is needed, so `luwu --help` loads little."""
+    """The module of a command, whose `run` it is; imported when it is needed, so `luwu --help`
+    loads little."""
     return importlib.import_module(f"luwu.commands.{name}{'_' * keyword.iskeyword(name)}")
 
 
-def forms() -> Iterator[Verb]:
-    """The forms of all commands, each followed by those of its own commands."""
-    for name in VERBS:
-        verb: Verb = module_of(name).VERB
-        yield verb
-        yield from verb.commands.values()
+def overview() -> str:
+    """The text of `luwu --help`, at most 80 columns wide."""
+    lines = [
+        "Usage: luwu COMMAND ...",
+        "",
+        "Train PyTorch models with the optimizer outside the workers: a switch sums the",
+        "gradients, an optimizer node keeps weights and optimizer state.",
+    ]
+    for title, commands in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:<10}  {text}" for name, text in commands.items())]
+    lines += [
+        "",
+        "luwu COMMAND --help describes a command. luwu config lists all keys, which can",
+        "be set by flags, by a TOML file and by the environment. luwu --version.",
+    ]
+    return "\n".join(lines)

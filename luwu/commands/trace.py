@@ -7,68 +7,64 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import click
+
 from luwu.base.errors import ConfigError
 from luwu.base.foreign import taking
-from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.base.parsers import path as parse_path
+from luwu.commands import form
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.report.aligned import ALL_STEPS, Steps, parse_steps, steady_steps
 from luwu.report.busy import busy, summary_document, summary_text
 from luwu.report.overlap import updated_before_last_push_ratio
 from luwu.report.timeline import write_timeline
 
-VERB: Final = Verb(
-    name="trace",
-    usage="luwu trace [--out FILE] [--step A:B | --all] [--summary [--json] | --svg FILE] [RUN]",
-    text=(
-        "Write a timeline of five steps from the middle of a run as a Chrome trace, for "
-        "ui.perfetto.dev or chrome://tracing. The run may be active or have failed. RUN is "
-        "the directory of a run; the default is the latest."
-    ),
-    examples=("luwu trace --step 20:25 --out steps.json", "luwu trace --summary"),
-    flags=(
-        Flag(name="out", shape="FILE", text="file to write (default: trace.json of the run)"),
-        Flag(name="step", shape="A:B", text="write the steps from A to B - 1; A alone is one step"),
-        Flag(name="all", text="write all steps, and the start-up"),
-        Flag(
-            name="summary",
-            text="instead, print how busy each engine was and how much compute overlapped",
-        ),
-        Flag(name="svg", shape="FILE", text="instead, draw one step, row by row"),
-        Flag(name="json", text="print the summary as JSON"),
-    ),
-    has_keys=False,
-    rest="one",
-)
 TRACE_FILE: Final = "trace.json"
+FILE: Final = form.Value("FILE", parse_path)
 
 
-def run(parsed: Parsed) -> int:
-    """Run the verb; the exit code."""
-    found = RunDirectory.find(Path(parsed.rest[0]) if parsed.rest else None)
-    steps = _chosen(parsed)
-    out = parsed.flags.get("out")
-    as_json = parsed.has("json")
-    if as_json and (out is not None or not parsed.has("summary")):
-        raise ConfigError("--json prints the summary alone: give --summary, and leave --out out")
-    if out is not None:
-        check_trace(Path(out), "--out")
-    with taking(found.path):
-        if "svg" in parsed.flags:
-            _draw(found, steps, Path(parsed.flags["svg"]))
-        if parsed.has("summary"):
-            _print_summary(found, steps or ALL_STEPS, as_json=as_json)
-        if out is not None or not (parsed.has("summary") or "svg" in parsed.flags):
-            write_trace(found, found.file(TRACE_FILE) if out is None else Path(out), print, steps)
-    return 0
-
-
-def _chosen(parsed: Parsed) -> Steps | None:
-    """The steps that the flags choose; None if they choose none."""
-    if "step" in parsed.flags and parsed.has("all"):
+@click.command(
+    "trace",
+    cls=form.Command,
+    examples=("luwu trace --step 20:25 --out steps.json", "luwu trace --summary"),
+)
+@click.argument("run_dir", type=form.Value("RUN", parse_path), required=False)
+@click.option("--out", type=FILE, help="file to write (default: trace.json of the run)")
+@click.option(
+    "--step",
+    type=form.Value("A:B", parse_steps),
+    help="write the steps from A to B - 1; A alone is one step",
+)
+@click.option("--all", "has_all", is_flag=True, help="write all steps, and the start-up")
+@click.option(
+    "--summary",
+    is_flag=True,
+    help="instead, print how busy each engine was and how much compute overlapped",
+)
+@click.option("--svg", type=FILE, help="instead, draw one step, row by row")
+@click.option("--json", "as_json", is_flag=True, help="print the summary as JSON")
+def run(
+    run_dir: Path | None, out: Path | None, step: Steps | None, has_all: bool, summary: bool,
+    svg: Path | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Write a timeline of five steps from the middle of a run as a Chrome trace, for
+    ui.perfetto.dev or chrome://tracing. The run may be active or have failed. RUN is the directory
+    of a run; the default is the latest."""
+    found = RunDirectory.find(run_dir)
+    if step is not None and has_all:
         raise ConfigError("--step and --all choose different steps; give one of them")
-    if "step" in parsed.flags:
-        return parse_steps(parsed.flags["step"], "--step")
-    return ALL_STEPS if parsed.has("all") else None
+    steps = ALL_STEPS if has_all else step
+    if as_json and (out is not None or not summary):
+        raise ConfigError("--json prints the summary alone: give --summary, and leave --out out")
+    check_trace(out, "--out")
+    with taking(found.path):
+        if svg is not None:
+            _draw(found, steps, svg)
+        if summary:
+            _print_summary(found, steps or ALL_STEPS, as_json=as_json)
+        if out is not None or not (summary or svg is not None):
+            write_trace(found, found.file(TRACE_FILE) if out is None else out, print, steps)
+    return 0
 
 
 def check_trace(path: Path | None, name: str = "trace") -> None:

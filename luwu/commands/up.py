@@ -6,16 +6,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+
+import click
 
 from luwu.base import loopback
 from luwu.base.clock import sleep
 from luwu.base.config import KEYS, Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
 from luwu.base.limits import NODE_COUNT_MAX
-from luwu.base.parsers import whole
+from luwu.base.parsers import one_of, whole
 from luwu.base.tree import one_switch
-from luwu.commands.flags import VERBOSE_FLAG, Flag, Parsed, Verb, resolve_parsed
+from luwu.commands import form
 from luwu.commands.outcome import keep_report, write_outcome, write_resolved
 from luwu.commands.up_in_tree import (
     join_nodes,
@@ -47,55 +48,57 @@ from luwu.launch.starting import log_text, say_security, say_start, start_text, 
 from luwu.launch.supervisor import POLL_S, Supervisor
 from luwu.launch.worker_loss import check_worker_loss
 
-_OF_THE_OTHER: Final = {
-    "node": ("drop_node_after", "fidelity", "fill_rate", "slots", "switch_memory_budget"),
-    "switch": (
-        "aggregate", "chunk", "disk_rate", "durability", "extent", "grace",
-        "job", "memory_budget", "on_lost_steps", "optimizer_nodes", "replicas",
-        "reshard_after_forward", "resume", "state",
-    ),
-}  # fmt: skip
-"""Keys that a role has no use for: the other one does what they say."""
-VERB: Final = Verb(
-    name="up",
-    usage="luwu up [--role switch|node] [--name NAME] [--number N] [flags]",
-    text=(
-        "Start a switch and an optimizer node for one job, print how to join them, and wait for "
-        "workers.\n\n"
-        "On separate hosts, start luwu up --role node, then luwu up --role switch --join FILE|URL; "
-        "with a shared --run-dir they need no --join and start in any order. With several "
-        "optimizer nodes, each except the first has a --number and joins the one before it. In a "
-        "tree of switches, each has a --name and joins its parent.\n\n"
-        "A lost node or switch may be started on another host: a node with its --number and the "
-        "--join that the last node printed, a switch as before. Processes that joined by a file "
-        "read it again, look host names up again, and try each of --advertise ADDRESS,ADDRESS."
-    ),
+
+@click.command(
+    "up",
+    cls=form.Command,
+    keys=form.keys_of("up"),
     examples=(
         "luwu up --workers 4 --state gpt-state",
         "luwu up --role node --workers 4 --keys luwu-keys --bind tcp://10.0.0.5:7000",
     ),
-    flags=(
-        Flag(name="role", shape="switch|node", text="start only this role"),
-        Flag(name="name", shape="NAME", text="name of this switch in --tree"),
-        Flag(name="number", shape="N", text="number of this optimizer node, from 0"),
-        VERBOSE_FLAG,
-    ),
 )
+@click.option(
+    "--role",
+    type=form.Value("switch|node", one_of("switch", "node")),
+    help="start only this role",
+)
+@click.option("--name", type=form.Value("NAME"), help="name of this switch in --tree")
+@click.option(
+    "--number",
+    type=form.Value("N", whole(0, NODE_COUNT_MAX - 1)),
+    help="number of this optimizer node, from 0",
+)
+@form.VERBOSE
+def run(
+    resolved: Resolved, role: str | None, name: str | None, number: int | None, verbose: bool
+) -> int:  # fmt: skip
+    """Start a switch and an optimizer node for one job, print how to join them, and wait for
+    workers.
 
+    On separate hosts, start luwu up --role node, then luwu up --role switch --join FILE|URL; with a
+    shared --run-dir they need no --join and start in any order. With several optimizer nodes, each
+    except the first has a --number and joins the one before it. In a tree of switches, each has a
+    --name and joins its parent.
 
-def run(parsed: Parsed) -> int:
-    """Run the verb; the exit code."""
-    resolved = resolve_parsed(VERB, parsed)
-    role, name = parsed.flags.get("role"), parsed.flags.get("name")
-    number = whole(0, NODE_COUNT_MAX - 1)(parsed.flags.get("number", "0"), "--number")
+    A lost node or switch may be started on another host: a node with its --number and the --join
+    that the last node printed, a switch as before. Processes that joined by a file read it again,
+    look host names up again, and try each of --advertise ADDRESS,ADDRESS.
+    """
     _check(resolved, role, name)
-    _check_number(resolved.config, role, number, parsed.flags.get("number"))
+    _check_number(resolved.config, role, number)
+    return _serve(resolved, role, name, number or 0, verbose=verbose)
+
+
+def _serve(
+    resolved: Resolved, role: str | None, name: str | None, number: int, *, verbose: bool
+) -> int:  # fmt: skip
     run_directory = RunDirectory.create(resolved.config.run_dir, is_shared=role is not None)
     who = role if name is None else f"{role}-{name}"
     if role == "node":
         who = node_role(number)
     log = LAUNCHER if who is None else f"{LAUNCHER}-{who}"
-    console = Console(sys.stderr, details=parsed.has("verbose"), log=run_directory.log(log))
+    console = Console(sys.stderr, details=verbose, log=run_directory.log(log))
     write_resolved(run_directory, resolved, "up", who)
     console.detail(f"run     {run_directory.path}")
     with stop_requests() as should_stop:
@@ -273,9 +276,9 @@ def _check_name(resolved: Resolved, name: str) -> None:
     tree_of(resolved.config).named(name)
 
 
-def _check_number(config: RunConfig, role: str | None, number: int, given: str | None) -> None:
+def _check_number(config: RunConfig, role: str | None, number: int | None) -> None:
     """The number of this node, and the endpoints that it and the others join."""
-    if given is not None and role != "node":
+    if number is not None and role != "node":
         raise ConfigError("number: it says which optimizer node this is; give --role node too")
     if number and config.join is None and config.run_dir is None:
         raise ConfigError(
@@ -284,7 +287,7 @@ def _check_number(config: RunConfig, role: str | None, number: int, given: str |
         )
     if (number or config.join is not None) and role == "node" and config.job is not None:
         raise ConfigError("job: a node learns it from --join; give --job to the first node alone")
-    if config.join is not None and role != "switch" and given is None:
+    if config.join is not None and role != "switch" and number is None:
         raise ConfigError(
             "join: only luwu up --role switch, or --role node with its --number, joins something; "
             "leave it out"
@@ -293,12 +296,13 @@ def _check_number(config: RunConfig, role: str | None, number: int, given: str |
 
 def _check_heeded(resolved: Resolved, role: str | None) -> None:
     """A file of keys may serve both roles; a flag is meant for this one. Raises ConfigError."""
-    other = "switch" if role == "node" else "node"
-    for name in _OF_THE_OTHER.get(role or "", ()):
+    for name, key in KEYS.items():
         is_own = resolved.config.no_switch and name in ("fidelity", "slots")
-        if resolved.origins[name].startswith("flag") and not is_own:
+        is_of_other = role is not None and key.roles and role not in key.roles
+        if is_of_other and resolved.origins[name].startswith("flag") and not is_own:
+            (other,) = key.roles
             raise ConfigError(
-                f"{name}: it is that of the {other}; give {KEYS[name].flag} to luwu up --role "
+                f"{name}: it is that of the {other}; give {key.flag} to luwu up --role "
                 f"{other}, which starts it, and leave it out here"
             )
 
@@ -306,8 +310,6 @@ def _check_heeded(resolved: Resolved, role: str | None) -> None:
 def _check(resolved: Resolved, role: str | None, name: str | None) -> None:
     config = resolved.config
     _check_heeded(resolved, role)
-    if role not in (None, "switch", "node"):
-        raise ConfigError(f"--role: {role!r} is neither switch nor node")
     if role != "switch" or config.on_worker_loss != "drop":  # --join has the number of workers
         check_worker_loss(config)
     if name is not None and (role != "switch" or config.tree is None):

@@ -8,10 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import click
+
 from luwu.base.colours import bold, red
 from luwu.base.errors import ConfigError, StateError
+from luwu.base.parsers import path
 from luwu.base.quantities import format_bytes
-from luwu.commands.flags import Flag, Parsed, Verb
+from luwu.commands import form
 from luwu.launch.processes.stopping import stop_requests
 
 if TYPE_CHECKING:
@@ -20,48 +23,39 @@ if TYPE_CHECKING:
 DAMAGED: Final = "DAMAGED"
 """Begins the line of each damage."""
 
-VERB: Final = Verb(
-    name="verify",
-    usage="luwu verify STATE_DIR [flags]",
-    text=(
-        "Check a state directory that no job uses, and show its step and any damage. It changes "
-        "nothing. Without --full, it reads only what a start needs: configuration, superblock and "
-        "manifests of each node. The exit code is 0 if the state is intact, 5 if it is damaged."
-    ),
+
+@click.command(
+    "verify",
+    cls=form.Command,
     examples=("luwu verify luwu-state", "luwu verify --full luwu-state"),
-    flags=(
-        Flag(name="full", text="read all pages and attachments"),
-        Flag(
-            name="roll_back",
-            text="go back one step; the last decided step is permanently lost. This needs the "
-            "state before it, which is kept until the next step begins",
-        ),
-        Flag(name="json", text="print JSON"),
-    ),
-    has_keys=False,
-    rest="one",
 )
-
-
-def run(parsed: Parsed) -> int:
-    """Run the verb; the exit code."""
-    if not parsed.rest:
-        raise ConfigError(f"name a state directory; usage: {VERB.usage_text}")
+@click.argument("state", type=form.Value("STATE_DIR", path))
+@click.option("--full", is_flag=True, help="read all pages and attachments")
+@click.option(
+    "--roll-back",
+    is_flag=True,
+    help="go back one step; the last decided step is permanently lost. This needs the state before "
+    "it, which is kept until the next step begins",
+)
+@form.JSON
+def run(state: Path, full: bool, roll_back: bool, as_json: bool) -> int:
+    """Check a state directory that no job uses, and show its step and any damage. It changes
+    nothing. Without --full, it reads only what a start needs: configuration, superblock and
+    manifests of each node. The exit code is 0 if the state is intact, 5 if it is damaged."""
     from switch_emu.store.striped import node_count_of
     from switch_emu.store.verify import verify_state
 
-    path = Path(parsed.rest[0])
-    count = node_count_of(path)
+    count = node_count_of(state)
     if count is None:
-        raise ConfigError(f"{path} holds no state; name the directory that --state named")
+        raise ConfigError(f"{state} holds no state; name the directory that --state named")
     with stop_requests() as should_stop:
-        if parsed.has("roll_back"):
-            _roll_back(path, count, should_stop)
-        found = verify_state(path, count, full=parsed.has("full"), should_stop=should_stop)
-    if parsed.has("json"):
-        print(json.dumps(_document(found, is_full=parsed.has("full")), indent=1))
+        if roll_back:
+            _roll_back(state, count, should_stop)
+        found = verify_state(state, count, full=full, should_stop=should_stop)
+    if as_json:
+        print(json.dumps(_document(found, is_full=full), indent=1))
     else:
-        *lines, last = _lines(found, is_full=parsed.has("full"))
+        *lines, last = _lines(found, is_full=full)
         for line in lines:
             print(red(line, sys.stdout) if line.startswith(DAMAGED) else line)
         print(last if found.damages else bold(last, sys.stdout))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from collections.abc import Iterator
@@ -11,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from luwu.commands import flags
 from luwu.commands.table import VERBS
+from tests.command_line import parsed
 from tests.processes.commands import Terminal, terminal
 
 SECONDS_MAX = 240.0
@@ -63,5 +62,4 @@ def test_demo_learns_in_ram_and_out_of_core_within_four_minutes(shell: Terminal)
     assert len(following) == 3
     for name, rest in following:
         assert name in VERBS
-        verb = importlib.import_module(f"luwu.commands.{name}").VERB
-        flags.parse(verb, rest.split())
+        parsed(name, *rest.split())

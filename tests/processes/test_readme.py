@@ -36,8 +36,7 @@ from pathlib import Path
 import pytest
 
 from luwu.commands.config import markdown_table
-from luwu.commands.flags import parse, resolve_parsed
-from luwu.commands.table import module_of
+from tests.command_line import parsed
 from tests.processes.commands import Command, Terminal, terminal
 from tests.unit.training_harness import alone
 
@@ -143,9 +142,7 @@ def run_commands(shell: Terminal, block: Block) -> None:
 
 def run_read(shell: Terminal, block: Block) -> None:
     for line in block.lines:
-        name, *flags = words_of(line)
-        verb = module_of(name).VERB
-        resolve_parsed(verb, parse(verb, flags))
+        parsed(*words_of(line))
 
 
 def run_fails(shell: Terminal, block: Block) -> None:

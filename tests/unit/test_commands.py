@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from luwu.base.config import KEYS, RunConfig
+from luwu.base.config import KEYS, RARE, RunConfig
 from luwu.base.errors import ConfigError
-from luwu.commands import compare, flags, run
-from luwu.commands.help import KEY_GROUPS, RARE, WIDTH
+from luwu.commands import compare
+from luwu.commands.form import WIDTH, Form
 from luwu.commands.main import main
-from luwu.commands.table import VERBS, forms
+from luwu.commands.table import VERBS
 from luwu.launch.processes.console import Console
+from tests.command_line import forms, parsed, texts
 
 
 def keys(tokens: str) -> dict[str, str]:
-    return flags.parse(compare.VERB, tokens.split()).keys
+    return texts("compare", *tokens.split())
 
 
 @pytest.mark.parametrize(
@@ -89,58 +90,65 @@ def test_what_is_not_built_or_misspelt_is_refused(tokens: str, said: str) -> Non
 
 
 def test_all_after_the_script_is_the_scripts() -> None:
-    parsed = flags.parse(run.VERB, ["--resume", "train.py", "--steps", "3", "--nonsense", "--help"])
-    assert parsed.keys == {"resume": "true"}
-    assert parsed.rest == ["train.py", "--steps", "3", "--nonsense", "--help"]
-    parsed = flags.parse(run.VERB, ["--workers", "3", "-m", "a.b", "--workers", "9"])
-    assert (parsed.keys, parsed.rest) == ({"workers": "3"}, ["-m", "a.b", "--workers", "9"])
+    """Goal: nothing of it is read, taken away or changed, whatever it looks like."""
+    for given, script in [
+        ("--resume", "train.py --steps 3 --nonsense --help --no-resume --x=1 -m"),
+        ("--workers 3", "-m a.b --workers 9 -- -v"),
+        ("--no-resume", "true train.py"),
+        ("-v --state -m --resume=false", "train.py -- --resume false"),
+    ]:
+        taken = parsed("run", *given.split(), *script.split())
+        assert " ".join(taken["script"]) == script
+        assert taken["resolved"].given == texts("run", *given.split(), "other.py")
 
 
-FORMS = list(forms())
+FORMS = dict(forms())
 
 
 @pytest.mark.feature("help in 80 columns")
 @pytest.mark.parametrize("flag", ["--help", "--help-all"])
-@pytest.mark.parametrize("words", ["", *(form.name for form in FORMS)])
+@pytest.mark.parametrize("words", ["", *FORMS])
 def test_help_fits_80_columns(words: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Goal: the help of every command names it, and no line is wrapped by the terminal."""
     assert main([*words.split(), flag] if words else ["--help"]) == 0
     shown = capsys.readouterr()
-    assert shown.out.startswith(f"usage: luwu {words}")
+    assert shown.out.startswith(f"Usage: luwu {words}")
     assert shown.err == ""
     assert [line for line in shown.out.splitlines() if len(line) > WIDTH] == []
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_help_shows_examples_that_can_be_typed(form: flags.Verb) -> None:
+@pytest.mark.parametrize(("words", "form"), FORMS.items(), ids=FORMS)
+def test_help_shows_examples_that_can_be_typed(
+    words: str, form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Goal: one or two examples of each command, which its parser takes."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("luwu.toml", "ours.toml"):
+        (tmp_path / name).touch()
     assert len(form.examples) in (1, 2)
     for example in form.examples:
         command = re.search(r"luwu ([^)>#\"]+)", example)
         assert command is not None
-        words = command[1].split()
-        assert words[: len(form.name.split())] == form.name.split()
-        name, *rest = words
-        flags.parse(next(each for each in FORMS if each.name == name), rest)
+        assert command[1].startswith(words)
+        if "--help" not in command[1]:
+            parsed(*command[1].split())
 
 
 @pytest.mark.parametrize("name", ["run", "compare", "up"])
 def test_help_groups_keys_by_use(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Goal: every key is in one group; emulation and faults are shown by --help-all alone, and the
+    """Goal: every key is in its group; emulation and faults are shown by --help-all alone, and the
     short help says so."""
-    assert sorted(key for keys in KEY_GROUPS.values() for key in keys) == sorted(KEYS)
     assert main([name, "--help"]) == 0
     short = capsys.readouterr().out
     assert main([name, "--help-all"]) == 0
     long = capsys.readouterr().out
     assert "--help-all also shows the flags for" in short
     assert "--help-all also shows the flags for" not in long
-    for title, keys in KEY_GROUPS.items():
-        for key in keys:
-            if name in KEYS[key].verbs:
-                assert re.search(rf"^  {KEYS[key].flag}\b", long, re.MULTILINE), key
-                shown = re.search(rf"^  {KEYS[key].flag}\b", short, re.MULTILINE)
-                assert (shown is None) == (title in RARE), key
+    for key in KEYS.values():
+        if name in key.verbs:
+            row = rf"^{key.group}:\n(  .*\n)*  {key.flag}\b"
+            assert re.search(row, long, re.MULTILINE), key
+            assert bool(re.search(row, short, re.MULTILINE)) == (key.group not in RARE), key
 
 
 @pytest.mark.parametrize("name", ["predict", "keys"])
@@ -152,7 +160,7 @@ def test_a_command_of_commands_alone_prints_its_help(
     for words in ([name], [name, "--help"], ["help", name]):
         assert main(words) == 0
         shown.append(capsys.readouterr().out)
-    assert shown[0].startswith(f"usage: luwu {name} COMMAND")
+    assert shown[0].startswith(f"Usage: luwu {name} COMMAND")
     assert shown == [shown[0]] * 3
 
 

@@ -6,7 +6,6 @@ stand-ins for Slurm's own programs that start what they are given.
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shlex
@@ -20,19 +19,18 @@ import pytest
 import yaml
 
 from luwu.base.config import RunConfig
-from luwu.commands import flags
 from luwu.join.connection import parse_url
+from tests import command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "docs" / "deploy"
 
 
-def parsed(command: Sequence[str]) -> tuple[RunConfig, flags.Parsed]:
+def parsed(command: Sequence[str]) -> tuple[RunConfig, dict[str, Any]]:
     """A `luwu` command as the command line takes it. Raises ConfigError."""
     assert command[0] == "luwu"
-    module: Any = importlib.import_module(f"luwu.commands.{command[1]}")
-    taken = flags.parse(module.VERB, command[2:])
-    return flags.resolve_parsed(module.VERB, taken, environ={}).config, taken
+    taken = command_line.parsed(*command[1:])
+    return taken["resolved"].config, taken
 
 
 def check_job(commands: Sequence[Sequence[str]]) -> None:
@@ -40,9 +38,9 @@ def check_job(commands: Sequence[Sequence[str]]) -> None:
     found = {}
     for command in commands:
         config, taken = parsed(command)
-        role = taken.flags.get("role", command[1])
+        role = taken.get("role") or command[1]
         if command[1] == "run":
-            assert taken.rest, f"{command} runs no script"
+            assert taken["script"], f"{command} runs no script"
         found[role] = config
     node, switch, run = found["node"], found["switch"], found["run"]
     assert node.insecure
@@ -114,7 +112,7 @@ def test_slurm(tmp_path: Path) -> None:
     up, _ = parsed(said["up"])
     assert (up.workers, up.bind, up.insecure, up.resume) == (8, "tcp://h1:0", True, True)
     run, taken = parsed(said["run"])
-    assert taken.rest == ["train.py", "--lr", "0.1 0.2"]
+    assert [*taken["script"]] == ["train.py", "--lr", "0.1 0.2"]
     assert run.join == f"{up.run_dir}/connect.json"
     assert (run.worker_hosts, run.rendezvous) == (2, "h2:29400")
     assert run.run_dir == Path(f"{up.run_dir}/workers-0")

@@ -347,7 +347,7 @@ def test_export_import_commands_say_what_they_did(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("export STATE", "name a state directory and where to write"),
+        ("export STATE", "missing argument 'OUT'"),
         ("export STATE OUT MORE", "MORE' is too much"),
         ("export STATE OUT --dtype int8", "dtype: 'int8' is not one of float32, bfloat16, float16"),
         ("export STATE OUT --shard-size 0", "shard_size: must be above 0"),
@@ -356,7 +356,7 @@ def test_export_import_commands_say_what_they_did(
         ("export STATE OUT --step 3", "no flag --step"),
         ("export nowhere OUT", "nowhere holds no store"),
         ("export STATE STATE", "STATE exists; name a directory that does not"),
-        ("import EXPORT", "name a directory and the state to make"),
+        ("import EXPORT", "missing option '--state'"),
         ("import EXPORT --state NEW --chunk 5KiB", "not a multiple of 16KiB"),
         ("import EXPORT --state NEW --memory-budget 1KiB", "give at least 641KiB"),
         ("import EXPORT --state STATE", "STATE exists; name a directory that does not"),

@@ -12,11 +12,10 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 import luwu
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
-from luwu.commands import flags
-from luwu.commands.run import VERB
 from luwu.compare.arm import show_progress
 from luwu.launch.processes.console import Console
 from luwu.launch.serving import decide_sizes
+from tests.command_line import parsed
 
 
 @pytest.mark.feature("flags of torchrun")
@@ -26,8 +25,8 @@ from luwu.launch.serving import decide_sizes
 )  # fmt: skip
 def test_a_flag_of_torchrun_is_answered_with_ours(flag: str, ours: str) -> None:
     """Goal: what means the same, and not what is spelt alike."""
-    with pytest.raises(ConfigError, match=f"no flag --{flag}; here it is --{ours}"):
-        flags.parse(VERB, [f"--{flag}", "2", "train.py"])
+    with pytest.raises(ConfigError, match=f"no flag --[a-z-]+; here it is --{ours}$"):
+        parsed("run", f"--{flag}", "2", "train.py")
 
 
 @pytest.mark.feature("a memory budget larger than the memory")

@@ -129,7 +129,7 @@ def test_the_command_says_what_was_played(
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [([], "takes a file"), (["{file}", "--channels", "two"], "--channels: 'two'"),
+    [([], "missing argument 'FILE'"), (["{file}", "--channels", "two"], "--channels: 'two'"),
      (["{plain}"], r"topology: without one")],
 )  # fmt: skip
 def test_bad_prediction_commands_of_flows(

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from luwu.commands.form import KeyFlag
 from luwu.commands.main import main
+from luwu.commands.predict import step
 from luwu.commands.predict_init import presets
-from luwu.commands.predict_question import QUESTION_FLAGS
 from luwu.predict.ask.one_line import table_of, with_assumed
 from luwu.predict.ask.question import make_question
 from luwu.predict.ask.question_keys import SYSTEMS, keys, keys_of, read_keys
@@ -106,7 +107,7 @@ def test_a_sweep_and_a_timeline_of_one_line(capsys: pytest.CaptureFixture[str]) 
 
 def test_flags_are_the_keys_of_the_table() -> None:
     """Goal: every key of every system is a flag, once; a table reads back what flags say."""
-    names = [flag.name for flag in QUESTION_FLAGS]
+    names = [flag.key for flag in step.params if isinstance(flag, KeyFlag)]
     assert sorted(names) == sorted({key.place for key in keys()})
     for system in SYSTEMS:
         assert {"system", "model", "network"} <= set(keys_of(system))

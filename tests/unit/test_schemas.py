@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from luwu.commands.flags import flags_of
 from luwu.commands.main import main
-from luwu.commands.table import forms
 from luwu.launch.processes.run_directory import RunDirectory
 from switch_emu.store import FilePageStore
+from tests.command_line import forms
 from tests.schemas import SCHEMAS, check, schemas
 from tests.suites.store_suite import small_config, take_step
 from tests.unit.exports import Job, train
@@ -49,9 +48,9 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Print:
 def test_every_command_with_json_has_a_schema_and_every_schema_a_command() -> None:
     """Goal: neither is forgotten: the title of a schema is its command, and what it says of it."""
     with_json = {
-        f"luwu {verb.name}"
-        for verb in forms()
-        if not verb.commands and "json" in {*verb.keys, *(flag.name for flag in flags_of(verb))}
+        f"luwu {words}"
+        for words, form in forms()
+        if "--json" in {name for param in form.params for name in param.opts}
     }
     titles = {re.split(r",| --", each["title"])[0] for each in schemas().values()}
     assert titles == with_json

@@ -34,8 +34,10 @@ def table_of(flags: Mapping[str, str], catalogue: Catalogue) -> dict[str, Any]:
                 raise ConfigError(f"devices: {text!r} names a device too; leave out --device")
             found["device"] = _known("device", devices[2], catalogue)
             text = devices[1]
-        is_flag = key.kind == "flag"
-        owner[key.name] = True if is_flag else _known(key.kind, value_of(text), catalogue)
+        if key.kind == "flag":
+            owner[key.name] = text != "false"
+        else:
+            owner[key.name] = _known(key.kind, value_of(text), catalogue)
     return found
 
 
