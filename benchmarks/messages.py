@@ -337,7 +337,7 @@ def measure(case: Case, arm: str, steps: int) -> Measured:
     values = Values(layout, steps + 1)
     transport = chosen_transport(case.config)
     plan = _switch_plan(case, layout)
-    limits = SwitchLimits.in_arenas(plan.arena_bytes, WORKERS, layout.extent_bytes)
+    limits = SwitchLimits().in_arenas(plan.arena_bytes, WORKERS, layout.extent_bytes)
     with (
         tempfile.TemporaryDirectory(prefix="luwu-messages-") as directory,
         LocalCluster(

@@ -24,7 +24,7 @@ from luwu.base.links import LinkPair
 from luwu.base.outstanding import RetryPolicy
 from luwu.base.suggestion import suggestion
 
-SpecT = TypeVar("SpecT", bound="JobSpec")
+SpecT = TypeVar("SpecT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,10 @@ def document_of(spec: JobSpec) -> dict[str, Any]:
 
 
 def from_document(kind: type[SpecT], document: Mapping[str, Any], where: str) -> SpecT:
-    """The specification that `document_of` wrote at a place of that name. Raises ConfigError."""
+    """The specification, or a value in one, that `document_of` wrote at a place of that name.
+
+    Raises ConfigError.
+    """
     hints = typing.get_type_hints(kind)
     for name in document:
         if name not in hints:
@@ -74,7 +77,7 @@ def from_document(kind: type[SpecT], document: Mapping[str, Any], where: str) ->
     }
     missing = [
         each.name
-        for each in dataclasses.fields(kind)
+        for each in dataclasses.fields(kind)  # type: ignore[arg-type]
         if each.name not in found
         and each.default is dataclasses.MISSING
         and each.default_factory is dataclasses.MISSING
@@ -109,6 +112,9 @@ def _as_hinted(hint: Any, value: Any, where: str) -> Any:
         return LinkPair.from_document(value)
     if RetryPolicy in kinds and isinstance(value, dict):
         return RetryPolicy.from_document(value, where)
+    for kind in kinds:
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
+            return from_document(kind, value, where)
     if isinstance(value, list):  # JSON has no tuples
         return tuple(value)
     return Path(value) if Path in kinds and isinstance(value, str) else value

@@ -286,7 +286,7 @@ class LocalCluster(Closing):
         spec = self.spec
         if not spec.arena_bytes:
             return SwitchLimits()
-        return SwitchLimits.in_arenas(spec.arena_bytes, children_count, spec.extent_bytes)
+        return SwitchLimits().in_arenas(spec.arena_bytes, children_count, spec.extent_bytes)
 
     def _listen(self, transport: Transport, name: str) -> str:
         return transport.listen(_ENDPOINTS.get(self._transport_name, f"inproc://{name}"))

@@ -43,10 +43,12 @@ from luwu.launch.processes.children import MARK, Child, DiskBytes
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.switch_memory import switch_plan
-from luwu.launch.worker_loss import drop_after_s, drops_workers
+from luwu.launch.worker_loss import drop_after_ns, drops_workers
 from luwu.transport.mixed import SHARED_SCHEME
+from switch_emu.node.core.actions import NodeLimits
 from switch_emu.node.spec import NodeSpec
 from switch_emu.store import Durability
+from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.process import SwitchSpec
 
 POLL_S: Final = 0.05
@@ -278,10 +280,12 @@ def node_spec(
         fidelity=switch_fidelity(config),
         slots=config.slots,
         groups=tuple(groups),
-        drop_after_s=drop_after_s(config),
-        ranks_min=config.workers_min if drops_workers(config) else None,
-        ranks_grow=config.workers_max is not None,
-        redoes=config.on_lost_steps == "redo",
+        limits=NodeLimits(
+            ranks_min=config.workers_min if drops_workers(config) else None,
+            ranks_grow=config.workers_max is not None,
+            redoes=config.on_lost_steps == "redo",
+        ),
+        own_switch=SwitchLimits(patience_ns=drop_after_ns(config)),
         disk_bytes_per_s=dilated_disk_rate(config),
         link=_emulated(node_link(config)),
         link_seed=derive(config.seed, "links", role),
@@ -344,20 +348,22 @@ def switch_spec(
         keys=keys_of(config, ends.listen, ends.workers_at or "", ends.parent),
         key_name=key_name or place.process,
         memory_budget_bytes=plan.budget_bytes,
-        slot_bytes_max=plan.slots_bytes,
-        copies_bytes_max=plan.copies_bytes,
-        cache_bytes_max=plan.cache_bytes,
-        push_window_bytes_max=plan.window_bytes,
+        limits=SwitchLimits(
+            slot_bytes_max=plan.slots_bytes,
+            copies_bytes_max=plan.copies_bytes,
+            cache_bytes_max=plan.cache_bytes,
+            push_window_bytes=plan.window_bytes,
+            patience_ns=drop_after_ns(config),
+            node_patience_ns=int(config.drop_node_after * 1e9) if job.replicas > 1 else None,
+            fill_bytes_per_s=config.fill_rate if job.replicas > 1 else None,
+            ranks_min=config.workers_min if drops_workers(config) else None,
+            ranks_grow=config.workers_max is not None,
+        ),
         events=run.events(place.process),
         counters=run.counters(place.process),
         summary=run.result(f"{place.process}.json"),
         fidelity=switch_fidelity(config),
         slots=config.slots,
-        drop_after_s=drop_after_s(config),
-        drop_node_after_s=config.drop_node_after if job.replicas > 1 else None,
-        fill_bytes_per_s=config.fill_rate if job.replicas > 1 else None,
-        ranks_min=config.workers_min if drops_workers(config) else None,
-        ranks_grow=config.workers_max is not None,
         link_roles=tuple(roles),
         link=_emulated(links_of(config).below(roles, place.process)),
         link_seed=derive(config.seed, "links", place.process),

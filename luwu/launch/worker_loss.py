@@ -22,9 +22,9 @@ def drops_workers(config: RunConfig) -> bool:
     return config.on_worker_loss == "drop"
 
 
-def drop_after_s(config: RunConfig) -> float | None:
+def drop_after_ns(config: RunConfig) -> int | None:
     """The time that a worker may be away; None: the job waits for it."""
-    return config.drop_after if drops_workers(config) else None
+    return int(config.drop_after * 1e9) if drops_workers(config) else None
 
 
 def worker_restarts(config: RunConfig) -> int:

@@ -17,7 +17,6 @@ from luwu.transport.opening import open_transport
 from switch_emu.links.link_report import link_rows
 from switch_emu.links.linked import linked
 from switch_emu.node.core import NodeCore
-from switch_emu.node.core.actions import NodeLimits
 from switch_emu.node.pages import weights_digest
 from switch_emu.node.plan import NodePlan
 from switch_emu.node.shell import NodeShell
@@ -26,7 +25,7 @@ from switch_emu.node.storage import NodeStorage
 from switch_emu.process.counting import CountersFile
 from switch_emu.switch.capacity import with_slots
 from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.core.actions import SwitchLimits, patience_ns
+from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.ranges import SlotRanges, lent_range
 
 DURABILITY_WORDS = {
@@ -110,7 +109,8 @@ def make_node_shell(
         groups=spec.groups,
         node=spec.node,
         retry=spec.retry,
-        limits=NodeLimits(
+        limits=replace(
+            spec.limits,
             sum_bytes_max=plan.sums_bytes,
             updates_max=plan.updates_max,
             reads_max=plan.reads_count * 4,
@@ -118,9 +118,6 @@ def make_node_shell(
             push_window_bytes=_push_window(spec, plan),
             raw_bytes_max=spec.arena_bytes // 4 or None,
             receipts_may_wait=True,
-            ranks_min=spec.ranks_min,
-            ranks_grow=spec.ranks_grow,
-            redoes=spec.redoes,
         ),
     )
     own_switch = None
@@ -156,17 +153,17 @@ def own_switch_limits(spec: NodeSpec, plan: NodePlan) -> SwitchLimits:
     """Limits of the node's own switch, if it has one. Raises ConfigError."""
     if spec.has_switch:
         return SwitchLimits()
-    limits = SwitchLimits(
-        slot_bytes_max=plan.slots_bytes,
-        copies_bytes_max=plan.copies_bytes,
-        push_window_bytes=max(spec.extent_bytes, plan.window_bytes // spec.world_size),
-    )
     if spec.arena_bytes:
-        limits = SwitchLimits.in_arenas(spec.arena_bytes, spec.world_size, spec.extent_bytes)
+        limits = spec.own_switch.in_arenas(spec.arena_bytes, spec.world_size, spec.extent_bytes)
+    else:
+        limits = replace(
+            spec.own_switch, slot_bytes_max=plan.slots_bytes, copies_bytes_max=plan.copies_bytes,
+            push_window_bytes=max(spec.extent_bytes, plan.window_bytes // spec.world_size),
+        )  # fmt: skip
     window_bytes = push_window_bytes(spec.link, spec.extent_bytes, limits.push_window_bytes)
     limits = replace(
-        limits, push_window_bytes=window_bytes, patience_ns=patience_ns(spec.drop_after_s),
-        extent_chunks=spec.extent_chunks, slots_are_awaited=spec.drop_after_s is None,
+        limits, push_window_bytes=window_bytes, extent_chunks=spec.extent_chunks,
+        slots_are_awaited=limits.patience_ns is None,
     )  # fmt: skip
     return with_slots(
         limits, spec.fidelity, spec.slots, child_count=spec.world_size, chunk_bytes=spec.chunk_bytes

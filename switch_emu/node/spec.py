@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from luwu.protocol.sum_order import depth
-from switch_emu.node.core.actions import NodeNumber
+from switch_emu.node.core.actions import NodeLimits, NodeNumber
 from switch_emu.node.plan import NodePlan, plan_node
 from switch_emu.process.role_spec import RoleSpec
 from switch_emu.store import Durability
 from switch_emu.switch.capacity import planned_slots
+from switch_emu.switch.core.actions import SwitchLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +27,10 @@ class NodeSpec(RoleSpec):
     durability: Durability = "step"
     has_switch: bool = True
     resume: bool = False
-    ranks_min: int | None = None
-    """The job continues without lost workers while so many are left; None: it waits."""
-    ranks_grow: bool = False
-    """The job begins without workers that are not there yet."""
-    redoes: bool = False
-    """Recompute decided steps that the state lacks and members know of."""
+    limits: NodeLimits = field(default_factory=NodeLimits)
+    """Those that are set; the memory plan adds its own."""
+    own_switch: SwitchLimits = field(default_factory=SwitchLimits)
+    """The same of its own switch, if it has one."""
     disk_bytes_per_s: float | None = None
     """Rate of an emulated disk for pages; None: the real disk."""
     groups: tuple[int, ...] = ()

@@ -25,8 +25,6 @@ class RoleSpec(JobSpec):
     events: Path | None = None
     counters: Path | None = None
     """File of the counters, written once a second and at the end."""
-    drop_after_s: float | None = None
-    """The job goes on without a child that is away for so long; None: it waits."""
     link: LinkPair | None = None
     """The emulated link to each child; None: none."""
     link_seed: int = 0

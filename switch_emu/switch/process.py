@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from luwu.base.events import SWITCH_ABOUT, Recorder
 from luwu.base.expendable import Expendable
 from luwu.base.job_spec import read_again
 from luwu.base.json_file import write_json
-from luwu.base.limits import MIB, POOL_BYTES_DEFAULT
 from luwu.base.links import push_window_bytes
 from luwu.base.tree import NODE, SWITCH, ranges_text, ranks_of
 from luwu.transport.curve import open_security
@@ -29,7 +28,7 @@ from switch_emu.process.role_spec import RoleSpec
 from switch_emu.switch.adding import make_adder
 from switch_emu.switch.capacity import with_slots
 from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.core.actions import SwitchLimits, patience_ns
+from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.parents import parent_names
 from switch_emu.switch.core.resources import pool_resources, window_of_link
 from switch_emu.switch.ranges import SlotRanges, lent_range
@@ -58,22 +57,11 @@ class SwitchSpec(RoleSpec):
     summary: Path | None = None
     """File of the results, written at the end of the run."""
     memory_budget_bytes: int | None = None
-    """The budget of which these are parts (`plan.py`), for the report."""
-    slot_bytes_max: int = POOL_BYTES_DEFAULT
-    copies_bytes_max: int = POOL_BYTES_DEFAULT
-    cache_bytes_max: int = 0
-    push_window_bytes_max: int = 16 * MIB
-    """Credit of each child."""
+    """The budget of which the limits are parts (`plan.py`), for the report."""
+    limits: SwitchLimits = field(default_factory=SwitchLimits)
+    """Those that are set; what follows from endpoints and links is added."""
     link_roles: tuple[str, ...] = ("worker",)
     """Roles at the lower ends of emulated links, for the report."""
-    drop_node_after_s: float | None = None
-    """How long one of several optimizer nodes may be gone before the job goes on without it."""
-    fill_bytes_per_s: float | None = None
-    """Pages that are copied to one that lost its state, per second; None: it stays left out."""
-    ranks_min: int | None = None
-    """The job continues without lost workers while so many are left; of several optimizer nodes."""
-    ranks_grow: bool = False
-    """It begins without workers that are not there yet; of several optimizer nodes."""
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -178,7 +166,7 @@ def serve_switch(
 def _open(spec: SwitchSpec) -> Transport:
     return open_transport(
         *spec.endpoints,
-        arena_bytes=spec.arena_bytes + spec.cache_bytes_max * (spec.arena_bytes > 0),
+        arena_bytes=spec.arena_bytes + spec.limits.cache_bytes_max * (spec.arena_bytes > 0),
         insecure=spec.insecure,
         security=open_security(spec.keys, spec.key_name, *spec.lets_in),
         peers_count=len(spec.children) + 1 + len(spec.more_parents),
@@ -222,23 +210,14 @@ def _window(spec: SwitchSpec, limits: SwitchLimits) -> dict[str, Any] | None:
 
 
 def _limits(spec: SwitchSpec) -> SwitchLimits:
-    limits = SwitchLimits(
-        slot_bytes_max=spec.slot_bytes_max, copies_bytes_max=spec.copies_bytes_max,
-        push_window_bytes=spec.push_window_bytes_max,
-    )  # fmt: skip
+    limits = spec.limits
     shares_below = (spec.workers_at or spec.listen).startswith(SHARED_SCHEME)
     if spec.arena_bytes and shares_below:
-        limits = replace(
-            SwitchLimits.in_arenas(spec.arena_bytes, len(spec.children), spec.extent_bytes),
-            copies_bytes_max=spec.copies_bytes_max,
-        )
+        limits = limits.in_arenas(spec.arena_bytes, len(spec.children), spec.extent_bytes)
     window_bytes = push_window_bytes(spec.link, spec.extent_bytes, limits.push_window_bytes)
     limits = replace(
         limits, push_window_bytes=window_bytes, extent_chunks=spec.extent_chunks,
-        patience_ns=patience_ns(spec.drop_after_s), cache_bytes_max=spec.cache_bytes_max,
-        slots_are_awaited=spec.drop_after_s is None,
-        node_patience_ns=patience_ns(spec.drop_node_after_s), ranks_min=spec.ranks_min,
-        ranks_grow=spec.ranks_grow, fill_bytes_per_s=spec.fill_bytes_per_s,
+        slots_are_awaited=limits.patience_ns is None,
     )  # fmt: skip
     return with_slots(
         limits, spec.fidelity, spec.slots, child_count=len(spec.children),

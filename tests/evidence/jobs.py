@@ -27,6 +27,7 @@ from switch_emu.node.pages import weights_digest
 from switch_emu.node.process import serve_node
 from switch_emu.node.spec import NodeSpec
 from switch_emu.store.striped import StripedPages, node_directory
+from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.process import SwitchSpec, serve_switch
 from tests.simulate.trees import TREES
 from tests.unit.local_job import GROUPS, KIB, LARGE, Job, Worker, make_layout
@@ -173,7 +174,9 @@ class _Threads:
         if place.parent == NODE:
             parents = [_node_name(number) for number in range(way.node_count)]
         first, *more = [self._endpoints[name] for name in parents]
-        limits = {} if way.slot_bytes_max is None else {"slot_bytes_max": way.slot_bytes_max}
+        limits = {}
+        if way.slot_bytes_max is not None:
+            limits["limits"] = SwitchLimits(slot_bytes_max=way.slot_bytes_max)
         return SwitchSpec(
             job=self._job_number, children=tuple(tree.children(place)),
             listen=_ENDPOINTS[way.transport], parent=first, more_parents=tuple(more),

@@ -12,6 +12,7 @@ from luwu.base.errors import ConfigError
 from luwu.launch.serving import check_fidelity, decide_sizes, own_slots
 from switch_emu.node.process import own_switch_limits
 from switch_emu.node.spec import NodeSpec
+from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.process import SwitchSpec, serve_switch
 
 KIB, MIB = 1024, 1024**2
@@ -55,7 +56,7 @@ def test_bad_network_a_switch_without_room_never_listens(tmp_path: Path) -> None
     """Goal: refused before anybody can dial it."""
     spec = SwitchSpec(
         job=1, children=(1, 2), listen="tcp://127.0.0.1:0", parent="tcp://127.0.0.1:1",
-        slot_bytes_max=MIB, chunk_bytes=MIB, fidelity="protocol",
+        limits=SwitchLimits(slot_bytes_max=MIB), chunk_bytes=MIB, fidelity="protocol",
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"slots: 1 slot of two .*: give a smaller --chunk"):
         serve_switch(spec, on_listening=pytest.fail, should_stop=lambda: True)

@@ -23,6 +23,7 @@ from luwu.base.events import Recorder
 from luwu.launch.local_cluster import LocalCluster
 from luwu.launch.serving import check_lost_steps
 from luwu.nic.shell import Nic
+from switch_emu.node.core.actions import NodeLimits
 from switch_emu.node.process import make_node_shell
 from switch_emu.node.shell import NodeShell
 from switch_emu.switch.shell import SwitchShell
@@ -82,7 +83,7 @@ class GoingBack(LocalCluster):
         shutil.rmtree(self.state)
         self._copy.rename(self.state)
         self._node_ends.clear()
-        self.spec = replace(self.spec, resume=True, redoes=self._redoes)
+        self.spec = replace(self.spec, resume=True, limits=NodeLimits(redoes=self._redoes))
         transport = self._transport(self.spec.plan().shared_bytes)
         self._listen(transport, "node")
         self.node = make_node_shell(self.spec, transport, Recorder(role="node", printed=None))

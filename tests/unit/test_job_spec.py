@@ -12,7 +12,9 @@ from luwu.base.job_spec import JobSpec, document_of, from_document
 from luwu.base.links import LinkPair, LinkSpec
 from luwu.base.outstanding import RetryPolicy
 from luwu.join.connection import Connection, Leaf
+from switch_emu.node.core.actions import NodeLimits
 from switch_emu.node.spec import NodeSpec
+from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.process import SwitchSpec
 
 RETRY = RetryPolicy(first_ns=5, most_ns=7, ns_per_byte=0.1)
@@ -22,10 +24,12 @@ SPECS: list[JobSpec] = [
     NodeSpec(
         job=1, world_size=2, listen="ipc://auto", memory_budget_bytes=5, chunk_bytes=16384,
         summary=Path("/run/node.json"), groups=(3, 15), retry=RETRY, link=LINK,
+        limits=NodeLimits(ranks_min=3), own_switch=SwitchLimits(patience_ns=5),
     ),
     SwitchSpec(
         job=1, children=(1, 2), listen="tcp://127.0.0.1:0", parent="ipc:///n", chunk_bytes=16384,
         more_parents=("ipc:///m",), keys=Path("/keys"), link_roles=("worker", "switch"),
+        limits=SwitchLimits(fill_bytes_per_s=5e6),
     ),
     Connection(
         job=1, world_size=2, node="tcp://h:1", switch="shm:///s", chunk_bytes=16384, retry=RETRY,

@@ -49,7 +49,7 @@ def check(found: SwitchPlan, children: int, extent: int, in_arenas: bool) -> Non
     spent = found.slots_bytes + found.copies_bytes + found.cache_bytes
     if in_arenas:
         spent += found.arena_bytes
-        limits = SwitchLimits.in_arenas(found.arena_bytes, children, extent)
+        limits = SwitchLimits().in_arenas(found.arena_bytes, children, extent)
         assert limits.slot_bytes_max == found.slots_bytes
         assert limits.push_window_bytes == found.window_bytes
         # Two extents in slots, one under way and one that is written find room in a child's arena.
@@ -167,10 +167,10 @@ def test_the_process_is_told_its_part(tmp_path: Path) -> None:
     )  # fmt: skip
     expected = plan(BUDGET_AUTO_MAX, 2, 256 * KIB, False)
     assert told["memory_budget_bytes"] == BUDGET_AUTO_MAX
-    assert told["cache_bytes_max"] == expected.cache_bytes > 0
-    assert told["slot_bytes_max"] == expected.slots_bytes
-    assert told["copies_bytes_max"] == expected.copies_bytes
-    assert told["push_window_bytes_max"] == expected.window_bytes
+    assert told["limits"]["cache_bytes_max"] == expected.cache_bytes > 0
+    assert told["limits"]["slot_bytes_max"] == expected.slots_bytes
+    assert told["limits"]["copies_bytes_max"] == expected.copies_bytes
+    assert told["limits"]["push_window_bytes"] == expected.window_bytes
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -184,8 +184,8 @@ def test_a_switch_that_joins_knows_of_replicas_by_the_job(replicas: int, tmp_pat
         SwitchEnds(listen="tcp://127.0.0.1:0", parent="tcp://127.0.0.1:9"),
         tree=tree, place=tree.root,
     )  # fmt: skip
-    found = (told["drop_node_after_s"], told["fill_bytes_per_s"])
-    assert found == ((3.0, 5e6) if replicas > 1 else (None, None))
+    found = (told["limits"]["node_patience_ns"], told["limits"]["fill_bytes_per_s"])
+    assert found == ((3_000_000_000, 5e6) if replicas > 1 else (None, None))
 
 
 @pytest.mark.parametrize(

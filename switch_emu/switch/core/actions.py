@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from luwu.protocol.actions import Drop, Note, Payload, Send
 from switch_emu.switch.core.fixed_slots import PoolRange
@@ -41,11 +41,6 @@ class Cache:
 Action = Send | Drop | Note | Sum | Cache
 
 
-def patience_ns(seconds: float | None) -> int | None:
-    """How long a child may be away, as `SwitchLimits` has it."""
-    return None if seconds is None else int(seconds * 1e9)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchLimits:
     """Limits of a switch."""
@@ -81,15 +76,15 @@ class SwitchLimits:
         """A window of pushes, to us or to the parent: no more than the slots take at once."""
         return window_bytes if self.slots is None else min(window_bytes, self.slots.window_bytes)
 
-    @classmethod
-    def in_arenas(cls, arena_bytes: int, children_count: int, extent_bytes: int) -> SwitchLimits:
-        """Limits where what children push lies in shared memory of theirs, so much of each.
+    def in_arenas(self, arena_bytes: int, children_count: int, extent_bytes: int) -> SwitchLimits:
+        """The same where what children push lies in shared memory of theirs, so much of each.
 
         Half of an arena may wait in slots and an eighth be under way; a quarter may wait at the
         node, raw (`NodeLimits.raw_bytes_max`). So a child that is ahead of all others always finds
         room for its next gradient.
         """
-        return cls(
+        return replace(
+            self,
             slot_bytes_max=arena_bytes // 2 * children_count,
             push_window_bytes=max(extent_bytes, arena_bytes // 8),
         )
