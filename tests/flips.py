@@ -57,7 +57,7 @@ TIMES: Final = {"once": 1, "same bit": 2, "other bit": 2}
 """How often a bit in memory flips."""
 SMALL_CHUNKS: Final = 20
 """A memory budget, in chunks, with which no page of a whole chunk is in the RAM tier."""
-LIMITS: Final = SwitchLimits(node_patience_ns=200_000_000)
+LIMITS: Final = SwitchLimits(drop_node_after_ns=200_000_000)
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,12 @@ class CountedRanks:
     """Bitmaps of ranks, as the child reports them."""
 
     def __init__(
-        self, outbox: Outbox, ranks: int, ranks_min: int | None, *, grows: bool = False
+        self, outbox: Outbox, ranks: int, workers_min: int | None, *, grows: bool = False
     ) -> None:
-        """`ranks`: all of the job. `ranks_min`: the job goes on as long as so many are left; None:
-        it waits for ranks that are lost. `grows`: it does not wait for ranks that never came."""
-        self._outbox, self._ranks, self._ranks_min = outbox, ranks, ranks_min
+        """`ranks`: all of the job. `workers_min`: the job goes on as long as so many are left;
+        None: it waits for ranks that are lost. `grows`: it does not wait for ranks that never
+        came."""
+        self._outbox, self._ranks, self._workers_min = outbox, ranks, workers_min
         self._grows = grows
         self._new = ranks if grows else 0
         """Ranks that never came, if they are not waited for."""
@@ -52,7 +53,7 @@ class CountedRanks:
 
     def change(self) -> Change | None:
         """Go on without ranks that are lost, or with those that are back, in a new attempt."""
-        least = self._ranks_min
+        least = self._workers_min
         awaited = 0 if self._grows else ~self._ever_present
         present = (self._present | awaited) & self._ranks
         if least is None or present == self.wanted:

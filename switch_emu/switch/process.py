@@ -217,7 +217,7 @@ def _limits(spec: SwitchSpec) -> SwitchLimits:
     window_bytes = push_window_bytes(spec.link, spec.extent_bytes, limits.push_window_bytes)
     limits = replace(
         limits, push_window_bytes=window_bytes, extent_chunks=spec.extent_chunks,
-        slots_are_awaited=limits.patience_ns is None,
+        slots_are_awaited=limits.drop_after_ns is None,
     )  # fmt: skip
     return with_slots(
         limits, spec.fidelity, spec.slots, child_count=len(spec.children),

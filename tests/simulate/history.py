@@ -321,7 +321,7 @@ class Simulation(Cluster):
 
     def _known_steps(self) -> int:
         """Decided steps of which anybody knows who must be heard before a step is made."""
-        if self.job.node_limits.ranks_min is not None:
+        if self.job.node_limits.workers_min is not None:
             return 0  # whoever knows may be left out
         known = [each.core.out.step for each in self.workers if each.alive]
         known += [each.core.step for each in self.switches.values() if each.alive]

@@ -176,7 +176,9 @@ class Job:
     def limits(self) -> SwitchLimits:
         """What the switch may hold, at the job's fidelity."""
         node = self.node_limits
-        limits = replace(self.switch_limits, ranks_min=node.ranks_min, ranks_grow=node.ranks_grow)
+        limits = replace(
+            self.switch_limits, workers_min=node.workers_min, workers_max=node.workers_max
+        )
         if self.slot_count is None:
             return replace(limits, extent_chunks=self.layout.extent_chunks)
         assert self.layout.extent_chunks == 1, "a fixed slot holds one chunk"

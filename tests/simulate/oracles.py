@@ -88,7 +88,7 @@ class Oracles(Watch):
     ) -> None:
         """`known_steps`: decided steps that anybody who lives was told of."""
         self._job, self._disks, self._known_steps = job, disks, known_steps
-        self.may_be_left_out = job.node_limits.ranks_min is not None
+        self.may_be_left_out = job.node_limits.workers_min is not None
         """A step may be made without some ranks, if the ledger says so."""
         self._first = [Candidate(job, None, -1, ())]
         self._made: dict[tuple[int, int], list[Candidate]] = {}
@@ -98,7 +98,7 @@ class Oracles(Watch):
         self._chosen_from: dict[tuple[int, int], tuple[tuple[int | None, ...], ...]] = {}
         self.told = -1
         """The last step that any worker was told is decided."""
-        self._redoes = job.node_limits.redoes
+        self._redoes = job.node_limits.on_lost_steps == "redo"
         self._went_back = False
         """An older copy of the state was put in its place."""
         self._attempts_before: dict[int, int] = {}

@@ -88,7 +88,7 @@ class Options:
     """Nodes run the real page store on simulated devices."""
     drops: bool = False
     """The job goes on without ranks that are lost."""
-    ranks_min: int = 1
+    workers_min: int = 1
     """As long as so many are left."""
     grows: bool = False
     """It begins without ranks that are not there yet."""
@@ -129,15 +129,16 @@ class Options:
                 slot_bytes_max=self.slot_bytes_max, copies_bytes_max=self.copies_bytes_max,
                 cache_bytes_max=self.cache_bytes_max,
                 push_window_bytes=60_000,
-                patience_ns=PATIENCE_MS * 1_000_000 if self.drops else None,
+                drop_after_ns=PATIENCE_MS * 1_000_000 if self.drops else None,
                 slots_are_awaited=not self.drops,
-                node_patience_ns=NODE_PATIENCE_MS * 1_000_000 if self.loses else None,
-                fill_bytes_per_s=FILL_BYTES_PER_S if self.loses else None,
+                drop_node_after_ns=NODE_PATIENCE_MS * 1_000_000 if self.loses else None,
+                fill_rate_bytes_per_s=FILL_BYTES_PER_S if self.loses else None,
             ),
             node_limits=replace(
                 SMALL_NODE, sum_bytes_max=self.sum_bytes_max,
-                ranks_min=self.ranks_min if self.drops else None, ranks_grow=self.grows,
-                redoes=self.redoes,
+                workers_min=self.workers_min if self.drops else None,
+                workers_max=self.world_size if self.grows else None,
+                on_lost_steps="redo" if self.redoes else "stop",
                 receipts_may_wait=True,
             ),
             slot_count=self.slot_count,

@@ -58,7 +58,7 @@ def test_a_rank_that_starts_late(node_count: int, grows: bool) -> None:
 
 def test_too_few_are_waited_for() -> None:
     """I6. Goal: with fewer ranks than the least, the job waits until one is back."""
-    options = replace(OPTIONS, ranks_min=3)
+    options = replace(OPTIONS, workers_min=3)
     away = Crash(at_ms=70, for_ms=3000, who="worker 1")
     simulation = run_history(History(0, options, (away,)))
     assert set(simulation.disks[0].ledger.values()) == {0b111}

@@ -97,7 +97,9 @@ def losing(nodes: int, replicas: int, seed: int, **options: Any) -> Job:
         replicas=replicas,
         update=UPDATES[seed % 2],
         keeps=seed % 3 == 0,
-        switch_limits=replace(SMALL_SWITCH, node_patience_ns=300_000_000, fill_bytes_per_s=1e6),
+        switch_limits=replace(
+            SMALL_SWITCH, drop_node_after_ns=300_000_000, fill_rate_bytes_per_s=1e6
+        ),
         **options,
     )
 

@@ -83,7 +83,8 @@ class GoingBack(LocalCluster):
         shutil.rmtree(self.state)
         self._copy.rename(self.state)
         self._node_ends.clear()
-        self.spec = replace(self.spec, resume=True, limits=NodeLimits(redoes=self._redoes))
+        policy = "redo" if self._redoes else "stop"
+        self.spec = replace(self.spec, resume=True, limits=NodeLimits(on_lost_steps=policy))
         transport = self._transport(self.spec.plan().shared_bytes)
         self._listen(transport, "node")
         self.node = make_node_shell(self.spec, transport, Recorder(role="node", printed=None))

@@ -24,12 +24,12 @@ SPECS: list[JobSpec] = [
     NodeSpec(
         job=1, world_size=2, listen="ipc://auto", memory_budget_bytes=5, chunk_bytes=16384,
         summary=Path("/run/node.json"), groups=(3, 15), retry=RETRY, link=LINK,
-        limits=NodeLimits(ranks_min=3), own_switch=SwitchLimits(patience_ns=5),
+        limits=NodeLimits(workers_min=3), own_switch=SwitchLimits(drop_after_ns=5),
     ),
     SwitchSpec(
         job=1, children=(1, 2), listen="tcp://127.0.0.1:0", parent="ipc:///n", chunk_bytes=16384,
         more_parents=("ipc:///m",), keys=Path("/keys"), link_roles=("worker", "switch"),
-        limits=SwitchLimits(fill_bytes_per_s=5e6),
+        limits=SwitchLimits(fill_rate_bytes_per_s=5e6),
     ),
     Connection(
         job=1, world_size=2, node="tcp://h:1", switch="shm:///s", chunk_bytes=16384, retry=RETRY,

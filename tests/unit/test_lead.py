@@ -31,14 +31,16 @@ class Bench:
     """A lead, and the messages between it, the nodes and the core."""
 
     def __init__(
-        self, count: int = 2, replicas: int = 2, fill_bytes_per_s: float | None = None, *,
+        self, count: int = 2, replicas: int = 2, fill_rate_bytes_per_s: float | None = None, *,
         is_known: bool = True,
     ) -> None:  # fmt: skip
         self.outbox = Outbox(job=1, role=Role.SWITCH, rank=0, incarnation=9)
         self.children = Children(self.outbox, [LEFT])
         self.count, self.replicas = count, replicas
         parents = Parents(count, replicas)
-        limits = SwitchLimits(node_patience_ns=PATIENCE_NS, fill_bytes_per_s=fill_bytes_per_s)
+        limits = SwitchLimits(
+            drop_node_after_ns=PATIENCE_NS, fill_rate_bytes_per_s=fill_rate_bytes_per_s
+        )
         self.routes = ReaderRoutes(self.outbox)
         self.lead = Lead(self.outbox, self.children, parents, self.routes, limits, RetryPolicy())
         job = Description(layout=make_layout(units=1, node_count=count), optimizer="test")
@@ -327,7 +329,7 @@ def test_a_node_that_is_to_be_filled_waits_for_a_new_switch_too() -> None:
     """E8. Goal: a switch that is started while a node without a state waits lets it wait, though it
     does not know the job yet, and fills it from the next step on. Method: the job becomes known
     after the first epoch, as the core learns it with its welcome."""
-    bench = Bench(fill_bytes_per_s=1e12, is_known=False)
+    bench = Bench(fill_rate_bytes_per_s=1e12, is_known=False)
     bench.greet()
     counts = {"attempt": 3, "loaded": True, "epoch": 2, "members": 0b01, "step": 5}
     bench.says(0, wire.Standing, b"", **counts)
@@ -467,7 +469,7 @@ def test_the_end_is_known_when_all_nodes_know_it() -> None:
 def test_a_node_that_lost_its_state_is_filled_while_the_others_go_on() -> None:
     """E4, E8. Goal: in each step more of its extents count, whose pages come from an owner; the
     others wait for it, and it counts once it has all pages, with the digests of the others."""
-    bench = Bench(fill_bytes_per_s=1.0)
+    bench = Bench(fill_rate_bytes_per_s=1.0)
     found = bench.fill()
     starts(found, "parent-0: Copy step=1 index=1", "core: Abort step=1 attempt=3")
     commit = {"step": 1, "parts": 1, "attempt": 3}
@@ -502,7 +504,7 @@ def test_a_node_that_lost_its_state_is_filled_while_the_others_go_on() -> None:
 
 def test_a_node_that_is_lost_while_it_is_filled_is_not_waited_for() -> None:
     """E8. Goal: its statements are none of the job's; the open step is made again at once."""
-    bench = Bench(fill_bytes_per_s=1e9)
+    bench = Bench(fill_rate_bytes_per_s=1e9)
     bench.fill()
     bench.measure(0, attempt=3, step=1)
     assert bench.prepare(0, attempt=3, version=2) == []  # the other is not prepared
@@ -518,7 +520,7 @@ def test_a_node_that_is_lost_while_it_is_filled_is_not_waited_for() -> None:
 def test_a_node_that_says_nothing_while_it_is_filled_is_not_waited_for() -> None:
     """E8. Goal: one that is stopped, and stays connected, is asked, and given up when it has sent
     nothing for as long as a member may be gone; when it answers it is filled again."""
-    bench = Bench(fill_bytes_per_s=1e9)
+    bench = Bench(fill_rate_bytes_per_s=1e9)
     bench.fill()
     where = {"attempt": 3, "step": 1, "loaded": True, "epoch": 3, "incarnation": 2}
     due_ns = bench.outbox.now_ns + PATIENCE_NS // 2
@@ -546,7 +548,7 @@ def test_a_node_that_says_nothing_while_it_is_filled_is_not_waited_for() -> None
 def test_a_node_that_is_filled_is_sent_a_verdict_again() -> None:
     """E8. Goal: it does not ask for the verdict of a step that is skipped, as its sums may never be
     complete: one that was lost on the way comes when it says that it is there."""
-    bench = Bench(fill_bytes_per_s=1e9)
+    bench = Bench(fill_rate_bytes_per_s=1e9)
     bench.fill()
     bench.core_says(wire.Commit, step=1, attempt=3, parts=1, skip=True)
     assert "core: Verdict step=1 attempt=4" in "".join(bench.measure(0, attempt=3, step=1))
@@ -556,7 +558,7 @@ def test_a_node_that_is_filled_is_sent_a_verdict_again() -> None:
 
 def test_a_node_that_was_filled_with_other_bits_never_counts() -> None:
     """E7, E8. Goal: it is told so, and the job goes on without it."""
-    bench = Bench(fill_bytes_per_s=1e9)
+    bench = Bench(fill_rate_bytes_per_s=1e9)
     found, version = bench.fill(), 1
     while not any("Refuse" in each for each in found):
         for chunk in asked(found):
@@ -621,7 +623,7 @@ def test_a_version_that_was_decided_with_an_epoch_stays_if_another_epoch_takes_i
 def test_no_node_is_filled_before_there_are_weights() -> None:
     """E8. Goal: one that comes back while the first weights come in waits until they are decided,
     though another costs the attempt meanwhile."""
-    bench = Bench(3, 3, fill_bytes_per_s=1e9)
+    bench = Bench(3, 3, fill_rate_bytes_per_s=1e9)
     bench.greet()
     for node in range(3):
         bench.says(node, wire.Standing)
@@ -652,7 +654,7 @@ def test_no_node_is_filled_before_there_are_weights() -> None:
 
 def test_a_node_that_is_filled_is_waited_for_in_each_attempt() -> None:
     """E8. Goal: what it had prepared under an attempt that was given up is not what it has now."""
-    bench = Bench(fill_bytes_per_s=1e9)
+    bench = Bench(fill_rate_bytes_per_s=1e9)
     found, version = bench.fill(), 1
     bench.outbox.now_ns += 10**9
     for chunk in asked(found):

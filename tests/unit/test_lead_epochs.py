@@ -45,7 +45,7 @@ def test_a_start_that_was_heard_of_too_early_is_a_start_all_the_same() -> None:
 def test_no_two_epochs_of_one_switch_have_one_number() -> None:
     """E3. Goal: a node that is lost again as soon as it is to count, which the others may have
     recorded: the epoch without it is a later one."""
-    bench = Bench(fill_bytes_per_s=1e9)
+    bench = Bench(fill_rate_bytes_per_s=1e9)
     found, version = bench.fill(), 1
     bench.outbox.now_ns += 10**9
     while not any("Adopt" in each for each in found):
@@ -89,7 +89,7 @@ def test_a_node_that_was_given_up_is_not_followed() -> None:
     bench.says(0, wire.Standing, **others)
     starts(bench.says(1, wire.Standing, **given_up), "parent-0: Adopt step=7 members=1")
     for has_begun in (False, True):
-        bench = Bench(fill_bytes_per_s=1e9)
+        bench = Bench(fill_rate_bytes_per_s=1e9)
         bench.greet()
         starts(bench.says(1, wire.Standing, **given_up), "parent-1: Adopt step=9 members=2")
         if has_begun:

@@ -16,7 +16,7 @@ READY = {
 def decided_as_it_connects() -> Bench:
     """Node 1 was lost and waits to be filled. Node 0 is connected again, and has not said where it
     stands, as it turns out to have prepared version 1, which is decided with that."""
-    bench = Bench(fill_bytes_per_s=1e9)
+    bench = Bench(fill_rate_bytes_per_s=1e9)
     bench.join()
     bench.lead.lost(1)
     bench.outbox.now_ns += PATIENCE_NS
@@ -149,7 +149,7 @@ def test_a_node_that_can_decide_is_gone_on_with_though_the_other_is_empty() -> N
 def test_a_node_that_has_been_filled_is_so_whatever_it_says_of_before() -> None:
     """E8. Goal: until it has taken the next epoch over, it says that it has nothing, also when only
     its connection was lost: both go on from the version with which it was whole."""
-    bench = Bench(fill_bytes_per_s=1e9)
+    bench = Bench(fill_rate_bytes_per_s=1e9)
     found = bench.fill()
     bench.outbox.now_ns += 10**9
     for chunk in asked(found):

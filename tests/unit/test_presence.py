@@ -9,8 +9,8 @@ S = 10**9
 LEFT, RIGHT, PAIR = 0b0001, 0b0010, 0b1100
 
 
-def all_in(patience_ns: int | None = 2 * S) -> Presence:
-    presence = Presence((LEFT, RIGHT, PAIR), patience_ns)
+def all_in(drop_after_ns: int | None = 2 * S) -> Presence:
+    presence = Presence((LEFT, RIGHT, PAIR), drop_after_ns)
     for ranks in (LEFT, RIGHT, PAIR):
         presence.joined(0, ranks)
         presence.reported(ranks, ranks, (1, 0))

@@ -184,7 +184,7 @@ def test_a_switch_that_joins_knows_of_replicas_by_the_job(replicas: int, tmp_pat
         SwitchEnds(listen="tcp://127.0.0.1:0", parent="tcp://127.0.0.1:9"),
         tree=tree, place=tree.root,
     )  # fmt: skip
-    found = (told["limits"]["node_patience_ns"], told["limits"]["fill_bytes_per_s"])
+    found = (told["limits"]["drop_node_after_ns"], told["limits"]["fill_rate_bytes_per_s"])
     assert found == ((3_000_000_000, 5e6) if replicas > 1 else (None, None))
 
 

@@ -35,13 +35,14 @@ class NodeLimits:
     """Chunks that travel together at most (`Layout`)."""
     push_window_bytes: int = 32 * 1024 * 1024
     """Credit of the child."""
-    ranks_min: int | None = None
+    workers_min: int | None = None
     """The job goes on without ranks that are lost, as long as so many are left; None: it waits."""
-    ranks_grow: bool = False
-    """The job begins without ranks that are not there yet; else it waits for them."""
-    redoes: bool = False
-    """Steps that were announced as decided, and that the state lacks, are made again; else the node
-    gives up."""
+    workers_max: int | None = None
+    """Number of ranks, where the job begins without those that are not there yet; None: it waits
+    for all."""
+    on_lost_steps: str = "stop"
+    """`redo`: steps that were announced as decided, and that the state lacks, are made again; else
+    the node gives up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,7 +111,7 @@ class NodeCore:
         node, limits = self._node, self._limits
         outbox = Outbox(job=job, role=Role.NODE, rank=node.number, incarnation=incarnation)
         children = Children(outbox, [ranks], limits.extent_chunks)
-        children.redoes = limits.redoes
+        children.redoes = limits.on_lost_steps == "redo"
         shard = Shard(node, self.world_size, limits.extent_chunks)
         state = State(outbox, children)
         budget = GradientBudget(outbox, children, limits.sum_bytes_max, limits.raw_bytes_max)
@@ -129,14 +129,16 @@ class NodeCore:
         self.attachments = Attachments(outbox, children, steps)
         self.updates = Updates(outbox, shard, steps, budget, serving, filling, limits.updates_max)
         self.membership = Membership(outbox, children, shard, steps)
-        ranks_min = limits.ranks_min if node.is_alone else None
+        workers_min = limits.workers_min if node.is_alone else None
         self.joint: Alone | Joint
         if node.is_alone:
             self.joint = Alone(outbox, shard, state, steps)
         else:
             retry = retry or RetryPolicy()
             self.joint = Joint(outbox, children, shard, state, steps, filling, limits, retry)
-        self.counted = CountedRanks(outbox, ranks, ranks_min, grows=limits.ranks_grow)
+        self.counted = CountedRanks(
+            outbox, ranks, workers_min, grows=limits.workers_max is not None
+        )
         self.readers = Readers(outbox)
         self._with_attempt = (
             steps, state, self.first_weights, self.early, self.joint, serving,

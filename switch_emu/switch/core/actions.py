@@ -56,21 +56,21 @@ class SwitchLimits:
     """Chunks that travel together at most (`Layout`)."""
     slots: PoolRange | None = None
     """The fixed slots of protocol fidelity; None: functional, as many as the bytes allow."""
-    patience_ns: int | None = None
+    drop_after_ns: int | None = None
     """How long a child may be away, or later than anybody usually is, before the job goes on
     without it; None: it is waited for."""
     slots_are_awaited: bool = False
     """A child that is ahead of all others waits for a slot, and goes up raw where it cannot. Not
     where late children are left out: who is late shows when the others commit."""
-    node_patience_ns: int | None = None
+    drop_node_after_ns: int | None = None
     """How long one of several optimizer nodes may be gone before the job goes on without it, where
     others hold its pages; None: it is waited for."""
-    fill_bytes_per_s: float | None = None
+    fill_rate_bytes_per_s: float | None = None
     """Pages that are copied to a node that is being filled; None: a lost node stays left out."""
-    ranks_min: int | None = None
-    """With several optimizer nodes: `NodeLimits.ranks_min` of the job."""
-    ranks_grow: bool = False
-    """The same of `NodeLimits.ranks_grow`."""
+    workers_min: int | None = None
+    """With several optimizer nodes: `NodeLimits.workers_min` of the job."""
+    workers_max: int | None = None
+    """The same of `NodeLimits.workers_max`."""
 
     def window(self, window_bytes: int) -> int:
         """A window of pushes, to us or to the parent: no more than the slots take at once."""

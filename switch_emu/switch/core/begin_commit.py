@@ -101,10 +101,10 @@ class AgreedStatements(dict[int, AgreedStatement]):
 
 
 class BeginCommit:
-    """See the module. `patience_ns`: None where all children are waited for."""
+    """See the module. `drop_after_ns`: None where all children are waited for."""
 
     def __init__(
-        self, outbox: Outbox, children: Children, uplink: Uplink, patience_ns: int | None
+        self, outbox: Outbox, children: Children, uplink: Uplink, drop_after_ns: int | None
     ) -> None:
         self._outbox, self._children, self._uplink = outbox, children, uplink
         self._begins = AgreedStatements(children.members.children)
@@ -112,7 +112,7 @@ class BeginCommit:
         """The last step whose `Begin` the parent has; only then is a child answered, since a switch
         that is started again would not know it."""
         self._commits = AgreedStatements(children.members.children)
-        self._lateness = Lateness(_LATE_NS if patience_ns is None else patience_ns)
+        self._lateness = Lateness(_LATE_NS if drop_after_ns is None else drop_after_ns)
         self._named_step = -1
         """The last step in which a child was named as late."""
 

@@ -236,8 +236,8 @@ class Filling:
     def silent(self) -> tuple[int, int, int] | None:
         """The number of the node, when it is asked whether it is there, and when it is given up, if
         it sends nothing until then; None: none is being filled, or it is gone already."""
-        patience_ns = self._at.patience_ns
+        after_ns = self._at.drop_node_after_ns
         known = None if self.node is None else self._at.nodes[self.node.number]
-        if self.node is None or known is None or known.is_away or patience_ns is None:
+        if self.node is None or known is None or known.is_away or after_ns is None:
             return None
-        return self.node.number, known.heard_ns + patience_ns // 2, known.heard_ns + patience_ns
+        return self.node.number, known.heard_ns + after_ns // 2, known.heard_ns + after_ns

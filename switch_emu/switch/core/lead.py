@@ -81,12 +81,11 @@ class Lead:
     ) -> None:  # fmt: skip
         self._outbox, self._children, self._parents = outbox, children, parents
         self._ballot = Ballot(parents.count, parents.replicas)
-        self.at = Standings(outbox, children, self._ballot, parents.count, limits.node_patience_ns)
+        after_ns, rate = limits.drop_node_after_ns, limits.fill_rate_bytes_per_s
+        self.at = Standings(outbox, children, self._ballot, parents.count, after_ns)
         self._readers = readers = JointReaders(outbox, parents, self.at, routes)
         self._refusals = Refusals(outbox, parents)
-        self._filling = Filling(
-            outbox, parents, self.at, self._ballot, self._refusals, limits.fill_bytes_per_s, retry
-        )
+        self._filling = Filling(outbox, parents, self.at, self._ballot, self._refusals, rate, retry)
         self._text = ""
         """Why an epoch or an attempt is proposed."""
         self._is_installed = False
@@ -94,7 +93,7 @@ class Lead:
         self._redone_to = 0
         """Steps before this were announced once; the operator lets the job make them again."""
         self._counted = CountedRanks(
-            outbox, children.members.ranks, limits.ranks_min, grows=limits.ranks_grow
+            outbox, children.members.ranks, limits.workers_min, grows=limits.workers_max is not None
         )
         self._verdict: wire.Verdict | None = None
         """Of the open step."""

@@ -39,7 +39,7 @@ class Membership:
         self._outbox, self._uplink, self._limits = outbox, uplink, limits
         self._children, self._members = children, children.members
         self._attempts = attempts
-        self._presence = Presence(self._members.children, limits.patience_ns)
+        self._presence = Presence(self._members.children, limits.drop_after_ns)
         self._reported = self._members.ranks
         """The ranks that were last reported as present."""
         self._roll = 0

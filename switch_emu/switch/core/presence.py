@@ -1,12 +1,13 @@
 """Which ranks are present below a switch, where a job goes on without those that are lost. Pure.
 
 A child is *in* from its Hello on, until its connection ends or it is found silent. It is missed
-`patience_ns` later, which a new connection, or a new start of it, may prevent; one that is silent,
-at once. A child that is a switch reports which of its ranks are present (`Present`, and in Hello).
+`drop_after_ns` later, which a new connection, or a new start of it, may prevent; one that is
+silent, at once. A child that is a switch reports which of its ranks are present (`Present`, and in
+Hello).
 
     in        `joined`                Hello came
     away      `lost`                  the connection ended; or others came and it did not
-    missed    `present` leaves it out: it is away for `patience_ns`
+    missed    `present` leaves it out: it is away for `drop_after_ns`
     in again  `joined`                at once the first time, and after a growing pause the next:
                                       each return makes all ranks compute a step again
 
@@ -38,8 +39,8 @@ class _Child:
 class Presence:
     """See the module. `children` are bitmaps of ranks."""
 
-    def __init__(self, children: Sequence[int], patience_ns: int | None) -> None:
-        self._patience_ns = patience_ns
+    def __init__(self, children: Sequence[int], drop_after_ns: int | None) -> None:
+        self._drop_after_ns = drop_after_ns
         self._of = {ranks: _Child(ranks) for ranks in children}
         self._never_in = set(children)
 
@@ -52,11 +53,11 @@ class Presence:
         self._never_in.discard(ranks)
         if child.away_ns is None:
             return
-        if self._patience_ns is not None and self._is_missed(child, now_ns):
+        if self._drop_after_ns is not None and self._is_missed(child, now_ns):
             child.losses_count += 1
             doublings = child.losses_count - 1 - _RETURNS_AT_ONCE
             if doublings >= 0:
-                pause_ns = self._patience_ns << min(doublings, _PAUSE_DOUBLINGS_MAX)
+                pause_ns = self._drop_after_ns << min(doublings, _PAUSE_DOUBLINGS_MAX)
                 child.back_ns = now_ns + pause_ns
         child.away_ns = None
 
@@ -74,8 +75,8 @@ class Presence:
 
     def silent(self, now_ns: int, ranks: int) -> None:
         """A child is connected and does nothing, for too long: it is missed at once."""
-        if self._patience_ns is not None:
-            self._of[ranks].away_ns = now_ns - self._patience_ns
+        if self._drop_after_ns is not None:
+            self._of[ranks].away_ns = now_ns - self._drop_after_ns
 
     def present(self, now_ns: int) -> int:
         """Bitmap of the ranks that are not missed."""
@@ -87,23 +88,23 @@ class Presence:
 
     def has_given_up(self, now_ns: int) -> bool:
         """True if every child that never came is missed, and another is in."""
-        if self._patience_ns is None or len(self._never_in) == len(self._of):
+        if self._drop_after_ns is None or len(self._never_in) == len(self._of):
             return False
         return all(self._is_missed(self._of[ranks], now_ns) for ranks in self._never_in)
 
     def next_ns(self, now_ns: int) -> int | None:
         """When a child is missed, or in again, by the passing of time alone."""
-        if self._patience_ns is None:
+        if self._drop_after_ns is None:
             return None
         changes = [
-            child.back_ns if child.away_ns is None else child.away_ns + self._patience_ns
+            child.back_ns if child.away_ns is None else child.away_ns + self._drop_after_ns
             for child in self._of.values()
         ]
         return min((at_ns for at_ns in changes if at_ns > now_ns), default=None)
 
     def _is_missed(self, child: _Child, now_ns: int) -> bool:
-        if self._patience_ns is None:
+        if self._drop_after_ns is None:
             return False
         if child.away_ns is None:
             return now_ns < child.back_ns
-        return now_ns >= child.away_ns + self._patience_ns
+        return now_ns >= child.away_ns + self._drop_after_ns

@@ -46,11 +46,11 @@ class KnownNode:
     redoes: bool = False
     """Its operator lets the job make steps again that were decided and are lost."""
 
-    def is_lost(self, now_ns: int, patience_ns: int | None) -> bool:
+    def is_lost(self, now_ns: int, drop_node_after_ns: int | None) -> bool:
         """True if it is gone for too long."""
-        if patience_ns is None or self.absent_ns is None:
+        if drop_node_after_ns is None or self.absent_ns is None:
             return False
-        return now_ns >= self.absent_ns + patience_ns
+        return now_ns >= self.absent_ns + drop_node_after_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +83,10 @@ class Standings:
 
     def __init__(
         self, outbox: Outbox, children: Children, ballot: Ballot, count: int,
-        patience_ns: int | None,
+        drop_node_after_ns: int | None,
     ) -> None:  # fmt: skip
         self._outbox, self._children, self._ballot = outbox, children, ballot
-        self.patience_ns = patience_ns
+        self.drop_node_after_ns = drop_node_after_ns
         self.nodes = [KnownNode() for _ in range(count)]
         self.now = Position(members=(1 << count) - 1)
         self.next: Position | None = None
@@ -114,18 +114,18 @@ class Standings:
 
     def next_lost_ns(self) -> int | None:
         """When a node that is gone is so for too long; None: never, or it has been already."""
-        if self.patience_ns is None:
+        if self.drop_node_after_ns is None:
             return None
         since = [node.absent_ns for node in self.nodes if node.absent_ns is not None]
-        ends = [at_ns + self.patience_ns for at_ns in since]
+        ends = [at_ns + self.drop_node_after_ns for at_ns in since]
         return min((at_ns for at_ns in ends if at_ns > self._outbox.now_ns), default=None)
 
     @property
     def lost(self) -> int:
         """Bitmap of those that are gone for too long."""
-        now_ns, patience_ns = self._outbox.now_ns, self.patience_ns
+        now_ns, after_ns = self._outbox.now_ns, self.drop_node_after_ns
         nodes = enumerate(self.nodes)
-        return sum(1 << number for number, node in nodes if node.is_lost(now_ns, patience_ns))
+        return sum(1 << number for number, node in nodes if node.is_lost(now_ns, after_ns))
 
     def answered(self) -> tuple[int, int]:
         """E3: bitmaps of the members of the newest recorded epoch that have answered, and of the

@@ -138,7 +138,7 @@ class SwitchCore:
         )
         self.attempts = Attempts(out, self.children, up)
         self.membership = Membership(out, self.children, up, self.attempts, limits)
-        self.begin_commit = BeginCommit(out, self.children, up, limits.patience_ns)
+        self.begin_commit = BeginCommit(out, self.children, up, limits.drop_after_ns)
         self.agreement = Agreement(out, self.children, up, self.attempts)
         self.weights_down = WeightsDown(
             out, self.children, up, limits, parent_is_one=parents_count == 1
