@@ -4,7 +4,7 @@
     python -m benchmarks.blind --beside docs/predict/blind-2.json --why TEXT
 
 A frozen document is never edited: a number that was corrected after a look is not blind. `--beside`
-adds a column to the second document, after a change of the model that was meant.
+adds a column to the second or third document, after a change of the model that was meant.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.blind import columns, score
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.hardware.catalogue import load
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -35,15 +35,15 @@ def main(words: Sequence[str] | None = None) -> int:
         print(json.dumps(rows, indent=1) if asked.json else score.text(rows))
         return 0
     try:
-        add_column(load(), Path(asked.beside), asked.why)
+        add_column(Path(asked.beside), asked.why)
     except ConfigError as exc:
         print(exc, file=sys.stderr)
         return 2
     return 0
 
 
-def add_column(catalogue: Catalogue, path: Path, why: str) -> None:
-    """Adds what is predicted today to a document of the second set. Raises ConfigError."""
+def add_column(path: Path, why: str) -> None:
+    """Adds what is predicted today to a document of questions. Raises ConfigError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
@@ -51,7 +51,7 @@ def add_column(catalogue: Catalogue, path: Path, why: str) -> None:
     if found.get("schema") != columns.SCHEMA:
         raise ConfigError(f"--beside {path}: has no columns; docs/predict/blind-2.json has")
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    made = columns.with_column(found, catalogue, today, why)
+    made = columns.with_column(found, today, why)
     try:
         path.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     except OSError as exc:

@@ -1,4 +1,5 @@
-"""Columns beside the frozen values of `docs/predict/blind-2.json`, which are never edited.
+"""Columns beside the frozen values of `docs/predict/blind-2.json` and `blind-3.json`, which are
+never edited.
 
 A change of the model that is meant adds one: why, the digest of its parameters, and the values that
 it changes.
@@ -8,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from importlib import resources
+from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.blind.predicted import predicted
-from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.catalogue import Catalogue, load
 
 SCHEMA: Final = 2
+_ROOT: Final = Path(__file__).parents[2]
 TOLERANCE: Final = 1e-9
 """Relative; machines round their logarithms and roots differently, and documents to 12 digits."""
 
@@ -23,9 +25,13 @@ def parameters_sha256(found: dict[str, Any]) -> str:
     """The digest of the files of numbers that the document depends on, as they are now."""
     digest = hashlib.sha256()
     for path in found["parameters"]:
-        inside = path.removeprefix("luwu/predict/").split("/")
-        digest.update(resources.files("luwu.predict").joinpath(*inside).read_bytes())
+        digest.update((_ROOT / path).read_bytes())
     return digest.hexdigest()
+
+
+def catalogue_of(found: dict[str, Any]) -> Catalogue:
+    """The package's, with the document's own file of what that lacks."""
+    return load(*(_ROOT / path for path in found.get("catalogue", ())))
 
 
 def values_of(found: dict[str, Any]) -> dict[str, float]:
@@ -36,11 +42,9 @@ def values_of(found: dict[str, Any]) -> dict[str, float]:
     return values
 
 
-def with_column(
-    found: dict[str, Any], catalogue: Catalogue, date: str, why: str
-) -> dict[str, Any]:  # fmt: skip
+def with_column(found: dict[str, Any], date: str, why: str) -> dict[str, Any]:
     """The document with one more column: what the model of today predicts otherwise."""
-    last, values = values_of(found), {}
+    catalogue, last, values = catalogue_of(found), values_of(found), {}
     for row in found["rows"]:
         value = predicted(row["configuration"], catalogue)
         if not math.isclose(value, last[row["name"]], rel_tol=TOLERANCE):

@@ -12,11 +12,14 @@ from typing import Any, Final
 from luwu.predict.ask.answer_inference import first_token_parts
 from luwu.predict.ask.question import AnyQuestion, Question, SocketQuestion, make_question
 from luwu.predict.ask.question_inference import Served
+from luwu.predict.ask.question_sockets import ServedBySockets
 from luwu.predict.ask.sweep import replaced
 from luwu.predict.check.calibration import published_operations
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.job import StepTime, TrainingJob, utilisation
 from luwu.predict.model.memory import activation_bytes, state_bytes
+from luwu.predict.networks.choice import Built
+from luwu.predict.networks.cost import network_bill
 
 
 def _model_operations(job: TrainingJob, seen: float) -> float:
@@ -26,11 +29,34 @@ def _model_operations(job: TrainingJob, seen: float) -> float:
     return 3 * (forward + model.head_operations(job.tokens)) / job.devices
 
 
+def _built(question: Question) -> Built:
+    built = question.build()
+    assert built is not None
+    return built
+
+
+def _network_price(question: Question) -> float:
+    built, costs = _built(question), question.costs
+    assert costs is not None
+    assert costs.link is not None
+    return network_bill(built, switch=costs.switch, link=costs.link).capex / built.endpoints
+
+
+def _forward_s(step: StepTime) -> float:
+    """Seconds of forward, where every layer is recomputed, as only the output layer is not."""
+    return step.parts["recomputation"] + step.parts["output layer"] / 3
+
+
 _TRAINING: Final[dict[str, Callable[[TrainingJob, StepTime], float]]] = {
     "step s": lambda job, step: step.seconds,
     "mfu share": lambda job, step: utilisation(job, step.seconds)["mfu"],
     "states GiB": lambda job, step: state_bytes(job) / 2**30,
     "activations GiB": lambda job, step: activation_bytes(job) / 2**30,
+    "forward s": lambda job, step: _forward_s(step),
+    "backward s":
+        lambda job, step: step.seconds - step.parts["optimizer stage"] - _forward_s(step),
+    "optimizer s": lambda job, step: step.parts["optimizer stage"],
+    "sequence/s": lambda job, step: job.batch / step.seconds,
     "token/s": lambda job, step: job.tokens / step.seconds,
     "token/s/device": lambda job, step: job.tokens / step.seconds / job.devices,
     "TFLOP/s/device with recomputation":
@@ -46,9 +72,23 @@ _INFERENCE: Final[dict[str, Callable[[Served], float]]] = {
         served.tokens_per_s * served.job.tokens / served.job.output_tokens
     ),
     "first token ms": lambda served: 1e3 * sum(first_token_parts(served).values()),
+    "first token s": lambda served: sum(first_token_parts(served).values()),
     "between tokens ms": lambda served: 1e3 * served.inference.token_s,
+    "generated token/s": lambda served: served.inference.batch / served.inference.token_s,
 }
-_SOCKETS_MS: Final = "between tokens ms"
+_SOCKETS: Final[dict[str, Callable[[ServedBySockets], float | None]]] = {
+    "between tokens ms": lambda served: 1e3 * served.token.seconds,
+    "first token ms": lambda served: served.prefill and 1e3 * served.prefill.seconds,
+    "whole answer ms": lambda served: (
+        served.tokens_per_s and 1e3 * served.job.output_tokens / served.tokens_per_s
+    ),
+}
+NETWORK: Final[dict[str, Callable[[Question], float]]] = {
+    "switches": lambda question: _built(question).inventory.switches,
+    "links between switches":
+        lambda question: _built(question).inventory.links - _built(question).endpoints,
+    "USD/endpoint of the network": _network_price,
+}  # fmt: skip
 
 
 def predicted(configuration: dict[str, Any], catalogue: Catalogue) -> float:
@@ -70,8 +110,11 @@ def _question(table: dict[str, Any], catalogue: Catalogue) -> AnyQuestion:
 def _value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -> float:
     question = _question(table, catalogue)
     if isinstance(question, Question):
+        if quantity in NETWORK:
+            return NETWORK[quantity](question)
         return _TRAINING[quantity](question.job, question.answer())
     if isinstance(question, SocketQuestion):
-        assert quantity == _SOCKETS_MS
-        return 1e3 * question.answer().token.seconds
+        value = _SOCKETS[quantity](question.answer())
+        assert value is not None  # the rows name processors whose peak is known
+        return value
     return _INFERENCE[quantity](question.answer())
