@@ -5,7 +5,7 @@
     stale       Hello of a member's earlier start, of a wrong job, of wrong ranks, to a parent that
                 knows its children: one that was just started believes the first that comes
     absurd      out-of-range fields on the connection of a member, which it is believed to be (but
-                for a push, or a pull of no extent: a member that sends these is heard no more)
+                for a push, or of no extent a pull or a proposal: a member is then heard no more)
 
 None of it may change anything: a history with them ends as one without. What a member may do that
 nobody could tell from training (push wrong gradients, never push) is not among them, nor a Hello
@@ -124,7 +124,7 @@ class Attacker:
             wire.Pull(**far, index=0, part=0),
             wire.Commit(**far, contributors=1, parts=HUGE, skip=True),
             wire.Begin(**far, contributors=1),
-            wire.Propose(**far, index=HUGE, part=HUGE, contributors=1),
+            wire.Propose(**far, index=0, part=HUGE, contributors=1),
             wire.Keep(**far, index=HUGE, part=0, contributors=1 << 50, pieces=HUGE),
         ]  # fmt: skip
         message = self._random.choice(kinds)
