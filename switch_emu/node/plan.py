@@ -33,7 +33,7 @@ _THREADS_MANY = (6, 2)
 that is in RAM on as many cores."""
 _THREADS_ENOUGH = (3, 2)
 """They keep a disk busy while some compute. More of them wait for one another, and larger groups of
-pages are worth more than that (design note 0050)."""
+pages are worth more than that (design note 0009)."""
 _THREADS_SINGLE = (4, 2)
 """The same where each works on one page at a time."""
 _THREADS_FEW = ((2, 2), (2, 1), (1, 1))
@@ -137,7 +137,7 @@ def default_chunk_bytes(
     512 KiB on up to a 64th.
 
     Smaller if two pages in flight would not fit. Small chunks cost messages; with few chunks the
-    disk waits (design notes 0009, 0050).
+    disk waits (design note 0009).
     """
     most = min(budget_bytes // 32, max(budget_bytes // 64, _SMALL_CHUNK_BYTES))
     chunk_bytes = CHUNK_BYTES_STEP

@@ -1,4 +1,4 @@
-"""What must stay: bytes of messages, weights by every way to run, states of before; note 0034.
+"""What must stay: bytes of messages, weights by every way to run, states of before.
 
     headers.py     the exact bytes of every message, and what is refused
     jobs.py        whole jobs in one process, by every way to run

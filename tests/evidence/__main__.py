@@ -4,7 +4,7 @@
     headers     write the golden headers anew: only where a difference is meant
     states      write the states anew, for the same reason
 
-Exit code 1 if a digest differs. Design note 0034 has the reasons.
+Exit code 1 if a digest differs.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def digest(name: str) -> str:
 
 def write_table() -> None:
     """Write the file, from what ways come to today."""
-    lines = ["# Digests of weights by way of running: tests/evidence/digests.py, design note 0034."]
+    lines = ["# Digests of weights by way of running: tests/evidence/digests.py."]
     lines += [f"{digest(name)}  {name}" for name in WAYS]
     TABLE.write_text("\n".join([*lines, ""]))
 
