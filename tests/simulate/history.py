@@ -27,7 +27,7 @@ from tests.simulate.no_switch import NodeOfWorkers
 from tests.simulate.oracles import Oracles
 from tests.simulate.plan import FINISH_MS, HEALED_MS, History
 from tests.simulate.worker import Worker
-from tests.simulate.world import Faults, Payload, Process, started_as
+from tests.simulate.world import Faults, Process, started_as
 
 MS = 1_000_000
 CALM = Faults()
@@ -444,11 +444,6 @@ class Simulation(Cluster):
                 self.switches[former.place.name] = self.make_switch(former.place, incarnation)
         elif isinstance(former, Worker) and former is self.workers[former.rank]:
             self.workers[former.rank] = self.make_worker(former.rank, former.start + 1)
-
-    @property
-    def is_clean(self) -> bool:
-        """No payload is held by anybody who lives."""
-        return Payload.live_count == 0
 
 
 def _held_bytes(process: Process) -> int:

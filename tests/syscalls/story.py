@@ -195,12 +195,6 @@ def start_node(place: Place, number: int, *, gate: int | None = None, crash: str
     return Child(work, place.node_file(number, "log"))
 
 
-def wait_until_listening(place: Place, number: int, node: Child) -> None:
-    """Return when the n-th start listens, or has ended."""
-    ready = place.node_file(number, "ready")
-    wait_until(lambda: ready.exists() or node.poll() is not None, "the node to listen")
-
-
 def said_at_the_end(place: Place, number: int) -> dict[str, Any]:
     """What the n-th start wrote about its end, if anything."""
     return read_json(place.node_file(number, "error")) or {}
