@@ -66,7 +66,7 @@ class Trial:
 
     seed: int
     place: str
-    nodes_count: int
+    optimizer_nodes: int
     update: str
     is_resident: bool
     """True if the RAM tier holds all pages."""
@@ -79,20 +79,20 @@ class Trial:
     def drawn(cls, seed: int, places: Sequence[str]) -> Trial:
         """The trial of a seed; the places take turns."""
         random, place = Random(seed), places[seed % len(places)]
-        nodes_count = random.choice((2, 3))
-        layout = replace(make_layout(), node_count=nodes_count)
-        node = random.randrange(nodes_count)
+        optimizer_nodes = random.choice((2, 3))
+        layout = replace(make_layout(), optimizer_nodes=optimizer_nodes)
+        node = random.randrange(optimizer_nodes)
         share = Share(layout, node, REPLICAS)
         owned = [each for each in layout.chunks if each.trainable and share.owns(each.index)]
         most = max(each.elems for each in owned)
         # The smallest pages are always in the RAM tier, or in the page table.
         chunks = [each.index for each in owned if place != "disk" or each.elems == most]
         if place == WEIGHTS:
-            parents = Parents(nodes_count, REPLICAS)
+            parents = Parents(optimizer_nodes, REPLICAS)
             parents.learn(layout)
             chunks = [chunk for chunk in chunks if parents._readers[chunk] == node]
         return cls(
-            seed=seed, place=place, nodes_count=nodes_count, node=node,
+            seed=seed, place=place, optimizer_nodes=optimizer_nodes, node=node,
             update=random.choice(("streaming", "at_step")),
             is_resident=place != "disk" and random.random() < 0.5,
             chunk=random.choice(chunks), step=random.randrange(1, Job.steps - 1),
@@ -102,7 +102,7 @@ class Trial:
     @property
     def job(self) -> Job:
         """What is trained."""
-        layout = replace(make_layout(), node_count=self.nodes_count)
+        layout = replace(make_layout(), optimizer_nodes=self.optimizer_nodes)
         return Job(layout=layout, update=self.update)
 
     @property
@@ -296,7 +296,7 @@ def run(trial: Trial, directory: Path) -> str:
         world_size=job.world_size, state=directory / "state", summary=directory / "summary.json",
         memory_budget_bytes=LARGE if trial.is_resident else SMALL_CHUNKS * job.layout.chunk_bytes,
         chunk_bytes=job.layout.chunk_bytes, switch_limits=LIMITS,
-        nodes_count=trial.nodes_count, replicas=REPLICAS,
+        optimizer_nodes=trial.optimizer_nodes, replicas=REPLICAS,
         on_error=lambda error: seen.errors.update({threading.current_thread().name: error}),
     ) as cluster:  # fmt: skip
         install(cluster.nodes[trial.node], flipper)
@@ -353,13 +353,13 @@ def judge(trial: Trial, seen: Seen, left_out: tuple[int, ...]) -> str:
 def check_pages(trial: Trial, state: Path, version: int) -> None:
     """The decided version is this one, with the weights of plain training at all owners."""
     layout = trial.job.layout
-    with StripedPages(state, trial.nodes_count) as pages:
+    with StripedPages(state, trial.optimizer_nodes) as pages:
         pages.lay_out(layout)
         assert pages.decided is not None
         assert pages.decided.version == version, f"{pages.decided.version}, not {version}"
         expected = plain(Job(steps=version)).digest
         assert weights_digest(pages, layout) == expected, "other weights than in plain training"
-        for stripe in range(trial.nodes_count):
+        for stripe in range(trial.optimizer_nodes):
             owners = [(Share(layout, n, REPLICAS), store) for n, store in pages.stores.items()]
             digests = {
                 store.digest(share.pages_of(stripe), version)

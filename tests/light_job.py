@@ -283,7 +283,7 @@ def train(
     connection = find_connection()
     layout = replace(
         make_layout(connection.chunk_bytes // KIB, extent_chunks=connection.extent_chunks),
-        node_count=connection.optimizer_nodes,
+        optimizer_nodes=connection.optimizer_nodes,
     )
     if shape:
         layout = replace(

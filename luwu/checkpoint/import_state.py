@@ -111,7 +111,7 @@ def description_at(path: Path) -> Description:
 
 def _with_chunk(description: Description, chunk_bytes: int | None) -> Description:
     """The same job cut otherwise; a state that is imported is always that of one node."""
-    layout = replace(description.layout, node_count=1)
+    layout = replace(description.layout, optimizer_nodes=1)
     if chunk_bytes is not None:
         layout = replace(layout, chunk_bytes=chunk_bytes)
     return replace(description, layout=layout)

@@ -192,7 +192,7 @@ class _Sources:
                 f"give --replicas {many} or --replicas {few}"
             )
         self.replicas = max(found) if replicas is None else replicas
-        check_replicas(layout.node_count, self.replicas)
+        check_replicas(layout.optimizer_nodes, self.replicas)
         self._fitting = {n for n, each in shares.items() if each.replicas == self.replicas}
 
     def fits(self, number: int) -> bool:
@@ -207,7 +207,7 @@ class _Sources:
         origin: dict[int, tuple[FilePageStore, int]] = {}
         for stripe in share.stripes:
             store, held = self._pages.holder(stripe)
-            for chunk in range(stripe, len(layout.chunks), layout.node_count):
+            for chunk in range(stripe, len(layout.chunks), layout.optimizer_nodes):
                 origin[share.page(chunk)] = (store, held.page(chunk))
         with FilePageStore.create(new, config, first_version=version) as store:
             store.record_attempt(self.record.attempt, self.epoch)

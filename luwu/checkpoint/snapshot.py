@@ -48,7 +48,7 @@ class Snapshot:
 
     path: Path
     version: int
-    nodes_count: int
+    optimizer_nodes: int
     how: str
     """`reflinks` or `copies`."""
     seconds: float
@@ -125,7 +125,7 @@ def snapshot_of_running(
     """
     started_ns = SYSTEM_CLOCK.now_ns()
     layout, version = source.description.layout, source.record.version
-    count = layout.node_count
+    count = layout.optimizer_nodes
     with making_directory(out) as new:
         for number in range(count):
             directory = node_directory(new, number, count)
@@ -250,4 +250,4 @@ def _starts(data: bytes, config: StoreConfig) -> Iterator[int]:
 
 def _made(out: Path, version: int, count: int, how: str, started_ns: int) -> Snapshot:
     seconds = (SYSTEM_CLOCK.now_ns() - started_ns) / 1e9
-    return Snapshot(path=out, version=version, nodes_count=count, how=how, seconds=seconds)
+    return Snapshot(path=out, version=version, optimizer_nodes=count, how=how, seconds=seconds)

@@ -119,6 +119,6 @@ def description_of(configs: Mapping[int, StoreConfig], path: Path) -> Descriptio
     pages_count = sum(config.page_count for config in configs.values())
     raise StateError(
         f"{path} has {pages_count} of {len(layout.chunks)} pages: the state is spread over "
-        f"{layout.node_count} optimizer nodes; name the directory that holds node-0, node-1, ... "
-        "of all of them"
+        f"{layout.optimizer_nodes} optimizer nodes; name the directory that holds node-0, node-1, "
+        "... of all of them"
     )

@@ -47,7 +47,7 @@ def run(where: str, out: Path, as_json: bool) -> int:
             "schema": 1,
             "out": str(found.path),
             "step": found.version,
-            "nodes": found.nodes_count,
+            "nodes": found.optimizer_nodes,
             "how": found.how,
             "seconds": found.seconds,
         }

@@ -66,7 +66,7 @@ def open_nic(rank: int, world_size: int, *, on_device: bool = False) -> Nic:
             reshard_after_forward=connection.reshard_after_forward,
             prefetch_units=connection.prefetch_units,
             aggregate=connection.aggregate,
-            node_count=connection.optimizer_nodes,
+            optimizer_nodes=connection.optimizer_nodes,
         ),
         endpoint=endpoint,
         make_reader=lambda: make_reader(connection, endpoint, rank),

@@ -53,13 +53,13 @@ class LocalCluster(Closing):
         reshard_after_forward: bool | None = None, prefetch_units: int = 2, summary: Path,
         grace_s: float = 60.0, arena_bytes: int = 8 * 1024 * 1024, links: Links | None = None,
         link_seed: int = 0, aggregate: str = FLOAT32, tree: Tree | None = None,
-        nodes_count: int = 1, replicas: int = 1,
+        optimizer_nodes: int = 1, replicas: int = 1,
         on_error: Callable[[BaseException], None] = lambda error: None,
         printed: IO[str] | None = None,
     ) -> None:  # fmt: skip
         """`transport`: inproc, tcp, ipc or shm; `arena_bytes`: of each worker, with shm; `links`:
         emulated ones, whose random numbers derive from `link_seed`; `tree`: switches between
-        workers and node, one above all workers unless given; `nodes_count`: optimizer nodes,
+        workers and node, one above all workers unless given; `optimizer_nodes`: optimizer nodes,
         which hold `replicas` of each page: with more than one, the job outlives a node; `on_error`:
         gets what ended a thread of switch or node, in that thread; `printed`: gets the nodes'
         warnings."""
@@ -75,7 +75,7 @@ class LocalCluster(Closing):
         self._nic_settings = NicSettings(
             chunk_bytes=chunk_bytes, extent_chunks=extent_chunks, aggregate=aggregate,
             reshard_after_forward=reshard_after_forward, prefetch_units=prefetch_units,
-            node_count=nodes_count,
+            optimizer_nodes=optimizer_nodes,
         )  # fmt: skip
         self._grace_s, self._link_seed = grace_s, link_seed
         self.job = SYSTEM_CLOCK.now_ns()
@@ -84,8 +84,8 @@ class LocalCluster(Closing):
             memory_budget_bytes=memory_budget_bytes, chunk_bytes=chunk_bytes,
             extent_chunks=extent_chunks, durability="process", has_switch=has_switch,
             resume=resume, arena_bytes=arena_bytes if transport == "shm" else 0, link=at_node,
-            link_seed=derive(link_seed, "links", "node"), count=nodes_count, replicas=replicas,
-            groups=() if tree is None else tree.groups,
+            link_seed=derive(link_seed, "links", "node"), optimizer_nodes=optimizer_nodes,
+            replicas=replicas, groups=() if tree is None else tree.groups,
         )  # fmt: skip
         self._transports: list[Transport] = []
         self._endpoints: dict[str, str] = {}
@@ -93,7 +93,7 @@ class LocalCluster(Closing):
         self.switches: dict[str, SwitchShell] = {}
         self._tree = (tree or one_switch(world_size)) if has_switch else Tree(())
         try:
-            self.nodes = [self._add_node(number, at_node) for number in range(nodes_count)]
+            self.nodes = [self._add_node(number, at_node) for number in range(optimizer_nodes)]
             """By number."""
             self._nodes = tuple(self._endpoints)
             """Their names, by number."""
@@ -111,7 +111,7 @@ class LocalCluster(Closing):
         """Make an optimizer node, which listens; its thread is not started yet."""
         state, name = self.spec.state, NODE if number == 0 else f"{NODE}-{number}"
         if state is not None:
-            state = node_directory(state, number, self.spec.count)
+            state = node_directory(state, number, self.spec.optimizer_nodes)
         spec = replace(self.spec, number=number, state=state)
         transport = self._transport(spec.plan().shared_bytes, link, name)
         self._endpoints[name] = self._listen(transport, name)

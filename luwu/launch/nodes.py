@@ -46,8 +46,8 @@ def number_of(process: str) -> int:
 class Replicas:
     """The nodes of a run that are lost, where others hold their pages."""
 
-    def __init__(self, nodes_count: int, replicas: int) -> None:
-        self._owners = [owners_of(s, nodes_count, replicas) for s in range(nodes_count)]
+    def __init__(self, optimizer_nodes: int, replicas: int) -> None:
+        self._owners = [owners_of(s, optimizer_nodes, replicas) for s in range(optimizer_nodes)]
         self.lost: set[int] = set()
 
     def is_lost(self, process: str) -> bool:

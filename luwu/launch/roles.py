@@ -276,7 +276,7 @@ def node_spec(
         counters=run.counters(role),
         summary=run.result(node_result(number, config.optimizer_nodes)),
         number=number,
-        count=config.optimizer_nodes,
+        optimizer_nodes=config.optimizer_nodes,
         fidelity=switch_fidelity(config),
         slots=config.slots,
         groups=tuple(groups),

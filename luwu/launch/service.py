@@ -159,7 +159,7 @@ class ServiceJob(Closing):
         self._service = service
         self._roles: list[str] = []
 
-    def expect_replicas(self, nodes_count: int, replicas: int) -> None:
+    def expect_replicas(self, optimizer_nodes: int, replicas: int) -> None:
         """A job of a service has one node."""
 
     def add_role(self, role: str, spec: dict[str, Any]) -> str:

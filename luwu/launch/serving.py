@@ -64,7 +64,7 @@ class Starter(Protocol):
     private_directory: Path | None
     """Holds the sockets; removed at the end."""
 
-    def expect_replicas(self, nodes_count: int, replicas: int) -> None:
+    def expect_replicas(self, optimizer_nodes: int, replicas: int) -> None:
         """The run may go on without a node whose pages others hold."""
 
     def add_role(self, role: str, spec: dict[str, Any]) -> str:

@@ -201,9 +201,9 @@ class Supervisor(Closing):
         guard = Child(name, command, log=self.run.log(name), environ=environ)
         self._workers.append(WorkerGroup(guard, agent))
 
-    def expect_replicas(self, nodes_count: int, replicas: int) -> None:
+    def expect_replicas(self, optimizer_nodes: int, replicas: int) -> None:
         """Several optimizer nodes hold each page: the run goes on without one that is lost."""
-        self._replicas = Replicas(nodes_count, replicas)
+        self._replicas = Replicas(optimizer_nodes, replicas)
 
     # ---------------------------------------------------------------------- watching
 

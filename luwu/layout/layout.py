@@ -141,7 +141,7 @@ class Layout:
     units: tuple[Unit, ...]
     chunk_bytes: int
     """Bytes of float32 gradient in a full chunk, whatever travels; a multiple of 16 KiB."""
-    node_count: int = 1
+    optimizer_nodes: int = 1
     extent_chunks: int = field(default=1, compare=False)
     """Chunks that travel together at most. Not part of what a job is: two layouts that differ in
     this alone are equal."""
@@ -160,7 +160,7 @@ class Layout:
     def __post_init__(self) -> None:
         stored_bytes = sum(padded(parameter.elems) for parameter in self.parameters) * SUM_BYTES
         check_chunk_bytes(self.chunk_bytes, stored_bytes)
-        check_model(self.parameters, self.units, self.node_count)
+        check_model(self.parameters, self.units, self.optimizer_nodes)
         check_whole(self.parameters, self.chunk_bytes)
         chunk_elems = self.chunk_bytes // SUM_BYTES
         placements: dict[int, Placement] = {}
@@ -216,7 +216,7 @@ class Layout:
 
     def stripe(self, chunk: int) -> int:
         """The stripe of a chunk: `share.py` says which optimizer nodes hold it."""
-        return chunk % self.node_count
+        return chunk % self.optimizer_nodes
 
     def extent_stripe(self, extent: int) -> int:
         """The stripe of an extent's chunks."""
@@ -272,7 +272,7 @@ class Layout:
             raise ConfigError(f"extent_chunks must be >= 1, got {self.extent_chunks!r}")
         if self.extent_chunks == 1:
             return [range(i, i + 1) for i in self.unit_chunks[unit]]
-        step, runs = self.node_count, []
+        step, runs = self.optimizer_nodes, []
         for _, group in groupby(self.unit_chunks[unit], key=self._travels_as):
             members = list(group)
             for first in members[:step]:

@@ -140,10 +140,12 @@ def check_whole(parameters: Sequence[Parameter], chunk_bytes: int) -> None:
         )
 
 
-def check_model(parameters: Sequence[Parameter], units: Iterable[Unit], node_count: int) -> None:
+def check_model(
+    parameters: Sequence[Parameter], units: Iterable[Unit], optimizer_nodes: int
+) -> None:
     """Check that parameters and units make a model that can be laid out. Raises ConfigError."""
-    if node_count < 1:
-        raise ConfigError(f"node_count must be at least 1, got {node_count}")
+    if optimizer_nodes < 1:
+        raise ConfigError(f"optimizer_nodes must be at least 1, got {optimizer_nodes}")
     names = [parameter.name for parameter in parameters]
     if len(set(names)) != len(names):
         twice = Counter(names).most_common(1)[0][0]

@@ -20,23 +20,24 @@ from luwu.base.errors import ConfigError
 from luwu.layout.layout import Extent, Layout
 
 
-def owners_of(stripe: int, node_count: int, replicas: int) -> tuple[int, ...]:
+def owners_of(stripe: int, optimizer_nodes: int, replicas: int) -> tuple[int, ...]:
     """The nodes that hold a stripe; the first counts it. Raises ConfigError."""
-    check_replicas(node_count, replicas)
-    return tuple((stripe + i) % node_count for i in range(replicas))
+    check_replicas(optimizer_nodes, replicas)
+    return tuple((stripe + i) % optimizer_nodes for i in range(replicas))
 
 
-def stripes_of(node: int, node_count: int, replicas: int) -> tuple[int, ...]:
+def stripes_of(node: int, optimizer_nodes: int, replicas: int) -> tuple[int, ...]:
     """The stripes that a node holds, its own first."""
-    return tuple((node - i) % node_count for i in range(replicas))
+    return tuple((node - i) % optimizer_nodes for i in range(replicas))
 
 
-def check_replicas(node_count: int, replicas: int) -> None:
+def check_replicas(optimizer_nodes: int, replicas: int) -> None:
     """Raises ConfigError if there are fewer nodes than replicas."""
-    if not 1 <= replicas <= node_count:
+    if not 1 <= replicas <= optimizer_nodes:
         raise ConfigError(
-            f"replicas: {replicas} of each page asked for, but there are {node_count} optimizer "
-            f"nodes; give --optimizer-nodes {max(replicas, 1)} or more, or fewer --replicas"
+            f"replicas: {replicas} of each page asked for, but there are {optimizer_nodes} "
+            f"optimizer nodes; give --optimizer-nodes {max(replicas, 1)} or more, or fewer "
+            "--replicas"
         )
 
 
@@ -45,9 +46,9 @@ class Share:
 
     def __init__(self, layout: Layout, number: int = 0, replicas: int = 1) -> None:
         """Raises ConfigError for replicas that cannot be."""
-        check_replicas(layout.node_count, replicas)
+        check_replicas(layout.optimizer_nodes, replicas)
         self.layout, self.number, self.replicas = layout, number, replicas
-        count, chunks_count = layout.node_count, len(layout.chunks)
+        count, chunks_count = layout.optimizer_nodes, len(layout.chunks)
         self.stripes = stripes_of(number, count, replicas)
         """Those that the node holds, in the order of their pages."""
         self._first_page: dict[int, int] = {}
@@ -61,7 +62,7 @@ class Share:
     @classmethod
     def with_pages(cls, layout: Layout, number: int, pages_count: int) -> Share | None:
         """The share of a node whose store has so many pages; None: no share has."""
-        every = (cls(layout, number, 1 + others) for others in range(layout.node_count))
+        every = (cls(layout, number, 1 + others) for others in range(layout.optimizer_nodes))
         return next((each for each in every if each.pages_count == pages_count), None)
 
     def extents_of(self, stripe: int) -> tuple[Extent, ...]:
@@ -86,12 +87,12 @@ class Share:
     def page(self, chunk: int) -> int:
         """The number of a chunk's page in the node's store."""
         layout = self.layout
-        return self._first_page[layout.stripe(chunk)] + chunk // layout.node_count
+        return self._first_page[layout.stripe(chunk)] + chunk // layout.optimizer_nodes
 
     def pages_of(self, stripe: int) -> range:
         """The numbers of a stripe's pages in the node's store."""
         first, layout = self._first_page[stripe], self.layout
-        return range(first, first + len(range(stripe, len(layout.chunks), layout.node_count)))
+        return range(first, first + len(range(stripe, len(layout.chunks), layout.optimizer_nodes)))
 
     def chunks(self) -> Sequence[int]:
         """The chunks of the node's pages, in the order of the pages."""
@@ -99,5 +100,5 @@ class Share:
         return [
             chunk
             for stripe in self.stripes
-            for chunk in range(stripe, len(layout.chunks), layout.node_count)
+            for chunk in range(stripe, len(layout.chunks), layout.optimizer_nodes)
         ]

@@ -95,7 +95,7 @@ class NicSettings:
     prefetch_units: int = 2
     aggregate: str = FLOAT32
     """The aggregator."""
-    node_count: int = 1
+    optimizer_nodes: int = 1
     """Optimizer nodes that share the pages."""
     gradient_bytes: int = GRADIENT_BYTES
     """Limit of gradients under way: written and not received."""
@@ -119,7 +119,7 @@ class Nic(Closing):
         rank, world_size = worker.rank, worker.world_size
         self.rank, self.world_size = rank, world_size
         self.chunk_bytes, self.extent_chunks = settings.chunk_bytes, settings.extent_chunks
-        self.node_count = settings.node_count
+        self.optimizer_nodes = settings.optimizer_nodes
         self.reshard_after_forward = settings.reshard_after_forward
         self.prefetch_units = settings.prefetch_units
         self.recorder = recorder or Recorder(role="worker", printed=None)

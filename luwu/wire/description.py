@@ -68,7 +68,7 @@ class Description:
             "parameters": [_row(parameter) for parameter in layout.parameters],
             "units": [[unit.name, list(unit.parameters)] for unit in layout.units],
             "chunk_bytes": layout.chunk_bytes,
-            "node_count": layout.node_count,
+            "node_count": layout.optimizer_nodes,
             "optimizer": self.optimizer,
             "update": self.update,
             "state_fields": list(self.state_fields),
@@ -101,7 +101,7 @@ def parse_description(encoded: bytes | memoryview, extent_chunks: int = 1) -> De
                 for name, members in _rows(document, "units")
             ),
             chunk_bytes=natural(document["chunk_bytes"]),
-            node_count=natural(document["node_count"]),
+            optimizer_nodes=natural(document["node_count"]),
             extent_chunks=extent_chunks,
         )
         found = Description(

@@ -47,10 +47,10 @@ def store_config(description: Description, node: int = 0, replicas: int = 1) -> 
     """
     layout = description.layout
     chunks_count = len(layout.chunks)
-    if chunks_count < layout.node_count:
+    if chunks_count < layout.optimizer_nodes:
         raise ConfigError(
             f"optimizer_nodes: the model has {chunks_count} chunk{'s'[: chunks_count != 1]}, too "
-            f"few for {layout.node_count} nodes; give fewer, or a smaller --chunk"
+            f"few for {layout.optimizer_nodes} nodes; give fewer, or a smaller --chunk"
         )
     chunks = [layout.chunks[index] for index in Share(layout, node, replicas).chunks()]
     kernel = kernel_name(description.optimizer, description.state_fields)
@@ -88,7 +88,7 @@ def store_config(description: Description, node: int = 0, replicas: int = 1) -> 
 
 def node_layout_hash(description: Description, node: int, replicas: int) -> str:
     """The layout hash in a store's configuration; with several nodes, with the node."""
-    count = description.layout.node_count
+    count = description.layout.optimizer_nodes
     if count == 1:
         return description.hash
     of = f"{description.hash}, node {node} of {count}"

@@ -42,7 +42,8 @@ def plan_lines(spec: NodeSpec) -> list[str]:
     kind = None if spec.state is None else memory_kind(spec.state)
     words = DURABILITY_WORDS["process" if kind and durability == "step" else durability]
     place += f" (memory: {kind})" if kind else ""
-    which = "" if spec.count == 1 else f"optimizer node {spec.number} of {spec.count}: "
+    count = spec.optimizer_nodes
+    which = "" if count == 1 else f"optimizer node {spec.number} of {count}: "
     return [
         f"{which}state {place}; durability {durability}: {words}",
         *spec.plan().lines(),
@@ -175,12 +176,12 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
     store, description = shell.store, shell.description
     if store is None or description is None:
         return
-    spill = shell.spill
+    spill, is_alone = shell.spill, spec.optimizer_nodes == 1
     summary = {
         "schema": 1,
         "steps": shell.core.next_step,
         # None of several nodes has all weights: the launcher adds the digest.
-        "weights_digest": weights_digest(store, description.layout) if spec.count == 1 else None,
+        "weights_digest": weights_digest(store, description.layout) if is_alone else None,
         "node_state_bytes": store.state_bytes,
         "disk_space_bytes": store.disk_bytes + (spill.disk_bytes if spill else 0),
         "disk_bytes": {

@@ -36,8 +36,8 @@ class NodeSpec(RoleSpec):
     groups: tuple[int, ...] = ()
     """Bitmaps of the ranks that each switch of a tree sums, smaller ones first."""
     number: int = 0
-    count: int = 1
-    """Number of optimizer nodes; `number` is this one."""
+    optimizer_nodes: int = 1
+    """Their number; `number` is this one."""
 
     @property
     def lets_in(self) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ class NodeSpec(RoleSpec):
     @property
     def node(self) -> NodeNumber:
         """Number, count and replicas as one value."""
-        return NodeNumber(number=self.number, count=self.count, replicas=self.replicas)
+        return NodeNumber(number=self.number, count=self.optimizer_nodes, replicas=self.replicas)
 
     def plan(self) -> NodePlan:
         """The memory plan. Raises ConfigError if the budget is too small."""

@@ -89,17 +89,17 @@ class NodeStorage:
                 code="E203",
             )
         description = parse_description(store.config.description, spec.extent_chunks)
-        count = description.layout.node_count
+        count = description.layout.optimizer_nodes
         ours = node_layout_hash(description, spec.number, spec.replicas)
         is_ours = store.config.layout_hash == ours
-        if count != spec.count or not is_ours:
-            whose = "another" if count == spec.count else f"one of {count}"
+        if count != spec.optimizer_nodes or not is_ours:
+            whose = "another" if count == spec.optimizer_nodes else f"one of {count}"
             raise ConfigError(
                 f"{spec.state} belongs to {whose} "
-                f"optimizer node{'s'[: count != spec.count]}, this is node {spec.number} of "
-                f"{spec.count} with {spec.replicas} of each page; give the --state it was made "
-                f"with, --optimizer-nodes {count}, and the --replicas that it has (luwu refill "
-                "STATE --replicas R makes it one with R)",
+                f"optimizer node{'s'[: count != spec.optimizer_nodes]}, this is node {spec.number} "
+                f"of {spec.optimizer_nodes} with {spec.replicas} of each page; give the --state it "
+                f"was made with, --optimizer-nodes {count}, and the --replicas that it has (luwu "
+                "refill STATE --replicas R makes it one with R)",
                 code="E203",
             )
         return description
@@ -107,10 +107,10 @@ class NodeStorage:
     def make_store(self, description: Description) -> PageStore:
         """Make the store of a new job. Raises ConfigError, StateError."""
         spec = self._spec
-        if description.layout.node_count != spec.count:
+        if description.layout.optimizer_nodes != spec.optimizer_nodes:
             raise ConfigError(
-                f"optimizer_nodes: the workers have {description.layout.node_count}, there are "
-                f"{spec.count}; start both with the same --optimizer-nodes"
+                f"optimizer_nodes: the workers have {description.layout.optimizer_nodes}, there "
+                f"are {spec.optimizer_nodes}; start both with the same --optimizer-nodes"
             )
         config = store_config(description, spec.number, spec.replicas)
         # Reject unknown aggregators and optimizers before there are pages.
@@ -177,7 +177,7 @@ class NodeStorage:
 
     def _places_bytes(self, description: Description) -> int:
         spec = self._spec
-        if spec.count > 1:
+        if spec.optimizer_nodes > 1:
             return 0  # a unit's chunks would not be adjacent
         in_ram_bytes = 0 if spec.state is not None else 2 * store_config(description).state_bytes
         wanted_bytes = places_bytes(description.layout) if spec.arena_bytes else 0

@@ -92,7 +92,7 @@ def shares_of(layout: Layout, configs: Mapping[int, StoreConfig]) -> dict[int, S
             return None
         shares[number] = share
     stripes = {stripe for each in shares.values() for stripe in each.stripes}
-    return shares if len(stripes) == layout.node_count else None
+    return shares if len(stripes) == layout.optimizer_nodes else None
 
 
 class StripedPages(Closing):
@@ -142,7 +142,7 @@ class StripedPages(Closing):
         shares = shares_of(layout, self.configs)
         assert shares is not None, "the stores are not those of this job"
         self.shares, self._holders = shares, []
-        for stripe in range(layout.node_count):
+        for stripe in range(layout.optimizer_nodes):
             holders = [number for number, share in shares.items() if stripe in share.stripes]
             number = min(holders, key=lambda each: shares[each].stripes.index(stripe))
             self._holders.append((self.stores[number], shares[number]))

@@ -31,9 +31,9 @@ _SAME: Final[dict[str, dict[str, Any]]] = {
     "tcp, no switch": {"transport": "tcp", "has_switch": False},
     "shm": {"transport": "shm"},
     "shm, no switch": {"transport": "shm", "has_switch": False},
-    "two nodes": {"node_count": 2},
-    "three nodes, at_step": {"node_count": 3, "update": "at_step"},
-    "two nodes, shm": {"node_count": 2, "transport": "shm"},
+    "two nodes": {"optimizer_nodes": 2},
+    "three nodes, at_step": {"optimizer_nodes": 3, "update": "at_step"},
+    "two nodes, shm": {"optimizer_nodes": 2, "transport": "shm"},
     "at_step": {"update": "at_step"},
     "at_step, no switch": {"update": "at_step", "has_switch": False},
     "tight": {"is_tight": True},
@@ -42,7 +42,7 @@ _SAME: Final[dict[str, dict[str, Any]]] = {
     "in RAM only": {"is_stored": False},
     "durability step": {"durability": "step"},
     "durability none": {"durability": "none"},
-    "durability step, two nodes": {"durability": "step", "node_count": 2},
+    "durability step, two nodes": {"durability": "step", "optimizer_nodes": 2},
     "chunks of 32 KiB": {"chunk_kib": 32},
     "chunks of 1 MiB": {"chunk_kib": 1024},
     "one slot": {"slots": 1},
@@ -52,11 +52,11 @@ _SAME: Final[dict[str, dict[str, Any]]] = {
     "no slots, at_step": {"slot_bytes_max": 0, "update": "at_step"},
     "stopped and resumed": {"stop_at": 2},
     "stopped and resumed, no switch": {"stop_at": 2, "has_switch": False},
-    "stopped and resumed, two nodes": {"stop_at": 1, "node_count": 2},
+    "stopped and resumed, two nodes": {"stop_at": 1, "optimizer_nodes": 2},
     "an attempt is cancelled": {"cancel_step": 1},
     "an attempt is cancelled, at_step": {"cancel_step": 2, "update": "at_step"},
     "an attempt is cancelled, no switch": {"cancel_step": 1, "has_switch": False},
-    "an attempt is cancelled, two nodes": {"cancel_step": 1, "node_count": 2},
+    "an attempt is cancelled, two nodes": {"cancel_step": 1, "optimizer_nodes": 2},
 }
 """Ways that have the digest of the plain one."""
 
@@ -73,17 +73,17 @@ def _others() -> Iterator[tuple[str, dict[str, Any]]]:
         where = "switch" if has_switch else "no switch"
         given = {"aggregate": "shared-exponent", "has_switch": has_switch}
         yield f"shared-exponent, {where}", given
-    yield "shared-exponent, two nodes", {"aggregate": "shared-exponent", "node_count": 2}
+    yield "shared-exponent, two nodes", {"aggregate": "shared-exponent", "optimizer_nodes": 2}
     for world_size, has_switch in itertools.product((1, 3, 5), (True, False)):
         where = "switch" if has_switch else "no switch"
         yield f"{world_size} workers, {where}", {"world_size": world_size, "has_switch": has_switch}
     for tree, update in itertools.product(TREES, orders):
         yield f"tree of {tree}, {update}", {"tree": tree, "update": update}
-    yield "tree of two levels, two nodes", {"tree": "two levels", "node_count": 2}
+    yield "tree of two levels, two nodes", {"tree": "two levels", "optimizer_nodes": 2}
     yield "tree of two levels, no slots", {"tree": "two levels", "slot_bytes_max": 0}
     yield "clipped", {"update": "at_step", "max_grad_norm": 0.5}
     yield "clipped, no switch", {"update": "at_step", "max_grad_norm": 0.5, "has_switch": False}
-    yield "clipped, two nodes", {"update": "at_step", "max_grad_norm": 0.5, "node_count": 2}
+    yield "clipped, two nodes", {"update": "at_step", "max_grad_norm": 0.5, "optimizer_nodes": 2}
     for update, has_switch in itertools.product(orders, (True, False)):
         where = "switch" if has_switch else "no switch"
         given = {"poison_step": 1, "update": update, "has_switch": has_switch}

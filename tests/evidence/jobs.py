@@ -56,7 +56,7 @@ class Way:
     transport: str = "ipc"
     has_switch: bool = True
     tree: str | None = None
-    node_count: int = 1
+    optimizer_nodes: int = 1
     chunk_kib: int = 16
     update: str = "streaming"
     optimizer: str = "adamw"
@@ -133,7 +133,7 @@ class _Threads:
     def serve(self, layout: Layout) -> None:
         """Start nodes and switches."""
         way = self.way
-        for number in range(way.node_count):
+        for number in range(way.optimizer_nodes):
             name = _node_name(number)
             spec = self._node_spec(number)
             self._start(name, lambda spec=spec, name=name: self._serve(serve_node, spec, name))
@@ -154,8 +154,8 @@ class _Threads:
 
     def _node_spec(self, number: int) -> NodeSpec:
         way = self.way
-        state = node_directory(self.directory / "state", number, way.node_count)
-        if way.node_count > 1:
+        state = node_directory(self.directory / "state", number, way.optimizer_nodes)
+        if way.optimizer_nodes > 1:
             state.parent.mkdir(exist_ok=True)
         return NodeSpec(
             job=self._job_number, world_size=way.workers, listen=_ENDPOINTS[way.transport],
@@ -163,7 +163,7 @@ class _Threads:
             summary=self.directory / f"summary-{number}.json",
             state=state if way.is_stored else None, durability=way.durability,  # type: ignore[arg-type]
             has_switch=way.has_switch, resume=self._resume, arena_bytes=self._arena_bytes,
-            number=number, count=way.node_count,
+            number=number, optimizer_nodes=way.optimizer_nodes,
             groups=way.switches.groups if way.tree is not None else (),
             **({} if way.has_switch else self._fidelity()),
         )  # fmt: skip
@@ -172,7 +172,7 @@ class _Threads:
         way, tree = self.way, self.way.switches
         parents = [place.parent]
         if place.parent == NODE:
-            parents = [_node_name(number) for number in range(way.node_count)]
+            parents = [_node_name(number) for number in range(way.optimizer_nodes)]
         first, *more = [self._endpoints[name] for name in parents]
         limits = {}
         if way.slot_bytes_max is not None:
@@ -216,7 +216,8 @@ class _Threads:
                 incarnation=new_incarnation(),
             ),
             NicSettings(
-                chunk_bytes=way.chunk_kib * KIB, aggregate=way.aggregate, node_count=way.node_count
+                chunk_bytes=way.chunk_kib * KIB, aggregate=way.aggregate,
+                optimizer_nodes=way.optimizer_nodes,
             ),
             endpoint=endpoint, grace_s=LIMIT_S,
         )  # fmt: skip
@@ -301,10 +302,10 @@ def run(way: Way, directory: Path, *, resume: bool = False, stop_at: int | None 
 def digest_at(way: Way, directory: Path) -> str:
     """The digest of the weights of the state in a directory."""
     layout = _layout(way)
-    with StripedPages(directory / "state", way.node_count) as pages:
+    with StripedPages(directory / "state", way.optimizer_nodes) as pages:
         pages.lay_out(layout)
         return weights_digest(pages, layout)
 
 
 def _layout(way: Way) -> Layout:
-    return replace(make_layout(way.chunk_kib, way.wire_dtype), node_count=way.node_count)
+    return replace(make_layout(way.chunk_kib, way.wire_dtype), optimizer_nodes=way.optimizer_nodes)

@@ -179,7 +179,7 @@ def test_disk_work_divides(tmp_path: Path) -> None:
             ends[count, replicas] = finished(cluster, outside)
     for (count, replicas), found in ends.items():
         assert found["weights_digest"] == light_digest(STEPS)
-        layout = replace(make_layout(), node_count=count)
+        layout = replace(make_layout(), optimizer_nodes=count)
         shares = [Share(layout, number, replicas) for number in range(count)]
         chunks = [[layout.chunks[each] for each in share.chunks()] for share in shares]
         written = [sum(map(page_bytes, each)) for each in chunks]

@@ -17,7 +17,7 @@ ROUGH = Faults(drop_ratio=0.1, repeat_ratio=0.1, delay_ns_max=30_000_000)
 def chaotic_job(seed: int, slot_count: int | None = None) -> Job:
     """A job whose shape follows from the seed; with so many slots, in protocol fidelity."""
     return Job(
-        make_layout(units=2 + seed % 3, frozen=seed % 2 == 0, node_count=1 + seed // 4 % 3),
+        make_layout(units=2 + seed % 3, frozen=seed % 2 == 0, optimizer_nodes=1 + seed // 4 % 3),
         world_size=1 + seed % 4,
         steps=5,
         update="at_step" if seed % 3 == 0 else "streaming",

@@ -27,7 +27,7 @@ class Cluster:
         Payload.live_count = 0
         self.seed, self.job = seed, job
         self.world = World(seed, faults)
-        self.disks = self.make_disks(job, job.layout.node_count)
+        self.disks = self.make_disks(job, job.layout.optimizer_nodes)
         self.nodes = [self.make_node(number) for number in range(len(self.disks))]
         places = () if job.own_switch else job.tree
         self.switches = {place.name: self.make_switch(place, 1) for place in places}

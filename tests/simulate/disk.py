@@ -288,7 +288,7 @@ class Disk:
 
     def _chunks_of(self, stripe: int) -> range:
         layout = self.job.layout
-        return range(stripe, len(layout.chunks), layout.node_count)
+        return range(stripe, len(layout.chunks), layout.optimizer_nodes)
 
     def _note_prepare(self, action: node_actions.Prepare) -> None:
         self.was_prepared.add((action.version, action.attempt))

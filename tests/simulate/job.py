@@ -33,7 +33,7 @@ SMALL_NODE = NodeLimits(updates_max=2, reads_max=2, push_window_bytes=100_000)
 
 
 def make_layout(
-    *, units: int = 3, chunk_bytes: int = 16384, frozen: bool = True, node_count: int = 1,
+    *, units: int = 3, chunk_bytes: int = 16384, frozen: bool = True, optimizer_nodes: int = 1,
     rows: int = 70, extent_chunks: int = 1,
 ) -> Layout:  # fmt: skip
     """A small model whose units have several chunks, ragged ends and a frozen parameter.
@@ -56,7 +56,7 @@ def make_layout(
         members.append(Unit(name=f"unit{unit}", parameters=tuple(range(first, len(parameters)))))
     return Layout(
         parameters=tuple(parameters), units=tuple(members), chunk_bytes=chunk_bytes,
-        node_count=node_count, extent_chunks=extent_chunks,
+        optimizer_nodes=optimizer_nodes, extent_chunks=extent_chunks,
     )  # fmt: skip
 
 

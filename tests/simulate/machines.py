@@ -48,7 +48,7 @@ class Switch(Process):
         self.place = place
         self._parents = [tree.parent_process(place)]
         if place.parent == NODE:
-            self._parents = [node_name(number) for number in range(job.layout.node_count)]
+            self._parents = [node_name(number) for number in range(job.layout.optimizer_nodes)]
         self.parent_side = self.name if incarnation == 1 else f"{self.name}.{incarnation}"
         """The name by which its parents know it: that of its connections, which end with it."""
         self.is_superseded = False

@@ -55,7 +55,7 @@ class Options:
     world_size: int = 2
     units: int = 2
     frozen: bool = False
-    node_count: int = 1
+    optimizer_nodes: int = 1
     replicas: int = 1
     """Nodes that hold each page."""
     loses: bool = False
@@ -109,10 +109,10 @@ class Options:
         tree = None if self.tree is None else TREES[self.tree]
         return Job(
             make_layout(
-                units=self.units, frozen=self.frozen, node_count=self.node_count, rows=self.rows,
-                extent_chunks=self.extent_chunks if self.may_have_extents else 1,
+                units=self.units, frozen=self.frozen, optimizer_nodes=self.optimizer_nodes,
+                rows=self.rows, extent_chunks=self.extent_chunks if self.may_have_extents else 1,
             ),
-            replicas=min(self.replicas, self.node_count),
+            replicas=min(self.replicas, self.optimizer_nodes),
             world_size=self.world_size if tree is None else tree.workers,
             steps=self.steps,
             update=self.update,
@@ -185,7 +185,7 @@ def make_history(seed: int, slot_count: int | None = None, *, own_switch: bool =
     if slot_count is not None:
         options = replace(options, slot_count=slot_count)
     if own_switch:
-        options = replace(options, own_switch=True, node_count=1, tree=None)
+        options = replace(options, own_switch=True, optimizer_nodes=1, tree=None)
     faults = make_faults(Random(derive(seed, "faults")), options)
     random = Random(derive(seed, "going back"))  # of its own: other histories stay what they were
     if random.random() < GOING_BACK_RATIO:
@@ -203,7 +203,9 @@ def _with_extents(random: Random, options: Options) -> Options:
     if not options.may_have_extents or random.random() >= EXTENTS_RATIO:
         return options
     # With several nodes, an extent's chunks are so many apart.
-    rows = random.choice((70, 150, 260)) if options.node_count == 1 else random.choice((150, 260))
+    rows = (
+        random.choice((70, 150, 260)) if options.optimizer_nodes == 1 else random.choice((150, 260))
+    )
     return replace(options, extent_chunks=random.choice((2, 3, 4, 100)), rows=rows)
 
 
@@ -216,9 +218,9 @@ def _with_cache(random: Random, options: Options) -> Options:
 
 def _with_replicas(random: Random, options: Options) -> Options:
     """Of several nodes, more than one hold each page in half of the histories."""
-    if options.node_count == 1 or random.random() >= REPLICAS_RATIO:
+    if options.optimizer_nodes == 1 or random.random() >= REPLICAS_RATIO:
         return options
-    return replace(options, replicas=random.randrange(2, options.node_count + 1))
+    return replace(options, replicas=random.randrange(2, options.optimizer_nodes + 1))
 
 
 def _with_losses(
@@ -229,11 +231,11 @@ def _with_losses(
         return options, faults
     if any(isinstance(fault, f.GoBack | f.Blackout | f.DiskFault) for fault in faults):
         return options, faults  # more than one loss at a time
-    at_ms, number = _when(random), random.randrange(options.node_count)
+    at_ms, number = _when(random), random.randrange(options.optimizer_nodes)
     if not any(isinstance(fault, f.Noise) for fault in faults):
         at_ms //= CALM_IS_FASTER
     # E6: of two nodes, one that is lost together with the switch must come back, be it empty.
-    comes_back = random.random() < 0.5 or options.node_count == 2
+    comes_back = random.random() < 0.5 or options.optimizer_nodes == 2
     losses = [
         f.LoseNode(at_ms=at_ms, for_ms=_long(random), who=f"node {number}", comes_back=comes_back)
     ]
@@ -254,7 +256,7 @@ def make_options(random: Random) -> Options:
         world_size=random.choice((1, 2, 2, 3, 4)),
         units=random.choice((2, 2, 3)),
         frozen=random.random() < 0.3,
-        node_count=random.choice((1, 1, 1, 2, 3)),
+        optimizer_nodes=random.choice((1, 1, 1, 2, 3)),
         steps=random.choice((3, 4, 5)),
         update=update,
         backwards=random.choice((1, 1, 2)) if update == "at_step" else 1,

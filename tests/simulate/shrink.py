@@ -15,7 +15,7 @@ from tests.simulate.faults import Fault, Lasting, LoseNode
 from tests.simulate.plan import History, Options
 
 TRIES_MAX = 400
-OF_LOST_NODES = ("loses", "node_count", "replicas")
+OF_LOST_NODES = ("loses", "optimizer_nodes", "replicas")
 """Options of a history in which a node is lost that stay: without them its pages are lost."""
 
 Fails = Callable[[History], bool]

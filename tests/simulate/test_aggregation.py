@@ -87,9 +87,9 @@ def test_integers_have_one_digest_in_each_fidelity() -> None:
     networks, functional or with two slots; trees of float32 differ (`test_trees.py`)."""
     digests = set()
     trees = [None, *(tree for tree in TREES.values() if tree.workers == 4)]
-    for number, (tree, node_count) in enumerate(product(trees, (1, 2, 3))):
+    for number, (tree, optimizer_nodes) in enumerate(product(trees, (1, 2, 3))):
         job = Job(
-            make_layout(node_count=node_count), world_size=4, switches=tree, steps=3,
+            make_layout(optimizer_nodes=optimizer_nodes), world_size=4, switches=tree, steps=3,
             slot_count=2 if number % 2 else None,
         )  # fmt: skip
         cluster = Cluster(number, with_integers(job), ROUGH if number % 3 else Faults())

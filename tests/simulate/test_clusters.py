@@ -91,7 +91,7 @@ def test_not_finite(seed: int, update: str) -> None:
 def test_one_rank_leaves_a_step_out(seed: int, update: str, nodes: int) -> None:
     """I2. Goal: what one rank leaves out is left out on all, as a whole, also where its sums are
     finite and pages were updated already; the norm is what it is."""
-    job = Job(make_layout(node_count=nodes), update=update, skip_step=1)
+    job = Job(make_layout(optimizer_nodes=nodes), update=update, skip_step=1)
     cluster = Cluster(seed, job, ROUGH)
     cluster.run()
     for worker in cluster.workers:
@@ -115,7 +115,7 @@ def test_absent_parameters(seed: int, update: str, nodes: int) -> None:
     one for which none has keeps its weights and state, though its chunk is updated."""
     limits = SwitchLimits(slot_bytes_max=200_000 * (seed % 2), push_window_bytes=50_000)
     job = Job(
-        make_layout(node_count=nodes), update=update, backwards=1 + (update == "at_step"),
+        make_layout(optimizer_nodes=nodes), update=update, backwards=1 + (update == "at_step"),
         absent_parameters=True, switch_limits=limits,
     )  # fmt: skip
     Cluster(seed, job, ROUGH).run()
@@ -177,19 +177,19 @@ def test_everything_at_once(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(5, quick=2))
-@pytest.mark.parametrize("node_count", [1, 2])
+@pytest.mark.parametrize("optimizer_nodes", [1, 2])
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
-def test_a_skip_is_lost_with_the_connection(seed: int, node_count: int, update: str) -> None:
+def test_a_skip_is_lost_with_the_connection(seed: int, optimizer_nodes: int, update: str) -> None:
     """I2. Goal: a switch that hears of the attempt after a skipped step by the answer to its Hello
     goes on as if it had heard of the skip. Method: its connection breaks as the step is skipped,
     and the verdict and the decision of that step are lost; no attempt is given up."""
-    layout = make_layout(node_count=node_count)
+    layout = make_layout(optimizer_nodes=optimizer_nodes)
     cluster = Cluster(seed, Job(layout, update=update, poison_step=1), Faults(is_ordered=True))
     send, lost = cluster.world.send, []
 
     def losing(sender: str, receiver: str, message: object, payload: object) -> None:
         is_outcome = isinstance(message, wire.Verdict | wire.Decided) and not message.applied
-        if is_outcome and receiver.startswith("switch") and len(lost) < 2 * node_count:
+        if is_outcome and receiver.startswith("switch") and len(lost) < 2 * optimizer_nodes:
             lost.append(message)
             if len(lost) == 1:
                 cluster.reconnect_switch()
@@ -198,7 +198,7 @@ def test_a_skip_is_lost_with_the_connection(seed: int, node_count: int, update: 
 
     cluster.world.send = losing  # type: ignore[method-assign]
     cluster.run()
-    assert len(lost) == 2 * node_count
+    assert len(lost) == 2 * optimizer_nodes
     for worker in cluster.workers:
         assert [worker.decided[step].applied for step in range(4)] == [True, False, True, True]
         assert worker.aborts_count == 0

@@ -44,12 +44,12 @@ def test_a_rank_that_comes_back_counts_again(kind: type[Crash | Stall]) -> None:
 
 
 @pytest.mark.parametrize("grows", [False, True])
-@pytest.mark.parametrize("node_count", [1, 2])
-def test_a_rank_that_starts_late(node_count: int, grows: bool) -> None:
+@pytest.mark.parametrize("optimizer_nodes", [1, 2])
+def test_a_rank_that_starts_late(optimizer_nodes: int, grows: bool) -> None:
     """I1, I6. Goal: the job waits for a rank that never came, or begins without it and counts it
     from when it is there."""
     late = Crash(at_ms=0, for_ms=1500, who="worker 2")
-    options = replace(OPTIONS, steps=60, grows=grows, node_count=node_count)
+    options = replace(OPTIONS, steps=60, grows=grows, optimizer_nodes=optimizer_nodes)
     ledger = run_history(History(0, options, (late,))).disks[0].ledger
     made_by = [ledger[version] for version in range(1, 61)]
     assert made_by[0] == (0b011 if grows else 0b111)

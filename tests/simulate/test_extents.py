@@ -31,13 +31,13 @@ UPDATES = ["streaming", "at_step"]
 
 
 @pytest.mark.parametrize("update", UPDATES)
-@pytest.mark.parametrize("node_count", [1, 2])
-def test_norms_do_not_depend_on_extents(update: str, node_count: int) -> None:
+@pytest.mark.parametrize("optimizer_nodes", [1, 2])
+def test_norms_do_not_depend_on_extents(update: str, optimizer_nodes: int) -> None:
     """I3. Goal: however many chunks travel together, all norms and weights are the same bits, and
     fewer messages carry them."""
     norms, digests, pushes = [], set(), []
     for extent_chunks in (1, 2, 3, 100):
-        layout = make_layout(node_count=node_count, rows=260, extent_chunks=extent_chunks)
+        layout = make_layout(optimizer_nodes=optimizer_nodes, rows=260, extent_chunks=extent_chunks)
         cluster = Cluster(0, Job(layout, update=update), ORDERED)
         count = 0
 
@@ -62,7 +62,7 @@ def test_rough_network(seed: int, update: str) -> None:
     """I1, I2, I3. Goal: loss, repetition and reordering of extents change no bit, with memory for
     all of them or for none."""
     layout = make_layout(
-        rows=(150, 260)[seed % 2], extent_chunks=2 + seed % 4, node_count=1 + seed % 3
+        rows=(150, 260)[seed % 2], extent_chunks=2 + seed % 4, optimizer_nodes=1 + seed % 3
     )
     job = Job(
         layout, update=update, absent_parameters=seed % 2 == 0, keeps=seed % 3 == 0,
@@ -77,7 +77,7 @@ def test_rough_network(seed: int, update: str) -> None:
 def test_trees(update: str, tree: object) -> None:
     """I3. Goal: the switches of a tree add extents as they add chunks."""
     job = Job(
-        make_layout(rows=260, extent_chunks=3, node_count=2), update=update, switches=tree,  # type: ignore[arg-type]
+        make_layout(rows=260, extent_chunks=3, optimizer_nodes=2), update=update, switches=tree,  # type: ignore[arg-type]
         world_size=tree.workers,  # type: ignore[attr-defined]
     )  # fmt: skip
     Cluster(0, job, ROUGH).run()
@@ -120,7 +120,7 @@ def test_about_half_of_all_histories_have_extents() -> None:
     assert all(count > 20 for count in counts[1:])
     several = [each for each in options if each.extent_chunks > 1]
     assert all(each.slot_count is None and each.aggregate == "float32" for each in several)
-    assert {each.node_count for each in several} == {1, 2, 3}
+    assert {each.optimizer_nodes for each in several} == {1, 2, 3}
     assert any(each.tree for each in several)
     slotted = [make_history(seed, slot_count=2) for seed in range(20)]
     assert all(each.options.job().layout.extent_chunks == 1 for each in slotted)

@@ -20,18 +20,18 @@ def run(seed: int, *faults: Crash, **options: object) -> Simulation:
 
 
 @pytest.mark.parametrize("seed", seeds(8))
-@pytest.mark.parametrize("node_count", [1, 2])
+@pytest.mark.parametrize("optimizer_nodes", [1, 2])
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_node_refuses_to_make_decided_steps_again(
-    seed: int, node_count: int, stored: bool
+    seed: int, optimizer_nodes: int, stored: bool
 ) -> None:
     """I2, O1. Goal: the switch was told of later steps, so the node ends, and names both steps; of
     several, the switch says it to them and to the workers at once. Method: all nodes are killed and
     come back with a copy of the state that is some steps older."""
-    simulation = run(seed, node_count=node_count, stored=stored)
+    simulation = run(seed, optimizer_nodes=optimizer_nodes, stored=stored)
     assert simulation.is_refused
     texts = [node.given_up for node in simulation.nodes if node.given_up]
-    if node_count > 1:
+    if optimizer_nodes > 1:
         texts += [str(each.refused) for each in simulation.workers if each.refused_older]
     known = max(switch.core.step for switch in simulation.switches.values())
     found = simulation.disks[0].version

@@ -159,7 +159,7 @@ def test_a_node_that_is_filled_hears_of_a_skipped_step() -> None:
         LoseNode(at_ms=288, for_ms=200, who="node 1", comes_back=True),
     )
     options = Options(
-        node_count=2, replicas=2, loses=True, steps=4, skip_step=1, absent_parameters=True,
+        optimizer_nodes=2, replicas=2, loses=True, steps=4, skip_step=1, absent_parameters=True,
         slot_bytes_max=150000, slot_count=5, drops=True,
     )  # fmt: skip
     run_history(History(2001972, options, faults))
@@ -173,7 +173,7 @@ def test_an_abort_after_a_skipped_step_reaches_everybody() -> None:
         Cancel(at_ms=1210, who="worker 0"),
         Cancel(at_ms=2463, who="worker 3"),
     )
-    options = Options(world_size=4, units=3, node_count=3, steps=4, poison_step=2, keeps=True)
+    options = Options(world_size=4, units=3, optimizer_nodes=3, steps=4, poison_step=2, keeps=True)
     run_history(History(3240, options, faults))
 
 
@@ -181,7 +181,7 @@ def test_gradients_of_a_stranger_that_calls_itself_a_node_are_let_go() -> None:
     """I5. Goal: what nobody asked for takes no memory. A node once kept the payload of data that
     came with the role of another node."""
     faults = (Hostile(at_ms=93, who="node 5", kind="stranger", count=30),)
-    run_history(History(20163, Options(world_size=1, node_count=2, steps=1), faults))
+    run_history(History(20163, Options(world_size=1, optimizer_nodes=2, steps=1), faults))
 
 
 def test_a_worker_that_is_started_again_as_a_step_is_skipped() -> None:
@@ -226,7 +226,7 @@ def test_a_decision_that_comes_after_the_abort_that_told_of_it() -> None:
         PowerCut(at_ms=364, for_ms=200, who="node 2"),
     )
     options = Options(
-        frozen=True, node_count=2, steps=4, absent_unit=1, pulls_ahead=True, keeps=True,
+        frozen=True, optimizer_nodes=2, steps=4, absent_unit=1, pulls_ahead=True, keeps=True,
         slot_count=2,
     )  # fmt: skip
     run_history(History(5257, options, faults))
@@ -251,7 +251,7 @@ def test_a_decision_of_before_tells_no_attempt() -> None:
         Zombie(at_ms=2971, for_ms=50, who="switch 4"),
     )
     options = Options(
-        world_size=1, node_count=2, steps=4, update="at_step", backwards=2, poison_step=2
+        world_size=1, optimizer_nodes=2, steps=4, update="at_step", backwards=2, poison_step=2
     )
     run_history(History(11999, options, faults))
 
@@ -285,7 +285,7 @@ def test_a_worker_that_was_left_out_hears_that_the_job_is_over() -> None:
         Crash(at_ms=747, for_ms=1000, who="worker 2"),
     )
     options = Options(
-        world_size=1, node_count=3, steps=3, update="at_step", backwards=2, absent_unit=1,
+        world_size=1, optimizer_nodes=3, steps=3, update="at_step", backwards=2, absent_unit=1,
         pulls_ahead=True, tree="three levels", drops=True,
     )  # fmt: skip
     run_history(History(12656, options, faults))

@@ -28,7 +28,7 @@ def test_norm_and_weights_do_not_depend_on_replicas(update: str) -> None:
     """I3. Goal: whatever the number of owners, the same weights and norms, bit for bit."""
     norms = []
     for nodes, replicas in [(1, 1), *SHAPES]:
-        job = Job(make_layout(node_count=nodes), replicas=replicas, update=update)
+        job = Job(make_layout(optimizer_nodes=nodes), replicas=replicas, update=update)
         cluster = Cluster(0, job, ORDERED)
         cluster.run_to_the_end()
         norms.append([cluster.workers[0].decided[step].norms for step in range(4)])
@@ -41,7 +41,7 @@ def test_norm_and_weights_do_not_depend_on_replicas(update: str) -> None:
 def test_rough_network(seed: int, nodes: int, replicas: int) -> None:
     """I1, I2, I3. Goal: loss, repetition and reordering change no bit of any replica."""
     job = Job(
-        make_layout(node_count=nodes),
+        make_layout(optimizer_nodes=nodes),
         replicas=replicas,
         update=UPDATES[seed % 2],
         keeps=seed % 3 == 0,
@@ -54,7 +54,10 @@ def test_rough_network(seed: int, nodes: int, replicas: int) -> None:
 def test_a_node_is_killed(seed: int, number: int) -> None:
     """I1, I2, I3. Goal: a node that is started again goes on as a replica of the others."""
     job = Job(
-        make_layout(node_count=2), replicas=2, update=UPDATES[seed % 2], prepare_ns=seed % 3 * 10**8
+        make_layout(optimizer_nodes=2),
+        replicas=2,
+        update=UPDATES[seed % 2],
+        prepare_ns=seed % 3 * 10**8,
     )
     cluster = Cluster(seed, job, ROUGH)
     for count in range(3):
@@ -69,7 +72,7 @@ def test_a_replica_that_differs_is_found(update: str, number: int) -> None:
     """I2, E7. Goal: a page that is written with one wrong bit is found before its step is decided;
     the step is made again, and if it comes out as before, the job ends; the step before it stays.
     Method: node `number` flips a bit in its copy of one page of step 2, each time."""
-    job = Job(make_layout(node_count=2), replicas=2, update=update)
+    job = Job(make_layout(optimizer_nodes=2), replicas=2, update=update)
     cluster = Cluster(0, job, ORDERED)
     disk, write = cluster.disks[number], cluster.disks[number].write
 
@@ -93,7 +96,7 @@ def test_a_replica_that_differs_is_found(update: str, number: int) -> None:
 def losing(nodes: int, replicas: int, seed: int, **options: Any) -> Job:
     """A job that goes on without a node that is gone for 0.3 virtual seconds, and fills it."""
     return Job(
-        make_layout(node_count=nodes),
+        make_layout(optimizer_nodes=nodes),
         replicas=replicas,
         update=UPDATES[seed % 2],
         keeps=seed % 3 == 0,

@@ -26,8 +26,10 @@ UPDATES = ["streaming", "at_step"]
 def test_norm_and_weights_do_not_depend_on_the_number_of_nodes(update: str) -> None:
     """I3. Goal: one to four nodes end with the same weights and say the same norms, bit for bit."""
     norms = []
-    for node_count in (1, 2, 3, 4):
-        cluster = Cluster(0, Job(make_layout(node_count=node_count), update=update), ORDERED)
+    for optimizer_nodes in (1, 2, 3, 4):
+        cluster = Cluster(
+            0, Job(make_layout(optimizer_nodes=optimizer_nodes), update=update), ORDERED
+        )
         cluster.run_to_the_end()
         norms.append([cluster.workers[0].decided[step].norms for step in range(4)])
     assert norms[0] == norms[1] == norms[2] == norms[3]
@@ -41,7 +43,8 @@ def test_nothing_is_repeated_on_whole_connections(seed: int, update: str) -> Non
     between nodes, however slow one of them decides. Method: a repetition comes too late."""
     never = RetryPolicy(first_ns=10**13, most_ns=10**13)
     job = Job(
-        make_layout(node_count=2 + seed % 3), world_size=2, steps=6, update=update, retry=never,
+        make_layout(optimizer_nodes=2 + seed % 3), world_size=2, steps=6, update=update,
+        retry=never,
         absent_unit=1 if seed % 2 else None, poison_step=2 if seed % 4 == 3 else None,
         keeps=seed % 3 == 0, begins_early=False, prepare_ns=300_000_000 * (seed % 3),
     )  # fmt: skip
@@ -52,7 +55,7 @@ def test_nothing_is_repeated_on_whole_connections(seed: int, update: str) -> Non
 @pytest.mark.parametrize("update", UPDATES)
 def test_rough_network(seed: int, update: str) -> None:
     """I1, I2, I3. Goal: loss, repetition and reordering, between nodes too, change no bit."""
-    job = Job(make_layout(node_count=2 + seed % 2), update=update, keeps=seed % 2 == 0)
+    job = Job(make_layout(optimizer_nodes=2 + seed % 2), update=update, keeps=seed % 2 == 0)
     Cluster(seed, job, ROUGH).run()
 
 
@@ -61,7 +64,7 @@ def test_rough_network(seed: int, update: str) -> None:
 def test_a_node_is_killed(seed: int, number: int) -> None:
     """I1, I2, I3. Goal: a node killed at any time, the first or another, rolls what it had prepared
     forward or back with the others, and the job goes on from the last decided step."""
-    job = Job(make_layout(node_count=2), update=UPDATES[seed % 2], prepare_ns=seed % 3 * 10**8)
+    job = Job(make_layout(optimizer_nodes=2), update=UPDATES[seed % 2], prepare_ns=seed % 3 * 10**8)
     cluster = Cluster(seed, job, ROUGH)
     for count in range(3):
         at_ns = count * 10**9 + cluster.world.random.randrange(10**9)
@@ -73,7 +76,7 @@ def test_a_node_is_killed(seed: int, number: int) -> None:
 def test_all_nodes_are_killed_at_once(seed: int) -> None:
     """I2. Goal: a power cut of all nodes leaves one decided version on all disks, or the next one
     prepared where it is not decided yet."""
-    job = Job(make_layout(node_count=3), update=UPDATES[seed % 2], prepare_ns=10**8)
+    job = Job(make_layout(optimizer_nodes=3), update=UPDATES[seed % 2], prepare_ns=10**8)
     cluster = Cluster(seed, job, ROUGH)
     for count in range(2):
         at_ns = count * 10**9 + cluster.world.random.randrange(10**9)
@@ -86,7 +89,7 @@ def test_all_nodes_are_killed_at_once(seed: int) -> None:
 @pytest.mark.parametrize("update", UPDATES)
 def test_not_finite(seed: int, update: str) -> None:
     """I2. Goal: a gradient that is not finite on one node's chunk skips the step on all of them."""
-    job = Job(make_layout(node_count=3), update=update, poison_step=1)
+    job = Job(make_layout(optimizer_nodes=3), update=update, poison_step=1)
     cluster = Cluster(seed, job, ROUGH)
     cluster.run()
     for worker in cluster.workers:
@@ -96,7 +99,7 @@ def test_not_finite(seed: int, update: str) -> None:
 @pytest.mark.parametrize("seed", seeds(10))
 def test_lost_connections(seed: int) -> None:
     """I1. Goal: connections between switch and nodes that come back lose and abort nothing."""
-    cluster = Cluster(seed, Job(make_layout(node_count=2)), ROUGH)
+    cluster = Cluster(seed, Job(make_layout(optimizer_nodes=2)), ROUGH)
     for _ in range(6):
         cluster.world.at(cluster.world.random.randrange(2 * 10**9), cluster.reconnect_switch)
     cluster.run()
@@ -107,7 +110,7 @@ def test_lost_connections(seed: int) -> None:
 def test_small_windows_and_no_slots(seed: int) -> None:
     """I5. Goal: with room for one chunk at a time, and chunks summed at their node, all arrives."""
     job = Job(
-        make_layout(node_count=2),
+        make_layout(optimizer_nodes=2),
         switch_limits=SwitchLimits(push_window_bytes=1, slot_bytes_max=60_000 * (seed % 2)),
         node_limits=NodeLimits(updates_max=1, reads_max=1, push_window_bytes=1),
     )
@@ -118,7 +121,7 @@ def test_small_windows_and_no_slots(seed: int) -> None:
 def test_the_verdict_of_a_skipped_step_is_lost_with_the_connection(update: str) -> None:
     """I2. Goal: a node that has missed the attempt that a skip opened costs no attempt. Method:
     lose the verdict to node 1, and then the switch's connections; no attempt is given up."""
-    cluster = Cluster(0, Job(make_layout(node_count=2), update=update, poison_step=1), ORDERED)
+    cluster = Cluster(0, Job(make_layout(optimizer_nodes=2), update=update, poison_step=1), ORDERED)
     send, lost = cluster.world.send, []
 
     def losing(sender: str, receiver: str, message: object, payload: object) -> None:

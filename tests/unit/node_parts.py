@@ -48,7 +48,7 @@ class Parts:
         self, *, number: int = 0, count: int = 1, replicas: int = 1, version: int | None = 0,
         bytes_max: int = 10**6, **job: Any,
     ) -> None:  # fmt: skip
-        layout = make_layout(units=1, frozen=False, node_count=count)
+        layout = make_layout(units=1, frozen=False, optimizer_nodes=count)
         self.job = Job(layout, world_size=2, **job)
         self.description = self.job.description.to_bytes()
         node = NodeNumber(number=number, count=count, replicas=replicas)

@@ -65,7 +65,7 @@ def in_cluster(
     with alone(), LocalCluster(world_size=world_size, **values) as cluster:
         results = cluster.run(worker)
         store = cluster.node.store
-        is_alone = values.get("nodes_count", 1) == 1
+        is_alone = values.get("optimizer_nodes", 1) == 1
         is_decided = is_alone and store is not None and store.decided is not None
         return Trained(results, cluster.weights_digest() if is_decided else "")
 

@@ -269,7 +269,7 @@ def test_owners_of_a_page_replace_alike(transport: str, tmp_path: Path) -> None:
             scheduler.step()
 
     options: dict[str, Any] = {
-        "world_size": 2, "nodes_count": 2, "replicas": 2, "transport": transport,
+        "world_size": 2, "optimizer_nodes": 2, "replicas": 2, "transport": transport,
         "state": tmp_path / "state",
     }  # fmt: skip
     names = []

@@ -120,8 +120,8 @@ def test_an_average_has_one_digest(rule: str, tmp_path: Path) -> None:
         {},
         {"chunk_bytes": 64 * KIB},
         {"chunk_bytes": 16 * KIB, "state": tmp_path / "disk", "memory_budget_bytes": 4 * KIB * KIB},
-        {"chunk_bytes": 16 * KIB, "nodes_count": 2},
-        {"chunk_bytes": 16 * KIB, "nodes_count": 2, "replicas": 2},
+        {"chunk_bytes": 16 * KIB, "optimizer_nodes": 2},
+        {"chunk_bytes": 16 * KIB, "optimizer_nodes": 2, "replicas": 2},
     ]
     found = set()
     for index, way in enumerate(ways):

@@ -106,7 +106,7 @@ def test_any_sequence_of_clips_equals_torch(seed: int, tmp_path: Path) -> None:
     script = drawn(seed)
     expected, plain_norms = by_torch(script)
     weights, norms = by_luwu(tmp_path / "one", script)
-    others, norms_of_two = by_luwu(tmp_path / "two", script, nodes_count=2, has_switch=True)
+    others, norms_of_two = by_luwu(tmp_path / "two", script, optimizer_nodes=2, has_switch=True)
     for found in norms:
         assert found == pytest.approx(plain_norms, rel=1e-5), f"seed {seed}"
     assert norms_of_two == norms, f"seed {seed}"

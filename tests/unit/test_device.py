@@ -331,7 +331,7 @@ def test_what_is_packed_at_once_is_what_each_extent_would_be(
         ),
         units=(LayoutUnit(name="u", parameters=tuple(range(len(sizes)))),),
         chunk_bytes=16384,
-        node_count=1,
+        optimizer_nodes=1,
     )
     dtype = generator.choice([torch.float32, torch.bfloat16])
     monkeypatch.setattr(packing, "_PACKED_BYTES_MAX", generator.choice([1, 20_000, 100_000]))
@@ -397,7 +397,7 @@ def test_gradients_go_straight_to_registered_cells() -> None:
         ),
         units=(LayoutUnit(name="u", parameters=(0, 1)),),
         chunk_bytes=16384,
-        node_count=1,
+        optimizer_nodes=1,
     )
     (plan,) = gradient_plan(layout, 0, torch.bfloat16)
     streams = FakeStreams()

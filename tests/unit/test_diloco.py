@@ -209,7 +209,7 @@ def test_replicas_and_an_average_of_rounds(tmp_path: Path) -> None:
         mean = {name: (rounds[0][name] + rounds[1][name]) / 2 for name in rounds[0]}
         torch.testing.assert_close(load_file(tmp_path / f"out-{rank}" / "model.safetensors"), mean)
 
-    in_cluster(tmp_path, work, world_size=RANKS, nodes_count=2, replicas=2)
+    in_cluster(tmp_path, work, world_size=RANKS, optimizer_nodes=2, replicas=2)
 
 
 @pytest.mark.feature("DiLoCo")

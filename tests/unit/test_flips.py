@@ -60,7 +60,7 @@ def test_weights_that_are_always_altered_end_the_run(
     with LocalCluster(
         world_size=trial.job.world_size, state=tmp_path / "state", summary=tmp_path / "summary",
         memory_budget_bytes=LARGE, chunk_bytes=trial.job.layout.chunk_bytes,
-        nodes_count=trial.nodes_count, replicas=REPLICAS,
+        optimizer_nodes=trial.optimizer_nodes, replicas=REPLICAS,
     ) as cluster:  # fmt: skip
         said = r"weights of extent \d+ for step \d came to the switch altered 4 times"
         with pytest.raises(WeightsAlteredError, match=said):

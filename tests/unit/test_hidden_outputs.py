@@ -21,7 +21,7 @@ from tests.unit.training_harness import one_thread  # noqa: F401 - for every tes
 
 WAYS: list[dict[str, Any]] = [
     {"transport": "inproc"}, {"transport": "tcp"}, {"transport": "ipc"}, {"transport": "shm"},
-    {"transport": "tcp", "nodes_count": 2},
+    {"transport": "tcp", "optimizer_nodes": 2},
 ]  # fmt: skip
 
 

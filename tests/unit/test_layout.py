@@ -58,7 +58,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         parameters=parameters,
         units=units,
         chunk_bytes=chunk_bytes,
-        node_count=draw(st.integers(1, 3)),
+        optimizer_nodes=draw(st.integers(1, 3)),
     )
 
 
@@ -183,7 +183,7 @@ def test_group_runs_cover_the_chunk(layout: Layout) -> None:
 @given(layout=layouts(), factor=st.integers(1, 9))
 def test_values_do_not_move_with_the_chunk(layout: Layout, factor: int) -> None:
     """I3. Goal: chunk size and number of nodes change no value's place in its unit."""
-    other = replace(layout, chunk_bytes=factor * CHUNK_BYTES_STEP, node_count=factor)
+    other = replace(layout, chunk_bytes=factor * CHUNK_BYTES_STEP, optimizer_nodes=factor)
     assert other.placements == layout.placements
     assert other.unit_elems == layout.unit_elems
     for unit in range(len(layout.units)):
@@ -200,7 +200,7 @@ def test_values_do_not_move_with_the_chunk(layout: Layout, factor: int) -> None:
 @given(layout=layouts())
 def test_every_page_is_in_one_stripe(layout: Layout) -> None:
     """Goal: nodes share the pages evenly, and equal layouts agree on who owns what."""
-    counts = [0] * layout.node_count
+    counts = [0] * layout.optimizer_nodes
     for chunk in layout.chunks:
         counts[layout.stripe(chunk.index)] += 1
     assert max(counts) - min(counts) <= 1
@@ -211,7 +211,7 @@ def test_every_page_is_in_one_stripe(layout: Layout) -> None:
 def test_every_page_has_its_owners(layout: Layout, data: st.DataObject) -> None:
     """Goal: each chunk's page is in the stores of its owners and in no other; the numbers of a
     store's pages have no gap, and neighbours of a stripe are neighbours there."""
-    count = layout.node_count
+    count = layout.optimizer_nodes
     replicas = data.draw(st.integers(1, count))
     shares = [Share(layout, number, replicas) for number in range(count)]
     for share in shares:
@@ -293,7 +293,7 @@ def test_runs_of_extents_cover_each_unit_once(layout: Layout, extent_chunks: int
         ]
         assert carried == stored
         assert all(sum(one) < other[0] for one, other in pairwise(extent.runs))
-        assert layout.node_count > 1 or len(extent.runs) == 1
+        assert layout.optimizer_nodes > 1 or len(extent.runs) == 1
 
 
 @FIXED
@@ -332,7 +332,7 @@ def test_an_extent_ends_only_where_it_must(layout: Layout, extent_chunks: int) -
     otherwise or behind one that does, or begins inside a block of the norm."""
     layout = replace(layout, extent_chunks=extent_chunks)
     for extent in layout.extents:
-        following = extent.chunks[-1] + layout.node_count
+        following = extent.chunks[-1] + layout.optimizer_nodes
         if len(extent.chunks) == extent_chunks or following not in layout.unit_chunks[extent.unit]:
             continue
         is_alike = all(
@@ -365,22 +365,22 @@ def test_a_job_does_not_depend_on_extents(layout: Layout, extent_chunks: int) ->
     assert other.chunks == layout.chunks
 
 
-@pytest.mark.parametrize("node_count", [1, 2])
+@pytest.mark.parametrize("optimizer_nodes", [1, 2])
 @pytest.mark.parametrize("elems", [64, 128])
-def test_an_extent_names_no_more_segments_than_a_push_can(elems: int, node_count: int) -> None:
+def test_an_extent_names_no_more_segments_than_a_push_can(elems: int, optimizer_nodes: int) -> None:
     """Goal: of many small parameters, fewer chunks travel together than asked. Method: a segment
     that goes on in the next chunk counts in both."""
     count = 2 * SEGMENTS_MAX + 100
     layout = Layout(
         parameters=tuple(Parameter(name=f"p{i}", shape=(elems,)) for i in range(count)),
         units=(Unit(name="u", parameters=tuple(range(count))),),
-        chunk_bytes=16 * CHUNK_BYTES_STEP, node_count=node_count, extent_chunks=10_000,
+        chunk_bytes=16 * CHUNK_BYTES_STEP, optimizer_nodes=optimizer_nodes, extent_chunks=10_000,
     )  # fmt: skip
     counts = [layout.extent_segments_count(extent.index) for extent in layout.extents]
     assert max(counts) <= SEGMENTS_MAX
     assert sum(counts) == sum(layout.segments_count(chunk.index) for chunk in layout.chunks)
     for extent in layout.extents:
-        following = extent.chunks[-1] + node_count
+        following = extent.chunks[-1] + optimizer_nodes
         if following < len(layout.chunks):  # no chunk more would fit
             more = layout.segments_count(following)
             assert layout.extent_segments_count(extent.index) + more > SEGMENTS_MAX
@@ -475,8 +475,8 @@ def test_too_many_chunks() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"node_count": 0}, "node_count must be at least 1, got 0"),
-        ({"node_count": -2}, "node_count must be at least 1, got -2"),
+        ({"optimizer_nodes": 0}, "optimizer_nodes must be at least 1, got 0"),
+        ({"optimizer_nodes": -2}, "optimizer_nodes must be at least 1, got -2"),
         ({"parameter": {"shape": (3, 0)}}, r"parameter w has shape \(3, 0\) and so no elements"),
         ({"parameter": {"shape": (-3, -2)}}, r"parameter w has shape \(-3, -2\)"),
         ({"parameter": {"dtype": "float64"}}, "parameter w: dtype float64 cannot be trained here"),

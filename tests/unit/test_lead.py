@@ -43,7 +43,7 @@ class Bench:
         )
         self.routes = ReaderRoutes(self.outbox)
         self.lead = Lead(self.outbox, self.children, parents, self.routes, limits, RetryPolicy())
-        job = Description(layout=make_layout(units=1, node_count=count), optimizer="test")
+        job = Description(layout=make_layout(units=1, optimizer_nodes=count), optimizer="test")
         parents.learn(job.layout)
         self.job = job
         if is_known:

@@ -149,8 +149,8 @@ def test_a_job_has_one_digest(update: str, tmp_path: Path) -> None:
         {"chunk_bytes": 64 * KIB},
         {"chunk_bytes": 32 * KIB, "state": tmp_path / "disk", "memory_budget_bytes": 4 * KIB * KIB},
         {"chunk_bytes": 32 * KIB, "extent_chunks": 4},
-        {"chunk_bytes": 32 * KIB, "nodes_count": 2},
-        {"chunk_bytes": 32 * KIB, "nodes_count": 2, "replicas": 2, "extent_chunks": 2},
+        {"chunk_bytes": 32 * KIB, "optimizer_nodes": 2},
+        {"chunk_bytes": 32 * KIB, "optimizer_nodes": 2, "replicas": 2, "extent_chunks": 2},
     ]
     found = set()
     for index, way in enumerate(ways):
@@ -180,7 +180,7 @@ def test_out_of_core_with_an_eighth_of_the_state(tmp_path: Path) -> None:
     state_bytes = 8 * (2 * blocks * 128 * 64 + 2 * 64 * 64)
     for index, nodes in enumerate((1, 2)):
         found = cluster(
-            tmp_path / f"{index}b", work, nodes_count=nodes,
+            tmp_path / f"{index}b", work, optimizer_nodes=nodes,
             state=tmp_path / f"{index}", memory_budget_bytes=state_bytes // 8,
         )  # fmt: skip
         assert found.results == in_memory.results

@@ -52,7 +52,7 @@ def make_state(
     directory: Path, count: int, *, last_is_prepared: bool = False, replicas: int = 1
 ) -> Description:
     """A state of `count` nodes at version 1; the last node may not have heard of it."""
-    job = replace(JOB, layout=replace(JOB.layout, node_count=count))
+    job = replace(JOB, layout=replace(JOB.layout, optimizer_nodes=count))
     for node in range(count):
         path = node_directory(directory, node, count)
         path.parent.mkdir(exist_ok=True)
@@ -106,7 +106,7 @@ def test_more_nodes_than_chunks_are_refused(is_last: bool) -> None:
     """I6. Goal: a node without a chunk cannot work, and the refusal says what would. Every node
     refuses it, before it makes a store: one that is left behind would refuse the next run."""
     chunks_count = len(JOB.layout.chunks)
-    layout = replace(JOB.layout, node_count=chunks_count + 1)
+    layout = replace(JOB.layout, optimizer_nodes=chunks_count + 1)
     node = chunks_count if is_last else 0
     with pytest.raises(ConfigError, match=f"{chunks_count} chunks, too few for"):
         store_config(replace(JOB, layout=layout), node)

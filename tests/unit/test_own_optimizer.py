@@ -113,7 +113,7 @@ def test_own_update_sees_whole_parameters(update: str, tmp_path: Path) -> None:
     expected = digest_of(dict(model.named_parameters()))
     ways: list[dict[str, Any]] = [
         {"chunk_bytes": 32 * 1024}, {"chunk_bytes": 64 * 1024, "extent_chunks": 4},
-        {"chunk_bytes": 32 * 1024, "nodes_count": 2},
+        {"chunk_bytes": 32 * 1024, "optimizer_nodes": 2},
     ]  # fmt: skip
     for index, way in enumerate(ways):
         found = in_cluster(tmp_path / str(index), work("float32"), world_size=2, **way)

@@ -53,7 +53,7 @@ def step_ahead(
     state: Path, job: Description, replicas: int, decided: set[int], ready: set[int]
 ) -> None:
     """Version 2 is prepared at some nodes, and decided at some of these."""
-    count = job.layout.node_count
+    count = job.layout.optimizer_nodes
     for number in ready:
         path = node_directory(state, number, count)
         with FilePageStore.open(path, durability="none") as store:

@@ -181,7 +181,7 @@ def test_two_models_are_trained_in_turn_as_with_torch(update: str, tmp_path: Pat
     assert before[0] + after[0] == expected
     assert (before[3], after[3]) == ({2.0}, {4.0})
     whole = in_cluster(
-        tmp_path / "c", work(0, 4), nodes_count=2, replicas=2, chunk_bytes=16 * 1024
+        tmp_path / "c", work(0, 4), optimizer_nodes=2, replicas=2, chunk_bytes=16 * 1024
     ).results[0]
     for _, found, of_critic, _ in (after, whole):
         for model, values in ((plain, found), (judge, of_critic)):

@@ -29,8 +29,8 @@ class Overflows(nn.Linear):
 
 
 @pytest.mark.feature("a gradient that is not finite")
-@pytest.mark.parametrize("nodes_count", [1, 2])
-def test_the_first_and_every_tenth_are_reported(nodes_count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer_nodes", [1, 2])
+def test_the_first_and_every_tenth_are_reported(optimizer_nodes: int, tmp_path: Path) -> None:
     """I6. Goal: a training that makes no progress is not silent, and names the unit where backward
     went wrong, not those behind it; a step that the script leaves out is not reported.
     Method: the node prints into the log of a run, which the launcher reads."""
@@ -50,11 +50,11 @@ def test_the_first_and_every_tenth_are_reported(nodes_count: int, tmp_path: Path
             assert result.applied == (step in {0, 2})
             optimizer.zero_grad()
 
-    in_cluster(tmp_path, work, printed=printed, nodes_count=nodes_count)
+    in_cluster(tmp_path, work, printed=printed, optimizer_nodes=optimizer_nodes)
     log.write_text(printed.getvalue(), encoding="utf-8")
     skips = Skips(run)
     news = skips.news()
     assert [text.split(" was ")[0] for text in news] == ["step 3", "step 13"]  # once, of all nodes
-    if nodes_count == 1:
+    if optimizer_nodes == 1:
         assert "the gradient of unit 1 is not finite (1 skipped so far)" in news[0]
     assert skips.news() == []

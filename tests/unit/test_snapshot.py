@@ -123,7 +123,7 @@ def test_several_nodes_at_rest(how: str, tmp_path: Path) -> None:
                 write_pages(store, range(7), 2)
                 store.prepare(DecidedStep(version=2, attempt=0))
     made = snapshot_at_rest(state, 3, out)
-    assert (made.version, made.how, made.nodes_count) == (1, how, 3)
+    assert (made.version, made.how, made.optimizer_nodes) == (1, how, 3)
     with StripedPages(out, 3) as pages:
         assert pages.decided is not None
         assert pages.decided.version == 1
@@ -279,7 +279,7 @@ def test_clones_of_several_nodes_that_run(tmp_path: Path, monkeypatch: pytest.Mo
     for store in made:
         store.close()
     assert found is not None
-    assert (len(tries), found.version, found.nodes_count) == (2, 1, 2)
+    assert (len(tries), found.version, found.optimizer_nodes) == (2, 1, 2)
     with StripedPages(out, 2) as pages:
         assert pages.decided is not None
         assert pages.decided.version == 1

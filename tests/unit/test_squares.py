@@ -46,37 +46,37 @@ def test_exact_sum_of_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("node_count", [2, 3, 4])
-def test_norm_does_not_depend_on_nodes(seed: int, node_count: int) -> None:
+@pytest.mark.parametrize("optimizer_nodes", [2, 3, 4])
+def test_norm_does_not_depend_on_nodes(seed: int, optimizer_nodes: int) -> None:
     """I3. Goal: however chunks are striped, the norm has the bits of one node's.
     Method: two total weights; every node's squares pass through the wire."""
     rng = random.Random(seed)
     whole = {(2.0, 4.0): drawn(rng, 60), (2.0, 3.5): drawn(rng, 17)}
     nodes = [
-        {key: values[number::node_count] for key, values in whole.items()}
-        for number in range(node_count)
+        {key: values[number::optimizer_nodes] for key, values in whole.items()}
+        for number in range(optimizer_nodes)
     ]
-    ballot = Ballot(node_count)
-    for number in rng.sample(range(node_count), node_count):
+    ballot = Ballot(optimizer_nodes)
+    for number in rng.sample(range(optimizer_nodes), optimizer_nodes):
         assert ballot.norms(2.0, ()) is None
         ballot.measured(number, parse_all(encode_all([nodes[number]]), 1))
     assert ballot.norms(2.0, ()) == (norm_of([whole]),), f"seed {seed}"
 
 
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize(("node_count", "replicas"), [(2, 2), (3, 2), (3, 3)])
-def test_norm_does_not_depend_on_replicas(seed: int, node_count: int, replicas: int) -> None:
+@pytest.mark.parametrize(("optimizer_nodes", "replicas"), [(2, 2), (3, 2), (3, 3)])
+def test_norm_does_not_depend_on_replicas(seed: int, optimizer_nodes: int, replicas: int) -> None:
     """I3. Goal: a stripe that several nodes hold counts once; its owners must state the same."""
     rng = random.Random(seed)
     stripes: list[Squares | None] = [
         {(2.0, 4.0): drawn(rng, 20), (2.0, 3.5): drawn(rng, 7)} for _ in range(3)
     ]
-    stripes = stripes[:node_count]
-    ballot = Ballot(node_count, replicas)
-    for number in range(node_count):
-        own = [stripes[stripe] for stripe in stripes_of(number, node_count, replicas)]
+    stripes = stripes[:optimizer_nodes]
+    ballot = Ballot(optimizer_nodes, replicas)
+    for number in range(optimizer_nodes):
+        own = [stripes[stripe] for stripe in stripes_of(number, optimizer_nodes, replicas)]
         ballot.measured(number, parse_all(encode_all(own), replicas))
-        held = stripes_of(number, node_count, replicas)
+        held = stripes_of(number, optimizer_nodes, replicas)
         ballot.prepared(number, b"".join(bytes([stripe]) * 16 for stripe in held))
     assert ballot.norms(2.0, ()) == (norm_of(stripes),), f"seed {seed}"
     assert ballot.is_prepared
@@ -87,8 +87,8 @@ def test_norm_does_not_depend_on_replicas(seed: int, node_count: int, replicas: 
     assert str(found).startswith("pages of stripe 1 differ between nodes"), found
     ballot.clear()
     stripes[0] = None
-    for number in range(node_count):
-        own = [stripes[stripe] for stripe in stripes_of(number, node_count, replicas)]
+    for number in range(optimizer_nodes):
+        own = [stripes[stripe] for stripe in stripes_of(number, optimizer_nodes, replicas)]
         ballot.measured(number, parse_all(encode_all(own), replicas))
     assert ballot.norms(2.0, ()) == (math.inf,)
     assert ballot.differing_gradients() is None

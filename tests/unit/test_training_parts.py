@@ -31,7 +31,7 @@ from luwu.wire.clips import Clip
 from luwu.wire.description import Description
 from tests.unit.fake_nic import FakeNetwork, FakeNic
 
-SHAPE = Shape(chunk_bytes=16384, node_count=1, reshard_after_forward=None)
+SHAPE = Shape(chunk_bytes=16384, optimizer_nodes=1, reshard_after_forward=None)
 
 
 def no_drop(error: StepAborted) -> StepAborted:

@@ -38,7 +38,7 @@ def small(**changes: Any) -> Description:
         ),
         units=(Unit(name="root", parameters=(0,)), Unit(name="block", parameters=(1, 2))),
         chunk_bytes=2 * CHUNK_BYTES_STEP,
-        node_count=2,
+        optimizer_nodes=2,
     )
     whole = Description(
         layout=layout,
@@ -103,7 +103,7 @@ def descriptions(draw: st.DrawFn) -> Description:
                 for u in range(unit_count)
             ),
             chunk_bytes=draw(st.integers(1, 4)) * CHUNK_BYTES_STEP,
-            node_count=draw(st.integers(1, 5)),
+            optimizer_nodes=draw(st.integers(1, 5)),
         ),
         optimizer=draw(NAMES),
         update=draw(st.sampled_from(["at_step", "streaming"])),
@@ -177,7 +177,7 @@ def with_one_more() -> Description:
             ],
         ),
         (with_layout(chunk_bytes=16384), ["chunk_bytes: 16384, expected 32768"]),
-        (with_layout(node_count=3), ["node_count: 3, expected 2"]),
+        (with_layout(optimizer_nodes=3), ["node_count: 3, expected 2"]),
         (small(optimizer="sgd"), ['optimizer: "sgd", expected "adamw"']),
         (small(update="at_step"), ['update: "at_step", expected "streaming"']),
         (
@@ -266,7 +266,7 @@ def test_wrong_types(key: str, value: object) -> None:
     elif key == "optimizer" and value == "text":
         assert parse_description(encoded(optimizer="text")).optimizer == "text"
     elif key == "node_count" and value == 7:
-        assert parse_description(encoded(node_count=7)).layout.node_count == 7
+        assert parse_description(encoded(node_count=7)).layout.optimizer_nodes == 7
     else:
         refuses(encoded(**{key: value}))
 

@@ -78,7 +78,7 @@ class Nic(Protocol):
     extent_chunks: int
     """Chunks that travel together at most."""
     prefetch_units: int
-    node_count: int
+    optimizer_nodes: int
     reshard_after_forward: bool | None
     """Default of `fully_shard`; None: free all but the root."""
     recorder: Recorder

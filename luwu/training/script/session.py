@@ -198,7 +198,7 @@ class Session:
         shape = Shape(
             chunk_bytes=self.chunk_bytes,
             extent_chunks=nic.extent_chunks,
-            node_count=nic.node_count,
+            optimizer_nodes=nic.optimizer_nodes,
             reshard_after_forward=nic.reshard_after_forward,
         )
         self.model.lay_out(groups, stored, shape)

@@ -34,7 +34,7 @@ class Shape:
     chunk_bytes: int
     extent_chunks: int = 1
     """Chunks that travel together at most."""
-    node_count: int
+    optimizer_nodes: int
     reshard_after_forward: bool | None
     """Default of units if the script sets none."""
 
@@ -268,7 +268,7 @@ def _layout(
         ),
         chunk_bytes=shape.chunk_bytes,
         extent_chunks=shape.extent_chunks,
-        node_count=shape.node_count,
+        optimizer_nodes=shape.optimizer_nodes,
     )
 
 

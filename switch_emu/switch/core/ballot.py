@@ -23,9 +23,9 @@ DIGEST_BYTES = 16
 class Ballot:
     """See the module. `members`: bitmap of the nodes that are to state something."""
 
-    def __init__(self, node_count: int, replicas: int = 1) -> None:
-        self._node_count, self._replicas = node_count, replicas
-        self.members = (1 << node_count) - 1
+    def __init__(self, optimizer_nodes: int, replicas: int = 1) -> None:
+        self._optimizer_nodes, self._replicas = optimizer_nodes, replicas
+        self.members = (1 << optimizer_nodes) - 1
         self._squares: dict[int, Sequence[Squares | None]] = {}
         self._digests: dict[int, bytes] = {}
 
@@ -45,7 +45,7 @@ class Ballot:
         if len(self._squares) < self.members.bit_count():
             return None
         found = []
-        for stripe in range(self._node_count):
+        for stripe in range(self._optimizer_nodes):
             node = self._owners(stripe)[0]
             found.append(self._squares[node][self._place(node, stripe)])
         return norms_of(found, norm_type, clips)
@@ -84,8 +84,8 @@ class Ballot:
         return self._differing("pages", stated)
 
     def _differing(self, what: str, stated: dict[int, list[bytes]]) -> Difference | None:
-        for stripe in range(self._node_count if self._replicas > 1 else 0):
-            owners = owners_of(stripe, self._node_count, self._replicas)
+        for stripe in range(self._optimizer_nodes if self._replicas > 1 else 0):
+            owners = owners_of(stripe, self._optimizer_nodes, self._replicas)
             found = {
                 node: stated[node][self._place(node, stripe)] for node in owners if node in stated
             }
@@ -94,11 +94,11 @@ class Ballot:
         return None
 
     def _owners(self, stripe: int) -> list[int]:
-        owners = owners_of(stripe, self._node_count, self._replicas)
+        owners = owners_of(stripe, self._optimizer_nodes, self._replicas)
         return [node for node in owners if self.members >> node & 1]
 
     def _place(self, node: int, stripe: int) -> int:
-        return stripes_of(node, self._node_count, self._replicas).index(stripe)
+        return stripes_of(node, self._optimizer_nodes, self._replicas).index(stripe)
 
 
 class Difference:
