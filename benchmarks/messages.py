@@ -40,8 +40,7 @@ from luwu.base.config import RunConfig, resolve
 from luwu.base.errors import DeadlineError, LuwuError
 from luwu.base.tree import one_switch
 from luwu.commands.compare import demo_budget_bytes
-from luwu.estimate.gpt import gpt_layout, gpt_options
-from luwu.estimate.shape import ROOT
+from luwu.estimate.gpt import ROOT, gpt_layout, gpt_options
 from luwu.launch.local_cluster import LocalCluster
 from luwu.launch.serving import Sizes, chosen_transport, decide_sizes
 from luwu.launch.switch_memory import widest_plan

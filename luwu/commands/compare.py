@@ -141,11 +141,13 @@ def _plan(
 ) -> dict[str, Any]:
     """Log what an arm of LuWu will take. Raises ConfigError."""
     from luwu.estimate.disk import QUICK
-    from luwu.estimate.gpt import plan_gpt
+    from luwu.estimate.gpt import gpt_job
+    from luwu.estimate.job import plan_job
     from luwu.estimate.text import short_lines
 
     state = state_directory(config, run_directory.file("state"))
-    planned = plan_gpt(config, sizes, state=state, samples=QUICK)
+    job = gpt_job(config, sizes, is_in_ram=state is None)
+    planned = plan_job(job, config, sizes, state=state, samples=QUICK)
     console.detail(f"arm     {name}")
     for line in short_lines(planned.estimate):
         console.detail(line)

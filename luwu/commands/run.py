@@ -79,7 +79,7 @@ def run(resolved: Resolved, verbose: bool, script: tuple[str, ...]) -> int:
     console = Console(sys.stderr, details=verbose, log=run_directory.log(LAUNCHER))
     write_resolved(run_directory, resolved, "run")
     console.detail(f"run directory {run_directory.path}")
-    command = _own_script([*script], console)
+    command = own_script([*script], console.detail)
     if config.engine == "ray":
         _run_by_ray(run_directory, resolved, command, console)
         write_outcome(run_directory, 0, "finished")
@@ -337,7 +337,7 @@ def _own_ranks(text: str, connection: Connection) -> Share:
 def _check(resolved: Resolved, script: Sequence[str]) -> None:
     """Raises ConfigError if what was asked for cannot be run."""
     config = resolved.config
-    _check_script(script)
+    check_script(script)
     if config.join is not None:
         _check_join(resolved)
     _check_hosts(config)
@@ -394,14 +394,15 @@ def _check_engine(config: RunConfig) -> None:
         raise ConfigError("insecure: luwu run listens on this host alone; leave --insecure out")
 
 
-def _check_script(script: Sequence[str]) -> None:
+def check_script(script: Sequence[str]) -> None:
+    """Raises ConfigError if there is none."""
     if [*script] == ["-m"]:
         raise ConfigError("no script to run: -m needs the name of a module after it")
     if script[0] != "-m" and not Path(script[0]).is_file():
         raise ConfigError(f"there is no script {script[0]}; name a Python file, or -m MODULE")
 
 
-def _own_script(script: list[str], console: Console) -> list[str]:
+def own_script(script: list[str], say: Callable[[str], object]) -> list[str]:
     """The script that workers run: of `-m workers.NAME`, ours unless the user has one."""
     if script[0] != "-m":
         return script
@@ -411,7 +412,7 @@ def _own_script(script: list[str], console: Console) -> list[str]:
         return script
     path, has_module = found
     if has_module:
-        console.detail(f"-m {module} is {path}; LuWu's own would be -m luwu.base.own {module}")
+        say(f"-m {module} is {path}; LuWu's own would be -m luwu.base.own {module}")
         return script
-    console.detail(f"-m {module} is LuWu's own: {path} has no such module")
+    say(f"-m {module} is LuWu's own: {path} has no such module")
     return [*own_module(module), *script[2:]]

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from luwu.base.config import RunConfig
-from luwu.base.limits import MIB
-from luwu.estimate.disk import DiskRates, Samples, disk_rates
-from luwu.estimate.plan import Estimate, estimate
+from luwu.estimate.job import job_of
 from luwu.estimate.shape import JobShape
-from luwu.launch.serving import (
-    Sizes,
-    chosen_transport,
-    node_plan,
-    own_slots,
-    tree_of,
-)
-from luwu.launch.switch_memory import widest_plan
+from luwu.launch.serving import Sizes
 from luwu.layout import Layout, Parameter, Unit
-from switch_emu.node.plan import NodePlan
+from luwu.wire.description import Description
 
 if TYPE_CHECKING:
     from workers.gpt import GPTConfig
@@ -28,64 +19,24 @@ if TYPE_CHECKING:
 
 INDEX_BYTES: Final = 8
 FLOAT32_BYTES: Final = 4
-SIDES: Final = 2
-"""A state is measured on a file as large as its two sides at most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """A job with its plan, and what that comes to."""
-
-    job: JobShape
-    plan: NodePlan
-    disk: DiskRates | None
-    estimate: Estimate
-
-
-def plan_gpt(config: RunConfig, sizes: Sizes, *, state: Path | None, samples: Samples) -> Planned:
-    """Plan the built-in GPT as `compare` would train it. Raises ConfigError if it cannot be."""
-    job, plan = gpt_job(config, sizes, is_in_ram=state is None), node_plan(config, sizes)
-    disk = None if state is None else measured_disk(job, plan, state, samples)
-    return Planned(job=job, plan=plan, disk=disk, estimate=estimate(job, plan, disk))
-
-
-def measured_disk(
-    job: JobShape, plan: NodePlan, state: Path, samples: Samples
-) -> DiskRates | None:  # fmt: skip
-    """Rates of the directory that the state will be in, by requests as the node makes them."""
-    store = job.store
-    worth = max(8 * MIB, SIDES * store.state_bytes)
-    return disk_rates(
-        state.absolute().parent,
-        page_bytes=max(kind.record_bytes for kind in store.kinds),
-        threads_count=plan.updates_count,
-        pulls_count=plan.reads_count,
-        pages_together=plan.pages_together,
-        samples=replace(samples, disk_bytes=min(samples.disk_bytes, worth)),
-    )
+ROOT: Final = "root"
+"""Name of the unit that holds all others."""
 
 
 def gpt_job(config: RunConfig, sizes: Sizes, *, is_in_ram: bool) -> JobShape:
     """The job of `compare`. Raises ConfigError."""
     options = gpt_options(config)
-    transport = chosen_transport(config)
-    layout = gpt_layout(options, config.data, sizes.chunk_bytes, sizes.extent_chunks)
-    return JobShape(
-        layout=layout,
-        workers=config.workers,
-        transport=transport,
-        has_switch=not config.no_switch,
-        slot_count=own_slots(config),
-        reshard_after_forward=config.reshard_after_forward is not False,
+    description = Description(
+        layout=gpt_layout(options, config.data, sizes.chunk_bytes, sizes.extent_chunks),
+        optimizer="adamw", state_fields=("m", "v"),
         update="streaming" if config.max_grad_norm is None else "at_step",
-        durability=config.durability,
-        is_in_ram=is_in_ram,
-        switch=widest_plan(
-            config, tree_of(config), layout.extent_bytes, in_arenas=transport == "shm"
-        ),
-        activation_bytes=activation_bytes(
-            options.gpt(_vocab(config.data)), batch=options.batch
-        ),
+    )  # fmt: skip
+    units = description.layout.units
+    keeps_all = config.reshard_after_forward is False
+    return job_of(
+        config, description, is_in_ram=is_in_ram,
+        stays=frozenset(i for i, unit in enumerate(units) if keeps_all or unit.name == ROOT),
+        activation_bytes=activation_bytes(options.gpt(_vocab(config.data)), batch=options.batch),
     )  # fmt: skip
 
 

@@ -16,9 +16,6 @@ from switch_emu.store.tier import pages_that_fit
 from switch_emu.switch.core.weights_cache import chosen_extents
 from switch_emu.switch.plan import SwitchPlan, plan_switch
 
-ROOT = "root"
-"""Name of the unit that holds all others: it is not freed between forward and backward."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobShape:
@@ -31,8 +28,8 @@ class JobShape:
     has_switch: bool = True
     slot_count: int = 0
     """Fixed slots of the node's own switch in its memory budget, at least."""
-    reshard_after_forward: bool = True
-    """Free a unit after forward, and pull it again; the root stays."""
+    stays: frozenset[int] = frozenset()
+    """Units whose weights stay from forward to backward, such as the root's."""
     update: str = "streaming"
     """Order of work: `streaming` or `at_step`."""
     durability: str = "step"
@@ -84,7 +81,7 @@ class JobShape:
 
     def pulls_twice(self, unit: int) -> bool:
         """True if a unit is pulled for forward and again for backward."""
-        return self.reshard_after_forward and self.layout.units[unit].name != ROOT
+        return unit not in self.stays
 
     @property
     def store(self) -> StoreConfig:

@@ -53,7 +53,7 @@ def main(
         run.role(f"{process}{RUNNING}").touch()
     try:
         try:
-            _run(script)
+            run_script(script)
         except SystemExit as exc:
             if _exit_code(exc):
                 raise
@@ -105,7 +105,8 @@ def count_start(
     return incarnation
 
 
-def _run(script: Sequence[str]) -> None:
+def run_script(script: Sequence[str]) -> None:
+    """Run `SCRIPT ...` or `-m MODULE ...` as `__main__` in this process."""
     if script[0] == "-m":
         sys.argv = list(script[1:])
         sys.path[0] = os.getcwd()

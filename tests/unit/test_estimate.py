@@ -74,7 +74,7 @@ def test_out_of_core_reads_and_writes_12_bytes_a_parameter() -> None:
 
 
 def test_without_resharding_weights_are_pulled_once() -> None:
-    found = estimate(job(prefetch_units=0, reshard_after_forward=False), plan(), DISK)
+    found = estimate(job(prefetch_units=0, stays=frozenset(range(UNITS))), plan(), DISK)
     assert use(found, "pulls for forward") == (4, 0)
     assert use(found, "pulls for backward") == (0, 0)
     assert {each.role: (each.into_bytes, each.out_of_bytes) for each in found.links} == {

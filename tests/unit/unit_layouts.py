@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from luwu.estimate.shape import ROOT
+from luwu.estimate.gpt import ROOT
 from luwu.layout import Layout, Parameter, Unit
 
 

@@ -1,0 +1,130 @@
+"""`luwu estimate SCRIPT`: the job of a script, before it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luwu.commands.main import main
+from tests.processes.commands import terminal
+from tests.schemas import check
+
+BUDGET = ("--workers", "2", "--memory-budget", "4MiB", "--transport", "ipc")
+TIED = """
+import sys
+import torch
+from torch import nn
+import luwu
+
+class Model(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.embed = nn.Embedding(512, width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in range(2)
+        )
+        self.head = nn.Linear(width, 512, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x * self.scale)
+
+luwu.init()
+model = Model(int(sys.argv[1])).to(luwu.device())
+nn.init.normal_(model.embed.weight, std=0.02)
+for block in model.blocks:
+    luwu.fully_shard(block)
+luwu.fully_shard(model)
+optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-3)
+ids = torch.zeros(2, 8, dtype=torch.int64)
+for _ in range(2):
+    model(ids).square().mean().backward()
+    optimizer.step()
+luwu.finish()
+"""
+
+
+def estimated(
+    script: Path, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> dict[str, Any]:  # fmt: skip
+    assert main(["estimate", *BUDGET, "--json", "-", str(script), *arguments]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    check("estimate", found)
+    return found
+
+
+@pytest.mark.feature("an estimate of any script, before it runs")
+def test_a_script_is_estimated_as_it_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: a model of its own, with several units and tied weights, takes the disk space and the
+    bytes on links that were estimated."""
+    script = tmp_path / "tied.py"
+    script.write_text(TIED)
+    width, blocks = 64, 2
+    found = estimated(script, capsys, str(width))
+    planned = found["estimate"]
+    assert planned["parameters"] == 512 * width + blocks * (8 * width**2 + 5 * width)
+
+    with terminal(tmp_path) as shell:
+        done = shell.run("run", *BUDGET, "--run-dir", "run", str(script), str(width))
+        assert done.process.returncode == 0, done.err
+        node = json.loads((tmp_path / "run" / "results" / "node.json").read_text())
+    assert node["chunk_bytes"] == found["chunk_bytes"]
+    assert abs(sum(planned["disk_space_bytes"].values()) - node["disk_space_bytes"]) < 1 << 18
+    links = {use["role"]: use for use in planned["network"]}
+    assert node["network_bytes"]["into_node"] == 2 * links["node"]["into_bytes"]
+
+
+def test_a_model_that_fits_no_machine_is_estimated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: parameters take no memory, not even all together. Method: 100 GB of them."""
+    script = tmp_path / "large.py"
+    script.write_text(
+        "import torch, luwu\nluwu.init()\n"
+        "layers = (torch.nn.Linear(65536, 65536, bias=False) for _ in range(6))\n"
+        "model = torch.nn.Sequential(*layers).half().float()\n"
+        "for layer in model:\n    luwu.fully_shard(layer)\n"
+        "luwu.fully_shard(model)\n"
+        "optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)\n"
+        "raise SystemExit('the script goes on')\n"
+    )
+    flags = ["--durability", "none", "--memory-budget", "4GiB"]
+    assert main(["estimate", *flags, str(script)]) == 2
+    said = capsys.readouterr().err
+    assert "two sides of the state take 19" in said
+    assert "the script goes on" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import luwu\nluwu.init()\n", "ended before its first forward"),
+        ("raise RuntimeError('no data')\n", "failed before its first forward (exit code 1)"),
+    ],
+)
+def test_a_script_without_a_forward_is_refused(
+    text: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    assert main(["estimate", str(script)]) == 2
+    assert f"{script} {said}" in capfd.readouterr().err
+
+
+def test_options_of_the_built_in_gpt_are_refused_with_a_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.touch()
+    assert main(["estimate", "--layers", "2", str(script)]) == 2
+    assert "--layers) belongs to the job of luwu compare" in capsys.readouterr().err
