@@ -47,7 +47,7 @@ class DescribingNic:
         self.chunk_bytes: int = settings["chunk_bytes"]
         self.extent_chunks: int = settings["extent_chunks"]
         self.prefetch_units: int = settings["prefetch_units"]
-        self.node_count = 1
+        self.optimizer_nodes = 1
         self.reshard_after_forward: bool | None = settings["reshard_after_forward"]
         self.recorder = Recorder(role="worker", printed=None)
         self.cells = SimpleNamespace()
