@@ -220,6 +220,21 @@ def test_first_weights_are_written_once_and_then_prepared() -> None:
     )  # fmt: skip
 
 
+def test_first_weights_wait_until_older_pages_are_discarded() -> None:
+    """Goal: a page is not written while pages of the attempt before are being forgotten."""
+    parts = Parts(version=None)
+    first = FirstWeights(parts.outbox, parts.children, parts.shard, parts.state)
+    parts.state.must_discard = True
+    m = parts.m(wire.Load, index=0, part=0)
+    parts.check(
+        (lambda: first.load(CHILD, m, "w0", parts.nbytes(0)), None, []),
+        (first.start, None, []),
+        (parts.state.discard, None, ["Discard attempt=1"]),
+        (first.start, None, ["LoadPage chunk=0 attempt=1 payload=w0"]),
+        (lambda: first.under_way_count, 1, []),
+    )
+
+
 def test_gathering_refuses_what_does_not_fit() -> None:
     """Goal: two contributions that overlap ask for an abort; another size is a note."""
     parts = Parts()
@@ -326,6 +341,70 @@ def test_a_node_that_is_refused_ends_with_the_code_of_the_reason() -> None:
         (line,) = parts.lines()
         assert f"code={code}" in line
         assert "optimizer node 1: why" in line
+
+
+def test_what_is_over_the_budget_is_spilled() -> None:
+    """I5. Goal: payloads count until they are released; raw ones have a smaller budget."""
+    parts = Parts()
+    budget = GradientBudget(parts.outbox, parts.children, bytes_max=100, raw_bytes_max=40)
+    parts.check(
+        (lambda: budget.add("r0", 40, is_raw=True), None, []),
+        (lambda: budget.add("r1", 1, is_raw=True), None, ["Spill payload=r1 is_raw=True"]),
+        (lambda: budget.add("s0", 60, is_raw=False), None, []),
+        (lambda: budget.add("s1", 1, is_raw=False), None, ["Spill payload=s1 is_raw=False"]),
+        (lambda: (budget.bytes_used, budget.spilled_count), (100, 2), []),
+        (lambda: budget.release("s1"), None, ["drop s1"]),
+        (lambda: budget.bytes_used, 100, []),
+        (lambda: budget.release("r0"), None, ["drop r0"]),
+        (lambda: budget.add("r2", 40, is_raw=True), None, []),
+        (lambda: budget.bytes_used, 100, []),
+    )  # fmt: skip
+
+
+def test_serving_reads_a_few_at_a_time_and_nothing_of_an_older_attempt() -> None:
+    """I6. Goal: weights that were read in an older attempt are dropped."""
+    parts = Parts()
+    serving = parts.serving
+    pulls = [parts.m(wire.Pull, index=extent, part=0) for extent in (0, 1, 7)]
+    read = do.ReadWeights(0, 0, 0, 1, (0,))
+    parts.check(
+        (lambda: serving.pull(CHILD, pulls[2]), None, []),
+        (lambda: serving.pull(CHILD, pulls[0]), None,
+         ["ReadWeights extent=0 step=0 version=0 attempt=1 parts=0"]),
+        (lambda: serving.reads_before(1), True, []),
+        (lambda: serving.pull(CHILD, pulls[1]), None, []),
+        (lambda: serving.weights_read(read, "w0", in_place=True), None,
+         ["switch: Weights index=0 part=0 dtype=float32 in_place=True checksum=0 + w0", "drop w0",
+          "ReadWeights extent=1 step=0 version=0 attempt=1 parts=0"]),
+        (serving.forget, None, []),
+    )  # fmt: skip
+    parts.outbox.attempt = 2
+    old = do.ReadWeights(1, 0, 0, 1, (0,))
+    parts.check((lambda: serving.weights_read(old, "w1", in_place=False), None, ["drop w1"]))
+
+
+def test_weights_of_a_skipped_step_are_not_read() -> None:
+    """Goal: what streamed ahead of a step that is skipped is void."""
+    parts = Parts()
+    serving = parts.serving
+    step = parts.steps.at(0)
+    step.written.update((0, 1))
+    pulls = [parts.m(wire.Pull, index=extent, part=0, step=1) for extent in (0, 1)]
+    read = do.ReadWeights(0, 1, 1, 1, (0,))
+    parts.check(
+        (lambda: serving.pull(CHILD, pulls[0]), None,
+         ["ReadWeights extent=0 step=1 version=1 attempt=1 parts=0"]),
+        (lambda: serving.pull(CHILD, pulls[1]), None, []),
+        (serving.was_skipped, None, []),
+        (lambda: serving.weights_read(read, None, in_place=False), None, []),
+    )  # fmt: skip
+    step.verdict = parts.m(wire.Verdict, role=Role.NODE, applied=False, norms=(0.0,))
+    parts.check(
+        (lambda: serving.pull(CHILD, pulls[0]), None, []),
+        (lambda: serving.awaits(1, 0), True, []),
+        (serving.forget, None, []),
+        (lambda: serving.awaits(1, 0), False, []),
+    )
 
 
 def test_a_receipt_waits_for_room_or_for_its_page() -> None:

@@ -25,6 +25,7 @@ from luwu.wire.kinds import Role, Verb
 from luwu.wire.stored import stored_bytes
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.agreement import Agreement
+from switch_emu.switch.core.attachments import Attachments
 from switch_emu.switch.core.ballot import Ballot
 from switch_emu.switch.core.begin_commit import AgreedStatement, BeginCommit, Statement
 from switch_emu.switch.core.filled_node import STEP_MAX_S, FilledNode
@@ -367,3 +368,18 @@ def test_a_raw_contribution_is_answered_when_it_enters_the_window() -> None:
     found = ["drop l", pushed.format(RIGHT, "'r'"), answers[1]]
     handed.play(handed.uplink, [("arrived", arrived, found)])
     handed.play(part, [("push", push(RIGHT, "late"), ["drop late", answers[1]])])
+
+
+def test_a_child_attaches_for_its_own_ranks_only() -> None:
+    """I6. Goal: what a worker attaches cannot be replaced by another one."""
+    handed = Handed()
+    part = Attachments(handed.outbox, handed.children, handed.uplink)
+    keep = message(wire.Keep, contributors=RIGHT, pieces=1)
+    handed.play(
+        part,
+        [
+            ("attach", (handed.left, keep, "other", 5), ["drop other"]),
+            ("attach", (handed.right, keep, "own", 5),
+             ["parent: Keep contributors=4 pieces=1 + 'own'"]),
+        ],
+    )  # fmt: skip
