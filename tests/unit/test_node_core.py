@@ -446,6 +446,22 @@ def test_a_node_that_is_to_count_and_lacks_pages_gives_up() -> None:
     assert any("GiveUp" in line for line in parts.lines())
 
 
+def test_a_page_that_is_to_come_holds_up_the_step() -> None:
+    """E8. Goal: no version is prepared by a node that is being filled while a page of it is still
+    to come or under way to the store."""
+    parts = Parts(number=1, count=2)
+    filling = filling_of(parts, 2)
+    page = parts.m(wire.Page, index=1, part=0)
+    received = "switch: Received index=1 part=0 verb=PAGE contributors=0"
+    parts.check(
+        (lambda: filling.page(page, "page", parts.shard.stored_bytes(1)), None,
+         ["FillPage chunk=1 payload=page"]),
+        (lambda: (filling.has(1), filling.has_held), (False, False), []),
+        (lambda: filling.page_filled(do.FillPage(1, "page")), None, [received]),
+        (lambda: (filling.has(1), filling.has_held), (True, True), []),
+    )  # fmt: skip
+
+
 def test_a_page_is_copied_before_its_side_is_written_again() -> None:
     """P1. Goal: a copy of version t ends before the updates of step t + 1 begin."""
     parts = Parts(number=1, count=2)
