@@ -16,16 +16,16 @@ class Dtype(NamedTuple):
     """Bytes of one element."""
     numpy: str = ""
     """The NumPy type that holds it, for bfloat16 that of its bits; empty: no value is looked at."""
-    code: int = -1
+    number: int = -1
     """Its number in the compiled library; see `switch_emu/native/arithmetic.c`."""
 
 
 DTYPES: Final = {
-    "float32": Dtype(4, "float32", code=0),
-    "bfloat16": Dtype(2, "uint16", code=1),
-    "float16": Dtype(2, "float16", code=2),
-    "int8": Dtype(1, "int8", code=3),
-    "uint8": Dtype(1, "uint8", code=4),
+    "float32": Dtype(4, "float32", number=0),
+    "bfloat16": Dtype(2, "uint16", number=1),
+    "float16": Dtype(2, "float16", number=2),
+    "int8": Dtype(1, "int8", number=3),
+    "uint8": Dtype(1, "uint8", number=4),
     "int64": Dtype(8, "int64"),
 }
 

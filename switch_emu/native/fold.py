@@ -48,5 +48,5 @@ def sources(
     """Addresses and dtypes, as the library takes them; valid while these objects are."""
     count = len(contributions)
     pointers = (Pointer * count)(*(address_of(payload) for payload, _ in contributions))
-    dtypes = (ctypes.c_int32 * count)(*(DTYPES[dtype].code for _, dtype in contributions))
+    dtypes = (ctypes.c_int32 * count)(*(DTYPES[dtype].number for _, dtype in contributions))
     return pointers, dtypes

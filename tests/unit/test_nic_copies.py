@@ -103,7 +103,7 @@ def describe() -> Description:
         parameters=(Parameter(name="p", shape=(64,)),),
         units=(Unit(name="u", parameters=(0,)),),
         chunk_bytes=16384,
-        node_count=1,
+        optimizer_nodes=1,
     )
     return Description(layout=layout, optimizer="sgd", update="at_step")
 

@@ -499,7 +499,7 @@ def test_no_receipt_waits_for_what_may_be_behind_its_gradient(keeps: bool) -> No
 def test_a_store_is_emptied_when_nothing_reads_it() -> None:
     """E8. Goal: weights that are being read of a version are read to the end before its pages go.
     Method: the whole core of a node that counts, and is then to be filled."""
-    job = Job(make_layout(units=1, frozen=False, node_count=2), world_size=2)
+    job = Job(make_layout(units=1, frozen=False, optimizer_nodes=2), world_size=2)
     description = job.description.to_bytes()
     node = do.NodeNumber(number=1, count=2, replicas=2)
     core = NodeCore(job=JOB, incarnation=9, ranks=RANKS, node=node)

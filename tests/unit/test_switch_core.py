@@ -46,7 +46,7 @@ from tests.unit.switch_parts import DESCRIPTION, LEFT, RIGHT, Handed, hello, lin
 
 S = 10**9
 BYTES = DESCRIPTION.to_bytes()
-JOB = Description(layout=make_layout(node_count=2), optimizer="test")
+JOB = Description(layout=make_layout(optimizer_nodes=2), optimizer="test")
 CHUNKS = range(len(JOB.layout.chunks))
 OF_THE_LEAD = {
     wire.Measured, wire.Prepared, wire.Resolved, wire.Standing, wire.Adopt, wire.Copy, wire.Page,

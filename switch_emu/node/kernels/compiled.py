@@ -152,7 +152,7 @@ class CompiledKernel(UpdateKernel):
             ctypes.addressof(said),
             address_of_array(squares) if measure else None,
             None if wire is None else address_of(wire[0]),
-            _NO_WIRE if wire is None else DTYPES[wire[1]].code, call.divisor, call.scale, in_place,
+            _NO_WIRE if wire is None else DTYPES[wire[1]].number, call.divisor, call.scale, in_place,
             0 if pieces is None else len(pieces.borders),
             None if pieces is None else address_of_array(pieces.borders),
             None if pieces is None else address_of_array(pieces.squares),
@@ -186,7 +186,7 @@ class CompiledKernel(UpdateKernel):
         at = address_of_array(weights)
         native = _Update(
             elems=weights.size, page_elems=weights.size, optimizer=_NO_OPTIMIZER,
-            weights=_Field(at, at), wire=address_of(into), wire_dtype=DTYPES[dtype].code,
+            weights=_Field(at, at), wire=address_of(into), wire_dtype=DTYPES[dtype].number,
             divisor=1.0, scale=1.0, in_place=True,
         )  # fmt: skip
         self._update(ctypes.addressof(native))

@@ -36,7 +36,7 @@ Stored = npt.NDArray[Any]
 """A field of a page: the type of its elements says what it is, uint16 is bfloat16."""
 
 STORED_CODES: Final = {
-    np.dtype(DTYPES[name].numpy): DTYPES[name].code for name in (*STATE_DTYPES, "uint8")
+    np.dtype(DTYPES[name].numpy): DTYPES[name].number for name in (*STATE_DTYPES, "uint8")
 }
 """The types of `Stored`, with their numbers in the compiled library."""
 
