@@ -141,7 +141,7 @@ class LocalCluster(Closing):
             limits=replace(limits, extent_chunks=self.spec.extent_chunks),
             retry=retry_over(links.node if place.parent == NODE else links.switch),
             parents_count=len(above),
-            replicas=self.spec.replicas if len(above) > 1 else 1,
+            replicas=self.spec.replicas,
         )
         recorder = Recorder(role="switch", printed=None)
         shell = self.switches[place.name] = SwitchShell(

@@ -132,7 +132,7 @@ def serve_switch(
             limits=limits,
             retry=spec.retry,
             parents_count=len(parents),
-            replicas=spec.replicas if spec.more_parents else 1,
+            replicas=spec.replicas,
         )
         recorder.event(
             SWITCH_ABOUT, level="DEBUG", ranks=_ranks_text(spec),

@@ -109,7 +109,7 @@ class SwitchShell(Loop):
         """`shares_memory`: all peers read what lies in memory that `transport` reserves."""
         super().__init__(transport, recorder, core, counters=counters)
         self.core = core
-        self._parents = core.parents.names
+        self._parents = core.parent_names
         self._add = add
         self._altered = AlteredWeights("the switch")
         self._buffers = Buffers(transport.reserve)

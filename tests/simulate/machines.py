@@ -58,8 +58,7 @@ class Switch(Process):
         self.core = SwitchCore(
             job=JOB, incarnation=incarnation, children=tree.children(place),
             rank=tree.index(place), limits=job.limits, retry=job.retry,
-            parents_count=len(self._parents),
-            replicas=job.replicas if len(self._parents) > 1 else 1,
+            parents_count=len(self._parents), replicas=job.replicas,
         )  # fmt: skip
         for name in {self.name, self.parent_side}:
             world.listen(name, self._received, self)
@@ -78,7 +77,7 @@ class Switch(Process):
 
     def parent_is(self, number: int, *, there: bool) -> None:
         """The connection to one of several nodes is there, or has ended."""
-        now_ns, name = self._world.now_ns, self.core.parents.names[number]
+        now_ns, name = self._world.now_ns, self.core.parent_names[number]
         self._do(self.core.reconnected(now_ns, [number]) if there else self.core.lost(now_ns, name))
 
     def child_lost(self, name: str) -> None:
@@ -95,7 +94,7 @@ class Switch(Process):
     def _received(self, sender: str, message: Message, payload: Any) -> None:
         nbytes = payload_bytes(payload)
         is_parent = sender in self._parents
-        peer = self.core.parents.names[self._parents.index(sender)] if is_parent else sender
+        peer = self.core.parent_names[self._parents.index(sender)] if is_parent else sender
         self._do(self.core.received(self._world.now_ns, peer, message, payload, nbytes))
 
     def tick(self) -> None:
@@ -108,8 +107,8 @@ class Switch(Process):
                     if isinstance(message, Adopt):
                         self._world.proposed = message.members
                     for peer in peers:
-                        if peer in self.core.parents.names:
-                            parent = self._parents[self.core.parents.names.index(peer)]
+                        if peer in self.core.parent_names:
+                            parent = self._parents[self.core.parent_names.index(peer)]
                             self._world.send(self.parent_side, parent, message, payload)
                         elif not self.is_superseded:
                             self._world.send(self.name, peer, message, payload)

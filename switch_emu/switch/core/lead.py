@@ -127,6 +127,7 @@ class Lead:
     def learn(self, job: Description) -> None:
         """The job is known: nothing is stated of a step before."""
         self._norm_type = job.norm_type
+        self._parents.learn(job.layout)
         self._filling.learn(job)
 
     # ---------------------------------------------------------------------- from and to the core

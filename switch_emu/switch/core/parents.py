@@ -1,4 +1,4 @@
-"""The parents of a switch: one, or K optimizer nodes, of which each message concerns some.
+"""Several optimizer nodes as the parents of a switch: each message concerns some of them.
 
     the core sends             goes to            the core receives
     Load, Push                 the page's owners  Received, when all of them have sent it
@@ -34,7 +34,9 @@ _OF_OWNERS: Final = (Verb.LOAD, Verb.PUSH, Verb.KEEP)
 
 
 def parent_names(count: int) -> tuple[str, ...]:
-    """Connections to so many optimizer nodes, by their number."""
+    """Connections to so many parents, by their number. Raises ValueError."""
+    if count < 1:
+        raise ValueError(f"a switch has at least one parent, got {count}")
     return (PARENT,) if count == 1 else tuple(f"{PARENT}-{number}" for number in range(count))
 
 
@@ -42,14 +44,12 @@ class Parents:
     """See the module."""
 
     def __init__(self, count: int, replicas: int = 1) -> None:
-        """`replicas`: parents that own each page. Raises ValueError, ConfigError."""
-        if count < 1:
-            raise ValueError(f"a switch has at least one parent, got {count}")
+        """`replicas`: parents that own each page. Raises ConfigError."""
         self._all_owners = tuple(owners_of(stripe, count, replicas) for stripe in range(count))
         """The nodes of each stripe."""
         self.names = parent_names(count)
         """Their connections, by number."""
-        self.count, self.replicas, self.is_one = count, replicas, count == 1
+        self.count, self.replicas = count, replicas
         self._stripes: tuple[int, ...] = ()
         """The stripe of each extent."""
         self._received: dict[tuple[int, int, int, Hashable], set[int]] = {}
@@ -92,9 +92,8 @@ class Parents:
 
     def learn(self, layout: Layout) -> None:
         """The job's layout is known: nothing of an extent is sent before."""
-        if not self.is_one:  # one may be a switch, to which the stripes of nodes are nothing
-            self._stripes = tuple(layout.extent_stripe(each.index) for each in layout.extents)
-            self._spread_pulls()
+        self._stripes = tuple(layout.extent_stripe(each.index) for each in layout.extents)
+        self._spread_pulls()
 
     def _spread_pulls(self) -> None:
         """The extents of a stripe are pulled from its owners in turn."""

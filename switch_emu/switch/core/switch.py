@@ -50,7 +50,7 @@ from switch_emu.switch.core.begin_commit import BeginCommit
 from switch_emu.switch.core.initial_weights import InitialWeights
 from switch_emu.switch.core.lead import Lead
 from switch_emu.switch.core.membership import Membership
-from switch_emu.switch.core.parents import Parents
+from switch_emu.switch.core.parents import Parents, parent_names
 from switch_emu.switch.core.pool import Pool
 from switch_emu.switch.core.raw_up import RawUp
 from switch_emu.switch.core.reader_routes import ReaderRoutes
@@ -119,7 +119,7 @@ class SwitchCore:
     """See the module. `children` are bitmaps of the ranks each child stands for.
 
     `parents_count`: more than one where several optimizer nodes are the parent, which `lead.py`
-    leads; `replicas` of them hold each page.
+    leads; `replicas` of them hold each page. Raises ValueError if there is none.
     """
 
     def __init__(
@@ -131,17 +131,22 @@ class SwitchCore:
         self.outbox = out = Outbox(job=job, role=Role.SWITCH, rank=rank, incarnation=incarnation)
         self.children = Children(out, children, limits.extent_chunks)
         self.uplink = up = Uplink(out.actions, retry or RetryPolicy())
-        self.parents = Parents(parents_count, replicas)
+        self.parent_names = parent_names(parents_count)
+        """Connections to the parents, by number."""
         self.readers = ReaderRoutes(out)
-        self.lead = Lead(
-            out, self.children, self.parents, self.readers, limits, retry or RetryPolicy()
-        )
+        self.lead: Lead | None = None
+        """None: the parent is one."""
+        if parents_count > 1:
+            parents = Parents(parents_count, replicas)
+            self.lead = Lead(
+                out, self.children, parents, self.readers, limits, retry or RetryPolicy()
+            )
         self.attempts = Attempts(out, self.children, up)
         self.membership = Membership(out, self.children, up, self.attempts, limits)
         self.begin_commit = BeginCommit(out, self.children, up, limits.drop_after_ns)
         self.agreement = Agreement(out, self.children, up, self.attempts)
         self.weights_down = WeightsDown(
-            out, self.children, up, limits, parent_is_one=parents_count == 1
+            out, self.children, up, limits, parent_is_one=self.lead is None
         )
         self.raw_up = RawUp(out, up)
         self.initial_weights = InitialWeights(out, self.children, up)
@@ -170,19 +175,16 @@ class SwitchCore:
         payload_bytes: int = 0,
     ) -> list[Action]:  # fmt: skip
         """A message came. Data payloads are opaque, those of control messages are bytes."""
-        if peer not in self.parents.names:
-            self.outbox.now_ns = now_ns
-            self._from_child(peer, message, payload, payload_bytes)
-            return self._take()
-        if self.parents.is_one:
-            self.outbox.now_ns = now_ns
-            self._from_parent(message, payload, payload_bytes)
-            return self._take()
         self.outbox.now_ns = now_ns
-        number = self.parents.names.index(peer)
-        for each in self.lead.received(number, message, payload):
-            data, nbytes = (payload, payload_bytes) if each is message else (None, 0)
-            self._from_parent(each, data, nbytes)
+        if peer not in self.parent_names:
+            self._from_child(peer, message, payload, payload_bytes)
+        elif self.lead is None:
+            self._from_parent(message, payload, payload_bytes)
+        else:
+            number = self.parent_names.index(peer)
+            for each in self.lead.received(number, message, payload):
+                data, nbytes = (payload, payload_bytes) if each is message else (None, 0)
+                self._from_parent(each, data, nbytes)
         return self._take()
 
     def summed(self, now_ns: int, done: Sum, payload: Payload, payload_bytes: int) -> list[Action]:
@@ -209,8 +211,9 @@ class SwitchCore:
     def reconnected(self, now_ns: int, parents: Sequence[int] = (0,)) -> list[Action]:
         """The connections to these parents, by number, or to their successors, are back."""
         self.outbox.now_ns = now_ns
-        for number in () if self.parents.is_one else parents:
-            self.lead.reconnected(number)
+        if self.lead is not None:
+            for number in parents:
+                self.lead.reconnected(number)
         self.membership.reconnected()
         return self._take()
 
@@ -224,12 +227,11 @@ class SwitchCore:
     def lost(self, now_ns: int, peer: str) -> list[Action]:
         """The connection to a child, to one of several parents, or of readers, has ended."""
         self.outbox.now_ns = now_ns
-        if peer in self.parents.names:
-            if not self.parents.is_one:
-                self.lead.lost(self.parents.names.index(peer))
-            return self._take()
-        self.readers.lost(peer)
-        self.membership.lost(peer)
+        if peer not in self.parent_names:
+            self.readers.lost(peer)
+            self.membership.lost(peer)
+        elif self.lead is not None:
+            self.lead.lost(self.parent_names.index(peer))
         return self._take()
 
     def tick(self, now_ns: int) -> list[Action]:
@@ -240,7 +242,7 @@ class SwitchCore:
         self.membership.tick()
         self.uplink.tick(now_ns)
         self.weights_down.tick()
-        if not self.parents.is_one:
+        if self.lead is not None:
             self.lead.tick()
             self._receive(self.lead.take_inbound())
         return self._take()
@@ -249,13 +251,13 @@ class SwitchCore:
         """When `tick` has something to do; None while nothing waits."""
         due = (
             self.uplink.next_tick_ns(), self.membership.next_ns(), self.begin_commit.late_ns(),
-            self.weights_down.next_ns(), self.lead.next_tick_ns(),
+            self.weights_down.next_ns(), None if self.lead is None else self.lead.next_tick_ns(),
         )  # fmt: skip
         return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
     def _take(self) -> list[Action]:
         actions = self.outbox.take()
-        if self.parents.is_one:
+        if self.lead is None:
             return actions
         found: list[Action] = []
         while actions:
@@ -349,8 +351,8 @@ class SwitchCore:
             self._form = PushForm(job.layout, self.aggregator)
             self.pool.learn(job)
             self.weights_down.cache.learn(job)
-            self.parents.learn(job.layout)
-            self.lead.learn(job)
+            if self.lead is not None:
+                self.lead.learn(job)
         skip = m.skip(self.outbox.attempt, self.outbox.generation)
         if skip is not None and self.membership.joined:
             self._judged(skip)
@@ -444,7 +446,7 @@ class SwitchCore:
 
     def name_of(self, peer: str) -> str:
         """The name of a connection, as text: `parent`, `ranks 0, 1`."""
-        return peer if peer in self.parents.names else self.children.members.name_of(peer)
+        return peer if peer in self.parent_names else self.children.members.name_of(peer)
 
     def counts(self) -> dict[str, int]:
         """Counters and current sizes."""
@@ -476,12 +478,9 @@ class SwitchCore:
             late = late or self.begin_commit.waits_for()
             if late:
                 return late
+        nodes = "" if self.lead is None else self.lead.waits_for()
         answers = f"step {self.outbox.step}: {len(self.uplink)} answers of the parent"
-        return (
-            (self.membership.waits_for() or answers)
-            if self.parents.is_one
-            else (self.lead.waits_for() or self.membership.waits_for() or answers)
-        )
+        return nodes or self.membership.waits_for() or answers
 
 
 def _carried(kind: type[wire.Message]) -> int:
