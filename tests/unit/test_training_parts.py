@@ -80,9 +80,7 @@ class Worker:
         self.pulls = Pulls(
             nic, model, progress=progress, attempt=attempt, first_weights=first_weights
         )
-        self.pushes = Pushes(
-            nic, device, progress=progress, attempt=attempt, pulls=self.pulls, loss_scale=scale
-        )
+        self.pushes = Pushes(nic, device, progress=progress, attempt=attempt, loss_scale=scale)
         self.backward = Backward(
             nic, model, progress=progress, attempt=attempt, pulls=self.pulls, pushes=self.pushes,
             loss_scale=scale,
@@ -228,12 +226,12 @@ def test_gradients_are_pushed_or_kept() -> None:
     unit, pushes = worker.unit, worker.pushes
     worker.pulls.acquire(unit)
     worker.module.weight.grad = torch.ones(2, 3)
-    assert not pushes.push(unit, keep=True)
+    unit.keep_gradients()
+    assert not pushes.push(unit, None)
     unit.drop_gradients()
     assert worker.network.counts["push"] == 0
     worker.module.weight.grad = torch.ones(2, 3)
-    assert pushes.push(unit, keep=False, free=True)
-    assert not unit.is_installed
+    assert pushes.push(unit, unit.take_gradients())
     assert worker.network.counts["push"] == 1
     assert unit.kept == []
     (handle,) = pushes.take()

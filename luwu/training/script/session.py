@@ -83,7 +83,7 @@ class Session:
             first_weights=self.first_weights,
         )  # fmt: skip
         self.pushes = Pushes(
-            self.nic, device, progress=self.progress, attempt=self.attempt, pulls=self.pulls,
+            self.nic, device, progress=self.progress, attempt=self.attempt,
             loss_scale=self.loss_scale,
         )  # fmt: skip
         self.backward = Backward(

@@ -118,7 +118,7 @@ class Backward:
         self._begin()
         for unit in reversed(self._model.units):
             if unit.is_trainable:
-                self._pushes.push(unit, keep=self._keeps_all)
+                self._pushes.push(unit, self._take(unit))
         self._end_part()
 
     def open(self, call: Call) -> None:
@@ -151,11 +151,10 @@ class Backward:
             unit.end_call()
         if unit.is_root:
             return
-        is_free = unit.may_go(retained=self._retained)
         if not self._retained and unit.calls == 0 and unit.hidden_calls == 0:
-            self._push(unit, free=is_free)
-        if is_free:
-            self._pulls.release(unit)
+            self._push(unit)
+        else:
+            self._release(unit)
 
     def _begin(self) -> None:
         """The first hook of a backward runs."""
@@ -208,10 +207,7 @@ class Backward:
             for call in list(unit.open_calls):  # their inputs needed no gradient
                 self._end(call)
                 unit.end_call()
-            self._push(unit, free=unit.may_go(retained=self._retained))
-        for unit in units:
-            if unit.may_go(retained=self._retained):
-                self._pulls.release(unit)
+            self._push(unit)
         if self._retained:  # their graphs may be run backward again
             for unit, before in zip(units, self._calls_before, strict=True):
                 unit.set_call_counts(before)
@@ -223,22 +219,40 @@ class Backward:
         if not self._keeps_all:
             self._progress.end_part()
 
-    def _push(self, unit: Unit, *, free: bool) -> None:
-        if not unit.is_trainable:
+    def _push(self, unit: Unit) -> None:
+        """Push a unit's gradient, which is final, and let its weights go."""
+        if not unit.is_trainable or (unit.was_pushed and not unit.has_gradient):
+            self._release(unit)
             return
         if unit.was_pushed:
-            if not unit.has_gradient:
-                return
             raise StepOrderError(
                 f"unit {unit.name} got another gradient after its gradient of this backward had "
                 "been pushed: a part of it was used outside of its forward"
             )
         unit.run_hooks()
         start_ns = SYSTEM_CLOCK.now_ns()
-        has_gradient = self._pushes.push(unit, keep=self._keeps_all, free=free)
+        gradients = self._take(unit)
+        # Before they are written: what is asked for in place of the unit's weights is not asked
+        # behind the bytes of its gradients.
+        self._release(unit)
+        has_gradient = self._pushes.push(unit, gradients)
         unit.drop_gradients()
         end_ns = SYSTEM_CLOCK.now_ns()
         if has_gradient:
             self._nic.recorder.span(
                 "flatten", start_ns, end_ns, step=self._progress.step, unit=unit.name
             )
+
+    def _take(self, unit: Unit) -> list[torch.Tensor | None] | None:
+        """A unit's gradients, to be pushed; None: they are kept for another backward."""
+        if unit.requires_gradient_sync and not self._keeps_all:
+            return unit.take_gradients()
+        unit.keep_gradients()
+        if self._keeps_all:
+            return None
+        unit.give_up_push()
+        return []
+
+    def _release(self, unit: Unit) -> None:
+        if unit.may_go(retained=self._retained):
+            self._pulls.release(unit)

@@ -1,6 +1,10 @@
-"""Gradients on their way out: a unit's gradient is pushed when backward has made it final."""
+"""Gradients on their way out, as extents; `backward.py` decides when a unit's gradient is final."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
 
 from luwu.nic.cells import ExtentGradient
 from luwu.nic.copies import Ready
@@ -11,7 +15,6 @@ from luwu.training.devices.device import Device, write_unit
 from luwu.training.devices.gradients import ExtentPlan, gradient_plan
 from luwu.training.steps.attempt import Attempt
 from luwu.training.steps.loss_scale import LossScale
-from luwu.training.steps.pulls import Pulls
 from luwu.training.units.model import Model
 from luwu.training.units.unit import Unit
 
@@ -20,12 +23,11 @@ class Pushes:
     """See the module; one object for all units of a session."""
 
     def __init__(
-        self, nic: Nic, device: Device, *, progress: Progress, attempt: Attempt, pulls: Pulls,
+        self, nic: Nic, device: Device, *, progress: Progress, attempt: Attempt,
         loss_scale: LossScale,
     ) -> None:  # fmt: skip
         self._nic, self._device = nic, device
-        self._progress, self._attempt, self._pulls = progress, attempt, pulls
-        self._loss_scale = loss_scale
+        self._progress, self._attempt, self._loss_scale = progress, attempt, loss_scale
         self.gradient_weight = 1.0
         """Weight of this rank's gradient in a step."""
         self._is_streaming = False
@@ -46,23 +48,10 @@ class Pushes:
         """Let this rank's gradients count for so much, from now on."""
         self.gradient_weight = weight
 
-    def push(self, unit: Unit, *, keep: bool, free: bool = False) -> bool:
-        """Send a unit's gradients of this backward, or keep them here; False if it has none.
-
-        With `free` its weights are given up before, so that what is asked for in their place is
-        not asked behind the bytes of the gradients.
-        """
-        if keep:
-            unit.keep_gradients()
+    def push(self, unit: Unit, gradients: Sequence[torch.Tensor | None] | None) -> bool:
+        """Send a unit's gradients; False if it has none. None: they are kept, nothing is sent."""
+        if gradients is None:
             return False
-        if unit.requires_gradient_sync:
-            gradients = unit.take_gradients()
-        else:
-            unit.keep_gradients()
-            unit.give_up_push()
-            gradients = []
-        if free:
-            self._pulls.release(unit)
         if all(gradient is None for gradient in gradients):
             self._push(unit, None)
             return False
