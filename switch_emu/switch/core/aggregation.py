@@ -104,6 +104,7 @@ class Aggregation:
 
     def _go_raw(self, key: SlotKey, *held: Held) -> None:
         """All of an extent goes on raw, or nothing (S5)."""
+        assert not self.pool.is_summed(key), "S5"
         for each in self.pool.give_up(key):
             self._raw.push_held(key, each, self._answer_later(key, [each]))
         for one in (*self.waiting.take(key), *held):
@@ -179,6 +180,8 @@ class Aggregation:
         self, key: SlotKey, payload: Payload | None, payload_bytes: int, dtype: str
     ) -> None:  # fmt: skip
         slot, ranks = self.pool[key], self._members.active
+        assert slot.contributors == ranks, "S1: each rank that counts, once"
+        assert key not in self._raw, "S5"
         last = slot.contributions[0].last
         absent = common_absent(slot.contributions)
         total = Contribution(ranks, slot.weight, last, dtype, payload, payload_bytes, absent)

@@ -37,6 +37,7 @@ class Ballot:
     def measured(self, node: int, squares: Sequence[Squares | None]) -> None:
         """A node's sums of the step are complete; their squares, in the order of its stripes. None:
         a sum of the stripe is not finite."""
+        assert self.members >> node & 1, "E4, E8: only a member states what counts"
         self._squares[node] = squares
 
     def norms(self, norm_type: float, clips: Sequence[Clip]) -> tuple[float, ...] | None:
@@ -52,6 +53,7 @@ class Ballot:
 
     def prepared(self, node: int, digests: bytes = b"") -> None:
         """A node is prepared; the digests of its stripes, in their order."""
+        assert self.members >> node & 1, "E4, E8"
         self._digests[node] = digests
 
     def digests_of(self, node: int) -> bytes | None:

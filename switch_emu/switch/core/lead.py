@@ -430,6 +430,8 @@ class Lead:
 
     def _propose(self, members: int, version: int, text: str, *, is_older: bool = False) -> None:
         """Ask nodes to record an epoch and an attempt, later than all that anybody knows."""
+        assert self._parents.covers(members), "E6: some pages are at none of them"
+        assert not self._is_installed or self._are_enough(members), "E3"
         is_finished = self.at.finishes(members, version)
         version += is_finished  # E5
         if version >= 0:
@@ -590,6 +592,8 @@ class Lead:
 
     def _decide(self) -> None:
         """E2: all members have the next version prepared."""
+        assert self._is_installed and self.at.next is None, "E1: what is proposed decides nothing"
+        assert self._ballot.is_prepared, "E2"
         self.at.now = replace(self.at.now, version=self.at.now.version + 1)
         whole = self._filling.completed()
         self._ballot.clear()

@@ -20,8 +20,8 @@ Invariants; the tests cite them by number:
     S3  What a full slot hands out is in rank order, whatever the order of arrival.
     S4  The bytes of all open slots, each counted as if every child contributed as much as the
         largest contribution to it, stay within the pool.
-    S5  In float mode an extent is summed in one place or the other, never in both: one that finds
-        no slot goes on raw, all of it.
+    S5  An extent is summed in one place or the other, never in both: one that finds no slot goes
+        on raw, all of it.
 """
 
 from __future__ import annotations
@@ -156,6 +156,7 @@ class SlotPool:
         """Close a slot and hand out what it held."""
         slot = self._slots.pop(key)
         self.bytes_used -= slot.reserved_bytes
+        assert self.bytes_used >= 0 if self._slots else self.bytes_used == 0, "S4"
         return slot
 
     def arrived(self, key: SlotKey) -> None:

@@ -67,6 +67,9 @@ class Position:
     filled: int = 0
     """Bitmap of the node that is being filled, which does not count."""
 
+    def __post_init__(self) -> None:
+        assert not self.members & self.filled, "E8: a node that is being filled is no member"
+
     @property
     def everyone(self) -> int:
         """Bitmap of the nodes that take part."""
