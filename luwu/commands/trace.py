@@ -15,8 +15,7 @@ from luwu.base.parsers import path as parse_path
 from luwu.commands import form
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.report.aligned import ALL_STEPS, Steps, parse_steps, steady_steps
-from luwu.report.busy import busy, summary_document, summary_text
-from luwu.report.overlap import updated_before_last_push_ratio
+from luwu.report.busy import busy, summary_document, summary_text, updated_before_last_push_ratio
 from luwu.report.timeline import write_timeline
 
 TRACE_FILE: Final = "trace.json"

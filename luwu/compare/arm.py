@@ -25,7 +25,7 @@ from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.serving import Sizes, serve, state_directory
 from luwu.launch.supervisor import Supervisor, threads_alone, threads_per_worker
 from luwu.launch.worker_loss import worker_restarts
-from luwu.report.overlap import updated_before_last_push_ratio
+from luwu.report.busy import updated_before_last_push_ratio
 
 SCRIPT: Final = tuple(own_module("workers.train"))
 PROGRESS: Final = " train.step "

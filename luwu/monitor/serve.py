@@ -20,11 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Final
+from typing import Final, Generic, TypeVar
 
+from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
 from luwu.base.loopback import bracketed
-from luwu.monitor.latest import Latest
 from luwu.monitor.watch import Watch
 from luwu.report.page import live_html, sections_html
 
@@ -152,3 +152,34 @@ def _answers(watch: Watch) -> dict[str, _Answer]:
         "/sections": _Answer("text/html; charset=utf-8", sections.encode()),
         "/status": _Answer("application/json", json.dumps(document).encode()),
     }
+
+
+EVERY_NS: Final = 10**9
+SHARE: Final = 0.02
+"""Of a core, for making it."""
+
+T = TypeVar("T")
+
+
+class Latest(Generic[T]):
+    """A document, made when it is asked for and is too old; safe to ask from several threads.
+
+    It is made at most once a second and never for more than a small share of a core: the longer it
+    takes to make, the longer it is kept.
+    """
+
+    def __init__(self, make: Callable[[], T], now_ns: Callable[[], int] = SYSTEM_CLOCK.now_ns):
+        self._make, self._now_ns = make, now_ns
+        self._lock = threading.Lock()
+        self._due_ns = 0
+        self._made: T | None = None
+
+    def get(self) -> T:
+        """The document; made again if it is due."""
+        with self._lock:
+            begun_ns = self._now_ns()
+            if self._made is None or begun_ns >= self._due_ns:
+                self._made = self._make()
+                took_ns = self._now_ns() - begun_ns
+                self._due_ns = begun_ns + max(EVERY_NS, int(took_ns / SHARE))
+            return self._made

@@ -5,7 +5,7 @@ chart.py         curves, bars and the strip of all steps, as SVG
 intervals.py     stretches of time: what spans cover, and what others cover of it
 lanes.py         one step: a row per engine, and what limits it
 lanes_chart.py   its picture
-event_files.py   the events of a run, read from disk one at a time
+event_files.py   the events of a run, read from disk one at a time; units and their extents
 recent.py        the same, followed as they grow
 last_step.py     the last steps of a run as lanes
 history.py       decided steps, faults and the script's numbers
@@ -14,12 +14,8 @@ page.py          its page, as one HTML file; the sections of the live page
 pair.py          two runs side by side
 sweep_page.py    points of a prediction, chosen by sliders
 table.py         a comparison as plain text
-timeline.py      a run as a timeline for Perfetto
-rows.py          its rows, without partial overlap
+timeline.py      a run as a timeline for Perfetto: its rows and counters
 flows.py         its arrows: the way of a gradient from push to pull
-counters.py      its counters: bytes per second
-units.py         units and their extents
 aligned.py       spans of several processes on one clock
 busy.py          busy time of each engine, and the share hidden behind compute
-overlap.py       the share of updates hidden behind the backward
 """

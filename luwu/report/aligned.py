@@ -22,8 +22,7 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.events import CLOCK, NODE_ABOUT, SWITCH_ABOUT
-from luwu.report.event_files import EventFile, event_files, records
-from luwu.report.units import Units, numbers_in
+from luwu.report.event_files import EventFile, Units, event_files, numbers_in, records
 
 RESTARTED: Final = "started again"
 """Name of the instant at which a process was started again."""

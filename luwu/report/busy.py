@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from luwu.report.aligned import ALL_STEPS, Steps, Survey, survey, timed
-from luwu.report.event_files import EventFile
+from luwu.report.event_files import EventFile, spans
 from luwu.report.intervals import Intervals, Times, union
 from luwu.report.timeline import TRACKS, track_of
 
@@ -201,3 +201,22 @@ def _behind_text(engine: Engine, ranks: Sequence[int]) -> str:
         return f"{shares[0]:.0%}"
     found = dict(zip([engine.rank] if engine.rank is not None else ranks, shares, strict=False))
     return " ".join(f"{found[rank]:>4.0%}" if rank in found else "   -" for rank in ranks)
+
+
+def updated_before_last_push_ratio(events: Path) -> float | None:
+    """Share of pages updated before their step's last push began; None without spans.
+
+    The share is over all steps. All processes of one host share the monotonic clock.
+    """
+    last_push_ns: dict[int, int] = {}
+    for path in sorted(events.glob("worker-*.jsonl")):
+        for span in spans(path, "push"):
+            step, start_ns = span["step"], span["start_ns"]
+            last_push_ns[step] = max(start_ns, last_push_ns.get(step, start_ns))
+    updated = early = 0
+    for path in sorted(events.glob("node*.jsonl")):
+        for span in spans(path, "update"):
+            if span.get("step") in last_push_ns:
+                updated += 1
+                early += span["end_ns"] < last_push_ns[span["step"]]
+    return early / updated if updated else None

@@ -7,8 +7,8 @@ Each process is a process row, and each engine of it a thread row:
     node      events, decisions, read, update, write, fold, read_weights, prepare
 
 A slice has the name of its unit, wherever it was recorded. An engine that does several things at
-once has numbered rows (`update 0`, `update 1`; `luwu.report.rows`); only in compute may one slice
-lie within another, as a unit's does within the root's.
+once has numbered rows (`update 0`, `update 1`); only in compute may one slice lie within another,
+as a unit's does within the root's.
 
 Workers ask for weights ahead. Where a pull was asked for before the node had made its weights, it
 is two slices: `asked`, grey, until the last update of the unit has ended, and `pull` from then on.
@@ -26,24 +26,35 @@ The file is written as events are read, memory does not grow with the run beyond
 The same events give the same bytes. Times are microseconds, exact to the nanosecond; how the clocks
 of hosts are aligned, and how well, is in `luwu.report.aligned`. On a GPU the rows of a worker are
 its host's: when work was handed out, not when the device did it.
+
+Where several spans of an engine are under way at once, they stand on several rows: each goes to the
+first row that is free. Spans are taken by their start; a file has them by their end, so up to
+`HELD_MAX` of a process are held to sort them. One that comes later still goes to a further row,
+never over another.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
 from luwu.report.aligned import ALL_STEPS, Steps, Survey, Timed, survey, timed
-from luwu.report.counters import Rate
-from luwu.report.event_files import EventFile
+from luwu.report.event_files import EventFile, numbers_in
 from luwu.report.flows import KINDS, Flows
-from luwu.report.rows import COMPUTE, STEP, Lanes, LoopSteps, in_order
-from luwu.report.units import numbers_in
+
+HELD_MAX: Final = 65_536
+"""Spans of one process in memory."""
+
+COMPUTE: Final = ("forward", "backward")
+STEP: Final = "step"
+_IN_THE_LOOP: Final = (*COMPUTE, "flatten", "pull_wait")
+"""Spans of the training thread: their steps are the steps of the loop."""
 
 EVENTS: Final = "events"
 DECISIONS: Final = "decisions"
@@ -274,3 +285,106 @@ def _name(writer: _Writer, what: str, text: str, pid: int, tid: int, place: int)
 def _microseconds(ns: int) -> str:
     sign, ns = ("-", -ns) if ns < 0 else ("", ns)
     return f"{sign}{ns // 1000}.{ns % 1000:03d}"
+
+
+class Rate:
+    """Bytes per second of the spans of one engine, which come in the order of their start.
+
+    The bytes of a span are spread evenly over its time; those of spans under way at once add up.
+    """
+
+    def __init__(self) -> None:
+        self._changes: list[tuple[int, int]] = []
+        """Heap of (time, change): changes that lie ahead."""
+        self._now = 0
+
+    def add(self, start_ns: int, end_ns: int, nbytes: int) -> None:
+        """A span; one without a length has no rate."""
+        if end_ns > start_ns:
+            rate = nbytes * 1_000_000_000 // (end_ns - start_ns)
+            heapq.heappush(self._changes, (start_ns, rate))
+            heapq.heappush(self._changes, (end_ns, -rate))
+
+    def before(self, end_ns: int | None) -> Iterator[tuple[int, int]]:
+        """(time, bytes per second from then on) of the changes before a time; None: of all."""
+        while self._changes and (end_ns is None or self._changes[0][0] < end_ns):
+            at_ns = self._changes[0][0]
+            while self._changes and self._changes[0][0] == at_ns:
+                self._now += heapq.heappop(self._changes)[1]
+            yield at_ns, self._now
+
+
+def in_order(items: Iterable[Timed], held_max: int = HELD_MAX) -> Iterator[Timed]:
+    """By start, the longest first; sorts within a window of `held_max`."""
+    held: list[tuple[int, int, int, Timed]] = []
+    for number, item in enumerate(items):
+        end_ns = item.start_ns if item.end_ns is None else item.end_ns
+        heapq.heappush(held, (item.start_ns, -end_ns, number, item))
+        if len(held) > held_max:
+            yield heapq.heappop(held)[-1]
+    while held:
+        yield heapq.heappop(held)[-1]
+
+
+class Lanes:
+    """Rows of one engine. A span goes to the first row where it overlaps nothing in part."""
+
+    def __init__(self, *, may_nest: bool = False) -> None:
+        self._may_nest = may_nest
+        self._open: list[list[int]] = []
+        """By row: ends of the slices that the next one may lie within, the innermost last."""
+        self._last_ns: list[int] = []
+        """By row: the next slice may not start before."""
+
+    @property
+    def count(self) -> int:
+        """Rows so far."""
+        return len(self._open)
+
+    def place(self, start_ns: int, end_ns: int) -> int:
+        """The row of a span."""
+        for lane, ends in enumerate(self._open):
+            if start_ns < self._last_ns[lane]:
+                continue
+            while ends and ends[-1] <= start_ns:
+                ends.pop()
+                self._last_ns[lane] = start_ns
+            if not ends or end_ns <= ends[-1]:
+                break
+        else:
+            lane, ends = self.count, []
+            self._open.append(ends)
+            self._last_ns.append(start_ns)
+        if self._may_nest:
+            ends.append(end_ns)
+            self._last_ns[lane] = start_ns
+        else:
+            self._last_ns[lane] = end_ns
+        return lane
+
+
+class LoopSteps:
+    """Makes one span of each step that a worker's loop runs; expects spans in order."""
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._start_ns = self._end_ns = 0
+
+    def see(self, span: Timed) -> Timed | None:
+        """The step that ended where this span began another."""
+        step, ended = span.fields.get("step"), None
+        assert span.end_ns is not None
+        if not isinstance(step, int) or (span.name not in _IN_THE_LOOP and span.name != "push"):
+            return None
+        if step != self._step and span.name in _IN_THE_LOOP:
+            ended = self.end()
+            self._step, self._start_ns, self._end_ns = step, span.start_ns, span.end_ns
+        elif step == self._step:
+            self._end_ns = max(self._end_ns, span.end_ns)
+        return ended
+
+    def end(self) -> Timed | None:
+        """The step that was under way."""
+        if self._step is None:
+            return None
+        return Timed(STEP, self._start_ns, self._end_ns, {"step": self._step})

@@ -27,8 +27,7 @@ from luwu.commands.main import main
 from luwu.commands.outcome import write_outcome
 from luwu.launch.processes.children import MARK
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
-from luwu.monitor.latest import SHARE, Latest
-from luwu.monitor.serve import serve_page
+from luwu.monitor.serve import SHARE, Latest, serve_page
 from luwu.monitor.text import COLUMNS, status_text
 from luwu.monitor.watch import Watch
 from luwu.report.page import report_html

@@ -16,9 +16,8 @@ from luwu.predict.events.recorded import told_by_stages, write_events
 from luwu.predict.hardware.catalogue import load
 from luwu.predict.systems.in_network import OptimizerNodes
 from luwu.report.aligned import Steps
-from luwu.report.busy import busy
+from luwu.report.busy import busy, updated_before_last_push_ratio
 from luwu.report.event_files import event_files, spans
-from luwu.report.overlap import updated_before_last_push_ratio
 
 QUESTION = """\
 system = "luwu"

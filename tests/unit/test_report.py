@@ -21,6 +21,7 @@ from luwu.compare.comparison import comparison, job_step_seconds
 from luwu.launch.processes.children import DiskBytes
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.monitor.watch import Watch
+from luwu.report.busy import updated_before_last_push_ratio
 from luwu.report.chart import (
     Bar,
     StepFlag,
@@ -30,7 +31,6 @@ from luwu.report.chart import (
     strip_chart,
     together,
 )
-from luwu.report.overlap import updated_before_last_push_ratio
 from luwu.report.page import report_html, write_report
 from luwu.report.table import grouped_rows, spread, table_text
 from luwu.report.verdict import loss_curves

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.report import rows as rows_module
 from luwu.report.aligned import (
     NOT_EXACT,
     RESTARTED,
@@ -25,8 +24,7 @@ from luwu.report.aligned import (
     timed,
 )
 from luwu.report.event_files import event_files, records, spans
-from luwu.report.rows import Lanes, in_order
-from luwu.report.timeline import write_timeline
+from luwu.report.timeline import Lanes, in_order, write_timeline
 
 Row = dict[str, Any]
 
@@ -171,7 +169,7 @@ def test_no_row_overlaps_in_part_whatever_the_order(
         rows.append(span(name, start, start + rng.choice([0, 1, 10, 300]), step=0, unit=number))
     folder = write(tmp_path, worker_0=[clock(), *rows])
     for held_max in (8, 1000):
-        monkeypatch.setattr(rows_module.in_order, "__defaults__", (held_max,))
+        monkeypatch.setattr(in_order, "__defaults__", (held_max,))
         found = rows_of(trace_of(folder))
         found.pop(("worker 0", "step"), None)
         seen = [e["args"]["unit"] for slices in found.values() for e in slices]

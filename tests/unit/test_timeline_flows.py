@@ -13,10 +13,8 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.report.aligned import Steps
-from luwu.report.counters import Rate
-from luwu.report.event_files import records
-from luwu.report.timeline import write_timeline
-from luwu.report.units import Units, numbers_in
+from luwu.report.event_files import Units, numbers_in, records
+from luwu.report.timeline import Rate, write_timeline
 from tests.unit.test_timeline import Row, clock, lines, span, trace_of, write
 
 UNITS = [["root", 1], ["blocks.0", 2]]
