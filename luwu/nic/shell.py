@@ -46,8 +46,7 @@ from luwu.nic.copies import Copies, Ready
 from luwu.nic.core import NicCore
 from luwu.nic.core import actions as nic
 from luwu.nic.encoder import PATIENCE_S, Encoder
-from luwu.nic.handles import Handle, NicCounters, StepHandle
-from luwu.nic.incoming import IncomingWeights
+from luwu.nic.handles import Handle, IncomingWeights, NicCounters, StepHandle
 from luwu.nic.mailbox import Mailbox
 from luwu.nic.reader import StateReader
 from luwu.protocol.actions import PARENT, Drop, Note, Send

@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from luwu.aggregate import make_aggregator
-from luwu.protocol.children import Children
-from luwu.protocol.lost_steps import lost_steps_text, refusal_text
-from luwu.protocol.members import KnowsMoreError, RefusedError, SupersededError
+from luwu.protocol.children import Children, Outcomes
+from luwu.protocol.members import (
+    KnowsMoreError,
+    RefusedError,
+    SupersededError,
+    lost_steps_text,
+    refusal_text,
+)
 from luwu.protocol.outbox import Outbox
-from luwu.protocol.outcomes import Outcomes
 from luwu.protocol.push_form import PushForm
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role

@@ -8,7 +8,6 @@ knows no other part, and reports what concerns others as a return value.
     membership.py    joining, new attempts, cancelling, leaving
     requests.py      loads, pulls and pushes, until all of each is answered
     encoding.py      pushes that an aggregator encodes before they travel
-    steps.py         the beginning and the commit of each step
     attachments.py   what is stored beside the version of a step (`luwu.attach`)
     reader.py        `ReaderCore`: a decided version, field by field
 """

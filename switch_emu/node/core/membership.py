@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from luwu.base.limits import TEXT_CHARS_MAX
 from luwu.protocol.children import Children
-from luwu.protocol.lost_steps import lost_steps_text
-from luwu.protocol.members import KnowsMoreError, RefusedError
+from luwu.protocol.members import KnowsMoreError, RefusedError, lost_steps_text
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.description import differences

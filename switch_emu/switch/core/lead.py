@@ -52,7 +52,7 @@ from luwu.protocol.actions import PARENT, Send
 from luwu.protocol.children import Children
 from luwu.protocol.counted_ranks import CountedRanks
 from luwu.protocol.epoch import change_text, nodes_of, nodes_text
-from luwu.protocol.lost_steps import lost_steps_text, refusal_text
+from luwu.protocol.members import lost_steps_text, refusal_text
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
