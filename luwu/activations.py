@@ -208,7 +208,7 @@ class Offload:
 
 
 def _unchanged(tensor: Tensor, version: int) -> Tensor:
-    if (now := tensor._version) != version:  # `away.py` reads it in this text
+    if (now := tensor._version) != version:  # `devices/weights.py` reads it in this text
         raise _changed(f"shape {tuple(tensor.shape)} (it is at version {now}, expected {version})")
     return tensor
 

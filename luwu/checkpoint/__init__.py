@@ -8,7 +8,6 @@
     export_state.py  state -> files
     import_state.py  files -> state
     origin.py        what an import takes, and from where
-    page_filler.py   pages of a new store, put together in a few buffers
     snapshot.py      a copy of a state that is itself a state
     refill.py        the directory of a lost node, from its replicas
     copying.py       pages of one version, copied into a new store

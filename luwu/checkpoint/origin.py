@@ -17,8 +17,7 @@ from luwu.base.foreign import read_file
 from luwu.base.limits import KEEP_PIECES_MAX
 from luwu.checkpoint.document import ExportDocument, attached_name
 from luwu.checkpoint.export_state import MODEL, OPTIMIZER
-from luwu.tensor_files.directory import WIDENED, TensorDirectory, has_tensors
-from luwu.tensor_files.expected import check_tensors
+from luwu.tensor_files.directory import WIDENED, TensorDirectory, check_tensors, has_tensors
 from luwu.wire.description import Description
 from luwu.wire.state_names import STEP, state_tensors
 from luwu.wire.stored import WEIGHT

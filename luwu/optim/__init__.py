@@ -6,7 +6,7 @@ an optimizer of one's own derives from (docs/optimizers.md).
 
 app_state.py   a model and its optimizer as one object, for distributed checkpoints
 base.py        what all of them share: groups go out, steps come back
-adam.py, adamw.py, lion.py, muon.py, sgd.py
+adam.py, lion.py, muon.py, sgd.py
 averages.py    averages of the weights: `luwu.ema`, `luwu.swa`
 diloco.py      local steps, and an outer optimizer in the network that averages them
 state_dict.py  state dicts of a model in the network and of its optimizer
@@ -23,8 +23,7 @@ Examples:
     [0.0009000000000000001]
 """
 
-from luwu.optim.adam import Adam
-from luwu.optim.adamw import AdamW
+from luwu.optim.adam import Adam, AdamW
 from luwu.optim.base import NetworkArguments, NetworkOptimizer
 from luwu.optim.lion import Lion
 from luwu.optim.muon import Muon

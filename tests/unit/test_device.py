@@ -19,7 +19,7 @@ import luwu
 from luwu.base.address import address_of
 from luwu.layout import Layout, Parameter
 from luwu.layout import Unit as LayoutUnit
-from luwu.training.devices import packing
+from luwu.training.devices import device as device_module
 from luwu.training.devices.device import STAGING_COUNT, CudaDevice
 from luwu.training.devices.gradients import gradient_plan, write
 from luwu.training.devices.pinning import HostPins, mapping_at
@@ -334,11 +334,11 @@ def test_what_is_packed_at_once_is_what_each_extent_would_be(
         optimizer_nodes=1,
     )
     dtype = generator.choice([torch.float32, torch.bfloat16])
-    monkeypatch.setattr(packing, "_PACKED_BYTES_MAX", generator.choice([1, 20_000, 100_000]))
+    monkeypatch.setattr(device_module, "_PACKED_BYTES_MAX", generator.choice([1, 20_000, 100_000]))
     plans = gradient_plan(layout, 0, dtype)
     gradients = [torch.randn(size) if generator.random() < 0.8 else None for size in sizes]
     seen = []
-    for group in packing.packings(plans):
+    for group in device_module.packings(plans):
         packed = torch.full((group.elems,), 7, dtype=dtype)
         group.pack(gradients, packed)
         for plan in plans:

@@ -11,7 +11,7 @@ was copied in a step is copied again in the same step, for the graph looks at th
 
 Autograd compares the version counter of what it saved before it reads it. So the counter of weights
 that are away is another than when they were saved, and so is that of a later step's: a backward
-that reaches them unseen ends with an error (`away.py`), never with the wrong numbers.
+that reaches them unseen ends with an error, never with the wrong numbers.
 
 On a GPU it is a storage of the device: `device_weights.py`.
 """
@@ -19,14 +19,19 @@ On a GPU it is a storage of the device: `device_weights.py`.
 from __future__ import annotations
 
 import ctypes
+import functools
+import itertools
+import re
+import weakref
 from collections.abc import Sequence
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
 
 from luwu.base.address_range import AddressRange, Memory
+from luwu.base.errors import LuwuError, StepOrderError
 from luwu.training.base.interface import SharedWeights
-from luwu.training.devices.away import FIRST_AWAY, version_of
 from luwu.training.devices.storages import WEIGHTS
 
 _ADDRESSES_MAX = 2
@@ -191,3 +196,56 @@ class UnitWeights:
                 flat = torch.frombuffer(memory, dtype=self._own.flat.dtype)
                 view = self._mapped[shared.address] = _View(flat, self._places)
         return view
+
+
+FIRST_AWAY: Final = 1 << 31
+"""Versions from here on are of weights that are away. Autograd counts in 32 bits."""
+_FOUND: Final = re.compile(r"is at version (\d+)")
+
+
+class Named(Protocol):
+    """Weights that may be away."""
+
+    name: str
+    """The name of their unit."""
+
+
+_weights: Final[weakref.WeakValueDictionary[int, Named]] = weakref.WeakValueDictionary()
+_versions: Final = itertools.count(FIRST_AWAY)
+
+
+def version_of(weights: Named) -> int:
+    """The version of these weights while they are away; of no others."""
+    version = next(_versions)
+    _weights[version] = weights
+    return version
+
+
+@functools.cache
+def name_units_in_errors() -> None:
+    """Let backwards of this process raise StepOrderError where they read weights that are away.
+
+    Weights that are away have a version that no graph has saved, so autograd refuses to read them,
+    at the operation that would. Its error gives the version alone; the unit follows from it.
+    """
+    autograd: Any = torch.autograd  # `backward` and `grad` both call this
+    run = autograd._engine_run_backward
+
+    @functools.wraps(run)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except (RuntimeError, LuwuError) as error:
+            found = _FOUND.search(str(error))
+            weights = None if found is None else _weights.get(int(found[1]))
+            if weights is None:
+                raise
+            raise StepOrderError(
+                f"backward reached unit {weights.name} past its outputs, while its weights were "
+                "away: through a loss or an activation that its module keeps, or that a hook, an "
+                "object or a transform of torch.func took. Return from the module's forward what "
+                "backward is to come from; or keep its weights in this process, by "
+                "reshard_after_forward=False of fully_shard and set_reshard_after_backward(False)"
+            ) from error
+
+    autograd._engine_run_backward = run_backward

@@ -20,8 +20,7 @@ import torch
 from torch import nn
 
 from luwu.base.errors import ConfigError
-from luwu.tensor_files.directory import WIDENED, TensorDirectory
-from luwu.tensor_files.expected import check_tensors
+from luwu.tensor_files.directory import WIDENED, TensorDirectory, check_tensors
 
 Rename = Callable[[str], str | None]
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from luwu.training.state.pretrained import Pretrained
+from luwu.training.units.model import Roots
 from luwu.training.units.placeholder import Placeholder
-from luwu.training.units.roots import Roots
 
 Initialiser = Callable[[nn.Module], object]
 """Fills the parameters and buffers that a module owns directly."""

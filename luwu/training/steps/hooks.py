@@ -20,10 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.training.base.autograd import in_backward
+from luwu.training.base.autograd import in_backward, is_transformed, outside_transforms
 from luwu.training.base.interface import Nic
 from luwu.training.base.progress import Progress
-from luwu.training.base.transforms import is_transformed, outside_transforms
 from luwu.training.base.trees import map_leaves, move_tensors
 from luwu.training.base.uncompiled import uncompiled
 from luwu.training.devices.storages import WEIGHTS

@@ -12,9 +12,8 @@ from luwu.base.errors import StepOrderError
 from luwu.training.base.autograd import in_backward
 from luwu.training.base.interface import Nic
 from luwu.training.base.progress import Progress
-from luwu.training.devices.away import name_units_in_errors
 from luwu.training.devices.device import Device
-from luwu.training.devices.weights import ByteCount
+from luwu.training.devices.weights import ByteCount, name_units_in_errors
 from luwu.training.state.first_weights import FirstWeights
 from luwu.training.steps.attempt import Attempt
 from luwu.training.units.model import Model

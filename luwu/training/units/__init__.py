@@ -2,7 +2,7 @@
 
 placeholder.py   what stands in a module for a parameter whose weights are not here
 unit.py          a unit between pull and free, and its forwards that have a graph
-model.py         all units of a session; their layout, made when the optimizer is constructed
-roots.py         the trained model, and frozen ones beside it
+model.py         all units of a session, trained and frozen; their layout, made when the
+                 optimizer is constructed
 prefetch.py      pulls ahead of use, in the order of the last step
 """
