@@ -1,7 +1,7 @@
 """Memory of processes as the kernel counts it, each page once.
 
 A page of shared memory is in RssShmem of every process that maps it, so the sum over a job counts
-gradients two or three times. Here an arena (`luwu/transport/arena.py`) is that of the process that
+gradients two or three times. Here an arena (`luwu/transport/shm.py`) is that of the process that
 made it, whose number its name has. So the sum over all processes is what they take, and that of the
 kernel's Pss without pages of files, which costs a walk over all pages: 23 ms a GiB.
 """

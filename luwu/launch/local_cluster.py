@@ -26,8 +26,7 @@ from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
 from luwu.transport.inprocess import InProcessNetwork
 from luwu.transport.interface import Transport
 from luwu.transport.opening import open_transport
-from switch_emu.links.link_report import link_rows
-from switch_emu.links.linked import linked
+from switch_emu.links.linked import link_rows, linked
 from switch_emu.node.pages import weights_digest
 from switch_emu.node.process import make_node_shell
 from switch_emu.node.shell import NodeShell
@@ -241,7 +240,7 @@ class LocalCluster(Closing):
             thread.join()
 
     def links(self) -> list[dict[str, Any]]:
-        """Traffic of emulated links; see `switch_emu.links.link_report`."""
+        """Traffic of emulated links; see `switch_emu.links.linked`."""
         if not self.spec.has_switch:
             return link_rows(self.node.transport, "worker", self.node.machine.name_of)
         return [

@@ -12,7 +12,6 @@ Only `luwu.transport` imports zmq; nothing here knows messages or the layout of 
     connections.py    the listener: peers that connect to this process
     dialled.py        a peer that this process connects to
     lanes.py          frames to and from one peer, with credit and counters
-    gathering.py      several messages in one multipart
     monitor.py        events of a ZeroMQ socket
     arrivals.py       connections of the listener as the kernel sees them
     curve.py          CURVE keys on sockets
@@ -22,13 +21,11 @@ Only `luwu.transport` imports zmq; nothing here knows messages or the layout of 
     meetings.py       how two transports over shared memory meet
     notices.py        the bytes of their notices
     returns.py        buffers that peers lent, and their return
-    arena.py          the arena that `reserve` allocates from
     arena_limits.py   limits of the machine on shared memory
     free_list.py      free stretches of an arena
     mapping.py        arenas mapped into this process
     descriptors.py    file descriptors passed between processes
     mixed.py          shared memory and sockets in one transport
-    around.py         the base of transports around another
 """
 
 from luwu.base.limits import CREDIT_BYTES_DEFAULT

@@ -16,8 +16,8 @@ from luwu.base.errors import ConfigError
 from luwu.base.limits import PAYLOAD_BYTES_MAX, QUEUED_MESSAGES_MAX
 from luwu.transport.curve import Security, dial_keyed, leave_open, serve_keyed
 from luwu.transport.endpoints import Endpoint, TcpEndpoint
-from luwu.transport.gathering import GATHERED_COUNT_MAX
 from luwu.transport.interface import BUFFERS_COUNT_MAX
+from luwu.transport.lanes import GATHERED_COUNT_MAX
 
 LOOPBACK_SEND_BYTES: Final = 512 * 1024
 """SO_SNDBUF of a connection within a host. Linux lets that of tcp grow to 4 MiB and more, so that

@@ -34,7 +34,6 @@ from typing import Any, Final
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.links import LinkPair
 from luwu.base.seeds import derive
-from luwu.transport.around import TransportAround
 from luwu.transport.credits import HEADER_RESERVE_BYTES, exceeded
 from luwu.transport.interface import (
     Buffer,
@@ -125,11 +124,11 @@ class _Due:
     """The call to the inner transport then."""
 
 
-class LinkedTransport(TransportAround):
+class LinkedTransport(Transport):
     """See the module."""
 
     def __init__(self, inner: Transport, link: LinkPair, *, seed: int) -> None:
-        super().__init__(inner)
+        self._inner = inner
         self._link = link
         self._seed = seed
         self._dialled: set[str] = set()
@@ -148,8 +147,24 @@ class LinkedTransport(TransportAround):
 
     def dial(self, peer: str, endpoint: str) -> None:
         """See `Transport.dial`; the other end emulates this link."""
-        super().dial(peer, endpoint)
+        self._inner.dial(peer, endpoint)
         self._dialled.add(peer)
+
+    def listen(self, endpoint: str, *, advertise: str | None = None) -> str:
+        """Accept peers; see `Transport.listen`."""
+        return self._inner.listen(endpoint, advertise=advertise)
+
+    def reserve(self, nbytes: int) -> memoryview:
+        """Memory from where the inner transport sends best; see `Transport.reserve`."""
+        return self._inner.reserve(nbytes)
+
+    def gather(self) -> None:
+        """Let messages wait for others; see `Transport.gather`."""
+        self._inner.gather()
+
+    def flush(self) -> None:
+        """Let them leave; see `Transport.flush`."""
+        self._inner.flush()
 
     def send(self, peer: str, header: bytes, buffers: Sequence[Buffer] = ()) -> SendHandle:
         """See `Transport.send`; the message is held until it has arrived."""
@@ -203,7 +218,7 @@ class LinkedTransport(TransportAround):
     def wake(self) -> None:
         """See `Transport.wake`."""
         self._is_woken = True
-        super().wake()
+        self._inner.wake()
 
     def close(self) -> None:
         """See `Transport.close`."""
@@ -390,3 +405,39 @@ def _is_due(queue: list[_Due]) -> bool:
 
 def _size(header: bytes, buffers: Sequence[memoryview]) -> int:
     return len(header) + sum(view.nbytes for view in buffers)
+
+
+KINDS: Final = (
+    "sent", "repeated", "received", "dropped", "lost", "overflowed", "cut", "in_flight",
+)  # fmt: skip
+
+
+def link_rows(
+    transport: Transport, role: str, name_of: Callable[[str], str]
+) -> list[dict[str, Any]]:
+    """A row for each link and direction; none where nothing is emulated.
+
+        {"link": "worker (ranks 0)", "direction": "up", "label": "emulated",
+         "messages": {"sent": 12, "repeated": 0, "received": 11, "dropped": 1, "lost": 1, ...},
+         "bytes": {the same}}
+
+    For messages and for bytes, sent + repeated = received + dropped + in_flight, and dropped is
+    lost + overflowed + cut. Bytes copied on the host are counted apart.
+
+    `role`: the role at their lower ends; `name_of`: the name of a peer. Connections of one name are
+    added up, such as those of a restarted worker.
+    """
+    if not isinstance(transport, LinkedTransport):
+        return []
+    totals: dict[tuple[str, str], LinkCounters] = {}
+    for peer, up, down in transport.links():
+        for way, counters in (("up", up), ("down", down)):
+            totals.setdefault((f"{role} ({name_of(peer)})", way), LinkCounters()).add(counters)
+    return [_row(name, way, counters) for (name, way), counters in sorted(totals.items())]
+
+
+def _row(name: str, way: str, counters: LinkCounters) -> dict[str, Any]:
+    row: dict[str, Any] = {"link": name, "direction": way, "label": "emulated"}
+    for unit in ("messages", "bytes"):
+        row[unit] = {kind: getattr(getattr(counters, kind), unit) for kind in KINDS}
+    return row

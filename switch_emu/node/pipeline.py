@@ -35,7 +35,6 @@ from luwu.wire.clips import clip_factor
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
 from luwu.wire.stored import UPDATES, WEIGHT
-from switch_emu.node.block_norms import block_norms
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import (
     BlockNorms,
@@ -57,7 +56,7 @@ from switch_emu.node.pages import field_view, read_values, store_values
 from switch_emu.node.plan import NodePlan
 from switch_emu.node.runs import UpdateCounts, update_runs
 from switch_emu.node.scratch import Adder, Scratch, record_views
-from switch_emu.node.statistics import Statistics
+from switch_emu.node.statistics import Statistics, block_norms
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.process.places import WeightsPlaces
 from switch_emu.store import (

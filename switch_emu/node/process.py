@@ -14,8 +14,7 @@ from luwu.base.links import push_window_bytes
 from luwu.transport.curve import open_security
 from luwu.transport.interface import Transport
 from luwu.transport.opening import open_transport
-from switch_emu.links.link_report import link_rows
-from switch_emu.links.linked import linked
+from switch_emu.links.linked import link_rows, linked
 from switch_emu.node.core import NodeCore
 from switch_emu.node.pages import weights_digest
 from switch_emu.node.plan import NodePlan

@@ -13,7 +13,6 @@ Start with `interface.py` (the guarantees), then `file.py` (how), `manifest.py` 
     directory.py    the directory of a store, made whole or not at all
     claim.py        the claim on a directory before the store is made
     config.py       fields, page kinds, the configuration that never changes
-    config_file.py  the CONFIG file
     around.py       a store around another store
     tier.py         a RAM tier: a fixed set of pages stays resident
     paced.py        a store on an emulated disk

@@ -38,8 +38,7 @@ from luwu.base.making import check_space, flush_directory, lock_building
 from luwu.base.quantities import format_bytes
 from luwu.base.refusals import refusal, refusing
 from switch_emu.store.claim import CLAIM_NAME, Claim
-from switch_emu.store.config import StoreConfig
-from switch_emu.store.config_file import decode_config, encode_config
+from switch_emu.store.config import StoreConfig, decode_config, encode_config
 from switch_emu.store.direct_io import BUFFERED_BY_CHOICE, BlockFile, IoCounter
 from switch_emu.store.geometry import Geometry
 from switch_emu.store.manifest import meta_bytes

@@ -21,8 +21,7 @@ from luwu.transport.endpoints import MovableEndpoint
 from luwu.transport.interface import Transport
 from luwu.transport.mixed import SHARED_SCHEME
 from luwu.transport.opening import open_transport
-from switch_emu.links.link_report import link_rows
-from switch_emu.links.linked import linked
+from switch_emu.links.linked import link_rows, linked
 from switch_emu.process.counting import CountersFile
 from switch_emu.process.role_spec import RoleSpec
 from switch_emu.switch.adding import make_adder

@@ -18,7 +18,7 @@ from luwu.join.connection import read_connection
 from luwu.testing.cluster import Cluster
 from luwu.transport.curve import public_of
 from luwu.transport.endpoints import TcpEndpoint, parse
-from luwu.transport.gathering import read_gathered
+from luwu.transport.lanes import read_gathered
 from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Role

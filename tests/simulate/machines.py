@@ -19,10 +19,10 @@ from luwu.base.tree import NODE, Place
 from luwu.protocol.actions import Drop, End, Note, Send
 from luwu.protocol.sum_order import Group, combined, nested
 from luwu.wire.messages import Adopt, Message, Refuse, Rejoin, Standing, Welcome
-from switch_emu.node.block_norms import block_norms
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as node_actions
 from switch_emu.node.extent_pages import PageGroup, extent_pages
+from switch_emu.node.statistics import block_norms
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Cache, Sum
 from tests.simulate.device import ProcessEnded

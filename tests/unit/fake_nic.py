@@ -32,9 +32,9 @@ from luwu.wire.clips import clip_factor, norms_of
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
 from luwu.wire.squares import Squares
-from switch_emu.node.block_norms import block_norms
 from switch_emu.node.kernels import UpdateCall
 from switch_emu.node.runs import update_runs
+from switch_emu.node.statistics import block_norms
 from tests.unit.kernel_calls import block_squares, kernel_for, to_wire
 
 WAIT_S_MAX = 60.0

@@ -42,7 +42,7 @@ from luwu.checkpoint.document import read_document
 from luwu.commands.main import main
 from luwu.tensor_files.header import parse_header
 from luwu.wire.description import parse_description
-from switch_emu.store.config_file import decode_config
+from switch_emu.store.config import decode_config
 from tests.fuzz.files import READERS, TERABYTE, make_files
 from tests.unit.exports import bring
 

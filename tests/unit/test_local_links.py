@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from luwu.base.links import Links, emulated_links, parse_links
-from switch_emu.links.link_report import KINDS
+from switch_emu.links.linked import KINDS
 from tests.unit.local_job import Job, Worker, check, cluster_for, every_place
 
 BAD = "rate=2gbit,delay=0.2ms,jitter=0.3ms,loss=0.1,duplicate=0.1,reorder=16"

@@ -17,7 +17,7 @@ from luwu.base.errors import RemoteProtocolError
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description, parse_description
 from luwu.wire.squares import encode_squares, norm_of, parse_squares
-from switch_emu.node.block_norms import block_norms
+from switch_emu.node.statistics import block_norms
 from tests.unit.fake_nic import FakeNetwork, FakeNic
 from tests.unit.real_training import in_cluster, seeded
 from tests.unit.small_models import Stack, batch, shard, square_loss

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from luwu.base.process_memory import private_bytes
-from luwu.transport.arena import Arena
+from luwu.transport.shm import Arena
 
 MIB = 1024**2
 ARENA_BYTES = 64 * MIB

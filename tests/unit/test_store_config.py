@@ -6,7 +6,7 @@ import pytest
 
 from luwu.base.errors import ConfigError, PageCorruptError, StateError
 from switch_emu.store import Field, PageKind
-from switch_emu.store.config_file import decode_config, encode_config
+from switch_emu.store.config import decode_config, encode_config
 from switch_emu.store.geometry import Geometry, tail_bytes
 from tests.suites.store_suite import adamw_kind, frozen_kind, sgd_kind, small_config
 

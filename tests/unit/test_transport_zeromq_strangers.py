@@ -13,7 +13,7 @@ import zmq
 from luwu.base.errors import ConnectionFailed, RemoteProtocolError
 from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX
 from luwu.transport import BUFFERS_COUNT_MAX, LISTENER, PeerFailed, PeerGone, Transport
-from luwu.transport.gathering import GATHERED_COUNT_MAX, gathered
+from luwu.transport.lanes import GATHERED_COUNT_MAX, gathered
 from tests.suites.transport_waits import Make, down, failed, message, up
 from tests.unit.transports import ListeningAtTcp, OverZeroMq, Raw
 
