@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.exchange_model import Job, hyper_bytes, octets
 from benchmarks.exchange_part import Part
+from benchmarks.flat_push import push_flat
 from luwu.base.closing import Closing
 from luwu.base.config import resolve
 from luwu.base.errors import ConfigError
@@ -22,7 +23,6 @@ from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.serving import decide_sizes, serve
 from luwu.launch.supervisor import Supervisor
-from luwu.nic.flat_push import push_flat
 from luwu.nic.handles import Handle
 from luwu.nic.shell import Nic
 

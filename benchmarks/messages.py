@@ -34,6 +34,7 @@ import torch
 
 from benchmarks import harness
 from benchmarks.exchange_model import Job, fused_adamw, hyper_bytes
+from benchmarks.flat_push import push_flat
 from benchmarks.harness import Row, say
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import RunConfig, resolve
@@ -45,7 +46,6 @@ from luwu.launch.local_cluster import LocalCluster
 from luwu.launch.serving import Sizes, chosen_transport, decide_sizes
 from luwu.launch.switch_memory import widest_plan
 from luwu.layout import Layout
-from luwu.nic.flat_push import push_flat
 from luwu.nic.shell import Nic
 from luwu.wire.description import Description
 from luwu.wire.link_counts import LinkCounts

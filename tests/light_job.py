@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.flat_push import push_flat
 from luwu.base.clock import sleep
 from luwu.base.errors import StepAborted
 from luwu.base.tree import Tree
 from luwu.join.open import find_connection, open_nic
 from luwu.layout import Layout, Parameter, Unit
-from luwu.nic.flat_push import push_flat
 from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic
 from luwu.wire.description import Description

@@ -3,13 +3,11 @@
 train.py         the script that trains a small GPT, for every arm
 options.py       its options
 arms.py          everything in which the arms differ
-baselines.py     the arms that torch brings: FSDP2 and DDP
 gpt.py           a small GPT
 data.py          tokens and batches, a pure function of seed and step
 data_file.py     checks of `--data` without torch
 step_profile.py  one step of FSDP2 by torch's profiler, for the report
 pace.py          slower compute, for emulation
 finetune.py      fine-tunes a Hugging Face model
-generate.py      text from a GPT while it trains
 arm.py           what all arms have in common
 """

@@ -3,11 +3,9 @@
 shell.py      `Nic`: the training thread's calls, and the I/O thread that runs the core
 core/         the protocol, pure
 mailbox.py    what the I/O thread reports to the training thread
-handles.py    handles that the training thread waits for
+handles.py    handles that the training thread waits for; weights on their way in
 cells.py      memory for gradients on their way out
 copies.py     pushes whose gradients a GPU is still copying
 encoder.py    encodes gradients for an aggregator, before they leave
-incoming.py   weights on their way in: copied, or used where they are
-flat_push.py  pushes a gradient that is one flat vector
 reader.py     `StateReader`: reads a decided version of a running job
 """

@@ -1,6 +1,6 @@
 """Clusters for tests, and the pytest plugin that brings them.
 
-plugin.py        the pytest plugin: options, marker and fixtures
+plugin.py        the pytest plugin: options, marker, fixtures, frames that a failure hides
 fixtures.py      what the fixtures return
 factories.py     fixtures of one's own
 settings.py      settings, from an argument, a marker, the command line or the ini file
@@ -11,9 +11,7 @@ worker.py        the program of a worker process
 calls.py         a function named, never sent as an object
 values.py        arguments and results in files
 namespaces.py    where a test's workers join
-record.py        what one test started and left behind
-tracebacks.py    each traceback once in a text
-hidden.py        frames that a failure does not show
+record.py        what one test started and left behind, and its tracebacks
 leftovers.py     how leftovers are found (I8)
 leash.py         `luwu` that ends when its standard input does
 

@@ -34,7 +34,7 @@ from luwu.launch.processes.console import tail
 from luwu.launch.processes.guard import MARK_SUFFIX
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.progress import Progress
-from luwu.testing.tracebacks import once, written_tracebacks
+from luwu.testing.record import once, written_tracebacks
 
 POLL_S = 0.02
 SOURCE = Path(luwu.__file__).resolve().parents[1]

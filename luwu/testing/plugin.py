@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from luwu.testing import factories
-from luwu.testing.hidden import hidden_frames
 from luwu.testing.record import RECORD, Record
 from luwu.testing.settings import check_marker, setting
 
@@ -31,6 +30,10 @@ if TYPE_CHECKING:
 
     from luwu.testing.fixtures import ClusterFactory, InprocRunner, Runner
     from luwu.testing.namespaces import Namespace, ProcService
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -237,3 +240,30 @@ def luwu_cluster(
     clusters = ClusterFactory(request, luwu_record)
     yield clusters
     clusters.close()
+
+
+_PACKAGES: Final = ("luwu.base", "luwu.join", "luwu.launch", "luwu.testing")
+
+
+@contextmanager
+def hidden_frames(item: pytest.Item) -> Iterator[None]:
+    """Hide frames of these packages from pytest, if the test uses a fixture of luwu.
+
+    pytest looks for `__tracebackhide__` among the globals of each frame when it writes a failure
+    down; `--full-trace` shows all frames.
+    """
+    modules = []
+    if "luwu_record" in getattr(item, "fixturenames", ()):
+        named = sys.modules.copy()  # in one step: another thread may import
+        modules = [
+            vars(module)
+            for name, module in named.items()
+            if name.startswith(_PACKAGES) and not hasattr(module, "__tracebackhide__")
+        ]
+    for each in modules:
+        each["__tracebackhide__"] = True
+    try:
+        yield
+    finally:
+        for each in modules:
+            each.pop("__tracebackhide__", None)

@@ -15,6 +15,9 @@ from luwu.testing.settings import setting
 
 if TYPE_CHECKING:
     from luwu.testing.namespaces import ProcService
+from collections.abc import Iterable
+
+from luwu.base.json_file import read_json
 
 LINES_MAX: Final = 50
 READ_BYTES_MAX: Final = 1024 * 1024
@@ -58,7 +61,7 @@ class Record:
         node only warnings and errors are shown, unless `is_whole`.
         """
         from luwu.launch.processes.console import tail
-        from luwu.testing.tracebacks import is_shown, written_tracebacks
+        from luwu.testing.record import is_shown, written_tracebacks
 
         yield "luwu run directory", str(self.path)
         logs = [(log, 0) for log in self._logs()]
@@ -100,3 +103,26 @@ class Record:
             if Path(folder).name == "logs":
                 found += [Path(folder, name) for name in names if name.endswith(".log")]
         return sorted(found)
+
+
+def written_tracebacks(folder: Path) -> set[str]:
+    """The tracebacks of every run directory below a folder."""
+    found = (read_json(path) for path in folder.rglob("errors/*.json"))
+    return {each["traceback"] for each in found if each and each["traceback"]}
+
+
+def once(text: str, tracebacks: Iterable[str]) -> str:
+    """A text with the last occurrence of each traceback alone."""
+    for each in tracebacks:
+        before, found, after = text.rpartition(each)
+        text = before.replace(f"{each}\n", "") + found + after
+    return text
+
+
+def is_shown(traceback: str, report: str) -> bool:
+    """True if pytest's report of a failure, which indents and marks lines, has a traceback."""
+    return _bare(traceback) in _bare(report)
+
+
+def _bare(text: str) -> str:
+    return "\n".join(line.removeprefix("E ").strip() for line in text.splitlines())
