@@ -56,9 +56,9 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-def read_file(path: Path, bytes_max: int = FILE_BYTES_MAX, flags: int = os.O_RDONLY) -> bytes:
+def read_file(path: Path, bytes_max: int = FILE_BYTES_MAX) -> bytes:
     """The bytes of an ordinary file that has at most so many. Raises OSError."""
-    with os.fdopen(open_file(path, flags), "rb", buffering=0) as file:
+    with os.fdopen(open_file(path), "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if size > bytes_max:
             what = f"it has {size} bytes, at most {bytes_max} are read"

@@ -125,10 +125,10 @@ class LinkSpec:
         """The time that a message of this size may wait for those that overtake it."""
         return self.reorder_window * max(self.serialise_ns(nbytes), float(REORDER_STEP_NS))
 
-    def longest_ns(self, nbytes: int) -> float:
-        """The most time that a message of this size takes, once it leaves."""
-        leaving = self.serialise_ns(nbytes) + self.spread_ns(nbytes)
-        return leaving + self.delay_ns + self.jitter_ns
+    @property
+    def longest_ns(self) -> float:
+        """The most time that a message without a payload takes, once it leaves."""
+        return self.serialise_ns(0) + self.spread_ns(0) + self.delay_ns + self.jitter_ns
 
     def dilated(self, factor: float) -> LinkSpec:
         """The same link in a world where everything takes `factor` times as long."""
@@ -176,7 +176,7 @@ class LinkPair:
         A round trip, and the time that what is under way takes to leave, both ways. Where nothing
         can be lost, repetition stays the last resort that it is without a link.
         """
-        first_ns = round(self.up.longest_ns(0) + self.down.longest_ns(0))
+        first_ns = round(self.up.longest_ns + self.down.longest_ns)
         ns_per_byte = sum(
             spec.serialise_ns(1) * (1 + spec.reorder_window / _EXTENTS_UNDER_WAY_MIN)
             for spec in (self.up, self.down)

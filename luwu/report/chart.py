@@ -86,7 +86,7 @@ def line_chart(
         x = LEFT + (width - LEFT - RIGHT) * index / last
         return x, _y(value, low, high)
 
-    parts += _step_ticks(first, last, lambda step: at(step - first, low)[0], HEIGHT - BOTTOM, width)
+    parts += _step_ticks(first, last, lambda step: at(step - first, low)[0], width)
     groups = together(curves)
     for number, group in enumerate(groups):
         colour = system_colour(group.names[0], group.index)
@@ -193,7 +193,7 @@ def strip_chart(
             f'stroke="var(--ink)" stroke-width="0.6"><title>{escape(flag.text)}</title></path>'
         )
         parts.append(text(x + 7, TOP, str(number)))
-    parts += _step_ticks(first, len(seconds) - 1, x_of, HEIGHT - BOTTOM, width)
+    parts += _step_ticks(first, len(seconds) - 1, x_of, width)
     parts.append(text((LEFT + width) / 2, HEIGHT - 6, "step", anchor="middle"))
     return _svg(parts, "seconds per step", width)
 
@@ -317,13 +317,11 @@ def _y(value: float, low: float, high: float) -> float:
     return TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - low) / (high - low))
 
 
-def _step_ticks(
-    first: int, count: int, x_of: Callable[[int], float], y: float, width: int
-) -> list[str]:
+def _step_ticks(first: int, count: int, x_of: Callable[[int], float], width: int) -> list[str]:
     """Numbers of steps under a chart."""
     ticks = nice_ticks(first, first + count, count=3 + width // 150)
     steps = [int(tick) for tick in ticks if tick == int(tick) and first <= tick <= first + count]
-    return [text(x_of(step), y + 18, f"{step}", anchor="middle") for step in steps]
+    return [text(x_of(step), HEIGHT - BOTTOM + 18, f"{step}", anchor="middle") for step in steps]
 
 
 def _key(x: float, y: float, said: str, colour: str, index: int) -> str:

@@ -161,7 +161,7 @@ class TensorDirectory(Closing):
         return file
 
 
-def has_tensors(directory: Path, stem: str = "model") -> bool:
+def has_tensors(directory: Path, stem: str) -> bool:
     """True if there is something to open."""
     return any((directory / f"{stem}{suffix}").exists() for suffix in (SUFFIX, INDEX_SUFFIX))
 

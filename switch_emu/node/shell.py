@@ -110,7 +110,7 @@ class NodeShell(Loop):
         whole = None
         if any(chunk.whole for chunk in job.layout.chunks):
             kept = kept_fields(job.optimizer, job.state_fields, whole=True)
-            whole = make_whole_kernel(job.optimizer, kept, cache=None)
+            whole = make_whole_kernel(job.optimizer, kept)
         self._places = self._storage.make_places(self.description, self.transport.reserve)
         self._attachments = self._storage.make_attachments(store.decided)
         share = Share(self.description.layout, self._node.number, self._node.replicas)

@@ -12,61 +12,10 @@ from typing import Any, Protocol
 from luwu.base.events import Recorder
 from luwu.nic.cells import ExtentGradient
 from luwu.nic.copies import Ready
+from luwu.nic.core.actions import Joined
+from luwu.nic.handles import Handle, NicCounters, StepHandle
 from luwu.nic.reader import StateReader
 from luwu.wire.description import Description
-
-
-class SharedWeights(Protocol):
-    """A unit's weights where their sender has them; nobody writes there until `release`."""
-
-    address: int
-    nbytes: int
-    mapping: memoryview
-    """Keeps the memory mapped, after `release` too."""
-
-    def release(self) -> None:
-        """The weights are not read any more; may be repeated."""
-        ...
-
-
-class Handle(Protocol):
-    """A push or a pull under way."""
-
-    @property
-    def shared(self) -> Any:
-        """The `SharedWeights` of a pull that is done, if they are used in place; else None."""
-        ...
-
-    @property
-    def done(self) -> bool:
-        """True if it is complete; cheap, never waits."""
-        ...
-
-
-class StepHandle(Protocol):
-    """A committed step."""
-
-    def verdict(self) -> tuple[bool, tuple[float, ...]]:
-        """Wait; (applied, norm of the gradient before clipping and those that clips found)."""
-        ...
-
-    def decision(self) -> Any:
-        """Wait until the step is decided."""
-        ...
-
-
-class Joined(Protocol):
-    """The answer to `join`."""
-
-    @property
-    def step(self) -> int:
-        """The next step to compute."""
-        ...
-
-    @property
-    def loaded(self) -> bool:
-        """True if the state has weights; else rank 0 loads them."""
-        ...
 
 
 class Nic(Protocol):
@@ -86,7 +35,7 @@ class Nic(Protocol):
     """Memory for gradients, as `luwu.nic.cells.Cells`."""
 
     @property
-    def counters(self) -> Any:
+    def counters(self) -> NicCounters:
         """Payload bytes so far: `push_bytes`, `pull_bytes`."""
 
     def join(self, description: Description) -> Joined:

@@ -32,7 +32,8 @@ from luwu.base.address import address_of
 from luwu.base.limits import MIB
 from luwu.nic.cells import ExtentGradient
 from luwu.nic.copies import Ready
-from luwu.training.base.interface import Nic, SharedWeights
+from luwu.nic.handles import SharedWeights
+from luwu.training.base.interface import Nic
 from luwu.training.devices.gradients import ExtentPlan, flat_gradients, write
 from luwu.training.devices.pinning import HostPins
 from luwu.training.devices.ring import Ring

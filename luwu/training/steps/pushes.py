@@ -8,7 +8,8 @@ import torch
 
 from luwu.nic.cells import ExtentGradient
 from luwu.nic.copies import Ready
-from luwu.training.base.interface import Handle, Nic
+from luwu.nic.handles import Handle
+from luwu.training.base.interface import Nic
 from luwu.training.base.names import dtype_name
 from luwu.training.base.progress import Progress
 from luwu.training.devices.device import Device, write_unit

@@ -78,9 +78,7 @@ def _compared_with() -> str:
     return "\0".join(found)
 
 
-def make_whole_kernel(
-    optimizer: str, state_fields: tuple[str, ...], *, cache: Path | None
-) -> PortableKernel:
+def make_whole_kernel(optimizer: str, state_fields: tuple[str, ...]) -> PortableKernel:
     """The kernel of parameters that an optimizer sees as a whole; `state_fields`: what they keep.
 
     Raises ConfigError if the node has no such optimizer.
@@ -92,7 +90,7 @@ def make_whole_kernel(
         kernel = portable_kernel(optimizer, state_fields)
         return PortableKernel(kernel.name, state_fields, kernel.step, whole=True)
     try:
-        product = Product(build(cache).library)
+        product = Product(build(None).library)
     except BuildError:
         return PortableKernel("muon-f32", state_fields, Muon(portable_product), whole=True)
     return PortableKernel("muon-f32", state_fields, Muon(product), whole=True)
