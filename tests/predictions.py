@@ -3,7 +3,7 @@
     python -m tests.predictions --count 1000 --seed 0
 
 What a resource needs is counted here, apart from the model's forms: operations at the peak, bytes
-of ports as `luwu predict flows` sends them, bytes of drives and memories, each over its rate, for a
+of ports, bytes of drives and memories, each over its rate, for a
 step or for a token. Networks are up to a thousand times slower than those of the catalogue, so that
 each resource limits some of the questions. A part of the steps is played too. The last line is
 `N trials, V violations`; a violation is printed with its question.

@@ -28,7 +28,6 @@ predict.py           `luwu predict`: `step`, `compare`, `validate`
 predict_question.py  the question of its commands, of a file and of flags
 predict_catalogue.py its `catalogue`
 predict_init.py      its `init`
-predict_flows.py     its `flows`
 predict_sweep.py     its `sweep`
 predict_sweep_page.py  its plot and its page
 predict_timeline.py  its `timeline`

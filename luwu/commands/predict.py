@@ -4,7 +4,6 @@ step        one question, of a file or of flags: predict_question.py
 compare     several questions, side by side
 sweep       one question over values of its keys: predict_sweep.py
 timeline    a step as a timeline: predict_timeline.py
-flows       its exchanges, link by link: predict_flows.py
 catalogue   what has a name: predict_catalogue.py
 init        a question file to begin with: predict_init.py
 validate    published results beside predictions
@@ -20,7 +19,6 @@ import click
 
 from luwu.commands import form
 from luwu.commands.predict_catalogue import catalogue as list_catalogue
-from luwu.commands.predict_flows import flows
 from luwu.commands.predict_init import init
 from luwu.commands.predict_pictures import compare_timeline, step_timeline
 from luwu.commands.predict_question import (
@@ -116,5 +114,5 @@ def validate(as_json: bool, catalogue: Catalogue) -> int:
     return 0
 
 
-for each in (run_sweep, timeline, flows, list_catalogue, init):
+for each in (run_sweep, timeline, list_catalogue, init):
     run.add_command(each)

@@ -1,4 +1,4 @@
-"""No step is shorter than its busiest resource needs: closed form, `flows` and play agree on it."""
+"""No step is shorter than its busiest resource needs: closed form and play agree on it."""
 
 from __future__ import annotations
 

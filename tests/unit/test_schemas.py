@@ -203,7 +203,7 @@ KINDS = {"step_s", "token_s", "topology", "cost", "break_even_tokens"}
 
 
 def test_predict_of_several(printed: Print, asked: dict[str, list[Path]], tmp_path: Path) -> None:
-    """Goal: compare, flows, validate; and a sweep, one of whose points cannot be."""
+    """Goal: compare, validate; and a sweep, one of whose points cannot be."""
     mine = ("--catalogue", str(asked["mine"][0]))
     first, second = map(str, asked["step"][:2])
     check("predict-compare", printed("predict", "compare", first, second, *mine))
@@ -211,6 +211,4 @@ def test_predict_of_several(printed: Print, asked: dict[str, list[Path]], tmp_pa
     swept = printed("predict", "sweep", first, *over, *mine)
     assert {point["answer"] is None for point in swept["points"]} == {True, False}
     check("predict-sweep", swept)
-    clos = next(file for file in asked["step"] if '"clos"' in file.read_text())
-    check("predict-flows", printed("predict", "flows", str(clos), *mine))
     check("predict-validate", printed("predict", "validate"))

@@ -4,8 +4,6 @@
     schedules.py          1F1B and interleaved pipelines of training
     pipeline_training.py  a step of 3-D training through its pipeline's schedule
     data_parallel.py      a step of all other systems, unit by unit
-    flows.py              bytes over a graph of links that they share fairly
-    exchanges.py          exchanges of a step as flows
     serving.py            requests in rounds of prefill and decode
     recorded.py           what was played, as the events of a run
 

@@ -4,7 +4,6 @@ choice.py             `[topology]` of a question
 rank_groups.py        a group of ranks that exchange over a network
 topologies.py         Clos and rail-only networks
 direct_topologies.py  torus and dragonfly, by closed forms
-topology_graphs.py    networks as graphs, link by link
 on_topology.py        a job on a network that is known link by link
 cost.py               what machines and networks cost
 """
