@@ -2,13 +2,13 @@
 
 Cases:    `closed form`    a step of LuWu with 175 B parameters, and what it hangs on: some hundred
                            closed forms
-          `cores`          steps of the same question, as LuWu's cores decide them, and a picture
+          `cores`          steps of the same question, as LuWu's cores decide them
           `plan`           all configurations of a job, 10,000 at least, by closed forms
 Arms:     `process` is the command, from its start to its end; `call` the same command within this
           process, whose modules are imported.
 Metric:   seconds an answer; of a plan also configurations a second
 Floor:    of a process, an interpreter that does nothing. Of a call, the arithmetic alone: a closed
-          form, the steps without their picture, and as many closed forms of the plan's fastest
+          form, the steps, and as many closed forms of the plan's fastest
           configuration as configurations fit.
 Goal:     1 s, 10 s and 30 s of the process, the slowest of all repeats, on 2 cores
 Checked:  every repeat gives the same document, byte for byte, and process and call give the same
@@ -84,7 +84,7 @@ layers = 180
 
 MEANINGS: Final = {
     "closed_form_s": "the slowest process of luwu predict step",
-    "event_core_s": "the slowest process of luwu predict step --svg",
+    "event_core_s": "the slowest process of luwu predict step --cores",
     "plan_s": "the slowest process of luwu plan",
     "configurations": "that the plan tried",
     "met": "whether all are within their goals, and the plan has 10,000 configurations",
@@ -113,8 +113,6 @@ class Case:
     name: str
     words: tuple[str, ...]
     floor: Callable[[], object]
-    file: Path | None = None
-    """What the command writes, where that is the answer."""
 
 
 class SameEachTime:
@@ -160,7 +158,7 @@ def _cases(directory: Path, sizes: Sizes) -> list[Case]:
         PLAN.format(model=sizes.plan_model, devices=sizes.devices, batch=64 * sizes.devices)
     )
     catalogue = load(own)
-    asked, picture = make_question(read_table(question), catalogue), directory / "step.svg"
+    asked = make_question(read_table(question), catalogue)
     assert isinstance(asked.part, OptimizerNodes)
     job, nodes, words = asked.job, asked.part, ("predict", "step", str(question), "--json")
     _check_played(asked, play_driven_steps(job, nodes).step_s)
@@ -168,9 +166,8 @@ def _cases(directory: Path, sizes: Sizes) -> list[Case]:
         Case("closed form", words, asked.answer),
         Case(
             "cores",
-            (*words, "--svg", str(picture)),
+            (*words, "--cores"),
             lambda: play_driven_steps(job, nodes),
-            picture,
         ),
         _plan_case(search, own, catalogue, sizes),
     ]
@@ -202,10 +199,8 @@ def _measure(case: Case, repeats: int) -> tuple[list[Row], str]:
     def arm(name: str, do: Callable[[], str]) -> Callable[[], float]:
         def run() -> float:
             said: list[str] = []
-            if case.file is not None:
-                case.file.unlink(missing_ok=True)
             seconds = harness.timed(lambda: said.append(do()))
-            same.add(name, said[0] + ("" if case.file is None else case.file.read_text()))
+            same.add(name, said[0])
             return seconds
 
         return run

@@ -4,7 +4,7 @@
     errors.md                `luwu explain --markdown`
     features.md              `tests.features`
     predict/equations.md     `tests.equations`
-    tutorial-smartnics.md    outputs and pictures: `tests.tutorial`
+    tutorial-smartnics.md    outputs: `tests.tutorial`
 
     python -m tests.pages    write them
 

@@ -5,7 +5,8 @@
 What a resource needs is counted here, apart from the model's forms: operations at the peak, bytes
 of ports, bytes of drives and memories, each over its rate, for a
 step or for a token. Networks are up to a thousand times slower than those of the catalogue, so that
-each resource limits some of the questions. A part of the steps is played too. The last line is
+each resource limits some of the questions. A part of the steps of LuWu
+is played by its cores too. The last line is
 `N trials, V violations`; a violation is printed with its question.
 """
 
@@ -24,22 +25,23 @@ from luwu.base.errors import ConfigError
 from luwu.predict.ask.question import (
     AnyQuestion,
     InferenceQuestion,
+    Question,
     SocketQuestion,
     make_question,
 )
 from luwu.predict.ask.question_keys import SYSTEMS
-from luwu.predict.ask.replay import replay
+from luwu.predict.driven.driven import play_driven_steps, quick_playing
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.model.job import utilisation
 from luwu.predict.networks.on_topology import connections
 from luwu.predict.systems.in_network import PER_HOST
 
 ROUNDING = 1 - 1e-9
-PLAYED_SHARE = 0.1
+PLAYED_SHARE = 0.3
 TOPOLOGY_SHARE = 0.2
 NICS_SHARE = 0.5
-TASKS_MAX = 20_000
-"""Of a step that is played."""
+UNITS_MAX = 66
+"""Of all micro-batches of a step that is played."""
 SOFTWARE = (
     "megatron-2021", "megatron-2022", "megatron-2023", "nemo-2024", "deepspeed-2021",
     "composer-2023", "torchtitan-2024", "deepspeed-2023", "llama-2024",
@@ -100,8 +102,15 @@ def _trial(system: str, random: Random, catalogue: Catalogue) -> Trial | None:
         return Trial(table, answer.inference.token_s, needs)
     if isinstance(question, SocketQuestion):
         return Trial(table, answer.token.seconds, needs)
-    played_s = replay(question, tasks_max=TASKS_MAX).step_s if plays else None
-    return Trial(table, answer.seconds, needs, played_s)
+    return Trial(table, answer.seconds, needs, _played_s(question) if plays else None)
+
+
+def _played_s(question: Question) -> float | None:
+    """Seconds of a step as LuWu's cores decide it; None where there are none, or too much to do."""
+    on = question.as_on_topology()
+    if on.nodes is None or (on.job.model.layers + 1) * on.job.micro_batches > UNITS_MAX:
+        return None
+    return play_driven_steps(on.job, on.nodes, quick_playing(on.job)).step_s
 
 
 def _slowed(question: Any, slower: float) -> Any:

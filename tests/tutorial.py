@@ -8,10 +8,9 @@ An HTML comment before a block, which readers do not see, says what it is:
     <!-- file: NAME -->      a file; what comes after finds it
     <!-- run -->             a script
     <!-- output -->          what the block before printed; `<!-- output: 4-9 -->` its lines 4 to 9,
-                             with dots for the others, and `<!-- output: -1 -->` its last
+                             with dots for the others
 
-Blocks of `sh` hold `luwu` commands, and `sed` ones that make a file of another. Pictures that the
-page links in docs/predict are files that its commands write.
+Blocks of `sh` hold `luwu` commands, and `sed` ones that make a file of another.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ _BLOCK = re.compile(
     r"(?:^<!-- (?P<how>[^>]*) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-_PICTURE = re.compile(r"!\[[^\]]*\]\((predict/[\w-]+\.svg)\)")
 
 
 def made(text: str, directory: Path) -> str:
@@ -94,8 +92,6 @@ def _shown(printed: str, lines: str) -> str:
     every = [line.rstrip() for line in printed.splitlines()]
     if not lines:
         first, last = 1, len(every)
-    elif lines == "-1":
-        first = last = len(every)
     else:
         first, last = map(int, lines.split("-"))
     shown = every[first - 1 : last]
@@ -103,36 +99,17 @@ def _shown(printed: str, lines: str) -> str:
     return "".join(f"{line}\n" for line in [*before, *shown, *after])
 
 
-def pages(text: str, directory: Path) -> dict[Path, str]:
-    """The page and its pictures as they should be, of the page as it is."""
-    found = {PAGE: made(text, directory)}
-    for link in _PICTURE.findall(text):
-        file = PAGE.parent / link
-        found[file] = (directory / file.name).read_text(encoding="utf-8")
-    return found
-
-
-def stale(found: dict[Path, str]) -> list[Path]:
-    """Those of them that are not so."""
-    return [
-        file
-        for file, expected in found.items()
-        if not file.exists() or file.read_text(encoding="utf-8") != expected
-    ]
-
-
 def main(arguments: list[str]) -> int:
-    """Write or check the page and its pictures; the exit code."""
+    """Write or check the page; the exit code."""
     text = PAGE.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="luwu-tutorial-") as name:
-        found = pages(text, Path(name))
-    wrong = stale(found)
-    if wrong and "--check" in arguments:
-        names = ", ".join(file.name for file in wrong)
-        print(f"{names}: not up to date; run python -m tests.tutorial", file=sys.stderr)
+        expected = made(text, Path(name))
+    if text == expected:
+        return 0
+    if "--check" in arguments:
+        print(f"{PAGE.name}: not up to date; run python -m tests.tutorial", file=sys.stderr)
         return 1
-    for file in wrong:
-        file.write_text(found[file], encoding="utf-8")
+    PAGE.write_text(expected, encoding="utf-8")
     return 0
 
 

@@ -29,7 +29,4 @@ predict_question.py  the question of its commands, of a file and of flags
 predict_catalogue.py its `catalogue`
 predict_init.py      its `init`
 predict_sweep.py     its `sweep`
-predict_sweep_page.py  its plot and its page
-predict_timeline.py  its `timeline`
-predict_pictures.py  timelines and plots as files
 """

@@ -3,7 +3,6 @@
 step        one question, of a file or of flags: predict_question.py
 compare     several questions, side by side
 sweep       one question over values of its keys: predict_sweep.py
-timeline    a step as a timeline: predict_timeline.py
 catalogue   what has a name: predict_catalogue.py
 init        a question file to begin with: predict_init.py
 validate    published results beside predictions
@@ -17,24 +16,24 @@ from pathlib import Path
 
 import click
 
+from luwu.base.errors import ConfigError
+from luwu.base.parsers import path
 from luwu.commands import form
 from luwu.commands.predict_catalogue import catalogue as list_catalogue
 from luwu.commands.predict_init import init
-from luwu.commands.predict_pictures import compare_timeline, step_timeline
 from luwu.commands.predict_question import (
     CATALOGUE,
     FILES,
-    SVG,
     Command,
     asked_table,
     over_file,
 )
 from luwu.commands.predict_sweep import run_sweep
-from luwu.commands.predict_timeline import timeline
 from luwu.predict.ask.answer import SCHEMA, answer, side_by_side, text
 from luwu.predict.ask.one_line import table_of
-from luwu.predict.ask.question import make_question
+from luwu.predict.ask.question import AnyQuestion, Question, make_question
 from luwu.predict.check import validate as checked
+from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.hardware.catalogue import Catalogue
 
 run = form.Commands(
@@ -51,15 +50,17 @@ run = form.Commands(
     examples=(
         "luwu predict step --system luwu --model llama3-70b --devices 64xh100-80 \\\n"
         "      --network roce-100g",
-        "luwu predict step llama.toml --batch 256 --svg step.svg",
+        "luwu predict step llama.toml --batch 256",
     ),
 )
 @FILES
 @form.JSON
-@click.option("--svg", type=SVG, help="write a picture of the step")
+@click.option(
+    "--cores", "with_cores", is_flag=True, help="of luwu: its own cores decide steps, too"
+)
 @CATALOGUE
 def step(
-    asked: Mapping[str, str], files: Sequence[Path], as_json: bool, svg: Path | None,
+    asked: Mapping[str, str], files: Sequence[Path], as_json: bool, with_cores: bool,
     catalogue: Catalogue,
 ) -> int:  # fmt: skip
     """Predict the step time of a job, its bottleneck and its memory, and show which hardware
@@ -70,37 +71,42 @@ def step(
     table, assumed = asked_table(asked, files, catalogue)
     question = make_question(table, catalogue)
     document = answer(question, catalogue) | {"assumed": assumed}
+    if with_cores:
+        document["cores_step_s"] = _cores_step_s(question)
     print(json.dumps(document, indent=1) if as_json else text(document))
-    if svg is not None:
-        drawn = step_timeline(question, svg)
-        if not as_json:
-            print(drawn)
     return 0 if document.get("fits", True) else 1
+
+
+def _cores_step_s(question: AnyQuestion) -> float:
+    """Seconds of a step as LuWu's cores decide it. Raises ConfigError for another system."""
+    on = question.as_on_topology() if isinstance(question, Question) else None
+    if on is None or on.nodes is None:
+        raise ConfigError(f"cores: are LuWu's, and the system is {question.system!r}; leave it out")
+    return play_driven_steps(on.job, on.nodes).step_s
 
 
 @run.command(
     "compare",
     cls=Command,
-    examples=("luwu predict compare luwu.toml zero3.toml 3d.toml --svg steps.svg",),
+    examples=("luwu predict compare luwu.toml zero3.toml 3d.toml",),
 )
-@click.argument("files", nargs=-1, required=True, type=SVG)
+@click.argument("files", nargs=-1, required=True, type=form.Value("FILE", path))
 @form.JSON
-@click.option("--svg", type=SVG, help="write a picture of a step of each")
 @CATALOGUE
 def compare(
-    asked: Mapping[str, str], files: Sequence[Path], as_json: bool, svg: Path | None,
-    catalogue: Catalogue,
+    asked: Mapping[str, str], files: Sequence[Path], as_json: bool, catalogue: Catalogue
 ) -> int:  # fmt: skip
     """Predict the steps of several files and show them side by side. Flags with the names of keys
     replace those of all files."""
     flags = table_of(asked, catalogue)
-    questions = {str(each): make_question(over_file(each, flags), catalogue) for each in files}
-    found = {name: answer(question, catalogue) for name, question in questions.items()}
-    drawn = [] if svg is None else [compare_timeline(questions, svg)]
+    found = {
+        str(each): answer(make_question(over_file(each, flags), catalogue), catalogue)
+        for each in files
+    }
     if as_json:
         print(json.dumps({"schema": SCHEMA, "answers": found}, indent=1))
     else:
-        print("\n".join([side_by_side(found), *drawn]))
+        print(side_by_side(found))
     return 0
 
 
@@ -114,5 +120,5 @@ def validate(as_json: bool, catalogue: Catalogue) -> int:
     return 0
 
 
-for each in (run_sweep, timeline, list_catalogue, init):
+for each in (run_sweep, list_catalogue, init):
     run.add_command(each)

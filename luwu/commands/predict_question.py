@@ -22,7 +22,6 @@ CATALOGUE: Final = click.option(
     default=load,
     help="TOML file with your own hardware and models",
 )
-SVG: Final = form.Value("FILE", path)
 FILES: Final = click.argument("files", nargs=-1, type=form.Value("[FILE]", path))
 
 

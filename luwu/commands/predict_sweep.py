@@ -1,4 +1,4 @@
-"""`luwu predict sweep`: a question over values of its keys: a table, JSON, a plot, a page."""
+"""`luwu predict sweep`: a question over values of its keys: a table, or JSON."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import click
 
 from luwu.base.identifiers import words
 from luwu.commands import form
-from luwu.commands.predict_pictures import write_drawn
-from luwu.commands.predict_question import CATALOGUE, FILES, SVG, Command, asked_table
-from luwu.commands.predict_sweep_page import sweep_page, sweep_svg
+from luwu.commands.predict_question import CATALOGUE, FILES, Command, asked_table
 from luwu.predict.ask.one_line import assumed_text
 from luwu.predict.ask.sweep import STEP, Axis, Point, Sweep, label, parse_axis, sweep
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.report.chart import as_file
 
 SCHEMA: Final = 2
 """2: the swept number of a point is its `number`; answers have schema 2."""
@@ -32,10 +29,7 @@ _HEADINGS: Final = {"step_s": "step", "tokens_per_s_per_device": "tokens/s each"
 @click.command(
     "sweep",
     cls=Command,
-    examples=(
-        "luwu predict sweep llama.toml --over node.disks=2,4,8 --svg disks.svg",
-        "luwu predict sweep llama.toml --over devices=8,16,32 --html devices.html",
-    ),
+    examples=("luwu predict sweep llama.toml --over node.disks=2,4,8 --over devices=8,16",),
 )
 @FILES
 @click.option(
@@ -50,24 +44,17 @@ _HEADINGS: Final = {"step_s": "step", "tokens_per_s_per_device": "tokens/s each"
     default=STEP,
     help="number of the answer to show (default: step_s)",
 )
-@click.option("--svg", type=SVG, help="write a plot")
-@click.option("--html", type=SVG, help="write a page with sliders over all points")
 @form.JSON
 @CATALOGUE
 def run_sweep(
     asked: Mapping[str, str], files: Sequence[Path], over: Sequence[Axis], of: str,
-    svg: Path | None, html: Path | None, as_json: bool, catalogue: Catalogue,
+    as_json: bool, catalogue: Catalogue,
 ) -> int:  # fmt: skip
-    """Predict a step for each value of one or more keys of a question: a table, with --svg a plot,
-    with --html a page with sliders over the values, which needs nothing else. The question is in
-    FILE, or in flags, as of luwu predict step."""
+    """Predict a step for each value of one or more keys of a question, as a table. The question
+    is in FILE, or in flags, as of luwu predict step."""
     table, assumed = asked_table(asked, files, catalogue)
     found = sweep(table, over, catalogue)
     numbers = found.numbers(of)
-    if svg is not None:
-        write_drawn("svg", svg, as_file(sweep_svg(found, of)))
-    if html is not None:
-        write_drawn("html", html, sweep_page(found, of))
     if as_json:
         print(json.dumps(document(found, of) | {"assumed": assumed}, indent=1))
     else:

@@ -5,7 +5,7 @@
     networks/   topologies, the share of them that an exchange has, and their cost
     systems/    a training step of each system, by closed forms
     inference/  prefill and decode, by closed forms
-    events/     the event core: schedules, pipelines, flows and requests in virtual time
+    events/     the event core: requests in virtual time
     driven/     LuWu's own cores in virtual time
     ask/        a question from a file, its answer, sweeps and sensitivities
     plan/       the best configuration within a budget

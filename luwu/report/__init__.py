@@ -12,7 +12,6 @@ history.py       decided steps, faults and the script's numbers
 verdict.py       a run in three sentences
 page.py          its page, as one HTML file; the sections of the live page
 pair.py          two runs side by side
-sweep_page.py    points of a prediction, chosen by sliders
 table.py         a comparison as plain text
 timeline.py      a run as a timeline for Perfetto: its rows and counters
 flows.py         its arrows: the way of a gradient from push to pull

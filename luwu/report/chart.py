@@ -198,48 +198,6 @@ def strip_chart(
     return _svg(parts, "seconds per step", width)
 
 
-def point_chart(
-    curves: Mapping[str, Sequence[float]], labels: Sequence[str], *, x_name: str, y_name: str,
-    is_joined: bool = True, width: int = WIDE,
-) -> str:  # fmt: skip
-    """Values of each curve over labels, evenly spaced; from zero where none is below. What is not
-    finite leaves a gap. `is_joined`: the labels have an order, so lines mean something."""
-    finite = _finite(curves)
-    if not finite:
-        return _nothing(y_name, width)
-    low, high, parts = _grid(min(0.0, *finite), max(finite), width)
-    place = (width - LEFT - RIGHT) / len(labels)
-
-    def at(index: int, value: float) -> tuple[float, float]:
-        return LEFT + place * (index + 0.5), _y(value, low, high)
-
-    every = math.ceil(LETTER * (2 + max(map(len, labels))) / place)
-    for index in range(0, len(labels), every):
-        x, _ = at(index, low)
-        parts.append(text(x, HEIGHT - BOTTOM + 18, labels[index], anchor="middle"))
-    for number, (name, curve) in enumerate(curves.items()):
-        colour = system_colour(name, number)
-        points = [at(i, value) if math.isfinite(value) else None for i, value in enumerate(curve)]
-        if is_joined:
-            parts.append(
-                f'<path d="{_path(points)}" fill="none" stroke="{colour}" stroke-width="2"'
-                f"{_dashes(number)}/>"
-            )
-        for point, label, value in zip(points, labels, curve, strict=True):
-            if point is not None:
-                said = escape(", ".join(filter(None, [name, f"{label}: {value:.6g}"])))
-                parts.append(
-                    f'<circle cx="{point[0]:.1f}" cy="{point[1]:.1f}" r="4" fill="{colour}">'
-                    f"<title>{said}</title></circle>"
-                )
-    parts.append(text((LEFT + width) / 2, HEIGHT - 6, x_name, anchor="middle"))
-    names = list(curves) if len(curves) > 1 else []
-    for number, name in enumerate(names):
-        y = HEIGHT + 14 + 20 * number
-        parts.append(_key(LEFT, y, name, system_colour(name, number), number))
-    return _svg(parts, y_name, width, more=20 * len(names))
-
-
 def as_file(svg: str) -> str:
     """A chart as a file that programs open: with a name space, a font, and a white ground."""
     opened = f'<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff;{_FONT_STYLE}" '

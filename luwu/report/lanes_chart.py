@@ -59,7 +59,7 @@ def lanes_chart(steps: Mapping[str, Lanes], *, width: int = WIDE) -> str:
 
 def rows_chart(
     rows: Sequence[Row], length_s: float, *, name: str, title: str = "",
-    names: Sequence[str] = (), marks_s: Mapping[str, float] | None = None, width: int = WIDE,
+    names: Sequence[str] = (), width: int = WIDE,
 ) -> str:  # fmt: skip
     """Rows over a stretch of time from 0; `names` of the bars that share a row, from the top."""
     has_pale = any(piece.is_pale for row in rows for pieces, _ in row.bars for piece in pieces)
@@ -86,11 +86,7 @@ def rows_chart(
         parts.append(text(left - 20, bottom + 18, PALE, anchor="end"))
     for number, row in enumerate(rows):
         parts += _row(row, top + 6 + ROW * number, left, per_s, width)
-    for mark, time_s in (marks_s or {}).items():
-        x = left + per_s * time_s
-        parts.append(_upright(x, top, bottom, "ink"))
-        parts.append(text(x - 4, bottom + 34, mark, anchor="end"))
-    return whole(parts, name, width, bottom + AXIS + (14 if marks_s else 0))
+    return whole(parts, name, width, bottom + AXIS)
 
 
 def _row(row: Row, top: float, left: float, per_s: float, width: int) -> list[str]:

@@ -14,8 +14,6 @@ from luwu.base.errors import ConfigError
 from luwu.commands import plan as plan_command
 from luwu.commands.main import main
 from luwu.predict.ask.answer import memory_bytes
-from luwu.predict.ask.replay import TASKS_MAX, Replay, replay
-from luwu.predict.events.pipeline_training import play_training_step
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.plan.plan_text import plan_document, plan_text
 from luwu.predict.plan.planner import Plan, plan
@@ -31,7 +29,7 @@ TABLE: dict[str, Any] = {
 def test_predict_laws_plans(catalogue: Catalogue) -> None:
     """Goal: each of the set fits, none beats another in both, the first is the fastest; a whole
     model of 22 B fits no device; and two searches are the same."""
-    found = plan(TABLE, catalogue, played=2)
+    found = plan(TABLE, catalogue)
     assert found.tried > 300
     assert 0 < found.too_large < found.tried
     rates = [each.tokens_per_s for each in found.best]
@@ -44,12 +42,12 @@ def test_predict_laws_plans(catalogue: Catalogue) -> None:
         assert each.left_bytes == each.question.job.device.memory_bytes - needs >= 0
         assert each.step.seconds == each.question.answer().seconds
     assert "ddp" not in {each.question.system for each in found.best}
-    assert plan(TABLE, catalogue, played=2) == found
+    assert plan(TABLE, catalogue) == found
 
 
 def test_predict_laws_nothing_near_the_best_is_better(catalogue: Catalogue) -> None:
     """Goal: no change of one choice of the fastest is faster and fits."""
-    best = plan(TABLE, catalogue, played=0).best[0]
+    best = plan(TABLE, catalogue).best[0]
     for name, values in (
         ("micro_batch", (1, 2, 4, 8)),
         ("recompute", ("none", "selective", "full")),
@@ -97,7 +95,7 @@ def test_bad_prediction_plans(catalogue: Catalogue, change: dict[str, Any], said
     if change.get("batch") == 7:
         table["systems"] = ["zero3"]
     with pytest.raises(ConfigError, match=said):
-        plan(table, catalogue, played=0)
+        plan(table, catalogue)
 
 
 def replace_network(catalogue: Catalogue, name: str, rate: float) -> Catalogue:
@@ -152,8 +150,8 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
 def test_predict_laws_plans_choose_networks(mine: Catalogue) -> None:
     """Goal: every network is tried with every configuration, those that it cannot have are counted
     with the reason, and none of what is left out beats what is shown in all goals."""
-    one = plan({**NETWORKS, "topology": NETWORKS["topology"][0]}, mine, played=0)
-    found = plan({**NETWORKS, "cost": COST}, mine, played=0)
+    one = plan({**NETWORKS, "topology": NETWORKS["topology"][0]}, mine)
+    found = plan({**NETWORKS, "cost": COST}, mine)
     assert found.tried == 4 * one.tried
     assert found.too_large == 4 * one.too_large
     assert found.refused > 0
@@ -174,93 +172,18 @@ def test_predict_laws_what_is_rented_has_dollars_alone(mine: Catalogue) -> None:
     """Goal: of rented devices the fastest is the cheapest, as all cost the same; no price and no
     power are goals."""
     table = {**TABLE, "device": "H100-80", "software": "nemo-2024"}
-    found = plan({**table, "cost": {"server": "H100x8", "rented": True}}, mine, played=0)
+    found = plan({**table, "cost": {"server": "H100x8", "rented": True}}, mine)
     assert all(len(each.goals) == 3 for each in found.best)
     dollars = [each.dollars_per_million_tokens or 0.0 for each in found.best]
     assert dollars == sorted(dollars)
-    plain = plan(table, mine, played=0)
+    plain = plan(table, mine)
     assert [each.step for each in found.best] == [each.step for each in plain.best]
-
-
-def test_the_best_are_played(mine: Catalogue) -> None:
-    """Goal: the best are played where they can be, and the plan says which and why not. Where
-    drives are what is waited for, the cores' steps are longer than the closed form's, which lets
-    the next forward go on."""
-    found = plan({**NETWORKS, "systems": ["luwu"], "batch": 128}, mine)
-    played = [each for each in found.best if each.replay is not None]
-    assert len(played) == len(found.best) > 0
-    times = [(each.step.seconds, each.replay.step_s) for each in played if each.replay]
-    assert any(again is not None for _, again in times)
-    assert all(again is None or 0.7 < again / once < 1.6 for once, again in times)
-    others = plan({**TABLE, "systems": ["zero3"]}, mine, played=20)
-    assert all(each.replay and each.replay.step_s for each in others.best)
-    assert "not played" not in plan_text(others)
-
-
-@pytest.mark.parametrize("topology", [None, {"kind": "clos", "radix": 16, "taper": 3}])
-def test_predict_laws_pipelines_of_plans_are_played(
-    catalogue: Catalogue, topology: dict[str, Any] | None
-) -> None:
-    """Goal: 3-D steps are played as the event core plays them, and are near the closed form, on a
-    network that is known link by link too; tasks played are those that are counted; all that are
-    shown were played, in the order of the play."""
-    table = {**TABLE, "systems": ["3d"], "batch": 128}
-    table |= {} if topology is None else {"topology": topology}
-    found = plan(table, catalogue)
-    again = [(each, each.replay) for each in found.best if each.replay is not None]
-    assert len(again) == len(found.best)
-    seconds = [each.step_s for each in found.best]
-    assert seconds == sorted(seconds)
-    for each, one in again:
-        job = each.question.job
-        assert one.tasks == 2 * job.micro_batches * job.pipeline * job.virtual
-        assert one.step_s is not None
-        assert 0.95 < one.step_s / each.step.seconds < 1.15  # an output layer hides some sends
-        if topology is None:
-            assert one.step_s == pytest.approx(
-                play_training_step(job).record.end_s + each.step.parts["straggling"]
-            )
-        assert each.tokens_per_s == each.question.job.tokens / one.step_s
-        assert each.differs == (one.step_s > 1.1 * each.step.seconds)
-
-
-def test_predict_laws_plans_play_no_more_than_they_can(catalogue: Catalogue) -> None:
-    """Goal: tasks played in all stay within the bound, the fastest go first, and what is too much
-    says so; a replay of just as many as are left is played."""
-    table = {**TABLE, "systems": ["3d"], "model": "GPT-175B", "devices": 512, "batch": 65536}
-    found = plan(table, catalogue)
-    again = [(each, each.replay) for each in found.best if each.replay is not None]
-    done = [(each, one) for each, one in again if one.step_s is not None]
-    assert 0 < sum(one.tasks for _, one in done) <= TASKS_MAX
-    many = [one for _, one in again if one.step_s is None]
-    assert many
-    assert all(re.match(r"too many tasks: [\d,]+, while [\d,]+ of 1,000,000", e.why) for e in many)
-    assert re.search(rf"^{len(many)} not played: too many tasks: ", plan_text(found), re.M)
-    fastest, tasks = done[0][0].question, done[0][1].tasks
-    assert replay(fastest, tasks_max=tasks).step_s == done[0][1].step_s
-    assert replay(fastest, tasks_max=tasks - 1).why.startswith(f"too many tasks: {tasks:,}")
-
-
-def test_a_plan_marks_where_play_and_closed_form_differ(catalogue: Catalogue) -> None:
-    """Goal: on a port of 12.5 Gbit/s the best is what was played fastest, although a closed form
-    was faster; a play that is more than 10 % off has a mark, and the page says what it means."""
-    catalogue = replace_network(catalogue, "ib-ndr", 12.5e9 / 8)
-    table = {**TABLE, "systems": ["3d"], "model": "Llama3-70B", "device": "H100-80"}
-    table |= {"network": "ib-ndr", "software": "nemo-2024", "sequence": 8192, "batch": 128}
-    found = plan(table, catalogue)
-    assert found.best[0].step_s == min(each.step_s for each in found.best)
-    one = found.best[0]
-    marked = replace(one, replay=Replay(step_s=1.2 * one.step.seconds))
-    text = plan_text(replace(found, best=(marked,)))
-    assert re.search(r"\d s! ", text)
-    assert "! 1 played more than 10 % off the closed form (step): believe the play" in text
-    assert plan_document(replace(found, best=(marked,)))["best"][0]["differs"] is True
 
 
 def test_predict_laws_plans_tell_break_even_tokens(mine: Catalogue) -> None:
     """B8 to B11. Goal: of LuWu and of ZeRO-3, for the cluster asked about; a tree's links are as
     fast as a switch's, so its tokens are the same."""
-    found = plan({**NETWORKS, "topology": NETWORKS["topology"][3]}, mine, played=0)
+    found = plan({**NETWORKS, "topology": NETWORKS["topology"][3]}, mine)
     assert set(found.break_even) == {"luwu", "zero3"}
     luwu = found.break_even["luwu"]
     assert set(luwu.of_a_micro_batch) == {"pull", "push"}
@@ -268,9 +191,9 @@ def test_predict_laws_plans_tell_break_even_tokens(mine: Catalogue) -> None:
     text = plan_text(found)
     assert re.search(r"^luwu, tokens per device that hide the rest, at \d+ TFLOP/s:$", text, re.M)
     assert re.search(r"^  gathers and reductions +[\d,]+ of a micro-batch", text, re.M)
-    switch = plan({**NETWORKS, "topology": NETWORKS["topology"][0]}, mine, played=0)
+    switch = plan({**NETWORKS, "topology": NETWORKS["topology"][0]}, mine)
     assert switch.break_even["luwu"].of_a_step == luwu.of_a_step
-    assert plan(TABLE, mine, played=0).break_even.keys() == {"zero3"}
+    assert plan(TABLE, mine).break_even.keys() == {"zero3"}
 
 
 def test_a_plan_with_costs_is_printed(
@@ -279,11 +202,11 @@ def test_a_plan_with_costs_is_printed(
     """Goal: dollars, price, power and the network have columns, and keys in JSON."""
     found = plan({**NETWORKS, "cost": COST}, mine)
     head = next(line for line in plan_text(found).splitlines() if "USD/Mtoken" in line)
-    for name in ("tokens/s", "played", "USD/Mtoken", "MUSD", "kW", "network", "system"):
+    for name in ("tokens/s", "USD/Mtoken", "MUSD", "kW", "network", "system"):
         assert name in head
     document = plan_document(found)
     assert document["best"][0].keys() >= {
-        "topology", "capex", "watts", "dollars_per_million_tokens", "played_step_s"
+        "topology", "capex", "watts", "dollars_per_million_tokens"
     }  # fmt: skip
     assert document["refused"] == found.refused
     json.dumps(document)
@@ -326,7 +249,7 @@ def test_the_page_has_plans(
 
 def test_every_system_that_was_asked_for_has_a_line(catalogue: Catalogue) -> None:
     """Goal: of each its best, and whether it is shown, what beats it, or why it has nothing."""
-    found = plan({**TABLE, "systems": ["3d", "zero3", "ddp"]}, catalogue, played=0)
+    found = plan({**TABLE, "systems": ["3d", "zero3", "ddp"]}, catalogue)
     told = {each.system: each for each in found.systems}
     assert list(told) == ["3d", "zero3", "ddp"]
     assert told["3d"].why == ""
@@ -335,11 +258,11 @@ def test_every_system_that_was_asked_for_has_a_line(catalogue: Catalogue) -> Non
     shown = {each.question.system for each in found.best}
     assert told["zero3"].best is not None
     assert (told["zero3"].why == "") == ("zero3" in shown)
-    odd = plan({**TABLE, "systems": ["3d", "zero3"], "batch": 127}, catalogue, played=0)
+    odd = plan({**TABLE, "systems": ["3d", "zero3"], "batch": 127}, catalogue)
     assert odd.systems[1].why == "no configuration: batch 127 is no multiple of 64"
     lines = plan_text(odd).splitlines()
     assert lines[1] == "zero3         no configuration: batch 127 is no multiple of 64"
     assert plan_document(odd)["systems"][1]["tokens_per_s"] is None
     slow = replace_network(catalogue, "ib-hdr", 1e9 / 8)
-    beaten = plan({**TABLE, "systems": ["3d", "zero3"]}, slow, played=0)
+    beaten = plan({**TABLE, "systems": ["3d", "zero3"]}, slow)
     assert beaten.systems[1].why in ("", "beaten by 3d")

@@ -52,7 +52,7 @@ SEVERAL: dict[str, Any] = {**BOUGHT, "devices": [8, 16, 32, 64, 128]}
 @pytest.fixture(scope="module")
 def free(mine: Catalogue) -> Plan:
     """Without a budget."""
-    return plan(SEVERAL, mine, played=0)
+    return plan(SEVERAL, mine)
 
 
 def devices_of(found: Plan) -> set[int]:
@@ -62,10 +62,10 @@ def devices_of(found: Plan) -> set[int]:
 
 def test_predict_laws_a_list_of_one_number_is_that_number(mine: Catalogue) -> None:
     """Goal: the same plan; and what is tried of a list is what is tried of each alone."""
-    alone = {count: plan({**TABLE, "devices": count}, mine, played=0) for count in (8, 16)}
-    one = plan({**TABLE, "devices": [8]}, mine, played=0)
+    alone = {count: plan({**TABLE, "devices": count}, mine) for count in (8, 16)}
+    one = plan({**TABLE, "devices": [8]}, mine)
     assert one == alone[8]
-    both = plan({**TABLE, "devices": [8, 16]}, mine, played=0)
+    both = plan({**TABLE, "devices": [8, 16]}, mine)
     assert both.tried == sum(each.tried for each in alone.values())
     assert both.too_large == sum(each.too_large for each in alone.values())
     assert (
@@ -76,13 +76,12 @@ def test_predict_laws_a_list_of_one_number_is_that_number(mine: Catalogue) -> No
 
 def test_predict_laws_a_batch_grows_with_devices(mine: Catalogue) -> None:
     """Goal: batch_per_device is the batch of as many devices."""
-    found = plan({**_without(TABLE, "batch"), "devices": [8, 32], "batch_per_device": 4}, mine,
-                 played=0)  # fmt: skip
+    found = plan({**_without(TABLE, "batch"), "devices": [8, 32], "batch_per_device": 4}, mine)
     assert {(e.question.job.devices, e.question.job.batch) for e in found.best} == {
         (8, 32),
         (32, 128),
     }
-    same = plan({**TABLE, "devices": 32, "batch": 128}, mine, played=0)
+    same = plan({**TABLE, "devices": 32, "batch": 128}, mine)
     assert found.best[0].step == same.best[0].step
 
 
@@ -104,7 +103,7 @@ def test_predict_laws_what_is_shown_is_within_the_budget(
 ) -> None:
     """Goal: of a list of numbers, those that cost more are counted and never shown, and the others
     are as without a budget; a larger budget is never slower."""
-    found = plan({**SEVERAL, "budget": budget}, mine, played=0)
+    found = plan({**SEVERAL, "budget": budget}, mine)
     number, unit = budget.split()
     dollars = float(number) * {"kUSD": 1e3, "MUSD": 1e6}[unit]
     assert free.beyond_budget == 0
@@ -127,23 +126,23 @@ def id_of(each: Any) -> tuple[Any, ...]:
 def test_predict_laws_a_budget_says_how_many_devices(mine: Catalogue) -> None:
     """Goal: without devices, hosts are 1, 2, 3, 4, 6 and so on, as many as the budget buys without
     a network; with it, some of these are beyond it."""
-    found = plan({**BOUGHT, "budget": "1.6 MUSD"}, mine, played=0)
+    found = plan({**BOUGHT, "budget": "1.6 MUSD"}, mine)
     assert found.device_counts == (8, 16, 24, 32, 48, 64)
     assert max(devices_of(found)) < 64
     assert found.beyond_budget
-    rented = plan({**RENTED, "budget_per_hour": "100 USD/h"}, mine, played=0)
+    rented = plan({**RENTED, "budget_per_hour": "100 USD/h"}, mine)
     assert rented.device_counts == (8, 16, 24, 32, 48)  # of 2.06 USD an hour each
     assert rented.beyond_budget == 0
-    owned = plan({**BOUGHT, "budget_per_hour": "30 USD/h"}, mine, played=0)
+    owned = plan({**BOUGHT, "budget_per_hour": "30 USD/h"}, mine)
     assert all(e.expense and e.expense.dollars_per_s * 3600 <= 30 for e in owned.best)
 
 
 def test_predict_laws_goals_order_the_same_set(mine: Catalogue) -> None:
     """Goal: each goal has its own order, of the same configurations."""
     table = {**BOUGHT, "devices": [8, 16, 32]}
-    plain = plan(table, mine, played=0)
+    plain = plan(table, mine)
     for goal in ("dollars_per_million_tokens", "capex", "watts"):
-        found = plan({**table, "goal": goal}, mine, played=0)
+        found = plan({**table, "goal": goal}, mine)
         assert sorted(map(repr, found.best)) == sorted(map(repr, plain.best))
         document = plan_document(found)
         values = [each[goal] for each in document["best"]]
@@ -196,11 +195,11 @@ def test_predict_laws_goals_order_the_same_set(mine: Catalogue) -> None:
 def test_bad_prediction_budgets(mine: Catalogue, table: dict[str, Any], said: str) -> None:
     """Goal: what cannot be spent, ordered or counted is refused by name."""
     with pytest.raises(ConfigError, match=said):
-        plan(table, mine, played=0)
+        plan(table, mine)
 
 
 def test_bad_prediction_some_rented_some_bought(mine: Catalogue) -> None:
     """Goal: goals of one plan are the same of all systems."""
     cost = {"server": "H100x8", "3d": {"rented": True}, "zero3": {"tariff": "ours"}}
     with pytest.raises(ConfigError, match=r"cost.rented: of some systems and not of others"):
-        plan({**TABLE, "devices": 8, "cost": cost}, mine, played=0)
+        plan({**TABLE, "devices": 8, "cost": cost}, mine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +11,8 @@ from luwu.predict.ask.question import make_question
 from luwu.predict.ask.question_training import Question
 from luwu.predict.ask.sensitivity import inputs, limits
 from luwu.predict.driven.driven import play_driven_steps
-from luwu.predict.events.pipeline_training import played_step_s
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.systems.in_network import predict_in_network_step
-from luwu.predict.systems.training import predict_step
 
 HOST = {
     "processor": "Xeon-5320", "memory_bytes": "512 GiB", "disk": "P5510-3.84T", "disks": 12,
@@ -73,19 +70,6 @@ def test_predict_laws_a_slow_device_that_nobody_waits_for(catalogue: Catalogue) 
     )
     assert even.binding == slow.binding != "compute"
     assert slow.seconds < 1.05 * even.seconds
-
-
-@pytest.mark.parametrize("virtual", [1, 5])
-@pytest.mark.parametrize("slowdown", [1.1, 2.0])
-def test_predict_laws_a_slow_stage_is_the_closed_form(
-    catalogue: Catalogue, slowdown: float, virtual: int
-) -> None:
-    """T4. Goal: m of the slow stage, and a bubble of the others; without sends within 1 %."""
-    network = replace(catalogue.network("ib-hdr"), rate=1e18, latency_s=0.0)
-    job = question(catalogue, "3d", slowdown=slowdown, virtual=virtual).job
-    job = replace(job, network=network, model=replace(job.model, vocab=8))
-    assert played_step_s(job) == pytest.approx(predict_step(job).seconds, rel=0.01)
-    assert played_step_s(replace(job, slowdown=1.0)) < played_step_s(job)
 
 
 def test_predict_laws_slow_workers_in_events_are_the_closed_form(catalogue: Catalogue) -> None:

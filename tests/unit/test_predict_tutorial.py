@@ -11,7 +11,7 @@ from luwu.commands import plan as plan_command
 from luwu.predict.ask.answer import answer
 from luwu.predict.ask.one_line import table_of, with_assumed
 from luwu.predict.ask.question import make_question, read_table
-from luwu.predict.ask.sweep import parse_axis, sweep
+from luwu.predict.ask.sweep import Axis, parse_axis, sweep
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.plan.planner import Plan, plan
 from tests import tutorial
@@ -30,7 +30,7 @@ class Followed(NamedTuple):
 
     directory: Path
     """With its files."""
-    pages: dict[Path, str]
+    page: str
 
 
 SEARCHED: list[tuple[dict[str, Any], Catalogue, Plan]] = []
@@ -52,7 +52,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
     text = tutorial.PAGE.read_text(encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_command, "plan", _once)
-        return Followed(directory, tutorial.pages(text, directory))
+        return Followed(directory, tutorial.made(text, directory))
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +61,9 @@ def directory(followed: Followed) -> Path:
 
 
 def test_the_tutorial_shows_what_its_commands_print(followed: Followed) -> None:
-    """Goal: outputs and pictures are those of today. Otherwise: python -m tests.tutorial, and read
+    """Goal: outputs are those of today. Otherwise: python -m tests.tutorial, and read
     whether what it says of them still holds."""
-    assert tutorial.stale(followed.pages) == []
+    assert followed.page == tutorial.PAGE.read_text(encoding="utf-8")
 
 
 def _step(catalogue: Catalogue, system: str, nics: int, **node: Any) -> dict[str, Any]:
@@ -102,20 +102,26 @@ def test_predict_laws_of_the_file(directory: Path, catalogue: Catalogue) -> None
     hide the exchange; drives bind up to a number; the node's port helps eight NICs alone."""
     table, systems = read_table(directory / "luwu.toml"), parse_axis("system=zero3,luwu")
     rates = [parse_axis("network.rate=100 Gbit/s,200 Gbit/s"), systems]
-    (_, fast), (slow, _) = sweep(table, rates, catalogue).curves().values()
+    _, slow, fast, _ = _steps(table, rates, catalogue)
     assert fast / slow == pytest.approx(1, abs=0.1)
     lengths = [parse_axis("micro_batch:batch=1:64,2:128,4:256"), systems]
-    zero3, luwu_s = sweep(table, lengths, catalogue).curves().values()
+    steps = _steps(table, lengths, catalogue)
+    zero3, luwu_s = steps[::2], steps[1::2]
     gains = [a / b for a, b in zip(zero3, luwu_s, strict=True)]
     assert min(gains[:2]) > 1.25 * gains[2]
-    drives = sweep(table, [parse_axis("node.disks=2,4,8,12,16")], catalogue)
-    two, four, eight, twelve, sixteen = drives.curves()[""]
+    drives = [parse_axis("node.disks=2,4,8,12,16")]
+    two, four, eight, twelve, sixteen = _steps(table, drives, catalogue)
     assert two > 1.5 * four > 1.8 * eight
     assert twelve / sixteen < 1.01
     ports = [parse_axis("node.network=roce-100g,roce-400g"), parse_axis("nics_per_host=1,8")]
-    one, many = sweep(table, ports, catalogue).curves().values()
+    steps = _steps(table, ports, catalogue)
+    one, many = steps[::2], steps[1::2]
     assert one[0] == one[1]
     assert many[1] < 0.8 * many[0]
+
+
+def _steps(table: dict[str, Any], axes: list[Axis], catalogue: Catalogue) -> list[float]:
+    return [number or 0.0 for number in sweep(table, axes, catalogue).numbers()]
 
 
 def test_predict_laws_of_the_decision(directory: Path, catalogue: Catalogue) -> None:

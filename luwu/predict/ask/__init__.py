@@ -21,6 +21,4 @@ whole_training.py      steps, days, dollars and energy of a whole training
 break_even.py          tokens per step that hide exchanges
 sensitivity.py         the numbers that an answer depends on
 sweep.py               a question over values of its keys
-replay.py              the answer again, by the event core
-pictures.py            a record of the event core as rows of a picture
 """

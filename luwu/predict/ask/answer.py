@@ -27,7 +27,7 @@ from luwu.predict.ask.whole_training import whole_training, whole_training_text
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.networks import on_topology
 
-__all__ = ["SCHEMA", "answer", "asked", "cells", "memory_bytes", "side_by_side", "text"]
+__all__ = ["SCHEMA", "answer", "asked", "memory_bytes", "side_by_side", "text"]
 
 
 def answer(question: AnyQuestion, catalogue: Catalogue) -> dict[str, Any]:
@@ -132,15 +132,6 @@ def side_by_side(documents: dict[str, dict[str, Any]]) -> str:
         f"{name:<22}" + "  ".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True))
         for name, cells in rows.items()
     )
-
-
-def cells(document: dict[str, Any]) -> dict[str, str]:
-    """The rows of that table that one answer has."""
-    return {
-        name: _cell(name, document)
-        for name in _TABLE
-        if _found(document, _NEEDS.get(name, ())) is not _NOT_THERE
-    }
 
 
 def _cell(name: str, document: dict[str, Any]) -> str:

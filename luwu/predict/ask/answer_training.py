@@ -34,6 +34,8 @@ from luwu.predict.systems.in_network import OptimizerNodes
 
 MFU_SANE: Final = (0.05, 0.85)
 """Outside of this, something of the question or of the model is wrong."""
+DIFFERS: Final = 0.1
+"""Share of a step by which closed form and cores differ enough to say so."""
 EXPOSED: Final = ("exchange", "waiting", "tail", "bubble", "offload", "optimizer")
 
 
@@ -128,6 +130,16 @@ def does_not_fit_text(document: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
+def _cores_text(document: dict[str, Any]) -> list[str]:
+    """The step as the cores decide it, where that was asked, and which of the two to believe."""
+    if "cores_step_s" not in document:
+        return []
+    cores_s = document["cores_step_s"]
+    differs = abs(cores_s / document["step_s"] - 1) > DIFFERS
+    said = ": believe the cores, which know what waits for what" if differs else ""
+    return [f"by its own cores  {cores_s:.3f} s{said}"]
+
+
 def training_text(document: dict[str, Any]) -> str:
     """The document for people."""
     asked, step_s = document["asked"], document["step_s"]
@@ -141,6 +153,7 @@ def training_text(document: dict[str, Any]) -> str:
         f"recompute {asked['recompute']}, {asked['precision']}",
         "",
         f"step              {step_s:.3f} s",
+        *_cores_text(document),
         *error_bar_text(document["error"]),
         f"tokens            {document['tokens_per_s']:,.0f} per second, "
         f"{document['tokens_per_s_per_device']:,.0f} per device",

@@ -53,11 +53,6 @@ class Axis:
         """Labels of the values, as written."""
         return [label(value) for value in self.values]
 
-    @property
-    def is_ordered(self) -> bool:
-        """True if the values are numbers, with or without a unit, rather than names."""
-        return all(label(value)[:1].isdigit() for value in self.values)
-
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -88,20 +83,6 @@ class Sweep:
             )
         absent = 0.0 if of.startswith(_ADDING_UP) else None
         return [None if each is None else each.get(of, absent) for each in flat]
-
-    def curves(self, of: str = STEP) -> dict[str, list[float]]:
-        """Over the first axis, a curve for each combination of the others; NaN where there is no
-        number."""
-        found = [math.nan if number is None else number for number in self.numbers(of)]
-        others = [each.values for each in self.axes[1:]]
-        count = math.prod(map(len, others))
-        return {
-            ", ".join(
-                f"{axis.name} {label(value)}"
-                for axis, value in zip(self.axes[1:], values, strict=True)
-            ): found[index::count]
-            for index, values in enumerate(itertools.product(*others))
-        }  # fmt: skip
 
     def without_effect(self, of: str = STEP) -> list[str]:
         """Axes along which that number never changes."""

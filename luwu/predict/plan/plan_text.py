@@ -8,7 +8,6 @@ from luwu.base.identifiers import identifier
 from luwu.predict.ask.answer import asked
 from luwu.predict.ask.break_even import break_even_text
 from luwu.predict.ask.question_sockets import SocketQuestion
-from luwu.predict.ask.replay import DIFFERS
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.plan.plan_columns import ORDERS, SCHEMA, SHOWN, Columns, shared_document
 from luwu.predict.plan.planner import Found
@@ -50,11 +49,6 @@ def _training_document(found: Found) -> dict[str, Any]:
         "asked": asked(found.question)
         | {"expert_tensor": job.expert_width, "ends_as_layers": job.ends_as_layers},
     }  # fmt: skip
-    if found.replay is not None:
-        said |= {
-            "played_step_s": found.replay.step_s, "not_played": found.replay.why,
-            "differs": found.differs,
-        }  # fmt: skip
     return said | shared_document(found)
 
 
@@ -98,8 +92,6 @@ def plan_text(found: Plan[Any], shown: int = SHOWN) -> str:
         lines.append(f"and {len(found.best) - shown} more; --json shows all")
     if found.refused:
         lines.append(f"the first rejected: {found.first_refusal}")
-    if not is_inference:
-        lines += _played(found)
     for name, each in found.break_even.items():
         lines += ["", f"{name}, {break_even_text(each.document)[0]}"]
         lines += break_even_text(each.document)[1:]
@@ -118,36 +110,18 @@ def _systems(found: Plan[Any]) -> list[str]:
     ] + [""]
 
 
-def _played(found: Plan[Found]) -> list[str]:
-    """What the marks mean, and a line for each reason why some were not played: how many have it,
-    and what it says of the first."""
-    differs_count = sum(each.differs for each in found.best)
-    marks = [
-        f"! {differs_count} played more than {100 * DIFFERS:.0f} % off the closed form (step): "
-        "believe the play, which orders them"
-    ]
-    why: dict[str, list[str]] = {}
-    for each in found.best:
-        if each.replay is not None and each.replay.why:
-            why.setdefault(each.replay.why.partition(":")[0], []).append(each.replay.why)
-    return marks * (differs_count > 0) + [
-        f"{len(said)} not played: {said[0]}" for said in why.values()
-    ]
-
-
 # ---------------------------------------------------------------------- rows of training
 
 
 def _head(columns: Columns) -> str:
-    own = f"{'tokens/s':>12} {'step':>10} {'played':>11} {'left':>8}"
+    own = f"{'tokens/s':>12} {'step':>10} {'left':>8}"
     return "  ".join([own, *columns.head, f"{'system':<13}", "degrees, micro-batch, again"])
 
 
 def _line(each: Found, columns: Columns) -> str:
-    job, played = each.question.job, each.replay.step_s if each.replay is not None else None
-    again = "-" if played is None else f"{played:.3f} s{'!' if each.differs else ' '}"
+    job = each.question.job
     left = f"{each.left_bytes / 2**30:4.1f} GiB"
-    own = f"{each.tokens_per_s:12,.0f} {each.step.seconds:8.3f} s {again:>11} {left}"
+    own = f"{each.tokens_per_s:12,.0f} {each.step.seconds:8.3f} s {left}"
     what = f"{_degrees(job)}, {job.micro_batch}, {job.recompute}; bottleneck: {each.step.binding}"
     shared = columns.cells(each)
     return "  ".join([own, *shared, f"{each.question.system:<13}", what])

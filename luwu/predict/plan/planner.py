@@ -26,16 +26,14 @@ whose memory does not fit a device is left out and counted; so is one that a net
 cannot have, with the first reason. What remains is scored by closed forms; the *Pareto set* are
 those that no other beats in all of tokens a second, memory left on a device, and with [cost]
 dollars per million tokens, price and power; with several numbers of devices and nothing that is
-bought, also in few devices. The best of it are played (`ask/replay.py`), where that can be done,
-and count as they were played; where others beat them now, these are played too, PLAYED_MAX in all.
-Where play and closed form differ by more than DIFFERS, the row says so. The order of search is
-fixed, and of two equal ones the first counts, so two searches are the same.
+bought, also in few devices. The order of search is fixed, and of two equal ones the first counts,
+so two searches are the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -44,7 +42,6 @@ from luwu.predict.ask.answer import memory_bytes
 from luwu.predict.ask.break_even import BreakEven, break_even
 from luwu.predict.ask.question_cost import Expense
 from luwu.predict.ask.question_training import Question, make_training_question
-from luwu.predict.ask.replay import DIFFERS, TASKS_MAX, Replay, replay
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.job import StepTime
 from luwu.predict.plan.planner_budget import (
@@ -64,8 +61,6 @@ from luwu.predict.plan.planner_space import (
 )
 from luwu.predict.plan.search import OfSystem, Plan, Search
 
-PLAYED_MAX: Final = 100
-"""Configurations that are played, the best first, while tasks are left."""
 _BREAK_EVEN: Final = ("luwu", "zero3")
 
 
@@ -78,8 +73,6 @@ class Found:
     left_bytes: float
     """Free memory of a device."""
     expense: Expense | None = None
-    replay: Replay | None = None
-    """Played; None: it was not among the best."""
 
     @property
     def devices(self) -> int:
@@ -87,20 +80,9 @@ class Found:
         return self.question.job.devices
 
     @property
-    def step_s(self) -> float:
-        """As it was played; if it was not, the closed form's."""
-        played_s = None if self.replay is None else self.replay.step_s
-        return self.step.seconds if played_s is None else played_s
-
-    @property
-    def differs(self) -> bool:
-        """It was played, and the closed form says something else."""
-        return abs(self.step_s / self.step.seconds - 1) > DIFFERS
-
-    @property
     def tokens_per_s(self) -> float:
         """Tokens per second of all devices."""
-        return self.question.job.tokens / self.step_s
+        return self.question.job.tokens / self.step.seconds
 
     @property
     def dollars_per_million_tokens(self) -> float | None:
@@ -114,11 +96,8 @@ class Found:
         return (self.tokens_per_s, self.left_bytes, *priced)
 
 
-def plan(
-    table: Mapping[str, Any], catalogue: Catalogue, *, played: int = PLAYED_MAX
-) -> Plan[Found]:
-    """Search, and play the best. Raises ConfigError: for a table that means nothing, or where
-    nothing fits."""
+def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan[Found]:
+    """Search. Raises ConfigError: for a table that means nothing, or where nothing fits."""
     check_table(table)
     choices, costs = topologies(table), costs_by_system(table, catalogue, systems_of(table))
     wish = make_wish(table, costs)
@@ -132,11 +111,6 @@ def plan(
                 needs[question.system] = min(own, needs.get(question.system, math.inf))
     _check(search, min(needs.values(), default=math.inf))
     best = search.plan(wish, costs, lambda each: order_by(wish.goal, each))
-    for _ in range(played):
-        left = played - sum(each.replay is not None for each in search.found)
-        if not _play(search.found, best.best, left):
-            break
-        best = search.plan(wish, costs, lambda each: order_by(wish.goal, each))
     systems = tuple(
         _of_system(name, table, search.found, best, needs.get(name))
         for name in systems_of(table)
@@ -186,20 +160,6 @@ def _look_at(search: Search[Found], question: Question) -> float:
 
         search.score(question, found)
     return needs
-
-
-def _play(found: list[Found], best: Sequence[Found], count: int) -> bool:
-    """Play the first so many of the best, as long as there are tasks left; True if one was not
-    yet."""
-    done = [each.replay for each in found if each.replay is not None]
-    left = TASKS_MAX - sum(each.tasks for each in done if each.step_s is not None)
-    places = {id(each): place for place, each in enumerate(found)}
-    waiting = [each for each in best if each.replay is None][:count]
-    for each in waiting:
-        again = replay(each.question, tasks_max=left)
-        left -= 0 if again.step_s is None else again.tasks
-        found[places[id(each)]] = replace(each, replay=again)
-    return bool(waiting)
 
 
 def _check(search: Search[Found], least_bytes: float) -> None:

@@ -4,7 +4,7 @@
                               exposed exchanges of its ranks (X4, J3)
     T4  a step                m stages + (p - 1)/v stages of the bubble + T5 + data parallel
                               exchanges + optimizer, never less than its port needs (P2), + T6
-    T5  sends that show       2 (p - 1) (1 + (m - 1)/p) in 1F1B, which waits all along (E5);
+    T5  sends that show       2 (p - 1) (1 + (m - 1)/p) in 1F1B, which waits all along;
                               2 (p v - 1) if interleaved, where the ends wait, and of the other
                               2 m v those that are not hidden
     T6  a step's wait         of n devices for the slowest, once: w ln n seconds, however long the
