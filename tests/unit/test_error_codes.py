@@ -79,9 +79,10 @@ def codes_at_raises() -> Iterator[tuple[str, str, str]]:
                 continue
             for keyword in node.keywords:
                 value = keyword.value
-                if keyword.arg == "code" and isinstance(value, ast.Constant) and value.value:
-                    place = f"{file.relative_to(ROOT)}:{node.lineno}"
-                    yield place, node.func.id, str(value.value)
+                if keyword.arg != "code" or not isinstance(value, ast.Constant):
+                    continue
+                if isinstance(value.value, str) and value.value:
+                    yield f"{file.relative_to(ROOT)}:{node.lineno}", node.func.id, value.value
 
 
 def test_every_class_has_a_code_of_its_own() -> None:
