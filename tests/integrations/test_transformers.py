@@ -62,7 +62,7 @@ def test_transformers_losses_are_those_of_plain_torch(family: str, tmp_path: Pat
 
 
 @one_family
-@pytest.mark.feature("transformers in bfloat16")
+@pytest.mark.feature("an unmodified transformers model")
 def test_transformers_losses_in_bfloat16(family: str, tmp_path: Path) -> None:
     """I4. Goal: with mp_policy the losses follow those of float32 masters that are computed with
     in bfloat16 (`alone` says how): 2e-2, for the sums of two bfloat16 gradients differ."""
@@ -107,7 +107,7 @@ def test_transformers_variants(variant: str, tmp_path: Path) -> None:
         assert model.config._attn_implementation == "eager"  # type: ignore[union-attr]
 
 
-@pytest.mark.feature("losses of hidden states")
+@pytest.mark.feature("an unmodified transformers model")
 def test_transformers_loss_of_hidden_states(tmp_path: Path) -> None:
     """Goal: what transformers collects inside of units (hidden states, attention) may be part of
     the loss."""
@@ -143,7 +143,7 @@ def test_transformers_loss_of_hidden_states(tmp_path: Path) -> None:
 
 
 @families
-@pytest.mark.feature("padded batches")
+@pytest.mark.feature("an unmodified transformers model")
 def test_transformers_padding(family: str, tmp_path: Path) -> None:
     """Goal: an attention mask goes through units in bfloat16; a padded place changes no loss."""
     options = options_of(family, dtype="bfloat16")
@@ -288,7 +288,7 @@ def test_lora_pushes_adapters_and_pulls_everything(family: str, tmp_path: Path) 
     assert full.pull_bytes < adapters.pull_bytes < 1.01 * full.pull_bytes
 
 
-@pytest.mark.feature("LoRA: adapters disabled")
+@pytest.mark.feature("LoRA")
 def test_lora_base_stays_as_it_was(tmp_path: Path) -> None:
     """Goal: without its adapters the model is the base, which no step has changed, to the bit."""
     options = options_of("llama", lora=LORA_RANK, steps=5)
@@ -313,7 +313,7 @@ def test_lora_base_stays_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.feature("LoRA with checkpointing")
+@pytest.mark.feature("LoRA")
 def test_lora_with_checkpointing(reentrant: bool, tmp_path: Path) -> None:
     """Goal: adapters over a frozen base that is computed again in backward, as peft says it must
     be set up (the embedding's output requires a gradient)."""

@@ -109,14 +109,14 @@ def test_transformers_trainer_with_one_worker(case: str, tmp_path: Path) -> None
     compare(tmp_path, abs_max=1e-5, **CASES[case])
 
 
-@pytest.mark.feature("Trainer with bf16")
+@pytest.mark.feature("Trainer")
 def test_transformers_trainer_with_autocast(tmp_path: Path) -> None:
     """Goal: bf16=True is autocast, over weights in float32, as with Trainer alone; 2e-2: a product
     may be rounded the other way."""
     compare(tmp_path, abs_max=2e-2, bf16=True)
 
 
-@pytest.mark.feature("Trainer with LoRA")
+@pytest.mark.feature("Trainer")
 def test_transformers_trainer_lora(tmp_path: Path) -> None:
     """Goal: LoRA through Trainer, with a group that holds no parameter."""
     compare(tmp_path, abs_max=1e-5, lora=2)
@@ -154,7 +154,7 @@ def stop_at(step: int) -> Any:
     return StopAt()
 
 
-@pytest.mark.feature("Trainer, resumed")
+@pytest.mark.feature("Trainer")
 def test_transformers_trainer_goes_on_where_the_state_is(tmp_path: Path) -> None:
     """Goal: a run that is resumed has the losses and the schedule of one that was not stopped, in
     the middle of an epoch and of an accumulation of batches, and trains no step twice."""
@@ -321,7 +321,7 @@ def test_transformers_trainer_says_that_it_cannot_go_back(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("lora", [0, 2])
-@pytest.mark.feature("Trainer.save_model")
+@pytest.mark.feature("Trainer")
 def test_transformers_trainer_saves_weights(lora: int, tmp_path: Path) -> None:
     """Goal: `save_model`, and save_only_model=True while training runs, write what
     `from_pretrained` reads: the weights after the steps that were taken."""

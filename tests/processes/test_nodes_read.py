@@ -68,8 +68,8 @@ def exported(shell: Terminal, source: str, out: str) -> str:
     return said[0]
 
 
-@pytest.mark.feature("several optimizer nodes are read while training goes on")
-@pytest.mark.feature("luwu.attach with several optimizer nodes")
+@pytest.mark.feature("readers of a decided step")
+@pytest.mark.feature("luwu.attach")
 def test_several_nodes_are_read_and_resumed(shell: Terminal) -> None:
     """I1, I3, E3. Goal: an export and a snapshot of a job that runs are its last step, on both
     nodes; a run that goes on from the snapshot, with the generators that were attached, ends with

@@ -80,7 +80,7 @@ def through_a_node(
         return losses, cluster.weights_digest(), found[0] if found else None
 
 
-@pytest.mark.feature("offload_activations with fully_shard")
+@pytest.mark.feature("offload_activations")
 @pytest.mark.parametrize(
     ("checkpointing", "update"),
     [

@@ -160,7 +160,7 @@ def test_clips_in_one_process() -> None:
         luwu.finish()
 
 
-@pytest.mark.feature("clip_grad_norm_(error_if_nonfinite=)")
+@pytest.mark.feature("clipping by the global norm: 1, 2 or infinity")
 @pytest.mark.parametrize("norm_type", LIMITS)
 def test_a_norm_that_must_be_finite_is_an_error_of_step(norm_type: float, tmp_path: Path) -> None:
     """I4. Goal: `step()` raises as torch's clip does, on all ranks, with the weights as they were;

@@ -105,7 +105,7 @@ def test_export_import_of_a_skipped_step_and_of_first_weights(tmp_path: Path) ->
     assert (after, after.record.version) == (before, 0)
 
 
-@pytest.mark.feature("export within a memory budget")
+@pytest.mark.feature("export and import")
 def test_export_import_with_the_least_budget(tmp_path: Path) -> None:
     """Goal: two buffers are enough; what a page held before is not left in the next one's padding
     or in the fresh state of an optimizer."""
@@ -170,7 +170,7 @@ def train_gpt(tmp_path: Path, state: Path, optimizer: str, *, steps: int, world_
         return cluster.weights_digest()
 
 
-@pytest.mark.feature("export: the optimizer's state")
+@pytest.mark.feature("export and import")
 @pytest.mark.parametrize("optimizer", sorted(TRAINED))
 def test_export_import_fills_a_torch_model_and_its_optimizer(
     optimizer: str, tmp_path: Path
@@ -227,7 +227,7 @@ def load_sharded(directory: Path, stem: str) -> dict[str, Any]:
     return {name: files[file][name] for name, file in index["weight_map"].items()}
 
 
-@pytest.mark.feature("export in a narrower dtype")
+@pytest.mark.feature("export and import")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_export_import_of_narrow_weights(dtype: str, tmp_path: Path) -> None:
     """Goal: narrow weights are those that torch rounds to, transformers may load them, and import

@@ -94,7 +94,7 @@ print("grown", json.dumps(grown), file=sys.stderr)
 """
 
 
-@pytest.mark.feature("export within a memory budget")
+@pytest.mark.feature("export and import")
 def test_export_import_stays_within_the_budget(tmp_path: Path) -> None:
     """I5. Goal: a state 8 times the budget is exported and imported within it.
     Method: a process of its own; the growth of its peak resident memory, from after a small export

@@ -62,7 +62,7 @@ def part(
     return work
 
 
-@pytest.mark.feature("luwu export, while training runs")
+@pytest.mark.feature("readers of a decided step")
 @pytest.mark.parametrize("has_switch", [True, False], ids=["switch", "no-switch"])
 def test_export_import_while_training_goes_on(has_switch: bool, tmp_path: Path) -> None:
     """I3. Goal: what was held after step 2 and written after step 5 is step 2; imported, training

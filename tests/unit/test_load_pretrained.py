@@ -96,7 +96,7 @@ def test_first_weights_are_those_of_the_files(
     assert sorted(reads) == sorted(f"model.{name}" for name in tensors)
 
 
-@pytest.mark.feature("luwu.load_pretrained of a part")
+@pytest.mark.feature("luwu.load_pretrained")
 def test_what_rename_leaves_out_is_made_as_usual(tmp_path: Path) -> None:
     """Goal: parameters that are in no file are filled by init_weights; those of the files are not
     touched by it, in one module too."""
@@ -133,7 +133,7 @@ class Normed(nn.Module):
         return y
 
 
-@pytest.mark.feature("luwu.load_pretrained: buffers")
+@pytest.mark.feature("luwu.load_pretrained")
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_buffers_are_read_on_every_rank(device: str, tmp_path: Path) -> None:
     """Goal: BatchNorm's statistics are the files' on every rank, in their own dtypes."""
@@ -153,7 +153,7 @@ def test_buffers_are_read_on_every_rank(device: str, tmp_path: Path) -> None:
         assert model.norm.num_batches_tracked.item() == 2**40 + 1
 
 
-@pytest.mark.feature("luwu.load_pretrained in a resumed run")
+@pytest.mark.feature("luwu.load_pretrained")
 def test_a_run_that_has_weights_reads_no_files(tmp_path: Path) -> None:
     """Goal: a run that continues ignores the files, which may be gone."""
     directory = files(tmp_path / "hub", gpt_tensors())

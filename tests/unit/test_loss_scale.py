@@ -65,7 +65,7 @@ def test_the_rule_is_that_of_grad_scaler(update: str, tmp_path: Path) -> None:
     assert found.digest == digest_of(dict(model.named_parameters()))
 
 
-@pytest.mark.feature("float16 on the wire and in compute")
+@pytest.mark.feature("bfloat16, float16 on the wire and in compute")
 def test_scaled_float16_gradients_do_not_vanish(tmp_path: Path) -> None:
     """Goal: gradients below float16's least number reach the masters with a scale, else not."""
 

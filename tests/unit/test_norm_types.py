@@ -42,7 +42,7 @@ def plain(norm_type: float) -> tuple[dict[str, Tensor], list[float]]:
     return model.state_dict(), norms
 
 
-@pytest.mark.feature("clipping by norms 1 and infinity")
+@pytest.mark.feature("clipping by the global norm: 1, 2 or infinity")
 @pytest.mark.parametrize("norm_type", MAX_NORM)
 @pytest.mark.parametrize("how", ["call", "argument"])
 def test_clipping_by_a_norm_equals_torch(norm_type: float, how: str, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_clipping_by_a_norm_equals_torch(norm_type: float, how: str, tmp_path: P
         torch.testing.assert_close(weights[name], value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.feature("clipping by norms 1 and infinity")
+@pytest.mark.feature("clipping by the global norm: 1, 2 or infinity")
 def test_a_sum_that_is_not_finite_is_skipped(tmp_path: Path) -> None:
     """I4. Goal: a NaN is found by any norm, and the step is left out."""
 

@@ -145,7 +145,7 @@ def test_frozen_parameters_may_be_left_out(tmp_path: Path) -> None:
     assert found.keys() == make().state_dict().keys() - {"frozen"}
 
 
-@pytest.mark.feature("set_model_state_dict")
+@pytest.mark.feature("set_model_state_dict, set_optimizer_state_dict")
 @pytest.mark.parametrize("meta", [False, True])
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_training_goes_on_from_state_dicts(meta: bool, name: str, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_training_goes_on_from_state_dicts(meta: bool, name: str, tmp_path: Path
     assert_same(found, source.state_dict())
 
 
-@pytest.mark.feature("set_model_state_dict")
+@pytest.mark.feature("set_model_state_dict, set_optimizer_state_dict")
 def test_a_resumed_run_takes_no_other_weights(tmp_path: Path) -> None:
     """Goal: a script that always loads its checkpoint may be resumed: the state counts."""
 
@@ -203,7 +203,7 @@ def test_a_resumed_run_takes_no_other_weights(tmp_path: Path) -> None:
     assert resumed.digest == in_cluster(tmp_path / "whole", work(0, 4)).digest
 
 
-@pytest.mark.feature("set_model_state_dict")
+@pytest.mark.feature("set_model_state_dict, set_optimizer_state_dict")
 def test_dicts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     """Goal: all that is wrong is named, and nothing is half set."""
 
@@ -242,7 +242,7 @@ def test_dicts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     in_cluster(tmp_path, work)
 
 
-@pytest.mark.feature("set_optimizer_state_dict")
+@pytest.mark.feature("set_model_state_dict, set_optimizer_state_dict")
 def test_optimizer_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     source, optimizer = plain("AdamW", 1)
     state = get_optimizer_state_dict(source, optimizer)

@@ -79,7 +79,7 @@ def test_gpt_equals_torch(update: str, checkpointing: str, tied: bool) -> None:
         assert "head.weight" not in network.masters()
 
 
-@pytest.mark.feature("bfloat16 on the wire and in compute")
+@pytest.mark.feature("bfloat16, float16 on the wire and in compute")
 def test_gpt_in_bfloat16_follows_float32_masters() -> None:
     """I4. Goal: bfloat16 on the wire, float32 in the network. Method: torch by hand: compute with
     rounded weights, add the ranks' gradients in float32, update the masters."""
@@ -338,7 +338,7 @@ def test_units_of_several_modules_and_tied_blocks() -> None:
     assert [unit.name for unit in layout.units if tied in unit.parameters] == ["root"]
 
 
-@pytest.mark.feature("clipping by the global norm")
+@pytest.mark.feature("clipping by the global norm: 1, 2 or infinity")
 @pytest.mark.parametrize("how", ["optimizer", "function"])
 def test_clipping_equals_torch(how: str) -> None:
     """I4. Goal: torch's clipping by the global norm of the mean gradient. The norm is summed in

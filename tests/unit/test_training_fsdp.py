@@ -388,7 +388,7 @@ def test_policy_says_what_is_computed_in() -> None:
             assert model.dtypes == (torch.bfloat16,) * 3
 
 
-@pytest.mark.feature("MixedPrecisionPolicy(reduce_dtype=float32)")
+@pytest.mark.feature("MixedPrecisionPolicy")
 def test_gradients_may_travel_in_float32(tmp_path: Path) -> None:
     """I4. Goal: bfloat16 compute, float32 gradients: pushes are twice as large, pulls are not, and
     what the worker adds up before it pushes is not rounded."""
@@ -432,7 +432,7 @@ def test_gradients_may_travel_in_float32(tmp_path: Path) -> None:
     assert wide.results[0] == (2 * narrow.results[0][0], narrow.results[0][1])
 
 
-@pytest.mark.feature("MixedPrecisionPolicy(reduce_dtype=float32)")
+@pytest.mark.feature("MixedPrecisionPolicy")
 def test_other_reduce_dtypes_are_refused() -> None:
     with worker(FakeNetwork(1)):
         model = make_stack()

@@ -129,7 +129,7 @@ def test_clipping_holds_for_one_step() -> None:
             luwu.clip_grad_norm_(nn.Linear(2, 2).parameters(), 1.0)
 
 
-@pytest.mark.feature("gradients that are not finite")
+@pytest.mark.feature("a gradient that is not finite")
 def test_step_that_is_not_finite_is_skipped() -> None:
     """Goal: the weights stay, the result says so, and the next step goes on."""
     network = FakeNetwork(1)
