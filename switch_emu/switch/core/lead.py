@@ -44,7 +44,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.outstanding import Outstanding, RetryPolicy
@@ -67,9 +67,6 @@ from switch_emu.switch.core.parents import Parents
 from switch_emu.switch.core.reader_routes import ReaderRoutes
 from switch_emu.switch.core.refusals import Refusals
 from switch_emu.switch.core.standings import Position, Standings
-
-_STARTED_AGAIN: Final = "the switch was started again"
-_BEGINS: Final = "the job begins"
 
 
 class Lead:
@@ -136,10 +133,8 @@ class Lead:
         """The same actions, with the nodes that a message concerns in place of the parent."""
         found: list[Any] = []
         for action in actions:
-            if isinstance(action, Send) and action.peers == (PARENT,):
-                found += self._sent(action)
-            else:
-                found.append(action)
+            is_up = isinstance(action, Send) and action.peers == (PARENT,)
+            found += self._sent(action) if is_up else [action]
         return found
 
     def take_inbound(self) -> list[wire.Message]:
@@ -168,8 +163,7 @@ class Lead:
             case wire.Leave():
                 self._leave = m
             case wire.Commit() if m.parts and m.step == self.at.now.step:
-                self._skips = m.skip
-                self._hyper = stated_hyper(send.payload)
+                self._skips, self._hyper = m.skip, stated_hyper(send.payload)
         return self._parents.sends(m, send.payload)
 
     # ---------------------------------------------------------------------- connections and time
@@ -357,7 +351,7 @@ class Lead:
             self._ask_to_adopt()
         else:
             is_again = any(node.standing and node.standing.epoch for node in self.at.nodes)
-            usual = _STARTED_AGAIN if is_again else _BEGINS
+            usual = "the switch was started again" if is_again else "the job begins"
             reasons = [text for text in (change_text(lost=missing), doubts) if text]
             self._go_on_with(answered, version, "; ".join(reasons) or usual)
 
@@ -592,7 +586,8 @@ class Lead:
 
     def _decide(self) -> None:
         """E2: all members have the next version prepared."""
-        assert self._is_installed and self.at.next is None, "E1: what is proposed decides nothing"
+        assert self._is_installed, "E1: what is proposed decides nothing"
+        assert self.at.next is None, "E1"
         assert self._ballot.is_prepared, "E2"
         self.at.now = replace(self.at.now, version=self.at.now.version + 1)
         whole = self._filling.completed()
