@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -164,18 +163,3 @@ def test_the_answer_always_has_its_nics(
     catalogue: Catalogue, table: dict[str, Any], line: str
 ) -> None:
     assert f"NICs              {line}" in text(answer(make_question(table, catalogue), catalogue))
-
-
-@pytest.mark.feature("the software whose efficiency is assumed, and others")
-def test_other_software_is_the_same_question_with_it(catalogue: Catalogue) -> None:
-    """Goal: others are those with rows of the same kind of system; what has no answer is left out;
-    the line names the one that is assumed."""
-    found = answer(asked(catalogue, LUWU), catalogue)
-    assert set(found["other_software_s"]) == {"composer-2023", "deepspeed-2021"}
-    step = asked(catalogue, LUWU, software="composer-2023").answer().seconds
-    assert found["other_software_s"]["composer-2023"] == step
-    line = f"the efficiency of torchtitan-2024 is assumed; by others: composer-2023 {step:.3f} s"
-    assert line in text(found)
-    three_d = answer(asked(catalogue, THREE_D), catalogue)
-    assert {"megatron-2023", "llama-2024"} < set(three_d["other_software_s"])
-    json.dumps(three_d)

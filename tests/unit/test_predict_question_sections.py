@@ -10,19 +10,10 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.base.identifiers import by_identifier
 from luwu.predict.ask.answer import answer, side_by_side, text
-from luwu.predict.ask.break_even import (
-    BreakEven,
-    achieved_of,
-    break_even,
-    exchange_tokens,
-    operations_of_a_token,
-)
 from luwu.predict.ask.question import Question, make_question
 from luwu.predict.ask.question_training import make_training_question
 from luwu.predict.hardware.catalogue import Catalogue, load
-from luwu.predict.systems.in_network import OptimizerNodes
 from luwu.predict.systems.training import predict_step
 
 MINE = """
@@ -292,47 +283,6 @@ def test_rented_devices_cost_their_rental(catalogue: Catalogue) -> None:
     table = side_by_side({"a": train, "b": serve})
     assert "tokens per dollar" in table
     assert "to buy" not in table
-
-
-# ---------------------------------------------------------------------- break-even
-
-
-def test_predict_laws_break_even_is_that_of_the_sources() -> None:
-    """B8 to B11. Goal: the numbers derived by hand, of A100 at 184 TFLOP/s, 12.5 GB/s, and 12
-    drives of 3.4 GB/s."""
-    achieved, rate = 184e12, 12.5e9
-    pulled, pushed, states, sharded = 2 * 2, 2, 12, (2 * 2 + 2) * 7 / 8  # bytes of a parameter
-    assert exchange_tokens(achieved, pulled, rate, 8) == pytest.approx(7.4e3, rel=0.01)
-    assert exchange_tokens(achieved, pushed, rate, 8) == pytest.approx(3.7e3, rel=0.01)
-    assert exchange_tokens(achieved, states, 12 * 3.4e9, 8) == pytest.approx(6.8e3, rel=0.01)
-    assert exchange_tokens(achieved, sharded, rate, 8) == pytest.approx(9.7e3, rel=0.01)
-    assert exchange_tokens(achieved, sharded, 0.69 * rate, 8) == pytest.approx(14e3, rel=0.01)
-
-
-def _of(question: Question) -> BreakEven:
-    return break_even(question.job, question.nodes)
-
-
-def test_predict_laws_break_even_is_where_times_are_equal(catalogue: Catalogue) -> None:
-    """B8 to B10. Goal: at as many tokens, compute takes as long as what it hides; neither the model
-    nor, of LuWu, the number of workers counts."""
-    question = asked(LUWU, catalogue)
-    step, found = question.answer(), _of(question)
-    compute_s = step.resources["compute"]
-    for name, needed in {**found.of_a_micro_batch, **found.of_a_step}.items():
-        there_s = compute_s * needed / found.step_tokens
-        assert there_s == pytest.approx(step.resources[name])
-    assert found.achieved == pytest.approx(achieved_of(question.job))
-    more = _of(asked(LUWU, catalogue, devices=32, batch=128))
-    assert more.of_a_micro_batch == pytest.approx(found.of_a_micro_batch)
-    assert _of(asked(ZERO3, catalogue)).of_a_step == {}
-    cached = {**LUWU["node"], "cached": 1.0}
-    assert _of(asked(LUWU, catalogue, node=cached)).of_a_step == {}
-    assert (operations_of_a_token("full"), operations_of_a_token("none")) == (8, 6)
-    assert isinstance(question.part, OptimizerNodes)
-    said = answer(question, catalogue)
-    assert said["break_even_tokens"]["of_a_step"] == by_identifier(found.of_a_step)
-    assert "of a micro-batch, which has 8,192" in text(said)
 
 
 # ---------------------------------------------------------------------- bad input

@@ -199,7 +199,7 @@ def test_predict_step(printed: Print, asked: dict[str, list[Path]], tmp_path: Pa
     assert kinds == KINDS
 
 
-KINDS = {"step_s", "token_s", "topology", "cost", "break_even_tokens"}
+KINDS = {"step_s", "token_s", "topology", "cost"}
 
 
 def test_predict_of_several(printed: Print, asked: dict[str, list[Path]], tmp_path: Path) -> None:

@@ -14,11 +14,9 @@ answer_arrivals.py     the answer for requests that were played
 answer_parts.py        what all answers have in common
 error_bar.py           the error of an answer, and what was never fitted
 shared_ports.py        NICs of a host, and what a pull per host would save
-other_software.py      the step by other software
 one_line.py            a question of the command line's flags
 fitting.py             does it fit the memory, and what is the nearest that does
 whole_training.py      steps, days, dollars and energy of a whole training
-break_even.py          tokens per step that hide exchanges
 sensitivity.py         the numbers that an answer depends on
 sweep.py               a question over values of its keys
 """

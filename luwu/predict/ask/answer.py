@@ -16,11 +16,9 @@ from luwu.predict.ask import question_cost
 from luwu.predict.ask.answer_inference import inference_answer, inference_text, socket_answer
 from luwu.predict.ask.answer_parts import SCHEMA
 from luwu.predict.ask.answer_training import asked, memory_bytes, training_answer, training_text
-from luwu.predict.ask.break_even import break_even, break_even_text
 from luwu.predict.ask.error_bar import error_bar, error_bar_text
 from luwu.predict.ask.fitting import fits, nearest_fit
 from luwu.predict.ask.one_line import assumed_text
-from luwu.predict.ask.other_software import other_software
 from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question, SocketQuestion
 from luwu.predict.ask.shared_ports import nics, nics_text
 from luwu.predict.ask.whole_training import whole_training, whole_training_text
@@ -41,10 +39,6 @@ def answer(question: AnyQuestion, catalogue: Catalogue) -> dict[str, Any]:
         document["fits"] = fits(question)
         nearest = None if document["fits"] else nearest_fit(question)
         document["nearest_fit"] = None if nearest is None else nearest.text
-        document["other_software_s"] = other_software(question)
-        if question.system in ("luwu", "zero3"):
-            on = question.as_on_topology()
-            document["break_even_tokens"] = break_even(on.job, on.nodes).document
     built = question.build()
     if question.topology is not None and built is not None:
         kind = question.topology.kind
@@ -71,8 +65,6 @@ def text(document: dict[str, Any]) -> str:
     lines = [*assumed_text(document.get("assumed", {})), *lines]
     if "whole_training" in document:
         lines += ["", *whole_training_text(document["whole_training"])]
-    if "break_even_tokens" in document:
-        lines += ["", *break_even_text(document["break_even_tokens"])]
     if "topology" in document:
         lines += ["", *on_topology.document_text(document["topology"])]
     if "cost" in document:

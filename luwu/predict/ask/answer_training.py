@@ -18,7 +18,6 @@ from luwu.predict.ask.answer_parts import (
     what_it_hangs_on,
 )
 from luwu.predict.ask.error_bar import error_bar_text
-from luwu.predict.ask.other_software import software_text
 from luwu.predict.ask.question import Question
 from luwu.predict.ask.shared_ports import nics_text
 from luwu.predict.hardware.catalogue import Catalogue
@@ -160,7 +159,6 @@ def training_text(document: dict[str, Any]) -> str:
         f"utilisation       MFU {document['mfu']:.1%}, HFU {document['hfu']:.1%}",
         f"bottleneck        {words(document['binding'])}",
         *nics_text(document["nics"]),
-        software_text(document),
         "",
     ]
     lines += parts_text(document["parts_s"], step_s)

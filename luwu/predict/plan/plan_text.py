@@ -6,7 +6,6 @@ from typing import Any
 
 from luwu.base.identifiers import identifier
 from luwu.predict.ask.answer import asked
-from luwu.predict.ask.break_even import break_even_text
 from luwu.predict.ask.question_sockets import SocketQuestion
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.plan.plan_columns import ORDERS, SCHEMA, SHOWN, Columns, shared_document
@@ -36,7 +35,6 @@ def plan_document(found: Plan[Any]) -> dict[str, Any]:
             for each in found.systems
         ],
         "best": [_training_document(each) for each in found.best],
-        "break_even_tokens": {name: each.document for name, each in found.break_even.items()},
     }
 
 
@@ -70,8 +68,7 @@ def _inference_document(found: FoundInference) -> dict[str, Any]:
 
 
 def plan_text(found: Plan[Any], shown: int = SHOWN) -> str:
-    """For people: the Pareto set as a table, and of training the tokens that hide what is
-    exchanged."""
+    """For people: the Pareto set as a table."""
     is_inference = isinstance(found.best[0], FoundInference)
     left_out = {
         "that cannot be": found.refused, "beyond the budget": found.beyond_budget,
@@ -92,9 +89,6 @@ def plan_text(found: Plan[Any], shown: int = SHOWN) -> str:
         lines.append(f"and {len(found.best) - shown} more; --json shows all")
     if found.refused:
         lines.append(f"the first rejected: {found.first_refusal}")
-    for name, each in found.break_even.items():
-        lines += ["", f"{name}, {break_even_text(each.document)[0]}"]
-        lines += break_even_text(each.document)[1:]
     return "\n".join(lines)
 
 

@@ -35,11 +35,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer import memory_bytes
-from luwu.predict.ask.break_even import BreakEven, break_even
 from luwu.predict.ask.question_cost import Expense
 from luwu.predict.ask.question_training import Question, make_training_question
 from luwu.predict.hardware.catalogue import Catalogue
@@ -60,8 +59,6 @@ from luwu.predict.plan.planner_space import (
     topologies,
 )
 from luwu.predict.plan.search import OfSystem, Plan, Search
-
-_BREAK_EVEN: Final = ("luwu", "zero3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +112,7 @@ def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan[Found]:
         _of_system(name, table, search.found, best, needs.get(name))
         for name in systems_of(table)
     )  # fmt: skip
-    return replace(best, systems=systems, break_even=_break_even(search.found))
+    return replace(best, systems=systems)
 
 
 def _of_system(
@@ -177,13 +174,3 @@ def _check(search: Search[Found], least_bytes: float) -> None:
         f"devices: none of {search.tried} configurations fits their memory; the least needs "
         f"{least_bytes / 1e9:.0f} GB each; take more devices"
     )
-
-
-def _break_even(found: list[Found]) -> dict[str, BreakEven]:
-    told = {}
-    for system in _BREAK_EVEN:
-        own = [each for each in found if each.question.system == system]
-        if own:
-            on = max(own, key=lambda each: each.tokens_per_s).question.as_on_topology()
-            told[system] = break_even(on.job, on.nodes)
-    return told

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from luwu.base.errors import ConfigError
-from luwu.predict.ask.break_even import BreakEven
 from luwu.predict.ask.question_cost import Costs, Expense
 from luwu.predict.plan.planner_budget import Spending, Wish, undominated
 
@@ -64,8 +63,6 @@ class Plan(Generic[Each]):
     goal: str
     systems: tuple[OfSystem[Each], ...] = ()
     """One of each system that was asked for."""
-    break_even: Mapping[str, BreakEven] = field(default_factory=dict)
-    """Break-even of systems whose overlap depends on tokens, by the fastest of each."""
 
 
 @dataclass(slots=True)
