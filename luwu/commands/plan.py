@@ -1,7 +1,6 @@
 """`luwu plan`: the best configuration of a job on machines that are not here.
 
-luwu plan FILE.toml [--json] [--catalogue FILE]      its form: luwu/predict/plan/planner.py,
-and of inference luwu/predict/plan/planner_inference.py
+luwu plan FILE.toml [--json] [--catalogue FILE]      its form: luwu/predict/plan/planner.py
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from luwu.predict.ask.question import read_table
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.plan.plan_text import plan_document, plan_text
 from luwu.predict.plan.planner import plan
-from luwu.predict.plan.planner_inference import plan_inference
-from luwu.predict.plan.planner_inference_space import is_of_inference
 
 
 @click.command(
@@ -33,11 +30,7 @@ from luwu.predict.plan.planner_inference_space import is_of_inference
 def run(file: Path, as_json: bool, catalogue: Catalogue) -> int:
     """Search the best configurations of a job on hardware you do not have: systems, networks,
     degrees of parallelism, micro-batches and recomputation. Show those that no other beats in
-    speed, free memory, cost and power, and the number of tokens that hides communication. For
-    inference: ranks, replicas, batches and precisions, by rate, latency and cost. docs/predict.md
-    describes FILE."""
-    table = read_table(file)
-    search = plan_inference if is_of_inference(table) else plan
-    found = search(table, catalogue)
+    speed, free memory, cost and power. docs/predict.md describes FILE."""
+    found = plan(read_table(file), catalogue)
     print(json.dumps(plan_document(found), indent=1) if as_json else plan_text(found))
     return 0

@@ -16,8 +16,8 @@ from luwu.predict.ask.one_line import assumed_text
 from luwu.predict.ask.sweep import STEP, Axis, Point, Sweep, label, parse_axis, sweep
 from luwu.predict.hardware.catalogue import Catalogue
 
-SCHEMA: Final = 2
-"""2: the swept number of a point is its `number`; answers have schema 2."""
+SCHEMA: Final = 3
+"""3: answers have schema 3."""
 _ALWAYS: Final = {
     "step_s": "{:.3f} s",
     "tokens_per_s_per_device": "{:,.0f}",

@@ -8,7 +8,7 @@
     events/     the event core: requests in virtual time
     driven/     LuWu's own cores in virtual time
     ask/        a question from a file, its answer, sweeps and sensitivities
-    plan/       the best configuration within a budget
+    plan/       the best configuration of training
     check/      predictions beside published results, and fits to them
     data/       the catalogue, published results, fitted numbers
 

@@ -86,6 +86,15 @@ def test_predict_laws_nothing_near_the_best_is_better(catalogue: Catalogue) -> N
             r"none of \d+ configurations fits",
         ),
         ({"batch": 7}, r"batch: no degrees share it"),
+        ({"devices": [8, 16]}, r"devices: \[8, 16\] is not a whole number"),
+        ({"devices": None}, r"devices is missing"),
+        ({"batch": None}, r"batch is missing"),
+        ({"goal": "watt"}, r"goal: 'watt' is not one of .* did you mean watts"),
+        ({"goal": "capex"}, r"goal: \[cost\] is missing"),
+        (
+            {"goal": "watts", "cost": {"server": "H100x8", "rented": True}},
+            r"goal: what is rented has no price",
+        ),
     ],
 )
 def test_bad_prediction_plans(catalogue: Catalogue, change: dict[str, Any], said: str) -> None:
@@ -165,6 +174,18 @@ def test_predict_laws_plans_choose_networks(mine: Catalogue) -> None:
     assert found.best[0].tokens_per_s >= one.best[0].tokens_per_s * (1 - 1e-12)
     cheapest = min(each.dollars_per_million_tokens or 0.0 for each in found.best)
     assert 0 < cheapest <= (found.best[0].dollars_per_million_tokens or 0.0)
+
+
+def test_predict_laws_goals_order_the_same_set(mine: Catalogue) -> None:
+    """Goal: each goal has its own order, of the same configurations."""
+    table = {**NETWORKS, "cost": COST}
+    plain = plan(table, mine)
+    for goal, said in (("dollars_per_million_tokens", "cheapest"), ("watts", "least power")):
+        found = plan({**table, "goal": goal}, mine)
+        places = [each.place(goal) for each in found.best]
+        assert places == sorted(places)
+        assert sorted(map(repr, found.best)) == sorted(map(repr, plain.best))
+        assert f"that no other beats, {said}" in plan_text(found)
 
 
 def test_predict_laws_what_is_rented_has_dollars_alone(mine: Catalogue) -> None:

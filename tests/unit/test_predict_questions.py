@@ -147,7 +147,7 @@ def test_the_command(tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[st
     assert "GPT-13B (12.8 B) by luwu on 8 x A100-40" in said
     assert "bottleneck " in said
     assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["schema"] == 2
+    assert json.loads(capsys.readouterr().out)["schema"] == 3
     assert main(["predict", "step", str(tmp_path / "none.toml")]) == 2
     assert "cannot read" in capsys.readouterr().err
     assert main(["predict", "stop"]) == 2

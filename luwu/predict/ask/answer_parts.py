@@ -10,8 +10,8 @@ from luwu.predict.ask.question import AnyQuestion
 from luwu.predict.ask.sensitivity import elasticities, limits
 from luwu.predict.hardware.catalogue import Catalogue
 
-SCHEMA: Final = 2
-"""2: keys of parts, resources and uses are identifiers (`output_layer`)."""
+SCHEMA: Final = 3
+"""3: neither break-even tokens nor steps by other software."""
 SHOWN_MAX: Final = 8
 
 

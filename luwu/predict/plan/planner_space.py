@@ -1,4 +1,4 @@
-"""Configurations that a plan of training searches, each as a question's table, and networks.
+"""Configurations that a plan searches, each as a question's table, and networks.
 
 A micro-batch is a power of two up to 64, of recomputation there is none, selective and full, and
 those alone count that share devices and batch evenly. Degrees of "3d", each only where it matters:
@@ -14,7 +14,7 @@ those alone count that share devices and batch evenly. Degrees of "3d", each onl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
@@ -34,8 +34,7 @@ _MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT_TOKENS_MIN: Final = 4096
 """Minimum tokens of a sequence on each of the ranks that share it."""
 _OF_PLANS: Final = (
-    "systems", "software", "node", "host", "topology", "cost", "batch_per_device", "budget",
-    "budget_per_hour", "goal",
+    "systems", "software", "node", "host", "topology", "cost", "goal",
 )  # fmt: skip
 """Keys that are not handed on as they are."""
 
@@ -175,34 +174,23 @@ def _experts(experts: int, tensor: int, ranks: int) -> Iterator[dict[str, int]]:
             yield {"expert": expert, "expert_tensor": 1}
 
 
-def asked_systems(
-    table: Mapping[str, Any], known: Collection[str], more: str = ""
-) -> list[str] | None:  # fmt: skip
-    """Those that a plan names, of `known`; None: it names none. Raises ConfigError."""
+def systems_of(table: Mapping[str, Any]) -> list[str]:
+    """Those asked; by default those that are told enough of. Raises ConfigError."""
     asked = table.get("systems")
     if asked is None:
-        return None
+        return [name for name in TRAINING if SECTIONS.get(name) is None or SECTIONS[name] in table]
     if not isinstance(asked, list) or not asked or not all(isinstance(e, str) for e in asked):
         raise ConfigError(f"systems: {asked!r} is not a list of names; one such as ['3d'] fits")
     for name in asked:
         if asked.count(name) > 1:
             raise ConfigError(f"systems: {name!r} is there twice; each once fits")
-        if name not in known:
+        if name not in TRAINING:
             raise ConfigError(
-                f"systems: {name!r} is not one of {', '.join(known)}{more}{suggestion(name, known)}"
+                f"systems: {name!r} is not one of {', '.join(TRAINING)}{suggestion(name, TRAINING)}"
             )
-    return list(asked)
-
-
-def systems_of(table: Mapping[str, Any]) -> list[str]:
-    """Those asked; by default those that are told enough of. Raises ConfigError."""
-    asked = asked_systems(table, TRAINING)
-    if asked is None:
-        return [name for name in TRAINING if SECTIONS.get(name) is None or SECTIONS[name] in table]
-    for name in asked:
         if SECTIONS.get(name) not in (None, *table):
             raise ConfigError(f"[{SECTIONS[name]}] is missing: {name} needs to know its hosts")
-    return asked
+    return list(asked)
 
 
 def _software(table: Mapping[str, Any], system: str) -> Any:
