@@ -281,7 +281,7 @@ BUGS = (
         "use a stale copy",
         "a node that was left out and comes back is taken for one that only lost its connection",
         "switch_emu/switch/core/lead.py",
-        (("if self._is_installed and not everyone & bit:\n", "if False:\n"),),
+        (("not (self.at.now.everyone | self.at.latest.everyone) & bit:\n", "False:\n"),),
         SEVERAL_NODES,
     ),
     Bug(

@@ -18,6 +18,11 @@ from luwu.base.limits import INT64_MAX
 RequestT = TypeVar("RequestT")
 
 
+def earliest(*times_ns: int | None) -> int | None:
+    """The first of some times; None stands for never."""
+    return min((at_ns for at_ns in times_ns if at_ns is not None), default=None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """The times after which a sender repeats a request."""

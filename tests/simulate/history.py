@@ -324,7 +324,7 @@ class Simulation(Cluster):
         if self.job.node_limits.workers_min is not None:
             return 0  # whoever knows may be left out
         known = [each.core.out.step for each in self.workers if each.alive]
-        known += [each.core.step for each in self.switches.values() if each.alive]
+        known += [each.core.outbox.step for each in self.switches.values() if each.alive]
         return max(known, default=0)
 
     def _put_back(self, copies: Sequence[Copy]) -> None:

@@ -33,7 +33,7 @@ def test_a_node_refuses_to_make_decided_steps_again(
     texts = [node.given_up for node in simulation.nodes if node.given_up]
     if optimizer_nodes > 1:
         texts += [str(each.refused) for each in simulation.workers if each.refused_older]
-    known = max(switch.core.step for switch in simulation.switches.values())
+    known = max(switch.core.outbox.step for switch in simulation.switches.values())
     found = simulation.disks[0].version
     assert any(
         f"ends with step {found - 1}, but step {known - 1} was announced" in text for text in texts

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final
 
-from luwu.base.outstanding import Outstanding, RetryPolicy
+from luwu.base.outstanding import Outstanding, RetryPolicy, earliest
 from luwu.layout import Share
 from luwu.protocol.actions import Send
 from luwu.protocol.epoch import nodes_of
@@ -123,7 +123,7 @@ class Filling:
     @property
     def gone(self) -> int:
         """Bitmap of the node that is being filled, if it is gone, or was started again."""
-        position = self._at.next or self._at.now
+        position = self._at.latest
         if self.node is None or not position.filled:
             return 0
         known = self._at.nodes[self.node.number]
@@ -227,11 +227,11 @@ class Filling:
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do, or the node is silent for too long."""
-        due, silent = [self._asked.next_due_ns()], self.silent()
-        if silent is not None:
-            _, ask_ns, end_ns = silent
-            due.append(ask_ns if self._outbox.now_ns < ask_ns else end_ns)
-        return min((at_ns for at_ns in due if at_ns is not None), default=None)
+        silent, due_ns = self.silent(), self._asked.next_due_ns()
+        if silent is None:
+            return due_ns
+        _, ask_ns, end_ns = silent
+        return earliest(due_ns, ask_ns if self._outbox.now_ns < ask_ns else end_ns)
 
     def silent(self) -> tuple[int, int, int] | None:
         """The number of the node, when it is asked whether it is there, and when it is given up, if

@@ -3,6 +3,14 @@
 No node is special. To the rest of the core they look like one parent; this part asks where they
 stand, proposes what counts, and answers the core in their name. See `node/core/joint.py`.
 
+    greeting -> proposed    `_propose`   enough have said where they stand (E3): `at.next` is set
+    proposed -> settled     `_install`   all that it names have taken it over (E1): `at.is_settled`
+    proposed -> proposed    `_propose`   one of them is lost, or cannot take it over
+    settled  -> judged      `_judge`     all members have measured the open step: `_verdict` is set
+    judged   -> settled     `_decide`    all members have prepared it (E2)
+    settled  -> proposed    `_propose`   an abort, other ranks; a member that is lost, or is back
+    judged   -> proposed    `_propose`   such a member; an abort waits until the step is decided
+
     nodes send            this part
     Standing              all members of the newest epoch have: it proposes the next (`Adopt`)
     Welcome               all members have: the epoch and the attempt count; the core goes on
@@ -47,7 +55,7 @@ from dataclasses import replace
 from typing import Any
 
 from luwu.base.errors import RemoteProtocolError
-from luwu.base.outstanding import Outstanding, RetryPolicy
+from luwu.base.outstanding import Outstanding, RetryPolicy, earliest
 from luwu.protocol.actions import PARENT, Send
 from luwu.protocol.children import Children
 from luwu.protocol.counted_ranks import CountedRanks
@@ -85,8 +93,6 @@ class Lead:
         self._filling = Filling(outbox, parents, self.at, self._ballot, self._refusals, rate, retry)
         self._text = ""
         """Why an epoch or an attempt is proposed."""
-        self._is_installed = False
-        """An epoch of this start of the switch counts."""
         self._redone_to = 0
         """Steps before this were announced once; the operator lets the job make them again."""
         self._counted = CountedRanks(
@@ -172,15 +178,13 @@ class Lead:
         """A connection is there, or there again."""
         self._away(number)
         self.at.connected(number)
-        if self._hello is not None:
-            self._greet(number, again=True)
+        self._greet(number, again=True)
 
     def lost(self, number: int) -> None:
         """A connection has ended."""
         self._away(number)
         self.at.disconnected(number)
-        if self._hello is not None:
-            self._greet(number)
+        self._greet(number)
 
     def _away(self, number: int) -> None:
         """Where a node stands is not known any more; the others do not wait for one that is being
@@ -188,7 +192,7 @@ class Lead:
         self.at.away(number)
         self._asked.pop(("adopt", number))
         self._filling.waiting.discard(number)
-        if self._is_installed and (self.at.next or self.at.now).filled >> number & 1:
+        if self.at.is_installed and self.at.latest.filled >> number & 1:
             self._consider()
 
     def tick(self) -> None:
@@ -215,12 +219,12 @@ class Lead:
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do."""
-        due = [self._asked.next_due_ns(), self.at.next_lost_ns(), self._filling.next_tick_ns()]
-        return min((at_ns for at_ns in due if at_ns is not None), default=None)
+        filling_ns = self._filling.next_tick_ns()
+        return earliest(self._asked.next_due_ns(), self.at.next_lost_ns(), filling_ns)
 
     def waits_for(self) -> str:
         """The nodes that are waited for, as text; or nothing."""
-        everyone = (self.at.next or self.at.now).everyone
+        everyone = self.at.latest.everyone
         away = sum(1 << n for n in nodes_of(everyone) if not self.at.nodes[n].is_adopted)
         return f"optimizer {nodes_text(away)}" if away else ""
 
@@ -245,24 +249,23 @@ class Lead:
         if any(member.known[0] for member in self._children.members.all_members):
             self._counted.run_goes_on()
         for number, node in enumerate(self.at.nodes):
-            if not (self._is_installed and node.is_adopted):
+            if not (self.at.is_installed and node.is_adopted):
                 self._greet(number)
         self._welcome_core()
 
     def _greet(self, number: int, *, again: bool = False) -> None:
-        assert self._hello is not None
+        if self._hello is None:
+            return
         node, key = self.at.nodes[number], ("hello", number)
         if node.absent_ns is None and node.incarnation < 0:
             node.absent_ns = self._outbox.now_ns
         if node.standing is None and (again or key not in self._asked):
-            hello, description = self._hello
-            self._ask(key, number, hello, description)
+            self._ask(key, number, *self._hello)
 
     def _rejoins(self, number: int, m: wire.Rejoin, _: Any) -> None:
         """A node does not know this switch: it was started again."""
         self._away(number)
-        if self._hello is not None:
-            self._greet(number)
+        self._greet(number)
 
     def _stands(self, number: int, m: wire.Standing, digests: bytes | None) -> None:
         """A node says where it stands."""
@@ -277,11 +280,10 @@ class Lead:
                 self._repeat_verdict(number, m.step)
             return
         if self.at.are_given_up(m.epoch):
-            self._refusals.end_as_given_up(number, (self.at.next or self.at.now).members)
+            self._refusals.end_as_given_up(number, self.at.latest.members)
             return
         node.is_away, node.absent_ns = False, None
-        everyone = self.at.now.everyone | (0 if self.at.next is None else self.at.next.everyone)
-        if self._is_installed and not everyone & bit:
+        if self.at.is_installed and not (self.at.now.everyone | self.at.latest.everyone) & bit:
             if not self._filling.is_on or self._leave is not None:
                 self._refusals.leave_out(number, self.at.now)
                 return
@@ -309,7 +311,7 @@ class Lead:
 
     def _takes_over(self, number: int, m: wire.Welcome, _: Any) -> None:
         """A node has taken an attempt over."""
-        wanted = self.at.now if self.at.next is None else self.at.next
+        wanted = self.at.latest
         if (m.generation, m.attempt) != (wanted.generation, wanted.attempt):
             return
         node = self.at.nodes[number]
@@ -333,9 +335,9 @@ class Lead:
         """Propose what is to count, if what the nodes have stated, or who is gone, asks for it."""
         if self._hello is None:
             return
-        if self._leave is not None and self._is_installed and self.at.next is None:
+        if self._leave is not None and self.at.is_settled:
             self._consider_leaving()
-        elif self._is_installed:
+        elif self.at.is_installed:
             self._consider_members()
         else:
             self._consider_first()
@@ -357,26 +359,19 @@ class Lead:
 
     def _consider_members(self) -> None:
         """Members are gone for too long, or were started again."""
-        members = (self.at.next or self.at.now).members
+        wanted, members = self.at.next, self.at.latest.members
         lost = members & self.at.lost
         back = sum(1 << n for n in nodes_of(members) if self.at.nodes[n].standing is not None)
         gone = self._filling.gone
-        if not lost and not back and not gone:
-            if self.at.next is not None:
-                self._ask_to_adopt()
-            elif self._filling.waiting and not self.at.now.filled:
+        if wanted is not None and not lost | gone and self.at.are_at(back, wanted.version):
+            self._ask_to_adopt()  # all that it names can take it over: it is not proposed anew
+            return
+        if not lost | back | gone:
+            if self._filling.waiting and not self.at.now.filled:
                 # From the next step on: the open one need not be made again.
                 self._abort_text = f"optimizer node {min(self._filling.waiting)} is to be filled"
             return
         rest = members & ~lost
-        if (
-            self.at.next is not None
-            and rest == members
-            and not gone
-            and self.at.are_at(back, self.at.next.version)
-        ):
-            self._ask_to_adopt()
-            return
         is_known = not any(self.at.nodes[number].is_away for number in nodes_of(rest))
         version = self.at.version_without(lost, rest, back)
         if not is_known or version is None or not self._are_enough(rest):
@@ -406,7 +401,7 @@ class Lead:
             held = sum(1 << n for n in versions if versions[n] >= 0)
             if self._parents.covers(held):
                 self._refusals.refuse_all(versions)
-            elif members == (self.at.now.members if self._is_installed else self.at.recorded):
+            elif members == (self.at.now.members if self.at.is_installed else self.at.recorded):
                 self._refusals.end_without_pages(held)
             return  # E6: who is gone has what is missing
         is_older = max(0, version) < known and not self.at.finishes(fit, version)
@@ -425,7 +420,7 @@ class Lead:
     def _propose(self, members: int, version: int, text: str, *, is_older: bool = False) -> None:
         """Ask nodes to record an epoch and an attempt, later than all that anybody knows."""
         assert self._parents.covers(members), "E6: some pages are at none of them"
-        assert not self._is_installed or self._are_enough(members), "E3"
+        assert not self.at.is_installed or self._are_enough(members), "E3"
         is_finished = self.at.finishes(members, version)
         version += is_finished  # E5
         if version >= 0:
@@ -433,7 +428,7 @@ class Lead:
         epoch, generation, attempt = self.at.newest()
         last = self.at.next or self.at.now  # some may have recorded what is proposed
         is_other = (
-            not self._is_installed
+            not self.at.is_installed
             or (epoch, members) != (last.epoch, last.members)
             or self._counted.wanted != self._children.members.active
         )
@@ -442,7 +437,7 @@ class Lead:
             generation=generation + is_older, attempt=attempt + 1,
             filled=self._filling.choose(
                 members, attempt + 1, version,
-                goes_on=self._is_installed and not (is_finished or is_older),
+                goes_on=self.at.is_installed and not (is_finished or is_older),
             ),
         )  # fmt: skip
         self._text = text
@@ -478,8 +473,8 @@ class Lead:
         """E1: all members have recorded it. From now on it counts."""
         assert self.at.next is not None
         former, self.at.now, self.at.next = self.at.now, self.at.next, None
-        position, was_installed = self.at.now, self._is_installed
-        self._is_installed = True
+        position, was_installed = self.at.now, self.at.is_installed
+        self.at.is_installed = True
         self._ballot.members = position.members
         self._parents.count_only(position.members, self._filling.node)
         self._filling.opens(position.step, position.generation)
@@ -502,8 +497,7 @@ class Lead:
     def _welcome_core(self) -> None:
         """Welcome the core, if it waits for that and all members are where it is to go on."""
         everyone = nodes_of(self.at.now.everyone)
-        is_whole = self._is_installed and self.at.next is None
-        if not (self._awaits_welcome and is_whole) or not all(
+        if not (self._awaits_welcome and self.at.is_settled) or not all(
             self.at.nodes[number].is_adopted for number in everyone
         ):
             return
@@ -528,9 +522,8 @@ class Lead:
     def _is_of_now(self, number: int, m: wire.Message) -> bool:
         """True if a node states something of the attempt that counts."""
         position = self.at.now
-        counts = self._is_installed and self.at.next is None and position.everyone >> number & 1
-        where = (position.generation, position.attempt)
-        return bool(counts) and (m.generation, m.attempt) == where
+        is_in = self.at.is_settled and position.everyone >> number & 1
+        return bool(is_in) and (m.generation, m.attempt) == (position.generation, position.attempt)
 
     def _measured(self, number: int, m: wire.Measured, payload: bytes | None) -> None:
         """The sums of a node are complete."""
@@ -586,8 +579,7 @@ class Lead:
 
     def _decide(self) -> None:
         """E2: all members have the next version prepared."""
-        assert self._is_installed, "E1: what is proposed decides nothing"
-        assert self.at.next is None, "E1"
+        assert self.at.is_settled, "E1: what is proposed decides nothing"
         assert self._ballot.is_prepared, "E2"
         self.at.now = replace(self.at.now, version=self.at.now.version + 1)
         whole = self._filling.completed()
@@ -651,7 +643,7 @@ class Lead:
 
     def _request_abort(self, text: str, *, lost: int = 0) -> None:
         """Give the attempt up as soon as that is allowed; `lost`: ranks that were started again."""
-        if not self._is_installed or self.at.next is not None or self.at.now.version < 0:
+        if not self.at.is_settled or self.at.now.version < 0:
             return  # one begins anyway; or nothing was pushed yet
         if self._verdict is not None and not (lost and self._hyper.keeps):
             self._abort_text = text  # as good as decided
@@ -660,7 +652,7 @@ class Lead:
 
     def _recount(self) -> None:
         """Other ranks count from the next attempt on, if others are present now."""
-        if not self._is_installed or self.at.next is not None or self.at.now.version < 0:
+        if not self.at.is_settled or self.at.now.version < 0:
             return
         change = self._counted.change()
         if change is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from luwu.base.limits import TEXT_CHARS_MAX
+from luwu.base.outstanding import earliest
 from luwu.protocol.actions import End, Expel
 from luwu.protocol.children import Children
 from luwu.protocol.members import KnowsMoreError, Member, RefusedError, ranks_text
@@ -64,8 +65,7 @@ class Membership:
 
     def next_ns(self) -> int | None:
         """When `tick` has something to do, or a rank is missed by the passing of time."""
-        due = (self._presence.next_ns(self._outbox.now_ns), self._missing_ns)
-        return min((at_ns for at_ns in due if at_ns is not None), default=None)
+        return earliest(self._presence.next_ns(self._outbox.now_ns), self._missing_ns)
 
     def lost(self, peer: str) -> None:
         """The connection to a child has ended."""

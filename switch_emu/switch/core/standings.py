@@ -46,12 +46,6 @@ class KnownNode:
     redoes: bool = False
     """Its operator lets the job make steps again that were decided and are lost."""
 
-    def is_lost(self, now_ns: int, drop_node_after_ns: int | None) -> bool:
-        """True if it is gone for too long."""
-        if drop_node_after_ns is None or self.absent_ns is None:
-            return False
-        return now_ns >= self.absent_ns + drop_node_after_ns
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
@@ -94,11 +88,23 @@ class Standings:
         self.now = Position(members=(1 << count) - 1)
         self.next: Position | None = None
         """Proposed, and not taken over by all its members."""
+        self.is_installed = False
+        """An epoch of this start of the switch counts."""
         self._bases: set[int] = set()
         """Bitmaps of the members of the newest recorded epoch; of several, if as many switches have
         proposed one of its number."""
         self._base_epoch = 0
         """Its number."""
+
+    @property
+    def latest(self) -> Position:
+        """What is proposed; else what counts."""
+        return self.next or self.now
+
+    @property
+    def is_settled(self) -> bool:
+        """True if an epoch counts, and nothing else is proposed."""
+        return self.is_installed and self.next is None
 
     def away(self, number: int) -> None:
         """A connection was lost, or a node was started again: where it stands is not known."""
@@ -117,18 +123,24 @@ class Standings:
 
     def next_lost_ns(self) -> int | None:
         """When a node that is gone is so for too long; None: never, or it has been already."""
-        if self.drop_node_after_ns is None:
-            return None
-        since = [node.absent_ns for node in self.nodes if node.absent_ns is not None]
-        ends = [at_ns + self.drop_node_after_ns for at_ns in since]
-        return min((at_ns for at_ns in ends if at_ns > self._outbox.now_ns), default=None)
+        ends_ns = self._patience_ends_ns().values()
+        return min((at_ns for at_ns in ends_ns if at_ns > self._outbox.now_ns), default=None)
 
     @property
     def lost(self) -> int:
         """Bitmap of those that are gone for too long."""
-        now_ns, after_ns = self._outbox.now_ns, self.drop_node_after_ns
-        nodes = enumerate(self.nodes)
-        return sum(1 << number for number, node in nodes if node.is_lost(now_ns, after_ns))
+        ends_ns = self._patience_ends_ns().items()
+        return sum(1 << number for number, at_ns in ends_ns if at_ns <= self._outbox.now_ns)
+
+    def _patience_ends_ns(self) -> dict[int, int]:
+        """When each node that is gone is so for too long."""
+        after_ns = self.drop_node_after_ns
+        absent = {n: node.absent_ns for n, node in enumerate(self.nodes)}
+        return {
+            n: at_ns + after_ns
+            for n, at_ns in absent.items()
+            if at_ns is not None and after_ns is not None
+        }
 
     def answered(self) -> tuple[int, int]:
         """E3: bitmaps of the members of the newest recorded epoch that have answered, and of the
@@ -169,7 +181,7 @@ class Standings:
     def version_without(self, lost: int, rest: int, back: int) -> int | None:
         """The version from which the rest of the nodes goes on, of which some were started again;
         None: they have none, and of the lost ones some may (E6)."""
-        version = (self.next or self.now).version
+        version = self.latest.version
         if rest != back or any(self.are_at(1 << n, version) for n in nodes_of(rest)):
             return version
         found = max((self.version_of(n) for n in nodes_of(rest)), default=-1)
@@ -184,7 +196,7 @@ class Standings:
 
     def are_given_up(self, epoch: int) -> bool:
         """E3: True if an operator has given up the nodes that count, by what another knows."""
-        known = (self.next or self.now).epoch
+        known = self.latest.epoch
         return known > 0 and is_beyond(epoch, known)
 
     def version_of(self, number: int) -> int:
@@ -192,7 +204,7 @@ class Standings:
         node = self.nodes[number]
         if node.standing is not None:
             return node.standing.step if node.standing.loaded else -1
-        return (self.next or self.now).version  # E5: who has not decided it can
+        return self.latest.version  # E5: who has not decided it can
 
     def newest(self) -> tuple[int, int, int]:
         """The newest epoch, generation and attempt that anybody knows, whoever stated which."""

@@ -30,7 +30,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from luwu.aggregate import Aggregator
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.outstanding import RetryPolicy, earliest
 from luwu.layout import Layout
 from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children
@@ -249,11 +249,10 @@ class SwitchCore:
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do; None while nothing waits."""
-        due = (
+        return earliest(
             self.uplink.next_tick_ns(), self.membership.next_ns(), self.begin_commit.late_ns(),
             self.weights_down.next_ns(), None if self.lead is None else self.lead.next_tick_ns(),
         )  # fmt: skip
-        return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
     def _take(self) -> list[Action]:
         actions = self.outbox.take()
@@ -409,11 +408,6 @@ class SwitchCore:
     def finished(self) -> bool:
         """Every child has left, and the parent knows."""
         return self.membership.is_over
-
-    @property
-    def step(self) -> int:
-        """The first undecided step."""
-        return self.outbox.step
 
     @property
     def is_joined(self) -> bool:
