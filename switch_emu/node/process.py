@@ -178,7 +178,7 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
     spill, is_alone = shell.spill, spec.optimizer_nodes == 1
     summary = {
         "schema": 1,
-        "steps": shell.core.next_step,
+        "steps": shell.core.out.step,
         # None of several nodes has all weights: the launcher adds the digest.
         "weights_digest": weights_digest(store, description.layout) if is_alone else None,
         "node_state_bytes": store.state_bytes,

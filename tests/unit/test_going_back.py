@@ -68,11 +68,11 @@ class GoingBack(LocalCluster):
         return serve if isinstance(shell, NodeShell) else super()._serving(shell)
 
     def _take_copy(self) -> None:
-        assert is_soon(lambda: self.node.core.next_step == COPIED)  # so nothing is being written
+        assert is_soon(lambda: self.node.core.out.step == COPIED)  # so nothing is being written
         shutil.copytree(self.state, self._copy)
 
     def _put_back(self) -> None:
-        assert is_soon(lambda: self.node.core.next_step == PUT_BACK)
+        assert is_soon(lambda: self.node.core.out.step == PUT_BACK)
         former = self.node
         self._node_ends.set()
         former.transport.wake()

@@ -23,11 +23,11 @@ from luwu.predict.systems.in_network import OptimizerNodes, node_resources, pred
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Verb
 from luwu.wire.messages import Received
-from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as do
 from switch_emu.node.core.actions import NodeLimits
 from switch_emu.node.core.gathering import Gathering
 from switch_emu.node.core.step import Step
+from switch_emu.node.core.updates import Updates
 from tests.simulate import machines
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import Job, make_layout
@@ -326,21 +326,21 @@ def early_updates(heard: list[tuple[str, int, int]]) -> int:
 def test_a_decision_of_the_node_changes_run_and_prediction(
     catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Design 4. Goal: what the node's core decides is said once. Method: `NodeCore` is changed to
+    """Design 4. Goal: what the node's core decides is said once. Method: `Updates` is changed to
     update a page only when the gradient of the whole step has come; a run of the simulated cluster
     then updates nothing early, and the predicted step is longer by what backward hid before."""
     run = run_cluster("streaming", monkeypatch)
     played, predicted = predict(catalogue, "streaming", monkeypatch)
     assert early_updates(run) > 0
     assert early_updates(predicted) > 0
-    start = NodeCore._start_updates
+    start = Updates.start
 
-    def late(self: NodeCore, step: Step) -> None:
-        sums = (step.sums.extents.get(extent) for extent in self.shard.trainable)
+    def late(self: Updates, step: Step) -> None:
+        sums = (step.sums.extents.get(extent) for extent in self._shard.trainable)
         if all(each is not None and each.complete_up_to(1) for each in sums):
             start(self, step)
 
-    monkeypatch.setattr(NodeCore, "_start_updates", late)
+    monkeypatch.setattr(Updates, "start", late)
     # A receipt may wait for room only where pages are updated as their gradients come.
     monkeypatch.setattr(Gathering, "_can_owe", lambda *_: False)
     run_late = run_cluster("streaming", monkeypatch)

@@ -44,9 +44,6 @@ class Alone:
         applied = math.isfinite(norms[0]) and not open_step.skip
         return Judgement(applied, norms, self._outbox.attempt + 1)
 
-    def was_judged(self) -> None:
-        """The open step has its verdict."""
-
     def prepared(self, version: int, digests: bytes) -> AbortRequest | None:
         """A version is durable: decide it; or the abort that had to wait for that."""
         if self._is_lost:
@@ -72,12 +69,3 @@ class Alone:
     def forget(self) -> None:
         """A new attempt: no abort waits."""
         self._abort_text, self._is_lost = None, False
-
-    # ---------------------------------------------------------------------- as of one of several
-
-    def tick(self) -> None:
-        """Nothing is asked."""
-
-    def next_tick_ns(self) -> int | None:
-        """Never."""
-        return None

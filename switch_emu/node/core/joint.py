@@ -152,9 +152,6 @@ class Joint:
         message = self._outbox.stamped(wire.Measured, step=step)
         self._ask("measured", message, encode_all(squares))
 
-    def was_judged(self) -> None:
-        """The open step has its verdict."""
-
     def prepared(self, version: int, digests: bytes) -> wire.Adopt | None:
         """A version is durable here; the attempt that waited for that, if it can be taken over."""
         self._digests = digests

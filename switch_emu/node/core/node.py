@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.outstanding import RetryPolicy, earliest
 from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children
 from luwu.protocol.counted_ranks import CountedRanks
@@ -199,7 +199,6 @@ class NodeCore:
             step = self.steps.open
             assert step is not None
             self._judge(step, found)
-            self.joint.was_judged()
             self._advance()
         elif isinstance(found, wire.Adopt):
             self._take_over(found)
@@ -364,14 +363,15 @@ class NodeCore:
     def tick(self, now_ns: int) -> list[Action]:
         """Repeat what is due; forget readers that send nothing any more."""
         self.out.now_ns = now_ns
-        self.joint.tick()
+        if isinstance(self.joint, Joint):
+            self.joint.tick()
         self.readers.tick(now_ns)
         return self.out.take()
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do."""
-        due = (self.joint.next_tick_ns(), self.readers.next_tick_ns())
-        return min((at_ns for at_ns in due if at_ns is not None), default=None)
+        joint_ns = self.joint.next_tick_ns() if isinstance(self.joint, Joint) else None
+        return earliest(joint_ns, self.readers.next_tick_ns())
 
     # ---------------------------------------------------------------------- the course of a step
 
@@ -393,7 +393,8 @@ class NodeCore:
             self.first_weights.start()
         if step is None or step.preparing:
             return
-        self._start_updates(step)
+        if not state.must_discard:
+            self.updates.start(step)
         if step.verdict is None or self.updates.under_way or state.must_discard:
             return
         is_complete = not step.is_applied or len(step.written) == len(self.shard.trainable)
@@ -453,10 +454,6 @@ class NodeCore:
             count=outcomes.skips_count,
         )  # fmt: skip
 
-    def _start_updates(self, step: Step) -> None:
-        if not self.state.must_discard:
-            self.updates.start(step)
-
     # ---------------------------------------------------------------------- attempts
 
     def _request_abort(self, request: AbortRequest) -> None:
@@ -514,11 +511,6 @@ class NodeCore:
         self.out.note("node.abort", level=level, step=step, attempt=attempt, text=text)
 
     # ---------------------------------------------------------------------- questions
-
-    @property
-    def next_step(self) -> int:
-        """The first undecided step."""
-        return self.out.step
 
     @property
     def duplicates(self) -> Counter[str]:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
+from luwu.base.outstanding import earliest
 from luwu.protocol.actions import PARENT, Send
 from luwu.wire.link_counts import LinkCounts
 from luwu.wire.messages import Message
@@ -97,8 +98,7 @@ class NodeWithSwitch:
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do."""
-        due = (self.node.next_tick_ns(), self.switch.next_tick_ns())
-        return min((at_ns for at_ns in due if at_ns is not None), default=None)
+        return earliest(self.node.next_tick_ns(), self.switch.next_tick_ns())
 
     def is_member(self, peer: str) -> bool:
         """True if a connection is that of a worker that has joined."""
