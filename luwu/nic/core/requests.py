@@ -112,7 +112,7 @@ class Requests:
         """Report `Done` of a handle that misses nothing and may be used."""
         entry = self._open[handle]
         if entry.missing or (entry.pull is not None and entry.pull[0] > self.judged_step + 1):
-            return
+            return  # weights are tentative until the verdict of the step before
         del self._open[handle]
         self._out.actions.append(Done(handle))
 

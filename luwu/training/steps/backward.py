@@ -151,6 +151,7 @@ class Backward:
             unit.end_call()
         if unit.is_root:
             return
+        # No graph of it is left, and no checkpoint will repeat it: its gradient is final.
         if not self._retained and unit.calls == 0 and unit.hidden_calls == 0:
             self._push(unit)
         else:

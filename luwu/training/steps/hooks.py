@@ -121,6 +121,7 @@ class Hooks:
         if call is not None:
             output = self._open_on_outputs(call, module, output)
         is_complete = unit.has_run(module)
+        # What is repeated in backward is about to be used there.
         if unit.reshard_after_forward and is_complete and not (unit.is_kept or in_backward()):
             self._pulls.release(unit)
         return _cast_output(unit, output)

@@ -57,7 +57,7 @@ class Alone:
         """True if the attempt may be given up now; else the abort waits."""
         step = self._steps.open
         is_judged = step is not None and step.is_judged
-        if self._state.is_sealing or (is_judged and not request.is_lost):
+        if self._state.is_sealing or (is_judged and not request.is_lost):  # as good as decided
             self._abort_text, self._is_lost = request.text, self._is_lost or request.is_lost
             return False
         return True

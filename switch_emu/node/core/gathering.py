@@ -79,7 +79,7 @@ class Gathering:
             self._budget.add(payload, payload_bytes, is_raw=m.raw)
         if part.complete and not self._shard.is_streaming:
             self._fold_next(step, m.index)
-        elif part.complete and m.part == 0 and part.contributions[0].last:
+        elif part.complete and m.part == 0 and part.contributions[0].last:  # streams: one part
             self.make_ready(step, m.index)
         return True
 

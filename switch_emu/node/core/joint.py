@@ -123,7 +123,7 @@ class Joint:
             step = self._steps.at(m.step)
             step.is_stated = True  # its sums may never be complete here, and are void
         if step is None or m.step != step.number or not step.is_stated or step.is_judged:
-            return None
+            return None  # of another step, or of one that this start has not stated; or known
         if m.applied and len(m.norms) != 1 + len(step.stated.all_clips(self._shard.norm_type)):
             return None
         if not self._is_of_now(m) or m.attempt != attempt + (not m.applied):
@@ -135,7 +135,7 @@ class Joint:
         """All nodes are prepared: this one decides."""
         prepared = self._state.prepared
         is_ours = prepared is not None and prepared.version == m.version
-        if is_ours and self._is_of_now(m) and not self._state.is_sealing:
+        if is_ours and self._is_of_now(m) and not self._state.is_sealing:  # E2; once
             self._asked.pop("prepared")
             self._state.decide()
 

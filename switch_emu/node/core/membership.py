@@ -94,6 +94,8 @@ class Membership:
             return None
         if is_older:
             self._redone_to = hello.step
+        # It knows this opening of the store, or a later one, and no child can yet; or another,
+        # with an attempt that ours has yet to go beyond: the state is an older copy.
         is_later = hello.generation > 0 and (
             (not self._has_joined and hello.generation >= outbox.generation)
             or (hello.generation != outbox.generation and hello.attempt >= outbox.attempt)

@@ -321,7 +321,7 @@ class NodeCore:
 
     def decided(self, decide: do.Decide) -> list[Action]:
         """The step is decided: announce it and go on with the next."""
-        if self.children.loaded:
+        if self.children.loaded:  # version 0, which makes it so, is the end of no step
             self.steps.close()
         self.state.was_decided()
         self._open_attempt(self.joint.waiting())
@@ -384,6 +384,7 @@ class NodeCore:
         step, state = self.steps.open, self.state
         if step is not None and not step.is_stated and self._is_measured(step):
             self._measure(step)
+        # What was begun under an older attempt may still write a page: that is discarded too.
         if (
             state.must_discard
             and not self.updates.under_way
@@ -396,7 +397,7 @@ class NodeCore:
         if not state.must_discard:
             self.updates.start(step)
         if step.verdict is None or self.updates.under_way or state.must_discard:
-            return
+            return  # a page is still to be written, or one written is void
         is_complete = not step.is_applied or len(step.written) == len(self.shard.trainable)
         is_complete = is_complete and step.parts is not None and self.filling.has_held
         keeps = step.keeps and 0 in self.shard.share.stripes  # its owners keep it for all

@@ -93,7 +93,7 @@ class Serving:
         """The switch wants a page for a node that is being filled."""
         copy, is_ours = CopyPage(m.index, m.step), self._shard.owns(m.index)
         is_decided = self._children.loaded and m.step == self._outbox.step
-        if is_ours and is_decided and copy not in self._reads:
+        if is_ours and is_decided and copy not in self._reads:  # else it is asked for again
             self._reads.append(copy)
             self._outbox.actions.append(copy)
 

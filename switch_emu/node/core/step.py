@@ -43,7 +43,7 @@ class Step:
     """Also among updated and written: no rank had a gradient, so the page stays as it is."""
     verdict: Verdict | None = None
     is_stated: bool = False
-    """Node 0 knows that this node's sums are complete."""
+    """All its sums here are complete and measured: the verdict was asked for."""
     preparing: bool = False
     kept: dict[int, set[int]] = field(default_factory=dict)
     """Ranks (one each) -> pieces of theirs that are put aside beside this step."""
@@ -106,6 +106,7 @@ class Step:
             return Fold(extent, self.number, attempt, number, total, present, absent, norm_types)
         missing = tuple(each for each in norm_types if each not in entry.squares)
         total = entry.total
+        # A clip's norm type is known from `Commit`, when parts may be folded already.
         if missing and total is not None and not entry.folding and entry.folded_count == self.parts:
             entry.folding, entry.total = True, None
             number, absent = entry.folded_count - 1, total.absent

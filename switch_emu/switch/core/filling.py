@@ -86,12 +86,12 @@ class Filling:
         rest = [number for number in sorted(self.waiting) if not members >> number & 1]
         if self.node is not None and not members & self._bit:
             known = self._at.nodes[self.node.number]
-            if goes_on and not known.is_away and known.standing is None:
+            if goes_on and not known.is_away and known.standing is None:  # it has what it was sent
                 self._prepared_version = -1  # that is of the attempt before
                 return self._bit
             rest = rest if known.is_away else [self.node.number]
         self._end()
-        if rest and self._job is not None and version >= 0:
+        if rest and self._job is not None and version >= 0:  # else there is nothing to copy
             self._begin(rest[0], attempt, version)
         return self._bit
 
@@ -128,6 +128,7 @@ class Filling:
             return 0
         known = self._at.nodes[self.node.number]
         is_new = self.node.filling == position.attempt and position is self._at.next
+        # One that has not begun may say where it stands; later that is another start of it.
         is_gone = known.is_away or (known.standing is not None and not is_new)
         return position.filled if is_gone else 0
 
@@ -180,6 +181,7 @@ class Filling:
 
     def page(self, _: int, m: wire.Page, payload: Any) -> None:
         """A page came, from the node that was asked for it."""
+        # One that was asked for in an older step is of an older version.
         if self.node is not None and m.index in self._asked and m.step == self._step:
             page = self._outbox.stamped(
                 wire.Page, step=m.step, index=m.index, part=0, generation=self._generation

@@ -260,7 +260,7 @@ class Lead:
         if node.absent_ns is None and node.incarnation < 0:
             node.absent_ns = self._outbox.now_ns
         if node.standing is None and (again or key not in self._asked):
-            self._ask(key, number, *self._hello)
+            self._ask(key, number, *self._hello)  # what went by the former connection is lost
 
     def _rejoins(self, number: int, m: wire.Rejoin, _: Any) -> None:
         """A node does not know this switch: it was started again."""
@@ -426,7 +426,7 @@ class Lead:
         if version >= 0:
             self._counted.change()
         epoch, generation, attempt = self.at.newest()
-        last = self.at.next or self.at.now  # some may have recorded what is proposed
+        last = self.at.latest  # some may have recorded what is proposed
         is_other = (
             not self.at.is_installed
             or (epoch, members) != (last.epoch, last.members)
@@ -476,6 +476,7 @@ class Lead:
         position, was_installed = self.at.now, self.at.is_installed
         self.at.is_installed = True
         self._ballot.members = position.members
+        # First: what is sent from here on goes to the nodes that count now.
         self._parents.count_only(position.members, self._filling.node)
         self._filling.opens(position.step, position.generation)
         self._readers.resume(position)
@@ -496,18 +497,12 @@ class Lead:
 
     def _welcome_core(self) -> None:
         """Welcome the core, if it waits for that and all members are where it is to go on."""
-        everyone = nodes_of(self.at.now.everyone)
-        if not (self._awaits_welcome and self.at.is_settled) or not all(
-            self.at.nodes[number].is_adopted for number in everyone
-        ):
-            return
-        self._awaits_welcome = False
-        self._inbound.append(
-            self._announced(
-                wire.Welcome,
-                push_window_bytes=min(self.at.nodes[number].window_bytes for number in everyone),
-            )
-        )
+        nodes = [self.at.nodes[number] for number in nodes_of(self.at.now.everyone)]
+        is_due = self._awaits_welcome and self.at.is_settled
+        if is_due and all(node.is_adopted for node in nodes):
+            self._awaits_welcome = False
+            window_bytes = min(node.window_bytes for node in nodes)
+            self._inbound.append(self._announced(wire.Welcome, push_window_bytes=window_bytes))
 
     def _announced(self, kind: Any, **fields: Any) -> Any:
         position = self.at.now
@@ -582,11 +577,11 @@ class Lead:
         assert self.at.is_settled, "E1: what is proposed decides nothing"
         assert self._ballot.is_prepared, "E2"
         self.at.now = replace(self.at.now, version=self.at.now.version + 1)
-        whole = self._filling.completed()
+        whole = self._filling.completed()  # by digests that the ballot forgets
         self._ballot.clear()
         self._verdict, self._skips, self._hyper = None, False, stated_hyper(None)
         self._suspected.clear()
-        self._readers.pause()
+        self._readers.pause()  # until all say Decided: some hold the next version before others
         self._send_members(self._resolved())
         if whole:
             text = f"optimizer {nodes_text(whole)} has been filled"
@@ -611,6 +606,7 @@ class Lead:
         found = self._parents.when_all(number, m, nodes, wire.Decided) if number in nodes else []
         self._inbound += found
         self._parents.forget(m.step)
+        # Not of an older step, nor if all is to be taken over anew: then `_install` opens it.
         if found and m.step + 1 == self.at.now.step and self.at.next is None:
             self._filling.opens(m.step + 1, self.at.now.generation)
             self._readers.resume(self.at.now)
@@ -625,7 +621,7 @@ class Lead:
         rest, text = position.members & ~odd, f"step {step}: {found}"
         self._ballot.clear()
         self._outbox.note("switch.differ", level="ERROR", step=step, text=text, odd=nodes_of(odd))
-        if odd and self._parents.covers(rest) and self._are_enough(rest):
+        if odd and self._parents.covers(rest) and self._are_enough(rest):  # E6, E3
             self._propose(rest, position.version, f"{text}: {nodes_text(odd)} is left out")
         elif before is None:
             self._suspected[step] = found
@@ -645,8 +641,9 @@ class Lead:
         """Give the attempt up as soon as that is allowed; `lost`: ranks that were started again."""
         if not self.at.is_settled or self.at.now.version < 0:
             return  # one begins anyway; or nothing was pushed yet
+        # As good as decided, unless who was started again still had to attach something to it.
         if self._verdict is not None and not (lost and self._hyper.keeps):
-            self._abort_text = text  # as good as decided
+            self._abort_text = text
         else:
             self._propose(self.at.now.members, self.at.now.version, text)
 

@@ -303,7 +303,7 @@ class Membership:
         if self._missing_ns is None or self._outbox.now_ns < self._missing_ns:
             return
         first = self._members.first
-        if self.joined or self._members.complete or first is None:
+        if self.joined or self._members.complete or first is None:  # nobody waits for a child
             self._missing_ns = None
             return
         self._missing_ns = self._outbox.now_ns + MISSING_EVERY_NS
@@ -332,7 +332,7 @@ class Membership:
         """Report which ranks are present; again for a rank that wants to join: all may be over."""
         present = self._presence.present(self._outbox.now_ns)
         is_sent = self._uplink.asks("present") and present == self._reported
-        if self.is_over or is_sent or self._uplink.asks("hello"):
+        if self.is_over or is_sent or self._uplink.asks("hello"):  # Hello says it too
             return
         self._reported = present
         self._roll += 1

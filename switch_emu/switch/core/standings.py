@@ -222,7 +222,7 @@ class Standings:
         members = self.now.members | (0 if self.next is None else self.next.members)
         has_prepared = self.nodes[number].prepared_as == m.incarnation
         if not has_prepared or not members >> number & 1 or m.is_prepared:
-            return False
+            return False  # this is where it stands now
         return (m.step if m.loaded else -1) < self.now.version
 
     def prepared_under(self, number: int) -> int | None:

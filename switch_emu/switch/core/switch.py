@@ -239,7 +239,7 @@ class SwitchCore:
         self.outbox.now_ns = now_ns
         for ranks in self.begin_commit.name_late():
             self.membership.silent(ranks)
-        self.membership.tick()
+        self.membership.tick()  # who is silent is reported as missed at once
         self.uplink.tick(now_ns)
         self.weights_down.tick()
         if self.lead is not None:
@@ -352,6 +352,7 @@ class SwitchCore:
             self.weights_down.cache.learn(job)
             if self.lead is not None:
                 self.lead.learn(job)
+        # Before the Welcome: by the skip the attempts become the same, and only weights are void.
         skip = m.skip(self.outbox.attempt, self.outbox.generation)
         if skip is not None and self.membership.joined:
             self._judged(skip)
@@ -371,6 +372,7 @@ class SwitchCore:
         if not self.begin_commit.is_judged_by(m):
             return
         if m.attempt > self.outbox.attempt and not m.applied:  # weights that streamed are void
+            # All three are gone once the attempt begins, and belong to the step, which goes on.
             skipped_attempt, hyper = self.outbox.attempt, self.begin_commit.hyper_of(m.step)
             cancel = self.attempts.withdraw()
             self._begin_attempt(m.attempt, m.step)

@@ -78,7 +78,7 @@ class WeightsCache:
         """The weights of an extent for a step, if they are here."""
         found = self._cached.get(extent)
         if found is None or (found.step != step and extent not in self._frozen):
-            return None
+            return None  # what is frozen is the same in all steps
         return found
 
     def wants(self, step: int, extent: int) -> bool:
