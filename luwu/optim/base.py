@@ -270,7 +270,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
             result = session.last_result
             assert result is not None
             assert result.number == number
-            result.keep_loss(loss)
+            result.loss = loss
             return result
 
     def skip_step(self) -> StepResult:

@@ -162,7 +162,7 @@ class DiLoCo:
         session = self._session
         session.check_running()
         for unit, differences in zip(session.units, self._starts, strict=True):
-            unit.give_gradients(
+            unit.kept = list(
                 difference if member.requires_grad else None
                 for member, difference in zip(unit.members, differences, strict=True)
             )

@@ -215,7 +215,7 @@ def test_a_lost_step_has_its_gradients_of_zero_again() -> None:
     for step, used in enumerate([{0}, {1}, {2}, set()]):
         zeroed.zero([unit], set_to_none=step == 1)
         zeroed.begin(step, [unit])
-        unit.hold(unit.held | used, unit.zeroed)
+        unit.held |= used
     assert (unit.held, unit.zeroed) == ({1, 2}, {1, 2})
     zeroed.restart(2, [unit])
     assert (unit.held, unit.zeroed) == ({1}, {1})

@@ -121,12 +121,12 @@ class LuwuModule:
     def set_modules_to_forward_prefetch(self, modules: Sequence[nn.Module]) -> None:
         """Request these modules' weights when this module's are used in forward."""
         units = _units_of("set_modules_to_forward_prefetch", modules)
-        self.luwu_unit.set_forward_prefetch(units)
+        self.luwu_unit.forward_prefetch = units
 
     def set_modules_to_backward_prefetch(self, modules: Sequence[nn.Module]) -> None:
         """Request these modules' weights when this module's are used in backward."""
         units = _units_of("set_modules_to_backward_prefetch", modules)
-        self.luwu_unit.set_backward_prefetch(units)
+        self.luwu_unit.backward_prefetch = units
 
     def set_reshard_after_forward(
         self, reshard_after_forward: bool, recurse: bool = True
@@ -134,7 +134,7 @@ class LuwuModule:
         """Choose whether weights are freed after forward; of all submodules too with `recurse`."""
         _check_bool("reshard_after_forward", reshard_after_forward)
         for unit in self._units(recurse):
-            unit.set_reshard_after_forward(reshard_after_forward)
+            unit.reshard_after_forward = reshard_after_forward
 
     def set_reshard_after_backward(
         self, reshard_after_backward: bool, *, recurse: bool = True
@@ -145,7 +145,7 @@ class LuwuModule:
         """
         _check_bool("reshard_after_backward", reshard_after_backward)
         for unit in self._units(recurse):
-            unit.set_reshard_after_backward(reshard_after_backward)
+            unit.reshard_after_backward = reshard_after_backward
 
     # ---------------------------------------------------------------------- gradients
 
@@ -159,7 +159,7 @@ class LuwuModule:
         """
         _check_bool("requires_gradient_sync", requires_gradient_sync)
         for unit in self._units(recurse):
-            unit.set_requires_gradient_sync(requires_gradient_sync)
+            unit.requires_gradient_sync = requires_gradient_sync
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """State whether the next backward is the last one before `step()`.
@@ -193,7 +193,7 @@ class LuwuModule:
                 f"set_gradient_divide_factor in the middle of step {session.step}; call it before "
                 "the step's first backward"
             )
-        self.luwu_unit.set_divide_factor(float(factor))
+        self.luwu_unit.divide_factor = float(factor)
 
     def reset_iter_state(self) -> None:
         """Forget a forward or backward that an error ended; call it on the root.

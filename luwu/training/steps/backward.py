@@ -100,7 +100,7 @@ class Backward:
         self._begin()
         self.is_open = True
         self._retained = torch._C._autograd._get_current_graph_task_keep_graph()
-        self._calls_before = [unit.call_counts for unit in self._model.units]
+        self._calls_before = [(unit.calls, unit.hidden_calls) for unit in self._model.units]
         Variable._execution_engine.queue_callback(self._finish)
 
     def check_closed(self) -> None:
@@ -148,7 +148,7 @@ class Backward:
         self.enter()
         self._end(call)
         if not self._retained:
-            unit.end_call()
+            unit.calls -= 1
         if unit.is_root:
             return
         # No graph of it is left, and no checkpoint will repeat it: its gradient is final.
@@ -207,11 +207,11 @@ class Backward:
         for unit in reversed(units):
             for call in list(unit.open_calls):  # their inputs needed no gradient
                 self._end(call)
-                unit.end_call()
+                unit.calls -= 1
             self._push(unit)
         if self._retained:  # their graphs may be run backward again
             for unit, before in zip(units, self._calls_before, strict=True):
-                unit.set_call_counts(before)
+                unit.calls, unit.hidden_calls = before
         self.is_open = False
         self._end_part()
 
@@ -251,7 +251,7 @@ class Backward:
         unit.keep_gradients()
         if self._keeps_all:
             return None
-        unit.give_up_push()
+        unit.was_pushed = True
         return []
 
     def _release(self, unit: Unit) -> None:

@@ -98,10 +98,10 @@ class Hooks:
         call = None
         if not torch.is_grad_enabled():
             if module.training and not repeated:
-                unit.hide_call()
+                unit.hidden_calls += 1
         elif not repeated or unit.hidden_calls > 0:
             if repeated:
-                unit.find_call()
+                unit.hidden_calls -= 1
             progress = self._progress
             call = unit.begin_call(step=progress.step, aborts=progress.aborts_count)
             args, kwargs = self._close_on_inputs(call, args, kwargs)
@@ -169,7 +169,7 @@ class Hooks:
         if opaque:
             self._keep(call.unit, type(opaque[0]))
         elif not seen:
-            call.unit.end_call()  # no backward can reach it
+            call.unit.calls -= 1  # no backward can reach it
         return output
 
     def _keep(self, unit: Unit, kind: type) -> None:

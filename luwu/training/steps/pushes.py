@@ -45,10 +45,6 @@ class Pushes:
         ]
         self._device.plan(self._plans)
 
-    def weigh(self, weight: float) -> None:
-        """Let this rank's gradients count for so much, from now on."""
-        self.gradient_weight = weight
-
     def push(self, unit: Unit, gradients: Sequence[torch.Tensor | None] | None) -> bool:
         """Send a unit's gradients; False if it has none. None: they are kept, nothing is sent."""
         if gradients is None:

@@ -57,10 +57,6 @@ class StepResult:
         """The step is on its way."""
         self._handle = handle
 
-    def keep_loss(self, loss: Any) -> None:
-        """The closure returned this."""
-        self.loss = loss
-
     def lose(self) -> None:
         """The step was aborted before it was decided."""
         self.is_lost = True

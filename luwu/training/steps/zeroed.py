@@ -29,13 +29,13 @@ class ZeroedGradients:
         """The script calls `zero_grad`."""
         for unit in units:
             if set_to_none:
-                unit.hold(frozenset(), frozenset())
+                unit.held = unit.zeroed = frozenset()
             else:
-                unit.hold(unit.held, unit.held)
+                unit.zeroed = unit.held
 
     def restart(self, step: int, units: Sequence[Unit]) -> None:
         """`step` is computed again: from what it began with."""
-        for unit, (held, zeroed) in zip(units, self._begun.get(step, ()), strict=False):
-            unit.hold(held, zeroed)
+        for unit, before in zip(units, self._begun.get(step, ()), strict=False):
+            unit.held, unit.zeroed = before
         for later in [number for number in self._begun if number >= step]:
             del self._begun[later]

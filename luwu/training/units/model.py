@@ -104,7 +104,7 @@ class Model:
             unit.take_place(index, layout, given)
         for root in roots.prefixes:
             below = {unit_of[module] for module in root.modules() if module in unit_of}
-            unit_of[root].contain(frozenset(unit.index for unit in below))
+            unit_of[root].below = frozenset(unit.index for unit in below)
         self._roots, self._layout, self.units = roots, layout, units
 
     @property
@@ -328,7 +328,7 @@ def _name_units(roots: Roots, unit_of: dict[nn.Module, Unit]) -> None:
             parts = (part for part in f"{prefix}{name}".split(".") if part not in ("", COMPILED))
             names[module] = ".".join(parts) or "root"
     for unit in set(unit_of.values()):
-        unit.take_name("+".join(names[module] for module in unit.modules))
+        unit.name = "+".join(names[module] for module in unit.modules)
 
 
 def _wire_dtype(unit: Unit) -> str:
@@ -400,10 +400,10 @@ def find_roots(
         )
     main = trained[0] if trained else outermost[-1]
     for unit in outermost:
-        unit.become_root()
+        unit.is_root = True
     for unit in units:
         if unit.reshard_after_forward is None:
-            unit.set_reshard_after_forward(unit is not main and reshard_after_forward is not False)
+            unit.reshard_after_forward = unit is not main and reshard_after_forward is not False
     prefixes = {main.modules[0]: ""}
     for unit in outermost:
         if unit is not main:

@@ -87,7 +87,7 @@ class Prefetcher:
             end_ns = SYSTEM_CLOCK.now_ns()
             self._nic.recorder.span("pull_wait", start_ns, end_ns, step=self._step, unit=unit.name)
         del self._pulls[index]
-        unit.note_use()
+        unit.uses += 1
         unit.weights.publish(pull.handle.shared)
         self._fetch_arrived()
 

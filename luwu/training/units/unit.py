@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
@@ -177,18 +177,6 @@ class Unit:
 
     # ---------------------------------------------------------------------- the layout
 
-    def take_name(self, name: str) -> None:
-        """The model is complete, and this is the unit's name in it."""
-        self.name = name
-
-    def become_root(self) -> None:
-        """Its module is in no other unit."""
-        self.is_root = True
-
-    def contain(self, indices: frozenset[int]) -> None:
-        """It is a root, and these are its model's units."""
-        self.below = indices
-
     def choose_wire_dtype(self, name: str) -> None:
         """Its weights travel in this dtype; so do its gradients, unless the policy has another."""
         self.wire_dtype = name
@@ -216,32 +204,6 @@ class Unit:
             name=self.name,
         )
 
-    # ---------------------------------------------------------------------- the script's choices
-
-    def set_reshard_after_forward(self, value: bool) -> None:
-        """Set whether its weights are freed after forward."""
-        self.reshard_after_forward = value
-
-    def set_reshard_after_backward(self, value: bool) -> None:
-        """Set whether its weights are freed after backward."""
-        self.reshard_after_backward = value
-
-    def set_requires_gradient_sync(self, value: bool) -> None:
-        """Set whether its gradients are pushed."""
-        self.requires_gradient_sync = value
-
-    def set_divide_factor(self, factor: float) -> None:
-        """Divide the sum of all ranks by this."""
-        self.divide_factor = factor
-
-    def set_forward_prefetch(self, units: list[Unit]) -> None:
-        """Ask for these when this one is used in forward."""
-        self.forward_prefetch = units
-
-    def set_backward_prefetch(self, units: list[Unit]) -> None:
-        """Ask for these when this one is used in backward."""
-        self.backward_prefetch = units
-
     # ---------------------------------------------------------------------- weights
 
     def install(self) -> None:
@@ -266,10 +228,6 @@ class Unit:
         self.modules_run.clear()
         self.weights.free()
 
-    def note_use(self) -> None:
-        """A pull within the step was used."""
-        self.uses += 1
-
     # ---------------------------------------------------------------------- forwards, their graphs
 
     def enter(self, module: nn.Module, call: Call | None) -> None:
@@ -290,10 +248,6 @@ class Unit:
         self.calls += 1
         return Call(self, step=step, aborts=aborts)
 
-    def end_call(self) -> None:
-        """The graph of a forward was run backward, or cannot be."""
-        self.calls -= 1
-
     def keep(self) -> bool:
         """Its weights stay until its backward; True if they did not in this step."""
         was_kept, self.is_kept = self.is_kept, True
@@ -303,23 +257,6 @@ class Unit:
         """True if backward needs its weights no more; `retained`: its graphs are kept."""
         is_over = not self.is_kept or (self.calls == 0 and not retained)
         return is_over and not self.open_calls and self.reshard_after_backward
-
-    def hide_call(self) -> None:
-        """A forward without a graph, which a reentrant checkpoint may repeat."""
-        self.hidden_calls += 1
-
-    def find_call(self) -> None:
-        """A reentrant checkpoint repeats such a forward."""
-        self.hidden_calls -= 1
-
-    @property
-    def call_counts(self) -> tuple[int, int]:
-        """Forwards with a graph that may be run backward, and those that may be repeated."""
-        return self.calls, self.hidden_calls
-
-    def set_call_counts(self, counts: tuple[int, int]) -> None:
-        """As they were before a backward over graphs that are retained."""
-        self.calls, self.hidden_calls = counts
 
     def open_call(self, call: Call) -> None:
         """Backward is about to compute with its weights for this forward."""
@@ -357,18 +294,6 @@ class Unit:
         if not self.with_gradient <= self.held:
             self.held |= self.with_gradient
         return gradients
-
-    def hold(self, held: frozenset[int], zeroed: frozenset[int]) -> None:
-        """Set of which members torch would hold a gradient, and of which one of 0."""
-        self.held, self.zeroed = held, zeroed
-
-    def give_gradients(self, gradients: Iterable[torch.Tensor | None]) -> None:
-        """Let these be pushed with the coming backward, in order of members."""
-        self.kept = list(gradients)
-
-    def give_up_push(self) -> None:
-        """Its part in this backward is over without a gradient: what it left is kept."""
-        self.was_pushed = True
 
     def drop_kept(self, ids: Container[int] | None = None) -> None:
         """Forget what was kept, of the parameters with these ids; None: of all."""
