@@ -8,7 +8,7 @@ overlaps and alignment are as they were. From a GPU, bytes are copied to pinned 
 The graph keeps each `Saved`, the store weak references: memory and place in the file go with the
 graph, whether it ran backward or was lost. What was saved first is written first, for backward
 needs it last. Writes and reads go through the page cache: the kernel writes behind the compute, and
-reads ahead of backward what it is told will be needed.
+reads ahead of backward what will be needed.
 
     A1  `get` returns the bytes that were put, or raises: they are held against a checksum.
     A2  In memory wait at most the budget and the storage that was saved last; the kernel reads
@@ -140,7 +140,7 @@ class Offload:
         self._settings = (directory, memory_budget, min_bytes)
         self.store = ActivationStore(directory, memory_budget)
         self._known: weakref.WeakValueDictionary[Hashable, Saved] = weakref.WeakValueDictionary()
-        """By storage, part of it, and what tells whether it is as it was."""
+        """Saved tensors by their storage, the part of it, and its version."""
         self._here = threading.local()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -303,9 +303,9 @@ class Saved:
     ready: Callable[[], object] | None
     offset: int | None = None  # in the file
     is_asked_for: bool = False
-    """True if the kernel was told to read them ahead."""
+    """True if the kernel reads them ahead."""
     handed: Callable[[], Octets | None] = lambda: None
-    """What `get` returned, if somebody still uses it."""
+    """What `get` returned, if it is still used."""
 
     def __del__(self) -> None:
         # It may run within any line, with the store's lock held, so it only leaves a note.
@@ -337,7 +337,7 @@ class ActivationStore:
         """Save bytes where they lie; what was saved first is written, if more waits than may.
 
         Either their `checksum` is known, or `ready` returns once they are in this memory, which is
-        pinned, and nobody else's. Raises: StoreFullError, StateError if the disk refuses a write.
+        pinned, and of no other use. Raises: StoreFullError, StateError if the disk refuses a write.
         """
         with self._lock:
             self._clear_up()
@@ -380,7 +380,7 @@ class ActivationStore:
             return replace(self._stats)
 
     def _clear_up(self) -> None:
-        """Give back what nobody can ask for any more."""
+        """Give back what no backward can read any more."""
         while self._gone:
             number, nbytes, is_in_memory, offset = self._gone.popleft()
             self._held.pop(number, None)

@@ -2,10 +2,10 @@
 
 FILE is JSON: the role's specification, and where to tell that it listens or what ended it; the
 launcher writes it (`luwu/launch/roles.py`). With `--until-eof` the process also ends when its
-standard input does, that is, with whoever started it; a line there says that all workers have left:
-it writes its results and ends. With `--jobs` in place of `--config` it
-serves one job after the other, as its standard input says (`jobs.py`); jobs of protocol fidelity
-have ranges of its `--slots`.
+standard input does, that is, with the process that started it; a line there says that all workers
+have left: it writes its results and ends. With `--jobs` in place of `--config` it serves one job
+after the other, as its standard input says (`jobs.py`); jobs of protocol fidelity have ranges of
+its `--slots`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ORPHAN_PATIENCE_S = 1.5
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until the job is over or somebody wants us to stop; the exit code."""
+    """Serve until the job is over or we are asked to stop; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m switch_emu", description=__doc__)
     parser.add_argument("role", choices=("switch", "node"))
     what = parser.add_mutually_exclusive_group(required=True)
@@ -68,7 +68,7 @@ def _serve_one(role: str, config: Path, *, until_eof: bool) -> int:
 def _end_soon(
     stopping: threading.Event, orphaned: threading.Event, private_directory: str | None
 ) -> None:
-    """Whoever started us is gone: end, if need be by force, and leave no socket behind."""
+    """The process that started us is gone: end, if need be by force, and leave no socket behind."""
     orphaned.set()
     stopping.set()
     threading.Event().wait(ORPHAN_PATIENCE_S)

@@ -5,7 +5,7 @@
     fsdp           every rank its shard (FSDP2)     reduce-scatter: NCCL on GPUs, gloo on CPUs
     fsdp_offload   the same, in the host's memory, where it is updated too (CPUOffloadPolicy)
     ddp            every rank all of them           all-reduce: NCCL on GPUs, gloo on CPUs
-    diloco         every rank all of them           nobody: each trains by itself, and every so many
+    diloco         every rank all of them           none: each trains alone, and    every so many
                                                     steps the node averages the weights
     single         one process that computes every worker's batch, one after the other
 

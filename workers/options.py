@@ -57,7 +57,7 @@ class Options:
     """`luwu` only: dtype in which the node keeps moments (`luwu.optim.NetworkArguments`)."""
 
     master_dtype: str = "float32"
-    """The same of master weights."""
+    """Dtype of master weights."""
 
     data: Path | None = None
     """Text, or `.bin` of uint16 tokens; without it, the source of Python's standard library."""
@@ -84,7 +84,7 @@ class Options:
     """Steps between two lines of progress; 0 for none."""
 
     result: Path | None = None
-    """Where to write results: FILE.json becomes FILE.rank0.json, FILE.rank1.json, ..."""
+    """File for results: FILE.json becomes FILE.rank0.json, FILE.rank1.json, ..."""
 
     def __post_init__(self) -> None:
         if self.arm not in ARM_NAMES:

@@ -26,7 +26,7 @@ from workers.options import Options
 
 ARMS: Final = ("fsdp", "fsdp_offload")
 STEPS_MIN: Final = 4
-"""Of a shorter run the first steps, which are slow, would be shown."""
+"""Steps of a run at least; the first ones of a shorter run are slow."""
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 _PREFIX: Final = "luwu."
 _QUIET: Final = "6"

@@ -44,7 +44,7 @@ class Progress:
     loss: dict[int, float] = field(default_factory=dict)
     step_seconds: dict[int, float] = field(default_factory=dict)
     step_ended_ns: dict[int, int] = field(default_factory=dict)
-    """By the machine's monotonic clock."""
+    """End of each step, by the machine's monotonic clock."""
     grad_norm: dict[int, float] = field(default_factory=dict)
     """Norms of the steps that were printed or clipped."""
 
@@ -53,7 +53,7 @@ class Progress:
     private_bytes_max: int | None = None
     """Largest sample of memory that is not a file's or another process's, after a backward."""
     profiled_step: dict[str, Any] | None = None
-    """Of an arm of FSDP2: one step as lanes."""
+    """One step as lanes, of an arm of FSDP2."""
 
 
 def main(

@@ -5,7 +5,7 @@ Error bound: that of float addition. With u = 2**-24 and N ranks the sum is off 
 Algorithms, 2nd ed., ch. 4). Addition does not associate: another tree gives other last bits.
 
 `is_plain`: the cores send gradients as they are, in their own dtype, and switch and node add them
-on the way of their other work (`luwu.aggregate.sum_in_order`). What stands here has the same bits.
+on the way of their other work (`luwu.aggregate.sum_in_order`). What is here has the same bits.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     node    decode    one encoded -> the float32 sum over all ranks
 
 An aggregator is made for a world size and keeps nothing: the same arguments give the same bytes, in
-any thread. What travels says by itself how it is decoded. Contributions are combined in rank order,
+any thread. What travels says how it is decoded. Contributions are combined in rank order,
 and in a tree as its switches would: the sum depends on the tree, as float32 does, unless `combine`
 is commutative and associative bit by bit.
 
@@ -35,7 +35,7 @@ class Aggregator(ABC):
     """See the module. One of another package derives from this (docs/aggregators.md)."""
 
     name: ClassVar[str]
-    """By what `make_aggregator` makes it; all ranks must have the same."""
+    """The name from which `make_aggregator` makes it; all ranks must have the same."""
     is_plain: ClassVar[bool] = False
     """True if gradients travel in their own dtype, without encoding."""
     asks_first: ClassVar[bool] = False

@@ -2,7 +2,7 @@
 
 `__array_interface__` is not asked: numpy makes a dict whose keys are new strings each time. CPython
 interns them, and a place in its table of interned strings is not used again until the table is made
-anew, a MiB at once: memory of a process goes up for minutes (design note 0030).
+again, a MiB at once: memory of a process goes up for minutes (design note 0030).
 """
 
 from __future__ import annotations

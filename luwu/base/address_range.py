@@ -1,8 +1,8 @@
 """Addresses that stay ours while the memory behind them comes and goes.
 
-    reserved nothing was there yet: whoever reads or writes ends with SIGSEGV
+    reserved nothing was there yet: reading or writing ends with SIGSEGV
     empty    its memory is elsewhere by now: whatever floating-point type is read there, it is NaN;
-             whoever writes ends with SIGSEGV
+             to write ends the process with SIGSEGV
     filled   `Memory.fill`   memory of our own, with anything in it
     spare    `Memory.spare`  filled and not needed: the memory of the next range that is filled
 
@@ -13,7 +13,7 @@ Empty addresses can be read because debuggers, loggers and reports of failed tes
 find in the frames of an exception, also parameters whose weights have gone: NaN says so, and a
 crash would hide what went wrong.
 
-Memory is moved from range to range, not given back and taken anew: the kernel clears what it
+Memory is moved from range to range, not given back and taken again: the kernel clears what it
 gives, which costs as much as to fill it, and more on a virtual machine, whose host takes back what
 is free. (A billion parameters, two workers: 16 GB were cleared in each step; 20.6 s became 14.5.)
 """
@@ -57,7 +57,7 @@ class AddressRange:
         """Raises OSError where so many addresses are not to be had."""
         self.nbytes = nbytes
         self.length = max(PAGE_BYTES, -(-nbytes // PAGE_BYTES) * PAGE_BYTES)
-        """In whole pages."""
+        """Its length, in whole pages."""
         reserved = self.length + _HUGE_BYTES
         start = map_pages(None, reserved, _PROT_NONE, _RESERVED)
         self.address = -(-start // _HUGE_BYTES) * _HUGE_BYTES

@@ -100,9 +100,10 @@ def _key(
     default: object, parse: Parser, shape: str, verbs: tuple[str, ...], group: str, text: str,
     roles: tuple[str, ...] = (),
 ) -> Any:  # fmt: skip
-    """All that is said of a key: commands, help, file, environment and documents have it from here.
+    """All that describes a key: commands, help, file, environment and documents have it from here.
 
-    `roles`: those of switch and node that heed it; such a key belongs to whoever starts them.
+    `roles`: those of switch and node that heed it; such a key belongs to the command that starts
+    them.
     """
     metadata = {
         "parse": parse, "shape": shape, "verbs": verbs, "group": group, "text": text,

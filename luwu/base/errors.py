@@ -2,8 +2,8 @@
 
     ConfigError           the user's input, found before anything starts       exit code 2
     ConnectionFailed      a peer cannot be reached or refused us for good      exit code 3
-      AccessRefused       somebody without the right key was not let in
-      KeysFailed          nobody can say any more who may connect; we stop
+      AccessRefused       a process without the right key was not let in
+      KeysFailed          it is unknown who may connect; we stop
     WorkerFailed          a worker process ended with an error                 exit code 4
     StateError            the state directory is unusable; the node stops      exit code 5
       PageCorruptError    bytes on disk are not those that were written
@@ -14,7 +14,7 @@
     StepAborted           a step was lost before it was decided: go back and replay it
       StepsLost           decided steps are lost, and the operator lets the job make them again
     StepOrderError        the script asked for what the chosen order of work cannot honour
-    Interrupted           somebody asked us to stop                            exit code 130
+    Interrupted           a signal asked us to stop                            exit code 130
     DeadlineError         a wait came to its end; says what it waited for
 
 Every message names the peer or place, what was found, what was expected and what to do next. Every
@@ -60,7 +60,7 @@ class LuwuError(Exception):
     __module__ = "luwu"
     exit_code = 1
     code = "E100"
-    """For `luwu explain`; never given to another meaning."""
+    """The code for `luwu explain`; never given to another meaning."""
 
     def __init__(self, *args: object, code: str | None = None) -> None:
         super().__init__(*args)
@@ -96,7 +96,7 @@ class ConnectionFailed(LuwuError):
 
 
 class AccessRefused(ConnectionFailed):
-    """Somebody without the right key, or with too many connections, was not let in."""
+    """A process without the right key, or with too many connections, was not let in."""
 
     code = "E306"
 
@@ -208,7 +208,7 @@ class DeadlineError(LuwuError):
 
 
 class Interrupted(LuwuError):
-    """Somebody asked us to stop."""
+    """A signal, or the user, asked us to stop."""
 
     exit_code = 130
     code = "E130"

@@ -53,7 +53,7 @@ _FLUSH_NS: Final = 10**9
 """Older records than this reach the file with the next one, so that a run can be watched."""
 
 _open: Final[weakref.WeakSet[Recorder]] = weakref.WeakSet()
-"""Those of this process that write a file."""
+"""Recorders of this process that write a file."""
 
 
 def flush_all() -> None:

@@ -25,7 +25,7 @@ def print_if_possible(text: str, stream: IO[str] | None = None) -> None:
 
 
 def give_up_stream(stream: IO[str]) -> None:
-    """Nobody reads it any more, or its disk is full: what is printed from now on goes nowhere.
+    """No process reads it any more, or its disk is full: what is printed from now on goes nowhere.
 
     So does what its buffer holds, which Python would try to write at its end, and fail.
     """

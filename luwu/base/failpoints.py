@@ -3,7 +3,7 @@
     LUWU_FAILPOINTS="store.before_manifest=kill@3;node.after_write=raise;worker.before_push=delay:5ms"
 
 makes the third pass of the first place kill the process, every pass of the second raise, and every
-pass of the last wait. The names stand in the code as `failpoint("store.before_manifest")`; while
+pass of the last wait. The names are in the code as `failpoint("store.before_manifest")`; while
 the variable is unset that costs one dictionary look-up.
 
 Actions: `kill` (SIGKILL to this process), `raise` (FailpointError), `delay:TIME`; each with an
@@ -107,7 +107,7 @@ _armed = parse_failpoints(os.environ.get("LUWU_FAILPOINTS", ""))
 
 
 def failpoint(place: str) -> None:
-    """Fail here if somebody asked for it."""
+    """Fail here if it is armed."""
     armed = _armed.get(place)
     if armed is None:
         return

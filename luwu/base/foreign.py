@@ -1,6 +1,6 @@
 """Files that may come from anywhere: opened without a wait, read up to a size, parsed with limits.
 
-Whatever stands where a file of ours is expected costs time and memory in proportion to its size,
+Whatever is where a file of ours is expected costs time and memory in proportion to its size,
 which is bounded. An OSError says why a file is not read, a ValueError why its text is not taken:
 
     a FIFO, a device, a directory     not an ordinary file

@@ -32,7 +32,7 @@ class JobSpec:
     """Settings that all processes of a job have in common."""
 
     job: int
-    """Its number, which no other job has."""
+    """Number of the job, which no other job has."""
     chunk_bytes: int
     grace_s: float = 600.0
     """How long a member waits for others that are away."""

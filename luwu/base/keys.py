@@ -6,10 +6,10 @@
 
 `allowed.json` is the authority. A listener reads it again whenever it changes, so taking a row out
 closes that key's connections; a secret file without a row in it opens nothing. A process that only
-dials needs its own secret file and no list: the public key of whom it dials stands in the endpoint.
+dials needs its own secret file and no list: the public key of its peer is in the endpoint.
 
-A name stands for a process, not for a rank: ranks are claimed when a worker joins. A file that
-others could read or write is refused, and so is a name that could leave the directory.
+A name is that of a process, not of a rank: ranks are claimed when a worker joins. A file that
+others could read or write is rejected, and so is a name that could leave the directory.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class OwnKey:
 
 
 def key_text(raw: bytes) -> str:
-    """A public key as it stands in files and endpoints."""
+    """A public key as files and endpoints have it."""
     return raw.hex()
 
 

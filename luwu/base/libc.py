@@ -8,7 +8,7 @@ import os
 from typing import Final
 
 MAP_NORESERVE: Final = 0x4000
-"""For `map_pages`; the `mmap` of Python 3.11 has no name for it."""
+"""A flag for `map_pages`; the `mmap` of Python 3.11 has no name for it."""
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
 _M_ARENA_MAX: Final = -8
 """<malloc.h>"""

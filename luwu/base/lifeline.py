@@ -11,7 +11,7 @@ def watch(on_end: Callable[[], None], *, on_line: Callable[[str], None] | None =
     """Call `on_end` in a thread of its own when standard input ends.
 
     `on_line` gets each whole line that comes before, in the same thread. If it raises, that is
-    the end too: whoever started us cannot be understood any more.
+    the end too: the process that started us cannot be understood any more.
     """
 
     def wait() -> None:

@@ -13,7 +13,7 @@ DATA_HEADER_BYTES_MAX: Final = 1024
 CONTROL_HEADER_BYTES_MAX: Final = 4096
 
 PAYLOAD_BYTES_MAX: Final = 64 * MIB
-"""One frame: an extent, or a layout description. Larger ones are refused by the configuration."""
+"""One frame: an extent, or a layout description. Larger ones are rejected by the configuration."""
 
 CHUNK_COUNT_MAX: Final = 4 * 1024 * 1024
 """Chunks in one job: bounds what a hostile layout description can make a node hold."""
@@ -43,7 +43,7 @@ READERS_MAX: Final = 16
 """Versions a node holds for readers at once: each may take the space of the state on disk."""
 
 READERS_OF_CONNECTION_MAX: Final = 4
-"""The same for the readers of one connection, so that one cannot take all places."""
+"""Readers of one connection at most, so that one cannot take all places."""
 
 TURN_MESSAGES_MAX: Final = 512
 """Messages that a switch or node handles before it looks at its timers again."""

@@ -204,7 +204,7 @@ class Links:
     switch: LinkPair = LinkPair()
     node: LinkPair = LinkPair()
     text: str = "none"
-    """As it was written."""
+    """The text of the user."""
 
     named: tuple[str, ...] = ()
     """Roles that the text names."""
@@ -280,7 +280,7 @@ PROFILES: Final[Mapping[str, LinkSpec]] = {
     "ib-hdr": _gbit(200, 3),
     "ib-ndr": _gbit(400, 3),
 }  # fmt: skip
-"""Both directions of a link by its name, at one message one way."""
+"""Profiles of links by name: both directions, at one message one way."""
 
 _OPTIONS: Final = ("rate", "delay", "jitter", "loss", "duplicate", "reorder", "queue")
 _FIELDS: Final = dict(zip(_OPTIONS, (each.name for each in fields(LinkSpec)), strict=True))
@@ -331,7 +331,7 @@ def emulated_links(
     dilation: float = 1.0,
 ) -> Links:
     """The links of `--link`, with `--loss`, `--duplicate`, `--reorder` on every link and direction,
-    and with rates and delays dilated. Raises ConfigError if something is said twice.
+    and with rates and delays dilated. Raises ConfigError if something is given twice.
     """  # fmt: skip
     found = links or Links()
     everywhere = {"loss": loss, "duplicate": duplicate, "reorder": reorder}

@@ -34,5 +34,5 @@ def endpoint() -> str:
 
 
 def bracketed(host: str) -> str:
-    """A host as it stands in a URL: an IPv6 address in brackets."""
+    """A host as a URL has it: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host

@@ -1,7 +1,8 @@
 """A directory that appears as a whole or not at all.
 
-It is filled beside its place, as `.NAME.making/new`, flushed, then renamed. An error, or whoever
-stops us, leaves nothing; a maker that was killed leaves `.NAME.making`, which the next one removes.
+It is filled beside its place, as `.NAME.making/new`, flushed, then renamed. An error, or a signal
+that stops us, leaves nothing; a maker that was killed leaves `.NAME.making`, which the next one
+removes.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from luwu.base.refusals import refusal
 def making_directory(path: Path) -> Iterator[Path]:
     """Yields a path that does not exist; the directory made there becomes `path` at the end.
 
-    Whoever fills it flushes its files. Failpoint: making.before_rename.
-    Raises: ConfigError if `path` exists, cannot be made or somebody else makes it; StoreFullError;
-    StateError if the disk fails.
+    The caller flushes the files that it writes. Failpoint: making.before_rename.
+    Raises: ConfigError if `path` exists, cannot be made or another process makes it;
+    StoreFullError; StateError if the disk fails.
     """
     check_absent(path)
     building = path.parent / f".{path.name}.making"

@@ -110,7 +110,7 @@ class Outstanding(Generic[RequestT]):
             self._plan(key, entry)
 
     def due(self, now_ns: int) -> list[RequestT]:
-        """The requests to send again now; each is planned anew with a doubled pause."""
+        """The requests to send again now; each is planned again with a doubled pause."""
         requests: list[RequestT] = []
         while self._due and self._due[0][0] <= now_ns:
             _, order, key = heapq.heappop(self._due)

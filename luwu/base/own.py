@@ -1,6 +1,6 @@
 """LuWu's own packages beside this one, also where another folder of that name would come first.
 
-`switch_emu` and `workers` stand beside `luwu`, and Python takes the first folder of a name: a
+`switch_emu` and `workers` are beside `luwu`, and Python takes the first folder of a name: a
 `workers` in the directory that a command is started in, or on PYTHONPATH, would hide ours.
 
     take("switch_emu")                    in a process of ours: `import switch_emu` is ours now

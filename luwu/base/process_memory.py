@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 ARENA_NAME: Final = "luwu-arena-"
-"""Of an arena's memfd, before the number of the process that made it."""
+"""First part of the name of an arena's memfd; the number of its process follows."""
 _BLOCK_BYTES: Final = 512
 _COUNTS: Final = ("RssAnon", "RssShmem")
 _SHARED: Final = ("/memfd:", "/dev/shm/", "/dev/zero", "/SYSV")

@@ -4,7 +4,7 @@
     1gbit 40mbit 12.5GB/s      bytes per second; bits are decimal
     0.2ms 50us 3s 10min        nanoseconds
 
-A bare number is refused, except 0: `--chunk 4` could mean anything.
+A bare number is rejected, except 0: `--chunk 4` could mean anything.
 """
 
 from __future__ import annotations

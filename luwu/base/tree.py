@@ -8,8 +8,8 @@
 
 Sums: a switch adds what its children sent in float32, from left to right, the child with the lowest
 rank first (a worker's rank; of a switch, the lowest below it). So the bits depend on which ranks
-each switch sums, and on nothing else: `Tree.groups` says it, and whoever adds contributions that
-found no slot in a switch follows it (`luwu/protocol/sum_order.py`).
+each switch sums, and on nothing else: `Tree.groups` says it, and a node that adds contributions
+that found no slot in a switch follows it (`luwu/protocol/sum_order.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SWITCH: Final = "switch"
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _KEYS: Final = ("parent", "workers")
 _RANKS_MAX: Final = 16 * WORLD_SIZE_MAX
-"""That a text may name; beyond those of any job, whose limit has an error of its own."""
+"""Most ranks that a text may name: more than any job has, whose limit has its own error."""
 
 
 def bitmap(ranks: Iterable[int]) -> int:
@@ -61,7 +61,7 @@ def ranges_text(ranks: Iterable[int]) -> str:
 
 
 def parse_ranks(text: str, place: str) -> tuple[int, ...]:
-    """The ranks of `0-3,6`, as they stand there. Raises ConfigError."""
+    """The ranks of `0-3,6`, in the order given. Raises ConfigError."""
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = (each.strip() for each in part.partition("-"))

@@ -1,11 +1,11 @@
 """Plain values and tensors as bytes: state that is kept beside a step, arguments and results.
 
-    msgpack of {"value": JSON; a tensor stands there as {"torch": "0"}, a tuple as {"tuple": []}
+    msgpack of {"value": JSON; a tensor is there as {"torch": "0"}, a tuple as {"tuple": []}
                 "torch": safetensors of its torch tensors, "numpy": of its numpy arrays}
 
 Nothing that could run is written or read (I7): no pickle, no class by its name. So a value is made
 of None, bool, int, float, str, bytes, list, tuple, dict, torch tensors and numpy arrays, each of
-exactly that class; anything else is refused with its place. Tensors come back on the CPU, without
+exactly that class; anything else is rejected with its place. Tensors come back on the CPU, without
 a gradient's history; two names for one tensor come back as two tensors.
 """
 

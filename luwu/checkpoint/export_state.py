@@ -39,7 +39,7 @@ F32Array = npt.NDArray[np.float32]
 FORMAT_DTYPES: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _INFINITY: Final = {"bfloat16": 0x7F80, "float16": 0x7C00}
 _NAN: Final = 0x7FC0
-"""In bfloat16."""
+"""A NaN in bfloat16."""
 MODEL: Final = "model"
 OPTIMIZER: Final = "optimizer"
 SLICE_ELEMS: Final = 64 * 1024

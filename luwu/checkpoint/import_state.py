@@ -51,7 +51,7 @@ class ImportOptions:
     """The options of an import."""
 
     chunk_bytes: int | None = None
-    """None: as the state had it that was exported, or that tells the layout."""
+    """Bytes of a chunk; None: those of the exported state, or of the state that has the layout."""
     memory_budget_bytes: int = 256 * 1024**2
 
 
@@ -176,7 +176,7 @@ def _digest_of(path: Path, buffers_count: int) -> str:
 
 
 SCRATCH_BYTES: Final = 512 * 1024
-"""Where narrow values are widened."""
+"""Working memory in which narrow values are widened."""
 
 
 def filler_buffers(config: StoreConfig, budget_bytes: int) -> int:

@@ -40,7 +40,7 @@ class Origin:
     digests: Mapping[str, str] = field(default_factory=dict)
     """xxh3-128 of tensors, where they are known."""
     weights_digest: str | None = None
-    """None of weights from elsewhere."""
+    """Digest of the weights; None for weights from elsewhere."""
     attached: Mapping[int, bytes] = field(default_factory=dict)
     """Rank -> its attachment to the step."""
 

@@ -8,7 +8,7 @@ numbers; the new epoch is then beyond all that they may have recorded. Each page
 is read, and each stripe compared with the store it was copied from.
 
 New directories are made beside the old ones (`node-0.refilled`), and change places with them
-(`node-0.former`) when all are whole. Whoever is killed meanwhile leaves each page in a directory
+(`node-0.former`) when all are whole. A kill meanwhile leaves each page in a directory
 that counts; the same command goes on from there.
 """
 
@@ -45,7 +45,7 @@ class Refilled:
     nodes: tuple[int, ...]
     """Numbers of the nodes whose directories were made."""
     given_up: tuple[int, ...]
-    """Those that may have decided steps from this version on, which are lost."""
+    """Nodes that may have decided steps from this version on, which are lost."""
     nbytes: int
     """Size of the copied pages."""
     seconds: float

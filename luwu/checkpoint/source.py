@@ -66,7 +66,7 @@ class RestingState(Closing):
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises: ConfigError if there is no state or somebody has it open; StateError."""
+        """Raises: ConfigError if there is no state or another process has it open; StateError."""
         count = node_count_of(path) or 1
         self._store = StripedPages(path, count)
         try:

@@ -170,7 +170,7 @@ def _arm_run(name: str, supervisor: Supervisor, records: _Records, threads: int)
 
 
 def script_arguments(name: str, config: RunConfig, result: Path) -> list[str]:
-    """The command line of `workers/train.py`; what nobody set keeps the script's own default."""
+    """The command line of `workers/train.py`; what is not set keeps the script's own default."""
     given: dict[str, object] = {
         "steps": config.steps,
         "layers": config.layers,

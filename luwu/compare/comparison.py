@@ -158,8 +158,8 @@ def job_step_seconds(workers: Sequence[dict[str, Any]]) -> list[float]:
     """Seconds of each step of the job: from the last worker's end of a step to that of the next.
 
     The slowest worker's own time would be too much where workers do not wait for each other at the
-    end of a step: whoever is late in one is early in the next (with four workers on two cores, 281
-    ms where 238 ms went by). The first step's end has none before it: there it is that time.
+    end of a step: a rank that is late in one is early in the next (with four workers on two cores,
+    281 ms where 238 ms went by). The first step's end has none before it: there it is that time.
     """
     ended_ns = [max(each) for each in zip(*(w["step_ended_ns"] for w in workers), strict=True)]
     first_s = max(worker["step_seconds"][0] for worker in workers) if ended_ns else 0.0

@@ -1,6 +1,6 @@
 """The class of a Ray actor: one command on one host, its output, and its end.
 
-An actor is told command lines and texts, and answers with texts and numbers: Ray pickles what it
+An actor receives command lines and texts, and answers with texts and numbers: Ray pickles what it
 carries (I7; design note 0023). Nothing of the training goes this way: workers, switch and node talk
 over LuWu's own connections.
 """

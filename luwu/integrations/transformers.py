@@ -14,7 +14,7 @@ Trainer's loop stays as it is. What differs is who does what:
     the state       is on the optimizer node, which is the checkpoint: where it is at a later step
                     (luwu run --resume), Trainer skips the data and the schedule up to there
 
-An argument that cannot be honoured is refused with the remedy (`_REFUSED`), never ignored.
+An argument that cannot be honoured is rejected with the remedy (`_REFUSED`), never ignored.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class LuwuTrainerMixin:
         super().__init__(model, args, *rest, **arguments)  # type: ignore[call-arg]
         self._check_processes()
         self._first_step = 0
-        """Where the next `train` begins: what the state says, once."""
+        """First step of the next `train`, from the state, once."""
         if self.optimizer is not None:
             self._take_optimizer(self.optimizer)
 
@@ -170,7 +170,7 @@ class LuwuTrainerMixin:
             )
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
-        """Nothing moves: `fully_shard` has placed the model where `luwu.init` said."""
+        """Nothing moves: `fully_shard` has placed the model where `luwu.init` chose."""
 
     def _check_processes(self) -> None:
         session, accelerator = self._session, self.accelerator

@@ -1,4 +1,4 @@
-"""The connection file: all that somebody needs to join a job, and nothing secret.
+"""The connection file: all that a process needs to join a job, and nothing secret.
 
     {"schema": 1, "job": 5713, "protocol": 1, "world_size": 2,
      "node": "tcp://10.0.0.5:41877", "switch": "tcp://10.0.0.6:40001", "chunk_bytes": 1048576,
@@ -8,14 +8,14 @@
      "insecure": false}
 
 An endpoint with a key, `tcp://KEY@HOST:PORT`, is encrypted and pins the public key of who listens
-there. A tcp endpoint off loopback without one is refused unless `insecure` says that it was meant.
+there. A tcp endpoint off loopback without one is rejected unless `insecure` says that it was meant.
 
 `switch` is null where workers talk to the node itself. In a tree of switches it is the one below
 the node, `tree` says which ranks each switch sums, and `leaves` where the workers connect:
 `[{"ranks": "0-3", "endpoint": "shm:///run/user/1000/x/1"}, ...]`. The same fits a URL, for hosts
 that share no directory: `tcp://10.0.0.6:40001?job=5713&world_size=2&chunk_bytes=1048576`; its
 endpoint is where workers connect, in a tree those of its `ranks`. Roles may start in any order:
-whoever needs the file waits for it, and says so.
+a process that needs the file waits for it, and says so.
 
 A switch or node that is lost may be started elsewhere. An endpoint may have several places,
 `tcp://KEY@HOST:PORT,HOST:PORT`, and a process that joined by a file reads it again (`followed`).
@@ -66,7 +66,7 @@ class Leaf:
     """A switch that workers connect to."""
 
     ranks: str
-    """Those of its workers: `0-3,6`."""
+    """Ranks of its workers, such as `0-3,6`."""
     endpoint: str
 
 
@@ -108,9 +108,9 @@ class Connection(JobSpec):
         return self.insecure and self.endpoint.startswith("tcp://") and "@" not in self.endpoint
 
     tree: str = ""
-    """Which ranks each switch sums (`luwu.base.tree.groups_text`); empty: all, in one switch."""
+    """Ranks that each switch sums (`luwu.base.tree.groups_text`); empty: all, in one switch."""
     leaves: tuple[Leaf, ...] = ()
-    """Where workers connect, by rank; empty: all at `endpoint`."""
+    """Switches that workers connect to, by rank; empty: all at `endpoint`."""
 
     @property
     def endpoint(self) -> str:

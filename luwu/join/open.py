@@ -95,7 +95,7 @@ def _incarnation() -> int | None:
 def own_security(endpoint: str, rank: int | None = None) -> Security | None:
     """Our key, as LUWU_KEYS and LUWU_KEY_NAME say; None where no key is used.
 
-    Without a rank this is a reader: its key is called `reader` unless said otherwise. Raises
+    Without a rank this is a reader: its key is called `reader` by default. Raises
     ConfigError.
     """
     directory, name = os.environ.get("LUWU_KEYS", ""), os.environ.get("LUWU_KEY_NAME")

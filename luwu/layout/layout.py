@@ -60,7 +60,7 @@ class _Part:
     index: int
     unit: int
     elems: int
-    """With padding: a multiple of 64."""
+    """Elements with padding: a multiple of 64."""
     trainable: bool
     wire_dtype: str
     state_dtype: str = "float32"
@@ -107,7 +107,7 @@ class Segment:
     elems: int
     """Without padding."""
     padded_elems: int
-    """Until the next segment starts."""
+    """Elements until the next segment starts."""
 
 
 LabelT = TypeVar("LabelT")
@@ -137,7 +137,7 @@ class Layout:
     """Geometry of a model, equal on all ranks. Raises ConfigError if it cannot be."""
 
     parameters: tuple[Parameter, ...]
-    """In the order of registration: the order of the weights digest."""
+    """Parameters in the order of registration, which is that of the weights digest."""
     units: tuple[Unit, ...]
     chunk_bytes: int
     """Bytes of float32 gradient in a full chunk, whatever travels; a multiple of 16 KiB."""

@@ -1,4 +1,4 @@
-"""Parameters and units as a script registered them, and what is refused of them."""
+"""Parameters and units as a script registered them, and what is rejected of them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Parameter:
     """Dtype of its master weights on disk."""
 
     whole: bool = False
-    """Its update sees it as a whole: it lies in one chunk, with no other."""
+    """True if its update sees it as a whole: it is alone in one chunk."""
 
     @property
     def elems(self) -> int:

@@ -50,7 +50,7 @@ class Share:
         self.layout, self.number, self.replicas = layout, number, replicas
         count, chunks_count = layout.optimizer_nodes, len(layout.chunks)
         self.stripes = stripes_of(number, count, replicas)
-        """Those that the node holds, in the order of their pages."""
+        """Stripes that the node holds, in the order of their pages."""
         self._first_page: dict[int, int] = {}
         first = 0
         for stripe in self.stripes:

@@ -2,7 +2,7 @@
 
 All is read from the files of the run (`watch.py`): the counters that switch and node write once a
 second, and the spans of the last steps. So no process of the run listens for a scrape, and a slow
-scraper holds nobody up.
+scraper holds up no other request.
 
     luwu_step_seconds{job="5713"} 0.171
     luwu_step_busy_ratio{job="5713",engine="compute"} 0.79

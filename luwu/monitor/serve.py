@@ -156,7 +156,7 @@ def _answers(watch: Watch) -> dict[str, _Answer]:
 
 EVERY_NS: Final = 10**9
 SHARE: Final = 0.02
-"""Of a core, for making it."""
+"""Share of a core for making the document."""
 
 T = TypeVar("T")
 

@@ -39,11 +39,11 @@ from luwu.report.recent import RecentEvents
 
 SCHEMA: Final = 2
 RATE_STEPS: Final = 20
-"""Over which the rate of steps is taken."""
+"""Period over which the rate of steps is taken."""
 LATE_RATIO: Final = 4
 """A step that takes so many times the median is late."""
 LATE_S: Final = 2.0
-"""And not before it takes as long as this."""
+"""A step that takes fewer seconds is never late."""
 
 _PRINTED: Final = "train.step "
 _FIELD: Final = re.compile(r"(\w+)=(\S+)")

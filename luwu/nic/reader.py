@@ -35,7 +35,7 @@ WINDOW = 8
 """Fields requested ahead of those received."""
 
 _SHUT_S = 2.0
-"""How long `close` waits for an answer; the node forgets silent readers by itself."""
+"""How long `close` waits for an answer; the node forgets silent readers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class FieldRead:
     chunk: int
     field: str
     into: memoryview
-    """As many bytes as the field has in `dtype`."""
+    """Memory for the field: as many bytes as it has in `dtype`."""
     dtype: str = "float32"
     """Weights may be rounded, as they travel to workers."""
 

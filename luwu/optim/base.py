@@ -60,7 +60,7 @@ class NetworkArguments(TypedDict, total=False):
     """The norm of `max_grad_norm`, and of `result.grad_norm`: 1, 2 (the default) or infinity; not
     with "streaming"."""
     loss_scale: float | str | DynamicLossScale | None
-    """For float16: a number, or "dynamic"; then call `optimizer.scale(loss).backward()`."""
+    """For float16, a number or "dynamic"; then call `optimizer.scale(loss).backward()`."""
     average: WeightAverage | None
     """An average of the weights that the node keeps beside them: `luwu.ema` or `luwu.swa`."""
     state_dtype: str

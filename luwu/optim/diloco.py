@@ -100,7 +100,7 @@ class DiLoCo:
             [weights[member.placeholder.luwu_name] for member in unit.members]
             for unit in self._session.units
         ]
-        """By unit, in the order of its members."""
+        """The model's weights by unit, in the order of its members."""
         self._starts = [[torch.empty_like(p) for p in of_unit] for of_unit in self._weights]
         """The weights that the round starts with; once it ends, their difference to `_weights`."""
         self._outer = outer  # the session knows it by its units alone

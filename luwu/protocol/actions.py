@@ -43,7 +43,7 @@ class Expel:
 @dataclass(frozen=True, slots=True)
 class End:
     """The job cannot go on, for good: end with this text and error code, once the children have
-    been told."""
+    been informed."""
 
     text: str
     code: str = "E207"

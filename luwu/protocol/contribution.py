@@ -23,7 +23,7 @@ class Contribution:
     last: bool
     dtype: str
     payload: Payload | None
-    """None: no gradient."""
+    """The gradient; None: there is none."""
     payload_bytes: int = 0
     absent: int = 0
     """Bitmap of the extent's segments without a gradient; see `wire.Push`."""

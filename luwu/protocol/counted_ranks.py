@@ -1,7 +1,7 @@
 """The ranks that are present, and those that count: the job goes on without ranks that are lost.
 
-A change is an abort: the next attempt counts other ranks. Whoever decides attempts decides it: a
-single node, or the switch that leads several. Pure.
+A change is an abort: the next attempt counts other ranks. The process that decides attempts decides
+it: a single node, or the switch that leads several. Pure.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class CountedRanks:
         self._new = ranks if grows else 0
         """Ranks that never came, if they are not waited for."""
         self.wanted = ranks
-        """Those that are to count in the next attempt."""
+        """Ranks that are to count in the next attempt."""
         self._present = ranks
         self._ever_present = 0
         """Ranks that were present at some time: others may still be starting."""
         self._roll = (0, 0)
-        """When that was reported: the child's incarnation, and its count."""
+        """The last report of who is present: the child's incarnation, and its count."""
 
     def run_goes_on(self) -> None:
         """The state is that of this run: all ranks were present once."""

@@ -12,7 +12,7 @@ class Epoch(NamedTuple):
     members: int = 0
     """Bitmap of its nodes; 0: none was recorded, and all of the job are members."""
     promised: int = 0
-    """Incarnation of the newest switch that this node has answered; older ones are refused."""
+    """Incarnation of the newest switch that this node has answered; older ones are rejected."""
 
 
 NO_EPOCH: Final = Epoch()

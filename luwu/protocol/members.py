@@ -14,7 +14,7 @@ from luwu.wire.description import description_hash, differences
 from luwu.wire.messages import Hello
 
 RANKS_SHOWN_MAX = 16
-"""So that no refusal outgrows its message, however many ranks it is about."""
+"""Ranks that a text lists at most, so that no refusal outgrows its message."""
 
 
 def ranks_text(bitmaps: Iterable[int]) -> str:
@@ -33,7 +33,7 @@ class RefusedError(Exception):
 
 
 class KnowsMoreError(RefusedError):
-    """This child was told of decided steps that the state does not have."""
+    """This child knows of decided steps that the state does not have."""
 
     def __init__(self, found: int, known: int) -> None:
         super().__init__(refusal_text(found, known))
@@ -45,13 +45,13 @@ class SupersededError(RefusedError):
 
 @dataclass(slots=True)
 class Member:
-    """A child that said Hello."""
+    """A child that sent Hello."""
 
     ranks: int
     peer: str
     incarnation: int
     known: tuple[int, int, int]
-    """(generation, attempt, first undecided step) that it knew when it said Hello."""
+    """(generation, attempt, first undecided step) that it knew when it sent Hello."""
     left: bool = False
     connected: bool = True
 
@@ -68,7 +68,7 @@ class Members:
                 raise ValueError(f"children must speak for disjoint ranks, got {children}")
             self.ranks |= ranks
         self.active = self.ranks
-        """Those of them that take part in this attempt."""
+        """Ranks that take part in this attempt."""
         self._by_ranks: dict[int, Member] = {}
         self._by_peer: dict[str, Member] = {}
         self._expelled: dict[int, tuple[int, str]] = {}

@@ -1,4 +1,4 @@
-"""The outbox of a core: who it is, where it stands, and the actions it has collected.
+"""The outbox of a core: who it is, its position, and the actions it has collected.
 
 Every core has one, and hands it to its parts. Messages are stamped here, so that all parts send
 under the same identity and the same attempt. Pure.

@@ -1,7 +1,7 @@
-"""The form of a push of each extent; a push of another form is refused. Pure.
+"""The form of a push of each extent; a push of another form is rejected. Pure.
 
 A switch learns it from the job's description, as a node does. A push of another form is the fault
-of whoever made it: it is refused by name, before its bytes meet those of other ranks.
+of its sender: it is rejected by name, before its bytes meet those of other ranks.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An extent without a slot goes on raw (S5), so what a leaf would have added meets above it, or at the
 node, beside what other leaves have added. I3 says that the bits depend on the tree and not on who
-found a slot: so whoever adds them groups them as the switches would have (`Tree.groups`).
+found a slot: so the node that adds them groups them as the switches would have (`Tree.groups`).
 
     groups {0,1}, {2,3};  contributions {0,1}, {2}, {3}     ->  {0,1} + ({2} + {3})
 

@@ -55,7 +55,7 @@ class Uplink:
         """Size of the largest cargo so far: requested weights come in messages of such a size."""
         self.window_bytes = 0
         self.repeated_count = 0
-        """Messages that were said again because no answer came in time."""
+        """Messages that were repeated because no answer came in time."""
 
     def __len__(self) -> int:
         """Answers awaited."""

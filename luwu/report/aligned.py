@@ -1,13 +1,13 @@
 """The spans and instants of a run, of the steps asked for, all on one clock.
 
 Processes of one boot of one host share the monotonic clock, so their times are compared as they
-stand, exactly. Each boot gets one offset to wall time, the median of its clock records; hosts are
+are, exactly. Each boot gets one offset to wall time, the median of its clock records; hosts are
 then as well aligned as their wall clocks agree (with NTP typically some milliseconds, so a sum may
 seem to begin before the last of its pushes did). Files without a clock record are taken for those
 of the first host. Times are nanoseconds from the run's start: the earliest of all clock records
 and spans.
 
-Instants carry `at_ns`; where one does not, it stands at the latest time in its file before it,
+Instants carry `at_ns`; where one does not, it is at the latest time in its file before it,
 which is not later than it was, and by no more than until the next record.
 """
 
@@ -29,7 +29,7 @@ RESTARTED: Final = "started again"
 ABOUTS: Final = (NODE_ABOUT, SWITCH_ABOUT)
 """Records of a process about itself: no instants."""
 NOT_EXACT: Final = "after the record before it"
-"""Said with an instant whose record has no time."""
+"""Written with an instant whose record has no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +140,9 @@ class Survey:
     offsets: dict[str | None, int] = field(default_factory=dict)
     """Wall time minus monotonic time, by boot."""
     abouts: dict[Path, dict[str, Any]] = field(default_factory=dict)
-    """By file: what its process recorded of itself, a switch or a node (`luwu.base.events`)."""
+    """Records of processes about themselves (`luwu.base.events`), by file of a switch or node."""
     units: Units = field(default_factory=Units)
-    """As a node recorded them; none if there is no such record."""
+    """Units as a node recorded them; none if there is no such record."""
 
     @property
     def notes(self) -> list[str]:
@@ -221,7 +221,7 @@ class Timed:
     name: str
     start_ns: int
     end_ns: int | None
-    """None for an instant."""
+    """End of a span; None for an instant."""
     fields: dict[str, Any]
     """The fields that identify it: step, unit, extent, chunk and so on."""
 

@@ -36,7 +36,7 @@ class Engine:
 
     process: str
     rank: int | None
-    """Of the worker that it belongs to; None for those of switch and node."""
+    """Rank of its worker; None for engines of switch and node."""
     name: str
     span_count: int
     busy_ns: int
@@ -51,7 +51,7 @@ class Busy:
     """The summary of a run."""
 
     length_ns: int
-    """From the first of the chosen spans to the last."""
+    """Time from the start of the first chosen span to the end of the last."""
     engines: tuple[Engine, ...]
     survey: Survey
 

@@ -24,9 +24,9 @@ HEIGHT: Final = 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 16, 42
 FONT: Final = 13
 LETTER: Final = 7
-"""Pixels of one, about."""
+"""Width of a letter in pixels, about."""
 DIGIT: Final = 8
-"""And of the widest that names have many of."""
+"""Width of a digit, the widest character of which names have many."""
 ROW: Final = 34
 """Pixels from one bar to the next."""
 COINCIDE_RATIO: Final = 0.004
@@ -40,7 +40,7 @@ class Together:
 
     names: tuple[str, ...]
     index: int
-    """Of the first of them."""
+    """Index of the first of them."""
     values: Sequence[float]
     largest_difference: float
 
@@ -115,7 +115,7 @@ class Bar:
     high: float | None = None
     """Ends of the whisker."""
     limit: float | None = None
-    """Where a line across the bar stands."""
+    """Position of a line across the bar."""
 
 
 def bar_chart(bars: Sequence[Bar], *, name: str, width: int = WIDE) -> str:
@@ -159,7 +159,7 @@ class StepFlag:
 def strip_chart(
     seconds: Sequence[float], flags: Sequence[StepFlag] = (), *, first: int = 0, width: int = WIDE
 ) -> str:
-    """Times of all steps: a column each, or one for some that stand together, as high as their
+    """Times of all steps: a column each, or one for some that are together, as high as their
     median with a line up to their longest. Flags are numbered triangles above their step."""
     if not seconds:
         return _nothing("seconds per step", width)

@@ -34,13 +34,13 @@ class History:
     """Filled by `take`, as an `OnInstant`."""
 
     scalars: dict[str, dict[int, float]] = field(default_factory=dict)
-    """By name and step: what rank 0 recorded with `luwu.log`."""
+    """Numbers that rank 0 recorded with `luwu.log`, by name and step."""
     flags_count: int = 0
     degraded: dict[str, Any] | None = None
     """The optimizer nodes that the job goes on without: `nodes`, since which `step`, and a `text`
     that says why."""
     _decided: dict[int, dict[int, int]] = field(default_factory=dict)
-    """By optimizer node and step: when the node decided it, by wall time."""
+    """Wall time of each decision, by optimizer node and step."""
     _flags: list[tuple[int, str]] = field(default_factory=list)
     """Wall time and text."""
 

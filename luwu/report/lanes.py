@@ -29,12 +29,12 @@ from luwu.report.intervals import Intervals, union
 
 COMPUTE, WAIT, OTHERS = "compute", "wait", "others"
 DISK: Final = "disk"
-"""Its lanes are read and write, which share it."""
+"""The disk, shared by the lanes read and write."""
 ENGINES: Final = (COMPUTE, WAIT, "pull", "push", "sum", "update", "read", "write")
 """Lanes from the top."""
 LIMITS: Final = (COMPUTE, "sum", "update", DISK)
 LIMIT_RATIO: Final = 0.5
-"""An engine that is busy for less of a step does not limit it by itself."""
+"""An engine that is busy for less of a step alone does not limit it."""
 TITLES: Final = {
     COMPUTE: "compute", WAIT: "waits for weights", "pull": "pull", "push": "push",
     "sum": "switch: sum", "update": "node: update", "read": "node: read", "write": "node: write",
@@ -44,7 +44,7 @@ TITLES_OF_FSDP: Final = {
     **TITLES, WAIT: "waits and copies", "pull": "all-gather", "push": "reduce-scatter",
     "update": "optimizer",
 }  # fmt: skip
-"""And of FSDP2 (`workers.step_profile`)."""
+"""Titles for FSDP2 (`workers.step_profile`)."""
 LUWU: Final = "luwu"
 _BOUND: Final = {
     COMPUTE: "Compute-bound: compute is busy", "sum": "Switch-bound: the switch sums for",
@@ -65,7 +65,7 @@ class Piece:
     start_s: float
     end_s: float
     is_pale: bool = False
-    """Forward, which backward stands beside."""
+    """Forward, which is beside backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Lanes:
     disk_ratio: float = 0.0
     """The share of the step in which the node read or wrote."""
     system: str = LUWU
-    """Which system's step it is."""
+    """The system that ran the step."""
 
     @property
     def titles(self) -> Mapping[str, str]:

@@ -26,7 +26,7 @@ PALE_OPACITY: Final = 0.5
 OUTLINED: Final = 4
 """Pixels from which a pale piece has an outline."""
 PIECES_MAX: Final = 400
-"""Of a bar; of more, pixel columns are drawn."""
+"""Pieces of a bar at most; pixel columns are drawn where there are more."""
 ROUNDING: Final = 1e-9
 
 
@@ -111,7 +111,7 @@ def _row(row: Row, top: float, left: float, per_s: float, width: int) -> list[st
 
 
 def _visible(pieces: Sequence[Piece], pixel_s: float) -> list[Piece]:
-    """The pieces; of more than can be told apart, pixel columns, as many as they fill together."""
+    """The pieces; of too many, pixel columns, as many as they fill together."""
     if len(pieces) <= PIECES_MAX:
         return list(pieces)
     columns: dict[int, list[float]] = {}

@@ -13,7 +13,7 @@ from luwu.report.lanes import COMPUTE, WAIT, Lanes, Span, make_lanes
 from luwu.report.recent import ProcessEvents, RecentEvents
 
 STEPS_MAX: Final = 20
-"""Of which the typical one is chosen."""
+"""Last steps of which the typical one is chosen."""
 
 _IN_THE_LOOP: Final = ("pull_wait", "forward", "backward", "flatten")
 """Spans of a worker's training thread."""

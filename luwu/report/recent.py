@@ -41,7 +41,7 @@ class ProcessEvents:
         self.starts_count = 0
         """Times the process was started."""
         self.shift_ns = 0
-        """From its monotonic clock to wall time."""
+        """Nanoseconds from its monotonic clock to wall time."""
         self._newest = 0
         """The latest step that a span names."""
         self._boot = ""

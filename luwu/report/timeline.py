@@ -27,7 +27,7 @@ The same events give the same bytes. Times are microseconds, exact to the nanose
 of hosts are aligned, and how well, is in `luwu.report.aligned`. On a GPU the rows of a worker are
 its host's: when work was handed out, not when the device did it.
 
-Where several spans of an engine are under way at once, they stand on several rows: each goes to the
+Where several spans of an engine are under way at once, they are on several rows: each goes to the
 first row that is free. Spans are taken by their start; a file has them by their end, so up to
 `HELD_MAX` of a process are held to sort them. One that comes later still goes to a further row,
 never over another.
@@ -276,7 +276,7 @@ class _Process:
 
 
 def _name(writer: _Writer, what: str, text: str, pid: int, tid: int, place: int) -> None:
-    """Name a process or a thread, and say where it stands."""
+    """Name a process or a thread, and give its position."""
     common = {"ph": "M", "pid": pid, "tid": tid}
     writer.write({**common, "name": f"{what}_name", "args": {"name": text}})
     writer.write({**common, "name": f"{what}_sort_index", "args": {"sort_index": place}})
@@ -332,9 +332,9 @@ class Lanes:
     def __init__(self, *, may_nest: bool = False) -> None:
         self._may_nest = may_nest
         self._open: list[list[int]] = []
-        """By row: ends of the slices that the next one may lie within, the innermost last."""
+        """Ends of each row's open slices, within which the next may lie; the innermost last."""
         self._last_ns: list[int] = []
-        """By row: the next slice may not start before."""
+        """Time before which the next slice of each row may not start."""
 
     @property
     def count(self) -> int:

@@ -5,7 +5,7 @@
     data                row by row, little-endian; offsets count from here
 
 `__metadata__` maps texts to texts. Tensors cover the data exactly: no hole, no overlap, nothing
-behind the last. A header that says anything else is refused as a whole.
+behind the last. A header that says anything else is rejected as a whole.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Tensor:
 
     name: str
     dtype: str
-    """As the format spells it: `F32`."""
+    """Dtype as the format spells it: `F32`."""
     shape: tuple[int, ...]
 
     @property

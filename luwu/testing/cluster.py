@@ -146,7 +146,7 @@ class Cluster(Closing):
         return value
 
     def kill(self, role: str, rank: int = 0, number: signal.Signals = signal.SIGKILL) -> int:
-        """Send a signal to a role, SIGKILL unless said; its process number."""
+        """Send a signal to a role, by default SIGKILL; returns its process number."""
         pid = self.wait_for(role, rank)
         os.kill(pid, number)
         return pid

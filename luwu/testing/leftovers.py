@@ -30,7 +30,7 @@ def segments() -> set[str]:
 
 
 def left_segments(before: set[str]) -> list[str]:
-    """New segments that no living process has open or mapped; what is in use is somebody's."""
+    """New segments that no living process has open or mapped; what is in use is no leftover."""
     new = segments() - before
     if not new:
         return []
@@ -59,7 +59,7 @@ def memory_files(pids: Iterable[int]) -> int:
 
 
 def unfinished_files(folder: Path) -> list[str]:
-    """Files below a folder that somebody began to write and did not finish."""
+    """Files below a folder whose writing has begun and not ended."""
     return sorted(str(path) for pattern in _UNFINISHED for path in folder.rglob(pattern))
 
 

@@ -38,12 +38,12 @@ class Record:
         """The test's run directory."""
         self._keep = setting(item.config, "keep")
         self._services: dict[ProcService, dict[Path, int]] = {}
-        """With the size of their logs when this test began to use them."""
+        """Services in use, with the size of their logs when this test began to use them."""
         self._segments = segments()
         self._count = 0
 
     def folder(self, name: str) -> Path:
-        """A path below the run directory that nobody has."""
+        """A path below the run directory that is free."""
         self._count += 1
         return self.path / f"{name}-{self._count}"
 
@@ -93,7 +93,7 @@ class Record:
             pytest.fail(f"the test left something behind:\n{text}", pytrace=False)
 
     def forget(self) -> None:
-        """Remove the files of a test that is over, unless somebody may want to read them."""
+        """Remove the files of a test that is over, unless its failure may be looked into."""
         if not self.failed and not self._keep:
             shutil.rmtree(self.path, ignore_errors=True)
 

@@ -94,7 +94,7 @@ class Running(Closing):
         ]
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> int:
-        """Send a signal to a rank once its function runs, SIGKILL unless said; its pid."""
+        """Send a signal to a rank once its function runs, by default SIGKILL; returns its pid."""
         self._until(lambda: self._runs(rank))
         pid: int = (read_json(self.run.role(f"worker-{rank}.json")) or {})["pid"]
         os.kill(pid, number)

@@ -5,7 +5,7 @@ which may be another's by the time we look. So we look at a copy, and believe it
 its ends are what they should be: our side is an endpoint that we listen at, the other side is the
 address that it had when we met it.
 
-    too many that have said nothing      of one address, or in all: the new one is ended, and those
+    too many that are silent             of one address, or in all: the new one is ended, and those
                                          that have been silent for long
     too many in all, or with one key     the new one is ended
     a Unix socket of another user        is not listened to, should the modes of files let it in
@@ -32,14 +32,14 @@ class ConnectionLimits:
     """The number of connections that a listener admits."""
 
     total: int = 4096
-    """At a time, in all; the limit of open files bounds it too."""
+    """Connections at a time, in all; the limit of open files bounds it too."""
     of_key: int = 40
-    """With one key: a process, its readers, and those of its last start."""
+    """Connections with one key: a process, its readers, and those of its last start."""
     unmet: int = 512
-    """That have not said who they are, in all. libzmq ends those whose handshake takes too long;
-    those that are silent after it are ended when there are too many."""
+    """Connections that have not identified themselves, in all. libzmq ends those whose handshake
+    takes too long; those that are silent after it are ended when there are too many."""
     unmet_of_address: int = 128
-    """The same from one address."""
+    """Connections of one address that have not identified themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,8 @@ class Arrivals:
         """Oldest first."""
         self._unmet_of: Counter[str] = Counter()
         self.is_crowded = False
-        """A connection was ended for those that have not said who they are: see `end_silent`."""
+        """A connection was ended to make room for one that is not identified yet: see `end_silent`.
+        """
 
     def listens_at(self, port: int) -> None:
         """Only connections to our ports are ever looked at."""
@@ -110,9 +111,9 @@ class Arrivals:
         return ""
 
     def end_silent(self, patience_ns: int) -> None:
-        """End the connections that have not said who they are for so long.
+        """End the connections that have not identified themselves for so long.
 
-        Call it when every message that has come was read: what they said may be among those.
+        Call it when every message that has come was read: theirs may be among those.
         """
         self.is_crowded = False
         before_ns = SYSTEM_CLOCK.now_ns() - patience_ns
@@ -125,7 +126,7 @@ class Arrivals:
         return "" if arrived is None else arrived.place
 
     def met(self, fd: int) -> None:
-        """It has said who it is."""
+        """It has identified itself."""
         unmet = self._unmet.pop(fd, None)
         if unmet is not None:
             self._unmet_of[unmet.address] -= 1

@@ -1,9 +1,9 @@
 """The ROUTER that peers find; the DEALER for each peer we dial is in `dialled`.
 
-Each dialling socket is used for one connection. libzmq would reconnect it by itself, and does in
-the moments before we notice the loss; but then messages of two connections would come out of one
+Each dialling socket is used for one connection. libzmq would reconnect it automatically, and does
+in the moments before we notice the loss; but then messages of two connections would come out of one
 socket. So a DEALER says an empty message first (ZMQ_PROBE_ROUTER), once for each socket, and a
-ROUTER lets nobody in who begins otherwise.
+ROUTER admits no connection that begins otherwise.
 
 A ROUTER knows its peers by routing ids, the monitor knows connections by file descriptors, and
 descriptors are used again. They are matched at the empty message: its descriptor is read from the
@@ -92,9 +92,9 @@ class _Route:
     lane: Lane | None
     fd: int = -1
     arrived: Arrived | None = None
-    """Its origin, so that it can be ended."""
+    """Origin of the connection, by which it can be ended."""
     key: bytes = b""
-    """Its public key, where it has one."""
+    """Public key of the peer, if it has one."""
     others_heard: Counter[bytes] = field(default_factory=Counter)
     """Messages of others since the connection ended and its last message was read."""
 
@@ -107,7 +107,7 @@ class _UnmetEnd:
     fault: int
     """The monitor's event that tells of a failed handshake; 0: there was none."""
     place: str
-    """Its origin, if known."""
+    """Origin of the connection, if known."""
 
 
 class Listener:
@@ -309,7 +309,7 @@ class Listener:
         self._hub.readable(self)
 
     def _note_heard(self, heard: _Route) -> None:
-        """A ROUTER serves its connections in turn: whoever is passed over has no more."""
+        """A ROUTER serves its connections in turn: one that is passed over has no more."""
         for route in tuple(self._ending):
             if route is heard:
                 route.others_heard.clear()

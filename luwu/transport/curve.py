@@ -1,7 +1,7 @@
 """Keys on sockets: CURVE encrypts every frame of a tcp connection and proves the keys of both ends.
 
 libzmq does the cryptography (Curve25519, XSalsa20, Poly1305: the handshake of CurveZMQ, ZeroMQ's
-RFC 26). A listener shows that it has the key that stands in its endpoint; a dialler shows its own,
+RFC 26). A listener shows that it has the key of its endpoint; a dialler shows its own,
 and `zap.py` says whose that is. Everything here is about the options of sockets.
 """
 

@@ -5,7 +5,7 @@ has one of both kinds, matched by a token of random bytes:
 
     dialler     connects to PATH.fd and says the token there, then says it over ZeroMQ
     listener    reads it over ZeroMQ: by then the other connection and its token are in the kernel,
-                so nobody ever waits here, and no poller looks at these sockets
+                so no call ever waits here, and no poller looks at these sockets
 
 Afterwards either side passes the descriptor of an arena before it names the arena over ZeroMQ, so
 that the same holds: what is not here when it is needed will never come. The sockets keep the
@@ -53,7 +53,7 @@ class DescriptorListener:
             raise
 
     def claim(self, token: bytes) -> socket.socket | None:
-        """The connection that said this token; None if there is none."""
+        """The connection that sent this token; None if there is none."""
         self._accept_all()
         for connection, said in list(self._unmatched.items()):
             if said is None:
@@ -97,7 +97,7 @@ class DescriptorListener:
 
 
 def connect(path: Path, token: bytes) -> socket.socket:
-    """A connection to the listener at `path`, with the token said. Raises OSError."""
+    """A connection to the listener at `path`, with the token sent. Raises OSError."""
     connection = _new_socket()
     try:
         connection.connect(str(path_beside(path)))
@@ -120,7 +120,7 @@ def pass_arena(connection: socket.socket, fd: int, nbytes: int) -> bool:
 def passed_arena(connection: socket.socket) -> tuple[int, int] | None:
     """(descriptor, nbytes) of the next arena that was passed; None if there is none.
 
-    Raises RemoteProtocolError for anything else that was said.
+    Raises RemoteProtocolError for anything else that was received.
     """
     try:
         said, fds, _flags, _ = socket.recv_fds(

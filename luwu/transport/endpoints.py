@@ -32,7 +32,7 @@ IPC_PATH_BYTES_MAX: Final = 107
 """sockaddr_un holds 108 bytes with the final zero."""
 
 DESCRIPTOR_SUFFIX: Final = ".fd"
-"""Beside the socket of a shm:// endpoint stands another one, for file descriptors."""
+"""Suffix of the socket for file descriptors, beside the socket of a shm:// endpoint."""
 
 _AUTO_PREFIX = "luwu-ipc-"
 _SOCKET_NAME = "s"
@@ -43,7 +43,7 @@ _AUTO_PARENT_BYTES_MAX = IPC_PATH_BYTES_MAX - len(
 
 @dataclass(frozen=True, slots=True)
 class TcpEndpoint:
-    """tcp://KEY@HOST:PORT; an IPv6 address stands in brackets in the text, not here."""
+    """tcp://KEY@HOST:PORT; an IPv6 address is in brackets in the text, not here."""
 
     host: str
     port: int
@@ -110,7 +110,7 @@ class MovableEndpoint(str):
     """An endpoint to dial that is looked up before each attempt: the process there may move."""
 
     look: Callable[[], str]
-    """Where it is now; may raise a LuwuError, and then it is where it was."""
+    """Finds the current endpoint; if it raises a LuwuError, the last one counts."""
 
     def __new__(cls, endpoint: str, look: Callable[[], str]) -> Self:
         """`endpoint`: where it was found first."""
@@ -213,7 +213,7 @@ def listening_endpoint(endpoint: TcpEndpoint, *, own_key: bytes | None) -> TcpEn
 
 
 def check_secure(endpoint: TcpEndpoint, *, insecure: bool, own_key: bool, verb: str) -> None:
-    """Off loopback nothing passes without keys, unless somebody said that it may.
+    """Off loopback nothing passes without keys, unless the user allows it.
 
     `own_key`: this process has a key; `verb`: listen or dial. Raises ConfigError.
     """

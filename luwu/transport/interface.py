@@ -151,9 +151,9 @@ class Transport(Closing):
     def dial(self, peer: str, endpoint: str) -> None:
         """Connect to `endpoint` and call it `peer`; PeerUp comes from `receive`.
 
-        Nobody listening is no error: it is reported once and tried until it works, over tcp at
-        each of several places, or where a `MovableEndpoint` is by then. Raises ConfigError for an
-        endpoint that cannot be one, ConnectionFailed for an unknown host.
+        To dial where no process listens is no error: it is reported once and tried until it works,
+        over tcp at each of several places, or where a `MovableEndpoint` is by then. Raises
+        ConfigError for an endpoint that cannot be one, ConnectionFailed for an unknown host.
         """
 
     @abstractmethod
@@ -191,7 +191,7 @@ class Transport(Closing):
     def receive(self, timeout_ns: int | None) -> Received | None:
         """The next message or event; None after `timeout_ns` or a `wake`; None means no limit.
 
-        Raises KeysFailed where nobody can say any more who may connect.
+        Raises KeysFailed where it is unknown who may connect.
         It may return None earlier, when peers gave buffers back and handles became done.
         """
 

@@ -2,15 +2,15 @@
 
 An arena is a memfd: it has no name, so nothing is left behind when its last user dies. The seals
 
-    GROW, SHRINK     its size is for good: nobody who maps it can be hit by SIGBUS
-    FUTURE_WRITE     its owner, who has mapped it, is the only one who can write to it
+    GROW, SHRINK     its size is for good: no process that maps it can be hit by SIGBUS
+    FUTURE_WRITE     its owner, which has mapped it, is the only one that can write to it
     SEAL             and that stays so
 
 are what makes a descriptor from a peer safe to map, and all of it that a receiver must check. Peers
-map it private and writable: whoever writes to received weights by mistake gets pages of its own and
-harms nobody else; until then private pages show what the owner writes. Memory that a GPU copies
-from is mapped shared and read-only instead: a private page becomes our own by being pinned, and
-from then on it does not show what the owner writes.
+map it private and writable: a process that writes to received weights by mistake gets pages of its
+own and harms no other process; until then private pages show what the owner writes. Memory that a
+GPU copies from is mapped shared and read-only instead: a private page becomes our own by being
+pinned, and from then on it does not show what the owner writes.
 
 A mapping ends when its region is dropped and the last view of it is gone, whichever comes last.
 The calls are libc's, because an `mmap.mmap` keeps a descriptor open as long as it is mapped.

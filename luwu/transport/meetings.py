@@ -6,8 +6,8 @@
     dialler     MET          -> is up                                       `Meetings.hear`
     either      inner PeerDown before that -> all is forgotten              `Meetings.end`
 
-Nothing here waits. Whoever says anything else first is not of this run: it is reported once, as a
-stranger or under the name that we gave it, and no longer listened to.
+Nothing here waits. A peer that sends anything else first is not of this run: it is reported once,
+as a stranger or under the name that we gave it, and no longer listened to.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Meetings:
         self._greeted: dict[str, socket.socket] = {}
         """Dialled peers that have not answered."""
         self._waiting: set[str] = set()
-        """Peers of our listener that have said nothing."""
+        """Peers of our listener that have sent nothing."""
         self._ignored: set[str] = set()
-        """Peers that said, or could not do, what is needed; until their connection ends."""
+        """Peers that sent, or could not do, what is needed; until their connection ends."""
 
     def listen(self, endpoint: str) -> str:
         """See `Transport.listen`."""

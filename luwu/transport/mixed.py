@@ -8,7 +8,7 @@ once into shared memory; from there it is handed to each of them without a copy.
 shared memory is sent over the socket from where it lies.
 
 For a process whose loop is one thread, as a switch's is: buffers that another thread gives back
-are told of with the next message.
+are reported with the next message.
 """
 
 from __future__ import annotations

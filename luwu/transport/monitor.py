@@ -6,7 +6,7 @@ side:
 
     what happens                     monitor events                                      tried again
     all is well                      CONNECTED, HANDSHAKE_SUCCEEDED                      -
-    nobody listens                   CLOSED, CONNECT_RETRIED, repeating                  yes
+    no one listens                   CLOSED, CONNECT_RETRIED, repeating                  yes
     not ZeroMQ (HTTP), silent, or    CONNECTED, HANDSHAKE_FAILED_NO_DETAIL,              yes
       a wrong server key             DISCONNECTED
     our key is not allowed           CONNECTED, HANDSHAKE_FAILED_AUTH, DISCONNECTED      no
@@ -15,7 +15,7 @@ side:
     the other side ends              DISCONNECTED, CONNECT_RETRIED                       yes
     it breaks ZMTP (frame too big)   DISCONNECTED                                        no
 
-The last two are told apart by nothing that arrives in time, so after a connection that worked the
+Nothing that arrives in time distinguishes the last two, so after a connection that worked the
 caller opens a new socket in both cases (`DialStory.ended`). What an HTTP server answers reaches the
 application as messages (libzmq takes it for ZMTP 1.0), so nothing is believed before PeerUp.
 """

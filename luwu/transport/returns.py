@@ -1,7 +1,7 @@
 """Buffers lent by peers: made a delivery, given back, and returned in few notices.
 
     SHARED notice -> `borrow` -> Delivery
-    Delivery.release (any thread) -> `give_back` -> `collect` -> nobody holds it -> RELEASED is due
+    Delivery.release (any thread) -> `give_back` -> `collect` -> no view is left -> RELEASED is due
                                                                  `tell`, when `receive` would block,
                                                                  or 64 messages or 4 MiB are due
 
@@ -41,12 +41,12 @@ class Returns:
 
     @property
     def are_due(self) -> bool:
-        """Somebody must be told something."""
+        """Call `flush` soon: something is due to a peer."""
         return bool(self._due)
 
     @property
     def are_many(self) -> bool:
-        """So much is due that it must be told though messages may wait."""
+        """So much is due that it must be reported although messages may wait."""
         return self._due_count >= _DUE_COUNT_MAX or self._due_bytes >= _DUE_BYTES_MAX
 
     def borrow(self, link: Link, heard: Delivery, regions: Regions) -> Delivery:
@@ -125,7 +125,7 @@ class Returns:
             del self._due[link]
 
     def end(self, link: Link) -> None:
-        """The connection is over: nobody is there to be told."""
+        """The connection is over: there is no peer to report to."""
         self.tickets.remove_of(link)
         self._due.pop(link, None)
 

@@ -117,7 +117,7 @@ class OpenTickets:
             self.remove(ticket)
 
     def covering(self, region: Region, offset: int, nbytes: int) -> Ticket | None:
-        """A ticket in which the span lies; None for memory that nobody lent us."""
+        """A ticket in which the span lies; None for memory that no peer lent us."""
         by_offset = self._by_region.get(region)
         if by_offset is None:  # nearly always so for memory of our own
             return None

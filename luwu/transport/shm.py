@@ -1,6 +1,6 @@
 """Transport over shared memory, on one host: ZeroMQ carries the place of a payload, not its bytes.
 
-    reserve() --> arena (memfd) ----- mapped by every peer that was told of it --> delivery.buffers
+    reserve() --> arena (memfd) ----- mapped by every peer that knows it     --> delivery.buffers
     send() -----> notice over ZeroMQ: "message 7: arena 0, offset, bytes" -------> receive()
     handle.done <----------- notice: "7, 8, 9 released", many at once <----------- release()
 

@@ -82,7 +82,7 @@ def new_socket(context: zmq.Context[Any], kind: int, timing: ZeroMqTiming) -> zm
 def new_router(context: zmq.Context[Any], timing: ZeroMqTiming) -> zmq.Socket[Any]:
     """A ROUTER whose peers' routing ids cannot be guessed.
 
-    libzmq counts them from rand(), which nobody seeds: they are the same in every process, and it
+    libzmq counts them from rand(), which is not seeded: they are the same in every process, and it
     aborts (tried with 4.3.5) when a peer has taken the name that the next one is to get.
     """
     ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4), "little"))

@@ -4,11 +4,12 @@
     the handler's thread  answers libzmq; reads the list of allowed keys again when it changes
     the transport         looks whether the handler is alive, and which keys lost their right
 
-Nobody is let in unless a row of the list says so: an unknown mechanism, domain or key, a role that
-this listener does not take, a list that cannot be read, a request that makes no sense, a mistake in
-the handler itself are all refusals. libzmq lets everybody in where no handler is *bound*. So the
-socket belongs to the transport, not to the thread: if the thread ends, questions stay unanswered,
-connections wait until their handshake runs out, and the transport raises `KeysFailed`.
+No connection is admitted unless a row of the list says so: an unknown mechanism, domain or key, a
+role that this listener does not take, a list that cannot be read, a request that makes no sense, a
+mistake in the handler itself are all refusals. libzmq lets everybody in where no handler is
+*bound*. So the socket belongs to the transport, not to the thread: if the thread ends, questions
+stay unanswered, connections wait until their handshake runs out, and the transport raises
+`KeysFailed`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LOOK_MS: Final = 250
 SILENCE_NS_MAX: Final = 1_500_000_000
 """A handler that gives no sign of life for this long, while we do, is dead."""
 _REFUSED_KEPT: Final = 256
-"""Refusals that wait to be told; a flood of them is told of in part."""
+"""Refusals that wait to be reported; a flood of them is reported in part."""
 _FRAMES_COUNT: Final = 7  # of a request of CURVE; of the others there may be less or more
 
 
@@ -74,7 +75,7 @@ class ZapHandler:
         return identity if identity is not None and identity.role in self._accepts else None
 
     def check_alive(self) -> None:
-        """Raises KeysFailed if nobody answers libzmq any more; call it often."""
+        """Raises KeysFailed if libzmq gets no answers any more; call it often."""
         now_ns = SYSTEM_CLOCK.now_ns()
         # A process that was stopped, or busy elsewhere, has not looked for as long itself: only
         # time that we were awake for counts.

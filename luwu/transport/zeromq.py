@@ -263,7 +263,7 @@ class ZeroMqTransport(Transport):
         )
 
     def _look_at_keys(self, zap: ZapHandler) -> None:
-        """Say who was refused, and end connections whose keys were taken back."""
+        """Report the refused, and end connections whose keys were taken back."""
         zap.check_alive()
         while zap.refused:
             error = AccessRefused(f"{zap.refused.popleft()}.")

@@ -7,7 +7,7 @@
     {"average_start": s, "average_every": k}   equal: the mean of the weights after updates s + 1,
                                                s + 1 + k, s + 1 + 2 k ...; until then the weights
 
-Like the moments it counts the updates of each parameter by itself: a step that is skipped, or has
+Like the moments it counts the updates of each parameter alone: a step that is skipped, or has
 no gradient for it, changes nothing.
 """
 

@@ -42,7 +42,7 @@ _FIELDS_MAX: Final = 32
 _HASH_CHARS_MAX: Final = 64  # SHA-256 in hex
 _COUNTS: Final = {PayloadRule.NONE: (0,), PayloadRule.ONE: (1,), PayloadRule.OPTIONAL: (0, 1)}
 _pack: Final[Callable[[Sequence[object]], bytes]] = msgpack.Packer().pack
-"""Of all threads: a Packer holds the interpreter's lock from its first byte to its last."""
+"""The packer of all threads: it holds the interpreter's lock from its first byte to its last."""
 _unpack: Final = partial(
     msgpack.unpackb,
     raw=False,
@@ -67,7 +67,7 @@ class _Wire:
     what: str
     """The expected value, as text."""
     bytes_max: int = 0
-    """Of a bitmap."""
+    """Most bytes of a bitmap."""
     taken: Callable[[Any], object] | None = None
     """The value in the message. Raises LookupError or ValueError for one that is not taken. None:
     each is, as it is."""

@@ -20,14 +20,14 @@ from luwu.layout import Layout, Parameter, Unit
 
 DIFFERENCES_SHOWN_MAX = 6
 AGGREGATE = "aggregate"
-"""Key of the agreement under which the aggregator's name stands."""
+"""Key of the agreement that holds the aggregator's name."""
 BESIDE = "beside"
-"""Key of the agreement under which the frozen models beside the trained one stand: a state is
+"""Key of the agreement that holds the frozen models beside the trained one: a state is
 resumed by a job that has the same ones."""
 NORM_TYPE = "norm_type"
-"""Key of the agreement under which another norm than the 2-norm stands."""
+"""Key of the agreement that holds another norm than the 2-norm."""
 NORM_TYPES: Final = (1.0, 2.0, math.inf)
-"""By which norms gradients can be clipped."""
+"""Norms by which gradients can be clipped."""
 DIMENSIONS_MAX = 64
 """Dimensions of one parameter: the most that torch allows."""
 
@@ -127,7 +127,7 @@ def parse_description(encoded: bytes | memoryview, extent_chunks: int = 1) -> De
 def aggregate_of(encoded: bytes | memoryview) -> str:
     """The aggregator's name in a description that is not read yet; float32 if it cannot be read.
 
-    Never raises: whoever reads the description will say what is wrong with it.
+    Never raises: the reader of the description reports what is wrong with it.
     """
     try:
         name = parse_json(encoded)["agreement"].get(AGGREGATE, FLOAT32)
@@ -180,7 +180,7 @@ def _brief(value: object) -> str:
 
 
 def _row(p: Parameter) -> list[object]:
-    """A parameter in JSON. How it is stored is left out where that is float32, by elements."""
+    """A parameter in JSON. Storage fields are omitted for float32 updated element by element."""
     row: list[object] = [p.name, list(p.shape), p.dtype, p.wire_dtype, p.trainable, p.group]
     stored = [p.state_dtype, p.master_dtype, p.whole]
     return row if stored == _USUAL else row + stored

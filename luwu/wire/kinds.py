@@ -44,7 +44,7 @@ class PayloadRule(IntEnum):
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def stamped(kind: type[KindT]) -> type[KindT]:
-    """Make a class a dataclass whose objects nobody changes, though only type checkers see to it.
+    """Make a class a dataclass whose objects do not change, though only type checkers see to it.
 
     A frozen dataclass calls a function to set each field, which took longer than all checks of a
     message that arrived. The codec alone gives fields by their place.

@@ -13,7 +13,7 @@ from typing import Final
 from luwu.wire.messages import MESSAGE_TYPES, Message
 
 Kind = type[Message] | None
-"""None: a message that could not be read."""
+"""A type of message; None: a message that could not be read."""
 
 DATA_KINDS: Final = tuple(kind for kind in MESSAGE_TYPES if kind.IS_DATA)
 """Messages about one extent, chunk or piece."""

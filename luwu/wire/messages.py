@@ -22,7 +22,7 @@ an announcement that is lost is therefore only late.
     anything of an unknown member       Rejoin   send Hello again
 
 A child is a worker or a switch, a parent a switch or the optimizer node. A switch merges what its
-children send into one message of each kind; `contributors` holds the ranks that it stands for.
+children send into one message of each kind; `contributors` holds the ranks that it represents.
 
 Propose is for aggregators that need it (`luwu.aggregate`), before an extent is encoded and pushed.
 
@@ -62,7 +62,7 @@ class Message:
     """Data headers have the smaller cap."""
 
     job: int
-    """Identity of the run; a message of another job is refused."""
+    """Identity of the run; a message of another job is rejected."""
     epoch: int
     """Generation of the membership."""
     step: int
@@ -85,7 +85,7 @@ class DataMessage(Message):
     IS_DATA: ClassVar[bool] = True
 
     index: int
-    """Of an extent; of a chunk in Load, Read, Content, Copy and Page; of a piece in Keep."""
+    """Index of an extent; of a chunk in Load, Read, Content, Copy and Page; of a piece in Keep."""
     part: int
     """In a push: the number of the rank's push of this extent within the step. In a pull and its
     weights: which of the rank's uses of them within the step (forward, backward, ...)."""
@@ -95,7 +95,7 @@ class DataMessage(Message):
 class Load(DataMessage):
     """Initial weights of a chunk, float32; from rank 0, before step 0.
 
-    Behind them may stand the optimizer's state fields, float32, and an int64 for each segment of
+    Behind them may be the optimizer's state fields, float32, and an int64 for each segment of
     the chunk: its updates so far.
     """
 
@@ -136,7 +136,7 @@ class Weights(DataMessage):
     in_place: bool
     """They lie at a place of their own: who shares that memory may hold them for the step."""
     checksum: int = 0
-    """Of the payload, as the node that made it had it (`altered.py`); 0: none."""
+    """Checksum of the payload, as its node made it (`altered.py`); 0: none."""
 
 
 @message(5)
@@ -209,9 +209,9 @@ class Hello(Message):
     contributors: int
     """Bitmap of the ranks this member speaks for."""
     present: int
-    """Those of them that the switch receives messages from."""
+    """Bitmap of the ranks among them that the switch receives messages from."""
     roll: int
-    """Counts how often that changed, so that what is said late does not undo what was said since;
+    """Counts how often that changed, so that what arrives late does not undo what was sent since;
     see `Present`."""
     description_hash: str
     extent_chunks: int = 1
@@ -239,7 +239,7 @@ class Welcome(Message):
     a member refuses a `step` before the first undecided one that it knows."""
 
     def skip(self, attempt: int, generation: int) -> Verdict | None:
-        """The verdict that a member missed who stands at an attempt of a generation: how the
+        """The verdict that a member missed which is at an attempt of a generation: how the
         attempt of this Welcome followed upon it. None: it is of another, or it was an abort."""
         is_next = (attempt + 1, generation) == (self.attempt, self.generation)
         if not (is_next and self.began_with_skip):
@@ -295,7 +295,7 @@ class Verdict(Message):
 
     applied: bool
     norms: tuple[float, ...]
-    """That of the mean gradient, and then what each clip of the step found (`clips.py`)."""
+    """Norm of the mean gradient, then what each clip of the step found (`clips.py`)."""
 
 
 @message(23)
@@ -400,17 +400,17 @@ class Resolved(Message):
 
 @message(35, payload=PayloadRule.OPTIONAL)
 class Standing(Message):
-    """Where one of several optimizer nodes stands: `step` is its first undecided one, `epoch` and
-    `attempt` are as it has recorded them. The payload is that of Prepared, where it is prepared."""
+    """The position of one of several optimizer nodes: `step` is its first undecided one, `epoch`
+    and `attempt` are as it recorded them. The payload is that of Prepared, if it is prepared."""
 
     members: int
     """Bitmap of the nodes of that epoch; 0: none is recorded yet, and all are."""
     loaded: bool
     """The state has weights."""
     is_prepared: bool
-    """It could be decided at the next version, after a crash too, ..."""
+    """True if its next version can be decided, after a crash too."""
     prepared_attempt: int
-    """... which was made under this attempt."""
+    """The attempt under which that version was prepared."""
     redoes: bool
     """As in `Welcome`."""
 

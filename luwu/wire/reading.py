@@ -28,7 +28,7 @@ class VersionFacts:
     applied: bool = True
     grad_norm: float | None = None
     attempt: int = 0
-    """In which it was made."""
+    """The attempt in which it was made."""
     extra: Mapping[str, str] = field(default_factory=dict)
     attached: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Rank -> bytes of each piece that it keeps beside this version."""

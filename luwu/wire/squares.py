@@ -1,6 +1,6 @@
 """Sums of squares that several nodes add up to the norm that one node would find, bit for bit.
 
-(Of magnitudes, for the 1-norm; the largest magnitudes, for the norm of infinity. What is said of
+(Of magnitudes, for the 1-norm; the largest magnitudes, for the norm of infinity. What is stated of
 squares here holds of them too, but that of the largest ones only the largest is sent.)
 
 A node's squares are those of its blocks of 4,096 elements, by the total weight that their sums are

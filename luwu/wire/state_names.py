@@ -21,10 +21,10 @@ FIELD_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "muon": {"m": "exp_avg", "v": "exp_avg_sq"},
     "sgd": {"momentum": "momentum_buffer"},
 }
-"""By optimizer: our name of a field -> torch's. Of another optimizer they keep their names."""
+"""torch's names of our fields by optimizer; those of another optimizer keep their names."""
 
 _OF_WHOLE: Final[Mapping[str, Mapping[str, str]]] = {"muon": {"m": "momentum_buffer"}}
-"""The same of parameters that are updated as a whole, where that is another optimizer."""
+"""torch's names of fields of parameters that another optimizer updates as a whole."""
 
 STEP: Final = "step"
 _COUNTING: Final = ("adam", "adamw", "muon")

@@ -28,7 +28,7 @@ BLOCK_ELEMS: Final = ALIGN_ELEMS
 NEVER_NEGATIVE: Final = ("v",)
 """Moments of squares."""
 _OF_WHOLE: Final = {"muon": ("m",)}
-"""By optimizer: what it keeps of parameters that it updates as a whole, if that is not all."""
+"""Fields of parameters that an optimizer updates as a whole, if not all; by optimizer."""
 
 
 class StoredField(NamedTuple):

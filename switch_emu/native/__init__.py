@@ -3,7 +3,7 @@
 arithmetic.c   sums, squares, optimizers and casts, in one pass over memory
 build.py       compiles it once, with the machine's own compiler, and loads it
 
-Whoever uses it compares its bits with the portable way once after a build (`check_once`), and goes
+Its user compares its bits with the portable way once after a build (`check_once`), and goes
 on without it if there is no compiler: `switch_emu.node.kernels` for updates,
 `switch_emu.switch.adding` for sums.
 """

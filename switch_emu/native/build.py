@@ -4,7 +4,7 @@ A library is kept under a name that is a hash of all it depends on: source, comp
 processor. So a new compiler or another machine never loads an old library, and nothing is ever
 invalidated. What is loaded runs with our rights, so it lies in the user's cache and never in a
 state, which is copied from elsewhere: the directory and the file must be ours and writable by
-nobody else, and a file appears whole or not at all.
+no other user, and a file appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def private_directory(path: Path) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """True if a file is there that nobody else could have written."""
+    """True if a file is there that no other user could have written."""
     try:
         found = path.lstat()
     except FileNotFoundError:

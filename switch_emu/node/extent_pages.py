@@ -19,14 +19,14 @@ class PageGroup:
 
     chunks: tuple[int, ...]
     number: int
-    """Of the first page, in the store of its node; the others follow."""
+    """Number of the first page, in the store of its node; the others follow."""
     start: int
     """First element, counted from the extent's start."""
     page_elems: int
     first_segment: int
     """Bit of the first segment in a bitmap of the extent's."""
     segments: tuple[tuple[Segment, ...], ...]
-    """Of each page, each where it lies in the group."""
+    """Segments of each page, at their places in the group."""
     segments_count: int
 
     @property

@@ -71,7 +71,7 @@ from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
 from switch_emu.store.views import RecordRows
 
 KERNEL_KEY: Final = "kernel"
-"""In `DecidedStep.extra`: name and version of the update that made the step."""
+"""Key of `DecidedStep.extra`: name and version of the update that made the step."""
 
 Finished = Callable[[], Sequence[Any]]
 """Called by the shell's loop: passes an event to the core, returns its actions."""
@@ -116,7 +116,7 @@ class Kernels(NamedTuple):
 
     elementwise: UpdateKernel
     whole: UpdateKernel | None
-    """Of parameters that are updated as a whole; None: there are none."""
+    """Kernel of parameters that are updated as a whole; None: there are none."""
 
 
 class _Pages(NamedTuple):
@@ -125,11 +125,11 @@ class _Pages(NamedTuple):
     group: PageGroup
     kind: PageKind
     counts: UpdateCounts | None
-    """None: frozen pages, which are never updated."""
+    """Counts of updates; None for frozen pages, which are never updated."""
     segments: tuple[Segment, ...]
     kernel: UpdateKernel
     shape: tuple[int, ...] | None
-    """Of the one parameter of a page that is updated as a whole."""
+    """Shape of the one parameter of a page that is updated as a whole."""
 
 
 class _Updated(NamedTuple):

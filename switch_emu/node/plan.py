@@ -26,8 +26,8 @@ publish, or of the sum that a fold makes: the record, and the page's part of a s
 _READ_CHUNKS = 1
 """Buffer of one read of weights, as they are stored, beside the extent that is sent."""
 _SHARED_CHUNKS = 1
-"""Of all threads together, for each such page: the sum of contributions that are added one by
-one."""
+"""Buffers of all threads together, for each such page: the sum of contributions that are added one
+by one."""
 _THREADS_MANY = (6, 2)
 """(updates, reads) in flight where they take at most a quarter of the budget: they update a state
 that is in RAM on as many cores."""
@@ -35,9 +35,9 @@ _THREADS_ENOUGH = (3, 2)
 """They keep a disk busy while some compute. More of them wait for one another, and larger groups of
 pages are worth more than that (design note 0009)."""
 _THREADS_SINGLE = (4, 2)
-"""The same where each works on one page at a time."""
+"""Threads where each works on one page at a time."""
 _THREADS_FEW = ((2, 2), (2, 1), (1, 1))
-"""Where there is no room for these: the disk is idle while they compute."""
+"""Threads where there is no room for those: the disk is idle while they compute."""
 _OUTGOING_EXTENTS = 6
 """Weights wait there until all workers have copied them. With two chunks of 16 MiB the disk was
 idle for two fifths of a forward of a billion parameters: one was read while another was copied."""
@@ -50,7 +50,7 @@ _WHOLE_ELEM_BYTES = 64
 EXTENT_AUTO_BYTES_MAX = 4 * MIB
 """Beyond it the memory is worth more: pages that stay in RAM are not read."""
 _CHUNK_AUTO_BYTES_MAX = 16 * MIB
-"""In shared memory a chunk costs messages, not bytes: design note 0011."""
+"""Largest chunk chosen. In shared memory a chunk costs messages, not bytes: design note 0011."""
 _SMALL_CHUNK_BYTES = 256 * 1024
 """Chunks up to this are a 32nd of the budget, as each page costs the program; larger ones a 64th,
 as several travel and are written together."""

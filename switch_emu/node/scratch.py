@@ -36,7 +36,7 @@ class RecordViews(NamedTuple):
     state: tuple[Stored, ...]
     """[P, C] each."""
     scales: tuple[F32Array | None, ...]
-    """Of the state in 8 bits, float32 [P, C / 64]; empty if none is."""
+    """Scales of state in 8 bits, float32 [P, C / 64]; empty if none is."""
     updates: np.ndarray
     """Counts of updates: int64 [P, W]; see `runs.UpdateCounts`."""
 

@@ -313,7 +313,7 @@ class NodeShell(Loop):
             self._report_opened()
 
     def _make_store(self, encoded: bytes) -> PageStore | None:
-        """The store of a new job; None if it is refused, which the core is told."""
+        """The store of a new job; None if it is rejected, which the core learns."""
         try:
             return self._storage.make_store(parse_description(encoded, self._plan.extent_chunks))
         except StateError:

@@ -28,9 +28,9 @@ class NodeSpec(RoleSpec):
     has_switch: bool = True
     resume: bool = False
     limits: NodeLimits = field(default_factory=NodeLimits)
-    """Those that are set; the memory plan adds its own."""
+    """Limits of the node that are set; the memory plan adds its own."""
     own_switch: SwitchLimits = field(default_factory=SwitchLimits)
-    """The same of its own switch, if it has one."""
+    """Limits of its own switch, if it has one."""
     disk_bytes_per_s: float | None = None
     """Rate of an emulated disk for pages; None: the real disk."""
     groups: tuple[int, ...] = ()

@@ -170,10 +170,10 @@ class Loop:
     def run(
         self, should_stop: Callable[[], bool], is_over: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Serve until the job is over (True) or `should_stop` (False). `is_over`: whoever started
-        us knows that all workers have left.
+        """Serve until the job is over (True) or `should_stop` (False). `is_over`: the process
+        that started us knows that all workers have left.
 
-        Raises the error of a job that was refused for good, after its children have left.
+        Raises the error of a job that was rejected for good, after its children have left.
         """
         self.transport.gather()
         while not (self.machine.finished or is_over()):

@@ -46,7 +46,7 @@ class Payload:
         self._release = release
         self.is_shared = is_shared
         self.checksum = 0
-        """Of weights, as they were made (`luwu/wire/altered.py`); 0: none."""
+        """Checksum of weights, as they were made (`luwu/wire/altered.py`); 0: none."""
         self._holders_count = 1
         self._lock = threading.Lock()
         self._spill: tuple[SpillFile, int] | None = None
@@ -122,7 +122,7 @@ class Unsummed(Payload):
         )
 
     def part(self, start: int, stop: int) -> memoryview:
-        """Bytes `start` to `stop` of the sum, which are added anew each time."""
+        """Bytes `start` to `stop` of the sum, which are added again each time."""
         if self._spill is not None:
             return super().part(start, stop)
         total = np.empty((stop - start) // 4, np.float32)

@@ -50,7 +50,7 @@ class Jobs:
         self._ranges = SlotRanges(slot_count)
         self._jobs: dict[str, _Job] = {}
         self._read_fd, self._write_fd = os.pipe()
-        """Where the main thread waits for the end: what is written wakes it from any thread."""
+        """A pipe on which the main thread waits for the end: any thread writes to it to wake it."""
         os.set_blocking(self._write_fd, False)
         self._orphaned = False
 

@@ -33,10 +33,10 @@ def attend(
     role: str, document: dict[str, Any], stopping: threading.Event,
     ranges: SlotRanges | None = None, over: threading.Event | None = None,
 ) -> int:  # fmt: skip
-    """Serve the job until it is over or somebody wants us to stop; the exit code.
+    """Serve the job until it is over or we are asked to stop; the exit code.
 
     `ranges`: the slots of a process that serves several jobs; `over`: set when all workers have
-    left, as whoever started us knows.
+    left, as the process that started us knows.
     """
     try:
         return _serve(role, document, stopping, ranges, over or threading.Event())

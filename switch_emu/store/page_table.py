@@ -64,7 +64,7 @@ class PageTable:
         return int(self._states["side"][page])
 
     def sides(self, first: int, count: int) -> list[int]:
-        """The same of so many pages from `first` on."""
+        """Sides of `count` pages from `first` on."""
         found: list[int] = self._states["side"][first : first + count].tolist()
         return found
 

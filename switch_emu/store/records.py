@@ -61,7 +61,7 @@ class DecidedStep:
     """False for a step that was skipped as a whole: no page changed."""
 
     norms: tuple[float, ...] = ()
-    """Of the mean gradient, then what each clip of the step found; empty if not measured."""
+    """Norm of the mean gradient, then what each clip of the step found; empty if not measured."""
 
     extra: Mapping[str, str] = field(default_factory=dict)
     """Other data of the step: versions of libraries, state of generators."""

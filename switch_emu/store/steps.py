@@ -53,7 +53,7 @@ class StepState:
         return self.entries_to_read(page, 1, version)[0]
 
     def entries_to_read(self, first: int, count: int, version: int) -> list[PageEntry]:
-        """The same of so many pages from `first` on."""
+        """Entries of `count` pages from `first`."""
         with self._lock:  # a reader must not see half of a `prepare`, `decide` or `abort`
             table = self._table_of(version)
             if table is not None:

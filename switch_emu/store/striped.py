@@ -106,7 +106,7 @@ class StripedPages(Closing):
         self._holders: list[tuple[FilePageStore, Share]] = []
         """The store that each stripe is read from; known when the job is."""
         self.stores: dict[int, FilePageStore] = {}
-        """By the number of their nodes."""
+        """Stores by the number of their nodes."""
         self.shares: dict[int, Share] = {}
         """What each holds; known when the job is."""
         try:

@@ -40,7 +40,7 @@ class NodeFound:
     older: int | None = None
     """The version before the decided one, if its record is still there."""
     is_older_whole: bool | None = None
-    """None: not checked."""
+    """True if the older version is whole; None if it was not checked."""
     generation: int | None = None
     attempt: int | None = None
     durability: str | None = None

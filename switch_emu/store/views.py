@@ -18,7 +18,7 @@ class RecordRows:
     """Records of neighbouring pages, of one size and at equal distances in memory."""
 
     memory: memoryview
-    """From the first byte of the first record to the last byte of the last one."""
+    """Memory from the first byte of the first record to the last byte of the last one."""
     count: int
     record_bytes: int
     stride: int

@@ -50,7 +50,7 @@ class SwitchSpec(RoleSpec):
     above: str = NODE
     """Process name of its parent."""
     rank: int = 0
-    """Its number in the tree."""
+    """Number of the switch in the tree."""
     workers_at: str | None = None
     """Endpoint for workers, if `listen` is for switches only."""
     summary: Path | None = None
@@ -58,7 +58,7 @@ class SwitchSpec(RoleSpec):
     memory_budget_bytes: int | None = None
     """The budget of which the limits are parts (`plan.py`), for the report."""
     limits: SwitchLimits = field(default_factory=SwitchLimits)
-    """Those that are set; what follows from endpoints and links is added."""
+    """Limits that are set; what follows from endpoints and links is added."""
     link_roles: tuple[str, ...] = ("worker",)
     """Roles at the lower ends of emulated links, for the report."""
 

@@ -24,7 +24,7 @@ class SlotRanges:
         self.slot_count = slot_count
         self._lock = threading.Lock()
         self._lent: list[PoolRange] = []
-        """In the order of their first slots."""
+        """Ranges in use, in the order of their first slots."""
 
     @property
     def lent(self) -> list[PoolRange]:

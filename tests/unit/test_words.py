@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_words_are_found_in_pages_and_messages_alone(tmp_path: Path) -> None:
+def test_words_are_found_in_pages_messages_and_docstrings(tmp_path: Path) -> None:
     """Goal: the check can fail. Method: a small checkout with the word in each kind of text."""
     spec = importlib.util.spec_from_file_location("words", ROOT / ".ci" / "words.py")
     assert spec is not None
@@ -21,7 +21,8 @@ def test_words_are_found_in_pages_and_messages_alone(tmp_path: Path) -> None:
         "docs/page.md": "It is refused.\n",
         "docs/design/0001-note.md": "Nobody.\n",
         "luwu/base/error_table.toml": 'meaning = "It was told."\n',
-        "luwu/a.py": '"""Nobody reads it."""\n\nTEXT = "made anew"\nNAME = "told"\n# nobody\n',
+        "luwu/a.py": '"""Nobody, `nobody`."""\n\nTEXT = "made anew"\nNAME = "told"\n# nobody\n',
+        "luwu/predict/a.py": '"""Nobody reads it."""\n',
     }
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -33,5 +34,6 @@ def test_words_are_found_in_pages_and_messages_alone(tmp_path: Path) -> None:
         ("README.md:2", "Nobody"),
         ("docs/page.md:1", "is refused"),
         ("luwu/base/error_table.toml:1", "told"),
+        ("luwu/a.py:1", "Nobody"),
         ("luwu/a.py:3", "anew"),
     ]

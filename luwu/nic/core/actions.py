@@ -111,7 +111,7 @@ class Gradient:
 
     index: int
     payload: Payload | None
-    """None: this rank has no gradient for it."""
+    """The gradient; None if this rank has none."""
     payload_bytes: int
     dtype: str
     absent: int = 0

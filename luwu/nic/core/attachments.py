@@ -3,7 +3,7 @@
     attached   `Attachments.attach`    every piece is sent
     received   `Attachments.received`  the parent has a piece
     decided    `Attachments.decided`   the attachment is durable, and is forgotten
-    skipped    `Attachments.repeat`    sent again under the new attempt: the step stands
+    skipped    `Attachments.repeat`    sent again under the new attempt: the step is valid
     aborted    `Attachments.clear`     void: the step is computed again, and attached to again
     replaced   `Attachments.attach`    a later part is sent, and done when the parent has stored it
 
@@ -27,7 +27,7 @@ class Attachments:
         self._out, self._uplink = outbox, uplink
         self._contributors = 1 << outbox.rank
         self._pieces: dict[int, Sequence[bytes]] = {}
-        """By step."""
+        """Pieces of undecided attachments by step."""
         self._handle = 0
         """The handle of the later part that is being sent."""
 

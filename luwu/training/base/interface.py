@@ -1,4 +1,4 @@
-"""The NIC, as training needs it: `luwu.nic.shell.Nic`, or a test's stand-in.
+"""The NIC, as training needs it: `luwu.nic.shell.Nic`, or a test's substitute.
 
 Every call and every wait raises `StepAborted(step, reason)` once if the attempt was aborted since
 the last raise; from then on work of the new attempt is accepted, from `step` on.

@@ -1,7 +1,7 @@
 """Functions that torch's compiler leaves alone, at no cost to those who do not compile.
 
 `torch.compiler.disable` imports the compiler, which takes more than a second. Here it is asked for
-at the first call after somebody else has imported it; before, there is nothing to leave alone.
+at the first call after the script has imported it; before, there is nothing to leave alone.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Device(ABC):
 
     where: torch.device
     cells: Cells
-    """Where the cells for gradients come from; known when it is connected."""
+    """Source of cells for gradients; known when it is connected."""
 
     @abstractmethod
     def connect(self, nic: Nic) -> None:
@@ -116,7 +116,7 @@ class CudaDevice(Device):
         """Device memory from first to last byte that compute may still be reading."""
         self._lent: deque[tuple[SharedWeights, Event]] = deque()
         self._packings: dict[int, Packing] = {}
-        """By extent."""
+        """Packings by extent."""
         self._packed_bytes = 0
         self._buffer: torch.Tensor | None = None
         self._packed: tuple[Packing, torch.Tensor] | None = None

@@ -44,7 +44,7 @@ class DeviceWeights(UnitWeights):
         self._storage.resize_(0)
         self._host: torch.Tensor | None = None
         self._event: Event | None = None
-        """Behind the copy to the device."""
+        """Event behind the copy to the device."""
 
     @property
     def may_be_shared(self) -> bool:

@@ -24,7 +24,7 @@ class _Piece:
     """A part of one parameter in an extent, and the padding behind it."""
 
     parameter: int
-    """Its index among the unit's parameters."""
+    """Index of the parameter in the unit."""
     source: int
     """First element of the parameter."""
     start: int
@@ -45,7 +45,7 @@ class ExtentPlan:
     extent: int
     elems: int
     nbytes: int
-    """In the dtype of the push."""
+    """Bytes in the dtype of the push."""
     pieces: tuple[_Piece, ...]
     """One a segment of the extent, in their order."""
 

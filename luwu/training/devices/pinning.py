@@ -33,7 +33,7 @@ class HostPins:
         self._ends: dict[int, int] = {}
         """Start -> end of each piece that this process writes."""
         self._shared_ends: dict[int, int] = {}
-        """The same of each piece of `_mapping`."""
+        """Start -> end of each piece of `_mapping`."""
         self._mapping: object = None
         """The mapping of another process's memory."""
         self._was_refused = False

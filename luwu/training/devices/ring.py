@@ -1,8 +1,8 @@
 """A bounded number of buffers, used again when the event behind their last use has passed.
 
-    free -> taken      `take`, `wait`     somebody fills it
+    free -> taken      `take`, `wait`     its holder fills it
     taken -> pending   `give`             a copy from it is under way
-    pending -> free    its event is over  seen at the next `take`; nobody waits for it
+    pending -> free    its event is over  seen at the next `take`
 
 A buffer is never handed out while a copy may read or write it.
 """
@@ -27,7 +27,7 @@ class Ring:
         self._made_count = 0
         self._free: list[torch.Tensor] = []
         self._pending: deque[tuple[torch.Tensor, Event]] = deque()
-        """Given back; in the order of one stream."""
+        """Buffers given back, in the order of one stream."""
         self._lock = threading.Lock()
 
     def has_free(self) -> bool:

@@ -13,7 +13,7 @@ class Storages:
 
     def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
         self._known: dict[int, StorageWeakRef] = {}
-        """While the reference is there, the number belongs to no other storage."""
+        """References by number; while one exists, its number belongs to no other storage."""
         self._look_at = 64
         for tensor in tensors:
             self.add(tensor)
@@ -34,4 +34,4 @@ class Storages:
 
 
 WEIGHTS = Storages()
-"""Those of every unit: the memory behind them comes and goes (`weights.py`)."""
+"""Storages of every unit's weights: the memory behind them comes and goes (`weights.py`)."""

@@ -5,7 +5,7 @@
     push      gradients: packed on the device, then copied to the host
 
 `run` does work "in the order of the stream": on a GPU it is queued and the call returns at once.
-Whoever wants to know that it is done records an event behind it. `tests/unit/fake_streams.py` does
+An event that is recorded behind it shows that it is done. `tests/unit/fake_streams.py` does
 the same on a CPU, as late as the events allow, so that what is read or reused too early shows.
 """
 
@@ -68,7 +68,7 @@ class Streams(Protocol):
         ...
 
     def register(self, address: int, nbytes: int, *, read_only: bool) -> str | None:
-        """Make memory of the host such that copies need not wait; the reason if it is refused."""
+        """Make memory of the host such that copies need not wait; the reason if it is rejected."""
         ...
 
     def unregister(self, address: int) -> None:

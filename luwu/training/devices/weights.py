@@ -65,7 +65,7 @@ class _View:
         """The counter while the weights of this step are here."""
 
     def was_written(self) -> bool:
-        """True if somebody changed a parameter in place since the last look."""
+        """True if a parameter was changed in place since the last look."""
         before, self._version = self._version, self.flat._version
         return self._version != before
 
@@ -103,11 +103,11 @@ class UnitWeights:
         self._own.count_as(self._away)
         self._view = self._own
         self._mapped: dict[int, _View] = {}
-        """By address."""
+        """Views of weights in shared memory, by address."""
         self._shared: SharedWeights | None = None
         self._is_open = False
         self._was_copied = False
-        """In this step."""
+        """True if it was copied in this step."""
         self.comes_shared = False
         """The last pull needed no memory."""
         self.nbytes = elems * dtype.itemsize
@@ -159,7 +159,7 @@ class UnitWeights:
         self._view = self._own
 
     def was_written(self) -> bool:
-        """True if somebody changed a parameter in place since the last look."""
+        """True if a parameter was changed in place since the last look."""
         return self._view.was_written()
 
     def free(self) -> None:

@@ -35,7 +35,7 @@ _MEANINGLESS = {
     "set_reduce_scatter_max_input_buffers": "gradients wait in cells, within the arena's size",
     "set_reduce_scatter_unused_params": "a unit without a gradient says so, and takes no room",
 }
-"""Methods of FSDP2 that a script may call, and why they are refused."""
+"""Methods of FSDP2 that a script may call, and why they are rejected."""
 
 
 _OTHER_LOOPS = (

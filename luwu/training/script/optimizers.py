@@ -5,7 +5,7 @@
               had a gradient, the step is committed
 
 A step is one for all of the network, so it cannot leave a gradient behind for a later `step()` of
-another optimizer, as torch can: that is refused before anything else is computed.
+another optimizer, as torch can: that is rejected before anything else is computed.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Optimizers:
 
     def __init__(self) -> None:
         self.parts: list[OptimizerPart] = []
-        """In the order in which they were made."""
+        """Optimizers in the order in which they were made."""
         self._stepped: dict[OptimizerPart, Numbers] = {}
-        """Those that have stepped, and what they update with."""
+        """Optimizers that have stepped, and what they update with."""
         self._skips = False
-        """Those that have stepped leave the step out."""
+        """True if the optimizers that have stepped leave the step out."""
         self._idle: set[OptimizerPart] = set()
-        """Those that have not stepped since a step that the others made."""
+        """Optimizers that have not stepped since a step that the others made."""
 
     # ---------------------------------------------------------------------- one optimizer of a job
 

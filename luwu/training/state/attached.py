@@ -102,7 +102,7 @@ class Attachments:
         self._found: dict[str, Any] | None = None
         """This rank's attachment in the resumed state; None: not read yet."""
         self._found_of_first: dict[str, Any] = {}
-        """The same of the first rank that has one."""
+        """The attachment of the first rank that has one, in the resumed state."""
 
     def __bool__(self) -> bool:
         """True if anything is attached."""
@@ -154,7 +154,7 @@ class Attachments:
 
     def offer(self) -> None:
         """Something is computed after a step, maybe without gradients. A rank may be waiting for
-        that step, so those send their state whose late part nobody takes."""
+        that step, so those send their state whose late part is not taken."""
         if self._attached and self._progress.step not in self._late and not self._is_taken:
             self.wait(self._progress.step - 1)
 

@@ -201,7 +201,7 @@ def _is_on_meta(sources: Sources, module: nn.Module) -> bool:
 
 
 def _scratch(placeholder: Placeholder) -> nn.Parameter:
-    """A tensor in place of another unit's parameter, for the moment; nobody keeps it."""
+    """A tensor in place of another unit's parameter, for the moment; it is not kept."""
     value = placeholder.luwu_value
     if value is None or value.is_meta:
         value = torch.empty(placeholder.shape, dtype=placeholder.dtype)

@@ -2,7 +2,7 @@
 
     luwu.load_pretrained(model, "llama-3", rename=lambda name: "model." + name)
 
-The files stand in place of `luwu.init_weights`; a name that `rename` maps to None is not among
+The files take the place of `luwu.init_weights`; a name that `rename` maps to None is not among
 them, and is made as it would be without (adapters beside a pretrained base). Values are taken as
 float32 without rounding, whatever dtype the script registered. A run that goes on from a state has
 weights, and reads no files for them.

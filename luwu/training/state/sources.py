@@ -45,9 +45,9 @@ class Sources:
         self.state: GivenState | None = None
         """First state of the optimizer, if the script brings it."""
         self._initialisers: dict[nn.Module, Initialiser] = {}
-        """By the module that each was given for; later by the root around that."""
+        """Initialisers by the module that each was given for; later by the root around that."""
         self._files: dict[nn.Module, Pretrained] = {}
-        """By the same."""
+        """Files by the module that each was given for; later by the root around that."""
 
     def fill(self, model: nn.Module, fn: Initialiser) -> None:
         """Fill the model's modules with this function."""

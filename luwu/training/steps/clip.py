@@ -20,7 +20,7 @@ class ClippedNorm:
 
     def __init__(self, step: int, call: int, clip: Clip, *, must_be_finite: bool) -> None:
         self.result: StepResult | None = None
-        """Of the step, once it is committed."""
+        """Result of the step, once it is committed."""
         self.is_dropped = False
         """The step is computed again, or never: nothing makes the norm known."""
         self.step, self.clip = step, clip
@@ -64,7 +64,7 @@ class Clipping:
         self.norm_type = 2.0
         """The norm of gradients that the node takes of each step, and the optimizer clips by."""
         self._asked: list[ClippedNorm] = []
-        """In this step, in their order."""
+        """Norms asked for in this step, in their order."""
 
     @property
     def clips(self) -> tuple[Clip, ...]:

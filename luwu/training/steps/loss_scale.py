@@ -6,7 +6,7 @@
     `growth_interval` steps that were applied                 it is doubled
 
 The scale of a step follows from the verdicts of the steps before it, so all ranks have the same
-without a word. It travels with the hyper-parameters, where a difference is refused. The verdict of
+without a word. It travels with the hyper-parameters, where a difference is rejected. The verdict of
 step t is known when weights of step t + 1 are used: to ask for the scale waits for nothing.
 """
 

@@ -33,7 +33,7 @@ class Pushes:
         """Weight of this rank's gradient in a step."""
         self._is_streaming = False
         self._plans: list[tuple[ExtentPlan, ...]] = []
-        """By unit."""
+        """Plans of extents by unit."""
         self._handles: list[Handle] = []
         """Handles of this step."""
 

@@ -20,7 +20,7 @@ class StepResult:
         attachments: Attachments,
     ) -> None:  # fmt: skip
         self._handle: StepHandle | None = None
-        """None while other optimizers are to step too."""
+        """Handle of the step; None while other optimizers are to step too."""
         self._complete = complete
         self._attempt, self._attachments = attempt, attachments
         self._verdict: tuple[bool, tuple[float, ...]] | None = None

@@ -1,7 +1,7 @@
 """The layout of a model: made once, when the optimizer is constructed and knows the groups.
 
-Names are full names from the root. Parameters stand in the order of
-`root.named_parameters()`, a tied one under its first name; units stand in the order of
+Names are full names from the root. Parameters are in the order of
+`root.named_parameters()`, a tied one under its first name; units are in the order of
 `root.named_modules()`, so the root is first, as it is in forward; models beside the trained one
 come after it. A unit without parameters of its own has no place in the layout.
 
@@ -56,9 +56,9 @@ class Model:
 
     def __init__(self) -> None:
         self.added: list[Unit] = []
-        """In the order of the calls of fully_shard."""
+        """Units in the order of the calls of fully_shard."""
         self.units: list[Unit] = []
-        """Those with parameters, in the order of the layout."""
+        """Units with parameters, in the order of the layout."""
         self._ignored: set[int] = set()
         """Ids of parameters that the script keeps for itself."""
         self._roots: Roots | None = None
@@ -353,7 +353,7 @@ class Roots:
 
     A *root* is a unit whose module is in no other unit: `fully_shard(model)`, called after the
     calls on its parts. A teacher, a reference model or another one that is trained (a critic) may
-    stand beside the first trained one as units of its own. Its names in the layout begin with the
+    be beside the first trained one as units of its own. Its names in the layout begin with the
     name of its class: `Teacher.0.weight`.
     """
 

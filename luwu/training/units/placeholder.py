@@ -86,7 +86,9 @@ class Placeholder(nn.Parameter):
     def __new__(
         cls, parameter: nn.Parameter, *, owner: object, device: torch.device, keeps_value: bool
     ) -> Placeholder:
-        """Stand in for `parameter` on this device; keep its value, or only that it is on `meta`."""
+        """Take the place of `parameter` on this device; keep its value, or only that it is on
+        `meta`.
+        """
         self: Placeholder = torch.Tensor._make_wrapper_subclass(
             cls,
             parameter.shape,
@@ -247,7 +249,7 @@ def become_placeholder(
 ) -> None:
     """Turn this very tensor into a placeholder, with its first values beside it.
 
-    Whoever holds the parameter holds the placeholder from now on: a list, a closure or another
+    All that holds the parameter holds the placeholder from now on: a list, a closure or another
     module that kept the parameter itself would compute with its first values for ever.
     Raises: ConfigError if torch cannot swap it: a graph or a weak reference holds it.
     """

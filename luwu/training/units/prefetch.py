@@ -2,8 +2,8 @@
 
 A step uses a unit by pulling it: in forward and, if it was freed, again in backward. `Prefetcher`
 writes down the order and, in the next step, keeps `window` pulls under way beyond the unit that is
-used. When a unit is wanted that the order did not foresee, the pulls nobody used are given up
-first, so that the memory bound holds; then the order is taken up again at that unit.
+used. When a unit is wanted that the order did not foresee, the pulls that were not used are given
+up first, so that the memory bound holds; then the order is taken up again at that unit.
 
 At most `window` units are pulled and unused, one is used and the root stays: `(window + 2)` units,
 or all of them where they stay until backward. What the script asks for by hand comes on top of
@@ -53,7 +53,7 @@ class Prefetcher:
         self._record: list[int] = []
         self._record_has_backward = False
         self._pulls: dict[int, _Pull] = {}
-        """Asked for and not used, by unit."""
+        """Pulls asked for and not used, by unit."""
         self._bytes_peak = 0
         """Most that units took at once which were used or asked for."""
         self.use_count = 0
@@ -164,7 +164,7 @@ class Prefetcher:
                 self._ask(unit, by_hand=True)
 
     def forget(self, unit: Unit) -> None:
-        """Give up the pull of a unit, if there is one nobody used."""
+        """Give up the pull of a unit, if there is one that was not used."""
         self._forget([pull for pull in self._pulls.values() if pull.unit is unit])
 
     def begin_forward(self, model: Container[int]) -> None:
@@ -193,7 +193,7 @@ class Prefetcher:
         self._rewind(step)
 
     def forget_all(self) -> None:
-        """Give up every pull nobody used."""
+        """Give up every pull that was not used."""
         self._forget(list(self._pulls.values()))
 
     def _forget(self, pulls: Sequence[_Pull]) -> None:

@@ -112,16 +112,16 @@ class Unit:
     ) -> None:  # fmt: skip
         self.modules = tuple(modules)
         self.hooks: dict[nn.Module, tuple[RemovableHandle, ...]] = {}
-        """Where they are registered; none of a module that is compiled."""
+        """Hooks by module; a module that is compiled has none."""
         self.policy = policy
         self.reshard_after_forward = reshard_after_forward
-        """None: as the run has it; chosen when the model is complete."""
+        """True if the weights are freed after forward; None: as the run has it, chosen later."""
         self.name = ""
         self.is_root = False
         self.below: frozenset[int] = frozenset()
-        """For a root: indices of its model's units in the layout."""
+        """Indices of its model's units in the layout, if it is a root."""
         self.index = -1
-        """Its place in the layout; -1 while it has none, and for a unit without parameters."""
+        """Index in the layout; -1 while it has none, and for a unit without parameters."""
         self.members: list[Member] = []
         self.weights: UnitWeights | None = None
         self.wire_dtype = "float32"
@@ -137,7 +137,7 @@ class Unit:
         """Divisor of the sum of all ranks; None: the sum of their weights."""
         self.forward_prefetch: list[Unit] = []
         self.backward_prefetch: list[Unit] = []
-        """Asked for when this one is used, beside what the order of the last step foresees."""
+        """Units to ask for when this one is used, beside those that the last step foresees."""
 
         self.is_installed = False
         self.is_kept = False
@@ -146,14 +146,14 @@ class Unit:
         self.uses = 0
         """Pulls within the step that were used."""
         self.was_pushed = False
-        """In this step; while a backward runs: in this backward."""
+        """True if it was pushed in this step; while a backward runs: in this backward."""
         self.calls = 0
         """Forwards with a graph that have not been run backward."""
         self.hidden_calls = 0
         """Forwards without a graph that a reentrant checkpoint may repeat in backward."""
         self.open_calls: set[Call] = set()
         self.modules_run: set[nn.Module] = set()
-        """For a unit of several modules: those that ran since it was pulled."""
+        """Modules that ran since it was pulled, for a unit of several."""
         self.current: dict[nn.Module, tuple[Call | None, int]] = {}
         """Forwards under way: their graph, and when they began."""
         self.with_gradient: set[int] = set()
@@ -161,7 +161,7 @@ class Unit:
         self.held: frozenset[int] = frozenset()
         """Indices of members of which torch would hold a gradient, from this step or one before."""
         self.zeroed: frozenset[int] = frozenset()
-        """Those whose gradient counts as 0 in a backward that leaves none (`steps/zeroed.py`)."""
+        """Indices whose gradient counts as 0 in a backward that leaves none (`steps/zeroed.py`)."""
         self.kept: list[torch.Tensor | None] = []
         """float32 sums of the gradients of backwards that were not pushed, by member."""
 

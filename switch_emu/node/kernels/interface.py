@@ -64,7 +64,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Parts of pages that are measured apart; see the module. From the first page's start on."""
+    """Element ranges whose squares are reported separately; offsets from the first page."""
 
     borders: np.ndarray
     """int64 [P, 2]: start, a multiple of 64, and stop of each, in order."""
@@ -99,7 +99,7 @@ class UpdateCall:
     divisor: float
     scale: float
     wire: tuple[memoryview, str] | None
-    """Where the new weights go, and their dtype there; None: nowhere."""
+    """Memory for the new weights, and their dtype there; None: they go nowhere."""
     measure: bool
     """Return the block squares of the sum."""
     pieces: Pieces | None = None
@@ -133,7 +133,7 @@ class UpdateKernel(Protocol):
     name: str
     """Written into the store's configuration: another name, other bits."""
     version: str
-    """Its version, "compiled" or "portable": for logs and reports."""
+    """Either "compiled" or "portable": for logs and reports."""
     state_fields: tuple[str, ...]
     """Arrays kept beside the weights; the average is the last."""
 

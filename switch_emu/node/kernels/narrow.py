@@ -7,7 +7,7 @@
 
 Codes lie closer together near zero, so that small moments beside large ones are not lost. The
 largest of a block, and zero, are exact. What is above zero in a uint8 or an
-unsigned bfloat16 never becomes zero: whoever divides by its root must not meet one.
+unsigned bfloat16 never becomes zero: a division by its root must not meet one.
 
 Rounding is stochastic: a value between two codes becomes the upper one with the probability of its
 place between them, so that its mean is the value, and a moment that changes by a thousandth a step
@@ -83,7 +83,7 @@ def draws(draw: Draw, tensor: int, blocks: range) -> npt.NDArray[np.uint32]:
 
 
 def widen(values: Stored, scales: F32Array | None, out: F32Array) -> None:
-    """Write what stored values stand for. Shapes: [C], float32 [C / 64] or None, float32 [C]."""
+    """Write the values of what is stored. Shapes: [C], float32 [C / 64] or None, float32 [C]."""
     if values.dtype == np.float32:
         out[:] = values
     elif values.dtype == np.uint16:

@@ -177,11 +177,11 @@ class _Page(NamedTuple):
     """Arrays of one page, each [C]; scales [C / 64]."""
 
     start: int
-    """Its first element, from the first page on."""
+    """Its first element, counted from the first page."""
     read: Sequence[Stored]
     written: Sequence[Stored]
     scales: Scales
-    """Of the weights, which have none, and of the state; empty if none has."""
+    """Scales of the weights, which have none, and of the state; empty if none has."""
     scales_out: Scales
     in_place: bool
 
@@ -344,7 +344,7 @@ def _blocks(first: int, end: int, size: int = BLOCK_ELEMS) -> Iterator[slice]:
 
 
 class _Memory:
-    """Somebody's memory as numpy takes it: torch warns of arrays that must not be written."""
+    """Memory of another object for numpy: torch warns of arrays that must not be written."""
 
     def __init__(self, octets: np.ndarray) -> None:
         self.octets = octets

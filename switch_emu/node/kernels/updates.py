@@ -39,7 +39,7 @@ class Compiled(NamedTuple):
     """The compiled arithmetic of an update."""
 
     number: int
-    """Of the optimizer in the library."""
+    """Number of the optimizer in the library."""
     prepare: Callable[[Any, Hyper, int], None]
     """Writes the numbers of one run into its `run_t`, by hyper-parameters and updates before."""
     checks: tuple[dict[str, Number], dict[str, Number]]
@@ -62,7 +62,7 @@ class Update:
     beside: str | None = None
     """The optimizer that updates parameters which this one does not see as a whole."""
     entry: EntryPoint | None = None
-    """Where another package has the portable arithmetic."""
+    """Entry point of another package that has the portable arithmetic."""
 
     def load(self) -> Step | None:
         """The portable arithmetic, imported. Raises ConfigError if it cannot be."""
