@@ -8,8 +8,7 @@ same_weights.py  weights of several workers beside those of one process
 cluster.py       a whole cluster of processes
 running.py       a function in new worker processes
 worker.py        the program of a worker process
-calls.py         a function named, never sent as an object
-values.py        arguments and results in files
+calls.py         a function named, never sent as an object; arguments and results in files
 namespaces.py    where a test's workers join
 record.py        what one test started and left behind, and its tracebacks
 leftovers.py     how leftovers are found (I8)

@@ -1,7 +1,7 @@
 """A function that worker processes are to call: by its name, never as an object (I7).
 
     call/call.json        the function's module, file and name; the path Python imports from
-    call/arguments/       what it gets after its rank (values.py)
+    call/arguments/       what it gets after its rank (`save_value`)
     call/result-R/        what it returned in rank R
     call/where-R          where rank R was when it was last seen, for one that is killed
     call/member-R         rank R has been a member of the job
@@ -20,11 +20,11 @@ import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import read_json, write_json
-from luwu.testing.values import load_value, save_value
+from luwu.base.values import pack_value, unpack_value
 
 BEFORE = "  before its function was called:\n"
 """Begins what a worker tells about where it is, until then."""
@@ -155,3 +155,20 @@ def _import_package(name: str, folder: Path) -> None:
     module = types.ModuleType(name)
     module.__path__ = [str(folder)]
     sys.modules[name] = module
+
+
+_FILE: Final = "value"
+
+
+def save_value(folder: Path, value: object, *, name: str) -> None:
+    """Write a value; `name` is what messages call it, such as `args`. Raises ConfigError."""
+    data = pack_value(value, name=name)
+    folder.mkdir(parents=True)
+    partial = folder / f"{_FILE}.partial"
+    partial.write_bytes(data)
+    partial.rename(folder / _FILE)
+
+
+def load_value(folder: Path) -> Any:
+    """Read a value. Raises FileNotFoundError, RemoteProtocolError."""
+    return unpack_value((folder / _FILE).read_bytes())

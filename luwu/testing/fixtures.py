@@ -12,14 +12,13 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.launch.processes.failures import error_of_code
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.testing.calls import name_function, result_folder, write_call
+from luwu.testing.calls import load_value, name_function, result_folder, write_call
 from luwu.testing.cluster import Cluster
 from luwu.testing.leftovers import until_empty
 from luwu.testing.namespaces import External, Namespace, ProcService
 from luwu.testing.record import Record
 from luwu.testing.running import Running
 from luwu.testing.settings import setting
-from luwu.testing.values import load_value
 
 _OUR_THREADS: Final = ("luwu-", "node", "switch", "worker-")
 ServiceLike = ProcService | Namespace | External

@@ -24,9 +24,8 @@ from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.service import ServiceJob
 from luwu.launch.supervisor import threads_per_worker, worker_environ
 from luwu.launch.torchrun import guarded_command
-from luwu.testing.calls import BEFORE, member_file, result_folder, where_file
+from luwu.testing.calls import BEFORE, load_value, member_file, result_folder, where_file
 from luwu.testing.cluster import clean_environ
-from luwu.testing.values import load_value
 
 POLL_S: Final = 0.01
 STOP_PATIENCE_S: Final = 1.2

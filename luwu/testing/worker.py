@@ -19,8 +19,7 @@ from types import FrameType
 from typing import Final
 
 from luwu.base.errors import ConfigError
-from luwu.testing.calls import BEFORE, member_file, read_call, result_folder, where_file
-from luwu.testing.values import save_value
+from luwu.testing.calls import BEFORE, member_file, read_call, result_folder, save_value, where_file
 
 LOOK_S: Final = 0.25
 __tracebackhide__ = True

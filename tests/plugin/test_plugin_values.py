@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from luwu.base.errors import ConfigError
-from luwu.testing.calls import name_function, write_call
-from luwu.testing.values import load_value, save_value
+from luwu.testing.calls import load_value, name_function, save_value, write_call
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16,

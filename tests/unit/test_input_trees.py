@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils import _pytree as pytree
 
-from luwu.training.base.trees import map_leaves, move_tensors
+from luwu.training.steps.hooks import map_leaves, move_tensors
 
 Pair = namedtuple("Pair", "left right")
 
