@@ -88,7 +88,7 @@ def _breakpoint(*_: object, **__: object) -> None:
     """Stands for breakpoint(), whose debugger would read the end of its input and quit."""
     raise ConfigError(
         "breakpoint(): a worker of luwu run has no terminal. Replace luwu.init() with "
-        "luwu.init_local() and run the script with python (docs/notebook.md), or set "
+        "luwu.init_local() and run the script with python (docs/training.md), or set "
         "PYTHONBREAKPOINT to a debugger that needs no terminal"
     )
 

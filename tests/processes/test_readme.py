@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGES = [
     README,
-    *(ROOT / "docs" / f"{name}.md" for name in ("configuration", "first-run", "two-machines")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("configuration", "first-run")),
     *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
 ]
 
@@ -278,7 +278,7 @@ def test_pages_make(line: str) -> None:
 
 
 def test_pages_two_machines(shell: Terminal) -> None:
-    blocks = {each.kind: each for each in blocks_of(ROOT / "docs" / "two-machines.md")}
+    blocks = {each.kind: each for each in blocks_of(ROOT / "docs/deploy/README.md")}
     serve, join = blocks["serve"], blocks["join"]
     old, _, new = serve.word.partition("=")
     *before, line = serve.lines

@@ -85,10 +85,11 @@ def test_a_repl_that_is_left_keeps_its_last_step(tmp_path: Path) -> None:
 
 @pytest.mark.feature("luwu.init_local: one process, in a REPL or a notebook")
 def test_the_page_of_one_process_runs_as_it_stands(tmp_path: Path) -> None:
-    """Goal: the script of docs/notebook.md, with a breakpoint() in its loop: the debugger reads
+    """Goal: the script of docs/training.md, with a breakpoint() in its loop: the debugger reads
     what is typed, and the script goes on to its end."""
-    page = Path(__file__).resolve().parents[2] / "docs/notebook.md"
-    text = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    page = Path(__file__).resolve().parents[2] / "docs/training.md"
+    text = page.read_text(encoding="utf-8").split("<!-- test: one process -->\n```python\n")[1]
+    text = text.split("```")[0]
     stop = "    optimizer.zero_grad()\n"
     text = text.replace(stop, f"{stop}    breakpoint() if step == 3 else 0\n")
     (tmp_path / "page.py").write_text(text + "print(len(weights))\n")
