@@ -4,8 +4,7 @@
     model/      a transformer in numbers: layers, operators, exchanges, memory
     networks/   topologies, the share of them that an exchange has, and their cost
     systems/    a training step of each system, by closed forms
-    inference/  prefill and decode, by closed forms
-    events/     the event core: requests in virtual time
+    inference/  prefill and decode, by closed forms; requests under load, round by round
     driven/     LuWu's own cores in virtual time
     ask/        a question from a file, its answer, sweeps and sensitivities
     plan/       the best configuration of training

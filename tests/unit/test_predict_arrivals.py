@@ -1,4 +1,4 @@
-"""Requests that come one by one: asked in a file, played by the event core, answered."""
+"""Requests that come one by one: asked in a file, played, answered."""
 
 from __future__ import annotations
 
@@ -12,8 +12,18 @@ from luwu.base.errors import ConfigError
 from luwu.commands.main import main
 from luwu.predict.ask.answer import answer, side_by_side, text
 from luwu.predict.ask.question import InferenceQuestion, make_question
-from luwu.predict.events.serving import percentile, requests_at_random, serve
 from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.curves import Notes
+from luwu.predict.inference.arrivals import (
+    Arrivals,
+    PiecesWork,
+    Served,
+    percentile,
+    serve,
+    stage_seconds,
+)
+from luwu.predict.inference.inference import Work, layer_time, predict_continuous, predict_round
+from luwu.predict.inference.inference_job import InferenceJob
 
 ARRIVALS: dict[str, Any] = {"per_second": 2.0, "requests": 60, "seed": 3}
 QUESTION: dict[str, Any] = {
@@ -29,15 +39,15 @@ def asked(catalogue: Catalogue, **changes: Any) -> dict[str, Any]:
     return answer(make_question(table, catalogue), catalogue)
 
 
-def test_arrivals_are_what_the_event_core_plays(catalogue: Catalogue) -> None:
+def test_arrivals_are_what_copies_answer(catalogue: Catalogue) -> None:
     """Goal: copies take requests in turn; percentiles are of all of them, and the rest of the
     answer is that without arrivals."""
     question = make_question(QUESTION, catalogue)
     assert isinstance(question, InferenceQuestion)
     found = asked(catalogue)
-    requests = requests_at_random(60, 2.0, 3, 512, 40)
-    played = [serve(question.job, requests[copy::2]) for copy in (0, 1)]
-    firsts = sorted(each.first_token_s for copy in played for each in copy.answers)
+    times_s = Arrivals(**ARRIVALS).times_s()
+    played = [serve(question.job, times_s[copy::2]) for copy in (0, 1)]
+    firsts = sorted(each for copy in played for each in copy.first_token_s)
     assert len(firsts) == 60
     assert found["arrivals"]["first_token_s"] == {
         name: percentile(firsts, share)
@@ -52,15 +62,6 @@ def test_arrivals_are_what_the_event_core_plays(catalogue: Catalogue) -> None:
         key: value for key, value in found.items() if key != "arrivals"
     }
     json.dumps(found)
-
-
-def test_predict_laws_sequences_are_rate_times_time(catalogue: Catalogue) -> None:
-    """Little's law. Goal: sequences in decode at once are those that come in a second, times the
-    seconds that each is in decode."""
-    found = asked(catalogue, requests=2000, per_second=4.0)
-    rate = found["arrivals"]["tokens_per_s"] / 40 / 2
-    decode_s = 39 * found["arrivals"]["token_s"]["median"]
-    assert found["arrivals"]["sequences"] == pytest.approx(rate * decode_s, rel=0.1)
 
 
 def test_predict_laws_more_requests_wait_longer(catalogue: Catalogue) -> None:
@@ -129,3 +130,125 @@ def test_bad_prediction_training_has_no_arrivals(catalogue: Catalogue) -> None:
     """Goal: the section of another system is unknown."""
     with pytest.raises(ConfigError, match=r"^arrivals is unknown here"):
         make_question({"system": "ddp", "arrivals": ARRIVALS}, catalogue)
+
+
+# ---------------------------------------------------------------------- laws
+
+
+def job(catalogue: Catalogue, **changes: Any) -> InferenceJob:
+    """Llama 70B on eight H100."""
+    table = {
+        "model": catalogue.model("Llama3-70B"), "device": catalogue.device("H100-80"),
+        "network": catalogue.network("ib-ndr"), "tensor": 8, "precision": "fp8",
+        "kv_precision": "fp8", "input_tokens": 1024, "output_tokens": 256, "batch": 64,
+        "batching": "continuous",
+    }  # fmt: skip
+    return InferenceJob(**{**table, **changes})
+
+
+def first_token_s(served: Served, share: float = 0.5) -> float:
+    """Time to the first token that such a share of requests had at most."""
+    return percentile(sorted(served.first_token_s), share)
+
+
+def test_predict_laws_one_request_is_its_rounds(catalogue: Catalogue) -> None:
+    """IN8. Goal: alone, a prompt takes one round per budget's worth, and each token a round."""
+    made = job(catalogue, budget_tokens=512, output_tokens=4)
+    served = serve(made, [0.0])
+    pieces = [predict_round(made, PiecesWork(prefill_tokens=512, prompt=512 * (1 + 2 * each),
+                                             ended=each)).seconds for each in (0, 1)]  # fmt: skip
+    decodes = [predict_round(made, Work(decodes=1, context=1024 + each)).seconds
+               for each in (1, 2, 3)]  # fmt: skip
+    assert served.first_token_s == pytest.approx([sum(pieces)])
+    assert served.answer_s == [served.end_s] == pytest.approx([sum(pieces) + sum(decodes)])
+    assert served.between_s == pytest.approx(decodes)
+    assert [tokens for _, tokens, _ in served.rounds] == [512, 512, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "within"),
+    [
+        ({"batch": 64}, 0.06),
+        ({"batch": 128, "input_tokens": 2048, "output_tokens": 128, "budget_tokens": 1024}, 0.02),
+        ({"batch": 256, "tensor": 2, "pipeline": 4, "input_tokens": 2048, "output_tokens": 128,
+          "budget_tokens": 512}, 0.02),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_predict_laws_saturation_is_the_closed_form(
+    catalogue: Catalogue, change: dict[str, Any], within: float
+) -> None:
+    """IN6. Goal: with more requests than can be answered, tokens a second are those of the closed
+    form, which counts a decode more for each answer, whose first token is the prefill's. Method: a
+    tenth more come; the second half is counted."""
+    made = job(catalogue, **change)
+    batch, closed = predict_continuous(made)
+    rate = batch / closed.seconds
+    times_s = Arrivals(
+        per_second=1.1 * rate / made.output_tokens, requests=int(5 * batch), seed=1
+    ).times_s()
+    middle, last = (serve(made, times_s[: len(times_s) // part]) for part in (2, 1))
+    tokens = (len(times_s) - len(times_s) // 2) * made.output_tokens
+    assert tokens / (last.end_s - middle.end_s) == pytest.approx(rate, rel=within)
+
+
+@pytest.mark.parametrize("pipeline", [1, 3, 4])
+def test_predict_laws_stages_are_the_round(catalogue: Catalogue, pipeline: int) -> None:
+    """IN11. Goal: a round's stages take what the closed form says of all of it, also where layers
+    are left over."""
+    made = job(catalogue, tensor=4, pipeline=pipeline)
+    time = predict_round(made, Work(decodes=20, context=100, prefill_tokens=300, prompt=700))
+    seconds = stage_seconds(made, time)
+    assert sum(seconds) == pytest.approx(time.seconds)
+    assert len(seconds) == pipeline
+
+
+@pytest.mark.parametrize("piece", [1, 7, 100, 1000])
+def test_predict_laws_pieces_add_up_to_a_prompt(catalogue: Catalogue, piece: int) -> None:
+    """IN9. Goal: attention of a prompt is the same in any pieces."""
+    made = job(catalogue)
+    whole = layer_time(made, Work(prefill_tokens=1000, prompt=1000), Notes())["attention"]
+    found = 0.0
+    for start in range(0, 1000, piece):
+        size = min(piece, 1000 - start)
+        work = PiecesWork(prefill_tokens=size, prompt=2 * start + size, ended=0)
+        found += layer_time(made, work, Notes())["attention"]
+    assert found == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("change", [{}, {"tensor": 2, "pipeline": 4}, {"batch": 1}], ids=str)
+def test_predict_laws_all_tokens_come_out(catalogue: Catalogue, change: dict[str, Any]) -> None:
+    """IN8, IN10. Goal: every prompt is read once, every token made once; no round is over budget,
+    no time below zero."""
+    made = job(catalogue, budget_tokens=700, output_tokens=30, **{"batch": 16, **change})
+    served = serve(made, [each / 3 for each in range(60)])
+    assert sum(tokens for _, tokens, _ in served.rounds) == 60 * 1024
+    assert sum(decodes + ended for decodes, _, ended in served.rounds) == 60 * 30
+    assert len(served.between_s) == 60 * 29
+    for decodes, tokens, _ in served.rounds:
+        assert 0 < decodes + tokens <= made.budget_tokens
+        assert decodes <= made.batch
+    assert min(served.first_token_s) > 0
+    assert len(served.answer_s) == 60
+
+
+def test_predict_laws_no_wait_without_load(catalogue: Catalogue) -> None:
+    """Goal: of requests far apart each is served as if it were alone; of more a second, none of
+    the percentiles is sooner."""
+    made = job(catalogue)
+    alone, rare = serve(made, [0.0]), serve(made, [100.0 * each for each in range(5)])
+    assert first_token_s(rare, 1.0) == pytest.approx(first_token_s(alone))
+    loads = [
+        serve(made, Arrivals(per_second=each, requests=120, seed=5).times_s())
+        for each in (1, 4, 16, 64)
+    ]
+    for share in (0.5, 0.95):
+        firsts = [first_token_s(each, share) for each in loads]
+        assert firsts == sorted(firsts)
+
+
+def test_a_seed_draws_the_same_arrivals() -> None:
+    """Goal: and another one others, as many a second as is asked for."""
+    drawn = [Arrivals(per_second=4.0, requests=20000, seed=each).times_s() for each in (9, 9, 10)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0][-1] == pytest.approx(20000 / 4.0, rel=0.02)

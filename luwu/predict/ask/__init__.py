@@ -5,12 +5,10 @@ question_keys.py       the keys of all of them, from a file of the package
 question_training.py   questions of training
 question_inference.py  questions of inference, on devices
 question_sockets.py    questions of inference, on sockets of hosts
-question_arrivals.py   `[arrivals]`: requests one by one
 question_cost.py       `[cost]`: what is bought or rented
 answer.py              the answer to a question: time, its parts, the bottleneck
 answer_training.py     the answer to a question of training
 answer_inference.py    the answer to a question of inference
-answer_arrivals.py     the answer for requests that were played
 answer_parts.py        what all answers have in common
 error_bar.py           the error of an answer, and what was never fitted
 shared_ports.py        NICs of a host, and what a pull per host would save

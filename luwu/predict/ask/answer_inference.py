@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from luwu.base.identifiers import by_identifier, identifier, words
-from luwu.predict.ask.answer_arrivals import arrivals_document, arrivals_text
 from luwu.predict.ask.answer_parts import (
     SCHEMA,
     hangs_text,
@@ -24,6 +23,7 @@ from luwu.predict.ask.answer_parts import (
 from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, SocketQuestion
 from luwu.predict.ask.question_inference import Served
 from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.inference.arrivals import arrivals_document, arrivals_text
 from luwu.predict.inference.inference import predict_prefill
 from luwu.predict.inference.inference_job import (
     InferenceJob,
@@ -73,7 +73,7 @@ def inference_answer(question: InferenceQuestion, catalogue: Catalogue) -> dict[
     if question.arrivals is not None:
         bound = served.tokens_per_s / job.output_tokens
         played = question.arrivals.play(job, question.replicas)
-        document["arrivals"] = arrivals_document(question.arrivals, played, bound)
+        document["arrivals"] = arrivals_document(question.arrivals, job, played, bound)
         if document["arrivals"]["is_overloaded"]:
             warnings.append(
                 "arrivals: more come than can be answered, so waits hang on how many are played"

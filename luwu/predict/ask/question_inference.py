@@ -15,7 +15,7 @@
     input_tokens = 2048
     output_tokens = 128
 
-`[arrivals]` has requests come one by one, and plays them (`question_arrivals.py`).
+`[arrivals]` has requests come one by one, and plays them (`inference/arrivals.py`).
 
 A largest batch is that which memory holds; of more memory it is larger, which elasticities show.
 """
@@ -27,11 +27,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.predict.ask.question_arrivals import Arrivals, make_arrivals
 from luwu.predict.ask.question_cost import Costs, Place
 from luwu.predict.ask.question_keys import read_keys
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.keys import network_of, optional_section_of, whole_of
+from luwu.predict.inference.arrivals import Arrivals, make_arrivals
 from luwu.predict.inference.inference import Inference, predict_inference, with_largest_batch
 from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.networks.choice import Built, TopologyChoice, check_ports

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.question import AnyQuestion
-from luwu.predict.ask.question_arrivals import Arrivals
 from luwu.predict.ask.question_cost import Costs
 from luwu.predict.hardware.curves import Curve
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.hardware.software import Software
+from luwu.predict.inference.arrivals import Arrivals
 
 STEP: Final = 0.1
 _NO_INPUT: Final = (Transformer, Software, Costs, Arrivals)

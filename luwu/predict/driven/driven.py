@@ -37,8 +37,8 @@ from luwu.predict.driven.driven_node import DrivenNode
 from luwu.predict.driven.driven_switch import DrivenSwitch
 from luwu.predict.driven.driven_worker import DrivenWorker, Script
 from luwu.predict.driven.engine_work import EngineWork, NodeCosts
+from luwu.predict.driven.engines import Record
 from luwu.predict.driven.links import Arrived, Link
-from luwu.predict.events.engines import Record
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.units import Unit, units_of
 from luwu.predict.systems.in_network import OptimizerNodes, domain_use, pull_rate, push_rate

@@ -21,8 +21,8 @@ import simpy
 
 from luwu.predict.driven.cores import JOB, NEVER, OWN, SQUARES, SWITCH, Cores, store_facts
 from luwu.predict.driven.engine_work import EngineWork
+from luwu.predict.driven.engines import Instant, Process, Record
 from luwu.predict.driven.links import Token
-from luwu.predict.events.engines import Instant, Process, Record
 from luwu.protocol.actions import Drop, Note, Send
 from luwu.wire.description import Description
 from luwu.wire.messages import Message

@@ -19,8 +19,8 @@ from luwu.base.dtypes import DTYPES
 from luwu.layout import Layout
 from luwu.nic.core import actions as nic
 from luwu.predict.driven.cores import HYPER, JOB, NEVER, OWN, Cores
+from luwu.predict.driven.engines import Engine, Fields, Process, Record, Span
 from luwu.predict.driven.links import Token
-from luwu.predict.events.engines import Engine, Fields, Process, Record, Span
 from luwu.predict.model.units import Unit
 from luwu.protocol.actions import Drop, Note, Send
 from luwu.wire.description import Description

@@ -16,8 +16,8 @@ import simpy
 
 from luwu.base.errors import ConfigError
 from luwu.layout import SUM_BYTES
+from luwu.predict.driven.engines import Engine, Fields, Process, Record, Span
 from luwu.predict.driven.links import Token
-from luwu.predict.events.engines import Engine, Fields, Process, Record, Span
 from luwu.predict.hardware.hosts import STATE_BYTES, adam_bytes
 from luwu.predict.model.operators import WIRE_BYTES
 from luwu.predict.systems.in_network import DMA, OptimizerNodes

@@ -13,7 +13,7 @@ from typing import Any
 
 import simpy
 
-from luwu.predict.events.engines import Engine, Process, Record
+from luwu.predict.driven.engines import Engine, Process, Record
 from luwu.wire.messages import DataMessage, Message
 
 

@@ -1,0 +1,328 @@
+"""`[arrivals]` of a question of inference: requests that come one by one, and are played.
+
+    [arrivals]
+    per_second = 8.0     requests that come to all copies, on the mean; independent of each other
+    requests = 500       how many are played
+    seed = 0             the same seed, the same arrivals
+
+Copies take requests in turn. Continuous batching is played round by round, as first tokens under
+load hang on what is before them in the queue, which no closed form knows:
+
+    IN8   round      each sequence in decode gets a token; what is left of the budget goes to
+                     prompts, in order of arrival, in pieces if need be; its time is IN4's
+    IN9   piece      of c tokens of a prompt after o others: attention sees c (2 o + c)/2 in all,
+                     so it is that of c tokens of prompts of 2 o + c; all pieces add up to a prompt
+    IN10  admission  first come, first served, where the batch has a place: a batch is one that
+                     memory holds at its end (F3), so none is ever evicted
+    IN11  stages     p groups of sequences, each in a round of its own; a stage does one of them at
+                     a time; a group's next round begins when its last has left the last stage
+
+A prompt's last piece gives its first token. Percentiles are of all requests of all copies, by
+nearest rank. Where more come than can be answered, waits hang on how many were played, and the
+document says so. Source: Agrawal et al., Sarathi-Serve, OSDI 2024 (IN8); derived (IN9 to IN11).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from luwu.base.errors import ConfigError
+from luwu.predict.hardware.keys import check_keys, whole_of
+from luwu.predict.inference.inference import RoundTime, Work, predict_round
+from luwu.predict.inference.inference_job import InferenceJob
+
+REQUESTS: Final = 500
+"""Played unless told; 150,000 rounds of a copy take some 8 s."""
+_PLACE: Final = "arrivals."
+_KEYS: Final = ("per_second", "requests", "seed")
+_NOT_OF_LAYERS: Final = (
+    "output layer", "choice of tokens", "stage exchange", "scheduling", "waiting for stages",
+)  # fmt: skip
+"""Parts of a round's time; the others are of every layer."""
+_SHARES: Final = {"median": 0.5, "p95": 0.95, "p99": 0.99}
+_TIMES: Final = {
+    "first token": "first_token_s", "between tokens": "token_s", "whole answer": "answer_s",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """Requests that come to all copies of a model."""
+
+    per_second: float
+    requests: int = REQUESTS
+    seed: int = 0
+
+    def times_s(self) -> list[float]:
+        """When each comes (Poisson)."""
+        source, at, found = random.Random(self.seed), 0.0, []
+        for _ in range(self.requests):
+            at += source.expovariate(self.per_second)
+            found.append(at)
+        return found
+
+    def play(self, job: InferenceJob, replicas: int) -> list[Served]:
+        """Play the requests of each copy. Raises ConfigError."""
+        if self.requests < replicas:
+            raise ConfigError(
+                f"{_PLACE}requests: {self.requests} for {replicas} copies; {replicas} or more fit"
+            )
+        times_s = self.times_s()
+        return [serve(job, times_s[copy::replicas]) for copy in range(replicas)]
+
+
+def make_arrivals(table: Mapping[str, Any], job: InferenceJob) -> Arrivals:
+    """Arrivals of a table. Raises ConfigError, which names the key."""
+    check_keys(_PLACE, table, _KEYS, ("per_second",))
+    if job.batching != "continuous":
+        raise ConfigError(
+            f"[arrivals] with batching {job.batching!r}, of which all begin as one: only "
+            'batching = "continuous" takes requests as they come'
+        )
+    rate, seed = table["per_second"], table.get("seed", 0)
+    if type(rate) not in (int, float) or not 0 < rate < math.inf:
+        raise ConfigError(f"{_PLACE}per_second: {rate!r}; a number above 0 fits")
+    if type(seed) is not int:
+        raise ConfigError(f"{_PLACE}seed: {seed!r} is not a whole number")
+    requests = whole_of(_PLACE, table, "requests") if "requests" in table else REQUESTS
+    return Arrivals(per_second=float(rate), requests=requests, seed=seed)
+
+
+# ---------------------------------------------------------------------- serving
+
+
+@dataclass(slots=True)
+class Served:
+    """Requests that one copy answered."""
+
+    first_token_s: list[float] = field(default_factory=list)
+    """After each arrived."""
+    answer_s: list[float] = field(default_factory=list)
+    between_s: list[float] = field(default_factory=list)
+    """Seconds after the token before, of all tokens but first ones."""
+    rounds: list[tuple[int, int, int]] = field(default_factory=list)
+    """Of each: sequences in decode, tokens of prompts, prompts that got their first token."""
+    end_s: float = 0.0
+    """When the last token was there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PiecesWork(Work):
+    """Work of a round with pieces of several prompts (IN9)."""
+
+    ended: int
+    """Prompts of which this is the last piece."""
+
+    @property
+    def answers(self) -> float:
+        """Tokens that come out."""
+        return self.decodes + self.ended
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """A request that was admitted."""
+
+    arrive_s: float
+    unread: int
+    """Tokens of its prompt."""
+    made: int = 0
+    last_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Round:
+    """The work of a group's round."""
+
+    decodes: list[_Sequence]
+    pieces: list[tuple[_Sequence, int]] = field(default_factory=list)
+
+    def work(self, prompt: int) -> PiecesWork:
+        """As the closed form takes it."""
+        tokens = sum(piece for _, piece in self.pieces)
+        seen = sum(piece * (2 * (prompt - each.unread) + piece) for each, piece in self.pieces)
+        context = sum(prompt + each.made for each in self.decodes)
+        return PiecesWork(
+            decodes=len(self.decodes), context=context / max(1, len(self.decodes)),
+            prefill_tokens=tokens, prompt=seen / tokens if tokens else 1,
+            ended=sum(piece == each.unread for each, piece in self.pieces),
+        )  # fmt: skip
+
+
+def serve(job: InferenceJob, times_s: Sequence[float]) -> Served:
+    """Answer requests that come at these times. `job` says on what, its `batch` how many at once,
+    its `budget_tokens` how many tokens of a round."""
+    return _World(job).serve(times_s)
+
+
+class _World:
+    """The queue, the groups and the stages."""
+
+    def __init__(self, job: InferenceJob) -> None:
+        self._job, self._served, self._now, self._count = job, Served(), 0.0, 0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: deque[float] = deque()
+        self._groups: list[list[_Sequence]] = [[] for _ in range(job.pipeline)]
+        self._idle = set(range(job.pipeline))
+        self._free_s = [0.0] * job.pipeline
+        """When each stage is."""
+
+    def serve(self, times_s: Sequence[float]) -> Served:
+        for time_s in times_s:
+            self._at(time_s, partial(self._arrive, time_s))
+        while self._events:
+            self._now, _, act = heapq.heappop(self._events)
+            act()
+        return self._served
+
+    def _at(self, time_s: float, act: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (time_s, self._count, act))
+
+    def _arrive(self, time_s: float) -> None:
+        self._queue.append(time_s)
+        self._at(time_s, self._wake)
+
+    def _wake(self) -> None:
+        """Something arrived, or a place is free."""
+        for group in sorted(self._idle):
+            self._begin(group)
+
+    def _begin(self, group: int) -> None:
+        """A group's next round (IN8): decodes, prompts that were begun, new ones."""
+        left, active = self._job.budget_tokens, self._groups[group]
+        plan = _Round([each for each in active if not each.unread][:left])
+        left -= len(plan.decodes)
+        begun = deque(each for each in active if each.unread)
+        while left:
+            sequence = begun.popleft() if begun else self._admit(group)
+            if sequence is None:
+                break
+            piece = min(sequence.unread, left)
+            plan.pieces.append((sequence, piece))
+            left -= piece
+        work = plan.work(self._job.input_tokens)
+        if not work.tokens:
+            self._idle.add(group)
+            return
+        self._idle.discard(group)
+        self._served.rounds.append((len(plan.decodes), int(work.prefill_tokens), work.ended))
+        self._pass(group, plan, stage_seconds(self._job, predict_round(self._job, work)), 0)
+
+    def _admit(self, group: int) -> _Sequence | None:
+        """The first in the queue, if there is a place for it (IN10)."""
+        active = sum(map(len, self._groups))
+        whole = min(self._job.batch, active + len(self._queue))
+        places = min(-(-whole // self._job.pipeline), self._job.budget_tokens)
+        if not self._queue or active >= self._job.batch or len(self._groups[group]) >= places:
+            return None
+        sequence = _Sequence(self._queue.popleft(), self._job.input_tokens)
+        self._groups[group].append(sequence)
+        return sequence
+
+    def _pass(self, group: int, plan: _Round, seconds: list[float], stage: int) -> None:
+        """Go through a stage when it is free (IN11)."""
+        end_s = max(self._now, self._free_s[stage]) + seconds[stage]
+        self._free_s[stage] = end_s
+        is_last = stage + 1 == len(seconds)
+        after = partial(self._pass, group, plan, seconds, stage + 1)
+        self._at(end_s, partial(self._end, group, plan) if is_last else after)
+
+    def _end(self, group: int, plan: _Round) -> None:
+        now, served = self._now, self._served
+        for each in plan.decodes:
+            each.made += 1
+            served.between_s.append(now - each.last_s)
+            each.last_s = now
+        for each, piece in plan.pieces:
+            each.unread -= piece
+            if not each.unread:
+                each.made, each.last_s = 1, now
+                served.first_token_s.append(now - each.arrive_s)
+        done = [each for each in self._groups[group] if each.made == self._job.output_tokens]
+        for each in done:
+            self._groups[group].remove(each)
+            served.answer_s.append(now - each.arrive_s)
+        served.end_s = now
+        self._begin(group)
+        if done:
+            self._at(now, self._wake)
+
+
+def stage_seconds(job: InferenceJob, time: RoundTime) -> list[float]:
+    """Seconds of a round per stage: its layers, scheduling, the send to the next, and in the last
+    one the output layer and the choice of tokens. Remaining layers are in the first ones.
+    """
+    each, more = divmod(job.model.layers, job.pipeline)
+    parts = time.parts
+    layer_s = sum(
+        seconds for name, seconds in parts.items() if name not in _NOT_OF_LAYERS
+    ) / job.model.layers  # fmt: skip
+    send_s = parts["stage exchange"] / max(1, job.pipeline - 1)
+    found = []
+    for stage in range(job.pipeline):
+        seconds = (each + (stage < more)) * layer_s + parts["scheduling"] / job.pipeline
+        is_last = stage == job.pipeline - 1
+        seconds += parts["output layer"] + parts["choice of tokens"] if is_last else send_s
+        found.append(seconds)
+    return found
+
+
+# ---------------------------------------------------------------------- what is said of it
+
+
+def arrivals_document(
+    arrivals: Arrivals, job: InferenceJob, played: Sequence[Served], bound_per_second: float
+) -> dict[str, Any]:
+    """Document of a played system; `bound_per_second`: requests by the closed form."""
+    return {
+        "per_second": arrivals.per_second,
+        "requests": arrivals.requests,
+        "seed": arrivals.seed,
+        "bound_per_second": bound_per_second,
+        "is_overloaded": arrivals.per_second >= bound_per_second,
+        "first_token_s": _percentiles([each for copy in played for each in copy.first_token_s]),
+        "token_s": _percentiles([each for copy in played for each in copy.between_s]),
+        "answer_s": _percentiles([each for copy in played for each in copy.answer_s]),
+        "tokens_per_s": arrivals.requests * job.output_tokens / max(each.end_s for each in played),
+    }
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """By nearest rank; a share of 0.5 is the median."""
+    return ordered[math.ceil(share * len(ordered)) - 1]
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """None: there are none, as answers of one token have no time between tokens."""
+    ordered = sorted(values)
+    return (
+        {name: percentile(ordered, share) for name, share in _SHARES.items()} if ordered else None
+    )
+
+
+def arrivals_text(document: dict[str, Any]) -> list[str]:
+    """For people."""
+    lines = [
+        f"{document['per_second']:g} requests per second, of at most "
+        f"{document['bound_per_second']:,.2f} ({document['requests']:,} simulated, "
+        f"seed {document['seed']}):",
+        f"  {'':<18}" + "".join(f"{name:>14}" for name in _SHARES),
+    ]
+    for name, key in _TIMES.items():
+        found = document[key]
+        if found is not None:
+            lines.append(
+                f"  {name:<18}" + "".join(f"{1e3 * found[share]:>11,.2f} ms" for share in _SHARES)
+            )
+    return [
+        *lines,
+        f"  {document['tokens_per_s']:,.0f} tokens per second, to the end of the last answer",
+    ]
