@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import PageStore
 from switch_emu.store.pins import Pin
 from switch_emu.store.records import Buffer, DecidedStep, StoreStats
@@ -14,16 +13,7 @@ class PageStoreAround(PageStore):
 
     def __init__(self, store: PageStore) -> None:
         self._store = store
-
-    @property
-    def config(self) -> StoreConfig:
-        """The inner store's."""
-        return self._store.config
-
-    @property
-    def generation(self) -> int:
-        """The inner store's."""
-        return self._store.generation
+        self.config, self.generation, self.notes = store.config, store.generation, store.notes
 
     @property
     def attempt(self) -> int:
@@ -39,11 +29,6 @@ class PageStoreAround(PageStore):
     def prepared(self) -> DecidedStep | None:
         """The inner store's."""
         return self._store.prepared
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The inner store's."""
-        return self._store.notes
 
     @property
     def stats(self) -> StoreStats:

@@ -140,7 +140,7 @@ class FilePageStore(PageStore):
         self._data_io, self._meta_io = IoCounter(), IoCounter()
         self._files: list[BlockFile] = []
         with taking(path, PageCorruptError), refusing(f"{path} cannot be opened"):
-            self._config = read_config(path)
+            self.config = read_config(path)
             self._lock_fd = lock_directory(path, read_only=read_only)
             try:
                 failpoint("store.open.after_lock")
@@ -151,7 +151,7 @@ class FilePageStore(PageStore):
                 raise
 
     def _open_files(self, *, synced: bool, direct_io: bool) -> None:
-        self._geometry = Geometry(self._config)
+        self._geometry = Geometry(self.config)
         check_sizes(self.path, self._geometry)
         direct = probe_direct_io(self.path / SIDE_NAMES[0]) if direct_io else BUFFERED_BY_CHOICE
         self.direct_io, self.direct_io_reason = direct.enabled, direct.reason
@@ -166,7 +166,7 @@ class FilePageStore(PageStore):
 
     def _recover(self, first_version: int, back_to: int | None) -> None:
         """Find the decided version, and make it durable."""
-        uuid, shape = self._config.store_uuid, self._geometry.table
+        uuid, shape = self.config.store_uuid, self._geometry.table
         self._counters_ring = RecordRing(self._lock, uuid)
         self._superblock_ring = RecordRing(self._meta, uuid)
         counters = self._counters_ring.read()
@@ -200,15 +200,15 @@ class FilePageStore(PageStore):
             else:
                 prepared = (step, new_table)
                 notes += self._repaired(self._prepared_ref, damaged)
-        self._generation, attempt, self._epoch = counts_of(counters)
+        self.generation, attempt, self._epoch = counts_of(counters)
         self._steps = StepState(
             table, attempt=attempt, decided=decided, prepared=prepared,
             first_version=first_version,
         )  # fmt: skip
-        self._notes = tuple(notes)
+        self.notes = tuple(notes)
         if self._read_only:
             return
-        self._generation += 1
+        self.generation += 1
         failpoint("store.open.before_flush")
         for side in self._sides:
             side.flush()
@@ -240,16 +240,6 @@ class FilePageStore(PageStore):
         ]
 
     @property
-    def config(self) -> StoreConfig:
-        """The configuration of the store."""
-        return self._config
-
-    @property
-    def generation(self) -> int:
-        """Count of openings, this one included; durable before `open` returns."""
-        return self._generation
-
-    @property
     def attempt(self) -> int:
         """The attempt last recorded, by this process or an earlier one."""
         return self._steps.attempt
@@ -270,11 +260,6 @@ class FilePageStore(PageStore):
         return None if self._older_ref is None else self._older_ref.version
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """Damage that opening repaired from the other copy."""
-        return self._notes
-
-    @property
     def stats(self) -> StoreStats:
         """Traffic since the opening."""
         data, meta = self._data_io, self._meta_io
@@ -290,7 +275,7 @@ class FilePageStore(PageStore):
     @property
     def disk_bytes(self) -> int:
         """Bytes of all files, all allocated when the store was made."""
-        return store_disk_bytes(self._config)
+        return store_disk_bytes(self.config)
 
     @property
     def epoch(self) -> tuple[int, ...]:
@@ -310,7 +295,7 @@ class FilePageStore(PageStore):
     def read_rows(self, first: int, version: int, into: RecordRows) -> None:
         """Fill `into` with whole records, every field verified."""
         self._check_running()
-        check_rows(self._config, first, into, to_fill=True)
+        check_rows(self.config, first, into, to_fill=True)
         entries = self._steps.entries_to_read(first, into.count, version)
         sides = [entry.side for entry in entries]
         body = self._body(first)
@@ -323,7 +308,7 @@ class FilePageStore(PageStore):
         for page, (entry, record) in enumerate(zip(entries, into.records(), strict=True), first):
             if entry.tail:
                 record[len(record) - len(entry.tail) :] = entry.tail
-            parts = self._config.kinds[self._config.page_kinds[page]].parts
+            parts = self.config.kinds[self.config.page_kinds[page]].parts
             if _digests(record, parts) != entry.digests:
                 for index, (start, stop) in enumerate(parts):
                     self._verify(page, entry, index, record[start:stop])
@@ -343,12 +328,12 @@ class FilePageStore(PageStore):
 
     def _body(self, page: int) -> int:
         """Bytes of a record that lie in the side file."""
-        return self._geometry.body_bytes[self._config.page_kinds[page]]
+        return self._geometry.body_bytes[self.config.page_kinds[page]]
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         """Fill `into` with one field, verified."""
         self._check_running()
-        kind = self._config.kind(page)
+        kind = self.config.kind(page)
         index = kind.index(field_name)
         view = write_view(into, kind.fields[index].field_bytes, f"page {page}, field {field_name}")
         entry = self._steps.entry_to_read(page, version)
@@ -365,7 +350,7 @@ class FilePageStore(PageStore):
     def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
         """Write whole records to the side that is not current."""
         self._check_writable()
-        check_rows(self._config, first, rows)
+        check_rows(self.config, first, rows)
         sides = self._steps.sides_to_write(first, rows.count, version, attempt)
         bare = [PageEntry(side, version, attempt) for side in sides]
         self._steps.note_written(first, self._write_rows(first, bare, rows))
@@ -377,7 +362,7 @@ class FilePageStore(PageStore):
         sides, body = [entry.side for entry in bare], self._body(first)
         entries = []
         for page, (entry, record) in enumerate(zip(bare, rows.records(), strict=True), first):
-            digests = _digests(record, self._config.kinds[self._config.page_kinds[page]].parts)
+            digests = _digests(record, self.config.kinds[self.config.page_kinds[page]].parts)
             entries.append(entry._replace(digests=digests, tail=bytes(record[body:])))
         with self._dirty_lock:
             self._dirty.update(sides)
@@ -404,7 +389,7 @@ class FilePageStore(PageStore):
     def fill(self, page: int, record: Buffer) -> None:
         """Write a missing page to the side of the decided version."""
         self._check_writable()
-        view = read_view(record, self._config.kind(page).record_bytes, f"page {page}")
+        view = read_view(record, self.config.kind(page).record_bytes, f"page {page}")
         bare = self._steps.entry_to_fill(page)
         (entry,) = self._write_rows(page, [bare], one_record(view))
         self._steps.note_filled(page, entry)
@@ -420,7 +405,7 @@ class FilePageStore(PageStore):
 
     def _pin(self, step: DecidedStep, table: PageTable) -> Pin:
         return Pin(
-            self._config,
+            self.config,
             step,
             table,
             directory=self.path,
@@ -437,9 +422,7 @@ class FilePageStore(PageStore):
             self._steps.note_prepared(step, table)
             return
         place = 0 if self._decided_ref is None else 1 - self._decided_ref.place
-        ref, manifest = encode_manifest(
-            step, table, store_uuid=self._config.store_uuid, place=place
-        )
+        ref, manifest = encode_manifest(step, table, store_uuid=self.config.store_uuid, place=place)
         with self._stop_on_error(f"preparing version {step.version}"):
             failpoint("store.before_data_flush")
             for side in sorted(self._dirty):
@@ -516,7 +499,7 @@ class FilePageStore(PageStore):
         failpoint("store.before_counters")
         self._counters_ring.write(
             {
-                "generation": self._generation,
+                "generation": self.generation,
                 "attempt": attempt,
                 "epoch": self._epoch,
                 "durability": self._durability,
@@ -529,7 +512,7 @@ class FilePageStore(PageStore):
 
     def _read_range(self, page: int, entry: PageEntry, start: int, into: memoryview) -> None:
         """Bytes of a record from `start`: first what is in the side file, then the tail."""
-        body = self._geometry.body_bytes[self._config.page_kinds[page]]
+        body = self._geometry.body_bytes[self.config.page_kinds[page]]
         count = max(0, min(len(into), body - start))
         with self._reading(page, entry.side):
             self._sides[entry.side].read(self._geometry.offsets[page] + start, into[:count])
@@ -550,7 +533,7 @@ class FilePageStore(PageStore):
         expected = entry.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
         found = xxhash.xxh3_128_digest(part)
         if found != expected:
-            field = self._config.kind(page).fields[index]
+            field = self.config.kind(page).fields[index]
             raise PageCorruptError(
                 f"page {page} of {self._sides[entry.side].name}, field {field.name}: checksum "
                 f"0x{found.hex()}, expected 0x{expected.hex()} (version {entry.version}, attempt "

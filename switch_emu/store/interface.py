@@ -50,15 +50,12 @@ from switch_emu.store.views import RecordRows, one_record, read_view, write_view
 class PageStore(Closing):
     """Pages with two sides, and the record of the step that made them; see the module."""
 
-    @property
-    @abstractmethod
-    def config(self) -> StoreConfig:
-        """The configuration of the store."""
-
-    @property
-    @abstractmethod
-    def generation(self) -> int:
-        """Count of openings, this one included."""
+    config: StoreConfig
+    """The configuration of the store."""
+    generation: int
+    """Count of openings, this one included; durable before the store is open."""
+    notes: tuple[str, ...] = ()
+    """Damage that opening repaired; for the log."""
 
     @property
     @abstractmethod
@@ -74,11 +71,6 @@ class PageStore(Closing):
     @abstractmethod
     def prepared(self) -> DecidedStep | None:
         """The step that is prepared and neither decided nor aborted, after a crash too."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Damage that opening repaired; for the log."""
-        return ()
 
     @property
     @abstractmethod

@@ -31,23 +31,14 @@ class MemoryPageStore(PageStore):
     """Two sides per page in RAM; memory is allocated when first written."""
 
     def __init__(self, config: StoreConfig) -> None:
-        self._config = config
+        self.config = config
+        self.generation = 1  # a store in RAM is opened once
         nothing = [0] * config.page_count
         self._steps = StepState(PageTable(TableShape(nothing, nothing)))
         self._epoch: tuple[int, ...] = ()
         sizes = {page: config.kind(page).record_bytes for page in range(config.page_count)}
         self._sides: Sequence[RecordMemory] = (RecordMemory(sizes), RecordMemory(sizes))
         self._closed = False
-
-    @property
-    def config(self) -> StoreConfig:
-        """The configuration of the store."""
-        return self._config
-
-    @property
-    def generation(self) -> int:
-        """Always 1: a store in RAM is opened once."""
-        return 1
 
     @property
     def attempt(self) -> int:
@@ -89,14 +80,14 @@ class MemoryPageStore(PageStore):
     def read_rows(self, first: int, version: int, into: RecordRows) -> None:
         """Copy whole records into `into`."""
         self._check_open()
-        check_rows(self._config, first, into, to_fill=True)
+        check_rows(self.config, first, into, to_fill=True)
         for page, record in enumerate(into.records(), first):
             record[:] = self._record(page, version)
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         """Copy one field into `into`."""
         self._check_open()
-        start, stop = self._config.kind(page).range(field_name)
+        start, stop = self.config.kind(page).range(field_name)
         view = write_view(into, stop - start, f"page {page}, field {field_name}")
         view[:] = self._record(page, version)[start:stop]
 
@@ -117,7 +108,7 @@ class MemoryPageStore(PageStore):
     def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
         """Copy records to the side that is not current, unless they are there already."""
         self._check_open()
-        check_rows(self._config, first, rows)
+        check_rows(self.config, first, rows)
         sides = self._steps.sides_to_write(first, rows.count, version, attempt)
         places = self._rows(first, sides)
         if places is None or not is_same_memory(rows.memory, places.memory):
@@ -141,7 +132,7 @@ class MemoryPageStore(PageStore):
 
     def _pin(self, step: DecidedStep, table: PageTable) -> Pin:
         return Pin(
-            self._config,
+            self.config,
             step,
             table,
             directory=None,
@@ -156,14 +147,14 @@ class MemoryPageStore(PageStore):
     def begin_filling(self, version: int) -> None:
         """Forget what is there."""
         self._check_open()
-        nothing = [0] * self._config.page_count
+        nothing = [0] * self.config.page_count
         self._steps.begin_filling(version, PageTable(TableShape(nothing, nothing)))
 
     def fill(self, page: int, record: Buffer) -> None:
         """Copy the record of a missing page."""
         self._check_open()
         entry = self._steps.entry_to_fill(page)
-        rows = one_record(read_view(record, self._config.kind(page).record_bytes, f"page {page}"))
+        rows = one_record(read_view(record, self.config.kind(page).record_bytes, f"page {page}"))
         self._sides[entry.side].record(page)[:] = rows.memory
         self._steps.note_filled(page, entry)
 
