@@ -19,7 +19,7 @@ RequestT = TypeVar("RequestT")
 
 
 def earliest(*times_ns: int | None) -> int | None:
-    """The first of some times; None stands for never."""
+    """The first of some times; None is never."""
     return min((at_ns for at_ns in times_ns if at_ns is not None), default=None)
 
 
