@@ -16,7 +16,6 @@ class Clock(Protocol):
 
     def now_ns(self) -> int:
         """Nanoseconds since an arbitrary fixed instant; never goes back."""
-        ...
 
 
 class SystemClock:

@@ -31,6 +31,7 @@ class RunningState(Closing):
                 norms=() if facts.grad_norm is None else (facts.grad_norm,),
                 extra=facts.extra,
             )
+            self.attempt = facts.attempt
         except BaseException:
             reader.close()
             raise
@@ -40,19 +41,12 @@ class RunningState(Closing):
         """That of the job at a connection, which was found by a file or URL."""
         return cls(make_reader(connection, where=where))
 
-    @property
-    def attempt(self) -> int:
-        """See StateSource."""
-        return self.record.attempt
-
     def attached(self) -> Mapping[int, bytes]:
-        """See StateSource."""
         with self._lock:
             found = {rank: self._reader.read_attached(rank) for rank in self._reader.facts.attached}
         return {rank: data for rank, data in found.items() if data is not None}
 
     def read_field(self, chunk: int, field: str, into: memoryview) -> None:
-        """See StateSource."""
         with self._lock:  # one connection; the node reads ahead of nobody
             self._reader.read([FieldRead(chunk, field, into)])
 

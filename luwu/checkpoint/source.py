@@ -27,24 +27,15 @@ MASTER_BYTES: Final = 4
 class StateSource(Protocol):
     """One decided version of a job's state; it does not change while it is read."""
 
-    @property
-    def description(self) -> Description:
-        """Layout, optimizer and names of the state fields."""
-        ...
-
-    @property
-    def record(self) -> DecidedStep:
-        """The record of the step that made this version."""
-        ...
-
-    @property
-    def attempt(self) -> int:
-        """The job's attempt, which never goes back; not below the record's."""
-        ...
+    description: Description
+    """Layout, optimizer and names of the state fields."""
+    record: DecidedStep
+    """The record of the step that made this version."""
+    attempt: int
+    """The job's attempt, which never goes back; not below the record's."""
 
     def attached(self) -> Mapping[int, bytes]:
         """Rank -> its attachment to this version (`luwu.attach`)."""
-        ...
 
     def read_field(self, chunk: int, field: str, into: memoryview) -> None:
         """Fill `into` with a field of a chunk's page; called by several threads at once.
@@ -53,7 +44,6 @@ class StateSource(Protocol):
         int64 for each segment of the chunk, how often it was updated. Frozen chunks have `weight`
         only.
         """
-        ...
 
 
 class RestingState(Closing):
@@ -79,22 +69,15 @@ class RestingState(Closing):
                     f"{path} has no weights yet: its job ended before the first of them had come. "
                     "There is nothing to export"
                 )
-            self.record = decided
+            self.record, self.attempt = decided, self._store.attempt
         except BaseException:
             self._store.close()
             raise
 
-    @property
-    def attempt(self) -> int:
-        """See StateSource."""
-        return self._store.attempt
-
     def attached(self) -> Mapping[int, bytes]:
-        """See StateSource."""
         return read_attachments(self._first, self.record)
 
     def read_field(self, chunk: int, field: str, into: memoryview) -> None:
-        """See StateSource."""
         kind = self._store.kind_of(chunk)
         read = partial(self._store.read_field, chunk, self.record.version)
         if field == UPDATES:

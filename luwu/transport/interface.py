@@ -67,7 +67,6 @@ class SendHandle(Protocol):
     @property
     def done(self) -> bool:
         """The transport no longer reads the buffers; says nothing of their arrival."""
-        ...
 
 
 class Delivery:

@@ -46,7 +46,6 @@ class Meetings:
         """Peers that sent, or could not do, what is needed; until their connection ends."""
 
     def listen(self, endpoint: str) -> str:
-        """See `Transport.listen`."""
         if endpoint != "shm://auto":
             return self._listen(endpoints.parse_shared(endpoint))
         private = endpoints.private_ipc_endpoint()
@@ -57,7 +56,6 @@ class Meetings:
             raise
 
     def dial(self, peer: str, endpoint: str) -> None:
-        """See `Transport.dial`."""
         wanted = endpoints.parse_shared(endpoint)
         self._inner.dial(peer, str(wanted))
         self._dialled[peer] = wanted.path

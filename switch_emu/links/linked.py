@@ -186,7 +186,6 @@ class LinkedTransport(Transport):
         return held
 
     def credit(self, peer: str) -> int:
-        """See `Transport.credit`."""
         credit_bytes = self._inner.credit(peer)
         ends = self._ends.get(peer)
         return credit_bytes if ends is None else max(0, credit_bytes - ends.held_bytes)
@@ -216,12 +215,10 @@ class LinkedTransport(Transport):
                 self._take(event)
 
     def wake(self) -> None:
-        """See `Transport.wake`."""
         self._is_woken = True
         self._inner.wake()
 
     def close(self) -> None:
-        """See `Transport.close`."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -33,11 +33,9 @@ class Pages(Protocol):
     @property
     def decided(self) -> DecidedStep | None:
         """The newest decided step."""
-        ...
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         """Fill `into` with one field of the page of a chunk."""
-        ...
 
 
 def store_config(description: Description, node: int = 0, replicas: int = 1) -> StoreConfig:

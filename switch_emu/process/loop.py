@@ -65,45 +65,35 @@ class Machine(Protocol):
         self, now_ns: int, peer: str, message: Message, payload: Any, payload_bytes: int
     ) -> Sequence[Any]:
         """A message has arrived."""
-        ...
 
     def lost(self, now_ns: int, peer: str) -> Sequence[Any]:
         """A connection has ended."""
-        ...
 
     def tick(self, now_ns: int) -> Sequence[Any]:
         """Repeat what is due."""
-        ...
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do; None while nothing waits."""
-        ...
 
     def is_member(self, peer: str) -> bool:
         """True if a connection is that of a child that has joined."""
-        ...
 
     def name_of(self, peer: str) -> str:
         """The name of a connection, for people."""
-        ...
 
     def waits_for(self) -> str:
         """The events that it waits for, for people."""
-        ...
 
     def counts(self) -> Counts:
         """Its counters."""
-        ...
 
     @property
     def duplicates(self) -> Mapping[str, int]:
         """Gradients that came again, by the name of the link."""
-        ...
 
     @property
     def finished(self) -> bool:
         """True if the job is over."""
-        ...
 
 
 class Loop:

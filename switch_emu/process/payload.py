@@ -23,15 +23,12 @@ class SpillFile(Protocol):
 
     def put(self, data: memoryview) -> int:
         """Store the bytes; return the number of their place."""
-        ...
 
     def get(self, place: int, start: int, nbytes: int) -> memoryview:
         """So many bytes of a place from `start` on, in a buffer of the caller's own."""
-        ...
 
     def free(self, place: int) -> None:
         """Release a place."""
-        ...
 
 
 class Payload:

@@ -17,17 +17,14 @@ class PageStoreAround(PageStore):
 
     @property
     def attempt(self) -> int:
-        """The inner store's."""
         return self._store.attempt
 
     @property
     def decided(self) -> DecidedStep | None:
-        """The inner store's."""
         return self._store.decided
 
     @property
     def prepared(self) -> DecidedStep | None:
-        """The inner store's."""
         return self._store.prepared
 
     @property
@@ -37,12 +34,10 @@ class PageStoreAround(PageStore):
 
     @property
     def disk_bytes(self) -> int:
-        """The inner store's."""
         return self._store.disk_bytes
 
     @property
     def epoch(self) -> tuple[int, ...]:
-        """The inner store's."""
         return self._store.epoch
 
     def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:
@@ -62,21 +57,17 @@ class PageStoreAround(PageStore):
         self._store.write_rows(first, version, attempt, rows)
 
     def rows_in_ram(self, first: int, count: int, version: int) -> RecordRows | None:
-        """The inner store's."""
         return self._store.rows_in_ram(first, count, version)
 
     def rows_to_fill(
         self, first: int, count: int, version: int, attempt: int
     ) -> RecordRows | None:  # fmt: skip
-        """The inner store's."""
         return self._store.rows_to_fill(first, count, version, attempt)
 
     def digest(self, pages: range, version: int) -> bytes:
-        """The inner store's."""
         return self._store.digest(pages, version)
 
     def pin(self) -> Pin:
-        """The inner store's."""
         return self._store.pin()
 
     def begin_filling(self, version: int) -> None:

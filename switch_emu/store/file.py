@@ -395,7 +395,6 @@ class FilePageStore(PageStore):
         self._steps.note_filled(page, entry)
 
     def digest(self, pages: range, version: int) -> bytes:
-        """See PageStore."""
         return xxhash.xxh3_128_digest(self._steps.digests(pages, version))
 
     def pin(self) -> Pin:

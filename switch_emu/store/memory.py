@@ -121,7 +121,6 @@ class MemoryPageStore(PageStore):
         return self._sides[sides[0]].rows(first, len(sides)) if len(set(sides)) == 1 else None
 
     def digest(self, pages: range, version: int) -> bytes:
-        """See PageStore."""
         digests = (xxhash.xxh3_128_digest(self._record(page, version)) for page in pages)
         return xxhash.xxh3_128_digest(b"".join(digests))
 

@@ -19,7 +19,7 @@ from luwu.checkpoint.import_state import ImportOptions, import_state
 from luwu.checkpoint.source import RestingState
 from luwu.layout import Layout, Parameter, Unit
 from switch_emu.native.build import build
-from switch_emu.native.product import Product, portable_product
+from switch_emu.native.fold import Product, portable_product
 from switch_emu.node.kernels.muon import Muon
 from tests.unit import kernel_jobs
 from tests.unit.real_training import digest_of, in_cluster, seeded

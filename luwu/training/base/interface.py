@@ -40,21 +40,17 @@ class Nic(Protocol):
 
     def join(self, description: Description) -> Joined:
         """Become a member of the job."""
-        ...
 
     @property
     def is_loaded(self) -> bool:
         """True if the network had weights when we joined, or when an attempt was last aborted."""
-        ...
 
     @property
     def counted(self) -> int:
         """Bitmap of the ranks that count in the attempt; if left out, of its last one."""
-        ...
 
     def load(self, chunks: Iterable[tuple[int, memoryview]]) -> None:
         """Send the float32 weights of every chunk; rank 0, before step 0."""
-        ...
 
     def pull(
         self, step: int, part: int, unit: int, memory: Callable[[], memoryview], *,
@@ -65,11 +61,9 @@ class Nic(Protocol):
         `memory` is called, in another thread, where they must be copied; with `in_place` they may
         be left where their sender has them.
         """
-        ...
 
     def forget(self, handle: Any) -> None:
         """Give up a pull, done or not; its memory is not written after the return."""
-        ...
 
     def push(
         self, step: int, part: int, unit: int, gradients: Sequence[ExtentGradient] | None,
@@ -79,46 +73,35 @@ class Nic(Protocol):
 
         None: this rank has no gradient for the unit. The gradients are there once `ready` returns.
         """
-        ...
 
     def wait_for_copies(self, until: Callable[[], bool] = ...) -> None:
         """Return when no `ready` of a push is under way, or the condition holds after one."""
-        ...
 
     def begin(self, step: int, hyper: bytes) -> None:
         """State a streaming step's hyper-parameters before its first push."""
-        ...
 
     def commit(self, step: int, parts: int, hyper: bytes, *, skip: bool = False) -> StepHandle:
         """Every push of the step has been handed over; `skip`: it is left out, on all ranks."""
-        ...
 
     def cancel(self, text: str) -> None:
         """Give up what was pushed in this step, on all ranks."""
-        ...
 
     def wait(self, handle: Any) -> None:
         """Block until a push or pull is complete."""
-        ...
 
     def attach(self, step: int, data: bytes, part: int = 0) -> None:
         """Attach bytes to a step whose hyper-parameters announce it; later parts replace what was
         attached late to a decided step, and block until that is stored."""
-        ...
 
     def open_reader(self) -> StateReader:
         """Hold the newest decided step for reading."""
-        ...
 
     def leave(self) -> None:
         """Say goodbye."""
-        ...
 
     def close(self) -> None:
         """Free everything."""
-        ...
 
     @property
     def is_closed(self) -> bool:
         """True if `close` was called."""
-        ...

@@ -48,11 +48,9 @@ class Cells(Protocol):
 
     def take_now(self, nbytes: int) -> Any:
         """A cell that can be written now, or None if one must be waited for."""
-        ...
 
     def take(self, nbytes: int) -> Any:
         """A cell; waits for one."""
-        ...
 
 
 class Device(ABC):

@@ -22,11 +22,9 @@ class Event(Protocol):
 
     def query(self) -> bool:
         """True if everything before it is done; never waits."""
-        ...
 
     def synchronize(self) -> None:
         """Block this thread until everything before it is done."""
-        ...
 
 
 class Stream(Protocol):
@@ -34,19 +32,15 @@ class Stream(Protocol):
 
     def run(self, work: Callable[[], object]) -> None:
         """Do it behind what was given before."""
-        ...
 
     def record(self) -> Event:
         """The point behind everything given so far."""
-        ...
 
     def wait(self, event: Any) -> None:
         """Do what is given from now on after the event; the host goes on at once."""
-        ...
 
     def resize(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """Take or give back device memory in the order of this stream."""
-        ...
 
 
 class Streams(Protocol):
@@ -57,23 +51,18 @@ class Streams(Protocol):
 
     def compute(self) -> Any:
         """The stream that this thread's kernels run on now."""
-        ...
 
     def host_buffer(self, nbytes: int) -> torch.Tensor:
         """Bytes of the host that a copy need not wait for."""
-        ...
 
     def device_buffer(self, nbytes: int) -> torch.Tensor:
         """Bytes of the device, for the push stream alone."""
-        ...
 
     def register(self, address: int, nbytes: int, *, read_only: bool) -> str | None:
         """Make memory of the host such that copies need not wait; the reason if it is rejected."""
-        ...
 
     def unregister(self, address: int) -> None:
         """Undo `register` before the memory goes."""
-        ...
 
 
 _REGISTER_READ_ONLY = 0x08

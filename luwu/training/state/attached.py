@@ -52,11 +52,9 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Any:
         """Plain values and tensors (`luwu.base.values`)."""
-        ...
 
     def load_state_dict(self, state: Any) -> object:
         """Go on from what `state_dict` gave."""
-        ...
 
 
 def random_state() -> Stateful:

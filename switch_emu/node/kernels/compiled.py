@@ -115,14 +115,12 @@ class CompiledKernel(UpdateKernel):
     def fold(
         self, contributions: Contributions, before: F32Array | None, out: F32Array
     ) -> tuple[float, ...]:
-        """See UpdateKernel."""
         check_fold(contributions, before, out)
         squares = np.empty(-(-out.size // NORM_BLOCK_ELEMS), np.float64)
         self._fold(contributions, before, out, squares)
         return tuple(squares.tolist())
 
     def update(self, call: UpdateCall) -> tuple[float, ...]:
-        """See UpdateKernel."""
         in_place = check_update(self, call)
         runs, pieces, wire, measure = call.runs, call.pieces, call.wire, call.measure
         pointers, dtypes = sources(call.contributions)

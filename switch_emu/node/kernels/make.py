@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from luwu.base.errors import ConfigError
 from switch_emu.native.build import BuildError, build, check_once
-from switch_emu.native.product import Product, portable_product
+from switch_emu.native.fold import Product, portable_product
 from switch_emu.node.kernels.compiled import CompiledKernel
 from switch_emu.node.kernels.interface import Made
 from switch_emu.node.kernels.selfcheck import difference

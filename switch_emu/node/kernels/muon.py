@@ -5,7 +5,7 @@
 
 as `torch.optim.Muon`, whose Newton-Schulz iteration computes in bfloat16, in an order that depends
 on machine and threads. Here it computes in float32, and each sum has one order
-(`switch_emu.native.product`), so that a matrix has the same bits on every node.
+(`switch_emu.native.fold`), so that a matrix has the same bits on every node.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from luwu.wire.hyper import Number
 _LANES = 256
 
 Product = Callable[..., F32Array]
-"""(a, b, transposed=) -> their product; see `switch_emu.native.product`."""
+"""(a, b, transposed=) -> their product; see `switch_emu.native.fold`."""
 
 
 class Muon:

@@ -65,7 +65,6 @@ class PortableKernel(UpdateKernel):
     def fold(
         self, contributions: Contributions, before: F32Array | None, out: F32Array
     ) -> tuple[float, ...]:
-        """See UpdateKernel."""
         check_fold(contributions, before, out)
         work = self._work(out.size)
         lanes = work.lanes(out.size)
@@ -82,7 +81,6 @@ class PortableKernel(UpdateKernel):
         return _tree(lanes)
 
     def update(self, call: UpdateCall) -> tuple[float, ...]:
-        """See UpdateKernel."""
         in_place = check_update(self, call)
         elems, wire, measure = call.weights.size, call.wire, call.measure
         work = self._work(elems)
@@ -155,7 +153,6 @@ class PortableKernel(UpdateKernel):
                 average.lerp_(weights, average_rate(run.hyper, run.updates_count))
 
     def cast(self, weights: F32Array, dtype: str, into: memoryview) -> None:
-        """See UpdateKernel."""
         check_cast(weights, dtype, into)
         target = _target(into, dtype)
         target.copy_(_tensor(weights))
