@@ -1,4 +1,4 @@
-"""The catalogue of machines, models and software, and how their performance scales.
+"""The catalogue of machines, models and software.
 
 catalogue.py  all that is known, read from files, each number with its source
 hardware.py   devices, networks, drives, processors, switches
@@ -7,7 +7,6 @@ hosts.py      processors and drives of hosts that take part in training
 model.py      a transformer: parameters and operations
 model_config.py  the config.json of a model of Hugging Face
 software.py   what a framework does, and what was fitted
-scaling.py    hardware of later generations
 listing.py    names with their main numbers and sources, as a list
 units.py      numbers with units, of files and of people, in SI
 keys.py       keys of a question, and what each contains

@@ -11,8 +11,8 @@
 
 Every number has a source, a date, and a tag: how much it can be trusted. A user's file has the same
 form; what it says of a name that is known replaces single numbers, and `like = "A100-80"` takes the
-rest from another entry. A device or network that is not there yet is made by `scaling` of one that
-is (`scaling.py`). What is unknown, misspelt or of another dimension is an error that names the key.
+rest from another entry. What is unknown, misspelt or of another dimension is an error that names
+the key.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from luwu.predict.hardware.hardware import (
     Network,
     Nic,
     Processor,
-    Scaling,
     Server,
     Switch,
     Tariff,
@@ -46,7 +45,6 @@ from luwu.predict.hardware.hardware import (
 )
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.hardware.model_config import CONFIG_SUFFIX, read_model_config
-from luwu.predict.hardware.scaling import ASSUMED, SCALED, factors, scale
 from luwu.predict.hardware.units import Dimension
 
 Entry = TypeVar("Entry")
@@ -56,10 +54,8 @@ TAGS: Final = ("read", "stated", "paper", "derived", "memory", "assumed")
 computed from others; from memory, to be checked; assumed."""
 _ABOUT: Final = ("source", "tag", "date")
 _MODEL: Final = "model"
-_SCALING: Final = "scaling"
 _LIKE_MAX: Final = 8
 """Entries that are like one another."""
-_GENERATIONS: Final = "generations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +102,6 @@ class Catalogue:
     def tariff(self, name: str, key: str = "tariff") -> Tariff:
         return self._find("tariff", name, key, Tariff)
 
-    def scaling(self, name: str, key: str = _SCALING) -> Scaling:
-        return self._find(_SCALING, name, key, Scaling)
-
     def model(self, name: str, key: str = "model") -> Transformer:
         """An entry, or the model of a `config.json`."""
         if name.endswith(CONFIG_SUFFIX):
@@ -139,7 +132,7 @@ def load(*more: Path) -> Catalogue:
     for path in more:
         _merge(tables, read_toml(path, "catalogue"), str(path))
     catalogue = Catalogue()
-    for kind, entries in sorted(tables.items(), key=lambda each: each[0] != _SCALING):
+    for kind, entries in tables.items():
         catalogue.entries[kind] = {
             name: _made(catalogue, kind, name, _with_like(kind, name, entries)) for name in entries
         }
@@ -193,10 +186,7 @@ def _made(catalogue: Catalogue, kind: str, name: str, entry: Mapping[str, Any]) 
         return Transformer.parse(f"{kind}.{name}", name, entry)
     keys = keys_of(KINDS[kind])
     values: dict[str, Any] = {}
-    steps = [each for each in entry if kind in SCALED and each in (_SCALING, _GENERATIONS)]
     for name_of_key, value in entry.items():
-        if name_of_key in steps:
-            continue
         place, key = f"{kind}.{name}.{name_of_key}", keys.get(name_of_key)
         if key is None:
             raise ConfigError(
@@ -206,31 +196,12 @@ def _made(catalogue: Catalogue, kind: str, name: str, entry: Mapping[str, Any]) 
             values[key.name] = _curve(place, value, *key.dimensions)
         else:
             values[key.name] = units.parse(place, value, key.dimensions[0])
-        catalogue.known[place] = _about(place, value, ASSUMED if kind == _SCALING else None)
+        catalogue.known[place] = _about(place, value)
     for key in keys.values():
         if key.is_required and key.name not in values:
             fits = units.units_of(key.dimensions[0])
             raise ConfigError(f"{kind}.{name}.{key.name} is missing; give it in one of {fits}")
-    made = KINDS[kind](name=name, **values)
-    return _scaled(catalogue, kind, made, entry) if steps else made
-
-
-def _scaled(catalogue: Catalogue, kind: str, made: Any, entry: Mapping[str, Any]) -> Any:
-    """An entry some generations later; where its numbers come from says so."""
-    place = f"{kind}.{made.name}"
-    if _SCALING not in entry:
-        raise ConfigError(f"{place}.{_GENERATIONS}: has no effect without {_SCALING}, by its name")
-    generations = entry.get(_GENERATIONS, 1)
-    if type(generations) is not int or generations < 1:
-        raise ConfigError(
-            f"{place}.{_GENERATIONS}: {generations!r} is not a whole number above zero"
-        )
-    scaling = catalogue.scaling(str(entry[_SCALING]), f"{place}.{_SCALING}")
-    for key, factor in factors(made, scaling, generations).items():
-        known = catalogue.known[f"{place}.{key}"]
-        source = f"{known.source}; {factor:g} times, scaling.{scaling.name}"
-        catalogue.known[f"{place}.{key}"] = Known(source, "assumed", known.date)
-    return scale(made, scaling, generations)
+    return KINDS[kind](name=name, **values)
 
 
 def _curve(place: str, table: Any, size: Dimension, rate: Dimension) -> Curve:
@@ -245,7 +216,7 @@ def _curve(place: str, table: Any, size: Dimension, rate: Dimension) -> Curve:
         raise ConfigError(str(exc)) from exc
 
 
-def _about(place: str, value: Any, unless_told: str | None = None) -> Known:
+def _about(place: str, value: Any) -> Known:
     """Source, tag and date; a user's own number may come without."""
     table = value if isinstance(value, dict) else {}
     source, tag, date = (table.get(name) for name in _ABOUT)
@@ -256,6 +227,4 @@ def _about(place: str, value: Any, unless_told: str | None = None) -> Known:
             datetime.date.fromisoformat(str(date))
         except ValueError as exc:
             raise ConfigError(f"{place}.date: {date!r} is not a date; write 2026-11-22") from exc
-    if unless_told is not None:
-        return Known(str(source or unless_told), str(tag or "assumed"), str(date or ""))
     return Known(str(source or "given by the user"), str(tag or "stated"), str(date or ""))

@@ -247,30 +247,6 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scaling:
-    """How much a generation of technology gives: factors of what is to be scaled."""
-
-    name: str
-    logic: Ratio = 1.0
-    """Operations a second."""
-    memory: Ratio = 1.0
-    """Bytes a second of a device's memory."""
-    capacity: Ratio = 1.0
-    """Bytes of it."""
-    network: Ratio = 1.0
-    """Bytes a second of ports, of domains, and to the host."""
-
-    def __post_init__(self) -> None:
-        for each in dataclasses.fields(self):
-            value = getattr(self, each.name)
-            if each.name != "name" and not value > 0:
-                raise ConfigError(
-                    f"scaling.{self.name}.{each.name}: {value:g} leaves nothing; a factor above 0 "
-                    "fits"
-                )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tariff:
     """The terms of the hourly cost of bought machines."""
 
@@ -300,5 +276,4 @@ KINDS: Final[dict[str, type]] = {
     "nic": Nic,
     "server": Server,
     "tariff": Tariff,
-    "scaling": Scaling,
 }
