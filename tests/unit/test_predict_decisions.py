@@ -39,7 +39,7 @@ def test_extents_change_no_bytes_of_hosts_that_are_not_here(catalogue: Catalogue
     )
     for engine in ("up", "down", "disk read", "disk write"):
         assert fewer.record.amount(engine) == pytest.approx(own.record.amount(engine), rel=1e-5)
-    pages = [len(played.told["node"].of("update")) for played in (own, fewer)]
+    pages = [len(played.record.of("disk read")) for played in (own, fewer)]
     assert pages[0] == pages[1]
     sent = [len(played.record.of("up")) for played in (own, fewer)]
     assert sent[0] == 2 * sent[1]

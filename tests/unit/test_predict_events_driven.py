@@ -163,7 +163,7 @@ def test_predict_laws_driven_engines_do_one_thing(catalogue: Catalogue) -> None:
         assert all(a.end_s <= b.start_s for a, b in pairwise(spans))
     ups = (dict(span.fields) | {"end_s": span.end_s} for span in played.record.of("up"))
     pushed = {(up["step"], up["extent"]): up["end_s"] for up in ups}
-    for span in played.told["node"].of("read"):  # an extent is one chunk
+    for span in played.record.of("disk read"):  # an extent is one chunk
         assert span.start_s >= pushed[dict(span.fields)["step"], dict(span.fields)["chunk"]]
 
 
@@ -207,7 +207,7 @@ def test_predict_laws_driven_sizes_of_one(catalogue: Catalogue) -> None:
     small = replace(job, model=replace(job.model, layers=1))
     played = play_driven_steps(small, nodes, Playing(ahead=1, threads=1, steps=2))
     assert played.step_s > 0
-    assert len(played.told["worker-0"].of("forward")) == 2 * 2
+    assert len(played.record.of("compute")) == 2 * 2 * 2
 
 
 def test_predict_laws_driven_micro_batches(catalogue: Catalogue) -> None:
@@ -219,7 +219,8 @@ def test_predict_laws_driven_micro_batches(catalogue: Catalogue) -> None:
     played = play_driven_steps(job, nodes, replace(COARSE, limits=limits))
     parameters = 3 * job.model.parameters
     assert played.record.amount("down") == pytest.approx(4 * 4 * parameters, rel=1e-5)
-    folds, updates = (len(played.told["node"].of(name)) for name in ("fold", "update"))
+    jobs = Counter(span.job for span in played.record.of("node memory"))
+    folds, updates = jobs["fold"], jobs["update"]
     assert folds == 4 * updates
     closed = predict_in_network_step(job, nodes)
     least = closed.seconds - closed.parts["tail"]

@@ -23,7 +23,7 @@ form (`systems/in_network.py`) takes a thousandth of the time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import simpy
@@ -66,13 +66,11 @@ GRADIENT_DTYPES: Final = {2: "bfloat16", 4: "float32"}
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """Steps that were played, and what each process would have recorded of them."""
+    """Steps that were played, and when each engine was at what."""
 
     record: Record
     ends_s: tuple[float, ...]
     """When compute was done with each step."""
-    told: dict[str, Record] = field(default_factory=dict)
-    """By process: `worker-0`, `network`, `node`."""
     description: Description | None = None
     """The job description that the cores received."""
 
@@ -142,7 +140,6 @@ class _World:
         script: Script, chunk_bytes: int,
     ) -> None:  # fmt: skip
         self._env, self._record = simpy.Environment(), Record()
-        self._told = {name: Record() for name in ("worker-0", "network", "node")}
         self._job, self._nodes, self._description = job, nodes, description
         count = min(job.devices, how.workers)
         limits, threads = _limits(job, nodes, how, chunk_bytes, script.scale)
@@ -163,12 +160,12 @@ class _World:
         for up in self._ups[::-1]:
             from_node.share(up, domain_use(job, nodes))
         work = EngineWork(
-            self._env, self._record, self._told["node"], description=description,
+            self._env, self._record, description=description,
             costs=NodeCosts.of(nodes),
             scale=script.scale, sum_bytes_max=limits.sum_bytes_max * script.scale,
         )  # fmt: skip
         self._node = DrivenNode(
-            self._env, self._told["node"], description=description, world_size=count,
+            self._env, description=description, world_size=count,
             limits=limits, threads_count=threads, work=work, send=from_node.send, cores=how.cores,
         )  # fmt: skip
         to_node = self._link("", None, self._node.received)
@@ -184,8 +181,7 @@ class _World:
         if not all(worker.is_finished for worker in self._workers):
             waits_for = self._node.core.waits_for()
             raise AssertionError(f"the cores stopped: the node waits for {waits_for}")
-        self._record.spans.extend(self._told["network"].spans)
-        return Driven(self._record, tuple(first.ends_s), self._told, self._description)
+        return Driven(self._record, tuple(first.ends_s), self._description)
 
     def _worker(
         self, rank: int, count: int, script: Script, cores: Cores, is_seen: bool
@@ -197,9 +193,9 @@ class _World:
 
         up = self._link("up", push_rate(job, nodes), arrived, is_seen=is_seen)
         self._ups.append(up)
-        record, told = (self._record, self._told[name]) if is_seen else (Record(), Record())
+        record = self._record if is_seen else Record()
         return DrivenWorker(
-            self._env, record, told, script=script, description=self._description, send=up.send,
+            self._env, record, script=script, description=self._description, send=up.send,
             rank=rank, world_size=count, cores=cores,
         )  # fmt: skip
 
@@ -207,7 +203,7 @@ class _World:
         self, name: str, rate: float | None, arrived: Arrived, *, is_seen: bool = True
     ) -> Link:  # fmt: skip
         """The narrowest place on the way sets the rate (L1, L2), and is on one link of the way."""
-        job, record = self._job, self._told["network"] if is_seen else Record()
+        job, record = self._job, self._record if is_seen else Record()
         latency_s = 0.0
         if rate is not None:
             latency_s = job.network.latency_s + self._nodes.tiers * job.network.hop_s

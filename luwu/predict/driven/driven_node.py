@@ -21,7 +21,7 @@ import simpy
 
 from luwu.predict.driven.cores import JOB, NEVER, OWN, SQUARES, SWITCH, Cores, store_facts
 from luwu.predict.driven.engine_work import EngineWork
-from luwu.predict.driven.engines import Instant, Process, Record
+from luwu.predict.driven.engines import Process
 from luwu.predict.driven.links import Token
 from luwu.protocol.actions import Drop, Note, Send
 from luwu.wire.description import Description
@@ -33,12 +33,12 @@ class DrivenNode:
     """See the module. `send` puts a message on its way to the switch."""
 
     def __init__(
-        self, env: simpy.Environment, told: Record, *, description: Description, world_size: int,
+        self, env: simpy.Environment, *, description: Description, world_size: int,
         limits: do.NodeLimits, threads_count: int, work: EngineWork,
         send: Callable[[Message, Any], None], cores: Cores = OWN,
     ) -> None:  # fmt: skip
         """`threads_count`: of those that update; as many read weights as the limits allow."""
-        self._env, self._told, self._layout = env, told, description.layout
+        self._env, self._layout = env, description.layout
         self._work, self._send = work, send
         self._crew, self._readers = simpy.Store(env), simpy.Store(env)
         self._crew.items = list(range(threads_count))
@@ -60,8 +60,8 @@ class DrivenNode:
                     self._send(message, payload)
                 case Drop(payload):
                     payload.drop()  # type: ignore[attr-defined]
-                case Note(name, fields, _):
-                    self._told.instants.append(Instant(name, self._env.now, fields))
+                case Note():
+                    pass
                 case do.Spill(payload):
                     assert isinstance(payload, Token)
                     payload.is_spilled = True

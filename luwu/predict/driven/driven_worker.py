@@ -19,7 +19,7 @@ from luwu.base.dtypes import DTYPES
 from luwu.layout import Layout
 from luwu.nic.core import actions as nic
 from luwu.predict.driven.cores import HYPER, JOB, NEVER, OWN, Cores
-from luwu.predict.driven.engines import Engine, Fields, Process, Record, Span
+from luwu.predict.driven.engines import Engine, Process, Record
 from luwu.predict.driven.links import Token
 from luwu.predict.model.units import Unit
 from luwu.protocol.actions import Drop, Note, Send
@@ -47,11 +47,11 @@ class DrivenWorker:
     """One worker; `send` puts a message on its way to the switch."""
 
     def __init__(
-        self, env: simpy.Environment, record: Record, told: Record, *, script: Script,
+        self, env: simpy.Environment, record: Record, *, script: Script,
         description: Description, send: Callable[[Message, Any], None], rank: int = 0,
         world_size: int = 1, cores: Cores = OWN,
     ) -> None:  # fmt: skip
-        self._env, self._told, self._script, self._send = env, told, script, send
+        self._env, self._script, self._send = env, script, send
         self._layout: Layout = description.layout
         self._streaming = description.update == "streaming"
         self._description = description
@@ -162,7 +162,7 @@ class DrivenWorker:
                 yield self._room.get(1)
                 if use == 0 and step:
                     yield self._over[step - 1, index]
-                number, done = self._open("pull", step, index)
+                number, done = self._open()
                 extents = self._layout.unit_extents[index]
                 self._do(self._core.pull(self._now_ns, number, step, use, list(extents)))
                 self._asked[step, use, index].succeed(done)
@@ -177,7 +177,7 @@ class DrivenWorker:
             gradients.append(
                 nic.Gradient(index=extent, payload=payload, payload_bytes=nbytes, dtype=dtype)
             )
-        number, done = self._open("push", step, index)
+        number, done = self._open()
         actions = self._core.push(
             self._now_ns, number, step, part, gradients,
             weight=1.0 if last else 0.0, last=last and self._streaming,
@@ -187,30 +187,16 @@ class DrivenWorker:
 
     # ---------------------------------------------------------------------- helpers
 
-    def _open(self, name: str, step: int, index: int) -> tuple[int, simpy.Event]:
-        """A new handle, and the event of its end; as long as it is open is a span."""
-        number, start_s = len(self._done), self._env.now
+    def _open(self) -> tuple[int, simpy.Event]:
+        """A new handle, and the event of its end."""
+        number = len(self._done)
         done = self._done[number] = self._env.event()
-        about = self._about(step, self._script.units[index])
-        done.callbacks.append(lambda _: self._tell(name, start_s, about))
         return number, done
 
     def _wait(self, step: int, use: int, index: int) -> Process:
-        start_s = self._env.now
         done = yield self._asked[step, use, index]
         yield done
-        if self._env.now > start_s:
-            self._tell("pull_wait", start_s, self._about(step, self._script.units[index]))
 
     def _work(self, name: str, seconds: float, step: int, unit: Unit) -> Process:
-        start_s, about = self._env.now, self._about(step, unit)
+        about = (("step", step), ("unit", unit.name))
         yield from self._compute.work(name, seconds, 0.0, about)
-        self._tell(name, start_s, about)
-
-    @staticmethod
-    def _about(step: int, unit: Unit) -> Fields:
-        return (("step", step), ("unit", unit.name))
-
-    def _tell(self, name: str, start_s: float, about: Fields) -> None:
-        """As the worker's own session records it."""
-        self._told.spans.append(Span(name, "", start_s, self._env.now, 0.0, about))

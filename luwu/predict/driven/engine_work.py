@@ -16,7 +16,7 @@ import simpy
 
 from luwu.base.errors import ConfigError
 from luwu.layout import SUM_BYTES
-from luwu.predict.driven.engines import Engine, Fields, Process, Record, Span
+from luwu.predict.driven.engines import Engine, Fields, Process, Record
 from luwu.predict.driven.links import Token
 from luwu.predict.hardware.hosts import STATE_BYTES, adam_bytes
 from luwu.predict.model.operators import WIRE_BYTES
@@ -83,10 +83,10 @@ class EngineWork:
     """
 
     def __init__(
-        self, env: simpy.Environment, record: Record, told: Record, *, description: Description,
+        self, env: simpy.Environment, record: Record, *, description: Description,
         costs: NodeCosts, scale: int, sum_bytes_max: int,
     ) -> None:  # fmt: skip
-        self._env, self._told, self._layout = env, told, description.layout
+        self._env, self._layout = env, description.layout
         self._streaming = description.update == "streaming"
         self._costs, self._scale, self._sum_bytes_max = costs, scale, sum_bytes_max
         self._read = Engine(env, record, "disk read")
@@ -104,27 +104,22 @@ class EngineWork:
         yield from self._write_page(action, self._pages(action.extent)[-1])
 
     def _update_page(self, action: do.Update, page: _Page) -> Process:
-        about, start_s = page.about(action.step), self._env.now
+        about = page.about(action.step)
         yield from self._read_back(action.contributions, page, about)
         nbytes = page.elems * self._costs.state_bytes
         if nbytes:
             yield from self._read.work("state", nbytes * self._costs.read_s, nbytes, about)
-        start_s = self._tell("read", start_s, nbytes, about)
         passed = page.elems * self._costs.update_bytes
         passed += _arrived_bytes(action.contributions, page) if self._streaming else 0
         passed += page.elems * WIRE_BYTES if action.publish else 0
         yield from self._pass("update", passed, about)
-        self._tell("update", start_s, passed, about)
 
     def _write_page(self, action: do.Update, page: _Page) -> Process:
         nbytes, about = page.elems * self._costs.state_bytes, page.about(action.step)
-        start_s = self._env.now
         if nbytes:
             yield from self._write.work("state", nbytes * self._costs.write_s, nbytes, about)
-        self._tell("write", start_s, nbytes, about)
 
     def fold(self, action: do.Fold) -> Process:
-        start_s, all_bytes = self._env.now, 0.0
         before = () if action.total is None else (action.total,)
         for page in self._pages(action.extent):
             about = page.about(action.step)
@@ -132,23 +127,15 @@ class EngineWork:
             passed = float(2 * _arrived_bytes(action.contributions, page))
             passed += page.elems * SUM_BYTES * (1 + len(before))
             yield from self._pass("fold", passed, about)
-            all_bytes += passed
-        self._tell("fold", start_s, all_bytes, _about(action))
 
     def read_weights(self, action: do.ReadWeights) -> Process:
-        start_s, all_bytes = self._env.now, 0
         for page in self._pages(action.extent):
             about = page.about(action.step)
             yield from self._pass("read_weights", page.elems * WIRE_BYTES, about)
-            all_bytes += page.elems * WIRE_BYTES
-        self._tell("read_weights", start_s, all_bytes, _about(action))
 
     def flush(self, action: do.Prepare | do.Decide) -> Process:
-        is_prepare = isinstance(action, do.Prepare)
-        if is_prepare:
+        if isinstance(action, do.Prepare):
             yield self._env.timeout(0.0)  # the catalogue's drives do not say what a flush takes
-        name = "prepare" if is_prepare else "decide"
-        self._tell(name, self._env.now, 0.0, (("step", action.version - 1),))
 
     def spill(self, payload: Token) -> Process:
         if math.isnan(self._costs.write_s):
@@ -180,16 +167,7 @@ class EngineWork:
     def _pass(self, job: str, nbytes: float, about: Fields) -> Process:
         yield from self._memory.work(job, nbytes * self._costs.memory_s, nbytes, about)
 
-    def _tell(self, name: str, start_s: float, nbytes: float, about: Fields) -> float:
-        """As the node's own pipeline records it; the time now."""
-        self._told.spans.append(Span(name, "", start_s, self._env.now, nbytes, about))
-        return self._env.now
-
 
 def _arrived_bytes(contributions: Sequence[Any], page: _Page) -> float:
     """Received bytes of a page that were written to memory on arrival."""
     return sum(each.payload.cost_bytes for each in contributions) * page.share
-
-
-def _about(action: do.Fold | do.ReadWeights) -> Fields:
-    return (("step", action.step), ("extent", action.extent))

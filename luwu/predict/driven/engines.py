@@ -32,21 +32,11 @@ class Span:
     """Its names in a timeline: step, unit, extent, chunk."""
 
 
-@dataclass(frozen=True, slots=True)
-class Instant:
-    """Something was said."""
-
-    name: str
-    at_s: float
-    fields: Fields = ()
-
-
 @dataclass(slots=True)
 class Record:
     """All spans, in the order in which they ended."""
 
     spans: list[Span] = field(default_factory=list)
-    instants: list[Instant] = field(default_factory=list)
 
     def of(self, engine: str) -> list[Span]:
         """The spans of an engine."""
