@@ -5,8 +5,8 @@ from the moment a step is decided until the next one writes its first page; afte
 an error. Every page is read and verified first. Then the superblock is rewritten without the last
 step, which is lost for good.
 
-All nodes are checked before one is changed, and node 0, whose decisions count, is changed last: a
-command that was killed can be repeated.
+All nodes are checked before one is changed, and node 0, which names the version to go back to, is
+changed last: a command that was killed can be repeated.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
     membership.py        joining, leaving, which children count in an attempt
     presence.py          which ranks are present, where a job goes on without lost ones
     attempts.py          the request to give an attempt up
-    parents.py           several optimizer nodes: which messages concern which of them
+    parents.py           several optimizer nodes: which messages concern which of them; this, to
+                         `refusals.py`, and `joint_readers.py` only where there are several
     lead.py              E1 to E8: attempts, verdicts and decisions of several nodes; who counts
     standings.py         where each of them stands; ballot.py what they state of a version
     filling.py           pages for a node that does not count; filled_node.py how far it is
@@ -23,7 +24,7 @@
 
     begin_commit.py      N statements of a step become one; verdict and decision go back
     lateness.py          who is late with a step
-    agreement.py         what is agreed on about an extent before and after it is pushed
+    agreement.py         what is agreed on about an extent before it is pushed
     weights_down.py      one pull to the parent, one copy of the weights to each child
     weights_cache.py     weights that all pulls of a step but the first are answered with
     initial_weights.py   before step 0, up
