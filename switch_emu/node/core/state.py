@@ -93,6 +93,7 @@ class State:
 
         `epoch`: of several nodes, if it is another.
         """
+        assert attempt >= self._outbox.attempt, "an attempt is never taken back"
         self._outbox.attempt = attempt
         self.must_discard = True
         self._outbox.actions.append(RecordAttempt(attempt, epoch))

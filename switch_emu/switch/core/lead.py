@@ -651,8 +651,7 @@ class Lead:
         """Other ranks count from the next attempt on, if others are present now."""
         if not self.at.is_settled or self.at.now.version < 0:
             return
-        change = self._counted.change()
-        if change is not None:
+        if change := self._counted.change():
             self._request_abort(change.text, lost=change.lost)
 
     # ---------------------------------------------------------------------- the end

@@ -128,9 +128,10 @@ class SwitchCore:
         parents_count: int = 1, replicas: int = 1,
     ) -> None:  # fmt: skip
         self.limits = limits = limits or SwitchLimits()
+        retry = retry or RetryPolicy()
         self.outbox = out = Outbox(job=job, role=Role.SWITCH, rank=rank, incarnation=incarnation)
         self.children = Children(out, children, limits.extent_chunks)
-        self.uplink = up = Uplink(out.actions, retry or RetryPolicy())
+        self.uplink = up = Uplink(out.actions, retry)
         self.parent_names = parent_names(parents_count)
         """Connections to the parents, by number."""
         self.readers = ReaderRoutes(out)
@@ -138,9 +139,7 @@ class SwitchCore:
         """None: the parent is one."""
         if parents_count > 1:
             parents = Parents(parents_count, replicas)
-            self.lead = Lead(
-                out, self.children, parents, self.readers, limits, retry or RetryPolicy()
-            )
+            self.lead = Lead(out, self.children, parents, self.readers, limits, retry)
         self.attempts = Attempts(out, self.children, up)
         self.membership = Membership(out, self.children, up, self.attempts, limits)
         self.begin_commit = BeginCommit(out, self.children, up, limits.drop_after_ns)
