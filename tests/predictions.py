@@ -30,9 +30,10 @@ from luwu.predict.ask.question import (
     make_question,
 )
 from luwu.predict.ask.question_keys import SYSTEMS
-from luwu.predict.driven.driven import play_driven_steps, quick_playing
+from luwu.predict.driven.driven import CHUNK_BYTES_MIN, Playing, play_driven_steps
+from luwu.predict.driven.driven_worker import units_of
 from luwu.predict.hardware.catalogue import Catalogue, load
-from luwu.predict.model.job import utilisation
+from luwu.predict.model.job import TrainingJob, utilisation
 from luwu.predict.networks.on_topology import connections
 from luwu.predict.systems.in_network import PER_HOST
 
@@ -111,6 +112,14 @@ def _played_s(question: Question) -> float | None:
     if on.nodes is None or (on.job.model.layers + 1) * on.job.micro_batches > UNITS_MAX:
         return None
     return play_driven_steps(on.job, on.nodes, quick_playing(on.job)).step_s
+
+
+def quick_playing(job: TrainingJob) -> Playing:
+    """The fewest messages that a step can have: a chunk for each unit, and one worker for all."""
+    chunk_bytes = CHUNK_BYTES_MIN
+    while chunk_bytes < 4 * max(unit.parameters for unit in units_of(job)):
+        chunk_bytes *= 2
+    return Playing(workers=1, chunk_bytes=chunk_bytes)
 
 
 def _slowed(question: Any, slower: float) -> Any:

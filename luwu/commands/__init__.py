@@ -24,9 +24,7 @@ completion.py        `luwu completion`
 explain.py           `luwu explain`
 config.py            `luwu config`
 plan.py              `luwu plan`
-predict.py           `luwu predict`: `step`, `compare`, `validate`
+predict.py           `luwu predict`: `step`, `compare`, `validate`, `catalogue`, `init`
 predict_question.py  the question of its commands, of a file and of flags
-predict_catalogue.py its `catalogue`
-predict_init.py      its `init`
 predict_sweep.py     its `sweep`
 """

@@ -3,8 +3,8 @@
 step        one question, of a file or of flags: predict_question.py
 compare     several questions, side by side
 sweep       one question over values of its keys: predict_sweep.py
-catalogue   what has a name: predict_catalogue.py
-init        a question file to begin with: predict_init.py
+catalogue   what has a name
+init        a question file to begin with
 validate    published results beside predictions
 """
 
@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 
 import click
 
 from luwu.base.errors import ConfigError
 from luwu.base.parsers import path
+from luwu.base.suggestion import suggestion
 from luwu.commands import form
-from luwu.commands.predict_catalogue import catalogue as list_catalogue
-from luwu.commands.predict_init import init
 from luwu.commands.predict_question import (
     CATALOGUE,
     FILES,
@@ -32,9 +32,11 @@ from luwu.commands.predict_sweep import run_sweep
 from luwu.predict.ask.answer import SCHEMA, answer, side_by_side, text
 from luwu.predict.ask.one_line import table_of
 from luwu.predict.ask.question import AnyQuestion, Question, make_question
+from luwu.predict.ask.question_keys import SYSTEMS
 from luwu.predict.check import validate as checked
 from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.listing import listing, listing_text
 
 run = form.Commands(
     "predict",
@@ -120,5 +122,61 @@ def validate(as_json: bool, catalogue: Catalogue) -> int:
     return 0
 
 
-for each in (run_sweep, list_catalogue, init):
-    run.add_command(each)
+@run.command(
+    "catalogue",
+    cls=form.Command,
+    examples=("luwu predict catalogue device", "luwu predict catalogue model --json"),
+)
+@click.argument("kind", required=False)
+@form.JSON
+@CATALOGUE
+def list_catalogue(kind: str | None, as_json: bool, catalogue: Catalogue) -> int:
+    """List the systems, models, software, devices, networks and other hardware that a question can
+    name, with their main numbers and sources; with KIND one kind alone."""
+    document = listing(catalogue, SYSTEMS, kind)
+    print(json.dumps(document, indent=1) if as_json else listing_text(document))
+    return 0
+
+
+def presets() -> dict[str, str]:
+    """The texts of the files by name; the first line of each says what it asks."""
+    folder = resources.files("luwu.predict") / "data" / "presets"
+    return {
+        each.name.removesuffix(".toml"): each.read_text(encoding="utf-8")
+        for each in sorted(folder.iterdir(), key=lambda each: each.name)
+    }
+
+
+@run.command(
+    "init",
+    cls=form.Command,
+    examples=("luwu predict init", "luwu predict init luwu-64xh100"),
+)
+@click.argument("name", required=False)
+def init(name: str | None) -> int:
+    """Write the question file NAME.toml, with a comment for each key, to be changed into your own;
+    an existing file is left as it is. Without NAME, list the names."""
+    known = presets()
+    if name is None:
+        width = max(map(len, known))
+        for each, text in known.items():
+            print(f"{each:<{width}}  {text.splitlines()[0].removeprefix('# ')}")
+        return 0
+    if name not in known:
+        raise ConfigError(
+            f"no preset is called {name!r}{suggestion(name, known)}; they are {', '.join(known)}"
+        )
+    path = Path(f"{name}.toml")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(known[name])
+    except FileExistsError:
+        raise ConfigError(f"{path} exists; move it away, or work on it") from None
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be written: {exc.strerror}") from exc
+    command = "plan" if "\nsystems = " in known[name] else "predict step"
+    print(f"wrote {path}; luwu {command} {path} answers it")
+    return 0
+
+
+run.add_command(run_sweep)

@@ -9,9 +9,9 @@ import pytest
 
 from luwu.predict.ask.question import make_question
 from luwu.predict.ask.question_training import Question
-from luwu.predict.driven.driven import play_driven_steps, quick_playing
+from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.hardware.catalogue import Catalogue
-from tests.predictions import Trial, main, trials
+from tests.predictions import Trial, main, quick_playing, trials
 
 SLOW: dict[str, Any] = {
     "system": "3d", "model": "Llama3-70B", "device": "H100-80", "network": "ib-ndr",

@@ -12,8 +12,7 @@ import pytest
 
 from luwu.predict.check.calibration import compare, compare_memory, training_rows
 from luwu.predict.check.offload_calibration import compare_offload
-from luwu.predict.check.rankings import kendall_tau
-from luwu.predict.check.validate import document
+from luwu.predict.check.validate import document, kendall_tau
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.memory import sharded_state_bytes
 from luwu.predict.model.overlap import eta, overlapped

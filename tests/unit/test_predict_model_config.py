@@ -10,7 +10,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.predict.ask.question import read_question
+from luwu.predict.ask.question import make_question, read_table
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.model_config import KINDS, model_of
 
@@ -100,7 +100,7 @@ def test_the_file_is_a_model_of_a_question(
     (folder / "q.toml").write_text(QUESTION)
     (folder / "named.toml").write_text(QUESTION.replace("config.json", "Llama3-8B"))
     steps = [
-        read_question(folder / name, catalogue).answer().seconds
+        make_question(read_table(folder / name), catalogue).answer().seconds
         for name in ("q.toml", "named.toml")
     ]
     assert steps[0] == pytest.approx(steps[1], rel=1e-5)  # but for the last norm

@@ -12,10 +12,11 @@ from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer import answer, text
 from luwu.predict.ask.question import make_question
 from luwu.predict.ask.question_training import Question
-from luwu.predict.driven.driven import play_driven_steps, quick_playing
+from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.placement import placed, ring_path, step_path
 from luwu.predict.systems.in_network import PER_HOST, node_resources
+from tests.predictions import quick_playing
 
 SMALL: dict[str, Any] = {
     "model": "Llama3-8B", "device": "H100-80", "network": "roce-100g", "devices": 64,

@@ -12,8 +12,7 @@ import pytest
 
 from luwu.commands.form import KeyFlag
 from luwu.commands.main import main
-from luwu.commands.predict import step
-from luwu.commands.predict_init import presets
+from luwu.commands.predict import presets, step
 from luwu.predict.ask.one_line import table_of, with_assumed
 from luwu.predict.ask.question import make_question
 from luwu.predict.ask.question_keys import SYSTEMS, keys, keys_of, read_keys

@@ -12,7 +12,6 @@ from luwu.predict.hardware.catalogue import load
 from luwu.predict.hardware.hardware import Network
 from luwu.predict.networks.direct_topologies import Dragonfly, Torus
 from luwu.predict.networks.rank_groups import (
-    COLLECTIVES,
     IN_NETWORK,
     NEIGHBOUR,
     Inventory,
@@ -157,7 +156,7 @@ ANY: list[Topology] = [
 
 
 @pytest.mark.parametrize("topology", ANY, ids=lambda each: type(each).__name__)
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("collective", [*NEIGHBOUR, "all_to_all", *IN_NETWORK])
 def test_predict_laws_more_bandwidth_is_never_slower(topology: Any, collective: str) -> None:
     """Goal: twice the port rate, no exchange is slower, and no rank has more than it asks for;
     one rank exchanges nothing; what a network cannot do is refused, never guessed."""

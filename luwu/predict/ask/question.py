@@ -46,11 +46,6 @@ def read_table(path: Path) -> dict[str, Any]:
     return table
 
 
-def read_question(path: Path, catalogue: Catalogue) -> AnyQuestion:
-    """A question of a file. Raises ConfigError."""
-    return make_question(read_table(path), catalogue)
-
-
 def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> AnyQuestion:
     """A question of a table. Raises ConfigError, which names the key."""
     system = system_of(table)

@@ -2,7 +2,7 @@
 
 cores.py            which cores are played
 driven.py           steps on machines that are not here; links.py, and one file for each
-                    process: driven_worker.py, driven_switch.py, driven_node.py;
+                    process: driven_worker.py, driven_node.py, the switch in driven.py;
                         engine_work.py has what the node's work takes
 engines.py          engines that work on one job after another, and a record of when
 """

@@ -1,7 +1,7 @@
 """Steps of LuWu that its own cores decide: what a run would do, in virtual time.
 
     driven_worker.py    the project's `NicCore`: what is asked for, what may be used
-    driven_switch.py    the project's `SwitchCore`: what is summed, kept and sent to whom
+    `DrivenSwitch`      the project's `SwitchCore`: what is summed, kept and sent to whom
     driven_node.py      the project's `NodeCore`: what is read, updated, published, written,
                         prepared and decided, and when; engine_work.py has what it takes
     links.py            the directions between them
@@ -23,31 +23,31 @@ form (`systems/in_network.py`) takes a thousandth of the time.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import simpy
 
+from luwu.base.dtypes import DTYPES
 from luwu.base.errors import ConfigError
 from luwu.base.limits import PAYLOAD_BYTES_MAX
 from luwu.layout import SUM_BYTES, Layout, Parameter
 from luwu.layout import Unit as LayoutUnit
-from luwu.predict.driven.cores import OWN, Cores, worker_name
+from luwu.predict.driven.cores import JOB, NEVER, OWN, Cores, worker_name
 from luwu.predict.driven.driven_node import DrivenNode
-from luwu.predict.driven.driven_switch import DrivenSwitch
-from luwu.predict.driven.driven_worker import DrivenWorker, Script
+from luwu.predict.driven.driven_worker import DrivenWorker, Script, Unit, units_of
 from luwu.predict.driven.engine_work import EngineWork, NodeCosts
 from luwu.predict.driven.engines import Record
-from luwu.predict.driven.links import Arrived, Link
+from luwu.predict.driven.links import Arrived, Link, Token
 from luwu.predict.model.job import TrainingJob
-from luwu.predict.model.units import Unit, units_of
 from luwu.predict.systems.in_network import OptimizerNodes, domain_use, pull_rate, push_rate
-from luwu.protocol.actions import PARENT
+from luwu.protocol.actions import PARENT, Drop, Note, Send
 from luwu.wire.description import Description
 from luwu.wire.messages import Message
 from switch_emu.node.core.actions import NodeLimits
 from switch_emu.node.plan import plan_node
-from switch_emu.switch.core.actions import SwitchLimits
+from switch_emu.switch.core.actions import Sum, SwitchLimits
 
 STEPS: Final = 3
 """Played; the last one is measured. Out of core the second may be shorter than all after it: the
@@ -71,8 +71,6 @@ class Driven:
     record: Record
     ends_s: tuple[float, ...]
     """When compute was done with each step."""
-    description: Description | None = None
-    """The job description that the cores received."""
 
     @property
     def step_s(self) -> float:
@@ -181,7 +179,7 @@ class _World:
         if not all(worker.is_finished for worker in self._workers):
             waits_for = self._node.core.waits_for()
             raise AssertionError(f"the cores stopped: the node waits for {waits_for}")
-        return Driven(self._record, tuple(first.ends_s), self._description)
+        return Driven(self._record, tuple(first.ends_s))
 
     def _worker(
         self, rank: int, count: int, script: Script, cores: Cores, is_seen: bool
@@ -235,14 +233,6 @@ def _limits(
     return limits, how.threads or plan.updates_count
 
 
-def quick_playing(job: TrainingJob) -> Playing:
-    """The fewest messages that a step can have: a chunk for each unit, and one worker for all."""
-    chunk_bytes = CHUNK_BYTES_MIN
-    while chunk_bytes < SUM_BYTES * max(unit.parameters for unit in units_of(job)):
-        chunk_bytes *= 2
-    return Playing(workers=1, chunk_bytes=chunk_bytes)
-
-
 def _chunk_bytes(job: TrainingJob) -> int:
     """16 MiB, doubled until few are played in a step; but two of a layer, so that they overlap."""
     chunk_bytes = CHUNK_BYTES_MIN
@@ -278,3 +268,56 @@ def _gradient_dtype(job: TrainingJob) -> str:
         f"software: {job.software.name} has gradients of {nbytes} bytes a parameter, and on LuWu's "
         "wire they have 2 or 4"
     )
+
+
+# ---------------------------------------------------------------------- the switch
+
+
+class DrivenSwitch:
+    """One switch between so many workers and their node; `send` puts a message on its way."""
+
+    def __init__(
+        self, env: simpy.Environment, *, workers: int, send: Callable[[str, Message, Any], None],
+        limits: SwitchLimits, cores: Cores = OWN,
+    ) -> None:  # fmt: skip
+        self._env, self._send = env, send
+        self.core = cores.switch(
+            job=JOB, incarnation=1, children=[1 << rank for rank in range(workers)], limits=limits,
+            retry=NEVER,
+        )  # fmt: skip
+
+    def received(self, peer: str, message: Message, payload: Any, payload_bytes: int) -> None:
+        """A message came."""
+        self._do(self.core.received(self._now_ns, peer, message, payload, payload_bytes))
+
+    @property
+    def _now_ns(self) -> int:
+        return round(self._env.now * 1e9)
+
+    def _do(self, actions: Sequence[Any]) -> None:
+        for action in actions:
+            match action:
+                case Send(peers, message, payload):
+                    for peer in peers:
+                        self._send(peer, message, payload)
+                case Drop(payload):
+                    payload.drop()  # type: ignore[attr-defined]
+                case Sum():
+                    total = total_of(action)
+                    self._do(self.core.summed(self._now_ns, action, total, total.nbytes))
+                case Note():
+                    pass
+                case _:
+                    raise AssertionError(f"nothing goes wrong here, but the core asks for {action}")
+
+
+def total_of(action: Sum) -> Token:
+    """The payload of a sum: float32, as the core announces it.
+
+    It costs as much as one of its terms: a network that sums gradients of 16 bits on the way is
+    taken to send as many on.
+    """
+    first = action.payloads[0]
+    assert isinstance(first, Token)
+    elems = first.nbytes // DTYPES[action.dtypes[0]].nbytes
+    return Token(elems * SUM_BYTES, first.cost_bytes)

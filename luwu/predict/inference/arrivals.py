@@ -17,9 +17,8 @@ load hang on what is before them in the queue, which no closed form knows:
     IN11  stages     p groups of sequences, each in a round of its own; a stage does one of them at
                      a time; a group's next round begins when its last has left the last stage
 
-A prompt's last piece gives its first token. Percentiles are of all requests of all copies, by
-nearest rank. Where more come than can be answered, waits hang on how many were played, and the
-document says so. Source: Agrawal et al., Sarathi-Serve, OSDI 2024 (IN8); derived (IN9 to IN11).
+A prompt's last piece gives its first token. Percentiles are of all copies, by nearest rank.
+Source: Agrawal et al., Sarathi-Serve, OSDI 2024 (IN8); derived (IN9 to IN11).
 """
 
 from __future__ import annotations

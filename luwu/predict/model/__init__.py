@@ -10,5 +10,4 @@ placement.py    ranks that share a domain
 overlap.py      compute and exchange at once
 traffic.py      bytes that the busiest device sends
 memory.py       memory of a device in training
-units.py        units of a job: what is exchanged as a whole, and its compute
 """

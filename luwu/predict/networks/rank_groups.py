@@ -17,7 +17,7 @@ NEIGHBOUR: Final = ("all_gather", "all_reduce", "broadcast", "reduce", "reduce_s
 ALL_TO_ALL: Final = "all_to_all"
 IN_NETWORK: Final = ("in_network_all_reduce", "push", "pull")
 """Summed or copied by switches: a link carries the tensor once."""
-COLLECTIVES: Final = (*NEIGHBOUR, ALL_TO_ALL, *IN_NETWORK)
+
 TRANSCEIVERS_PER_LINK: Final = 2
 
 
