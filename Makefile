@@ -44,7 +44,7 @@ demo: setup
 gpu-check:
 	@$${PYTHON:-python3} -m benchmarks.gpu_check $(ARGS)
 
-# In the order of the files: tests of real processes, few and long, come before those of units.
+# In the order of the files, but tests of real processes, few and long, come first.
 # A test process that crashes ends the run and is named: pytest-xdist 3.8 starts another, whose
 # tests it never sends, and waits for ever.
 test: setup

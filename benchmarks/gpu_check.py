@@ -42,8 +42,8 @@ SECONDS_MAX = 450.0
 """When no arm is begun or goes on: 8 minutes without what surrounds them."""
 TESTS_SECONDS_MAX = 180.0
 DOCUMENTS = (
-    "tests/unit/test_docstring_examples.py",
-    "tests/unit/test_init_local.py",
+    "tests/house/test_docstring_examples.py",
+    "tests/jobs/test_init_local.py",
     "tests/processes/test_readme.py::test_pages_blocks_run[README.md]",
 )
 """Tests of what a reader copies first: the same code must run on a GPU."""

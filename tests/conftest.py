@@ -19,6 +19,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 ENDING_S = 2.0
 """How long a process that is ending may take once its test is over."""
+FIRST = {"faults", "integrations", "plugin", "processes", "simulate"}
+"""Rooms of few and long tests: at the end, one of them would be waited for alone."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,7 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where there is none."""
+    """Begin with the tests of FIRST, and skip those marked `gpu` where there is no GPU."""
+    items.sort(key=lambda item: not FIRST.intersection(Path(item.nodeid).parts[:2]))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     why = _no_gpu() if marked else None
     if why is not None:

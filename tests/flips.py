@@ -48,7 +48,7 @@ from switch_emu.store.striped import StripedPages, left_out_nodes
 from switch_emu.store.views import RecordRows
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.parents import Parents
-from tests.unit.local_job import LARGE, Job, Worker, make_layout, plain
+from tests.helpers.local_job import LARGE, Job, Worker, make_layout, plain
 
 WEIGHTS: Final = "weights"
 PLACES: Final = ("disk", "memory", "gradient", WEIGHTS)

@@ -2,7 +2,7 @@
 
 A worker follows a script. Its gradient depends on the weights it pulled, its rank, the step and the
 parameter, and the weights of every step depend on those before; so one wrong byte anywhere changes
-the digest. `tests/unit/local_job.py` compares it with a plain loop over `torch.optim`.
+the digest. `tests/helpers/local_job.py` compares it with a plain loop over `torch.optim`.
 
     python -m tests.light_job --steps N [--compute-ms MS] [--gate FILE] [--gate-step N]
                               [--again FILE]

@@ -46,7 +46,7 @@ def tests(*names: str) -> tuple[str, ...]:
 
 
 SEVERAL_NODES = tests(
-    "tests/unit/test_lead.py", "tests/unit/test_switch_core.py", "tests/unit/test_node_core.py",
+    "tests/switch/test_lead.py", "tests/switch/test_switch_core.py", "tests/node/test_node_core.py",
     "tests/simulate/test_replicas.py", "tests/simulate/test_several_nodes.py",
 )  # fmt: skip
 
@@ -124,7 +124,7 @@ BUGS = (
             ("os.fdatasync(self._fd)\n", "_flush_twice(self._fd)\n"),
             ("class IoCounter:\n", FLUSH_TWICE + "class IoCounter:\n"),
         ),
-        tests("tests/unit/test_store_crash.py", "-k", "failed_flush"),
+        tests("tests/store/test_store_crash.py", "-k", "failed_flush"),
     ),
     Bug(
         "accept duplicate",
@@ -215,7 +215,7 @@ BUGS = (
         "the directory in which a store was made is not flushed after the rename",
         "switch_emu/store/directory.py",
         (("        flush_directory(path.parent)\n", ""),),
-        tests("tests/unit/test_store_crash.py", "-k", "maker_flushes_in_the_right_order"),
+        tests("tests/store/test_store_crash.py", "-k", "maker_flushes_in_the_right_order"),
     ),
     Bug(
         "forget cursor",
@@ -320,7 +320,7 @@ BUGS = (
         "a store that is being filled writes down versions that lack pages",
         "switch_emu/store/file.py",
         (("        if not self._steps.is_filled:", "        if False:"),),
-        tests("tests/unit/test_store_crash.py", "tests/simulate/test_replicas.py"),
+        tests("tests/store/test_store_crash.py", "tests/simulate/test_replicas.py"),
     ),
     Bug(
         "empty what is read",
@@ -365,7 +365,7 @@ BUGS = (
                 "for page in range(first, config.page_count - 1, THREADS_COUNT):\n",
             ),
         ),
-        tests("tests/unit/test_refill.py"),
+        tests("tests/checkpoint/test_refill.py"),
     ),
 )
 

@@ -1,8 +1,9 @@
 """Whole jobs in one process, by every way to run: real shells, transports, stores; no torch trains.
 
-A `Way` is what `luwu train` could be asked for. The workers are those of `tests/unit/local_job.py`:
-their gradients are single additions and multiplications of what they pulled, so the digest of the
-weights at the end is the same on every machine, and every wrong byte on the way changes it.
+A `Way` is what `luwu train` could be asked for. The workers are those of
+`tests/helpers/local_job.py`: their gradients are single additions and multiplications of what they
+pulled, so the digest of the weights at the end is the same on every machine, and every wrong byte
+on the way changes it.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from switch_emu.node.spec import NodeSpec
 from switch_emu.store.striped import StripedPages, node_directory
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.process import SwitchSpec, serve_switch
+from tests.helpers.local_job import GROUPS, KIB, LARGE, Job, Worker, make_layout
 from tests.simulate.trees import TREES
-from tests.unit.local_job import GROUPS, KIB, LARGE, Job, Worker, make_layout
 
 LIMIT_S = 60.0
 _ENDPOINTS = {"tcp": "tcp://127.0.0.1:0", "ipc": "ipc://auto", "shm": "shm://auto"}

@@ -9,9 +9,9 @@ import pytest
 
 from luwu.wire import messages as wire
 from tests.faults.scenario import STORED, aborts, made_by, run_plan, run_scenario, says
+from tests.helpers.local_job import Job, Worker, cluster_for, plain_of
 from tests.simulate.faults import Blackout, Crash, DieInStore, Stall, Zombie
 from tests.simulate.plan import HEALED_MS, Options
-from tests.unit.local_job import Job, Worker, cluster_for, plain_of
 
 AWAY_MS = 50
 DROPS = Options(world_size=3, steps=30, drops=True)

@@ -38,8 +38,8 @@ from luwu.predict.hardware.model_config import read_model_config
 from switch_emu.roles.role import read_document
 from switch_emu.store.direct_io import BLOCK_BYTES
 from tests.fuzz.tensors import changed, other_bytes
-from tests.unit.exports import OptimizerJob, export, train
-from tests.unit.key_directories import make_keys
+from tests.helpers.exports import OptimizerJob, export, train
+from tests.helpers.key_directories import make_keys
 
 TERABYTE: Final = 1 << 40
 MESSAGE_CHARS_MAX: Final = 3100

@@ -36,7 +36,7 @@ from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Role
 from luwu.wire.messages import MESSAGE_TYPES, Hello, Refuse
 from tests.fuzz.mutate import Cases, payload_counts, random_message
-from tests.unit.local_job import Job, Worker, check, cluster_for
+from tests.helpers.local_job import Job, Worker, check, cluster_for
 
 ROUND_MESSAGES: Final = 2000
 STEPS: Final = 20

@@ -20,8 +20,8 @@ from luwu.checkpoint.document import FILE
 from luwu.layout import Layout, Parameter, Unit
 from luwu.tensor_files.header import LENGTH_BYTES
 from tests.fuzz.headers import HANG_NS
-from tests.unit.exports import bring, export, train
-from tests.unit.local_job import KIB, Job
+from tests.helpers.exports import bring, export, train
+from tests.helpers.local_job import KIB, Job
 
 FILES: Final = ("model.safetensors", "model.safetensors", "optimizer.safetensors", FILE)
 """One of these is changed; the first is what most files from elsewhere are."""

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import luwu
-from tests.unit.real_training import in_cluster, seeded
-from tests.unit.small_models import Block, Stack, batch
+from tests.helpers.real_training import in_cluster, seeded
+from tests.helpers.small_models import Block, Stack, batch
 
 pytestmark = pytest.mark.gpu
 

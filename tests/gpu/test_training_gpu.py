@@ -27,7 +27,7 @@ from luwu.training.script import run
 from luwu.training.script.session import Session
 from luwu.transport.interface import Delivery
 from luwu.transport.mapping import Access, map_memory
-from tests.unit.fake_nic import FakeNetwork, FakeNic
+from tests.helpers.fake_nic import FakeNetwork, FakeNic
 
 pytestmark = pytest.mark.gpu
 

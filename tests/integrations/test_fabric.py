@@ -2,7 +2,7 @@
 
 One worker is `luwu.init_local` in this process; two are those of `luwu run`. The weights of a model
 have multiples of 64 elements, where torch's fused optimizer gives the same bits for a parameter
-alone as for a part of a page (tests/unit/test_training_equality.py).
+alone as for a part of a page (tests/training/test_training_equality.py).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from luwu.base.errors import ConfigError, LuwuError, StepOrderError
 from luwu.launch import local
 from luwu.testing.cluster import Cluster
 from luwu.training.script import run
-from tests.docstrings import doctest_of
-from tests.integrations.hugging_face import Later
-from tests.processes.jobs import ON_THE_CPU
-from tests.unit.fake_nic import FakeNetwork
-from tests.unit.training_harness import (
+from tests.helpers.docstrings import doctest_of
+from tests.helpers.fake_nic import FakeNetwork
+from tests.helpers.training_harness import (
     one_thread,  # noqa: F401 - for every test here
     worker,
 )
+from tests.integrations.hugging_face import Later
+from tests.processes.jobs import ON_THE_CPU
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("lightning_fabric") is None,

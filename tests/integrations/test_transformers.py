@@ -14,6 +14,11 @@ from torch import Tensor, nn
 import luwu
 from luwu.base.errors import ConfigError, LuwuError, StepOrderError
 from luwu.nic.shell import Nic
+from tests.helpers.fake_nic import FakeNetwork
+from tests.helpers.training_harness import (
+    one_thread,  # noqa: F401 - for every test here
+    worker,
+)
 from tests.integrations.hugging_face import (
     alone,
     cluster,
@@ -21,11 +26,6 @@ from tests.integrations.hugging_face import (
     make_batches,
     needs_hf,
     through_a_node,
-)
-from tests.unit.fake_nic import FakeNetwork
-from tests.unit.training_harness import (
-    one_thread,  # noqa: F401 - for every test here
-    worker,
 )
 
 pytestmark = needs_hf

@@ -15,6 +15,11 @@ import torch
 import luwu
 from luwu.base.errors import ConfigError, StepAborted
 from luwu.nic.shell import Nic
+from tests.helpers.fake_nic import FakeNetwork
+from tests.helpers.training_harness import (
+    one_thread,  # noqa: F401 - for every test here
+    worker,
+)
 from tests.integrations.hugging_face import (
     cluster,
     finetune,
@@ -22,11 +27,6 @@ from tests.integrations.hugging_face import (
     needs_hf,
     peft,
     transformers,
-)
-from tests.unit.fake_nic import FakeNetwork
-from tests.unit.training_harness import (
-    one_thread,  # noqa: F401 - for every test here
-    worker,
 )
 
 pytestmark = needs_hf

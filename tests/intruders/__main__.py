@@ -29,10 +29,10 @@ from luwu.testing.cluster import Cluster
 from luwu.transport import ZeroMqTransport
 from luwu.transport.curve import Security
 from luwu.wire.description import description_hash
+from tests.helpers.key_directories import make_keys, take_back
 from tests.intruders.clients import AT_THE_NODE, CLIENTS, Target
 from tests.kill import TakenBadly, finish, start, wait_for_step
 from tests.processes.jobs import Outside, light_digest
-from tests.unit.key_directories import make_keys, take_back
 
 WORKERS: Final = 2
 FIRST_STEP: Final = 2

@@ -28,7 +28,7 @@ from luwu.transport.endpoints import TcpEndpoint, parse
 from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Role
-from tests.unit.tap import Tap
+from tests.helpers.tap import Tap
 
 LIMIT_NS: Final = 15 * 10**9
 _FAILED: Final = (

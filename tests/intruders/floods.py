@@ -38,8 +38,8 @@ from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Role
 from tests.fuzz.mutate import payload_counts, random_message
-from tests.unit.key_directories import make_keys
-from tests.unit.local_job import LARGE, Job, Worker, check
+from tests.helpers.key_directories import make_keys
+from tests.helpers.local_job import LARGE, Job, Worker, check
 
 LINES_MAX: Final = 100
 """By which the log of a process may grow."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from luwu.testing.cluster import Cluster
-from tests.docstrings import blocks, public_of_testing
+from tests.helpers.docstrings import blocks, public_of_testing
 from tests.plugin.sandbox import LIMIT_S, make_sandbox
 
 pytestmark = pytest.mark.timeout(LIMIT_S)

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 import luwu
+from tests.helpers.real_training import seeded
 from tests.processes.gates import wait_for
-from tests.unit.real_training import seeded
 
 EVERY, STEPS, GATE_STEP = 4, 20, 10
 

@@ -89,7 +89,7 @@ def plain_digest(steps: int, workers: int = 2, sizes: tuple[str, ...] = SMALL) -
 
 def light_digest(steps: int, workers: int = 2) -> str:
     """The same of `tests/light_job.py`, after a loop over `torch.optim`."""
-    from tests.unit.local_job import Job, plain
+    from tests.helpers.local_job import Job, plain
 
     return plain(Job(world_size=workers, steps=steps)).digest
 

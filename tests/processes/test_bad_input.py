@@ -4,7 +4,7 @@ What is refused before a process starts is given to the command in this process,
 a terminal. Each is refused with the exit code of its kind, within seconds, by a message on standard
 error that names what was found, what was expected and what to do next; nothing is left behind but,
 where processes were started, the run directory with their logs. What a join finds:
-`tests/unit/test_local_refusals.py`.
+`tests/jobs/test_local_refusals.py`.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from luwu.report.lanes import lanes_of
+from tests.helpers.schemas import check
 from tests.processes.jobs import SMALL, Comparison, assert_keys, compare
-from tests.schemas import check
 
 STEPS = 12
 

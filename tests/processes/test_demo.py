@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from luwu.commands.table import VERBS
-from tests.command_line import parsed
+from tests.helpers.command_line import parsed
 from tests.processes.commands import Terminal, terminal
 
 SECONDS_MAX = 240.0

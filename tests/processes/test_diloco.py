@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from luwu.testing.cluster import Cluster
+from tests.helpers.real_training import in_cluster
 from tests.processes.diloco_train import EVERY, STEPS, train
-from tests.unit.real_training import in_cluster
 
 
 @pytest.mark.timeout(300)

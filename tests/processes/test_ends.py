@@ -14,8 +14,8 @@ import pytest
 from luwu.base.json_file import read_json
 from luwu.testing.cluster import clean_environ
 from tests import kill
+from tests.helpers.waiting import is_soon
 from tests.processes.jobs import ON_THE_CPU, light_digest
-from tests.unit.waiting import is_soon
 
 LIMIT_S = 120.0
 """Guards against a wait for ever; the runs take some seconds."""

@@ -12,9 +12,9 @@ import pytest
 from luwu.commands.main import main as luwu_main
 from luwu.estimate.steps import steps_document
 from luwu.launch.processes.run_directory import RunDirectory
+from tests.helpers.schemas import check
 from tests.processes.commands import terminal, write_tiny
-from tests.schemas import check
-from tests.unit.test_timeline import rows_of
+from tests.report.test_timeline import rows_of
 
 STEPS = 4
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from luwu.commands.main import main
+from tests.helpers.schemas import check
 from tests.processes.commands import terminal
-from tests.schemas import check
 
 BUDGET = ("--workers", "2", "--memory-budget", "4MiB", "--transport", "ipc")
 TIED = """

@@ -14,9 +14,9 @@ import pytest
 
 from luwu.commands.main import main
 from luwu.testing.cluster import SOURCE
+from tests.helpers.exports import OptimizerJob, train
+from tests.helpers.schemas import check
 from tests.processes.commands import terminal, write_tiny
-from tests.schemas import check
-from tests.unit.exports import OptimizerJob, train
 
 
 @pytest.mark.slow

@@ -22,10 +22,10 @@ from luwu.transport.lanes import read_gathered
 from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Role
+from tests.helpers.key_directories import make_keys
 from tests.intruders.floods import LINES_MAX, NAMES
 from tests.kill import finish, start, wait_for_step
 from tests.processes.jobs import Outside, light_digest
-from tests.unit.key_directories import make_keys
 
 MIB = 1024 * 1024
 STEPS = 25

@@ -21,10 +21,10 @@ from luwu.nic.reader import StateReader
 from luwu.testing.cluster import Cluster
 from luwu.transport import PeerDown, PeerFailed, PeerUp, ZeroMqTransport
 from luwu.transport.curve import Security
+from tests.helpers.key_directories import make_keys
 from tests.intruders.__main__ import main as send_intruders
 from tests.kill import TREE, finish, start, wait_for_step
 from tests.processes.jobs import Outside
-from tests.unit.key_directories import make_keys
 
 STEPS = 30
 

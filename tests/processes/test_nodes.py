@@ -18,8 +18,8 @@ from luwu.testing.cluster import Cluster
 from switch_emu.store.direct_io import BLOCK_BYTES
 from switch_emu.store.geometry import TAIL_BYTES_MAX
 from tests import kill
+from tests.helpers.local_job import make_layout
 from tests.processes.jobs import Outside, light_digest
-from tests.unit.local_job import make_layout
 
 STEPS = 12
 
@@ -226,7 +226,7 @@ luwu.finish()
 """
 
 
-@pytest.mark.slow  # pages are lost and filled as wholes; tests/unit/test_averages.py has the rest
+@pytest.mark.slow  # pages are lost and filled as wholes; tests/optim/test_averages.py has the rest
 @pytest.mark.feature("an average of the weights")
 @pytest.mark.feature("state in fewer bits")
 def test_an_average_survives_a_lost_node(tmp_path: Path) -> None:

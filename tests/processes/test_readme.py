@@ -36,9 +36,9 @@ from pathlib import Path
 import pytest
 
 from luwu.commands.config import markdown_table
-from tests.command_line import parsed
+from tests.helpers.command_line import parsed
+from tests.helpers.training_harness import alone
 from tests.processes.commands import Command, Terminal, terminal
-from tests.unit.training_harness import alone
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from luwu.testing.cluster import SOURCE
+from tests.helpers.pseudo_terminal import PseudoTerminal
 from tests.processes.commands import Terminal, terminal, write_light, write_tiny
 from tests.processes.jobs import SMALL, text_file
-from tests.pseudo_terminal import PseudoTerminal
 
 LINES_MAX = 3
 TRAINS = "the script begins"

@@ -25,7 +25,7 @@ from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import RoleProcess, SwitchEnds, job_spec, switch_spec
 from luwu.launch.supervisor import Supervisor
 from luwu.testing.cluster import SOURCE, Cluster
-from tests.unit.waiting import is_soon
+from tests.helpers.waiting import is_soon
 
 STOP_S_MAX = 10.0
 """Takes less than 2 s on an idle machine; what is not told to end would never end."""

@@ -11,8 +11,8 @@ import pytest
 
 from tests.processes.commands import Terminal, terminal
 from tests.processes.jobs import SMALL, text_file
-from tests.unit.test_timeline import Row, assert_nested, rows_of
-from tests.unit.test_timeline_flows import assert_flows
+from tests.report.test_timeline import Row, assert_nested, rows_of
+from tests.report.test_timeline_flows import assert_flows
 
 STEPS, UNITS, WORKERS = 4, 3, 2
 

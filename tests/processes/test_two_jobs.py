@@ -24,8 +24,8 @@ from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.service import Service, ServiceJob
 from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic
+from tests.helpers.local_job import Job, Worker, plain
 from tests.processes.two_jobs_worker import make_nic
-from tests.unit.local_job import Job, Worker, plain
 
 KIB, MIB = 1024, 1024**2
 DEADLINE_S = 150.0

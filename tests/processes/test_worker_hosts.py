@@ -20,9 +20,9 @@ import pytest
 
 from benchmarks.namespaces import CENTRE, Hosts, NoNamespaces, hosts
 from luwu.base.tree import Tree, parse_ranks, read_tree
+from tests.helpers.local_job import Job, plain_of
 from tests.processes.commands import Command, Terminal, terminal
 from tests.processes.sampling_train import check_counted
-from tests.unit.local_job import Job, plain_of
 
 STEPS = 12
 DROP = ("--on-worker-loss", "drop", "--drop-after", "2s")

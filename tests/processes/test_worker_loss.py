@@ -66,7 +66,7 @@ def test_the_others_go_on(tmp_path: Path, more: tuple[str, ...]) -> None:
         assert steps[-1]["ranks"] == "0,2"
 
 
-@pytest.mark.slow  # the same histories in threads: tests/unit/test_elastic_sampler.py
+@pytest.mark.slow  # the same histories in threads: tests/checkpoint/test_elastic_sampler.py
 @pytest.mark.feature("samples counted once, over any number of workers")
 @pytest.mark.faults(1)
 @pytest.mark.faults(4)

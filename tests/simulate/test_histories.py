@@ -152,8 +152,8 @@ def test_a_push_for_ranks_that_are_not_of_the_job() -> None:
 
 
 def test_a_node_that_is_filled_hears_of_a_skipped_step() -> None:
-    """E8. Goal: what `tests/unit/test_lead.py` shows alone, in a whole cluster: the verdict is lost
-    on its way to the node, and all waited for it for ever. Found by 5,000 histories."""
+    """E8. Goal: what `tests/switch/test_lead.py` shows alone, in a whole cluster: the verdict is
+    lost on its way to the node, and all waited for it for ever. Found by 5,000 histories."""
     faults = (
         Noise(at_ms=0, for_ms=5000, drop_percent=10, repeat_percent=10, delay_ms=5),
         LoseNode(at_ms=288, for_ms=200, who="node 1", comes_back=True),

@@ -35,8 +35,8 @@ from luwu.transport.opening import open_transport
 from luwu.wire.hyper import StepHyper
 from switch_emu.node import spec
 from switch_emu.roles.role import attend
-from tests.unit import local_job
-from tests.unit.local_job import KIB, MIB, Worker
+from tests.helpers import local_job
+from tests.helpers.local_job import KIB, MIB, Worker
 
 WORKERS, STEPS = 2, 3
 JOB_NUMBER = 42

@@ -5,7 +5,7 @@
     push      gradients: packed on the device, then copied to the host
 
 `run` does work "in the order of the stream": on a GPU it is queued and the call returns at once.
-An event that is recorded behind it shows that it is done. `tests/unit/fake_streams.py` does
+An event that is recorded behind it shows that it is done. `tests/helpers/fake_streams.py` does
 the same on a CPU, as late as the events allow, so that what is read or reused too early shows.
 """
 

@@ -1,0 +1,1 @@
+"""Activations on disk: `luwu.offload_activations`."""

@@ -1,0 +1,1 @@
+"""What every part stands on: clocks, units of values, files, configuration of machines."""

@@ -1,0 +1,79 @@
+"""Training scripts of several ranks, in threads, through a real switch, node and transport."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import luwu
+from luwu.base.digest import WeightsDigest
+from luwu.launch.local_cluster import LocalCluster
+from luwu.nic.shell import Nic
+from tests.helpers.training_harness import alone
+
+MIB = 2**20
+_making = threading.Lock()  # ranks share torch's random generator
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a cluster came to."""
+
+    results: Sequence[Any]
+    """By rank."""
+    digest: str
+    """Digest of the decided weights; empty if there are none, or several nodes hold them."""
+
+
+def seeded(make: Callable[[], nn.Module], seed: int = 7) -> nn.Module:
+    """`make()` with random numbers of its own."""
+    with _making, torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make()
+
+
+def in_cluster(
+    directory: Path,
+    work: Callable[[int], Any],
+    *,
+    world_size: int = 1,
+    device: str = "cpu",
+    **changes: Any,
+) -> Trained:
+    """`work(rank)` of every rank of one job, between luwu.init and luwu.finish; with one thread of
+    torch each, as fixtures of a module are made before `one_thread` of its tests."""
+
+    def worker(nic: Nic) -> Any:
+        luwu.init(nic=nic, device=device)
+        found = work(nic.rank)
+        luwu.finish()
+        return found
+
+    directory.mkdir(exist_ok=True)
+    values: dict[str, Any] = {
+        "state": None,
+        "memory_budget_bytes": 64 * MIB,
+        "summary": directory / "summary.json",
+    }
+    values |= changes
+    with alone(), LocalCluster(world_size=world_size, **values) as cluster:
+        results = cluster.run(worker)
+        store = cluster.node.store
+        is_alone = values.get("optimizer_nodes", 1) == 1
+        is_decided = is_alone and store is not None and store.decided is not None
+        return Trained(results, cluster.weights_digest() if is_decided else "")
+
+
+def digest_of(parameters: Mapping[str, Tensor]) -> str:
+    """The digest that a node would give of these weights."""
+    digest = WeightsDigest()
+    for name, value in parameters.items():
+        dtype = str(value.dtype).removeprefix("torch.")
+        digest.update(name, dtype, tuple(value.shape), value.detach().float().numpy())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Whole jobs in one process: everything is real but the processes."""

@@ -1,0 +1,200 @@
+"""Chunks that travel together: other messages, the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import luwu
+from luwu.base.dtypes import DTYPES
+from luwu.layout import Layout, Share
+from switch_emu.node import plan
+from switch_emu.node.extent_pages import extent_pages
+from tests.helpers.local_job import (
+    KIB,
+    Job,
+    Worker,
+    check,
+    cluster_for,
+    every_order,
+    every_place,
+    make_layout,
+)
+from tests.helpers.real_training import in_cluster
+from tests.helpers.small_models import shard
+from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
+from tests.training.test_accumulation import STEPS, batch, make, mean_loss
+from tests.wire.test_layout import EXTENT_CHUNKS, FIXED, layouts
+
+SMALL = 640 * KIB
+"""A budget in which sums are spilled."""
+
+
+@every_order
+@every_place
+@pytest.mark.parametrize("transport", ["inproc", "shm"])
+@pytest.mark.parametrize("extent_chunks", [2, 16])
+def test_extents_change_no_bit(
+    update: str, has_switch: bool, transport: str, extent_chunks: int, tmp_path: Path
+) -> None:
+    job = Job(layout=make_layout(extent_chunks=extent_chunks), update=update)
+    with cluster_for(job, tmp_path, has_switch=has_switch, transport=transport) as cluster:
+        check(cluster, job, cluster.run(Worker(job)))
+
+
+@every_order
+@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
+def test_extents_out_of_core(update: str, wire_dtype: str, tmp_path: Path) -> None:
+    job = Job(layout=make_layout(extent_chunks=3, wire_dtype=wire_dtype), update=update)
+    with cluster_for(
+        job, tmp_path, state=tmp_path / "state", memory_budget_bytes=600 * KIB
+    ) as cluster:
+        check(cluster, job, cluster.run(Worker(job)))
+
+
+@every_order
+@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("budget_kib", [720, 1000, 2000])
+def test_pages_that_are_worked_on_at_once_change_no_bit(
+    update: str, wire_dtype: str, budget_kib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I3. Goal: groups of pages on disk, in RAM, and partly in both. Method: one thread, which
+    leaves memory for more pages at once; the budgets keep no page, some, all of them."""
+    for each in ("_THREADS_MANY", "_THREADS_SINGLE", "_THREADS_ENOUGH"):
+        monkeypatch.setattr(plan, each, (1, 1))
+    job = Job(layout=make_layout(extent_chunks=4, wire_dtype=wire_dtype), update=update)
+    budget = {"state": tmp_path / "state", "memory_budget_bytes": budget_kib * KIB}
+    with cluster_for(job, tmp_path, **budget) as cluster:
+        found = cluster.node._storage._plan
+        assert found.pages_together == (4 if budget_kib > 720 else 2)
+        check(cluster, job, cluster.run(Worker(job)))
+
+
+@every_order
+@every_place
+def test_a_state_does_not_know_extents(update: str, has_switch: bool, tmp_path: Path) -> None:
+    """I3. Goal: a state that was made with chunks that travel alone goes on with extents, and back,
+    and ends with the digest of the plain loop. Method: one step each, in a small budget."""
+    results: Any = None
+    for stop_at, extent_chunks in ((1, 1), (2, 4), (3, 1), (4, 3)):
+        job = Job(layout=make_layout(extent_chunks=extent_chunks), update=update)
+        with cluster_for(
+            job, tmp_path, has_switch=has_switch, state=tmp_path / "state", resume=stop_at > 1,
+            memory_budget_bytes=SMALL + 400 * KIB * (not has_switch),
+        ) as cluster:  # fmt: skip
+            results = cluster.run(Worker(job, stop_at=stop_at))
+            assert [seen.first_step for seen in results] == [stop_at - 1] * job.world_size
+            if stop_at == job.steps:
+                check(cluster, job, results)
+
+
+def test_sums_of_extents_are_spilled(tmp_path: Path) -> None:
+    """I3, I5. Goal: an extent that found no room in memory comes back whole, and page by page."""
+    job = Job(layout=make_layout(extent_chunks=3), update="at_step", world_size=3)
+    with cluster_for(job, tmp_path, state=tmp_path / "state", memory_budget_bytes=SMALL) as cluster:
+        check(cluster, job, cluster.run(Worker(job)))
+        assert cluster.node.core.budget.spilled_count > 0
+        assert cluster.node.spill.bytes_read > 0
+    assert not list((tmp_path / "state").glob("spill*"))
+
+
+@every_order
+def test_an_attempt_is_given_up_amid_extents(update: str, tmp_path: Path) -> None:
+    """I2, I3. Goal: what was written of an attempt that was given up does not count."""
+    job = Job(layout=make_layout(extent_chunks=4), update=update)
+    with cluster_for(job, tmp_path, state=tmp_path / "state", memory_budget_bytes=SMALL) as cluster:
+        results = cluster.run(Worker(job, cancel_step=1))
+        assert all(seen.aborted_steps for seen in results)
+        check(cluster, job, results)
+
+
+@every_order
+def test_a_step_that_is_not_finite_is_skipped_in_extents(update: str, tmp_path: Path) -> None:
+    """I2, I4. Goal: pages of an extent that were written before the one that is not finite do not
+    count either."""
+    job = Job(layout=make_layout(extent_chunks=4), update=update, poison_step=1)
+    with cluster_for(job, tmp_path, state=tmp_path / "state") as cluster:
+        check(cluster, job, cluster.run(Worker(job)))
+
+
+@every_order
+def test_clipping_does_not_depend_on_extents(update: str, tmp_path: Path) -> None:
+    """I3. Goal: the norm is made of the same blocks, so it is the same to the last bit."""
+    norms = []
+    for extent_chunks in (1, 2, 100):
+        clip = 0.5 if update == "at_step" else None
+        job = Job(
+            layout=make_layout(extent_chunks=extent_chunks), update=update, max_grad_norm=clip
+        )
+        with cluster_for(job, tmp_path) as cluster:
+            results = cluster.run(Worker(job))
+            check(cluster, job, results)
+        norms.append([results[0].outcomes[step] for step in range(job.steps)])
+    assert norms == [norms[0]] * 3
+
+
+@pytest.mark.feature("accumulation on the node")
+def test_several_backwards_in_extents(tmp_path: Path) -> None:
+    """I3. Goal: four backwards on one rank are one on each of four, whatever travels together,
+    also where totals are spilled between two backwards."""
+
+    def trained(name: str, world_size: int, parts: int, **changes: Any) -> str:
+        def work(rank: int) -> None:
+            model = make()
+            shard(model)
+            optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, update="at_step")
+            for step in range(STEPS):
+                for part in range(parts):
+                    (mean_loss(model, batch(step, rank + part)) / parts).backward()
+                optimizer.step()
+
+        return in_cluster(tmp_path / name, work, world_size=world_size, **changes).digest
+
+    expected = trained("four", 4, 1)
+    assert trained("in RAM", 1, 4, extent_chunks=3) == expected
+    state = {"state": tmp_path / "state", "memory_budget_bytes": SMALL}
+    assert trained("spilled", 1, 4, extent_chunks=3, **state) == expected
+
+
+# ---------------------------------------------------------------------------- pages of an extent
+
+
+@FIXED
+@given(layout=layouts(), extent_chunks=EXTENT_CHUNKS, bits=st.randoms(use_true_random=False))
+def test_an_extent_is_split_to_its_pages(layout: Layout, extent_chunks: int, bits: Any) -> None:
+    """Goal: each page has its own values and its own absent segments of what travels, and together
+    they are all of it."""
+    layout = replace(layout, extent_chunks=extent_chunks)
+    for extent in layout.extents:
+        share = Share(layout, layout.extent_stripe(extent.index))
+        pages = extent_pages(share, extent.index)
+        assert [page.chunks for page in pages] == [(chunk,) for chunk in extent.chunks]
+        assert [page.number for page in pages] == [share.page(i) for i in extent.chunks]
+        segments = list(layout.extent_segments(extent.index))
+        bitmap = bits.getrandbits(len(segments))
+        lacking = {
+            (part.parameter, part.parameter_start)
+            for bit, part in enumerate(segments)
+            if bitmap >> bit & 1
+        }
+        dtype = extent.wire_dtype
+        payload = memoryview(np.arange(extent.wire_bytes, dtype=np.uint32).astype(np.uint8))
+        whole = b""
+        for page in pages:
+            absent, own = page.absent(bitmap), list(layout.segments(page.chunks[0]))
+            assert absent < 1 << len(own) == 1 << page.segments_count
+            for bit, part in enumerate(own):
+                is_lacking = (part.parameter, part.parameter_start) in lacking
+                assert bool(absent >> bit & 1) == is_lacking
+            part_bytes = page.part(payload, dtype)
+            assert part_bytes.nbytes == page.elems * DTYPES[dtype].nbytes
+            assert page.part_of((payload, dtype)) == (part_bytes, dtype)
+            whole += bytes(part_bytes)
+        assert whole == bytes(payload)
+        assert pages[0].part_of(None) is None

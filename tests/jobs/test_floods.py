@@ -1,0 +1,383 @@
+"""I5, I6: floods of strangers, readers and members: bounded work a turn, bounded memory and log."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from luwu.base.limits import (
+    CONTROL_HEADER_BYTES_MAX,
+    MALFORMED_MESSAGES_MAX,
+    PROTOCOL_VERSION,
+    QUEUED_MESSAGES_MAX,
+    READERS_OF_CONNECTION_MAX,
+    TURN_BYTES_MAX,
+    TURN_MESSAGES_MAX,
+)
+from luwu.launch.local_cluster import LocalCluster
+from luwu.nic.reader import FieldRead
+from luwu.nic.shell import Nic
+from luwu.transport import CreditExceeded, Delivery, PeerGone, PeerUp, Transport, ZeroMqTransport
+from luwu.transport.endpoints import TcpEndpoint, parse
+from luwu.wire import messages as wire
+from luwu.wire.codec import decode, encode
+from luwu.wire.description import description_hash
+from luwu.wire.kinds import Role
+from tests.helpers.local_job import LARGE, Job, Worker, check, cluster_for, every_place
+from tests.helpers.waiting import is_soon
+
+FLOOD = 5_000
+SWITCH = "switch"
+
+
+class NarrowCluster(LocalCluster):
+    """One whose switch and node may have little queued for a peer."""
+
+    def _open(self, arena_bytes: int) -> Transport:
+        return ZeroMqTransport(credit_bytes=512 * 1024)
+
+
+@contextmanager
+def connected(endpoint: str) -> Iterator[ZeroMqTransport]:
+    """A connection of somebody who may connect and has not joined."""
+    with ZeroMqTransport() as transport:
+        transport.dial(SWITCH, endpoint)
+        while not isinstance(transport.receive(None), PeerUp):
+            pass
+        yield transport
+
+
+def send(transport: ZeroMqTransport, header: bytes) -> bool:
+    """Send, however long that takes; False if the connection is gone."""
+    while True:
+        try:
+            transport.send(SWITCH, header)
+        except CreditExceeded:
+            transport.receive(10**6)
+        except PeerGone:
+            return False
+        else:
+            while transport.receive(0) is not None:
+                pass
+            return True
+
+
+def said(cluster: LocalCluster, kind: type[Any], **fields: Any) -> bytes:
+    stamp = {
+        "job": cluster.job, "epoch": 0, "step": 1, "attempt": 0, "role": Role.WORKER, "rank": 0,
+        "incarnation": 1, "generation": 1,
+    }  # fmt: skip
+    return encode(kind(**(stamp | fields)))
+
+
+def shell_of(cluster: LocalCluster) -> Any:
+    return cluster.switch if cluster.spec.has_switch else cluster.node
+
+
+class Log:
+    """The log of a shell, without its details."""
+
+    def __init__(self, shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lines: list[dict[str, Any]] = []
+        write = shell.recorder.event
+
+        def event(name: str, *, level: str = "INFO", **fields: Any) -> None:
+            if level != "DEBUG":
+                self.lines.append({"name": name, **fields})
+            write(name, level=level, **fields)
+
+        monkeypatch.setattr(shell.recorder, "event", event)
+
+
+KINDS: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "pulls": (wire.Pull, {"index": 0, "part": 0}),
+    "cancels": (wire.Cancel, {"lost": 1, "text": "x" * 900}),
+    "opens": (wire.Open, {"role": Role.READER, "reader": 7}),
+    "shuts": (wire.Shut, {"role": Role.READER, "reader": 7}),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@every_place
+def test_a_flood_of_a_stranger_changes_nothing(
+    has_switch: bool, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I5, I6. Goal: valid messages of somebody who has not joined, as many as go, leave a run as
+    it was: between two looks at the timers a bounded number of them is handled, and few are logged.
+    """
+    job = Job()
+    message, fields = KINDS[kind]
+    with cluster_for(job, tmp_path, has_switch=has_switch, transport="ipc") as cluster:
+        shell = shell_of(cluster)
+        log = Log(shell, monkeypatch)
+        endpoint = cluster.endpoints[next(reversed(cluster.endpoints))]
+        header = said(cluster, message, **fields)
+        sent: list[int] = []
+
+        def flood() -> None:
+            with connected(endpoint) as transport:
+                for count in range(FLOOD):
+                    if not send(transport, header):
+                        return
+                    sent.append(count)
+
+        stranger = threading.Thread(target=flood)
+        stranger.start()
+        results = cluster.run(Worker(job))
+        stranger.join()
+        check(cluster, job, results)
+    assert len(sent) == FLOOD
+    assert 0 < shell.turn_messages_max <= TURN_MESSAGES_MAX
+    assert shell.turn_bytes_max <= TURN_BYTES_MAX
+    assert len(log.lines) <= 100, log.lines[:3]
+
+
+@every_place
+def test_malformed_messages_end_their_connection(
+    has_switch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I6. Goal: a few lines name the connection; the rest of what it sends is dropped unread."""
+    job = Job()
+    with cluster_for(job, tmp_path, has_switch=has_switch, transport="ipc") as cluster:
+        shell = shell_of(cluster)
+        log = Log(shell, monkeypatch)
+        endpoint = cluster.endpoints[next(reversed(cluster.endpoints))]
+        with connected(endpoint) as transport:
+            for _ in range(2000):
+                send(transport, b"\xc1")
+            results = cluster.run(Worker(job))
+            check(cluster, job, results)
+    texts = [line["text"] for line in log.lines if line["name"] == "peer.refused"]
+    assert len(texts) == MALFORMED_MESSAGES_MAX
+    assert "cannot be read" in texts[0]
+    assert "its messages are ignored from now on" in texts[-1]
+
+
+@every_place
+def test_headers_beyond_the_limits_end_their_connection(
+    has_switch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I6. Goal: what the transport drops counts as a message that cannot be read. Method: headers
+    that are too large, and a stranger's messages do not pass for progress of the job."""
+    job = Job()
+    with (
+        cluster_for(job, tmp_path, has_switch=has_switch, transport="ipc") as cluster,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as stranger,
+    ):
+        shell = shell_of(cluster)
+        log = Log(shell, monkeypatch)
+        before_ns = shell._progress_ns
+        stranger.linger, stranger.probe_router = 0, 1
+        stranger.connect(cluster.endpoints[next(reversed(cluster.endpoints))])
+        stranger.send(said(cluster, wire.Pull, index=0, part=0))
+        for _ in range(500):
+            stranger.send(bytes(CONTROL_HEADER_BYTES_MAX + 1))
+        assert is_soon(lambda: len(log.lines) >= MALFORMED_MESSAGES_MAX)
+        assert shell._progress_ns == before_ns
+        check(cluster, job, cluster.run(Worker(job)))
+    texts = [line["text"] for line in log.lines if line["name"] == "peer.refused"]
+    assert len(texts) == MALFORMED_MESSAGES_MAX
+    assert "its messages are ignored from now on" in texts[-1]
+
+
+WRONG_HANDSHAKE = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48) + b"\x04\x05READY\xff"
+
+
+@every_place
+def test_half_handshakes_are_in_the_log(
+    has_switch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I6. Goal: connections that end before they are a peer's are logged, not in the details, the
+    first of a flood of them; the run is as it was."""
+    job = Job()
+    with cluster_for(job, tmp_path, has_switch=has_switch, transport="tcp") as cluster:
+        log = Log(shell_of(cluster), monkeypatch)
+        where = parse(cluster.endpoints[next(reversed(cluster.endpoints))])
+        assert isinstance(where, TcpEndpoint)
+        for _ in range(200):
+            with socket.create_connection((where.host, where.port), timeout=10) as stranger:
+                stranger.sendall(WRONG_HANDSHAKE)
+                with suppress(ConnectionResetError):
+                    while stranger.recv(1000):
+                        pass
+        check(cluster, job, cluster.run(Worker(job)))
+    texts = [line["text"] for line in log.lines if line["name"] == "peer.refused"]
+    assert f"connected to {where.address}" in texts[0]
+    assert 1 < len(texts) <= len(log.lines) <= 100
+
+
+def test_what_a_connection_sends_waits_at_its_sender(tmp_path: Path) -> None:
+    """I5. Goal: a listener that reads nothing holds so many messages of a connection and no more.
+    Method: count what the sender could not hand over to the system."""
+    endpoint = f"ipc://{tmp_path}/s"
+    header, payload = b"x" * 64, bytes(64 * 1024)
+    with ZeroMqTransport() as listener, ZeroMqTransport() as sender:
+        sender.dial(SWITCH, listener.listen(endpoint))
+        up = sender.receive(None)
+        assert isinstance(up, PeerUp)
+        handles = []
+        while True:
+            try:
+                handles.append(sender.send(SWITCH, header, [payload]))
+            except CreditExceeded:
+                before = sum(handle.done for handle in handles)
+                sender.receive(200_000_000)
+                if sum(handle.done for handle in handles) == before:
+                    break
+        done = sum(handle.done for handle in handles)
+        assert done <= QUEUED_MESSAGES_MAX + 256, "the rest is buffers of the system"
+
+
+@every_place
+def test_one_connection_has_few_readers(has_switch: bool, tmp_path: Path) -> None:
+    """I5. Goal: a stranger gets the places of one connection, and an honest reader still gets in.
+    Method: Opens of 30 readers on one connection, in a run that has decided all its steps."""
+    job = Job()
+    with cluster_for(job, tmp_path, has_switch=has_switch, transport="ipc") as cluster:
+        endpoint = cluster.endpoints[next(reversed(cluster.endpoints))]
+        answers: list[Any] = []
+
+        def work(rank: int) -> Any:
+            nic = cluster.nic(rank)
+            seen = Worker(job)(nic)
+            if rank == 0:
+                with connected(endpoint) as stranger:
+                    for reader in range(30):
+                        stranger.send(
+                            SWITCH, said(cluster, wire.Open, role=Role.READER, reader=reader)
+                        )
+                    while len(answers) < 30:
+                        heard = stranger.receive(10**10)
+                        assert isinstance(heard, Delivery), heard
+                        answers.append(decode(heard.header, len(heard.buffers)))
+                    with cluster.reader() as honest:
+                        honest.open()
+                        answers.append(honest.version)
+            nic.leave()
+            return seen
+
+        results = cluster.run_ranks(work)
+        check(cluster, job, results)
+    assert answers.pop() == job.steps
+    gone = [each for each in answers if isinstance(each, wire.Gone)]
+    assert len(gone) == 30 - READERS_OF_CONNECTION_MAX
+    assert all("shut one of them" in each.text for each in gone)
+
+
+@every_place
+def test_who_does_not_read_its_answers_stops_nobody(
+    has_switch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I5, I6. Goal: answers that a stranger does not read are dropped beyond the credit of its
+    connection; it is named once, and the run is as it was. Method: a reader opens a version again
+    and again, by a socket that holds one message unread."""
+    job = Job()
+    with (
+        NarrowCluster(
+            world_size=job.world_size, state=tmp_path / "state", memory_budget_bytes=LARGE,
+            chunk_bytes=job.layout.chunk_bytes, transport="ipc", has_switch=has_switch,
+            summary=tmp_path / "summary.json",
+        ) as cluster,
+        zmq.Context() as context,
+    ):  # fmt: skip
+        log = Log(shell_of(cluster), monkeypatch)
+        stranger = context.socket(zmq.DEALER)
+        stranger.linger, stranger.probe_router, stranger.rcvhwm = 0, 1, 1
+        stranger.connect(cluster.endpoints[next(reversed(cluster.endpoints))])
+        opened = said(cluster, wire.Open, role=Role.READER, reader=7)
+
+        def work(rank: int) -> Any:
+            nic = cluster.nic(rank)
+            seen = Worker(job)(nic)
+            if rank == 0:
+                for _ in range(FLOOD):
+                    stranger.send(opened)
+                assert is_soon(lambda: any("text" in each for each in log.lines))
+            nic.leave()
+            return seen
+
+        check(cluster, job, cluster.run_ranks(work))
+        stranger.close()
+    texts = [line["text"] for line in log.lines if line["name"] == "peer.refused"]
+    assert len(texts) == 1
+    assert "does not read" in texts[0]
+
+
+def test_a_reader_may_read_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I5. Goal: the limit of messages for who has not joined is none for who reads pages."""
+    monkeypatch.setattr("switch_emu.process.loop.UNJOINED_MESSAGES_MAX", 50)
+    job = Job()
+    with cluster_for(job, tmp_path, transport="ipc") as cluster:
+
+        def work(rank: int) -> Any:
+            nic = cluster.nic(rank)
+            seen = Worker(job)(nic)
+            if rank == 0:
+                with cluster.reader() as reader:
+                    reader.open()
+                    nbytes = job.layout.chunks[0].sum_bytes
+                    for _ in range(200):
+                        reader.read([FieldRead(0, "weight", memoryview(bytearray(nbytes)))])
+            nic.leave()
+            return seen
+
+        check(cluster, job, cluster.run_ranks(work))
+
+
+class Greets(Worker):
+    """A worker; before step 2 rank 0 has a stranger say Hello to the node as the switch."""
+
+    def __init__(self, job: Job, cluster: LocalCluster) -> None:
+        super().__init__(job)
+        self._cluster = cluster
+
+    def _step(self, nic: Nic, step: int, may_cancel: bool) -> Any:
+        if step == 2 and nic.rank == 0:
+            self._pretend()
+        return super()._step(nic, step, may_cancel)
+
+    def _pretend(self) -> None:
+        cluster = self._cluster
+        description = cluster.node.description
+        assert description is not None
+        hello = said(
+            cluster, wire.Hello, role=Role.SWITCH, incarnation=2**62, step=10**6, attempt=7,
+            protocol=PROTOCOL_VERSION, world_size=2, contributors=0b11, present=0b11, roll=9,
+            description_hash=description_hash(description.to_bytes()),
+        )  # fmt: skip
+        with connected(cluster.endpoints["node"]) as stranger:
+            for _ in range(200):
+                stranger.send(SWITCH, hello, [description.to_bytes()])
+            stranger.send(SWITCH, said(cluster, wire.Pull, index=0, part=0, incarnation=2**62))
+            answer = None
+            while not isinstance(answer, wire.Rejoin):
+                heard = stranger.receive(10**10)
+                assert isinstance(heard, Delivery), heard
+                answer = decode(heard.header, len(heard.buffers))
+                assert isinstance(answer, wire.Refuse | wire.Rejoin)
+
+
+@pytest.mark.feature("a second switch that reports missing steps")
+def test_a_forged_hello_in_the_switch_name_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I5, I6. Goal: without keys, who says that it is the switch, and that it knows of later steps,
+    is not believed while the switch is connected: it is refused and named, and the node goes on."""
+    job = Job()
+    with cluster_for(job, tmp_path, transport="ipc") as cluster:
+        log = Log(cluster.node, monkeypatch)
+        results = cluster.run(Greets(job, cluster))
+        check(cluster, job, results)
+    refusals = [line for line in log.lines if line["name"] == "node.refused"]
+    assert refusals
+    assert "that is still connected" in refusals[0]["text"]
+    assert refusals[0]["peer"].startswith("p-")
+    assert len(log.lines) <= 100

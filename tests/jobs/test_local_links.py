@@ -1,0 +1,81 @@
+"""A local cluster behind emulated links: the same bits, and counters that add up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from luwu.base.links import Links, emulated_links, parse_links
+from switch_emu.links.linked import KINDS
+from tests.helpers.local_job import Job, Worker, check, cluster_for, every_place
+
+BAD = "rate=2gbit,delay=0.2ms,jitter=0.3ms,loss=0.1,duplicate=0.1,reorder=16"
+
+WORKERS = {"worker (ranks 0)", "worker (ranks 1)"}
+
+
+def check_counters(rows: list[dict], names: set[str], *, is_bad: bool) -> None:
+    """L1 for each link and direction, in messages and in bytes."""
+    assert {row["link"] for row in rows} == names
+    assert len(rows) == 2 * len(names)
+    for row in rows:
+        assert row["label"] == "emulated"
+        for unit in ("messages", "bytes"):
+            found = row[unit]
+            assert set(found) == set(KINDS)
+            assert found["sent"] + found["repeated"] == (
+                found["received"] + found["dropped"] + found["in_flight"]
+            ), row
+            assert found["dropped"] == found["lost"] + found["overflowed"] + found["cut"]
+        assert row["messages"]["received"] > 0
+        if not is_bad:
+            assert row["messages"]["lost"] == row["messages"]["repeated"] == 0
+    if is_bad:
+        assert sum(row["messages"]["lost"] for row in rows) > 0
+        assert sum(row["messages"]["repeated"] for row in rows) > 0
+
+
+@pytest.mark.parametrize(
+    ("transport", "has_switch", "update"),
+    [
+        ("inproc", True, "at_step"),
+        ("inproc", False, "streaming"),
+        ("tcp", True, "streaming"),
+        ("shm", True, "at_step"),
+        ("shm", False, "at_step"),
+    ],
+)
+def test_links_that_lose_repeat_and_reorder_change_no_bit(
+    transport: str, has_switch: bool, update: str, tmp_path: Path
+) -> None:
+    """I1, I3, L1. Goal: a tenth of all messages lost, a tenth repeated, up to 16 overtaking one, on
+    every link: the weights of a plain loop, and every message is accounted for."""
+    job = Job(update=update)
+    with cluster_for(
+        job, tmp_path, transport=transport, has_switch=has_switch, links=parse_links(BAD),
+        link_seed=5,
+    ) as cluster:  # fmt: skip
+        check(cluster, job, cluster.run(Worker(job)))
+        names = WORKERS | ({"node (ranks 0, 1)"} if has_switch else set())
+        check_counters(cluster.links(), names, is_bad=True)
+
+
+@every_place
+def test_links_that_are_only_slow_change_no_bit(has_switch: bool, tmp_path: Path) -> None:
+    """I3. Goal: with a rate and a delay nothing is lost or repeated, by the network or by us."""
+    job = Job()
+    links = parse_links("200mbit,delay=1ms")
+    with cluster_for(job, tmp_path, has_switch=has_switch, links=links) as cluster:
+        check(cluster, job, cluster.run(Worker(job)))
+        names = WORKERS | ({"node (ranks 0, 1)"} if has_switch else set())
+        check_counters(cluster.links(), names, is_bad=False)
+
+
+def test_without_links_nothing_is_wrapped(tmp_path: Path) -> None:
+    """Goal: an ideal link costs nothing: the transport is the bare one, and no row is written."""
+    job = Job(steps=1)
+    with cluster_for(job, tmp_path, links=emulated_links(Links())) as cluster:
+        assert type(cluster.switch.transport).__name__ == "InProcessTransport"
+        check(cluster, job, cluster.run(Worker(job)))
+        assert cluster.links() == []

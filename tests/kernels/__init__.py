@@ -1,0 +1,1 @@
+"""Arithmetic of node and switch: compiled or not, the same bits."""

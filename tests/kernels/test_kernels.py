@@ -1,0 +1,297 @@
+"""Update kernels: torch's arithmetic, and one result from both versions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from luwu.base.dtypes import DTYPES
+from switch_emu.node.kernels import Pieces, Run, UpdateCall
+from switch_emu.node.kernels.make import make_kernel
+from switch_emu.node.kernels.portable import BLOCK_ELEMS
+from tests.helpers import kernel_jobs
+from tests.helpers.kernel_jobs import (
+    ADAM,
+    ADAMW,
+    AVERAGED,
+    LION,
+    MOMENTUM,
+    NONE,
+    PLAIN,
+    Job,
+    adamw,
+    kernel_of,
+    payload,
+    random_values,
+    same_bits,
+)
+
+EVERY = [ADAM, ADAMW, LION, MOMENTUM, PLAIN, NONE]
+SHAPES = [64, 4096, 3 * 4096 + 192, BLOCK_ELEMS + 4096 + 64]
+every_seed = pytest.mark.parametrize("seed", range(3))
+
+cache, version = kernel_jobs.cache, kernel_jobs.version  # fixtures of this module
+
+
+def squares_in_order(total: np.ndarray) -> list[float]:
+    """The definition in words of `interface.py`, one addition at a time."""
+    found = []
+    for start in range(0, total.size, 4096):
+        block = np.zeros(4096)
+        part = total[start : start + 4096].astype(np.float64)
+        block[: part.size] = part
+        lanes = np.zeros(256)
+        for row in range(16):
+            lanes = lanes + block[row * 256 : row * 256 + 256] ** 2
+        while lanes.size > 1:
+            lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
+        found.append(float(lanes[0]))
+    return found
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "out of place"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [*EVERY, *AVERAGED],
+    ids=lambda optimizer: "+".join((optimizer[0], *optimizer[1])),
+)
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_update_equals_torch(
+    seed: int, optimizer: tuple[str, tuple[str, ...]], in_place: bool, special: bool,
+    version: str, cache: Path,
+) -> None:  # fmt: skip
+    """I4. Goal: every bit of weights, state, wire and squares is as plain torch has it.
+    Method: random contributions, runs, divisors and steps; with infinities and NaN, and without."""
+    rng = np.random.default_rng([seed, special])
+    kernel = kernel_of(version, optimizer, cache)
+    for elems in SHAPES:
+        job = Job.draw(rng, optimizer, elems, special)
+        note = f"{seed=} {special=} {elems=} {job.runs} {job.divisor}"
+        with np.errstate(all="ignore"):
+            *expected, total = job.by_torch()
+            squares_expected = np.array(squares_in_order(total))
+        found, squares, wire = job.by_kernel(kernel, in_place, wire_shift=64 * (seed % 2))
+        for name, one, other in zip(("weights", *optimizer[1]), found, expected, strict=True):
+            same_bits(one, other, f"{name}, {note}")
+        same_bits(np.array(squares), squares_expected, f"squares, {note}")
+        cast = torch.from_numpy(found[0]).to(getattr(torch, job.wire_dtype))
+        np.testing.assert_array_equal(wire, cast.view(torch.uint8).numpy(), err_msg=note)
+
+
+@every_seed
+def test_versions_give_one_result(seed: int, cache: Path) -> None:
+    """I3. Goal: state may move between the versions: they have one name and the same bits.
+    Method: five updates in turn, on the same page, compared after each."""
+    made = make_kernel(*ADAMW, cache=cache)
+    if made.kernel.version != "compiled":
+        pytest.skip(made.reason)
+    portable = kernel_of("portable", ADAMW, cache)
+    assert portable.name == made.kernel.name
+    rng = np.random.default_rng(seed)
+    job = Job.draw(rng, ADAMW, 5 * 4096 + 64)
+    for step in range(5):
+        job.runs = [replace(run, updates_count=step) for run in job.runs]
+        found, squares, wire = job.by_kernel(made.kernel, in_place=bool(step % 2))
+        expected, squares_expected, wire_expected = job.by_kernel(portable, in_place=True)
+        assert squares == squares_expected, f"{seed=}"
+        np.testing.assert_array_equal(wire, wire_expected, err_msg=f"{seed=}")
+        for one, other in zip(found, expected, strict=True):
+            same_bits(one, other, f"{seed=} {step=}")
+        job.weights, job.state = found[0].copy(), tuple(array.copy() for array in found[1:])
+
+
+@every_seed
+def test_result_does_not_depend_on_pages(seed: int, version: str, cache: Path) -> None:
+    """I3. Goal: one result however the elements are cut into pages. Method: pages of one block."""
+    rng = np.random.default_rng(seed)
+    kernel = kernel_of(version, ADAMW, cache)
+    job = Job.draw(rng, ADAMW, 5 * 4096 + 128)
+    job.runs = [Run(start=0, stop=job.elems, hyper=adamw())]
+    whole, squares, _ = job.by_kernel(kernel, in_place=True)
+    parts: list[float] = []
+    for start in range(0, job.elems, 4096):
+        stop = min(start + 4096, job.elems)
+        cut = [
+            (octets[start * DTYPES[dtype].nbytes : stop * DTYPES[dtype].nbytes], dtype)
+            for octets, dtype in job.contributions
+        ]
+        page = Job(
+            ADAMW, stop - start, cut, job.weights[start:stop],
+            tuple(array[start:stop] for array in job.state),
+            [Run(start=0, stop=stop - start, hyper=adamw())], job.divisor, job.scale,
+            job.wire_dtype,
+        )  # fmt: skip
+        found, found_squares, _ = page.by_kernel(kernel, in_place=True)
+        parts += found_squares
+        for one, other in zip(found, whole, strict=True):
+            same_bits(one, other[start:stop], f"{seed=}")
+    assert tuple(parts) == squares, f"{seed=}"
+
+
+def test_every_square_root_is_divided_as_torch_does(version: str, cache: Path) -> None:
+    """I4. Goal: the quotient made without the divider is correctly rounded.
+    Method: v over all mantissas of two binades at random, for many corrections; AdamW with a
+    gradient of zero and beta2 near 1 leaves sqrt(v) / correction visible in the weights."""
+    kernel = kernel_of(version, ADAMW, cache)
+    rng = np.random.default_rng(11)
+    elems = 1 << 16
+    for updates in [0, 1, 2, 10, 100, 10_000, *rng.integers(0, 100_000, 10).tolist()]:
+        values = np.exp2(rng.uniform(-140, 120, elems)).astype(np.float32)
+        job = Job(
+            ADAMW, elems, [(payload(np.zeros(elems, np.float32), "float32"), "float32")],
+            np.zeros(elems, np.float32), (np.ones(elems, np.float32), values),
+            [Run(start=0, stop=elems, hyper=adamw(lr=1.0, beta2=0.999, eps=0.0),
+                 updates_count=updates)],
+            1.0, 1.0, "float32",
+        )  # fmt: skip
+        found, _, _ = job.by_kernel(kernel, in_place=True)
+        *expected, _ = job.by_torch()
+        for one, other in zip(found, expected, strict=True):
+            same_bits(one, other, f"{updates=}")
+
+
+@every_seed
+def test_fold_adds_the_sum_to_what_was_there(seed: int, version: str, cache: Path) -> None:
+    """Goal: out = before + (c0 + c1 + ...), with the squares of out. Method: numpy, in order; with
+    and without `before`, and into `before` itself."""
+    rng = np.random.default_rng(seed)
+    kernel = kernel_of(version, ADAMW, cache)
+    for elems in SHAPES:
+        job = Job.draw(rng, NONE, elems)
+        *_, total = job.by_torch()
+        before = random_values(rng, elems)
+        for earlier, expected in ((None, total), (before, before + total)):
+            out = np.full(elems, 77, np.float32)
+            squares = kernel.fold(job.contributions, earlier, out)
+            same_bits(out, expected, f"{seed=} {elems=}")
+            assert list(squares) == squares_in_order(expected), f"{seed=} {elems=}"
+        kernel.fold(job.contributions, before, before)
+        same_bits(before, expected, f"{seed=} {elems=}")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 4095, 4096 * 17 + 5, 4096 * 18 + 63])
+def test_squares_find_what_is_not_finite(bad: float, at: int, version: str, cache: Path) -> None:
+    """Goal: one bad element makes its block not finite, and no other; the largest is fine."""
+    kernel = kernel_of(version, PLAIN, cache)
+    values = np.full(4096 * 18 + 64, np.finfo(np.float32).max, np.float32)
+    out = np.empty_like(values)
+    assert np.isfinite(kernel.fold([(payload(values, "float32"), "float32")], None, out)).all()
+    values[at] = bad
+    squares = kernel.fold([(payload(values, "float32"), "float32")], None, out)
+    assert [i for i, s in enumerate(squares) if not math.isfinite(s)] == [at // 4096]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_wire_is_rounded_to_nearest_even(dtype: str, version: str, cache: Path) -> None:
+    """Goal: ties go to even, infinities stay, large values become infinite, NaN stays NaN.
+    Method: every tie of a binade and its neighbours, and specials, against torch; unaligned too."""
+    kept = {"bfloat16": 16, "float16": 13}[dtype]
+    base = np.float32(1.0).view(np.uint32)
+    ties = base + (np.arange(1024, dtype=np.uint32) << kept) + np.uint32(1 << kept - 1)
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-42, -6e-8, 3e-8, 65504, 65520, 3.4e38]
+    values = np.concatenate([
+        ties.view(np.float32), (ties - 1).view(np.float32), (ties + 1).view(np.float32),
+        np.resize(np.array(special, np.float32), 1024),
+        random_values(np.random.default_rng(0), 4096),
+    ]).astype(np.float32)  # fmt: skip
+    kernel = kernel_of(version, NONE, cache)
+    for shift in (0, 1, 2, 66):
+        job = Job(
+            NONE, values.size, [(payload(values, "float32"), "float32")], values, (), [], 1.0, 1.0,
+            dtype,
+        )  # fmt: skip
+        _, squares, wire = job.by_kernel(kernel, True, measure=False, wire_shift=shift)
+        assert squares == ()
+        expected = torch.from_numpy(values).to(getattr(torch, dtype)).view(torch.uint8).numpy()
+        np.testing.assert_array_equal(wire, expected)
+
+
+@every_seed
+@pytest.mark.parametrize("optimizer", [ADAMW, MOMENTUM, PLAIN, LION, NONE])
+@pytest.mark.parametrize("gaps", [(0, 0), (16, 48), (5, 16)])
+def test_pages_that_lie_apart_are_updated_as_one_long_page(
+    seed: int, optimizer: tuple[str, tuple[str, ...]], gaps: tuple[int, int], version: str,
+    cache: Path,
+) -> None:  # fmt: skip
+    """Goal: P pages in one call give the bits of one page of P * C elements: weights, state, wire,
+    squares, pieces; runs cross their borders, and what lies between pages is untouched."""
+    rng = np.random.default_rng(seed)
+    kernel, (count, elems) = kernel_of(version, optimizer, cache), (3, 8192)
+    job = Job.draw(rng, optimizer, count * elems)
+    borders = [(0, 64), (8192 - 64, 8192), (8192, 8200), (12288, 16384), (20480, 20544)]
+    for in_place in (True, False):
+        long_pieces, pieces = Pieces.of(borders), Pieces.of(borders)
+        expected, long_squares, wire = job.by_kernel(kernel, in_place, pieces=long_pieces)
+        gap_in, gap_out = (gaps[0], gaps[0]) if in_place else gaps
+        read = [_apart(array, count, gap_in) for array in (job.weights, *job.state)]
+        empty = np.full(count * elems, 77, np.float32)
+        written = read if in_place else [_apart(empty, count, gap_out) for _ in read]
+        octets = np.zeros(wire.size, np.uint8)
+        squares = kernel.update(UpdateCall(
+            contributions=job.contributions, weights=read[0], state=tuple(read[1:]),
+            weights_out=written[0], state_out=tuple(written[1:]), runs=job.runs,
+            divisor=job.divisor, scale=job.scale, wire=(octets.data, job.wire_dtype), measure=True,
+            pieces=pieces,
+        ))  # fmt: skip
+        where = f"{seed=} {in_place=}"
+        for found, one in zip(written, expected, strict=True):
+            same_bits(found.reshape(-1), one, where)
+            assert found.base is not None
+            assert (found.base[:, elems:] == 55).all(), where
+        np.testing.assert_array_equal(octets, wire, where)
+        np.testing.assert_array_equal(squares, long_squares, where)
+        np.testing.assert_array_equal(pieces.squares, long_pieces.squares, where)
+
+
+def _apart(values: np.ndarray, count: int, gap: int) -> np.ndarray:
+    """Pages of equal size, with a gap behind each that holds 55."""
+    elems = values.size // count
+    room = np.full((count, elems + gap), 55, np.float32)
+    room[:, :elems] = values.reshape(count, elems)
+    return room[:, :elems]
+
+
+def test_what_does_not_fit_is_refused(version: str, cache: Path) -> None:
+    """Goal: wrong sizes, dtypes and runs raise ValueError and nothing is written."""
+    kernel = kernel_of(version, ADAMW, cache)
+    weights, m, v = (np.ones(128, np.float32) for _ in range(3))
+    good = payload(weights, "float32")
+    whole = [Run(start=0, stop=128, hyper=adamw())]
+
+    def update(**given: Any) -> None:
+        arguments: dict[str, Any] = {
+            "contributions": [(good, "float32")], "weights": weights, "state": (m, v),
+            "weights_out": weights, "state_out": (m, v), "runs": whole, "divisor": 1.0,
+            "scale": 1.0, "wire": None, "measure": False,
+        }  # fmt: skip
+        kernel.update(UpdateCall(**(arguments | given)))
+
+    bad: list[tuple[str, dict[str, Any]]] = [
+        ("no contribution", {"contributions": []}),
+        ("bytes", {"contributions": [(good[:-4], "float32")]}),
+        ("does not travel", {"contributions": [(good, "float64")]}),
+        ("arrays", {"state": (m,)}),
+        ("float32 \\[128\\]", {"state": (m[:64], v)}),
+        ("float32 \\[128\\]", {"state_out": (m, v.astype(np.float64))}),
+        ("begin with a block", {"weights": weights.reshape(2, 64)}),
+        ("lie like the others", {"state": (np.ones((1, 128), np.float32), v)}),
+        ("for all arrays", {"weights_out": weights.copy()}),
+        ("cover 64", {"runs": [Run(start=0, stop=64, hyper=adamw())]}),
+        ("does not follow", {"runs": [Run(start=64, stop=128, hyper=adamw())]}),
+        ("does not follow", {"runs": [Run(start=0, stop=100, hyper=adamw())]}),
+        ("the wire", {"wire": (memoryview(bytearray(3)), "bfloat16")}),
+    ]
+    for words, given in bad:
+        with pytest.raises(ValueError, match=words):
+            update(**given)
+    assert (weights == 1).all()
+    update()
+    assert (weights != 1).all()

@@ -1,0 +1,428 @@
+"""The page update: torch's arithmetic, however pages are cut and whoever computes (I3, I4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from luwu.base.errors import ConfigError
+from luwu.base.limits import NORM_BLOCK_ELEMS
+from luwu.layout import Layout, Parameter, Unit, padded
+from luwu.wire.clips import Clip, clip_factor
+from luwu.wire.hyper import Number, StepHyper
+from switch_emu.node.kernels import kernel_name
+from tests.helpers.kernel_calls import block_squares, group_runs, kernel_for, to_wire, update_page
+
+Runs = tuple[tuple[int, int, int], ...]
+
+
+@pytest.fixture(autouse=True)
+def torch_threads() -> Iterator[None]:
+    """A test may choose how many threads torch uses."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def adamw(lr: float = 1e-3, weight_decay: float = 0.01, maximize: bool = False) -> dict[str, Any]:
+    return {
+        "lr": lr,
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "eps": 1e-8,
+        "weight_decay": weight_decay,
+        "maximize": maximize,
+    }
+
+
+def adam(*, decoupled: bool = False, **given: Any) -> dict[str, Any]:
+    return adamw(**given) | {"decoupled_weight_decay": decoupled}
+
+
+def sgd(
+    lr: float = 0.05, momentum: float = 0.9, dampening: float = 0.0, weight_decay: float = 0.0,
+    nesterov: bool = False, maximize: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "lr": lr,
+        "momentum": momentum,
+        "dampening": dampening,
+        "weight_decay": weight_decay,
+        "nesterov": nesterov,
+        "maximize": maximize,
+    }
+
+
+def torch_arguments(group: dict[str, Number]) -> dict[str, Any]:
+    """The same hyper-parameters as `torch.optim` names them."""
+    arguments: dict[str, Any] = dict(group)
+    if "beta1" in arguments:
+        arguments["betas"] = (arguments.pop("beta1"), arguments.pop("beta2"))
+    return arguments
+
+
+@dataclass(frozen=True)
+class Case:
+    """An optimizer and its hyper-parameters."""
+
+    name: str
+    optimizer: str
+    state_fields: tuple[str, ...]
+    group: dict[str, Any]
+
+    @property
+    def torch_kind(self) -> Any:
+        kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+        return kinds[self.optimizer]
+
+
+CASES = [
+    Case("adam", "adam", ("m", "v"), adam()),
+    Case("adam without decay", "adam", ("m", "v"), adam(weight_decay=0.0)),
+    Case("adam, maximize", "adam", ("m", "v"), adam(lr=0.3, maximize=True)),
+    Case("adam, decoupled decay", "adam", ("m", "v"), adam(decoupled=True)),
+    Case("adamw", "adamw", ("m", "v"), adamw()),
+    Case("adamw without decay", "adamw", ("m", "v"), adamw(weight_decay=0.0)),
+    Case("adamw, maximize", "adamw", ("m", "v"), adamw(lr=0.3, maximize=True)),
+    Case("sgd", "sgd", (), sgd(momentum=0.0)),
+    Case("sgd, decay, maximize", "sgd", (), sgd(momentum=0.0, weight_decay=0.1, maximize=True)),
+    Case("sgd, momentum", "sgd", ("momentum",), sgd()),
+    Case("sgd, dampening", "sgd", ("momentum",), sgd(dampening=0.4, weight_decay=0.02)),
+    Case("sgd, nesterov", "sgd", ("momentum",), sgd(nesterov=True, weight_decay=0.02)),
+    Case("sgd, nesterov, maximize", "sgd", ("momentum",), sgd(nesterov=True, maximize=True)),
+    Case("sgd, dampening, maximize", "sgd", ("momentum",), sgd(dampening=0.4, maximize=True)),
+]
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def gradients(elems: int, steps: int, seed: int = 0) -> list[Any]:
+    """Mean gradients, float32, of very different sizes; some elements never get one."""
+    rng = np.random.default_rng(seed)
+    scale = np.exp(rng.uniform(-12, 3, elems)) * (rng.random(elems) > 0.02)
+    return [(rng.standard_normal(elems) * scale).astype(np.float32) for _ in range(steps)]
+
+
+def start(elems: int, seed: int = 1) -> Any:
+    return np.random.default_rng(seed).standard_normal(elems, dtype=np.float32)
+
+
+def by_torch(case: Case, weights: Any, grads: list[Any]) -> Any:
+    """`torch.optim` with its fused kernel, on one whole tensor."""
+    parameter = torch.nn.Parameter(torch.from_numpy(weights.copy()))
+    optimizer = case.torch_kind([parameter], fused=True, **torch_arguments(case.group))
+    for grad in grads:
+        parameter.grad = torch.from_numpy(grad.copy())
+        optimizer.step()
+    return parameter.detach().numpy()
+
+
+def by_pages(
+    case: Case, weights: Any, grads: list[Any], *, page_elems: int, divisor: float = 1.0
+) -> Any:
+    """`update_page` on one page after another; every page has its own count of updates."""
+    kernel = kernel_for(case.optimizer, case.state_fields)
+    hyper = StepHyper(groups=(case.group,))
+    weights = weights.copy()
+    state = tuple(np.zeros_like(weights) for _ in kernel.state_fields)
+    for updates_count, grad in enumerate(grads):
+        for first in range(0, weights.size, page_elems):
+            cut = slice(first, min(first + page_elems, weights.size))
+            update_page(
+                kernel=kernel,
+                weights=weights[cut],
+                state=tuple(array[cut] for array in state),
+                grad=grad[cut] * np.float32(divisor),
+                runs=((0, cut.stop - cut.start, 0),),
+                hyper=hyper,
+                divisor=divisor,
+                scale=1.0,
+                updates_count=updates_count,
+            )
+    return weights
+
+
+@every_case
+def test_update_equals_torch_bit_for_bit(case: Case) -> None:
+    """I4. Goal: a page's update is torch's fused kernel on the mean gradient.
+    Method: six steps on 20,480 elements in one page, against one whole tensor."""
+    elems = 5 * 4096
+    grads = gradients(elems, steps=6)
+    expected = by_torch(case, start(elems), grads)
+    found = by_pages(case, start(elems), grads, page_elems=elems)
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+@every_case
+def test_sum_is_divided_once(case: Case) -> None:
+    """I4. Goal: torch sees the mean. Method: four times the gradient, divided by 4: exact."""
+    grads = gradients(4096, steps=3)
+    expected = by_torch(case, start(4096), grads)
+    found = by_pages(case, start(4096), grads, page_elems=4096, divisor=4.0)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_divisor_is_a_float32() -> None:
+    """I4. Goal: the sum is divided, in float32, by float32(total weight); never multiplied by a
+    reciprocal. Method: SGD with lr 1 from zero weights leaves minus the mean."""
+    summed = start(4096)
+    weights = np.zeros(4096, np.float32)
+    update_page(
+        kernel=kernel_for("sgd", ()), weights=weights, state=(), grad=summed.copy(),
+        runs=((0, 4096, 0),), hyper=StepHyper(groups=(sgd(lr=1.0, momentum=0.0),)), divisor=3.3,
+        scale=1.0, updates_count=0,
+    )  # fmt: skip
+    np.testing.assert_array_equal(weights, -(summed / np.float32(3.3)))
+
+
+@every_case
+@pytest.mark.parametrize("tail", [1, 33, 63])
+def test_ragged_tail_stays_close_to_torch(case: Case, tail: int) -> None:
+    """I4. Goal: where a parameter is no multiple of 64, the result differs from torch's only in the
+    rounding of scalar code.
+
+    Method: torch on the ragged tensor, pages padded with zeros as the layout does. Whole vectors
+    are equal bit for bit. The last 64 elements may differ by a few roundings of the terms that an
+    element is made of, three steps long: bound 4 eps of the largest value in the calculation."""
+    elems = 8192 + tail
+    grads = gradients(elems, steps=3)
+    weights = start(elems)
+    expected = by_torch(case, weights, grads)
+    room = padded(elems)
+    wide = [np.concatenate([grad, np.zeros(room - elems, np.float32)]) for grad in grads]
+    wide_weights = np.concatenate([weights, np.zeros(room - elems, np.float32)])
+    found = by_pages(case, wide_weights, wide, page_elems=4096)
+
+    whole = elems // 64 * 64
+    np.testing.assert_array_equal(found[:whole], expected[:whole])
+    terms = [np.abs(weights), np.abs(expected), *(np.abs(grad) for grad in grads)]
+    largest = np.maximum.reduce([*terms, np.ones(elems, np.float32)])[whole:]
+    error = np.abs(found[whole:elems].astype(np.float64) - expected[whole:])
+    assert (error <= 4 * np.finfo(np.float32).eps * largest).all()
+    assert not found[elems:].any(), "padding is zero and stays zero"
+
+
+@every_case
+def test_result_does_not_depend_on_pages_or_threads(case: Case) -> None:
+    """I3. Goal: one result for every chunk size and number of threads.
+    Method: seven units of 4,096 elements and 64 more; pages of several multiples, 1 to 3 threads.
+    """
+    elems = 7 * 4096 + 64
+    grads = gradients(elems, steps=4)
+    torch.set_num_threads(1)
+    expected = by_pages(case, start(elems), grads, page_elems=elems)
+    np.testing.assert_array_equal(by_torch(case, start(elems), grads), expected)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        for page_elems in (64, 4096, 3 * 4096, elems):
+            if page_elems == 64 and threads > 1:
+                continue
+            found = by_pages(case, start(elems), grads, page_elems=page_elems)
+            np.testing.assert_array_equal(found, expected, err_msg=f"{threads=} {page_elems=}")
+
+
+def test_threads_do_not_matter_where_torch_uses_them() -> None:
+    """I3. Goal: the same, on a page that torch does divide among threads (a million elements)."""
+    case = CASES[0]
+    elems = 1 << 20
+    grads = gradients(elems, steps=2)
+    torch.set_num_threads(1)
+    expected = by_pages(case, start(elems), grads, page_elems=1 << 18)
+    for threads in (2, 3):
+        torch.set_num_threads(threads)
+        np.testing.assert_array_equal(
+            by_pages(case, start(elems), grads, page_elems=elems), expected
+        )
+
+
+@pytest.mark.parametrize("chunk_kib", [16, 32, 64, 1024])
+def test_two_groups_are_updated_by_runs(chunk_kib: int) -> None:
+    """I3, I4. Goal: every parameter takes the hyper-parameters of its group, wherever chunks end.
+    Method: a layout with alternating groups, against torch with two groups; bit for bit."""
+    shapes = [(96, 64), (64,), (128, 64), (64,), (192,), (64, 64)]
+    groups = [0, 1, 0, 1, 1, 0]
+    layout = Layout(
+        parameters=tuple(
+            Parameter(name=f"p{index}", shape=shape, group=group)
+            for index, (shape, group) in enumerate(zip(shapes, groups, strict=True))
+        ),
+        units=(Unit(name="unit", parameters=tuple(range(len(shapes)))),),
+        chunk_bytes=chunk_kib * 1024,
+    )
+    hyper = StepHyper(groups=(adamw(), adamw(lr=7e-3, weight_decay=0.0)))
+    elems = layout.unit_elems[0]
+    weights, state = start(elems), (np.zeros(elems, np.float32), np.zeros(elems, np.float32))
+    cuts = [slice(place.start, place.start + place.elems) for place in layout.placements]
+
+    parameters = [torch.nn.Parameter(torch.from_numpy(weights[cut].copy())) for cut in cuts]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p, g in zip(parameters, groups, strict=True) if g == group]}
+            | torch_arguments(dict(hyper.groups[group]))
+            for group in (0, 1)
+        ],
+        fused=True,
+    )
+    for step, grad in enumerate(gradients(elems, steps=3)):
+        for parameter, cut in zip(parameters, cuts, strict=True):
+            parameter.grad = torch.from_numpy(grad[cut].copy())
+        optimizer.step()
+        for chunk in layout.chunks:
+            part = slice(chunk.start, chunk.start + chunk.elems)
+            update_page(
+                kernel=kernel_for("adamw", ("m", "v")), weights=weights[part],
+                state=tuple(array[part] for array in state), grad=grad[part].copy(),
+                runs=group_runs(layout, chunk.index), hyper=hyper, divisor=1.0, scale=1.0,
+                updates_count=step,
+            )  # fmt: skip
+    for parameter, cut in zip(parameters, cuts, strict=True):
+        np.testing.assert_array_equal(weights[cut], parameter.detach().numpy())
+
+
+@pytest.mark.parametrize("max_norm", [1e-3, 1.0, 37.5, 1e6])
+def test_clipping_follows_torch(max_norm: float) -> None:
+    """I4. Goal: clipped as `clip_grad_norm_` does, within rounding.
+
+    Method: a gradient of norm about 76. Bound: torch takes norm and coefficient in float32, we in
+    float64 and round once, so the two factors differ by a few eps (torch adds 5,760 squares by
+    vectors and a tree: a few eps more)."""
+    elems = 5760
+    grad = start(elems)
+    tensor = torch.nn.Parameter(torch.zeros(elems))
+    tensor.grad = torch.from_numpy(grad.copy())
+    expected_norm = float(torch.nn.utils.clip_grad_norm_([tensor], max_norm))
+    norm = float(np.sqrt(sum(block_squares(grad))))
+    assert norm == pytest.approx(expected_norm, rel=1e-6)
+
+    scale = clip_factor([Clip(2.0, max_norm)], (norm, norm))
+    weights = np.zeros(elems, np.float32)
+    update_page(
+        kernel=kernel_for("sgd", ()), weights=weights, state=(), grad=grad,
+        runs=((0, elems, 0),), hyper=StepHyper(groups=(sgd(lr=1.0, momentum=0.0),)), divisor=1.0,
+        scale=scale, updates_count=0,
+    )  # fmt: skip
+    assert tensor.grad is not None
+    np.testing.assert_allclose(-weights, tensor.grad.numpy(), rtol=1e-6, atol=0)
+    if max_norm > norm:
+        assert scale == 1.0
+        np.testing.assert_array_equal(-weights, tensor.grad.numpy())
+
+
+def test_without_clipping_nothing_is_scaled() -> None:
+    """Goal: no clip, no factor; the norm need not even be known."""
+    assert clip_factor((), ()) == clip_factor((), (1e9,)) == 1.0
+    assert clip_factor([Clip(2.0, 1.0)], (0.0, 0.0)) == 1.0
+    assert clip_factor([Clip(2.0, math.inf)], (1e9, 1e9)) == 1.0
+
+
+@pytest.mark.parametrize("elems", [64, 4096, 4096 * 3, 4096 * 37 + 1984])
+def test_block_squares_do_not_depend_on_chunks(elems: int) -> None:
+    """I3. Goal: the list of block sums is the same however the vector is cut: equal floats.
+    Method: cut at 1, 2, 5 and 64 blocks; against one call, and against one block at a time."""
+    grad = start(elems) * np.exp(start(elems, seed=2))
+    whole = block_squares(grad)
+    assert len(whole) == -(-elems // NORM_BLOCK_ELEMS)
+    for blocks in (1, 2, 5, 64):
+        cut = blocks * NORM_BLOCK_ELEMS
+        parts = [block_squares(grad[at : at + cut]) for at in range(0, elems, cut)]
+        assert sum(parts, ()) == whole
+
+
+def test_block_squares_do_not_depend_on_the_address() -> None:
+    """I3. Goal: the same, wherever in memory a gradient happens to lie."""
+    room = np.empty(4096 * 3 + 64, np.float32)
+    grad = start(4096 * 2 + 128)
+    expected = block_squares(grad)
+    for shift in range(0, 33, 3):
+        room[shift : shift + grad.size] = grad
+        assert block_squares(room[shift : shift + grad.size]) == expected
+
+
+def test_block_squares_give_the_norm() -> None:
+    """Goal: the norm is right. Bound: float64 sums of 4,096 positive terms are good to 1e-12."""
+    grad = start(4096 * 20 + 64) * np.float32(1e-3)
+    squares = block_squares(grad)
+    for index, square in enumerate(squares):
+        block = grad[index * 4096 : (index + 1) * 4096].astype(np.float64)
+        assert square == pytest.approx(float(block @ block), rel=1e-12)
+    norm = float(np.linalg.norm(grad.astype(np.float64)))
+    assert np.sqrt(sum(squares)) == pytest.approx(norm, rel=1e-12)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 4095, 4096 * 17 + 5, 4096 * 18 + 63])
+def test_block_squares_find_what_is_not_finite(bad: float, at: int) -> None:
+    """Goal: one bad element makes its block not finite, and no other; the largest float32 is fine.
+    Method: whole blocks of two groups and the ragged tail."""
+    grad = np.full(4096 * 18 + 64, np.finfo(np.float32).max, np.float32)
+    assert np.isfinite(block_squares(grad)).all()
+    grad[at] = bad
+    assert [i for i, s in enumerate(block_squares(grad)) if not np.isfinite(s)] == [at // 4096]
+
+
+def test_float32_goes_out_as_a_copy() -> None:
+    """Goal: the same bytes, and later updates of the page do not reach them."""
+    weights = start(4096)
+    before = weights.tobytes()
+    octets = to_wire(weights, "float32")
+    weights += 1
+    assert bytes(octets) == before
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_weights_are_rounded_to_nearest_even(dtype: str) -> None:
+    """Goal: rounded as torch rounds, halfway cases to even.
+    Method: every tie of one binade, its neighbours, specials, and random values; bfloat16 is
+    checked by hand too: add half of the last place, less one if it is even, and cut."""
+    kept_bits = {"bfloat16": 16, "float16": 13}[dtype]
+    base = np.float32(1.0).view(np.uint32)
+    ties = base + (np.arange(1024, dtype=np.uint32) << kept_bits) + np.uint32(1 << kept_bits - 1)
+    values = np.concatenate([
+        ties.view(np.float32), (ties - np.uint32(1)).view(np.float32),
+        (ties + np.uint32(1)).view(np.float32), start(4096),
+        np.resize(np.array([0.0, -0.0, np.inf, -np.inf, 1e-42, 65504.0, 3e38], np.float32), 64),
+    ])  # fmt: skip
+    octets = to_wire(values, dtype)
+    expected = torch.from_numpy(values).to(getattr(torch, dtype))
+    assert bytes(octets) == bytes(expected.view(torch.uint8).numpy())
+    if dtype == "bfloat16":
+        bits = values.view(np.uint32).astype(np.uint64)
+        rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        np.testing.assert_array_equal(np.frombuffer(octets, np.uint16), rounded.astype(np.uint16))
+
+
+def test_kernels_have_different_names() -> None:
+    """Goal: the name in a store's configuration tells which arithmetic made it."""
+    kinds = {(case.optimizer, case.state_fields) for case in CASES} | {("none", ())}
+    names = {kind: kernel_for(*kind).name for kind in kinds}
+    assert len(set(names.values())) == len(names) == 5
+    for kind, name in names.items():
+        assert name == kernel_name(*kind)
+        assert kernel_for(*kind).state_fields == kind[1]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state_fields"),
+    [("adagrad", ("m",)), ("adamw", ()), ("adamw", ("m", "v", "v_max")), ("sgd", ("m", "v"))],
+)
+def test_unknown_kernels_are_refused(optimizer: str, state_fields: tuple[str, ...]) -> None:
+    """Goal: the message names what was asked for and what there is."""
+    with pytest.raises(ConfigError, match="it has adam, adamw, lion, muon, none, sgd") as caught:
+        kernel_for(optimizer, state_fields)
+    assert repr(optimizer) in str(caught.value)
+    assert str(list(state_fields)) in str(caught.value)
+
+
+def test_none_updates_nothing() -> None:
+    """Goal: a reader's description has a kernel, and it leaves weights alone."""
+    weights = start(64)
+    update_page(
+        kernel=kernel_for("none", ()), weights=weights, state=(), grad=start(64, seed=3),
+        runs=((0, 64, 0),), hyper=StepHyper(groups=({},)), divisor=2.0, scale=1.0, updates_count=0,
+    )  # fmt: skip
+    np.testing.assert_array_equal(weights, start(64))

@@ -1,0 +1,1 @@
+"""How processes of a run start, are watched, and end."""

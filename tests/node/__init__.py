@@ -1,0 +1,1 @@
+"""The optimizer node: its core, pages and memory."""

@@ -1,0 +1,1 @@
+"""Optimizers as scripts use them."""

@@ -1,0 +1,286 @@
+"""State in fewer bits: what is kept of each parameter, and that nothing else changes its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import luwu
+from luwu.checkpoint.export_state import ExportOptions, export_state
+from luwu.checkpoint.import_state import ImportOptions, import_state
+from luwu.checkpoint.running import RunningState
+from luwu.checkpoint.snapshot import snapshot_of_running
+from luwu.checkpoint.source import RestingState
+from luwu.layout import Layout, Parameter, Unit
+from luwu.wire.description import Description, parse_description
+from luwu.wire.stored import stored_bytes, stored_fields
+from switch_emu.node.pages import store_config
+from tests.helpers.real_training import digest_of, in_cluster, seeded
+from tests.helpers.small_models import Block, Stack, batch
+from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
+
+KIB = 1024
+MODES: dict[str, dict[str, Any]] = {
+    "bfloat16": {"state_dtype": "bfloat16"},
+    "int8": {"state_dtype": "int8"},
+    "int8+bfloat16": {"state_dtype": "int8", "master_dtype": "bfloat16"},
+}
+one_mode = pytest.mark.parametrize(
+    "mode",
+    [*(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES if "+" not in mode),
+     "int8+bfloat16"],
+)  # fmt: skip
+
+
+class Words(nn.Module):
+    """An embedding, which is tied to the last layer; something large, and something small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(128, 64)
+        self.large = nn.Linear(64, 64)
+        self.frozen = nn.Linear(64, 64, bias=False)
+        self.frozen.weight.requires_grad = False
+        self.last = nn.Linear(64, 128, bias=False)
+        self.last.weight = self.table.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.frozen(self.large(self.table(x))))
+        return found
+
+
+def train(model: Any, optimizer: Any, first: int, last: int, rank: int = 0) -> None:
+    for step in range(first, last):
+        optimizer.zero_grad()
+        model(batch(step, rank, 0)).square().mean().backward()
+        optimizer.step()
+
+
+def work_with(steps: int, **arguments: Any) -> Callable[[int], tuple[str, str]]:
+    """A rank of a job with AdamW; digests of its weights and of its moments after some steps."""
+
+    def work(rank: int) -> tuple[str, str]:
+        model = seeded(Stack)
+        luwu.fully_shard_each(model, Block)
+        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, **arguments)
+        train(model, optimizer, 0, steps, rank)
+        weights = luwu.get_model_state_dict(model)
+        state = luwu.get_optimizer_state_dict(model, optimizer).get("state", {})  # of rank 0
+        moments = {f"{n}.{k}": v for n, of in state.items() for k, v in of.items()}
+        return digest_of(weights), digest_of(moments)
+
+    return work
+
+
+@pytest.mark.feature("state in fewer bits")
+@one_mode
+def test_state_in_fewer_bits_has_one_digest(mode: str, tmp_path: Path) -> None:
+    """I3. Goal: the same bits whatever the chunks, the extents, the memory, the nodes, the replicas
+    and the kernel's version; others than in float32."""
+    work = work_with(5, **MODES[mode])
+    ways: list[dict[str, Any]] = [
+        {},
+        {"chunk_bytes": 64 * KIB},
+        {"chunk_bytes": 16 * KIB, "state": tmp_path / "disk", "memory_budget_bytes": 4 * KIB * KIB},
+        {"chunk_bytes": 16 * KIB, "extent_chunks": 4},
+        {"chunk_bytes": 16 * KIB, "optimizer_nodes": 2},
+        {"chunk_bytes": 16 * KIB, "optimizer_nodes": 2, "replicas": 2, "extent_chunks": 2},
+    ]
+    found = set()
+    for index, way in enumerate(ways):
+        trained = in_cluster(tmp_path / str(index), work, world_size=2, **way)
+        found.add(trained.results[0])
+    assert len(found) == 1
+    plain = in_cluster(tmp_path / "plain", work_with(5), world_size=2)
+    assert plain.results[0] not in found
+
+
+@pytest.mark.feature("state in fewer bits")
+@pytest.mark.parametrize(
+    ("optimizer", "mode"),
+    [("AdamW", "int8+bfloat16"), ("Lion", "int8"), ("SGD", "bfloat16"),
+     pytest.param("SGD", "int8+bfloat16", marks=pytest.mark.slow),
+     pytest.param("AdamW", "int8", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_it_stays_near_float32(optimizer: str, mode: str, tmp_path: Path) -> None:
+    """Goal: after 30 steps the weights have moved as in float32, but for what rounding is: the
+    difference is a small part of the way. Method: beside torch's optimizer, or our Lion."""
+    arguments = {"lr": 0.1, "momentum": 0.9} if optimizer == "SGD" else {"lr": 1e-3}
+
+    def work(_: int, **mode: Any) -> dict[str, Tensor]:
+        model = seeded(Stack)
+        luwu.fully_shard_each(model, Block)
+        made = getattr(luwu.optim, optimizer)(model.parameters(), **arguments, **mode)
+        train(model, made, 0, 30)
+        return luwu.get_model_state_dict(model)
+
+    exact = in_cluster(tmp_path / "a", work).results[0]
+    found = in_cluster(tmp_path / "b", lambda rank: work(rank, **MODES[mode])).results[0]
+    start = seeded(Stack).state_dict()
+    name = "blocks.1.linear.weight" if "blocks.1.linear.weight" in exact else next(iter(exact))
+    way, off = (exact[name] - start[name]).norm(), (found[name] - exact[name]).norm()
+    # A master in bfloat16 is off by half a unit in the last place of itself.
+    rounding = 2.0**-9 * exact[name].norm() if "+" in mode else 0.0
+    assert 0 < off < 0.1 * way + rounding
+
+
+@pytest.mark.feature("state in fewer bits")
+@one_mode
+def test_a_state_goes_through_files(mode: str, tmp_path: Path) -> None:
+    """I4. Goal: an export is float32 and goes back into a state bit for bit, a snapshot of the
+    running job too; a resumed job goes on with the bits of one that was not stopped."""
+    quiet = in_cluster(tmp_path / "quiet", work_with(7, **MODES[mode], average=luwu.ema(0.9)))
+    state = tmp_path / "state"
+
+    def part(first: int, last: int) -> Callable[[int], tuple[str, str]]:
+        def work(rank: int) -> tuple[str, str]:
+            model = seeded(Stack)
+            luwu.fully_shard_each(model, Block)
+            optimizer = luwu.optim.AdamW(
+                model.parameters(), lr=1e-2, average=luwu.ema(0.9), **MODES[mode]
+            )
+            assert optimizer.next_step == first
+            train(model, optimizer, first, last)
+            luwu.get_model_state_dict(model)  # all steps are decided
+            if last == 4:
+                with RunningState(luwu.session().nic.open_reader()) as source:
+                    snapshot_of_running(source, tmp_path / "snapshot")
+            weights = luwu.get_model_state_dict(model)
+            of = luwu.get_optimizer_state_dict(model, optimizer)["state"]
+            moments = {f"{n}.{k}": v for n, each in of.items() for k, v in each.items()}
+            return digest_of(weights), digest_of(moments)
+
+        return work
+
+    in_cluster(tmp_path / "a", part(0, 4), state=state)
+    with RestingState(state) as source:
+        exported = export_state(source, tmp_path / "whole", ExportOptions())
+        assert source.description.layout.parameters[0].state_dtype == MODES[mode]["state_dtype"]
+    imported = import_state(tmp_path / "whole", tmp_path / "again", ImportOptions())
+    assert imported.weights_digest == exported.weights_digest
+    for path in (state, tmp_path / "again", tmp_path / "snapshot"):
+        after = in_cluster(tmp_path / "b", part(4, 7), state=path, resume=True)
+        assert after.results == quiet.results, path
+
+
+@pytest.mark.feature("state in fewer bits")
+def test_a_state_goes_through_state_dicts(tmp_path: Path) -> None:
+    """Goal: what get_optimizer_state_dict gives is float32, and what set_optimizer_state_dict is
+    given goes on with the same bits."""
+    seen: dict[str, Any] = {}
+
+    def make() -> tuple[Any, Any]:
+        model = seeded(Stack)
+        luwu.fully_shard_each(model, Block)
+        return model, luwu.optim.AdamW(model.parameters(), lr=1e-2, **MODES["int8+bfloat16"])
+
+    def first(_: int) -> None:
+        model, optimizer = make()
+        train(model, optimizer, 0, 4)
+        seen["model"] = luwu.get_model_state_dict(model)
+        seen["optimizer"] = luwu.get_optimizer_state_dict(model, optimizer)
+        seen["state"] = seen["optimizer"]["state"]
+
+    def second(_: int) -> None:
+        model, optimizer = make()
+        luwu.set_model_state_dict(model, seen["model"])
+        luwu.set_optimizer_state_dict(model, optimizer, seen["optimizer"])
+        model(batch(0, 0, 0))
+        found = luwu.get_optimizer_state_dict(model, optimizer)["state"]
+        for name, of in seen["state"].items():
+            for key, value in of.items():
+                assert value.dtype == torch.float32
+                assert torch.equal(found[name][key], value), (name, key)
+        weights = luwu.get_model_state_dict(model)
+        assert all(torch.equal(weights[name], seen["model"][name]) for name in weights)
+
+    in_cluster(tmp_path / "first", first)
+    in_cluster(tmp_path / "second", second)
+
+
+@pytest.mark.feature("state in fewer bits")
+def test_groups_and_parameters_have_their_own(tmp_path: Path) -> None:
+    """Goal: a group's dtype counts; embeddings, also tied ones, small parameters and what is frozen
+    stay in float32; of no page has two."""
+    layouts: list[Layout] = []
+
+    def work(_: int) -> None:
+        model = seeded(Words)
+        luwu.fully_shard(model)
+        optimizer = luwu.optim.AdamW(
+            [
+                {"params": [model.table.weight, model.large.bias]},
+                {"params": [model.large.weight], "state_dtype": "bfloat16"},
+            ],
+            state_dtype="int8", master_dtype="bfloat16",
+        )  # fmt: skip
+        layouts.append(luwu.session().model.layout)
+        x = torch.arange(32)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    in_cluster(tmp_path, work)
+    (layout,) = layouts
+    assert {p.name: (p.state_dtype, p.master_dtype) for p in layout.parameters} == {
+        "table.weight": ("float32", "float32"),
+        "large.weight": ("bfloat16", "bfloat16"),
+        "large.bias": ("float32", "float32"),
+        "frozen.weight": ("float32", "float32"),
+    }
+    for chunk in layout.chunks:
+        for segment in layout.segments(chunk.index):
+            of = layout.parameters[segment.parameter]
+            assert (chunk.state_dtype, chunk.master_dtype) == (of.state_dtype, of.master_dtype)
+
+
+@pytest.mark.feature("state in fewer bits")
+@pytest.mark.parametrize(
+    ("master", "state", "most"),
+    [
+        ("float32", "float32", 12.01), ("float32", "bfloat16", 8.01), ("float32", "int8", 6.5),
+        ("bfloat16", "int8", 4.5),
+    ],
+)  # fmt: skip
+def test_bytes_of_a_page(master: str, state: str, most: float) -> None:
+    """Goal: as many bytes as are promised, in the store's records and in what travels."""
+    layout = Layout(
+        parameters=(Parameter(name="w", shape=(1 << 20,), state_dtype=state, master_dtype=master),),
+        units=(Unit(name="root", parameters=(0,)),),
+        chunk_bytes=1 << 20,
+    )
+    job = Description(layout=layout, optimizer="adamw", state_fields=("m", "v"))
+    assert parse_description(job.to_bytes()) == job
+    config = store_config(job)
+    assert config.state_bytes / (1 << 20) <= most
+    assert stored_bytes(job, 0) <= config.record_bytes[0]
+    assert [field.name for field in stored_fields(job, 0)] == [
+        field.name for field in config.kinds[0].fields
+    ]
+
+
+@pytest.mark.feature("state in fewer bits")
+def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
+    """Goal: other dtypes are refused in words, of the optimizer and of a group."""
+
+    def work(_: int) -> None:
+        model = seeded(Stack)
+        luwu.fully_shard_each(model, Block)
+        for arguments, text in (
+            ({"state_dtype": "int4"}, r"state_dtype must be one of .*got 'int4'"),
+            ({"master_dtype": "int8"}, r"master_dtype must be one of .*got 'int8'"),
+        ):
+            with pytest.raises(luwu.ConfigError, match=text):
+                luwu.optim.AdamW(model.parameters(), **arguments)
+        group = {"params": list(model.parameters()), "state_dtype": torch.int8}
+        with pytest.raises(luwu.ConfigError, match=r"got torch\.int8"):
+            luwu.optim.AdamW([group])
+        train(model, luwu.optim.SGD(model.parameters(), lr=0.1), 0, 1)
+
+    in_cluster(tmp_path, work)

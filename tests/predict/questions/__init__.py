@@ -1,0 +1,1 @@
+"""What the performance model is asked: questions, plans, and how far off it is."""

@@ -1,0 +1,161 @@
+"""What is asked first: does it fit, how long is a whole training, how far off may the answer be?"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.commands.main import main
+from luwu.predict.ask.answer import answer, text
+from luwu.predict.ask.fitting import fits, nearest_fit
+from luwu.predict.ask.question import make_question
+from luwu.predict.ask.question_training import Question
+from luwu.predict.hardware.catalogue import Catalogue
+from tests import error_bars
+from tests.helpers.schemas import check
+
+LARGE: dict[str, Any] = {
+    "system": "3d", "model": "Llama3-70B", "device": "H100-80", "network": "ib-ndr",
+    "software": "nemo-2024", "devices": 64, "sequence": 8192, "batch": 128, "micro_batch": 2,
+    "tensor": 4, "pipeline": 4, "sequence_parallel": True,
+}  # fmt: skip
+RENTED = {"server": "H100x8", "rented": True}
+
+
+def asked(catalogue: Catalogue, **changes: Any) -> Question:
+    """The question with changes; None leaves a key out."""
+    table = {key: value for key, value in {**LARGE, **changes}.items() if value is not None}
+    question = make_question(table, catalogue)
+    assert isinstance(question, Question)
+    return question
+
+
+# ---------------------------------------------------------------------- does it fit
+
+
+def test_what_does_not_fit_is_said_first(catalogue: Catalogue) -> None:
+    """Goal: the first line has what is needed and what there is, the next the nearest that fits;
+    and that one fits, while nothing is said where a job does."""
+    question = asked(catalogue)
+    document = answer(question, catalogue)
+    assert document["fits"] is False
+    first, second, *_ = text(document).splitlines()
+    assert first.startswith("DOES NOT FIT: 119.61 GiB of 80.00 GiB (states 35.86 GiB, activations ")
+    assert second == f"the nearest that fits: {document['nearest_fit']}"
+    near = nearest_fit(question)
+    assert near is not None
+    assert near.changes == {"micro_batch": 1}
+    assert fits(near.question)
+    good = answer(near.question, catalogue)
+    assert good["fits"] is True
+    assert good["nearest_fit"] is None
+    assert not text(good).startswith("DOES NOT FIT")
+
+
+def test_predict_laws_the_nearest_that_fits_changes_least(catalogue: Catalogue) -> None:
+    """Goal: where one key is not enough two are changed; where more devices are, the batch may grow
+    with them; and where nothing near fits, that is said."""
+    two = nearest_fit(asked(catalogue, micro_batch=4, sequence=131072))
+    assert two is not None
+    assert len(two.changes) > 1
+    sharded = {"tensor": None, "pipeline": None, "sequence_parallel": None, "system": "zero3"}
+    more = nearest_fit(asked(catalogue, **sharded, devices=8, batch=8, micro_batch=1,
+                             sequence=512, recompute="full"))  # fmt: skip
+    assert more is not None
+    assert more.changes.keys() == {"devices", "batch"}
+    whole = {**sharded, "system": "ddp", "devices": 8, "batch": 16}
+    document = answer(asked(catalogue, **whole), catalogue)
+    assert document["nearest_fit"] is None
+    assert "nothing near it fits" in text(document).splitlines()[1]
+
+
+def test_bad_prediction_of_what_does_not_fit_ends_with_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: programs see it too; among several it is a row."""
+    lines = [
+        f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {json.dumps(value)}"
+        for key, value in LARGE.items()
+    ]
+    large, small = tmp_path / "large.toml", tmp_path / "small.toml"
+    large.write_text("\n".join(lines))
+    small.write_text("\n".join(lines).replace("micro_batch = 2", "micro_batch = 1"))
+    for command, code in (
+        (["step", large], 1), (["step", small], 0), (["compare", small, large], 0),
+        (["step", large, "--json"], 1),
+    ):  # fmt: skip
+        assert main(["predict", *map(str, command)]) == code
+        said = capsys.readouterr().out
+        if command[0] == "compare":
+            assert re.search(r"^fits +yes +NO$", said, re.M)
+    check("predict-step", json.loads(said))
+
+
+# ---------------------------------------------------------------------- a whole training
+
+
+def test_predict_laws_a_whole_training(catalogue: Catalogue) -> None:
+    """CT1, CT2. Goal: steps are rounded up; hours are those of all devices; dollars are those of
+    the rental by the hour; energy is that of the devices; without [cost] dollars are not known."""
+    question = asked(catalogue, micro_batch=1, tokens="1T", cost=RENTED)
+    document = answer(question, catalogue)
+    found = document["whole_training"]
+    assert found["steps"] == -(-(10**12) // (128 * 8192))
+    seconds = found["steps"] * document["step_s"]
+    assert found["days"] == pytest.approx(seconds / 86400)
+    assert found["device_hours"] == pytest.approx(64 * seconds / 3600)
+    assert found["dollars"] == pytest.approx(document["cost"]["dollars_per_h"] * seconds / 3600)
+    assert found["energy_mwh"] == pytest.approx(64 * 700 * seconds / 3.6e9)
+    assert "1,000 billion tokens: 953,675 steps, " in text(document)
+    assert "GPU-hours" in text(document)
+    check("predict-step-training", document)
+    bare = answer(asked(catalogue, micro_batch=1, tokens=2e12), catalogue)
+    assert bare["whole_training"]["dollars"] is None
+    assert "dollars are not known without [cost]" in text(bare)
+    assert bare["whole_training"]["days"] == pytest.approx(2 * found["days"], rel=1e-5)
+    assert "whole_training" not in answer(asked(catalogue, micro_batch=1), catalogue)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        ("1 GB", "tokens: the unit 'GB' is one of bytes, but this is in tokens: tokens, K, M"),
+        ("1K", "tokens: '1K' of the whole training are less than a step's 1,048,576"),
+        ("many", "tokens: 'many' is not a number with a unit"),
+    ],
+)
+def test_bad_prediction_tokens(catalogue: Catalogue, tokens: str, said: str) -> None:
+    """Goal: what is no length of a training is refused by name."""
+    with pytest.raises(ConfigError, match=said):
+        asked(catalogue, tokens=tokens)
+
+
+# ---------------------------------------------------------------------- how far off
+
+
+def test_errors_are_those_of_the_calibration() -> None:
+    """Goal: luwu/predict/data/errors.toml is what `luwu predict validate` says."""
+    assert error_bars.main(["--check"]) == 0
+
+
+def test_an_answer_has_its_error(catalogue: Catalogue) -> None:
+    """Goal: the error of the rows of its kind, and of the blind ones; nothing is outside where rows
+    have all of the question, and each thing that none has is named."""
+    document = answer(asked(catalogue, micro_batch=1), catalogue)
+    known = error_bars.families(catalogue)["3d"]
+    assert document["error"]["max"] == known["max"]
+    assert document["error"]["blind_max"] == known["blind_max"] > known["max"]
+    assert document["error"]["outside"] == []
+    assert f"error             +- {known['max']:.0%} at most" in text(document)
+    outside = answer(
+        asked(catalogue, device="B200-180", network="roce-100g", micro_batch=1, sequence=16384,
+              software="composer-2023", recompute="full"), catalogue,
+    )["error"]["outside"]  # fmt: skip
+    assert [each.partition(":")[0] for each in outside] == [
+        "B200-180", "composer-2023", "16,384 tokens of a sequence", "92 Gbit/s of a port",
+    ]  # fmt: skip

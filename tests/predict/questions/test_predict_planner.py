@@ -1,0 +1,272 @@
+"""`luwu plan`: the search is whole, what it shows is the best, and two searches are the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.commands import plan as plan_command
+from luwu.commands.main import main
+from luwu.predict.ask.answer import memory_bytes
+from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.plan.plan_text import plan_document, plan_text
+from luwu.predict.plan.planner import Plan, plan
+from tests.helpers.schemas import check
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "predict.md"
+TABLE: dict[str, Any] = {
+    "model": "GPT-22B", "device": "A100-80", "network": "ib-hdr", "software": "megatron-2023",
+    "devices": 64, "sequence": 2048, "batch": 256, "systems": ["3d", "zero3", "ddp"],
+}  # fmt: skip
+
+
+def test_predict_laws_plans(catalogue: Catalogue) -> None:
+    """Goal: each of the set fits, none beats another in both, the first is the fastest; a whole
+    model of 22 B fits no device; and two searches are the same."""
+    found = plan(TABLE, catalogue)
+    assert found.tried > 300
+    assert 0 < found.too_large < found.tried
+    rates = [each.tokens_per_s for each in found.best]
+    left = [each.left_bytes for each in found.best]
+    assert rates == sorted(rates, reverse=True)
+    assert left == sorted(left)
+    assert len(set(left)) == len(left)
+    for each in found.best:
+        needs = sum(memory_bytes(each.question).values())
+        assert each.left_bytes == each.question.job.device.memory_bytes - needs >= 0
+        assert each.step.seconds == each.question.answer().seconds
+    assert "ddp" not in {each.question.system for each in found.best}
+    assert plan(TABLE, catalogue) == found
+
+
+def test_predict_laws_nothing_near_the_best_is_better(catalogue: Catalogue) -> None:
+    """Goal: no change of one choice of the fastest is faster and fits."""
+    best = plan(TABLE, catalogue).best[0]
+    for name, values in (
+        ("micro_batch", (1, 2, 4, 8)),
+        ("recompute", ("none", "selective", "full")),
+    ):
+        for value in values:
+            try:
+                job = replace(best.question.job, **{name: value})
+            except ConfigError:
+                continue
+            other = replace(best.question, job=job)
+            fits = sum(memory_bytes(other).values()) <= job.device.memory_bytes
+            assert not fits or other.answer().seconds >= best.step.seconds
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tensor": 8}, r"tensor: is what a plan searches; leave it out"),
+        ({"systems": "3d"}, r"systems: '3d' is not a list of names; one such as \['3d'\] fits"),
+        ({"systems": ["3d", "3d"]}, r"systems: '3d' is there twice"),
+        ({"model": 3}, r"model: 3 is not a name"),
+        ({"systems": ["3dd"]}, r"systems: '3dd' is not one of"),
+        ({"systems": ["luwu"]}, r"\[node\] is missing: luwu"),
+        ({"model": None}, r"model is missing"),
+        ({"tokens": "1T"}, r"tokens: a plan orders .*ask luwu predict step"),
+        ({"topology": 3}, r"topology: 3 is not a section; write \[topology\] or"),
+        ({"topology": [{"kind": "clo"}]}, r"topology.kind: 'clo' is not one of .* mean clos"),
+        ({"cost": {"server": "H100x8", "rented": True, "luwu": {}}}, r"cost.luwu: none of the sys"),
+        ({"cost": {"rented": True}}, r"cost.server is missing"),
+        (
+            {"topology": {"kind": "torus", "sizes": [8]}},
+            r"topology.sizes: .*; so it is with \d+ of",
+        ),
+        ({"software": {"3d": "nemo-2024"}}, r"software.zero3 is missing"),
+        (
+            {"devices": 1, "batch": 1, "model": "GPT-1T"},
+            r"none of \d+ configurations fits",
+        ),
+        ({"batch": 7}, r"batch: no degrees share it"),
+        ({"devices": [8, 16]}, r"devices: \[8, 16\] is not a whole number"),
+        ({"devices": None}, r"devices is missing"),
+        ({"batch": None}, r"batch is missing"),
+        ({"goal": "watt"}, r"goal: 'watt' is not one of .* did you mean watts"),
+        ({"goal": "capex"}, r"goal: \[cost\] is missing"),
+        (
+            {"goal": "watts", "cost": {"server": "H100x8", "rented": True}},
+            r"goal: what is rented has no price",
+        ),
+    ],
+)
+def test_bad_prediction_plans(catalogue: Catalogue, change: dict[str, Any], said: str) -> None:
+    """Goal: what cannot be searched is refused by name."""
+    table = {key: value for key, value in {**TABLE, **change}.items() if value is not None}
+    if change.get("batch") == 7:
+        table["systems"] = ["zero3"]
+    with pytest.raises(ConfigError, match=said):
+        plan(table, catalogue)
+
+
+def replace_network(catalogue: Catalogue, name: str, rate: float) -> Catalogue:
+    """The same with a network that is slower."""
+    networks = dict(catalogue.entries["network"])
+    networks[name] = replace(networks[name], rate=rate)
+    return replace(catalogue, entries={**catalogue.entries, "network": networks})
+
+
+NODE: dict[str, Any] = {
+    "processor": "Xeon-5320", "memory_bytes": "512 GiB", "disk": "P5510-3.84T", "disks": 12,
+}  # fmt: skip
+NETWORKS: dict[str, Any] = {
+    **TABLE, "systems": ["3d", "zero3", "luwu"], "node": NODE, "batch": 512,
+    "topology": [
+        {"kind": "clos", "radix": 64, "aggregates": True},
+        {"kind": "clos", "radix": 16, "taper": 3, "aggregates": True},
+        {"kind": "rail-only", "radix": 64},
+        {"kind": "aggregation-tree", "fan_in": 8},
+    ],
+}  # fmt: skip
+MINE = """
+[server.eight]
+devices_count = 8
+price = "200 kUSD"
+power = "6 kW"
+[server.node]
+devices_count = 0
+price = "15 kUSD"
+power = "600 W"
+[disk."P5510-3.84T"]
+price = "600 USD"
+power = "15 W"
+[tariff.ours]
+life_s = "4 year"
+pue = 1.2
+energy_price = "0.1 USD/kWh"
+"""
+COST: dict[str, Any] = {
+    "server": "eight", "switch": "QM9700", "link": "400G", "tariff": "ours",
+    "luwu": {"node_server": "node"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
+    file: Path = tmp_path_factory.mktemp("plan") / "mine.toml"
+    file.write_text(MINE)
+    return load(file)
+
+
+def test_predict_laws_plans_choose_networks(mine: Catalogue) -> None:
+    """Goal: every network is tried with every configuration, those that it cannot have are counted
+    with the reason, and none of what is left out beats what is shown in all goals."""
+    one = plan({**NETWORKS, "topology": NETWORKS["topology"][0]}, mine)
+    found = plan({**NETWORKS, "cost": COST}, mine)
+    assert found.tried == 4 * one.tried
+    assert found.too_large == 4 * one.too_large
+    assert found.refused > 0
+    assert "push needs switches that aggregate" in found.first_refusal
+    kinds = {each.question.topology.kind for each in found.best if each.question.topology}
+    assert kinds <= {"clos", "rail-only", "aggregation-tree"}
+    goals = [each.goals for each in found.best]
+    assert {len(each) for each in goals} == {5}
+    for own in goals:
+        beats = [o for o in goals if all(a >= b for a, b in zip(o, own, strict=True))]
+        assert beats == [own]
+    assert found.best[0].tokens_per_s >= one.best[0].tokens_per_s * (1 - 1e-12)
+    cheapest = min(each.dollars_per_million_tokens or 0.0 for each in found.best)
+    assert 0 < cheapest <= (found.best[0].dollars_per_million_tokens or 0.0)
+
+
+def test_predict_laws_goals_order_the_same_set(mine: Catalogue) -> None:
+    """Goal: each goal has its own order, of the same configurations."""
+    table = {**NETWORKS, "cost": COST}
+    plain = plan(table, mine)
+    for goal, said in (("dollars_per_million_tokens", "cheapest"), ("watts", "least power")):
+        found = plan({**table, "goal": goal}, mine)
+        places = [each.place(goal) for each in found.best]
+        assert places == sorted(places)
+        assert sorted(map(repr, found.best)) == sorted(map(repr, plain.best))
+        assert f"that no other beats, {said}" in plan_text(found)
+
+
+def test_predict_laws_what_is_rented_has_dollars_alone(mine: Catalogue) -> None:
+    """Goal: of rented devices the fastest is the cheapest, as all cost the same; no price and no
+    power are goals."""
+    table = {**TABLE, "device": "H100-80", "software": "nemo-2024"}
+    found = plan({**table, "cost": {"server": "H100x8", "rented": True}}, mine)
+    assert all(len(each.goals) == 3 for each in found.best)
+    dollars = [each.dollars_per_million_tokens or 0.0 for each in found.best]
+    assert dollars == sorted(dollars)
+    plain = plan(table, mine)
+    assert [each.step for each in found.best] == [each.step for each in plain.best]
+
+
+def test_a_plan_with_costs_is_printed(
+    mine: Catalogue,
+) -> None:
+    """Goal: dollars, price, power and the network have columns, and keys in JSON."""
+    found = plan({**NETWORKS, "cost": COST}, mine)
+    head = next(line for line in plan_text(found).splitlines() if "USD/Mtoken" in line)
+    for name in ("tokens/s", "USD/Mtoken", "MUSD", "kW", "network", "system"):
+        assert name in head
+    document = plan_document(found)
+    assert document["best"][0].keys() >= {
+        "topology", "capex", "watts", "dollars_per_million_tokens"
+    }  # fmt: skip
+    assert document["refused"] == found.refused
+    json.dumps(document)
+
+
+def test_the_page_has_plans(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: the examples of docs/predict.md run, for people and as JSON. A search takes seconds:
+    what the first command found, the second shows as JSON."""
+    searched: dict[str, Plan] = {}
+
+    def once(table: dict[str, Any], catalogue: Catalogue) -> Plan:
+        key = json.dumps(table, sort_keys=True)
+        if key not in searched:
+            searched[key] = plan(table, catalogue)
+        return searched[key]
+
+    monkeypatch.setattr(plan_command, "plan", once)
+    blocks = [block.partition("```")[0] for block in PAGE.read_text().split("```toml\n")[1:]]
+    mine = tmp_path / "mine.toml"
+    mine.write_text(next(block for block in blocks if block.startswith("# mine.toml")))
+    plans = [block for block in blocks if block.startswith("systems")]
+    assert len(plans) == 2
+    for text, best in zip(plans, ("3d", "luwu"), strict=True):
+        file = tmp_path / "plan.toml"
+        file.write_text(text)
+        command = ["plan", str(file), "--catalogue", str(mine)]
+        assert main(command) == 0
+        assert "that no other beats" in capsys.readouterr().out
+        assert main([*command, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        check("plan", found)
+        assert best in {each["system"] for each in found["best"]}
+    assert len(searched) == len(plans)
+    assert found["best"][0].keys() >= {"capex", "topology", "watts"}
+    assert main(["plan"]) == 2
+    assert main(["plan", str(tmp_path / "none.toml")]) == 2
+
+
+def test_every_system_that_was_asked_for_has_a_line(catalogue: Catalogue) -> None:
+    """Goal: of each its best, and whether it is shown, what beats it, or why it has nothing."""
+    found = plan({**TABLE, "systems": ["3d", "zero3", "ddp"]}, catalogue)
+    told = {each.system: each for each in found.systems}
+    assert list(told) == ["3d", "zero3", "ddp"]
+    assert told["3d"].why == ""
+    assert told["ddp"].best is None
+    assert told["ddp"].why.startswith("no configuration: the least needs ")
+    shown = {each.question.system for each in found.best}
+    assert told["zero3"].best is not None
+    assert (told["zero3"].why == "") == ("zero3" in shown)
+    odd = plan({**TABLE, "systems": ["3d", "zero3"], "batch": 127}, catalogue)
+    assert odd.systems[1].why == "no configuration: batch 127 is no multiple of 64"
+    lines = plan_text(odd).splitlines()
+    assert lines[1] == "zero3         no configuration: batch 127 is no multiple of 64"
+    assert plan_document(odd)["systems"][1]["tokens_per_s"] is None
+    slow = replace_network(catalogue, "ib-hdr", 1e9 / 8)
+    beaten = plan({**TABLE, "systems": ["3d", "zero3"]}, slow)
+    assert beaten.systems[1].why in ("", "beaten by 3d")

@@ -1,0 +1,206 @@
+"""Questions as users write them, and what is answered: `luwu predict`."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luwu.base.errors import ConfigError
+from luwu.commands.main import main
+from luwu.predict.ask.answer import answer, text
+from luwu.predict.ask.question import make_question
+from luwu.predict.ask.sensitivity import elasticities, inputs, scaled
+from luwu.predict.hardware.catalogue import Catalogue, load
+
+MINE = """
+[processor.some]
+cores_count = 26
+memory_rate = "188 GB/s"
+"""
+THREE_D: dict[str, Any] = {
+    "system": "3d", "model": "GPT-175B", "device": "H100-80", "network": "ib-ndr",
+    "software": "nemo-2024", "devices": 512, "sequence": 2048, "batch": 1024, "tensor": 4,
+    "pipeline": 8, "virtual": 12, "sequence_parallel": True,
+}  # fmt: skip
+HOST = {
+    "processor": "some", "memory_bytes": "512 GiB", "disk": "P5510-3.84T", "disks": 12,
+}  # fmt: skip
+SMALL = {
+    "model": "GPT-13B", "device": "A100-40", "network": "roce-100g", "software": "megatron-2023",
+    "devices": 8, "sequence": 2048, "batch": 64, "micro_batch": 8, "recompute": "full",
+}  # fmt: skip
+LUWU: dict[str, Any] = {"system": "luwu", **SMALL, "node": HOST}
+OFFLOAD: dict[str, Any] = {"system": "zero-infinity", **SMALL, "host": {**HOST, "devices": 1}}
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    file = tmp_path / "own.toml"
+    file.write_text(MINE)
+    return file
+
+
+@pytest.fixture
+def catalogue(own: Path) -> Catalogue:
+    return load(own)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [THREE_D, LUWU, OFFLOAD, {"system": "zero3", **SMALL},
+     {**OFFLOAD, "system": "zero-offload"}],
+    ids=lambda table: table["system"],
+)  # fmt: skip
+def test_every_system_is_answered(catalogue: Catalogue, table: dict[str, Any]) -> None:
+    """Goal: one form of answer for all: parts that add up, what binds, memory, two counts of
+    operations, and what the answer hangs on."""
+    found = answer(make_question(table, catalogue), catalogue)
+    assert found["step_s"] == pytest.approx(sum(found["parts_s"].values()))
+    assert found["binding"] in found["parts_s"] | found["resources_s"]
+    assert 0 < found["mfu"] <= found["hfu"] < 1
+    assert found["tokens_per_s"] == pytest.approx(found["tokens"] / found["step_s"])
+    assert set(found["memory_bytes"]) == {"states", "activations"}
+    curves = [name for name in found["elasticities"] if name.startswith("job.device.matmul_")]
+    assert len(curves) == 1
+    assert found["elasticities"][curves[0]] < 0
+    assert "job.device.bf16" in found["no_effect"]  # its peak: products take what was measured
+    assert "job.device.power" in found["no_effect"]
+    assert found["asked"]["model"] == table["model"]
+    json.dumps(found)
+
+
+def test_predict_laws_elasticities(catalogue: Catalogue) -> None:
+    """Goal: more of any rate is never slower; all of hardware together, twice as fast, is twice as
+    fast but for latencies and the step's wait: so elasticities of rates add up to about -1."""
+    question = make_question(THREE_D, catalogue)
+    found = elasticities(question)
+    rates = {name: value for name, value in found.items() if "latency" not in name}
+    assert max(rates.values()) <= 1e-12
+    once = ("matmul_fp8", "all_reduce", "memory_rate", "network.rate")
+    step = question.answer()
+    share = 1 - step.parts["straggling"] / step.seconds
+    total = sum(value for name, value in rates.items() if name.endswith(once))
+    assert total == pytest.approx(-share, abs=0.02)
+
+
+def test_an_input_is_scaled_alone(catalogue: Catalogue) -> None:
+    """Goal: one number changes, wherever it stands, and no other."""
+    question = make_question(LUWU, catalogue)
+    for place in inputs(question):
+        twice = scaled(question, place, 2.0)
+        assert twice != question
+        assert scaled(twice, place, 0.5) == question
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "said"),
+    [
+        (THREE_D, {"system": "zero4"}, r"system: 'zero4' is not one of luwu, .*did you mean zero3"),
+        (THREE_D, {"batc": 3}, r"^batc is unknown here; did you mean batch"),
+        (THREE_D, {"node": {}}, r"^node is unknown here"),
+        (THREE_D, {"tensor": 0}, r"^tensor: 0 is not a whole number above zero"),
+        (THREE_D, {"tensor": 4.0}, r"^tensor: 4.0 is not a whole number"),
+        (THREE_D, {"pipeline": 128, "virtual": 1}, r"pipeline: 128 stages, but GPT-175B has 96"),
+        (
+            THREE_D,
+            {"model": "GPT-175"},
+            r"model: no model 'GPT-175' .* did you mean GPT",
+        ),
+        (THREE_D, {"device": 3}, r"device: 3 is not a name"),
+        (THREE_D, {"sequence_parallel": 1}, r"sequence_parallel: 1 is neither true nor false"),
+        (LUWU, {"tensor": 2}, r"tensor: luwu has data parallel ranks alone"),
+        (LUWU, {"node": None}, r"\[node\] is missing"),
+        (
+            LUWU,
+            {"node": {**HOST, "cashed": 1}},
+            r"node.cashed is unknown .* mean cached",
+        ),
+        (LUWU, {"node": {"processor": "some"}}, r"node.memory_bytes is missing"),
+        (LUWU, {"node": {**HOST, "memory_bytes": 512}}, r"node.memory_bytes: 512 is not"),
+        (LUWU, {"node": {**HOST, "disk": "P5510-4T"}}, r"node.disk: no disk 'P5510-4T' .* did you"),
+        (OFFLOAD, {"host": HOST}, r"host.devices is missing"),
+    ],
+)
+def test_bad_prediction_questions(
+    catalogue: Catalogue, table: dict[str, Any], change: dict[str, Any], said: str
+) -> None:
+    """Goal: what is wrong is named by its key, with what would fit."""
+    changed = {key: value for key, value in {**table, **change}.items() if value is not None}
+    with pytest.raises(ConfigError, match=said):
+        make_question(changed, catalogue)
+
+
+def test_the_command(tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: a file is answered for people and as JSON, and errors have an exit code."""
+    file = tmp_path / "question.toml"
+    lines = [f"{k} = {json.dumps(v)}" for k, v in LUWU.items() if k != "node"]
+    lines += ["[node]", *(f"{k} = {json.dumps(v)}" for k, v in HOST.items())]
+    file.write_text("\n".join(lines))
+    command = ["predict", "step", str(file), "--catalogue", str(own)]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "GPT-13B (12.8 B) by luwu on 8 x A100-40" in said
+    assert "bottleneck " in said
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == 3
+    assert main(["predict", "step", str(tmp_path / "none.toml")]) == 2
+    assert "cannot read" in capsys.readouterr().err
+    assert main(["predict", "stop"]) == 2
+    assert "did you mean step" in capsys.readouterr().err
+
+
+def test_systems_side_by_side(
+    tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: a column for each file, and how each compares with the first."""
+    names = []
+    for system in ("zero3", "ddp"):
+        file = tmp_path / f"{system}.toml"
+        table = {"system": system, **SMALL}
+        file.write_text("\n".join(f"{k} = {json.dumps(v)}" for k, v in table.items()))
+        names.append(str(file))
+    assert main(["predict", "compare", *names]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^system +zero3 +ddp$", said, re.MULTILINE)
+    assert re.search(r"^relative to the first +1\.00 +\d\.\d\d$", said, re.MULTILINE)
+    assert re.search(r"^fits +yes +NO$", said, re.MULTILINE), said  # no whole model fits
+    assert main(["predict", "compare", *names, "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["answers"]) == names
+    assert main(["predict", "compare"]) == 2
+
+
+def test_validate(capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: all rows, and how far off they are."""
+    assert main(["predict", "validate", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["training"]) == 56
+    assert found["summary"]["training"]["rows"] == 56
+    assert main(["predict", "validate"]) == 0
+    assert "training: 56 rows, " in capsys.readouterr().out
+
+
+def test_examples_of_the_page_are_answered(tmp_path: Path) -> None:
+    """Goal: every question of docs/predict.md is one, and is answered for people too."""
+    page = (Path(__file__).resolve().parents[3] / "docs" / "predict.md").read_text()
+    blocks = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    mine = tmp_path / "mine.toml"
+    mine.write_text(next(block for block in blocks if block.startswith("# mine.toml")))
+    catalogue = load(mine)
+    questions = [tomllib.loads(block) for block in blocks if block.startswith("system =")]
+    assert len(questions) == 7
+    found = [answer(make_question(table, catalogue), catalogue) for table in questions]
+    assert {each["system"] for each in found} == {"3d", "luwu", "inference", "inference-sockets"}
+    assert sum("topology" in each for each in found) == 2
+    assert sum("cost" in each for each in found) == 2
+    for each in found:
+        assert text(each)
+    for table, each in zip(questions, found, strict=True):
+        if "topology" in table and "cost" not in table:  # its taper shows
+            plain = {key: value for key, value in table.items() if key != "topology"}
+            full = answer(make_question(plain, catalogue), catalogue)
+            assert each["step_s"] > full["step_s"]

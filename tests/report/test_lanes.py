@@ -1,0 +1,217 @@
+"""A step as lanes: shares, the verdict, the picture, and how it is found in a run's events."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from luwu.base.quantities import format_seconds
+from luwu.report.history import History
+from luwu.report.intervals import Intervals, union
+from luwu.report.lanes import Lanes, Piece, lanes_of, make_lanes
+from luwu.report.lanes_chart import Row, lanes_chart, rows_chart
+from luwu.report.last_step import ended_steps, lanes_of_step, typical_step
+from luwu.report.recent import STEPS_HELD, TAIL_BYTES, RecentEvents
+from tests.helpers.written_run import MS, Written
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stretches_of_time_are_as_their_instants(seed: int) -> None:
+    """Goal: union, intersection and difference of random spans, looked at instant by instant."""
+    rng = random.Random(seed)
+
+    def draw() -> list[tuple[int, int]]:
+        starts = [rng.randrange(60) for _ in range(rng.randrange(8))]
+        return [(start, start + rng.randrange(1, 10)) for start in starts]
+
+    def united(spans: list[tuple[int, int]]) -> Intervals:
+        return union(*np.array(spans, np.int64).reshape(-1, 2).T)
+
+    def pairs(found: Intervals) -> list[tuple[int, int]]:
+        return list(zip(found.starts_I.tolist(), found.ends_I.tolist(), strict=True))
+
+    def has(spans: list[tuple[int, int]], at: float) -> bool:
+        return any(start <= at < end for start, end in spans)
+
+    drawn, others = draw(), united(draw())
+    ours = united(drawn)
+    assert all(end < start for (_, end), (start, _) in itertools.pairwise(pairs(ours)))
+    for at in (instant + 0.5 for instant in range(80)):
+        is_ours, is_others = has(pairs(ours), at), has(pairs(others), at)
+        assert is_ours == has(drawn, at), f"seed {seed}"
+        assert has(pairs(ours.within(others)), at) == (is_ours and is_others), f"seed {seed}"
+        assert has(pairs(ours.without(others)), at) == (is_ours and not is_others), f"seed {seed}"
+
+
+def test_gaps_that_cannot_be_seen_are_closed() -> None:
+    found = union(np.array([0, 12, 30]), np.array([10, 20, 40]), gap_ns=2)
+    assert (found.starts_I.tolist(), found.ends_I.tolist()) == ([0, 30], [20, 40])
+
+
+def test_waits_and_copies_inside_of_compute_are_not_compute() -> None:
+    lanes = make_lanes(
+        3, 1.0,
+        {"compute": [(0.0, 0.9)], "wait": [(0.1, 0.3)], "write": [(0.2, 0.3), (2.0, 3.0)]},
+        pale=[(0.0, 0.4)], stolen=[(0.8, 0.9)], others=[(0.0, 0.2)],
+    )  # fmt: skip
+    assert lanes.busy_ratio("compute") == pytest.approx(0.6)
+    assert lanes.busy_ratio("write") == pytest.approx(0.1)
+    assert lanes.while_waiting == pytest.approx(
+        {"sum": 0, "update": 0, "read": 0, "write": 0.1, "others": 0.1}
+    )
+    compute = next(lane for lane in lanes.lanes if lane.engine == "compute")
+    assert [(p.start_s, p.end_s, p.is_pale) for p in compute.pieces] == [
+        (0.0, 0.1, True), (0.3, 0.4, True), (0.4, 0.8, False),
+    ]  # fmt: skip
+    assert lanes_of(json.loads(json.dumps(lanes.document()))) == lanes
+
+
+VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
+    "Compute-bound: compute is busy 80%; 20% is spent waiting for weights.": (
+        {"compute": [(0, 0.8)], "wait": [(0.8, 1)]}, "compute",
+    ),
+    "mostly while other workers still compute": (
+        {"compute": [(0, 0.7)], "wait": [(0.7, 1)], "others": [(0.7, 1)]}, "compute",
+    ),
+    "Disk-bound: the node reads or writes for 90% of it; workers wait for weights for 70%.": (
+        {"write": [(0, 0.5)], "read": [(0.4, 0.9)], "wait": [(0.2, 0.9)]}, "disk",
+    ),
+    "Update-bound": ({"update": [(0, 0.6)]}, "update"),
+    "meanwhile: node: update 40%. No single engine limits the step.": (
+        {"compute": [(0, 0.3)], "wait": [(0.3, 1)], "update": [(0.5, 0.9)]}, "wait",
+    ),
+    "on messages, on each other, or for a turn on a core": (
+        {"compute": [(0, 0.3)], "wait": [(0.3, 1)]}, "wait",
+    ),
+    "most of the step is spent outside of forward and backward": (
+        {"compute": [(0, 0.1)]}, "wait",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", VERDICTS)
+def test_the_verdict_names_what_limits_the_step(words: str) -> None:
+    spans, limit = VERDICTS[words]
+    lanes = make_lanes(0, 1.0, spans, others=spans.get("others", []))
+    assert lanes.limit == limit
+    assert words in lanes.verdict
+    assert lanes.verdict.startswith("1 s. ")
+
+
+def test_the_picture_has_a_row_for_each_engine_and_tints_the_limit() -> None:
+    """Goal: rows, shares and tint; several steps share rows; nothing outside of the drawing."""
+    one = make_lanes(7, 0.27, {"compute": [(0.01, 0.2)], "wait": [(0.2, 0.27)], "sum": [(0, 0.1)]})
+    two = make_lanes(7, 0.30, {"compute": [(0.0, 0.3)]})
+    for width in (860, 360):
+        drawn = ElementTree.fromstring(lanes_chart({"before": one, "after": two}, width=width))
+        said = [each.text or "" for each in drawn.iter("text")]
+        assert {"compute", "waits for weights", "switch: sum"} <= set(said)
+        assert "node: read" not in said
+        assert sum("Compute-bound" in each for each in said) == 1
+        assert "bars of a row, from the top: before, after" in said
+        tints = [each for each in drawn.iter("rect") if each.attrib["fill"] == "var(--tint)"]
+        assert len(tints) == 1
+        height = float(drawn.attrib["viewBox"].split()[3])
+        for each in drawn.iter("rect"):
+            x, w = float(each.attrib["x"]), float(each.attrib["width"])
+            assert x >= 0
+            assert x + w <= width + 1
+            assert float(each.attrib["y"]) + float(each.attrib["height"]) <= height
+
+
+def test_more_pieces_than_pixels_are_drawn_as_columns() -> None:
+    """Goal: a bar of ten thousand pieces has a few hundred rectangles, as wide in all."""
+    pieces = tuple(Piece(n * 1e-4, (n + 0.9) * 1e-4, n >= 5000) for n in range(10_000))
+    drawn = ElementTree.fromstring(
+        rows_chart([Row("stage 0", ((pieces, 0.9),), "var(--blue)")], 1.0, name="n")
+    )
+    found = list(drawn.iter("rect"))
+    assert len(found) < 400
+    pale = [float(each.attrib["width"]) for each in found if "fill-opacity" in each.attrib]
+    plain = [float(each.attrib["width"]) for each in found if "fill-opacity" not in each.attrib]
+    assert sum(pale) == pytest.approx(sum(plain), rel=0.02)
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.3, 0.5, 0.8, 0.97])
+def test_columns_are_as_dense_as_the_pieces_that_they_stand_for(ratio: float) -> None:
+    """Goal: of a row of many short pieces as much is drawn as it is busy, however little that is in
+    each column; a row that is busy all the time has no gap."""
+    pieces = tuple(Piece(n / 3000, (n + ratio) / 3000) for n in range(3000))
+    svg = rows_chart([Row("row", ((pieces, ratio),), "red")], 1.0, name="row")
+    widths = [float(each) for each in re.findall(r'width="([\d.]+)" height', svg)]
+    most = max(map(float, re.findall(r'<path d="M([\d.]+) ', svg)))
+    left = min(map(float, re.findall(r'<path d="M([\d.]+) ', svg)))
+    assert sum(widths) / (most - left) == pytest.approx(ratio, abs=0.01)
+    full = tuple(Piece(n / 3000, (n + 1) / 3000) for n in range(3000))
+    solid = rows_chart([Row("row", ((full, 1.0),), "red")], 1.0, name="row")
+    assert solid.count("<rect") == 1
+
+
+def test_times_have_three_digits() -> None:
+    assert [format_seconds(t) for t in (2e-6, 0.0123456, 0.9999, 12.345)] == [
+        "2 us", "12.3 ms", "1 s", "12.3 s",
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------------- events of a run
+
+
+def test_a_run_is_followed_as_it_grows(tmp_path: Path) -> None:
+    """Goal: a step shows when the next one has begun, at the worker of median and of longest
+    compute; a line that is half written counts when it is whole, a restart is a flag."""
+    written, history = Written(tmp_path), History()
+    events = RecentEvents(tmp_path, history.take)
+    events.read()
+    assert ended_steps(events) == []
+    assert typical_step(events) is None
+    written.step(0)
+    written.step(1)
+    events.read()
+    assert ended_steps(events) == [0]
+    lanes = lanes_of_step(events, 0)
+    assert lanes.length_s == pytest.approx(0.1)
+    assert lanes.busy_ratio("compute") == pytest.approx(0.6)
+    assert lanes_of_step(events, 0, slowest=True).busy_ratio("compute") == pytest.approx(0.8)
+    assert lanes.busy_ratio("update") == pytest.approx(0.09)
+    record = {"name": "node.step", "at_ns": 300 * MS, "step": 2, "applied": True}
+    half = json.dumps(record)[:20]
+    with (tmp_path / "node.jsonl").open("a") as file:
+        file.write(half)
+    events.read()
+    assert sorted(history.decided_ns) == [0, 1]
+    with (tmp_path / "node.jsonl").open("a") as file:
+        file.write(json.dumps(record)[20:] + "\n")
+    written.clock("switch")
+    written.append("node", {"name": "node.abort", "at_ns": 250 * MS, "step": 2, "text": "a peer"})
+    events.read()
+    assert sorted(history.decided_ns) == [0, 1, 2]
+    assert history.seconds == pytest.approx([0.1, 0.1])
+    assert [(flag.step, flag.text) for flag in history.flags()] == [
+        (0, "switch was started again"), (2, "the step was restarted: a peer"),
+    ]  # fmt: skip
+
+
+def test_of_a_long_run_the_end_is_held(tmp_path: Path) -> None:
+    """Goal: however long the files, few spans are held, and all decisions are known. Method: a file
+    of several times what is parsed at first."""
+    written, history = Written(tmp_path), History()
+    count = 3 * TAIL_BYTES // 1000
+    for step in range(count):
+        written.step(step)
+    events = RecentEvents(tmp_path, history.take)
+    events.read()
+    assert (tmp_path / "worker-0.jsonl").stat().st_size > TAIL_BYTES / 4
+    assert len(history.decided_ns) == count
+    assert all(len(each.spans) <= 3 * (STEPS_HELD + 1) for each in events.of("worker"))
+    assert ended_steps(events)[-1] == count - 2
+    found: Lanes = lanes_of_step(events, count - 2)
+    assert found.busy_ratio("compute") == pytest.approx(0.6)
+    assert typical_step(events, 0.1) in ended_steps(events)

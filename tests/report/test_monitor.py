@@ -1,0 +1,324 @@
+"""What a run shows of itself: the document, the status in 80 columns, the live page, the report.
+
+The files are those that a run writes; the processes that they name are real ones of this test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from luwu.base.clock import ManualClock
+from luwu.base.errors import ConfigError
+from luwu.base.json_file import write_json
+from luwu.commands.main import main
+from luwu.commands.outcome import write_outcome
+from luwu.launch.processes.children import MARK
+from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
+from luwu.monitor.serve import SHARE, Latest, serve_page
+from luwu.monitor.text import COLUMNS, status_text
+from luwu.monitor.watch import Watch
+from luwu.report.page import report_html
+from luwu.report.pair import named, pair_html, pair_rows
+from tests.helpers.schemas import check
+from tests.helpers.written_run import MS, Written
+
+
+@pytest.fixture
+def node() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that bears the mark of the run."""
+    with subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: "run-1"}) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def run(tmp_path: Path, node: subprocess.Popen[bytes]) -> RunDirectory:
+    """A run of six steps, under way: its node is alive, its switch is gone."""
+    run = RunDirectory.create(tmp_path / "run")
+    written = Written(run.path / "events")
+    for step in range(6):
+        written.step(step)
+        written.append("worker-0", {
+            "name": "scalars", "at_ns": 100 * MS * step, "step": step,
+            "values": {"loss": 5.0 - step, "lr": 0.1},
+        })  # fmt: skip
+    started = "2026-01-01T00:00:00Z"
+    entries = [
+        ProcessEntry(role="node", rank=0, pid=node.pid, started=started),
+        ProcessEntry(role="switch", rank=0, pid=_ended_pid(), started=started),
+    ]
+    run.write_processes(entries)
+    write_json(run.file("memory.json"), {
+        "schema": 1, "peak_bytes": {"node": 3 << 20, "switch": 2 << 20},
+        "now_bytes": {"node": 1 << 20}, "peak_bytes_of_all": 5 << 20,
+    })  # fmt: skip
+    write_json(run.role("node.json"), {"schema": 1, "spec": {"memory_budget_bytes": 4 << 20}})
+    keys = {"steps": {"value": "9", "origin": "flag --steps"}}
+    keys["workers"] = {"value": "2", "origin": "default"}
+    write_json(run.file("resolved.json"), {"schema": 1, "keys": keys})
+    return run
+
+
+def _ended_pid() -> int:
+    """The number of a process that was and is no more."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def test_the_document_of_a_run_under_way(run: RunDirectory) -> None:
+    """Goal: steps, rate, time left, the last step's limit, memory beside its budget, numbers of the
+    script, and which process is gone."""
+    document = Watch(run).document()
+    assert document["state"] == "running"
+    steps = document["steps"]
+    assert (steps["done"], steps["total"], steps["first"]) == (6, 9, 1)
+    assert steps["per_s"] == pytest.approx(10)
+    assert steps["left_s"] == pytest.approx(0.3)
+    assert document["step"]["step"] == 4  # the last one whose end is known: 5 may go on
+    assert document["step"]["limit"] == "compute"
+    assert [each["is_alive"] for each in document["processes"]] == [True, False]
+    switch, node = document["memory"]
+    assert (node["now_bytes"], node["peak_bytes"], node["budget_bytes"]) == (
+        1 << 20,
+        3 << 20,
+        4 << 20,
+    )
+    assert (switch["now_bytes"], switch["budget_bytes"]) == (None, None)
+    assert document["scalars"]["loss"] == {"steps": [*range(6)], "values": [5.0, 4, 3, 2, 1, 0]}
+    assert document["keys_set"] == ["steps"]
+    assert document["waits_for"] == _wait_text(document)
+    check("status", document)
+
+
+@pytest.mark.feature("luwu status of a run that is over")
+def test_a_run_that_is_over_is_neither_running_nor_starting(
+    run: RunDirectory, node: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """Goal: after SIGKILL, a start that failed, and a reboot that gave its numbers to others.
+    Method: a node that ends; a process without the run's mark; launchers that live and do not."""
+    run.write_processes([ProcessEntry(role="node", rank=0, pid=os.getpid(), started="")])
+    assert Watch(run).document()["state"] == "gone"  # this process is not one of the run
+    fresh = RunDirectory.create(tmp_path / "fresh")
+    for pid, state in ((_ended_pid(), "gone"), (node.pid, "gone")):
+        write_json(fresh.file("resolved.json"), {"schema": 1, "keys": {}, "pid": pid})
+        assert Watch(fresh).document()["state"] == state
+    with subprocess.Popen([sys.executable, "-c", "input()", "luwu"], stdin=subprocess.PIPE) as live:
+        write_json(fresh.file("resolved.json"), {"schema": 1, "keys": {}, "pid": live.pid})
+        assert Watch(fresh).document()["state"] == "starting"
+    write_outcome(run, 130, "interrupted")
+    assert "stopped at" in status_text(Watch(run).document())
+
+
+def test_a_role_that_was_stopped_does_not_end_a_run(run: RunDirectory) -> None:
+    """Goal: of several commands in one run directory one is stopped, and the others go on."""
+    write_outcome(run, 130, "interrupted")
+    assert Watch(run).document()["state"] == "running"
+
+
+def _wait_text(document: dict[str, Any]) -> str:
+    since_s = document["at_unix_s"] - document["steps"]["last_decided_unix_s"]
+    return f"no step was decided for {since_s:.0f} s; waiting for all processes"
+
+
+def test_who_is_waited_for_is_named(run: RunDirectory) -> None:
+    Written.appending(run.path / "events").span("worker-1", "forward", 6, 0, 10)
+    assert str(Watch(run).document()["waits_for"]).endswith("; waiting for worker 0")
+
+
+def test_a_lost_node_is_named_and_its_job_goes_on_being_shown(run: RunDirectory) -> None:
+    """Goal: who is left out, since when and why; steps go on where another node decides them.
+    Method: the first node decided six steps, the second the two after them too."""
+    written = Written.appending(run.path / "events")
+    written.clock("node-1")
+    for step in range(8):
+        written.append(
+            "node-1", {"name": "node.step", "at_ns": 100 * MS * (step + 1), "step": step}
+        )
+    written.append("switch", {
+        "name": "switch.degraded", "at_ns": 650 * MS, "step": 6, "epoch": 2, "left_out": [0],
+        "members": [1], "text": "optimizer node 0 lost",
+    })  # fmt: skip
+    document = Watch(run).document()
+    assert document["steps"]["done"] == 8
+    assert document["degraded"]["nodes"] == [0]
+    check("status", document)
+    words = "the job goes on without optimizer node 0: optimizer node 0 lost"
+    assert f"DEGRADED since step 6 {words}" in " ".join(status_text(document).split())
+    assert document["steps"]["flags"][-1] == {"step": 6, "text": words}
+
+    filling = {"name": "switch.filling", "at_ns": 660 * MS, "node": 0, "step": 6, "bytes": 2 << 20}
+    written.append("switch", filling)
+    document = Watch(run).document()
+    words += "; optimizer node 0 is being filled by the others (2.00 MiB)"
+    assert f"DEGRADED since step 6 {words}" in " ".join(status_text(document).split())
+    filled = {"name": "switch.filled", "at_ns": 760 * MS, "node": 0, "step": 7, "left_out": []}
+    written.append("switch", filled)
+    document = Watch(run).document()
+    assert document["degraded"] is None
+    assert document["steps"]["flags"][-1]["text"] == "optimizer node 0 has all pages again"
+
+
+@pytest.mark.parametrize("details", [False, True])
+def test_the_status_has_80_columns(run: RunDirectory, details: bool) -> None:
+    """Goal: no line is longer, whatever is in it; the state is told in full. Method: a run that
+    failed for a long reason."""
+    write_outcome(run, 4, "worker 1 failed, and this is told at length: " + "why " * 60, "E300")
+    text = status_text(Watch(run).document(), details=details)
+    assert max(map(len, text.splitlines())) <= COLUMNS
+    assert "luwu explain E300" in " ".join(text.split())
+    assert "steps     6 decided of 9, 10 steps/s" in text
+    assert re.search(r"compute +60% #+ +< limit", text)
+    assert re.search(r"switch +gone", text)
+    assert re.search(r"node +pid \d+ +1.00 MiB \(budget 4.00 MiB\)", text)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "state"),
+    [
+        (0, "finished", "finished"),
+        (130, "interrupted", "stopped"),
+        (4, "a worker failed", "failed"),
+    ],
+)
+def test_a_run_that_ended_in_any_way_has_its_report(
+    run: RunDirectory, node: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str],
+    code: int, reason: str, state: str,
+) -> None:  # fmt: skip
+    """Goal: `luwu report` of each makes a page of its state and step, and prints a verdict."""
+    node.kill()
+    node.wait()
+    write_outcome(run, code, reason)
+    assert main(["report", str(run.path)]) == 0
+    said = capsys.readouterr().out
+    assert said.lower().startswith(state)
+    assert "6 steps are decided, 100 ms each (median)." in said
+    assert "Compute-bound: compute is busy 60%; 10% is spent waiting for weights." in said
+    page = run.file("report.html").read_text()
+    assert f"LuWu run run: {state}" in page
+    ElementTree.fromstring(page)
+    assert not re.search(r"(src|href)\s*=|https?://|<script|@import|url\(", page)
+    assert page.count('class="narrow"') == page.count('class="wide"') == 6
+    assert main(["report", "--json", str(run.path)]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == state
+
+
+def test_a_run_without_a_step_has_a_report(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    write_outcome(run, 2, "refused")
+    page = report_html(Watch(run).document())
+    assert "no step was decided" in page
+    ElementTree.fromstring(page)
+
+
+def test_two_runs_side_by_side(
+    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: numbers of both, what differs in their keys, and one picture of both steps."""
+    other = RunDirectory.create(tmp_path / "other")
+    written = Written(other.path / "events")
+    for step in range(3):
+        written.step(step)
+    write_json(other.file("resolved.json"), {"keys": {"steps": {"value": "3", "origin": "flag"}}})
+    documents = named(Watch(run).document(), Watch(other).document())
+    rows = {name: values for name, *values in pair_rows(documents)}
+    assert rows["decided steps"] == ["6", "3"]
+    assert rows["key steps"] == ["9", "3"]
+    assert rows["loss, last"] == ["0", "-"]
+    page = pair_html(documents)
+    ElementTree.fromstring(page)
+    assert "bars of a row, from the top: run, other" in page
+    assert main(["report", str(run.path), str(other.path)]) == 0
+    assert re.search(r"decided steps +6 +3", capsys.readouterr().out)
+    assert run.file("report-other.html").exists()
+
+
+# ---------------------------------------------------------------------- the live page
+
+
+@pytest.fixture
+def port(run: RunDirectory) -> Iterator[int]:
+    """The live page of the run."""
+    port, close = serve_page("127.0.0.1", 0, Watch(run))
+    yield port
+    close()
+    with pytest.raises(ConnectionRefusedError):
+        get(port, "/")
+    assert "luwu-page" not in {each.name for each in threading.enumerate()}
+
+
+def get(port: int, path: str, **headers: str) -> tuple[int, http.client.HTTPMessage, str]:
+    """Status, headers and text of an answer."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as asked:
+        asked.request("GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+        answer = asked.getresponse()
+        return answer.status, answer.headers, answer.read().decode()
+
+
+@pytest.mark.feature("a live page")
+def test_the_live_page_shows_the_run_and_loads_nothing_from_elsewhere(port: int) -> None:
+    code, headers, page = get(port, "/")
+    assert code == 200
+    ElementTree.fromstring(page)
+    assert re.findall(r"(?:src|href)\s*=\s*\"([^\"]*)", page) == ["/live.js"]
+    assert not re.search(r"https?://|@import|url\(", page)
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    code, headers, sections = get(port, "/sections")
+    assert code == 200
+    assert sections in page
+    assert "<td>gone</td>" in sections
+    assert get(port, "/sections", If_None_Match=headers["ETag"])[0::2] == (304, "")
+    assert json.loads(get(port, "/status")[2])["steps"]["done"] == 6
+    assert get(port, "/../resolved.json")[0] == 404
+    assert get(port, "/live.js")[0] == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
+def test_nobody_off_loopback_gets_in(port: int, host: str) -> None:
+    """Goal: a page from elsewhere whose name resolves to 127.0.0.1 reads nothing."""
+    for path in ("/", "/sections", "/status"):
+        assert get(port, path, Host=host)[0::2] == (403, "only for loopback\n")
+    for name in (f"127.0.0.1:{port}", f"localhost:{port}", "localhost"):
+        assert get(port, "/status", Host=name)[0] == 200
+
+
+def test_a_port_that_is_taken_is_refused(port: int, run: RunDirectory) -> None:
+    with pytest.raises(ConfigError, match="give another port"):
+        serve_page("127.0.0.1", port, Watch(run))
+
+
+def test_ten_readers_cost_as_much_as_one() -> None:
+    """Goal: a document is made once a second, and one that is slow to make less often. Method: a
+    clock by hand that making moves on."""
+    clock, made = ManualClock(), []
+
+    def make() -> int:
+        clock.advance(cost_ns)
+        made.append(clock.now_ns())
+        return len(made)
+
+    cost_ns = 1 * MS
+    latest = Latest(make, clock.now_ns)
+    assert [latest.get() for _ in range(10)] == [1] * 10
+    clock.advance(1000 * MS)
+    assert latest.get() == 2
+    cost_ns = 100 * MS
+    clock.advance(1000 * MS)
+    assert latest.get() == 3
+    clock.advance(int(100 * MS / SHARE) - 101 * MS)
+    assert latest.get() == 3
+    clock.advance(2 * MS)
+    assert latest.get() == 4

@@ -1,0 +1,1 @@
+"""The node's pages on disk."""

@@ -1,0 +1,1 @@
+"""The switch: slots, lead of several nodes, caches, memory."""

@@ -1,0 +1,172 @@
+"""Nodes that answer late, twice, or not at all, as a switch begins to lead them: what histories
+with lost nodes found (`python -m tests.simulate --with LoseNode`)."""
+
+from __future__ import annotations
+
+from luwu.wire import messages as wire
+from tests.switch.test_lead import DIGEST, PATIENCE_NS, Bench, asked, starts
+
+READY = {
+    "attempt": 4, "loaded": True, "epoch": 2, "members": 7, "is_prepared": True,
+    "prepared_attempt": 4,
+}  # fmt: skip
+"""A node that is decided at version 0, and has version 1 prepared."""
+
+
+def decided_as_it_connects() -> Bench:
+    """Node 1 was lost and waits to be filled. Node 0 is connected again, and has not said where it
+    stands, as it turns out to have prepared version 1, which is decided with that."""
+    bench = Bench(fill_rate_bytes_per_s=1e9)
+    bench.join()
+    bench.lead.lost(1)
+    bench.outbox.now_ns += PATIENCE_NS
+    bench.lead.tick()
+    bench.welcome(0, 2)
+    bench.lead.reconnected(1)
+    bench.says(1, wire.Standing, incarnation=2)
+    bench.measure(0, attempt=2)
+    bench.lead.reconnected(0)
+    bench.prepare(0, attempt=2)
+    return bench
+
+
+def test_what_is_said_twice_changes_nothing() -> None:
+    """E5. Goal: a switch that has asked for a version as all have it prepared goes not back to the
+    one before as an answer comes again: a node may have decided it. Method: the third node came
+    back empty."""
+    bench = Bench(3, 3)
+    bench.greet()
+    bench.says(2, wire.Standing)
+    bench.says(0, wire.Standing, DIGEST * 3, **READY)
+    found = bench.says(1, wire.Standing, DIGEST * 3, **READY)
+    starts(found, "parent-0: Adopt step=1 members=3", "parent-1: Adopt step=1 members=3")
+    assert bench.says(1, wire.Standing, DIGEST * 3, **READY) == []
+    assert bench.says(2, wire.Standing) == []
+    bench.welcome(0, 5, step=1)
+    bench.welcome(1, 5, step=1)
+    assert bench.lead.at.now.version == 1
+
+
+def test_a_switch_that_began_goes_not_back_without_a_node() -> None:
+    """E5. Goal: a node may have decided the proposed version, which all had prepared, when
+    another is lost: the rest goes on from it."""
+    bench = Bench(3, 3)
+    bench.greet()
+    for node in range(3):
+        bench.says(node, wire.Standing, DIGEST * 3, **READY)
+    bench.lead.lost(1)
+    bench.lines()
+    bench.outbox.now_ns += PATIENCE_NS
+    bench.lead.tick()
+    found = [each for each in bench.lines() if "Adopt" in each]
+    starts(found, "parent-0: Adopt step=1 members=5", "parent-2: Adopt step=1 members=5")
+
+
+def test_what_a_node_said_before_it_prepared_a_version_is_late() -> None:
+    """E2. Goal: over links on which messages overtake each other, where it stood comes after what
+    it has prepared since: it was not started again."""
+    bench = decided_as_it_connects()
+    assert bench.lead.at.now.version == 1
+    bench.lines()
+    late = {"attempt": 2, "loaded": True, "epoch": 2, "members": 1}
+    starts(bench.says(0, wire.Standing, **late), "parent-0: Adopt step=1 members=1")
+
+
+def test_a_node_that_came_back_empty_does_not_begin_again_alone() -> None:
+    """E6. Goal: of two nodes one is lost with its directory, while the other is away for too long:
+    the job waits for the one that has the state, and goes on with it."""
+    bench = Bench()
+    bench.join(version=4)
+    bench.lead.lost(1)
+    bench.says(0, wire.Rejoin, incarnation=2)
+    bench.lines()
+    bench.says(0, wire.Standing, incarnation=2)
+    bench.outbox.now_ns += PATIENCE_NS
+    bench.lead.tick()
+    assert not any("Adopt" in each or "Refuse" in each for each in bench.lines())
+    assert "node" in bench.lead.waits_for()
+    bench.lead.reconnected(1)
+    bench.lines()
+    found = bench.says(1, wire.Standing, step=4, loaded=True, attempt=1, epoch=1, members=3)
+    starts(found, "parent-1: Adopt step=4 members=2")
+
+
+def test_a_node_that_was_started_again_is_so_if_it_says_it_twice() -> None:
+    """E5. Goal: its sums of the open step are lost, though only a connection was between the two
+    times that it said where it stands: the step is made again."""
+    bench = Bench()
+    bench.join()
+    bench.measure(0)
+    where = {"attempt": 1, "loaded": True, "epoch": 1, "members": 3, "incarnation": 2}
+    bench.lead.lost(1)
+    bench.lead.lost(0)
+    bench.lead.reconnected(1)
+    bench.says(1, wire.Standing, **where)
+    bench.lead.lost(1)
+    bench.lead.reconnected(1)
+    bench.says(1, wire.Standing, **where)
+    bench.lead.reconnected(0)
+    bench.lines()
+    found = bench.says(0, wire.Standing, **{**where, "incarnation": 1})
+    starts(found, "parent-0: Adopt members=3", "parent-1: Adopt members=3")
+
+
+def test_a_node_that_is_about_to_decide_is_not_older() -> None:
+    """E2. Goal: one that has prepared what the others of its epoch have decided can go on with it,
+    whatever happens to a node that is being filled meanwhile."""
+    bench = decided_as_it_connects()
+    bench.welcome(1, 3, incarnation=2, step=1)
+    ready = {**READY, "attempt": 2, "prepared_attempt": 2, "members": 1}
+    starts(bench.says(0, wire.Standing, DIGEST * 2, **ready), "parent-0: Adopt step=1 members=1")
+    bench.lead.lost(1)
+    found = bench.lines()
+    assert not any("Refuse" in each for each in found)
+    starts([each for each in found if "Adopt" in each], "parent-0: Adopt step=1 members=1")
+
+
+def test_a_node_that_can_decide_is_gone_on_with_though_the_other_is_empty() -> None:
+    """E2, E6. Goal: both of two nodes were started again, one with its directory lost: the job goes
+    on from the version that the other has prepared, which was decided."""
+    bench = Bench()
+    bench.greet()
+    for node in (0, 1):
+        bench.says(node, wire.Standing)
+    for node in (0, 1):
+        bench.welcome(node, 1)
+    for node in (0, 1):
+        bench.prepare(node, version=0)
+    assert bench.lead.at.now.version == 0
+    for node in (0, 1):
+        bench.says(node, wire.Rejoin, incarnation=2)
+    ready = {"attempt": 1, "epoch": 1, "members": 3, "is_prepared": True, "prepared_attempt": 1}
+    bench.says(1, wire.Standing, DIGEST * 2, incarnation=2, **ready)
+    bench.lines()
+    found = bench.says(0, wire.Standing, incarnation=2)
+    starts(found, "parent-1: Adopt members=2")
+    assert "loaded=True" in found[0]
+
+
+def test_a_node_that_has_been_filled_is_so_whatever_it_says_of_before() -> None:
+    """E8. Goal: until it has taken the next epoch over, it says that it has nothing, also when only
+    its connection was lost: both go on from the version with which it was whole."""
+    bench = Bench(fill_rate_bytes_per_s=1e9)
+    found = bench.fill()
+    bench.outbox.now_ns += 10**9
+    for chunk in asked(found):
+        bench.copied(chunk)
+    found = bench.decide(2)
+    while chunks := asked(found):
+        found = [each for chunk in chunks for each in bench.copied(chunk, 2)]
+    bench.measure(0, attempt=3, step=2)
+    bench.says(1, wire.Prepared, DIGEST * 2, attempt=3, version=3, incarnation=2)
+    for node in (0, 1):
+        bench.lead.reconnected(node)
+    bench.prepare(0, attempt=3, version=3)
+    assert bench.lead.at.next is not None
+    assert (bench.lead.at.next.version, bench.lead.at.next.members) == (3, 3)
+    bench.lines()
+    where = {"attempt": 3, "epoch": 2, "members": 1, "step": 2}
+    found = bench.says(1, wire.Standing, incarnation=2, **where)
+    starts(found, "parent-1: Adopt step=3 members=3")
+    ready = {**where, "loaded": True, "is_prepared": True, "prepared_attempt": 3}
+    starts(bench.says(0, wire.Standing, DIGEST * 2, **ready), "parent-0: Adopt step=3 members=3")

@@ -1,0 +1,337 @@
+"""Weights that a switch caches, and answers pulls with (`switch/core/weights_cache.py`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from luwu.protocol.actions import PARENT, Send
+from luwu.wire import messages as wire
+from luwu.wire.description import Description
+from luwu.wire.hyper import StepHyper, encode_hyper
+from luwu.wire.kinds import Role
+from switch_emu.node.core.actions import ReadWeights
+from switch_emu.switch.core.actions import Cache, SwitchLimits
+from switch_emu.switch.core.weights_cache import WeightsCache, chosen_extents
+from switch_emu.switch.core.weights_down import WeightsDown
+from tests.helpers.switch_parts import Handed, message
+from tests.simulate.chaos import ROUGH
+from tests.simulate.cluster import Cluster
+from tests.simulate.job import Job, make_layout
+from tests.simulate.machines import Node
+from tests.simulate.seeds import seeds
+from tests.simulate.world import Faults, Payload
+from tests.suites.switch_suite import CHUNK_BYTES, WORLD, Bench, child
+
+LAYOUT = make_layout(units=2, frozen=True, extent_chunks=1)
+"""Two units of two extents each, and a frozen extent in the second."""
+FROZEN = next(each.index for each in LAYOUT.extents if not each.trainable)
+FIRST = LAYOUT.unit_extents[0]
+SECOND = LAYOUT.trainable_extents(1)
+ALL_BYTES = sum(each.wire_bytes for each in LAYOUT.extents)
+
+
+def description(update: str = "streaming") -> Description:
+    return Description(layout=LAYOUT, optimizer="test", update=update)
+
+
+def part_of(
+    handed: Handed, update: str = "streaming", bytes_max: int = ALL_BYTES
+) -> WeightsDown:  # fmt: skip
+    """A part of a switch that has read the description of its job."""
+    limits = replace(handed.limits, cache_bytes_max=bytes_max)
+    part = WeightsDown(handed.outbox, handed.children, handed.uplink, limits)
+    part.cache.learn(description(update))
+    return part
+
+
+def cached(part: WeightsDown, handed: Handed, extent: int, *, step: int = 0, now: str) -> None:
+    """The weights of an extent come, asked for or not, and are copied."""
+    part.pull(handed.left, message(wire.Pull, index=extent, step=step))
+    part.weights(message(wire.Weights, index=extent, step=step), "bytes", 5)
+    part.cached(Cache(extent, step, 0, 0, "float32", "bytes"), now, 5)
+    handed.outbox.take()
+
+
+def test_the_last_extents_that_fit_are_chosen() -> None:
+    """I5. Goal: never more bytes than the cache has; a node keeps the first pages in its RAM."""
+    sizes = [each.wire_bytes for each in LAYOUT.extents]
+    last = len(sizes) - 1
+    assert chosen_extents(LAYOUT, sum(sizes)) == frozenset(range(len(sizes)))
+    assert chosen_extents(LAYOUT, sum(sizes) - 1) == frozenset(range(1, len(sizes)))
+    assert chosen_extents(LAYOUT, sizes[last]) == {last}
+    assert chosen_extents(LAYOUT, 0) == frozenset()
+
+
+def test_one_pull_goes_up_for_all_uses_of_a_step() -> None:
+    """Goal: forward and backward of both children, with one pull to the parent."""
+    handed = Handed()
+    part, extent = part_of(handed), FIRST[0]
+    forward, backward = (message(wire.Pull, index=extent, part=use) for use in (0, 1))
+    came = message(wire.Weights, index=extent, dtype="float32")
+    copy = Cache(extent, 0, 0, 0, "float32", "bytes")
+    where = f"index={extent} " * (extent > 0)
+    handed.play(
+        part,
+        [
+            ("pull", (handed.left, forward), [f"parent: Pull {where}".rstrip()]),
+            ("weights", (came, "bytes", 5), ["Cache extent", "drop bytes"]),
+            ("cached", (copy, "ours", 5), [f"left: Weights {where}dtype=float32 + 'ours'"]),
+            ("pull", (handed.right, forward),
+             [f"right: Weights {where}dtype=float32 + 'ours'"]),
+            ("pull", (handed.left, backward),
+             [f"left: Weights {where}part=1 dtype=float32 + 'ours'"]),
+            ("pull", (handed.right, backward),
+             [f"right: Weights {where}part=1 dtype=float32 + 'ours'"]),
+        ],
+    )  # fmt: skip
+    assert (part.cache.hits_count, part.cache.bytes_used) == (3, 5)
+    assert part.copies.bytes_used == 0
+
+
+def test_the_next_weights_of_a_unit_are_asked_for_when_its_first_gradient_is_pushed() -> None:
+    """Goal: before the page is updated, in one pull, once; and they take the place of the older
+    ones, whoever has asked for them."""
+    handed = Handed()
+    part = part_of(handed)
+    for extent in SECOND:
+        cached(part, handed, extent, now=f"old {extent}")
+    first, second = SECOND
+    pull = f"parent: Pull step=1 index={first} count=2"
+    late = message(wire.Pull, step=1, index=second)
+    came = message(wire.Weights, step=1, index=second, dtype="float32")
+    copy = Cache(second, 1, 0, 0, "float32", "bytes")
+    handed.play(
+        part,
+        [
+            ("pushed", (0, second), [pull]),
+            ("pushed", (0, first), []),
+            ("pull", (handed.left, late), []),
+            ("weights", (came, "bytes", 5), ["Cache extent", "drop bytes"]),
+            ("cached", (copy, "new", 5),
+             [f"left: Weights step=1 index={second} dtype=float32 + 'new'", f"drop old {second}"]),
+            ("pushed", (0, second), []),
+            ("pull", (handed.right, late),
+             [f"right: Weights step=1 index={second} dtype=float32 + 'new'"]),
+            ("forget", (0,), [f"drop old {first}"]),
+        ],
+    )  # fmt: skip
+    assert part.cache.bytes_used == 5
+
+
+def test_children_are_told_whether_they_may_use_cached_weights_where_they_lie() -> None:
+    """Goal: all are told the same of one extent; who has asked is answered even if the copy came
+    too late for the cache."""
+    handed = Handed()
+    part, extent = part_of(handed), SECOND[0]
+    copy = Cache(extent, 0, 0, 0, "float32", "bytes")
+    ask = message(wire.Pull, index=extent)
+    came = message(wire.Weights, index=extent, dtype="float32")
+    for peer in (handed.left, handed.right):
+        part.pull(peer, ask)
+    part.weights(came, "bytes", 5)
+    handed.outbox.take()
+    part.cached(copy, "placed", 5, in_place=True)
+    part.pull(handed.left, message(wire.Pull, index=extent, part=1))
+    sent = [each.message for each in handed.outbox.take() if isinstance(each, Send)]
+    assert [(each.part, each.in_place) for each in sent] == [(0, True), (1, True)]
+    part.cache.forget()
+    part.pull(handed.left, message(wire.Pull, index=extent, part=2))
+    part.weights(message(wire.Weights, index=extent, part=2, dtype="float32"), "bytes", 5)
+    handed.outbox.take()
+    part.cache.close()
+    handed.play(
+        part,
+        [("cached", (replace(copy, part=2), "late", 5),
+          [f"left: Weights index={extent} part=2 dtype=float32 + 'late'", "drop late"])],
+    )  # fmt: skip
+
+
+def test_a_unit_is_asked_for_ahead_once_a_step() -> None:
+    """Goal: not when a child is a step ahead of the others, whose weights are not due then; once
+    when they are, and again in a new attempt."""
+    handed = Handed()
+    part = part_of(handed)
+    first, second = SECOND
+    push = ("pushed", (1, second))
+    pull = f"parent: Pull step=2 index={first} count=2"
+    handed.play(part, [(*push, [])])
+    handed.outbox.step = 1
+    handed.play(part, [(*push, [pull]), (*push, []), ("forget", (0,), []), (*push, [])])
+    handed.uplink.forget()
+    handed.play(part, [("forget", (), []), (*push, [pull])])
+
+
+def test_pages_that_are_updated_after_the_step_are_asked_for_with_its_verdict() -> None:
+    """Goal: with `at_step` a push says nothing of when the page is updated."""
+    handed = Handed()
+    part = part_of(handed, "at_step")
+    trained = [each.index for each in LAYOUT.extents if each.trainable]
+    assert trained == [*FIRST, *SECOND] == [0, 1, 2, 3]
+    handed.play(
+        part,
+        [
+            ("pushed", (0, SECOND[0]), []),
+            ("applied", (0,), ["parent: Pull step=1 count=4"]),
+            ("applied", (0,), []),
+            ("applied", (1,), []),
+        ],
+    )
+
+
+def test_frozen_weights_serve_every_step_of_an_attempt() -> None:
+    """Goal: they are asked for once; a new attempt drops all."""
+    handed = Handed()
+    part = part_of(handed)
+    cached(part, handed, FROZEN, now="frozen")
+    handed.play(part, [("forget", (0,), [])])
+    handed.outbox.step = 7
+    pull = message(wire.Pull, index=FROZEN, step=7)
+    sent = f"left: Weights step=7 index={FROZEN} dtype=float32 + 'frozen'"
+    handed.play(part, [("pull", (handed.left, pull), [sent]), ("forget", (), ["drop frozen"])])
+    assert part.cache.bytes_used == 0
+
+
+@pytest.mark.parametrize("change", ["attempt", "decided", "cached"])
+def test_a_copy_that_comes_too_late_is_dropped(change: str) -> None:
+    """I1. Goal: weights of an older attempt or step are never sent again, nor is one copy put in
+    the place of another."""
+    handed = Handed()
+    part = part_of(handed)
+    if change == "attempt":
+        handed.outbox.attempt = 1
+    elif change == "decided":
+        handed.outbox.step = 1
+    else:
+        cached(part, handed, FIRST[0], now="first")
+    late = Cache(FIRST[0], 0, 0, 0, "float32", "bytes")
+    handed.play(part, [("cached", (late, "late", 5), ["drop late"])])
+
+
+def test_weights_that_are_used_in_place_are_not_cached() -> None:
+    """Goal: where the node has them in shared memory, nothing is copied nor asked for ahead."""
+    handed = Handed()
+    part = part_of(handed)
+    came = message(wire.Weights, index=SECOND[0], dtype="float32", in_place=True)
+    part.pull(handed.left, message(wire.Pull, index=SECOND[0]))
+    part.weights(came, "place", 5)
+    assert not [each for each in handed.outbox.take() if isinstance(each, Cache)]
+    handed.play(part, [("pushed", (0, SECOND[0]), []), ("applied", (0,), [])])
+
+
+def test_a_skipped_step_and_an_abort_drop_what_streamed_ahead() -> None:
+    """I1. Goal: weights that an update handed out are void where the step is not applied."""
+    bench = Bench(SwitchLimits(cache_bytes_max=10**6))
+    bench.parent_says(wire.Verdict, step=0, applied=True, norms=(1.0,))
+    [(pull, _)] = bench.take_parent(wire.Pull)
+    assert (pull.step, pull.count) == (1, 5)
+    weights = bench.of(
+        wire.Weights, 0, role=Role.NODE, incarnation=1, step=1, index=0, part=0, dtype="float32",
+        in_place=False,
+    )  # fmt: skip
+    bench.deliver(PARENT, weights, Payload(np.ones(CHUNK_BYTES // 4, np.float32)))
+    assert bench.core.counts()["cache_bytes_now"] == CHUNK_BYTES
+    bench.attempt = 1
+    bench.parent_says(
+        wire.Abort, step=0, text="rank 1 is lost", loaded=True, contributors=(1 << WORLD) - 1
+    )
+    assert bench.core.counts()["cache_bytes_now"] == 0
+    bench.take_parent(wire.Pull)
+    bench.deliver(child(0), bench.of(wire.Pull, 0, step=1, index=0, part=0, count=1))
+    assert len(bench.take_parent(wire.Pull)) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_history_of_a_cache(seed: int) -> None:
+    """I5. Goal: each payload is let go once; never more bytes than allowed; nothing is sent that
+    was made for another step, unless it is frozen."""
+    rng = Random(seed)
+    bytes_max = rng.choice([0, 40_000, ALL_BYTES])
+    cache = WeightsCache(bytes_max)
+    cache.learn(description())
+    held: dict[str, int] = {}
+    for number in range(300):
+        extent, step = rng.choice(LAYOUT.extents), rng.randrange(4)
+        dropped: list[object] = []
+        if rng.random() < 0.2:
+            dropped = cache.forget(rng.choice([None, 0, 1, 2]))
+        elif cache.wants(step, extent.index):
+            payload = f"{number} of step {step}"
+            held[payload] = extent.wire_bytes
+            done = Cache(extent.index, step, 0, 0, "float32", "bytes")
+            former = cache.put(done, payload, extent.wire_bytes)
+            dropped = [] if former is None else [former]
+        for each in dropped:
+            del held[str(each)]
+        assert cache.bytes_used == sum(held.values()) <= bytes_max
+        found = cache.get(step, extent.index)
+        if found is not None:
+            assert str(found.payload) in held
+            assert extent.index == FROZEN or str(found.payload).endswith(f" of step {step}")
+    assert len(cache.forget()) == len(held)
+
+
+class Counted(Node):
+    """A node whose reads of weights are noted."""
+
+    reads: list[tuple[int, int]]
+    """(step, extent) of each."""
+
+    def _do(self, actions: list[Any]) -> None:
+        self.reads = getattr(self, "reads", [])
+        self.reads += [(a.step, a.extent) for a in actions if isinstance(a, ReadWeights)]
+        super()._do(actions)
+
+
+class CountedCluster(Cluster):
+    """A cluster with such a node."""
+
+    def make_node(self, number: int) -> Node:
+        return Counted(self.world, self.job, self.disks, number)
+
+
+class Unclipped(Job):
+    """A job that takes one norm of its gradients: no pass over sums delays their updates."""
+
+    @property
+    def hyper(self) -> bytes:
+        return encode_hyper(StepHyper(groups=()))
+
+
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+@pytest.mark.parametrize("cache_bytes", [60_000, 10**6])
+def test_a_node_reads_no_weights_that_a_switch_caches(cache_bytes: int, update: str) -> None:
+    """I1. Goal: each extent is read once for the first step, for all uses of all workers; of later
+    steps updates hand nearly all out; what is not cached is read as before."""
+    limits = SwitchLimits(push_window_bytes=50_000, cache_bytes_max=cache_bytes)
+    job = Unclipped(LAYOUT, steps=4, update=update, switch_limits=limits)
+    cluster = CountedCluster(1, job, Faults())
+    cluster.run()
+    (node,) = cluster.nodes
+    assert isinstance(node, Counted)
+    chosen = chosen_extents(LAYOUT, cache_bytes)
+    counts = Counter(read for read in node.reads if read[1] in chosen)
+    assert set(counts.values()) == {1}, "a pull that came after its update is a read as well"
+    assert counts.keys() >= {(0, extent) for extent in chosen}
+    assert counts.total() < 2 * len(chosen)
+    others = {read for read in node.reads if read[1] not in chosen}
+    assert bool(others) == (cache_bytes < ALL_BYTES)
+    assert cluster.switch.core.counts()["cached_count"] > 0
+
+
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+@pytest.mark.parametrize("cache_bytes", [60_000, 10**6])
+@pytest.mark.parametrize("seed", seeds(6, quick=2))
+def test_weights_are_the_same_with_a_cache(seed: int, cache_bytes: int, update: str) -> None:
+    """I1. Goal: clusters whose switch caches all or some weights finish on a rough network, with
+    the weights of any other."""
+    limits = SwitchLimits(push_window_bytes=50_000, cache_bytes_max=cache_bytes)
+    job = Job(make_layout(), update=update, switch_limits=limits, pulls_ahead=seed % 2 == 0)
+    cluster = Cluster(seed, job, ROUGH)
+    cluster.run()
+    assert cluster.switch.core.counts()["cached_count"] > 0

@@ -1,0 +1,1 @@
+"""Models, units and steps of a script."""

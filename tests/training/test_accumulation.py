@@ -1,0 +1,323 @@
+"""Several backwards before a step, ranks of unequal batches: the bits of one larger batch.
+
+Everything here runs through a real node. Sizes are multiples of 64 elements (I4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import luwu
+from tests.helpers.real_training import Trained, digest_of, in_cluster, seeded
+from tests.helpers.small_models import Stack, shard
+from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
+
+STEPS = 3
+BATCH = 8
+
+
+def make() -> nn.Module:
+    return seeded(lambda: Stack(blocks=2))
+
+
+def batch(step: int, part: int) -> Tensor:
+    return torch.randn(BATCH, 64, generator=torch.Generator().manual_seed(100 * step + part))
+
+
+def mean_loss(model: nn.Module, x: Tensor) -> Tensor:
+    loss: Tensor = model(x).square().mean()
+    return loss
+
+
+def on_four_ranks(directory: Path, update: str = "at_step") -> Trained:
+    """Micro-batch `rank` on each rank, one backward a step."""
+
+    def work(rank: int) -> None:
+        model = make()
+        shard(model)
+        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, update=update)
+        for step in range(STEPS):
+            mean_loss(model, batch(step, rank)).backward()
+            optimizer.step()
+
+    return in_cluster(directory, work, world_size=4)
+
+
+def on_one_rank(
+    directory: Path, before: Callable[[Any, bool], object] = lambda *_: None,
+    update: str = "at_step",
+) -> Trained:  # fmt: skip
+    """Four micro-batches on one rank; `before(model, is_last)` is called before each backward."""
+
+    def work(rank: int) -> int:
+        model = make()
+        shard(model)
+        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, update=update)
+        for step in range(STEPS):
+            for part in range(4):
+                before(model, part == 3)
+                (mean_loss(model, batch(step, part)) / 4).backward()
+            optimizer.step()
+        return luwu.session().nic.counters.push_bytes
+
+    return in_cluster(directory, work)
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return on_four_ranks(tmp_path_factory.mktemp("four")).digest
+
+
+@pytest.mark.feature("accumulation on the node")
+def test_accumulation_digest_on_the_node(four_ranks: str, tmp_path: Path) -> None:
+    """I3. Goal: 4 micro-batches on 1 rank are 1 micro-batch on each of 4 ranks, bit for bit."""
+    assert on_one_rank(tmp_path).digest == four_ranks
+
+
+@pytest.mark.feature("set_requires_gradient_sync")
+@pytest.mark.parametrize("update", ["at_step", "streaming"])
+def test_accumulation_digest_on_the_worker(update: str, four_ranks: str, tmp_path: Path) -> None:
+    """I3. Goal: the same bits where gradients stay on the worker, and a quarter of the traffic."""
+    everywhere = on_one_rank(tmp_path / "node")
+
+    def before(model: Any, is_last: bool) -> None:
+        model.set_requires_gradient_sync(is_last)
+
+    kept = on_one_rank(tmp_path / "worker", before, update)
+    assert kept.digest == four_ranks
+    assert 4 * kept.results[0] == everywhere.results[0]
+
+
+@pytest.mark.feature("set_is_last_backward")
+def test_accumulation_digest_of_streaming(four_ranks: str, tmp_path: Path) -> None:
+    """I3. Goal: where one backward is pushed, those before it stay on the worker."""
+
+    def before(model: Any, is_last: bool) -> None:
+        model.set_is_last_backward(is_last)
+
+    assert on_one_rank(tmp_path, before, "streaming").digest == four_ranks
+
+
+def test_accumulation_digest_of_one_unit_only(four_ranks: str, tmp_path: Path) -> None:
+    """Goal: with `recurse=False` one unit keeps its gradients and the others push theirs."""
+
+    def before(model: Any, is_last: bool) -> None:
+        model.blocks[0].set_requires_gradient_sync(is_last, recurse=False)
+
+    assert on_one_rank(tmp_path, before).digest == four_ranks
+
+
+@pytest.mark.feature("accumulation on the node")
+def test_accumulation_is_one_large_batch(tmp_path: Path) -> None:
+    """Goal: one batch of 4 times the size within 1e-6. Method: the sum over a larger batch is made
+    inside one product, in another order, so the last bits differ."""
+    seen: dict[str, list[Tensor]] = {}
+
+    def work(name: str) -> Callable[[int], None]:
+        def run(rank: int) -> None:
+            model = make()
+            shard(model)
+            optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2)
+            for step in range(STEPS):
+                parts = [batch(step, part) for part in range(4)]
+                for x in parts if name == "parts" else [torch.cat(parts)]:
+                    loss = mean_loss(model, x)
+                    (loss / 4 if name == "parts" else loss).backward()
+                optimizer.step()
+            model.unshard()
+            for block in model.blocks:
+                block.unshard()
+            seen[name] = [p.detach().clone() for p in model.parameters()]
+
+        return run
+
+    for name in ("parts", "whole"):
+        in_cluster(tmp_path, work(name))
+    for left, right in zip(seen["parts"], seen["whole"], strict=True):
+        torch.testing.assert_close(left, right, rtol=0, atol=1e-6)
+
+
+# ---------------------------------------------------------------------------- unequal batches
+
+COUNTS = [(8, 4), (4, 8), (8, 0)]
+"""Samples of both ranks, by step."""
+
+
+def uneven(rank: int, step: int) -> Tensor:
+    return batch(step, rank)[: COUNTS[step][rank]]
+
+
+@pytest.mark.feature("uneven batches by weight")
+@pytest.mark.parametrize("update", ["at_step", "streaming"])
+def test_uneven_batches_count_by_weight(update: str, tmp_path: Path) -> None:
+    """Goal: with sums and weights every sample counts the same; a rank may have none."""
+
+    def work(rank: int) -> None:
+        model = make()
+        shard(model)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2, update=update)
+        for step in range(STEPS):
+            x = uneven(rank, step)
+            luwu.set_gradient_weight(len(x))
+            if len(x):
+                model(x).square().sum().backward()
+            else:
+                luwu.empty_backward()
+            optimizer.step()
+
+    model = make()
+    plain = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
+    for step in range(STEPS):
+        sums = [torch.zeros_like(p) for p in model.parameters()]
+        for rank in range(2):
+            if len(uneven(rank, step)):
+                model.zero_grad()
+                model(uneven(rank, step)).square().sum().backward()
+                for total, p in zip(sums, model.parameters(), strict=True):
+                    assert p.grad is not None
+                    total.add_(p.grad)
+        for total, p in zip(sums, model.parameters(), strict=True):
+            p.grad = total / sum(COUNTS[step])
+        plain.step()
+    found = in_cluster(tmp_path, work, world_size=2).digest
+    assert found == digest_of(dict(model.named_parameters()))
+
+
+@pytest.mark.feature("set_gradient_divide_factor")
+def test_divide_factor(tmp_path: Path) -> None:
+    """Goal: the factor takes the place of the number of ranks, for the unit it was set on."""
+
+    def work(rank: int) -> None:
+        model = make()
+        shard(model)
+        for module in model.modules():
+            if isinstance(module, luwu.LuwuModule):
+                module.set_gradient_divide_factor(8.0)  # type: ignore[attr-defined]
+        optimizer = luwu.optim.SGD(model.parameters(), lr=4e-2)
+        for step in range(STEPS):
+            mean_loss(model, batch(step, rank)).backward()
+            optimizer.step()
+
+    def plain(rank: int) -> None:
+        model = make()
+        shard(model)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2)
+        for step in range(STEPS):
+            mean_loss(model, batch(step, rank)).backward()
+            optimizer.step()
+
+    found = in_cluster(tmp_path, work, world_size=2).digest
+    assert found == in_cluster(tmp_path, plain, world_size=2).digest
+
+
+def test_weights_that_cannot_be(tmp_path: Path) -> None:
+    """Goal: what would give a wrong mean is refused where it is said."""
+
+    def work(rank: int) -> None:
+        model: Any = make()
+        shard(model)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2)
+        for weight in (-1.0, float("nan"), float("inf")):
+            with pytest.raises(luwu.ConfigError, match="0 or more"):
+                luwu.set_gradient_weight(weight)
+        mean_loss(model, batch(0, 0)).backward()
+        with pytest.raises(luwu.StepOrderError, match="middle of step 0"):
+            luwu.set_gradient_weight(2)
+        with pytest.raises(luwu.StepOrderError, match="middle of step 0"):
+            model.set_gradient_divide_factor(2.0)
+        optimizer.step()
+        with pytest.raises(luwu.StepOrderError, match=r"luwu\.empty_backward"):
+            optimizer.step()
+        for factor in (0.0, -1.0, float("inf")):
+            with pytest.raises(luwu.ConfigError, match="above 0"):
+                model.set_gradient_divide_factor(factor)
+        model.set_gradient_divide_factor(2.0)
+        with pytest.raises(luwu.ConfigError, match="use one of them"):
+            luwu.set_gradient_weight(2)
+
+    in_cluster(tmp_path, work)
+
+
+def test_a_rank_without_samples_waits_for_verdicts(tmp_path: Path) -> None:
+    """I1, I3. Goal: a rank that has no samples for several steps, and so pulls nothing, neither
+    waits for repetitions nor for ever after a step that was skipped. (It did both.)"""
+
+    def work(rank: int) -> tuple[list[bool], int]:
+        model = make()
+        shard(model)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2)
+        results = []
+        for step in range(6):
+            if rank == 0:
+                loss = mean_loss(model, batch(step, 0))
+                (loss * math.inf if step == 2 else loss).backward()
+            else:
+                luwu.empty_backward()
+            results.append(optimizer.step())
+        applied = [result.applied for result in results]
+        nic: Any = luwu.session().nic
+        return applied, nic._core.uplink.repeated_count
+
+    found = in_cluster(tmp_path, work, world_size=2).results
+    assert found == [([True, True, False, True, True, True], 0)] * 2
+
+
+def test_no_weight_at_all_skips_the_step(tmp_path: Path) -> None:
+    """Goal: where no rank has a sample there is no mean: the step is skipped and says so."""
+
+    def work(rank: int) -> bool:
+        model = make()
+        shard(model)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2)
+        luwu.set_gradient_weight(0)
+        luwu.empty_backward()
+        return optimizer.step().applied
+
+    assert in_cluster(tmp_path, work, world_size=2).results == [False, False]
+
+
+def test_kept_gradients_are_not_forgotten(tmp_path: Path) -> None:
+    """Goal: step() refuses while gradients wait here; zero_grad() drops them, and only them."""
+
+    def work(rank: int) -> None:
+        model: Any = make()
+        shard(model)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2)
+        model.set_requires_gradient_sync(False)
+        mean_loss(model, batch(9, 9)).backward()
+        with pytest.raises(luwu.StepOrderError, match="keeps gradients that were not pushed"):
+            optimizer.step()
+        optimizer.zero_grad()
+        model.set_requires_gradient_sync(True)
+        mean_loss(model, batch(0, 0)).backward()
+        optimizer.step()
+
+    def plain(rank: int) -> None:
+        model = make()
+        shard(model)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2)
+        mean_loss(model, batch(0, 0)).backward()
+        optimizer.step()
+
+    assert in_cluster(tmp_path, work).digest == in_cluster(tmp_path, plain).digest
+
+
+def test_streaming_pushes_all_units_in_one_backward(tmp_path: Path) -> None:
+    """Goal: some units kept and some pushed cannot be honoured by streaming, so it is refused."""
+
+    def work(rank: int) -> None:
+        model: Any = make()
+        shard(model)
+        luwu.optim.SGD(model.parameters(), lr=1e-2, update="streaming")
+        model.blocks[0].set_requires_gradient_sync(False)
+        with pytest.raises(luwu.StepOrderError, match="on some units only"):
+            mean_loss(model, batch(0, 0)).backward()
+
+    in_cluster(tmp_path, work)

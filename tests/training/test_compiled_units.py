@@ -1,0 +1,97 @@
+"""torch.compile of units and of models of them: torch's numbers, and nothing of ours compiled."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import luwu
+from tests.helpers.fake_nic import FakeNetwork
+from tests.helpers.small_models import (
+    Block,
+    batch,
+    compare,
+    make_stack,
+    shard,
+)
+from tests.helpers.training_harness import one_thread, worker  # noqa: F401 - for every test here
+
+pytestmark = pytest.mark.skipif(
+    torch.__version__ < "2.12" and sys.version_info < (3, 12),
+    reason="torch 2.11 with Python 3.11 crashes as a second thread compiles",
+)
+
+
+@pytest.mark.feature("torch.compile of a unit")
+@pytest.mark.parametrize("where", ["blocks", "model"])
+def test_compiled_units(where: str) -> None:
+    """I4. Goal: compiled units give what they gave before, step after step. Method: the compiler's
+    own autograd with eager kernels, so that the arithmetic is the same."""
+
+    def shard_and_compile(model: Any) -> None:
+        shard(model)
+        for module in model.blocks if where == "blocks" else [model]:
+            module.compile(backend="aot_eager")
+
+    torch._dynamo.reset()
+    try:
+        compare(
+            lambda: make_stack(blocks=2), shard_and_compile, world_size=1, steps=3, update="at_step"
+        )
+    finally:
+        torch._dynamo.reset()
+
+
+@pytest.mark.feature("torch.compile of a unit")
+@pytest.mark.parametrize("order", ["compile, shard", "torch.compile, shard", "shard, compile"])
+def test_units_compiled_as_one_graph(order: str) -> None:
+    """I4. Goal: with fullgraph=True too, in the order of torchtitan (compile each block, then shard
+    it) and in the other: weights come and go around what is compiled, and no hook cuts it."""
+
+    def shard_and_compile(model: Any) -> None:
+        for index, block in enumerate(model.blocks):
+            if order == "compile, shard":
+                block.compile(backend="aot_eager", fullgraph=True)
+            elif order == "torch.compile, shard":
+                model.blocks[index] = torch.compile(block, backend="aot_eager", fullgraph=True)
+        for block in model.blocks:
+            luwu.fully_shard(block)
+        luwu.fully_shard(model)
+        for block in model.blocks if order == "shard, compile" else ():
+            block.compile(backend="aot_eager", fullgraph=True)
+
+    torch._dynamo.reset()
+    try:
+        compare(
+            lambda: make_stack(blocks=2), shard_and_compile, world_size=1, steps=3, update="at_step"
+        )
+    finally:
+        torch._dynamo.reset()
+
+
+@pytest.mark.feature("torch.compile of a unit")
+def test_a_compiled_model_of_many_units_recompiles_nothing_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Goal: no warning about recompile limits, which would point into this library: its hooks are
+    no code of the model. More units than the limit, in training and evaluation."""
+    torch._dynamo.reset()
+    blocks = torch._dynamo.config.recompile_limit + 2
+    try:
+        with worker(FakeNetwork(1)), caplog.at_level(logging.WARNING, logger="torch._dynamo"):
+            model = make_stack(blocks=blocks)
+            luwu.fully_shard_each(model, Block)
+            optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+            compiled = torch.compile(model, backend="eager")
+            for step in range(2):
+                compiled(batch(step, 0, 0)).square().mean().backward()
+                optimizer.step()
+                with torch.no_grad():
+                    compiled(batch(step, 0, 0))
+    finally:
+        torch._dynamo.reset()
+    assert "limit" not in caplog.text

@@ -1,0 +1,1 @@
+"""What all cores share: messages, layout, protocol, sums."""

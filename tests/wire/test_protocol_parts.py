@@ -1,0 +1,235 @@
+"""The small parts that all cores share, each built alone: events, their answers and messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from luwu.aggregate import make_aggregator
+from luwu.protocol.children import Children, Outcomes
+from luwu.protocol.members import (
+    KnowsMoreError,
+    RefusedError,
+    SupersededError,
+    lost_steps_text,
+    refusal_text,
+)
+from luwu.protocol.outbox import Outbox
+from luwu.protocol.push_form import PushForm
+from luwu.wire import messages as wire
+from luwu.wire.kinds import Role
+from tests.helpers.switch_parts import DESCRIPTION, LEFT, RIGHT, hello, line, message
+from tests.simulate.job import make_layout
+
+LAYOUT = make_layout(units=2)
+"""Extent 1: 3,008 elements of two parameters; extent 4: frozen."""
+
+
+def two_children() -> tuple[Outbox, Children]:
+    """A parent at step 4 of attempt 2, with two children, who have joined."""
+    outbox = Outbox(job=1, role=Role.SWITCH, rank=0, incarnation=1)
+    outbox.step, outbox.attempt = 4, 2
+    children = Children(outbox, [LEFT, RIGHT])
+    for peer, ranks in (("left", LEFT), ("right", RIGHT)):
+        children.members.join(peer, hello(ranks), DESCRIPTION.to_bytes())
+    return outbox, children
+
+
+def taken(outbox: Outbox) -> list[str]:
+    """The actions since the last call, as lines."""
+    return [line(action) for action in outbox.take()]
+
+
+# -------------------------------------------------------------------------- outcomes
+
+
+def test_outcomes_are_known_by_their_step() -> None:
+    """Goal: the last verdict and the last decision are found by the step they are about."""
+    outcomes = Outcomes()
+    assert outcomes.of(0) == []
+    outcomes.decided = decided = message(wire.Decided, step=3, applied=True)
+    outcomes.verdict = verdict = message(wire.Verdict, step=4, applied=True)
+    assert (outcomes.of(3), outcomes.of(4), outcomes.of(5)) == ([decided], [verdict], [])
+    assert (outcomes.is_judged(3), outcomes.is_judged(4)) == (False, True)
+
+
+@pytest.mark.parametrize("step", [3, 4, 5])
+def test_an_outcome_is_undone_if_its_step_is_made_again(step: int) -> None:
+    """Goal: a new attempt forgets the verdict, and of the rest what is not before its step."""
+    decided, skip = message(wire.Decided, step=3), message(wire.Verdict, step=4)
+    outcomes = Outcomes(message(wire.Verdict, step=4), decided, skip, skipped_attempt=1)
+    assert (outcomes.skip_into(2), outcomes.skip_into(1)) == (skip, None)
+    outcomes.undo(step)
+    assert outcomes.verdict is None
+    assert outcomes.decided == (decided if step > 3 else None)
+    assert outcomes.skip_into(2) == (skip if step > 4 else None)
+    assert outcomes.skip_into(0) is None
+
+
+# -------------------------------------------------------------------------- children
+
+
+def test_a_child_is_welcomed_to_the_attempt_that_counts() -> None:
+    """Goal: Welcome names the ranks, the window, and the skip that opened the attempt."""
+    _, children = two_children()
+    children.loaded = children.redoes = True
+    plain = children.welcome(100)
+    assert (plain.step, plain.attempt, plain.contributors) == (4, 2, LEFT | RIGHT)
+    assert (plain.push_window_bytes, plain.loaded, plain.redoes) == (100, True, True)
+    assert (plain.began_with_skip, plain.skipped_step) == (False, 0)
+    children.outcomes.skip = message(wire.Verdict, step=4, norms=(2.5,))
+    children.outcomes.skipped_attempt = 1
+    after_skip = children.welcome(100)
+    assert (after_skip.began_with_skip, after_skip.skipped_step) == (True, 4)
+    assert after_skip.norms == (2.5,)
+
+
+def test_a_child_of_an_older_attempt_learns_what_it_missed() -> None:
+    """Goal: Abort; the step's outcome, if it asks for that; the skip that ended its attempt."""
+    outbox, children = two_children()
+    children.outcomes.decided = message(wire.Decided, step=3, applied=True)
+    children.outcomes.skip = message(wire.Verdict, step=4, norms=(2.5,))
+    children.outcomes.skipped_attempt, outbox.attempt = 1, 3
+    abort = "left: Abort step=4 contributors=7 text=attempt 0 is over, 3 counts"
+    for late, expected in (
+        (message(wire.Pull, attempt=0), abort),
+        (message(wire.Commit, attempt=0, step=4), abort),
+        (message(wire.Commit, attempt=0, step=3), "left: Decided step=3 applied=True"),
+        (message(wire.Pull, attempt=1), "left: Verdict step=4 norms=(2.5,)"),
+    ):
+        children.answer_stale("left", late)
+        assert taken(outbox) == [expected]
+    outbox.generation = 1  # the node was started again, and the child did not hear of it
+    children.answer_stale("left", message(wire.Commit, attempt=0, step=3))
+    assert taken(outbox) == [abort]
+    children.answer_stale("left", message(wire.Pull, attempt=1))
+    assert taken(outbox) == [abort.replace("attempt 0", "attempt 1")]
+    assert children.answer_commit("right", 3) is True
+    assert taken(outbox) == ["right: Decided step=3 applied=True"]
+    assert children.answer_commit("right", 4) is False
+    assert taken(outbox) == []
+
+
+def test_what_was_sent_before_a_skipped_step_is_not_answered_with_an_abort() -> None:
+    """I2. Goal: all children had their part in the step, so what comes of an older attempt is late.
+    The child may not know of the skip yet: an Abort that overtakes it would have it make the step
+    again, in an attempt in which that is judged. Method: messages of older attempts and starts."""
+    outbox, children = two_children()
+    children.outcomes.skip = message(wire.Verdict, step=4, norms=(2.5,))
+    children.outcomes.skipped_attempt = 1
+    for late in (
+        message(wire.Pull, attempt=1), message(wire.Pull, attempt=0),
+        message(wire.Commit, attempt=0, step=3), message(wire.Cancel, generation=1),
+    ):  # fmt: skip
+        children.answer_stale("left", late)
+        assert taken(outbox) == ["left: Verdict step=4 norms=(2.5,)"]
+
+
+def test_all_children_that_count_are_sent_to() -> None:
+    outbox, children = two_children()
+    children.send_all(message(wire.Decided, step=3), "payload")
+    assert taken(outbox) == ["left,right: Decided step=3 + 'payload'"]
+    children.members.active = RIGHT
+    children.send_all(message(wire.Decided, step=3))
+    assert taken(outbox) == ["right: Decided step=3"]
+    assert children.abort("x" * 5000).contributors == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("error", "is_older", "is_left_out"),
+    [
+        (RefusedError("no"), False, False),
+        (KnowsMoreError(1, 3), True, False),
+        (SupersededError("a later start"), False, True),
+    ],
+)
+def test_a_refusal_is_noted_and_sent(
+    error: RefusedError, is_older: bool, is_left_out: bool
+) -> None:
+    """Goal: a child learns whether it is refused because it knows more than the state, or because
+    a later start of it has joined."""
+    outbox, children = two_children()
+    children.refuse("left", error)
+    note, sent = outbox.take()
+    assert (note.name, note.level) == ("switch.refused", "WARNING")
+    assert (sent.peers, sent.message.text) == (("left",), str(error))
+    assert (sent.message.is_older, sent.message.is_left_out) == (is_older, is_left_out)
+
+
+# -------------------------------------------------------------------------- lost steps
+
+
+@pytest.mark.parametrize(
+    ("found", "known", "expected"),
+    [
+        (0, 1, "has no decided step, but step 0 was announced as decided: step 0 is lost"),
+        (2, 3, "ends with step 1, but step 2 was announced as decided: step 2 is lost"),
+        (2, 4, "ends with step 1, but step 3 was announced as decided: steps 2 to 3 are lost"),
+        (3, 3, "has 3 decided steps, as announced, but is an older copy: "
+               "its workers know of later events that it does not contain"),
+    ],
+)  # fmt: skip
+def test_lost_steps_are_named(found: int, known: int, expected: str) -> None:
+    """Goal: the steps that are lost are exactly those from `found` up to before `known`."""
+    text = lost_steps_text(found, known)
+    assert text == f"the state of the optimizer node {expected}"
+    refusal = refusal_text(found, known)
+    assert refusal.startswith(f"{text}. ")
+    assert f"recompute the steps from {found} on," in refusal
+    for option in ("--state", "--resume", "--on-lost-steps redo"):
+        assert option in refusal
+
+
+# -------------------------------------------------------------------------- the form of a push
+
+
+def form_of(aggregate: str = "float32") -> PushForm:
+    return PushForm(LAYOUT, make_aggregator(aggregate, 3))
+
+
+def push(extent: int, dtype: str = "float32", absent: int = 0, part: int = 0) -> wire.Push:
+    """A push of rank 0."""
+    pushed: wire.Push = message(
+        wire.Push, index=extent, dtype=dtype, absent=absent, part=part, contributors=1
+    )
+    return pushed
+
+
+@pytest.mark.parametrize(
+    ("pushed", "payload_bytes", "expected"),
+    [
+        (push(0), 16384, ""),
+        (push(0, "bfloat16"), 8192, ""),
+        (push(1, absent=0b01), 12032, ""),
+        (push(0), 8192, "extent 0 has 4096 elements, and a push of it 8192 bytes of float32"),
+        (push(0, "int3"), 0, "extent 0 has 4096 elements, and a push of it 0 bytes of int3"),
+        (push(0, "encoded"), 16384, "16384 bytes of encoded, expected 0"),
+        (push(1, absent=0b11), 12032, "extent 1 has 2 segments, and a push of it lacks 0b11"),
+        (push(4), 256, "extent 4 is not one that is pushed"),
+        (push(5), 256, "extent 5 is not one that is pushed; there are 5"),
+    ],
+)
+def test_a_push_of_another_form_is_named(
+    pushed: wire.Push, payload_bytes: int, expected: str
+) -> None:
+    """Goal: what does not fit the job's extents is found before it meets other gradients."""
+    fault = form_of().fault(pushed, payload_bytes, has_payload=True)
+    assert expected in fault
+    assert bool(fault) == bool(expected)
+
+
+def test_a_push_without_a_payload_has_no_form() -> None:
+    """Goal: a rank without a gradient sends none of its bytes, and names no segments."""
+    form = form_of()
+    assert form.extents_count == 5
+    assert form.fault(push(0), 0, has_payload=False) == ""
+    assert "without a payload" in form.fault(push(1, absent=0b01), 0, has_payload=False)
+    assert "not one that is pushed" in form.fault(push(4), 0, has_payload=False)
+
+
+def test_an_encoded_push_is_as_its_aggregator_encodes_it() -> None:
+    """Goal: neither a gradient in float nor one of another size is added to integers."""
+    form = form_of("shared-exponent")
+    size = make_aggregator("shared-exponent", 3).encoded_bytes(4096)
+    assert form.fault(push(0, "encoded"), size, has_payload=True) == ""
+    assert "as shared-exponent" in form.fault(push(0, "encoded"), size - 4, has_payload=True)
+    assert "float32 are not" in form.fault(push(0), 16384, has_payload=True)
