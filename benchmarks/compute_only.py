@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from workers.arm import Arm, initialised
-from workers.arms import join_process_group
+from workers.baselines import join_process_group
 from workers.gpt import GPTConfig
 from workers.options import Options
 from workers.train import main

@@ -24,7 +24,7 @@ from torch import nn
 
 from benchmarks.peers_libraries import SWAP
 from workers.arm import Arm
-from workers.arms import join_process_group
+from workers.baselines import join_process_group
 from workers.gpt import GPT, GPTConfig, initial_values, without_storage
 from workers.options import Options
 from workers.train import main

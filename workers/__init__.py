@@ -3,6 +3,7 @@
 train.py         the script that trains a small GPT, for every arm
 options.py       its options
 arms.py          everything in which the arms differ
+baselines.py     the arms that torch brings: FSDP2 and DDP
 gpt.py           a small GPT
 data.py          tokens and batches, a pure function of seed and step
 data_file.py     checks of `--data` without torch

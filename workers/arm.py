@@ -1,6 +1,6 @@
 """An arm: one way to train; and functions that several arms share.
 
-`arms.py` has the table of arms.
+`arms.py` has the table of arms and those of the network, `baselines.py` those of torch.
 """
 
 from __future__ import annotations

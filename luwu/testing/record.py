@@ -61,7 +61,6 @@ class Record:
         node only warnings and errors are shown, unless `is_whole`.
         """
         from luwu.launch.processes.console import tail
-        from luwu.testing.record import is_shown, written_tracebacks
 
         yield "luwu run directory", str(self.path)
         logs = [(log, 0) for log in self._logs()]

@@ -81,7 +81,7 @@ def test_the_packages_it_asks_for_are_all_it_imports() -> None:
     """Goal: what torch does not bring itself is looked for before, so a run does not end on it.
     Method: import all that the check and its processes do, and see what came from the site."""
     ours = (
-        "benchmarks.gpu_check", "benchmarks.gpu_arms", "benchmarks.gpu_page", "workers.arms",
+        "benchmarks.gpu_check", "benchmarks.gpu_arms", "benchmarks.gpu_page", "workers.baselines",
         "benchmarks.gpu_worker", "luwu.base.own", "luwu.launch.agent", "luwu.launch.entry",
         "luwu.launch.processes.guard", "switch_emu.roles", "switch_emu.node.process",
         "switch_emu.switch.shell", "tests.conftest", "tests.gpu.test_training_gpu", "luwu.training",

@@ -1,0 +1,126 @@
+"""The arms that torch brings: FSDP2, with and without offloading, and DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from workers.arm import Arm, initialised, local_device, precision
+from workers.gpt import GPTConfig, initial_values, without_storage
+from workers.options import DTYPES, Options, env_int
+from workers.pace import pace_units
+
+
+class FsdpArm(Arm):
+    """PyTorch's own sharded data parallel, FSDP2: the path a user would otherwise take."""
+
+    also_on_host = False
+    """The ranks exchange tensors of the host too, which NCCL cannot."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.rank, self.world_size, self.device = join_process_group(self.also_on_host)
+
+    def build(self, config: GPTConfig) -> None:
+        options = self.options
+        mesh = init_device_mesh(self.device.type, (self.world_size,))
+        model = without_storage(config)
+        pace_units(model, options.compute_ms)
+        for block in model.blocks:
+            fully_shard(
+                block,
+                mesh=mesh,
+                reshard_after_forward=options.reshard_after_forward,
+                **precision(options),
+                **self._offload(),
+            )
+        fully_shard(model, mesh=mesh, **precision(options), **self._offload())
+        model.to_empty(device=self._home)
+        for module in model.modules():
+            _init_shards(module, options.seed)
+        self.module = model
+        self.optimizer = self._fused_adamw()
+
+    @property
+    def _home(self) -> torch.device:
+        """Where the shards lie between uses."""
+        return self.device
+
+    def _offload(self) -> dict[str, Any]:
+        return {}
+
+
+class FsdpOffloadArm(FsdpArm):
+    """FSDP2 with shards, gradients and optimizer state in the host's memory."""
+
+    also_on_host = True  # the norm of the gradient, and the weights' digest
+
+    @property
+    def _home(self) -> torch.device:
+        return torch.device("cpu")
+
+    def _offload(self) -> dict[str, Any]:
+        return {"offload_policy": CPUOffloadPolicy(pin_memory=self.device.type == "cuda")}
+
+
+class DdpArm(Arm):
+    """PyTorch's replicated data parallel: every rank holds everything."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.rank, self.world_size, self.device = join_process_group()
+
+    def build(self, config: GPTConfig) -> None:
+        model = initialised(config, self.options, self.device)
+        devices = [self.device] if self.device.type == "cuda" else None
+        replica = DistributedDataParallel(model, device_ids=devices)
+        if DTYPES[self.options.dtype] == torch.bfloat16:
+            # The lambda hides the hook's name, which torch refuses on gloo; gloo can sum bfloat16.
+            replica.register_comm_hook(
+                replica.process_group,
+                lambda group, bucket: bf16_compress_hook(group, bucket),  # noqa: PLW0108
+            )
+        self.module = replica
+        self.optimizer = self._fused_adamw()
+
+
+@torch.no_grad()
+def _init_shards(module: nn.Module, seed: int) -> None:
+    """`init_weights` for FSDP2's sharded parameters: every rank keeps its part of the values."""
+    for parameter, values in initial_values(module, seed):
+        assert isinstance(parameter, DTensor)
+        # src_data_rank=None: all ranks have drawn the same values, so nothing need be sent
+        shard = distribute_tensor(
+            values, parameter.device_mesh, parameter.placements, src_data_rank=None
+        )
+        parameter.to_local().copy_(shard.to_local())  # from the mesh's device to the shard's
+
+
+def join_process_group(also_on_host: bool = False) -> tuple[int, int, torch.device]:
+    """Join what torchrun started, or make a group of one: (rank, world_size, device)."""
+    device = local_device()
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if backend == "nccl" and also_on_host:
+        backend = "cpu:gloo,cuda:nccl"
+    if env_int("WORLD_SIZE", 0):
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+    return dist.get_rank(), dist.get_world_size(), device
+
+
+BASELINES: Final[Mapping[str, Callable[[Options], Arm]]] = {
+    "fsdp": FsdpArm,
+    "fsdp_offload": FsdpOffloadArm,
+    "ddp": DdpArm,
+}
+"""Arms by name."""
