@@ -1,7 +1,7 @@
 """Engines: what does one job after another, in the order they came, each taking its time.
 
-A record holds every span of every engine, in seconds of virtual time. It is what timelines are made
-of, and what conservation is checked on: an engine is never at two jobs, and does what it was given.
+A record holds every span of every engine, in seconds of virtual time.
+An engine is never at two jobs, and does what it was given.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Span:
     amount: float
     """Bytes, or another count of the engine."""
     fields: Fields = ()
-    """Its names in a timeline: step, unit, extent, chunk."""
+    """What the job is of: step, unit, extent, chunk."""
 
 
 @dataclass(slots=True)
