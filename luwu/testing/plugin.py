@@ -16,8 +16,10 @@ users more; each option has an ini key of its name, and an argument or marker go
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -30,10 +32,6 @@ if TYPE_CHECKING:
 
     from luwu.testing.fixtures import ClusterFactory, InprocRunner, Runner
     from luwu.testing.namespaces import Namespace, ProcService
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

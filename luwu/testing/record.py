@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,9 +15,6 @@ from luwu.testing.settings import setting
 
 if TYPE_CHECKING:
     from luwu.testing.namespaces import ProcService
-from collections.abc import Iterable
-
-from luwu.base.json_file import read_json
 
 LINES_MAX: Final = 50
 READ_BYTES_MAX: Final = 1024 * 1024
@@ -106,6 +103,8 @@ class Record:
 
 def written_tracebacks(folder: Path) -> set[str]:
     """The tracebacks of every run directory below a folder."""
+    from luwu.base.json_file import read_json  # a suite without luwu's fixtures needs none of it
+
     found = (read_json(path) for path in folder.rglob("errors/*.json"))
     return {each["traceback"] for each in found if each and each["traceback"]}
 

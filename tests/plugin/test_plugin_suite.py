@@ -95,7 +95,7 @@ def pytest_unconfigure(config):
 
     loaded = next(line for line in output.splitlines() if line.startswith("LOADED")).split()[1:]
     ours = {name for name in loaded if name.partition(".")[0] in ("luwu", "switch_emu", "workers")}
-    light = ("plugin", "factories", "hidden", "record", "settings")
+    light = ("plugin", "factories", "record", "settings")
     assert ours == {"luwu", "luwu.testing", *(f"luwu.testing.{name}" for name in light)}
     of_pytest = {"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "conftest",
                  "py", "sitecustomize"}  # fmt: skip
