@@ -78,12 +78,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRun:
-    """What a run on hosts came to."""
+    """The outcome of a run on hosts."""
 
     step_seconds: list[float]
-    """Of each counted step."""
+    """Seconds of each step that counts."""
     link_bytes: dict[str, int]
-    """Of the whole run, by link and direction."""
+    """Bytes of the whole run, by link and direction."""
     weights_digest: str | None
 
 

@@ -20,7 +20,7 @@ from luwu.testing.cluster import SOURCE
 
 CENTRE = "10.77.0.254"
 INTERFACE = "up0"
-"""Of a host's link, on the host."""
+"""Name of a host's link, on the host itself."""
 MTU_BYTES = 9000
 """Jumbo frames, as clusters have them: headers take 0.7 % of the rate, at 1500 bytes 4.6 %."""
 BURST_S, BURST_BYTES_MIN = 0.002, 128 * 1024

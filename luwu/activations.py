@@ -305,7 +305,7 @@ class Saved:
     is_asked_for: bool = False
     """True if the kernel reads them ahead."""
     handed: Callable[[], Octets | None] = lambda: None
-    """What `get` returned, if it is still used."""
+    """The bytes that `get` returned, while something uses them."""
 
     def __del__(self) -> None:
         # It may run within any line, with the store's lock held, so it only leaves a note.

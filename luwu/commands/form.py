@@ -128,6 +128,10 @@ class Form(click.Command):
 
     examples: Sequence[str] = ()
 
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """Its first sentence, whole."""
+        return super().get_short_help_str(1000)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take a command line apart. Raises ConfigError."""
         try:
