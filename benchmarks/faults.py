@@ -36,7 +36,6 @@ FAULTS: Final[dict[str, dict[str, str]]] = {
     "repeated and reordered": {"duplicate": "0.2", "reorder": "64"},
 }
 REPEATS: Final = 3
-STEP_S_MIN: Final = 2.0
 
 MEANINGS: Final = {
     "loss_1_ratio": "step with 1 % loss / step without, median over seeds; the bound is 1.15",
