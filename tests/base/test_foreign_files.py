@@ -255,7 +255,7 @@ def test_a_configuration_is_refused_in_words(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.feature("import of hostile files")
+@pytest.mark.feature("import of changed or hostile files")
 @pytest.mark.parametrize("number", [COUNT_MAX + 1, INT64_MAX - 1, INT64_MAX])
 @pytest.mark.parametrize("key", ["attempt", "step", "record epoch", "record attempt"])
 def test_counts_near_their_end_are_not_imported(

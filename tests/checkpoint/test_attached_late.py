@@ -70,7 +70,6 @@ def play(
 
 
 @pytest.mark.feature("learning rate schedulers")
-@pytest.mark.feature("evaluate, save, then scheduler.step()")
 @pytest.mark.parametrize("name", sorted(SCHEDULERS))
 @pytest.mark.parametrize("seed", [0])
 def test_any_order_of_a_loop_resumes_as_torch_does(name: str, seed: int, tmp_path: Path) -> None:

@@ -320,7 +320,7 @@ def test_export_import_rounds_every_kind_of_value_as_torch(dtype: str) -> None:
 # ---------------------------------------------------------------------------- commands
 
 
-@pytest.mark.feature("luwu export and luwu import report what they did")
+@pytest.mark.feature("export and import")
 def test_export_import_commands_say_what_they_did(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

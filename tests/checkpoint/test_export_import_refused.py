@@ -115,7 +115,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.feature("import of hostile files")
+@pytest.mark.feature("import of changed or hostile files")
 @pytest.mark.parametrize("case", sorted(HOSTILE))
 @pytest.mark.parametrize("file", ["model", "optimizer"])
 def test_export_import_refuses_a_hostile_file(case: str, file: str, out: Path) -> None:
@@ -149,7 +149,7 @@ INDEXES: dict[str, tuple[bytes, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.feature("import of hostile files")
+@pytest.mark.feature("import of changed or hostile files")
 @pytest.mark.parametrize("case", sorted(INDEXES))
 def test_export_import_refuses_a_hostile_index(case: str, out: Path) -> None:
     """Goal: an index names files beside it and what is in them, or it is refused."""
@@ -216,7 +216,7 @@ DOCUMENTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.feature("import of hostile files")
+@pytest.mark.feature("import of changed or hostile files")
 @pytest.mark.parametrize("case", sorted(DOCUMENTS))
 def test_export_import_refuses_a_hostile_document(case: str, out: Path) -> None:
     """Goal: luwu.json is checked, field by field and against the files; no state appears."""
@@ -231,7 +231,7 @@ def test_export_import_refuses_a_hostile_document(case: str, out: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
-@pytest.mark.feature("import of changed files")
+@pytest.mark.feature("import of changed or hostile files")
 @pytest.mark.parametrize("file", ["model", "optimizer"])
 def test_export_import_finds_one_changed_bit(file: str, out: Path) -> None:
     """Goal: exit code 5, and the tensor is named; values that are there are never half taken."""

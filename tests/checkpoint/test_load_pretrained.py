@@ -166,7 +166,7 @@ def test_a_run_that_has_weights_reads_no_files(tmp_path: Path) -> None:
         prepare(FakeNetwork(1), lambda: GPT(CONFIG), call)
 
 
-@pytest.mark.feature("luwu.load_pretrained of wrong files")
+@pytest.mark.feature("luwu.load_pretrained")
 def test_wrong_files_are_refused_with_all_that_is_wrong(tmp_path: Path) -> None:
     """Goal: missing, left over and misshapen tensors in one message; nothing is loaded."""
     tensors = gpt_tensors()
@@ -190,7 +190,7 @@ def test_wrong_files_are_refused_with_all_that_is_wrong(tmp_path: Path) -> None:
         prepare(FakeNetwork(1), lambda: GPT(CONFIG), too_many)
 
 
-@pytest.mark.feature("luwu.load_pretrained of wrong files")
+@pytest.mark.feature("luwu.load_pretrained")
 def test_calls_at_the_wrong_time_are_refused(tmp_path: Path) -> None:
     """Goal: before fully_shard and after the optimizer there is a sentence."""
     with pytest.raises(luwu.ConfigError, match=r"call luwu\.fully_shard"):

@@ -120,7 +120,7 @@ def test_the_directory_of_a_node_that_was_left_out_is_replaced(tmp_path: Path) -
         refill(tmp_path)
 
 
-@pytest.mark.feature("a lost optimizer node that may have gone on alone")
+@pytest.mark.feature("lost optimizer nodes that held the last steps")
 def test_a_node_that_may_be_ahead_is_given_up_by_its_number(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

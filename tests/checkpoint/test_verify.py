@@ -171,7 +171,7 @@ def version_of(state: Path) -> int:
         return store.decided.version
 
 
-@pytest.mark.feature("luwu verify --roll-back")
+@pytest.mark.feature("luwu verify")
 def test_one_step_back(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Goal: the version before, whole, with what was attached to it; loudly; once; and the state
     goes on from there. Never without the flag."""

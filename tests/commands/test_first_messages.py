@@ -38,7 +38,7 @@ def test_a_budget_beyond_the_memory_is_refused_in_its_own_words() -> None:
         decide_sizes(RunConfig(memory_budget=500 * 2**40), None)
 
 
-@pytest.mark.feature("a script started without luwu run")
+@pytest.mark.feature("a script without luwu.init(), or started without luwu run")
 def test_a_script_by_itself_is_told_how_it_is_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import tomllib
 from collections.abc import Callable, Iterable
@@ -72,9 +71,8 @@ def keys(root: Path) -> int:
 
 
 def messages(root: Path) -> int:
-    """Classes of messages of the protocol."""
-    tree = ast.parse((root / "luwu/wire/messages.py").read_text(encoding="utf-8"))
-    return sum(isinstance(node, ast.ClassDef) for node in tree.body)
+    """Messages of the protocol, each of which has a code: `@message(CODE)`."""
+    return (root / "luwu/wire/messages.py").read_text(encoding="utf-8").count("\n@message(")
 
 
 def dependencies(root: Path) -> int:

@@ -153,7 +153,7 @@ def assert_same_weights(found: dict[str, Tensor], expected: dict[str, Tensor]) -
 # ---------------------------------------------------------------------------- training
 
 
-@pytest.mark.feature("Fabric: setup, backward, step")
+@pytest.mark.feature("Fabric: setup, training_step, mark_forward_method, backward, step")
 def test_fabric_trains_with_the_bits_of_plain_fabric() -> None:
     """I4. Goal: losses and weights of plain Fabric, to the bit; a scheduler changes the rate."""
 
@@ -173,7 +173,7 @@ def test_fabric_trains_with_the_bits_of_plain_fabric() -> None:
     assert_same_weights(pulled, weights)
 
 
-@pytest.mark.feature("Fabric: training_step, mark_forward_method")
+@pytest.mark.feature("Fabric: setup, training_step, mark_forward_method, backward, step")
 def test_fabric_sends_other_methods_through_forward() -> None:
     """I4. Goal: `training_step`, and a method that is marked, find the weights of their model."""
 
@@ -348,7 +348,7 @@ def test_fabric_model_on_meta(precision: str) -> None:
     assert 0 < weights.float().std() < 1
 
 
-@pytest.mark.feature("Fabric: setup, backward, step")
+@pytest.mark.feature("Fabric: setup, training_step, mark_forward_method, backward, step")
 def test_fabric_takes_a_model_that_is_sharded_already() -> None:
     """Goal: without auto_wrap_policy the script's own units count; model and optimizer may be set
     up together, as the optimizer was made for the units."""
@@ -431,7 +431,7 @@ def test_fabric_saves_what_a_filter_leaves_and_loads_raw_weights(tmp_path: Path)
     assert_same_weights(saved["other"], other.state_dict())
 
 
-@pytest.mark.feature("Fabric: load into a model that is training")
+@pytest.mark.feature("Fabric: save, load")
 def test_fabric_load_in_the_middle_is_refused(tmp_path: Path) -> None:
     """Goal: after the first forward, or in a run that goes on from a state, nothing is loaded."""
     file = tmp_path / "model.ckpt"
@@ -459,7 +459,7 @@ def test_fabric_load_in_the_middle_is_refused(tmp_path: Path) -> None:
         fabric.setup_optimizers(optimizer)
 
 
-@pytest.mark.feature("Fabric: load into a model that is training")
+@pytest.mark.feature("Fabric: save, load")
 def test_fabric_load_of_numbered_moments_is_refused(tmp_path: Path) -> None:
     """Goal: state_dict() of a torch optimizer does not say whose moments it has."""
     fabric = start()
@@ -475,7 +475,7 @@ def test_fabric_load_of_numbered_moments_is_refused(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.feature("Fabric: optimizers of torch")
+@pytest.mark.feature("Fabric: arguments and optimizers of FSDP, other devices")
 def test_fabric_refuses_optimizers_of_torch() -> None:
     """Goal: they would update placeholders, or weights that nothing computes with."""
     fabric = start()
@@ -490,7 +490,7 @@ def test_fabric_refuses_optimizers_of_torch() -> None:
     assert train(fabric, sharded, optimizer) == plain(train)[0]
 
 
-@pytest.mark.feature("Fabric: clip_gradients(clip_val=)")
+@pytest.mark.feature("Fabric: clip_gradients")
 def test_fabric_refuses_clipping_by_value() -> None:
     fabric = start()
     model, optimizer = set_up(fabric)
@@ -501,7 +501,7 @@ def test_fabric_refuses_clipping_by_value() -> None:
 
 
 @pytest.mark.parametrize("precision", ["16-true", "64-true"])
-@pytest.mark.feature("Fabric: precision of float16 and float64")
+@pytest.mark.feature("Fabric: precision")
 def test_fabric_refuses_precision(precision: str) -> None:
     """Goal: the line that makes Fabric raises."""
     with pytest.raises(ConfigError, match=rf"{precision}.*bf16-mixed.*loss_scale"):
@@ -510,7 +510,7 @@ def test_fabric_refuses_precision(precision: str) -> None:
         )
 
 
-@pytest.mark.feature("Fabric: precision of float16 and float64")
+@pytest.mark.feature("Fabric: precision")
 def test_fabric_refuses_a_grad_scaler() -> None:
     """Goal: 16-mixed, which Fabric makes for GPUs only, is refused by its plugin."""
     precision = importlib.import_module("lightning_fabric.plugins.precision")
@@ -533,7 +533,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", ARGUMENTS)
-@pytest.mark.feature("Fabric: arguments of FSDPStrategy that have no meaning here")
+@pytest.mark.feature("Fabric: arguments and optimizers of FSDP, other devices")
 def test_fabric_refuses_arguments(case: str) -> None:
     arguments, message = ARGUMENTS[case]
     (name,) = arguments
@@ -541,7 +541,7 @@ def test_fabric_refuses_arguments(case: str) -> None:
         luwu_fabric.LuwuStrategy(**arguments)
 
 
-@pytest.mark.feature("Fabric: arguments of FSDPStrategy that have no meaning here")
+@pytest.mark.feature("Fabric: arguments and optimizers of FSDP, other devices")
 def test_fabric_refuses_policies_that_are_not_sets_of_classes() -> None:
     for policy in (nn.Linear, lambda *_: True, {nn.Linear(2, 2)}):
         with pytest.raises(ConfigError, match=r"auto_wrap_policy.*set of classes.*fully_shard"):
@@ -553,7 +553,7 @@ def test_fabric_refuses_policies_that_are_not_sets_of_classes() -> None:
         fabric.setup_module(model)
 
 
-@pytest.mark.feature("Fabric: other processes or devices than the run has")
+@pytest.mark.feature("Fabric: arguments and optimizers of FSDP, other devices")
 def test_fabric_refuses_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: a Fabric that has no job, or that would split data among other processes, raises
     where it is launched."""
@@ -594,7 +594,7 @@ def test_fabric_docstring_example() -> None:
     assert doctest.DocTestRunner().run(example).failed == 0
 
 
-@pytest.mark.feature("Fabric: setup, backward, step")
+@pytest.mark.feature("Fabric: setup, training_step, mark_forward_method, backward, step")
 @pytest.mark.feature("Fabric: setup_dataloaders, all_reduce, broadcast, barrier")
 def test_fabric_page_with_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I4, I8. Goal: the page's script over two workers has the losses and the checkpoint of plain

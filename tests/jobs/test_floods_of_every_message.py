@@ -12,7 +12,7 @@ from tests.intruders.floods import WHO, flooded
 COUNT = 2_000
 
 
-@pytest.mark.feature("floods of every message while a job trains")
+@pytest.mark.feature("intruders and floods of every message while a job trains")
 @pytest.mark.parametrize("who", WHO)
 @every_place
 def test_a_flood_of_every_message_changes_nothing(

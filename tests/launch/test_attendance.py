@@ -69,7 +69,7 @@ def host(tmp_path: Path) -> Host:
     return made
 
 
-@pytest.mark.feature("a script without luwu.init() under luwu run")
+@pytest.mark.feature("a script without luwu.init(), or started without luwu run")
 def test_a_script_that_never_joins_is_named_when_its_first_worker_ends(host: Host) -> None:
     """Goal: N copies that train side by side are called that, before all of them are done."""
     assert host.news() == []
@@ -158,7 +158,7 @@ def test_a_worker_that_left_and_was_started_again_is_there(host: Host) -> None:
     assert attendance.vain_waits() == []
 
 
-@pytest.mark.feature("a script without luwu.init() under luwu run")
+@pytest.mark.feature("a script without luwu.init(), or started without luwu run")
 def test_a_worker_that_failed_is_no_stranger(host: Host) -> None:
     """Goal: a script that failed before it joined, perhaps to be started again, is not called one
     that has ended without luwu.init()."""

@@ -89,7 +89,7 @@ def test_a_resumed_run_says_where_it_begins(run: RunDirectory) -> None:
     assert ending(run, state, 7) is None
 
 
-@pytest.mark.feature("Ctrl-C: the step that is kept, and the command to continue")
+@pytest.mark.feature("Ctrl-C, USR1, USR2, XCPU, QUIT")
 def test_a_run_that_was_stopped_says_how_it_goes_on(run: RunDirectory) -> None:
     """Goal: the last decided step, and a command that can be pasted as it stands."""
     flags = {"workers": "2", "state": "my state", "no_switch": "true", "run_dir": "old"}

@@ -110,7 +110,7 @@ class Text(str):
     __slots__ = ()
 
 
-@pytest.mark.feature("results of workers")
+@pytest.mark.feature("functions that workers run, and their results")
 @pytest.mark.parametrize(
     ("value", "said"),
     [
@@ -165,7 +165,7 @@ class Methods:
         return rank
 
 
-@pytest.mark.feature("functions that workers run")
+@pytest.mark.feature("functions that workers run, and their results")
 @pytest.mark.parametrize(
     ("function", "said"),
     [

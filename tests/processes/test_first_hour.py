@@ -26,7 +26,7 @@ while os.environ["RANK"] == "0" and not os.path.exists("go"):
 """
 
 
-@pytest.mark.feature("a script without luwu.init() under luwu run")
+@pytest.mark.feature("a script without luwu.init(), or started without luwu run")
 def test_first_hour_a_script_that_never_joins(shell: Terminal) -> None:
     """Goal: said while the second worker still runs; the end follows at once, with code 2."""
     script = shell.directory / "plain.py"
@@ -65,7 +65,7 @@ def test_first_hour_output_and_resume(shell: Terminal) -> None:
     assert "state holds step 1: nothing to do" in second.err
 
 
-@pytest.mark.feature("signals of a batch system: USR1, USR2, XCPU, QUIT")
+@pytest.mark.feature("Ctrl-C, USR1, USR2, XCPU, QUIT")
 @pytest.mark.parametrize("to_all", [False, True], ids=["the-command", "all-its-processes"])
 def test_a_signal_of_a_batch_system_stops_a_run(shell: Terminal, *, to_all: bool) -> None:
     """I8. Goal: it is named, the run stops as after Ctrl-C, and says how it goes on."""

@@ -92,7 +92,7 @@ def messages_of(frames: list[bytes]) -> list[wire.Message]:
     return [decode(each, buffers_count) for each, buffers_count in gathered]
 
 
-@pytest.mark.feature("floods of every message while a job trains")
+@pytest.mark.feature("intruders and floods of every message while a job trains")
 @pytest.mark.parametrize(
     ("role", "with_keys"),
     [

@@ -48,7 +48,7 @@ def connection_of(cluster: Cluster) -> Connection:
 
 
 @pytest.mark.faults(28)
-@pytest.mark.feature("intruders while a job trains")
+@pytest.mark.feature("intruders and floods of every message while a job trains")
 @pytest.mark.feature("connections with keys")
 def test_intruders_are_refused_and_nobody_notices(capfd: pytest.CaptureFixture[str]) -> None:
     """I3, I7. Goal: two of each kind are refused and logged, and the digest is plain torch's."""

@@ -126,7 +126,7 @@ def test_a_lost_node_is_filled_while_training_goes_on(number: int, tmp_path: Pat
     assert (exported.step, exported.weights_digest) == (steps, light_digest(steps))
 
 
-@pytest.mark.feature("all optimizer nodes lost with their directories")
+@pytest.mark.feature("lost optimizer nodes that held the last steps")
 def test_all_nodes_are_lost_with_their_directories(tmp_path: Path) -> None:
     """E6. Goal: the run ends with E511: a snapshot helps, and not the same command again. Method:
     kill -9 of both at a gate, and both directories deleted."""

@@ -81,7 +81,7 @@ def test_accumulation_digest_on_the_node(four_ranks: str, tmp_path: Path) -> Non
     assert on_one_rank(tmp_path).digest == four_ranks
 
 
-@pytest.mark.feature("set_requires_gradient_sync")
+@pytest.mark.feature("set_requires_gradient_sync, set_is_last_backward")
 @pytest.mark.parametrize("update", ["at_step", "streaming"])
 def test_accumulation_digest_on_the_worker(update: str, four_ranks: str, tmp_path: Path) -> None:
     """I3. Goal: the same bits where gradients stay on the worker, and a quarter of the traffic."""
@@ -95,7 +95,7 @@ def test_accumulation_digest_on_the_worker(update: str, four_ranks: str, tmp_pat
     assert 4 * kept.results[0] == everywhere.results[0]
 
 
-@pytest.mark.feature("set_is_last_backward")
+@pytest.mark.feature("set_requires_gradient_sync, set_is_last_backward")
 def test_accumulation_digest_of_streaming(four_ranks: str, tmp_path: Path) -> None:
     """I3. Goal: where one backward is pushed, those before it stay on the worker."""
 

@@ -51,7 +51,7 @@ def test_training_equals_torch(update: str, optimizer: str, world_size: int, eag
     compare(optimizer=optimizer, update=update, world_size=world_size, eager=eager)
 
 
-@pytest.mark.feature("reshard_after_forward")
+@pytest.mark.feature("reshard_after_forward, set_reshard_after_forward, set_reshard_after_backward")
 @pytest.mark.parametrize("reshard", [True, False])
 @pytest.mark.parametrize("prefetch_units", [0, 1, 5])
 def test_resharding_and_prefetch_change_nothing(reshard: bool, prefetch_units: int) -> None:

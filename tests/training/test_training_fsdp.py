@@ -129,7 +129,7 @@ def test_prefetch_by_hand_changes_no_bit(update: str) -> None:
     compare(shard_model=shard_with_lists, update=update, prefetch_units=1)
 
 
-@pytest.mark.feature("set_reshard_after_forward, set_reshard_after_backward")
+@pytest.mark.feature("reshard_after_forward, set_reshard_after_forward, set_reshard_after_backward")
 @pytest.mark.parametrize("update", ["at_step", "streaming"])
 def test_resharding_can_be_changed(update: str) -> None:
     """I4. Goal: the same bits, and as many pulls as the flags say."""
@@ -143,7 +143,7 @@ def test_resharding_can_be_changed(update: str) -> None:
     assert network.counts["pull"] - network.counts["forget"] == 2 * 3 * 6
 
 
-@pytest.mark.feature("set_reshard_after_forward, set_reshard_after_backward")
+@pytest.mark.feature("reshard_after_forward, set_reshard_after_forward, set_reshard_after_backward")
 def test_weights_may_stay_for_the_next_micro_batch() -> None:
     """I4. Goal: without resharding at all a step pulls every unit once, whatever it accumulates."""
 

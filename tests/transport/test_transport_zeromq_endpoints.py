@@ -18,7 +18,7 @@ from tests.suites.transport_waits import Make, down, up
 
 
 class TestWhereToListen(OverZeroMq):
-    @pytest.mark.feature("tcp off loopback without keys")
+    @pytest.mark.feature("tcp off loopback without keys, or at every address")
     def test_a_routable_address_needs_keys_or_insecure(self, make: Make) -> None:
         """Goal: refused before anything is open, with the flags to use, listening and dialling."""
         with pytest.raises(ConfigError, match=r"luwu keys init and give --keys.*--insecure"):
@@ -28,7 +28,7 @@ class TestWhereToListen(OverZeroMq):
         with pytest.raises(ConfigError, match="is not an address of this machine"):
             make(insecure=True).listen("tcp://192.0.2.1:0")
 
-    @pytest.mark.feature("listening at every address")
+    @pytest.mark.feature("tcp off loopback without keys, or at every address")
     @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0"])
     def test_every_address_at_once_is_refused(self, make: Make, endpoint: str) -> None:
         """Goal: who listens says where, though nothing is secured and an address is advertised."""
