@@ -103,6 +103,8 @@ class Oracles(Watch):
         """An older copy of the state was put in its place."""
         self._attempts_before: dict[int, int] = {}
         """Version -> attempt, of the state before that."""
+        self._replaced_before: set[bytes] = set()
+        """What lay beside versions of the state before that, attached late."""
         self._announced: int | None = None
         """Decided steps of the state before that, if the copy has fewer."""
 
@@ -142,7 +144,9 @@ class Oracles(Watch):
         for disk in members_of(self._disks):
             found = disk.replaced.get((step + 1, worker.rank))
             is_kept_here = 0 in disk.share.stripes and disk.version == step + 1
-            assert found == data or not is_kept_here or self._is_of_before(step + 1), (
+            # The copy may be of this very version; the answer was under way as it was put there.
+            is_of_before = self._is_of_before(step + 1) or data in self._replaced_before
+            assert found == data or not is_kept_here or is_of_before, (
                 f"O3: beside version {step + 1} at node {disk.number} lies {found!r} of "
                 f"{worker.name}, which was told that it is {data!r}"
             )
@@ -231,6 +235,7 @@ class Oracles(Watch):
         """An older copy is put in the place of the state: with it go the steps after its own."""
         self._went_back = True
         self._attempts_before = dict(self._disks[0].decided_attempt)
+        self._replaced_before = {data for disk in self._disks for data in disk.replaced.values()}
         now = self._disks[0].version or 0
         if (version or 0) < now:
             self._announced = max(now, self._announced or 0)
