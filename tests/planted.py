@@ -142,7 +142,7 @@ BUGS = (
     Bug(
         "ignore incarnation",
         "a rank that was started again goes on with what its former start had pushed",
-        "luwu/protocol/members.py",
+        "luwu/protocol/children.py",
         (
             (
                 "        return former is not None and former.incarnation < hello.incarnation\n",

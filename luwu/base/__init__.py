@@ -8,6 +8,7 @@ limits.py         every limit of the protocol and the store
 config.py         the configuration of a run: one table of keys, read from four places
 parsers.py        a parser for each kind of value that a user writes
 quantities.py     sizes, rates and times with units
+retry.py          how patient a sender of requests is
 links.py          emulated links as a user writes them
 tree.py           the tree of switches
 values.py         plain values and tensors as bytes, without pickle
@@ -27,7 +28,6 @@ failpoints.py     named places where a test makes a process fail
 keys.py           keys of the processes of a job
 digest.py         the digest of a model's weights
 dtypes.py         every dtype: its names, its bytes, and where it may be used
-outstanding.py    requests under way, and when each is repeated
 closing.py        the base of objects that are closed by `with`
 loopback.py       127.0.0.1, or ::1
 lifeline.py       the end of a child process when its parent is gone

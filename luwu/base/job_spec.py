@@ -21,7 +21,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.foreign import taking
 from luwu.base.json_file import read_json
 from luwu.base.links import LinkPair
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.base.suggestion import suggestion
 
 SpecT = TypeVar("SpecT")

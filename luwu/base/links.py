@@ -28,8 +28,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.base.outstanding import RetryPolicy
 from luwu.base.quantities import decimal, parse_bytes, parse_bytes_per_s, parse_ns, real
+from luwu.base.retry import RetryPolicy
 from luwu.base.suggestion import suggestion
 
 ROLES: Final = ("worker", "switch", "node")

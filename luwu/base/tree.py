@@ -9,7 +9,7 @@
 Sums: a switch adds what its children sent in float32, from left to right, the child with the lowest
 rank first (a worker's rank; of a switch, the lowest below it). So the bits depend on which ranks
 each switch sums, and on nothing else: `Tree.groups` says it, and a node that adds contributions
-that found no slot in a switch follows it (`luwu/protocol/sum_order.py`).
+that found no slot in a switch follows it (`luwu/protocol/contribution.py`).
 """
 
 from __future__ import annotations

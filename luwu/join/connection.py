@@ -27,7 +27,7 @@ import re
 import sys
 import urllib.parse
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,8 +44,8 @@ from luwu.base.limits import (
     PROTOCOL_VERSION,
     WORLD_SIZE_MAX,
 )
-from luwu.base.outstanding import RetryPolicy
 from luwu.base.quantities import decimal
+from luwu.base.retry import RetryPolicy
 from luwu.base.suggestion import suggestion
 from luwu.base.tree import parse_ranks
 from luwu.transport.endpoints import MovableEndpoint
@@ -147,7 +147,7 @@ class Connection(JobSpec):
             if getattr(self, name) != _DEFAULTS[name]:
                 asked[name] = f"{getattr(self, name):.9f}".rstrip("0").rstrip(".")
         if self.retry is not None:
-            asked["retry"] = ",".join(map(str, self.retry.document().values()))
+            asked["retry"] = ",".join(map(str, astuple(self.retry)))
         if self.insecure:
             asked["insecure"] = "true"
         for name in ("aggregate", "on_worker_loss"):
@@ -291,9 +291,11 @@ def _retry_of(text: str) -> object:
     first_ns, _, others = text.partition(",")
     most_ns, _, ns_per_byte = others.partition(",")
     try:
-        return RetryPolicy(
-            first_ns=int(first_ns), most_ns=int(most_ns), ns_per_byte=float(ns_per_byte)
-        ).document()
+        return asdict(
+            RetryPolicy(
+                first_ns=int(first_ns), most_ns=int(most_ns), ns_per_byte=float(ns_per_byte)
+            )
+        )
     except ValueError:
         return text
 

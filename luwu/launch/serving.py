@@ -39,7 +39,7 @@ from luwu.launch.nodes import check_nodes, node_role
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import NodeEnds, SwitchEnds, job_spec, node_spec, switch_spec
 from luwu.launch.switch_memory import extent_of_switches, widest_plan
-from luwu.protocol.sum_order import depth
+from luwu.protocol.contribution import depth
 from luwu.transport import check_arena
 from luwu.transport.arena_limits import memory_limit
 from switch_emu.node.plan import (

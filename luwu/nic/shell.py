@@ -38,7 +38,7 @@ from luwu.base.limits import (
     PAYLOAD_BYTES_MAX,
     UNFLUSHED_BYTES_MAX,
 )
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.base.tree import ranges_text
 from luwu.layout import Layout
 from luwu.nic.cells import Cell, Cells, ExtentGradient, private_memory

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from luwu.protocol.members import ranks_text
+from luwu.protocol.children import ranks_text
 from luwu.protocol.outbox import Outbox
 
 

@@ -1,21 +1,115 @@
-"""Requests of a child to its parent: repeated until answered, payloads within the window.
+"""Requests and when each is repeated; requests of a child to its parent. Pure.
 
-Shared by the worker's NIC and the switch. A *request* goes out at once. *Cargo* carries a data
-payload: it waits its turn until the parent's window, a credit in bytes granted by `Welcome`, has
-room, and its payload is dropped when the parent has received it. Cargo larger than the whole window
-travels alone. Pure, like the cores it belongs to.
+Every request of the protocol is repeated until it is answered (`luwu/wire/messages.py`), with a
+pause that doubles up to a cap (`Outstanding`); the caller says what time it is.
+
+Worker and switch ask their parent by an `Uplink`. A *request* goes out at once. *Cargo* carries a
+data payload: it waits its turn until the parent's window, a credit in bytes granted by `Welcome`,
+has room, and its payload is dropped when the parent has received it. Cargo larger than the whole
+window travels alone.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from luwu.base.outstanding import Outstanding, RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.protocol.actions import PARENT, Drop, Payload, Send
 from luwu.wire.messages import DataMessage, Message, Pull
+
+RequestT = TypeVar("RequestT")
+
+
+def earliest(*times_ns: int | None) -> int | None:
+    """The first of some times; None is never."""
+    return min((at_ns for at_ns in times_ns if at_ns is not None), default=None)
+
+
+@dataclass(slots=True)
+class _Entry(Generic[RequestT]):
+    request: RequestT
+    due_ns: int
+    pause_ns: int
+    order: int = 0
+    """Number of its place in the queue; older places of the same key are ghosts."""
+
+
+class Outstanding(Generic[RequestT]):
+    """A keyed set of requests with the time of their next repetition."""
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._policy = policy
+        self._entries: dict[Hashable, _Entry[RequestT]] = {}
+        self._due: list[tuple[int, int, Hashable]] = []
+        self._order = 0  # ties in time are broken by age, so runs replay exactly
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._entries
+
+    def add(self, key: Hashable, request: RequestT, now_ns: int, nbytes: int = 0) -> None:
+        """Remember a request just sent; an older one under this key is replaced.
+
+        `nbytes`: what is under way before its answer can be here.
+        """
+        pause_ns = self._policy.first_ns + int(nbytes * self._policy.ns_per_byte)
+        entry = _Entry(request, now_ns + pause_ns, pause_ns)
+        self._entries[key] = entry
+        self._plan(key, entry)
+
+    def pop(self, key: Hashable) -> RequestT | None:
+        """Forget a request because its answer came; None if it was not there (any more)."""
+        entry = self._entries.pop(key, None)
+        return None if entry is None else entry.request
+
+    def clear(self, keep: Callable[[Hashable], bool] = lambda key: False) -> list[RequestT]:
+        """Forget all but the keys to keep; what was forgotten, oldest first."""
+        forgotten = [key for key in self._entries if not keep(key)]
+        return [self._entries.pop(key).request for key in forgotten]
+
+    def hurry(self, now_ns: int) -> None:
+        """Everything is due now: a lost connection is back."""
+        for key, entry in self._entries.items():
+            entry.due_ns, entry.pause_ns = now_ns, self._policy.first_ns
+            self._plan(key, entry)
+
+    def due(self, now_ns: int) -> list[RequestT]:
+        """The requests to send again now; each is planned again with a doubled pause."""
+        requests: list[RequestT] = []
+        while self._due and self._due[0][0] <= now_ns:
+            _, order, key = heapq.heappop(self._due)
+            entry = self._entries.get(key)
+            if entry is None or entry.order != order:
+                continue  # answered, or planned anew, since
+            requests.append(entry.request)
+            entry.pause_ns = max(entry.pause_ns, min(entry.pause_ns * 2, self._policy.most_ns))
+            entry.due_ns = now_ns + entry.pause_ns
+            self._plan(key, entry)
+        return requests
+
+    def next_due_ns(self) -> int | None:
+        """The time to call `due` next; None while nothing waits."""
+        while self._due:
+            due_ns, order, key = self._due[0]
+            entry = self._entries.get(key)
+            if entry is not None and entry.order == order:
+                return due_ns
+            heapq.heappop(self._due)
+        return None
+
+    def _plan(self, key: Hashable, entry: _Entry[RequestT]) -> None:
+        self._order += 1
+        entry.order = self._order
+        heapq.heappush(self._due, (entry.due_ns, self._order, key))
+        if len(self._due) > 2 * len(self._entries) + 64:  # mostly ghosts of what was answered
+            live = ((e.due_ns, e.order, key) for key, e in self._entries.items())
+            self._due = sorted(live)
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,7 +255,7 @@ class Refuse(Message):
 
     text: str
     is_older: bool = False
-    """The state lacks steps that were announced as decided (`luwu/protocol/members.py`)."""
+    """The state lacks steps that were announced as decided (`luwu/protocol/children.py`)."""
     is_left_out: bool = False
     """The job goes on without this optimizer node, or under a later start of this child."""
 

@@ -18,8 +18,7 @@ from luwu.aggregate.interface import ENCODED
 from luwu.aggregate.sum_in_order import F32Array, sum_in_order
 from luwu.base.dtypes import DTYPES
 from luwu.layout import SUM_BYTES
-from luwu.protocol.contribution import Contribution
-from luwu.protocol.sum_order import Group, combined, depth, nested
+from luwu.protocol.contribution import Contribution, Group, combined, depth, nested
 from luwu.wire.stored import UPDATES, WEIGHT, scale_name
 from switch_emu.node.kernels.narrow import Stored
 from switch_emu.process.payload import Payload, terms_of
@@ -94,7 +93,7 @@ class Adder:
     Contributions that are larger together may all have been spilled: they are added one by one into
     one array, by one thread at a time. The order is the kernel's, so are the bits. Encoded ones are
     decoded into that array too. Sums of the switches of a tree are made first
-    (`protocol/sum_order.py`), in one more array per level.
+    (`luwu/protocol/contribution.py`), in one more array per level.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from luwu.protocol.sum_order import depth
+from luwu.protocol.contribution import depth
 from switch_emu.node.core.actions import NodeLimits, NodeNumber
 from switch_emu.node.plan import NodePlan, plan_node
 from switch_emu.process.role_spec import RoleSpec

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from luwu.base.keys import Identity
-from luwu.protocol.members import ranks_text
+from luwu.protocol.children import ranks_text
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role
 

@@ -10,7 +10,7 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.base.job_spec import JobSpec, document_of, from_document
 from luwu.base.links import LinkPair, LinkSpec
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.join.connection import Connection, Leaf
 from switch_emu.node.core.actions import NodeLimits
 from switch_emu.node.spec import NodeSpec

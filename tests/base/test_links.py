@@ -19,7 +19,7 @@ from luwu.base.links import (
     push_window_bytes,
     retry_over,
 )
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.commands.main import main
 from luwu.launch.network import (
     chunk_for_links,

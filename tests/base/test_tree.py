@@ -18,8 +18,7 @@ from luwu.base.tree import (
 )
 from luwu.join.connection import Connection, Leaf, parse_url, read_connection, write_connection
 from luwu.launch.serving import decide_sizes, node_plan, tree_of
-from luwu.protocol.contribution import Contribution
-from luwu.protocol.sum_order import Group, depth, nested, tree_weight
+from luwu.protocol.contribution import Contribution, Group, depth, nested, total_weight
 from switch_emu.node.spec import NodeSpec
 from tests.helpers.trees import leaves_per_group
 
@@ -165,8 +164,8 @@ def test_weights_are_added_in_the_order_of_the_tree() -> None:
     """I3. Goal: the divisor has the bits that the switches would have given it."""
     contributions = [said(rank, weight=weight) for rank, weight in enumerate((1.0, 1e16, 1.0, 1.0))]
     groups = leaves_per_group([[0, 1], [2, 3]]).groups
-    assert tree_weight(contributions, groups) == (1.0 + 1e16) + (1.0 + 1.0)
-    assert tree_weight(contributions, ()) == ((1.0 + 1e16) + 1.0) + 1.0
+    assert total_weight(contributions, groups) == (1.0 + 1e16) + (1.0 + 1.0)
+    assert total_weight(contributions, ()) == ((1.0 + 1e16) + 1.0) + 1.0
     assert (1.0 + 1e16) + (1.0 + 1.0) != ((1.0 + 1e16) + 1.0) + 1.0
 
 

@@ -12,10 +12,9 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from luwu.base.limits import PROTOCOL_VERSION
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.protocol.actions import Drop, Note, Send
-from luwu.protocol.children import Children
-from luwu.protocol.members import Member
+from luwu.protocol.children import Children, Member
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire

@@ -12,10 +12,10 @@ import pytest
 from luwu.base.errors import ConfigError, DeadlineError, LuwuError
 from luwu.base.events import Recorder
 from luwu.base.json_file import json_object
-from luwu.base.outstanding import Outstanding
 from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.reader import StateReader
 from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
+from luwu.protocol.uplink import Outstanding
 from luwu.transport.inprocess import InProcessNetwork
 from luwu.transport.interface import Transport
 from luwu.transport.opening import open_transport

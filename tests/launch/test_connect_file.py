@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.join import connection as connect
 from luwu.join.connection import (
     Connection,

@@ -8,7 +8,7 @@ import pytest
 
 from luwu.aggregate import make_aggregator
 from luwu.base.errors import RemoteProtocolError
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.nic.core import NicCore
 from luwu.nic.core.actions import Done, Encode, Gradient, Measure
 from luwu.nic.core.encoding import Encodings

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from luwu.base.limits import PROTOCOL_VERSION
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.protocol.actions import Drop, Send
 from luwu.protocol.epoch import Epoch
 from luwu.wire import messages as wire

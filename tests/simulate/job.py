@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from luwu.aggregate import Aggregator, make_aggregator
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.base.tree import Place, Tree, one_switch, ranks_of
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.clips import Clip

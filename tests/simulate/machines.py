@@ -17,7 +17,7 @@ from luwu.aggregate.interface import ENCODED
 from luwu.aggregate.sum_in_order import sum_in_order
 from luwu.base.tree import NODE, Place
 from luwu.protocol.actions import Drop, End, Note, Send
-from luwu.protocol.sum_order import Group, combined, nested
+from luwu.protocol.contribution import Group, combined, nested
 from luwu.wire.messages import Adopt, Message, Refuse, Rejoin, Standing, Welcome
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as node_actions

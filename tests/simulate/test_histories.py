@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.retry import RetryPolicy
 from tests.simulate.cluster import Cluster
 from tests.simulate.faults import (
     Cancel,

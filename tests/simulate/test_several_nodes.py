@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.wire import messages as wire
 from switch_emu.node.core.actions import NodeLimits
 from switch_emu.switch.core.actions import SwitchLimits

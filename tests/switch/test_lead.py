@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.protocol.actions import PARENT, End, Note, Send
 from luwu.protocol.children import Children
 from luwu.protocol.outbox import Outbox

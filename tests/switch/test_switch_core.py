@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from luwu.base.limits import TEXT_CHARS_MAX
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.layout import Share
 from luwu.protocol.actions import End
 from luwu.protocol.children import Children

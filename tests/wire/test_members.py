@@ -12,7 +12,7 @@ from luwu.base.limits import CHUNK_BYTES_STEP, PROTOCOL_VERSION, TEXT_CHARS_MAX,
 from luwu.launch.entry import count_start
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.layout import Layout, Parameter, Unit
-from luwu.protocol.members import (
+from luwu.protocol.children import (
     RANKS_SHOWN_MAX,
     Members,
     RefusedError,

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 from luwu.aggregate import make_aggregator
-from luwu.protocol.children import Children, Outcomes
-from luwu.protocol.members import (
+from luwu.protocol.children import (
+    Children,
     KnowsMoreError,
+    Outcomes,
     RefusedError,
     SupersededError,
     lost_steps_text,
     refusal_text,
 )
+from luwu.protocol.contribution import PushForm
 from luwu.protocol.outbox import Outbox
-from luwu.protocol.push_form import PushForm
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role
 from tests.helpers.switch_parts import DESCRIPTION, LEFT, RIGHT, hello, line, message

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.protocol.actions import PARENT, Drop, Send
 from luwu.protocol.uplink import Cargo, Uplink
 from luwu.wire.kinds import Role

@@ -14,7 +14,7 @@ from enum import Enum
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.base.tree import ranges_text, ranks_of
 from luwu.nic.core.actions import Aborted, Joined, Left, Refused
-from luwu.protocol.members import lost_steps_text, refusal_text
+from luwu.protocol.children import lost_steps_text, refusal_text
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ClassVar
 
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.protocol.actions import Drop, Payload, Send
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink

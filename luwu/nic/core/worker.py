@@ -31,7 +31,7 @@ from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
 
 from luwu.aggregate import Aggregator
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.nic.core.actions import Action, Encode, Gradient, Judged, Measure, Refused, StepDecided
 from luwu.nic.core.attachments import Attachments
 from luwu.nic.core.encoding import Encodings

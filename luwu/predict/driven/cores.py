@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from luwu.base.outstanding import RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.nic.core import NicCore
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper

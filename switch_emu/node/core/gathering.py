@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections import Counter
 
 from luwu.protocol.actions import Payload
-from luwu.protocol.children import Children
+from luwu.protocol.children import Children, ranks_text
 from luwu.protocol.contribution import Contribution, OverlapError, contribution_of
-from luwu.protocol.members import ranks_text
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb

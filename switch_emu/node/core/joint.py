@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from luwu.base.outstanding import Outstanding, RetryPolicy
+from luwu.base.retry import RetryPolicy
 from luwu.protocol.actions import Send
-from luwu.protocol.children import Children
+from luwu.protocol.children import Children, RefusedError, SupersededError
 from luwu.protocol.epoch import Epoch
-from luwu.protocol.members import RefusedError, SupersededError
 from luwu.protocol.outbox import Outbox
+from luwu.protocol.uplink import Outstanding
 from luwu.wire import messages as wire
 from luwu.wire.description import differences
 from luwu.wire.squares import Squares, encode_all

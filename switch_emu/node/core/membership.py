@@ -12,8 +12,7 @@ where the operator lets the job make them again, the attempt goes beyond what th
 from __future__ import annotations
 
 from luwu.base.limits import TEXT_CHARS_MAX
-from luwu.protocol.children import Children
-from luwu.protocol.members import KnowsMoreError, RefusedError, lost_steps_text
+from luwu.protocol.children import Children, KnowsMoreError, RefusedError, lost_steps_text
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.description import differences

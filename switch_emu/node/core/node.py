@@ -31,12 +31,12 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-from luwu.base.outstanding import RetryPolicy, earliest
+from luwu.base.retry import RetryPolicy
 from luwu.protocol.actions import Payload
-from luwu.protocol.children import Children
+from luwu.protocol.children import Children, ranks_text
 from luwu.protocol.counted_ranks import CountedRanks
-from luwu.protocol.members import ranks_text
 from luwu.protocol.outbox import Outbox
+from luwu.protocol.uplink import earliest
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Role, Verb
 from switch_emu.node.core import actions as do

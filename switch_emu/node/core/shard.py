@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from luwu.aggregate import Aggregator, Float32, make_aggregator
 from luwu.layout import Layout, Share
-from luwu.protocol.push_form import PushForm
+from luwu.protocol.contribution import PushForm
 from luwu.wire.description import Description, parse_description
 from luwu.wire.stored import loaded_bytes, stored_bytes
 from switch_emu.node.core.actions import NodeNumber

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from luwu.protocol.children import ranks_text
 from luwu.protocol.contribution import Contribution, common_absent
-from luwu.protocol.members import ranks_text
 from luwu.wire.hyper import StepHyper, stated_hyper
 from luwu.wire.messages import Verdict
 from luwu.wire.squares import Squares, condensed

@@ -2,7 +2,7 @@
 
 A contribution is a sum that a switch made, or raw from one rank when the switch had no slot. A part
 of an extent is complete when its contributors are all ranks: then its payloads are added in rank
-order; in a tree, as its switches would have (`sum_order.py`). Pure bookkeeping: payloads are opaque
+order; in a tree, as its switches would have (`total_weight`). Pure bookkeeping: payloads are opaque
 and nothing is added here.
 """
 
@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from luwu.protocol.actions import Payload
-from luwu.protocol.contribution import Contribution, merge, rank_order
-from luwu.protocol.sum_order import tree_weight
+from luwu.protocol.contribution import Contribution, merge, rank_order, total_weight
 
 
 @dataclass(slots=True)
@@ -52,7 +51,7 @@ class ExtentSum:
     def weight(self) -> float:
         """The divisor of the sum: the contributors' weights, in the order of the sum."""
         last = self.parts[max(self.parts)]
-        return tree_weight(last.contributions, self.groups)
+        return total_weight(last.contributions, self.groups)
 
 
 class StepSums:

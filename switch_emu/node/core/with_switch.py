@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from luwu.base.outstanding import earliest
 from luwu.protocol.actions import PARENT, Send
+from luwu.protocol.uplink import earliest
 from luwu.wire.link_counts import LinkCounts
 from luwu.wire.messages import Message
 from switch_emu.node.core.node import NodeCore

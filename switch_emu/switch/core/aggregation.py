@@ -22,7 +22,7 @@ from functools import partial
 
 from luwu.aggregate.interface import ENCODED
 from luwu.protocol.actions import Payload
-from luwu.protocol.children import Children
+from luwu.protocol.children import Children, Member
 from luwu.protocol.contribution import (
     Contribution,
     OverlapError,
@@ -30,7 +30,6 @@ from luwu.protocol.contribution import (
     contribution_of,
     rank_order,
 )
-from luwu.protocol.members import Member
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire

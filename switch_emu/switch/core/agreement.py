@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from luwu.aggregate import Aggregator, Float32, make_aggregator
 from luwu.base.errors import ConfigError
-from luwu.protocol.children import Children
-from luwu.protocol.members import Member, RefusedError
+from luwu.protocol.children import Children, Member, RefusedError
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire

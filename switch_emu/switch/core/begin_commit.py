@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from luwu.protocol.children import Children
-from luwu.protocol.members import Member, ranks_text
+from luwu.protocol.children import Children, Member, ranks_text
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire

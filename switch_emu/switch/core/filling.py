@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final
 
-from luwu.base.outstanding import Outstanding, RetryPolicy, earliest
+from luwu.base.retry import RetryPolicy
 from luwu.layout import Share
 from luwu.protocol.actions import Send
 from luwu.protocol.epoch import nodes_of
 from luwu.protocol.outbox import Outbox
+from luwu.protocol.uplink import Outstanding, earliest
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
 from switch_emu.switch.core.ballot import Ballot

@@ -7,8 +7,7 @@ it.
 from __future__ import annotations
 
 from luwu.protocol.actions import Payload
-from luwu.protocol.children import Children
-from luwu.protocol.members import Member
+from luwu.protocol.children import Children, Member
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Cargo, Uplink
 from luwu.wire import messages as wire

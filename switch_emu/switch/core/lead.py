@@ -55,13 +55,13 @@ from dataclasses import replace
 from typing import Any
 
 from luwu.base.errors import RemoteProtocolError
-from luwu.base.outstanding import Outstanding, RetryPolicy, earliest
+from luwu.base.retry import RetryPolicy
 from luwu.protocol.actions import PARENT, Send
-from luwu.protocol.children import Children
+from luwu.protocol.children import Children, lost_steps_text, refusal_text
 from luwu.protocol.counted_ranks import CountedRanks
 from luwu.protocol.epoch import change_text, nodes_of, nodes_text
-from luwu.protocol.members import lost_steps_text, refusal_text
 from luwu.protocol.outbox import Outbox
+from luwu.protocol.uplink import Outstanding, earliest
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
 from luwu.wire.hyper import stated_hyper

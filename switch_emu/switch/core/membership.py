@@ -12,12 +12,10 @@ from __future__ import annotations
 from typing import Final
 
 from luwu.base.limits import TEXT_CHARS_MAX
-from luwu.base.outstanding import earliest
 from luwu.protocol.actions import End, Expel
-from luwu.protocol.children import Children
-from luwu.protocol.members import KnowsMoreError, Member, RefusedError, ranks_text
+from luwu.protocol.children import Children, KnowsMoreError, Member, RefusedError, ranks_text
 from luwu.protocol.outbox import Outbox
-from luwu.protocol.uplink import Uplink
+from luwu.protocol.uplink import Uplink, earliest
 from luwu.wire import messages as wire
 from luwu.wire.kinds import Verb
 from switch_emu.switch.core.actions import SwitchLimits

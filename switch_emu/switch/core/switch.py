@@ -30,14 +30,13 @@ from operator import attrgetter
 from typing import Any, Final
 
 from luwu.aggregate import Aggregator
-from luwu.base.outstanding import RetryPolicy, earliest
+from luwu.base.retry import RetryPolicy
 from luwu.layout import Layout
 from luwu.protocol.actions import Payload
-from luwu.protocol.children import Children
-from luwu.protocol.members import Member, ranks_text
+from luwu.protocol.children import Children, Member, ranks_text
+from luwu.protocol.contribution import PushForm
 from luwu.protocol.outbox import Outbox
-from luwu.protocol.push_form import PushForm
-from luwu.protocol.uplink import Uplink
+from luwu.protocol.uplink import Uplink, earliest
 from luwu.wire import messages as wire
 from luwu.wire.description import parse_description
 from luwu.wire.kinds import PayloadRule, Role, Verb

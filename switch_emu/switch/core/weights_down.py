@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from luwu.protocol.actions import Payload
-from luwu.protocol.children import Children
-from luwu.protocol.members import Member
+from luwu.protocol.children import Children, Member
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink, neighbours
 from luwu.wire import messages as wire

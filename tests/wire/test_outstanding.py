@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from luwu.base.outstanding import Outstanding, RetryPolicy
+from luwu.base.retry import RetryPolicy
+from luwu.protocol.uplink import Outstanding
 
 POLICY = RetryPolicy(first_ns=100, most_ns=350)
 
