@@ -23,8 +23,8 @@ from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.serving import decide_sizes, serve
 from luwu.launch.supervisor import Supervisor
-from luwu.nic.handles import Handle
 from luwu.nic.shell import Nic
+from luwu.nic.threads import Handle
 
 MIB = 1024 * 1024
 BUDGET_BYTES_PER_PARAM = 48

@@ -6,9 +6,9 @@ import numpy as np
 
 from luwu.base.dtypes import DTYPES
 from luwu.layout import Layout
-from luwu.nic.cells import ExtentGradient
-from luwu.nic.handles import Handle
+from luwu.nic.memory import ExtentGradient
 from luwu.nic.shell import Nic
+from luwu.nic.threads import Handle
 
 
 def push_flat(

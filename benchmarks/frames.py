@@ -37,7 +37,7 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import DeadlineError, LuwuError
 from luwu.launch.local_cluster import LocalCluster
 from luwu.layout import Layout, Parameter, Unit
-from luwu.nic.cells import ExtentGradient
+from luwu.nic.memory import ExtentGradient
 from luwu.nic.shell import Nic
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper

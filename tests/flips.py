@@ -36,8 +36,8 @@ from luwu.base.dtypes import DTYPES
 from luwu.base.errors import LuwuError, PageCorruptError
 from luwu.launch.local_cluster import LocalCluster
 from luwu.layout import Share
-from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic
+from luwu.nic.threads import StepHandle
 from switch_emu.node.kernels import UpdateCall
 from switch_emu.node.outgoing import Outgoing
 from switch_emu.node.pages import weights_digest

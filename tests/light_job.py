@@ -32,8 +32,8 @@ from luwu.base.errors import StepAborted
 from luwu.base.tree import Tree
 from luwu.join.open import find_connection, open_nic
 from luwu.layout import Layout, Parameter, Unit
-from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic
+from luwu.nic.threads import StepHandle
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
 

@@ -2,10 +2,8 @@
 
 shell.py      `Nic`: the training thread's calls, and the I/O thread that runs the core
 core/         the protocol, pure
-mailbox.py    what the I/O thread reports to the training thread
-handles.py    handles that the training thread waits for; weights on their way in
-cells.py      memory for gradients on their way out
-copies.py     pushes whose gradients a GPU is still copying
+threads.py    what passes between its threads: handles, the mailbox, copies by a GPU
+memory.py     memory of payloads: gradients on their way out, weights on their way in
 encoder.py    encodes gradients for an aggregator, before they leave
 reader.py     `StateReader`: reads a decided version of a running job
 """

@@ -11,8 +11,8 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.base.limits import PAYLOAD_BYTES_MAX
-from luwu.nic.cells import Cell, EncodedCells
 from luwu.nic.core.actions import Encode, Measure
+from luwu.nic.memory import Cell, EncodedCells
 from luwu.protocol.actions import Payload
 from luwu.wire.description import AGGREGATE, Description
 

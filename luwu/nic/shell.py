@@ -5,13 +5,14 @@
     wait(handle)        <----  Done, Judged, Aborted ...
 
 A push whose gradients are still on their way from a GPU goes by way of another thread, which waits
-for them (`copies.py`). The training thread never touches a socket; the I/O thread only copies bytes
-into tensors. So push and pull overlap with the compute. Every method may raise `StepAborted`, once
-per abort; earlier commands of the training thread are not sent under the new attempt.
+for them (`threads.py`). The training thread never touches a socket; the I/O thread only copies
+bytes into tensors. So push and pull overlap with the compute. Every method may raise `StepAborted`,
+once per abort; earlier commands of the training thread are not sent under the new attempt.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -41,14 +42,12 @@ from luwu.base.limits import (
 from luwu.base.retry import RetryPolicy
 from luwu.base.tree import ranges_text
 from luwu.layout import Layout
-from luwu.nic.cells import Cell, Cells, ExtentGradient, private_memory
-from luwu.nic.copies import Copies, Ready
 from luwu.nic.core import NicCore
 from luwu.nic.core import actions as nic
 from luwu.nic.encoder import PATIENCE_S, Encoder
-from luwu.nic.handles import Handle, IncomingWeights, NicCounters, StepHandle
-from luwu.nic.mailbox import Mailbox
+from luwu.nic.memory import Cell, Cells, ExtentGradient, IncomingWeights, private_memory
 from luwu.nic.reader import StateReader
+from luwu.nic.threads import Copies, Handle, Mailbox, NicCounters, Ready, StepHandle
 from luwu.protocol.actions import PARENT, Drop, Note, Send
 from luwu.transport.interface import Delivery, PeerDown, PeerFailed, PeerGone, PeerUp, Transport
 from luwu.wire.altered import AlteredWeights
@@ -145,7 +144,7 @@ class Nic(Closing):
         is_plain = self._encoder.aggregator.is_plain
         self.cells = Cells(
             transport.reserve if is_plain else private_memory, self._mailbox.wait_until,
-            settings.gradient_bytes, None if is_plain else PATIENCE_S,
+            settings.gradient_bytes, math.inf if is_plain else PATIENCE_S,
         )  # fmt: skip
         self._copies = Copies(self._copy_failed)
         self._commands: deque[_Command] = deque()

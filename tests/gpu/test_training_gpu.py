@@ -18,7 +18,7 @@ from luwu.base.address import address_of
 from luwu.base.errors import StepAborted
 from luwu.base.limits import MIB
 from luwu.launch.local_cluster import LocalCluster
-from luwu.nic.handles import SharedWeights
+from luwu.nic.memory import SharedWeights
 from luwu.nic.shell import Nic
 from luwu.training.devices.device import CudaDevice
 from luwu.training.devices.pinning import HostPins

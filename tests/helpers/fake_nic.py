@@ -25,9 +25,8 @@ from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.errors import LuwuError, StepAborted
 from luwu.base.events import Recorder
 from luwu.layout import Layout
-from luwu.nic.cells import ExtentGradient
-from luwu.nic.copies import Copies, Ready
-from luwu.nic.handles import NicCounters
+from luwu.nic.memory import ExtentGradient
+from luwu.nic.threads import Copies, NicCounters, Ready
 from luwu.wire.clips import clip_factor, norms_of
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper

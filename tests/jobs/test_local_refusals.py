@@ -10,9 +10,9 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.base.limits import PROTOCOL_VERSION
-from luwu.nic.cells import ExtentGradient
-from luwu.nic.handles import StepHandle
+from luwu.nic.memory import ExtentGradient
 from luwu.nic.shell import Nic
+from luwu.nic.threads import StepHandle
 from luwu.wire.hyper import encode_hyper
 from switch_emu.node.plan import plan_node
 from tests.helpers.local_job import (

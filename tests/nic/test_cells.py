@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from luwu.nic.cells import Cell, Cells
+from luwu.nic.memory import Cell, Cells
 from luwu.transport.interface import CreditExceeded
 
 
@@ -112,7 +112,7 @@ def test_free_cells_of_another_size_make_room() -> None:
 
     class Recycled(Memory):
         def reserve(self, nbytes: int) -> memoryview:
-            self.left_bytes = 512 - sum(c.capacity_bytes for c in cells._cells)
+            self.left_bytes = 512 - sum(c.memory.nbytes for c in cells._cells)
             return super().reserve(nbytes)
 
     cells = Cells(Recycled(512).reserve, Waits().wait_until, limit_bytes=4096)

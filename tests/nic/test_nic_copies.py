@@ -13,9 +13,9 @@ import pytest
 from luwu.base.errors import LuwuError, StepAborted
 from luwu.launch.local_cluster import LocalCluster
 from luwu.layout import Layout, Parameter, Unit
-from luwu.nic.cells import ExtentGradient
-from luwu.nic.copies import Copies
+from luwu.nic.memory import ExtentGradient
 from luwu.nic.shell import Nic
+from luwu.nic.threads import Copies
 from luwu.wire.description import Description
 from tests.helpers.waiting import is_soon
 

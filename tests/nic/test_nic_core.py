@@ -11,8 +11,8 @@ from luwu.base.errors import RemoteProtocolError
 from luwu.base.retry import RetryPolicy
 from luwu.nic.core import NicCore
 from luwu.nic.core.actions import Done, Encode, Gradient, Measure
-from luwu.nic.core.encoding import Encodings
 from luwu.nic.core.reader import ReaderCore
+from luwu.nic.core.requests import Encodings
 from luwu.protocol.actions import Drop, Send
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink

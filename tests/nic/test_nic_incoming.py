@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from luwu.nic.handles import IncomingWeights
+from luwu.nic.memory import IncomingWeights
 from luwu.transport.interface import Delivery
 
 RUNS = {4: ((0, 3),), 5: ((3, 2),)}

@@ -17,7 +17,7 @@ from luwu.base.errors import (
 )
 from luwu.base.events import Recorder
 from luwu.nic.core.actions import Aborted, Joined, Judged, Left, Refused, StepDecided
-from luwu.nic.mailbox import OVER_S, Mailbox
+from luwu.nic.threads import OVER_S, Mailbox
 
 ANY_ERA = None
 

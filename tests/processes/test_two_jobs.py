@@ -22,8 +22,8 @@ from luwu.base.errors import ConfigError
 from luwu.base.json_file import read_json
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.service import Service, ServiceJob
-from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic
+from luwu.nic.threads import StepHandle
 from tests.helpers.local_job import Job, Worker, plain
 from tests.processes.two_jobs_worker import make_nic
 

@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 from luwu.join.connection import Connection, read_connection
-from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
+from luwu.nic.threads import StepHandle
 from luwu.transport.opening import open_transport
 from tests.light_job import Job, Worker
 

@@ -29,8 +29,8 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import DeadlineError, StepAborted
 from luwu.base.json_file import read_json
 from luwu.layout import Layout, Parameter, Unit
-from luwu.nic.handles import StepHandle
 from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
+from luwu.nic.threads import StepHandle
 from luwu.transport.opening import open_transport
 from luwu.wire.hyper import StepHyper
 from switch_emu.node import spec

@@ -1,4 +1,6 @@
-"""Loads, pulls and pushes of a worker: what each still misses, and whose answer is whose.
+"""What a worker has asked for or sent and is not answered: loads, pulls, pushes, attachments. Pure.
+
+`Requests`: what each handle still misses, and whose answer is whose.
 
     opened      `Requests.open`      every extent (of a load: every chunk) is missing
     sent        `Requests.send`      cargo of a load or push; its receipt is for this handle
@@ -9,16 +11,36 @@
     skipped     `Requests.repeat`    weights that came are void, and are requested again
     aborted     `Requests.clear`     every handle is void
 
-Pure.
+`Encodings`: gradients between a push and what travels, where an aggregator encodes them. The
+gradient itself is stored until the push is received, so what a worker has under way stays bounded
+by what it may write. A rank without a gradient takes part in each stage.
+
+    pushed      `Encodings.push`     Measure, if the aggregator asks all ranks first; else Encode
+    measured    `Encodings.measured` Propose is sent, while earlier extents travel
+    agreed      `Encodings.agreed`   Encode
+    encoded     `Encodings.encoded`  cargo of the uplink, as any push
+    received    `Encodings.received` the gradient is dropped
+
+`Attachments`: sent with a step, stored beside the version it makes (`luwu.attach`).
+
+    attached    `Attachments.attach`    every piece is sent
+    received    `Attachments.received`  the parent has a piece
+    decided     `Attachments.decided`   the attachment is durable, and is forgotten
+    skipped     `Attachments.repeat`    sent again under the new attempt: the step is valid
+    aborted     `Attachments.clear`     void: the step is computed again, and attached to again
+    replaced    `Attachments.attach`    a later part is sent, and done when the parent has stored it
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from luwu.nic.core.actions import Done, Fill, Gradient
-from luwu.protocol.actions import Payload
+from luwu.aggregate import Aggregator, Float32
+from luwu.aggregate.interface import ENCODED
+from luwu.base.errors import RemoteProtocolError
+from luwu.nic.core.actions import Done, Encode, Fill, Gradient, Measure
+from luwu.protocol.actions import Drop, Payload
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Cargo, Uplink, neighbours
 from luwu.wire import messages as wire
@@ -171,3 +193,141 @@ class Requests:
                 wire.Pull, step=step, part=part, index=entry.indices[first], count=count
             )
             self._uplink.ask_for(self._out.now_ns, names[first : first + count], pull)
+
+
+Key = tuple[int, int, int]
+"""(step, part, extent) of a push."""
+
+
+def key_of(m: wire.DataMessage) -> Key:
+    """The push that a message is about."""
+    return m.step, m.part, m.index
+
+
+class Encodings:
+    """The encoded pushes of one worker."""
+
+    def __init__(self, outbox: Outbox, uplink: Uplink) -> None:
+        self._out, self._uplink = outbox, uplink
+        self._contributors = 1 << outbox.rank
+        self.aggregator: Aggregator = Float32(1)
+        """The job's, set when the worker joins; a plain one has nothing to do here."""
+        self._pending: dict[Key, tuple[wire.Push, Gradient]] = {}
+        """Pushes of the gradients as they are, not encoded."""
+
+    def push(self, push: wire.Push, gradient: Gradient) -> None:
+        """Encode a gradient and send it."""
+        self._pending[key_of(push)] = push, gradient
+        if self.aggregator.asks_first:
+            if gradient.payload is None:
+                self._propose(push, b"")
+            else:
+                self._out.actions.append(Measure(push, gradient.payload))
+        else:
+            self._encode(push, gradient, b"")
+
+    def measured(self, done: Measure, statement: bytes) -> None:
+        """The answer to a `Measure`."""
+        if self._is_pending(done.push):
+            self._propose(done.push, statement)
+
+    def agreed(self, m: wire.Agreed, agreed: bytes) -> None:
+        """All ranks have proposed. Raises RemoteProtocolError if the answer does not fit."""
+        asked = self._uplink.answer(("propose", *key_of(m)))
+        if asked is None:
+            return
+        push, gradient = self._pending[key_of(m)]
+        if gradient.payload is not None and len(agreed) != len(asked.payload):  # type: ignore[arg-type]
+            raise RemoteProtocolError(
+                f"extent {m.index}: {len(agreed)} bytes were agreed on, proposed were "
+                f"{len(asked.payload)}; the parent has another layout"  # type: ignore[arg-type]
+            )
+        self._encode(push, gradient, agreed)
+
+    def encoded(self, done: Encode, payload: Payload, payload_bytes: int) -> None:
+        """The answer to an `Encode`; the payload belongs to the core from now on."""
+        if self._is_pending(done.push):
+            push = replace(done.push, dtype=ENCODED)
+            self._load(push, payload, payload_bytes)
+        else:
+            self._out.actions.append(Drop(payload))  # the attempt was given up meanwhile
+
+    def received(self, m: wire.Received) -> None:
+        """The parent has the encoded push."""
+        if pending := self._pending.pop(key_of(m), None):
+            self._out.drop(pending[1].payload)
+
+    def clear(self) -> None:
+        """A new attempt: nothing of the older one is pushed; the uplink clears its own."""
+        self._out.drop_all(gradient.payload for _, gradient in self._pending.values())
+        self._pending.clear()
+
+    def _is_pending(self, push: wire.Push) -> bool:
+        pending = self._pending.get(key_of(push))
+        return pending is not None and pending[0] is push
+
+    def _propose(self, push: wire.Push, statement: bytes) -> None:
+        step, part, extent = key_of(push)
+        propose = self._out.stamped(
+            wire.Propose, step=step, part=part, index=extent, contributors=self._contributors
+        )
+        self._uplink.ask(self._out.now_ns, ("propose", step, part, extent), propose, statement)
+
+    def _encode(self, push: wire.Push, gradient: Gradient, agreed: bytes) -> None:
+        if gradient.payload is None:
+            self._load(push, None, 0)
+        else:
+            self._out.actions.append(Encode(push, gradient.payload, agreed))
+
+    def _load(self, push: wire.Push, payload: Payload | None, payload_bytes: int) -> None:
+        cargo = Cargo(push, payload, payload_bytes)
+        self._uplink.load(self._out.now_ns, ("push", *key_of(push)), cargo)
+
+
+class Attachments:
+    """The attachments of one worker's undecided steps."""
+
+    def __init__(self, outbox: Outbox, uplink: Uplink) -> None:
+        self._out, self._uplink = outbox, uplink
+        self._contributors = 1 << outbox.rank
+        self._pieces: dict[int, Sequence[bytes]] = {}
+        """Pieces of undecided attachments by step."""
+        self._handle = 0
+        """The handle of the later part that is being sent."""
+
+    def attach(self, step: int, pieces: Sequence[bytes], part: int = 0, handle: int = 0) -> None:
+        """Send the pieces of a step's attachment; `handle`: of a later part."""
+        if part:
+            self._handle = handle
+        else:
+            self._pieces[step] = pieces
+        self._send(step, pieces, part)
+
+    def received(self, m: wire.Received) -> None:
+        """The parent has a piece of this rank, or of another one."""
+        name = ("keep", m.step, m.part, m.index)
+        is_ours = m.contributors == self._contributors
+        if is_ours and self._uplink.arrived(self._out.now_ns, name) and m.part:
+            self._out.actions.append(Done(self._handle))
+
+    def decided(self, step: int) -> None:
+        """A step is decided: its attachment is durable."""
+        self._pieces.pop(step, None)
+
+    def repeat(self) -> None:
+        """Send all pieces again, under another attempt."""
+        for step, pieces in self._pieces.items():
+            self._send(step, pieces)
+
+    def clear(self) -> None:
+        """All undecided steps are void."""
+        self._pieces.clear()
+
+    def _send(self, step: int, pieces: Sequence[bytes], part: int = 0) -> None:
+        for index, piece in enumerate(pieces):
+            keep = self._out.stamped(
+                wire.Keep, step=step, part=part, index=index, contributors=self._contributors,
+                pieces=len(pieces),
+            )  # fmt: skip
+            cargo = Cargo(keep, piece, len(piece))
+            self._uplink.load(self._out.now_ns, ("keep", step, part, index), cargo)

@@ -12,7 +12,7 @@ shell (`shell.py`) connects it to the transport and to the training thread.
     begin              Begin                           Received
     push               Push, every extent, after the   Received, every extent  -> Done
                        verdict of the step before
-                       (encoded: see `encoding.py`)
+                       (encoded: see `Encodings`)
     commit             Commit                          Verdict -> Judged, Decided -> StepDecided
     attach             Keep, every piece               Received, every piece
     cancel             Cancel                          Abort                   -> Aborted
@@ -33,10 +33,8 @@ from typing import Any, ClassVar, NamedTuple
 from luwu.aggregate import Aggregator
 from luwu.base.retry import RetryPolicy
 from luwu.nic.core.actions import Action, Encode, Gradient, Judged, Measure, Refused, StepDecided
-from luwu.nic.core.attachments import Attachments
-from luwu.nic.core.encoding import Encodings
 from luwu.nic.core.membership import Membership, Welcomed
-from luwu.nic.core.requests import Requests
+from luwu.nic.core.requests import Attachments, Encodings, Requests
 from luwu.protocol.actions import Payload
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink

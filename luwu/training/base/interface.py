@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from luwu.base.events import Recorder
-from luwu.nic.cells import ExtentGradient
-from luwu.nic.copies import Ready
 from luwu.nic.core.actions import Joined
-from luwu.nic.handles import Handle, NicCounters, StepHandle
+from luwu.nic.memory import ExtentGradient
 from luwu.nic.reader import StateReader
+from luwu.nic.threads import Handle, NicCounters, Ready, StepHandle
 from luwu.wire.description import Description
 
 
@@ -32,7 +31,7 @@ class Nic(Protocol):
     """Default of `fully_shard`; None: free all but the root."""
     recorder: Recorder
     cells: Any
-    """Memory for gradients, as `luwu.nic.cells.Cells`."""
+    """Memory for gradients, as `luwu.nic.memory.Cells`."""
 
     @property
     def counters(self) -> NicCounters:

@@ -3,7 +3,7 @@
     CpuDevice    they are one: weights are used where they come, gradients are written to cells
     CudaDevice   weights: host memory -> pull stream -> the unit's storage -> compute waits (event)
                  gradients: compute -> (event) push stream: packed in the wire dtype -> cell,
-                 and handed to the network when they are there (`luwu/nic/copies.py`)
+                 and handed to the network when they are there (`luwu/nic/threads.py`)
 
 Invariants of `CudaDevice`; tests cite them:
 
@@ -30,9 +30,8 @@ import torch
 
 from luwu.base.address import address_of
 from luwu.base.limits import MIB
-from luwu.nic.cells import ExtentGradient
-from luwu.nic.copies import Ready
-from luwu.nic.handles import SharedWeights
+from luwu.nic.memory import ExtentGradient, SharedWeights
+from luwu.nic.threads import Ready
 from luwu.training.base.interface import Nic
 from luwu.training.devices.gradients import ExtentPlan, flat_gradients, write
 from luwu.training.devices.pinning import HostPins

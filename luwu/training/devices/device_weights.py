@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from luwu.base.address_range import Memory
-from luwu.nic.handles import SharedWeights
+from luwu.nic.memory import SharedWeights
 from luwu.training.devices.device import CudaDevice, Device
 from luwu.training.devices.streams import Event
 from luwu.training.devices.weights import ByteCount, UnitWeights

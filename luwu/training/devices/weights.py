@@ -31,7 +31,7 @@ from torch import nn
 
 from luwu.base.address_range import AddressRange, Memory
 from luwu.base.errors import LuwuError, StepOrderError
-from luwu.nic.handles import SharedWeights
+from luwu.nic.memory import SharedWeights
 from luwu.training.devices.storages import WEIGHTS
 
 _ADDRESSES_MAX = 2

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from luwu.nic.cells import ExtentGradient
-from luwu.nic.copies import Ready
-from luwu.nic.handles import Handle
+from luwu.nic.memory import ExtentGradient
+from luwu.nic.threads import Handle, Ready
 from luwu.training.base.interface import Nic
 from luwu.training.base.names import dtype_name
 from luwu.training.base.progress import Progress

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from luwu.base.errors import StepOrderError
-from luwu.nic.handles import StepHandle
+from luwu.nic.threads import StepHandle
 from luwu.training.state.attached import Attachments
 from luwu.training.steps.attempt import Attempt
 

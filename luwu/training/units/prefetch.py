@@ -21,7 +21,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.nic.handles import Handle
+from luwu.nic.threads import Handle
 from luwu.training.base.interface import Nic
 from luwu.training.units.unit import Unit
 

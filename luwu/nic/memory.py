@@ -1,6 +1,7 @@
-"""Memory for gradients that are pushed: one cell per extent, in memory of the transport.
+"""Memory of payloads: cells for gradients that are pushed, and weights on their way in.
 
-The training thread writes a cell and pushes it; it is reused when its bytes are no longer needed:
+A cell holds one extent, in memory of the transport. The training thread writes it and pushes it; it
+is reused when its bytes are no longer needed:
 
     free -> taken     `Cells.take`      the training thread writes the gradient
     taken -> under way                  pushed: the core may repeat it until it is received
@@ -22,9 +23,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from luwu.base.address import address_of
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.nic.handles import WaitUntil
-from luwu.transport.interface import CreditExceeded, SendHandle
+from luwu.transport.interface import CreditExceeded, Delivery, SendHandle
+
+WaitUntil = Callable[[Callable[[], bool], str, int | None], None]
+"""`Mailbox.wait_until`: block until a condition holds; its name, for people; its era."""
 
 
 class ExtentGradient(NamedTuple):
@@ -40,10 +46,11 @@ class ExtentGradient(NamedTuple):
 class Cell:
     """The gradient of one extent."""
 
-    __slots__ = ("_memory", "data", "is_needed", "sends")
+    __slots__ = ("data", "is_needed", "memory", "sends")
 
     def __init__(self, memory: memoryview) -> None:
-        self._memory = memory
+        self.memory = memory
+        """The whole memory."""
         self.data = memory
         """The bytes to push."""
         self.is_needed = True
@@ -52,23 +59,13 @@ class Cell:
         """Sends of the current gradient."""
 
     @property
-    def memory(self) -> memoryview:
-        """The whole memory."""
-        return self._memory
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Size of the memory."""
-        return self._memory.nbytes
-
-    @property
     def is_free(self) -> bool:
         """True if it is not needed and all sends are done."""
         return not self.is_needed and all(send.done for send in self.sends)
 
     def use(self, nbytes: int) -> None:
         """Start a use of so many bytes."""
-        self.data = self._memory[:nbytes]
+        self.data = self.memory[:nbytes]
         self.sends = []
         self.is_needed = True
 
@@ -78,9 +75,9 @@ class Cells:
 
     def __init__(
         self, reserve: Callable[[int], memoryview], wait_until: WaitUntil, limit_bytes: int,
-        patience_s: float | None = None,
+        patience_s: float = math.inf,
     ) -> None:  # fmt: skip
-        """`patience_s`: seconds without progress before the limit is doubled; None: never."""
+        """`patience_s`: seconds without progress before the limit is doubled."""
         self._reserve, self._wait_until = reserve, wait_until
         self._patience_s = patience_s
         self._limit_bytes = limit_bytes
@@ -119,7 +116,7 @@ class Cells:
     def _reused(self, nbytes: int, bytes_max: float) -> Cell | None:
         """A free cell of `nbytes` to `bytes_max`, for a new gradient."""
         for cell in self._cells:
-            if nbytes <= cell.capacity_bytes <= bytes_max and cell.is_free:
+            if nbytes <= cell.memory.nbytes <= bytes_max and cell.is_free:
                 self._cells.remove(cell)
                 cell.use(nbytes)
                 self._cells.append(cell)
@@ -134,7 +131,7 @@ class Cells:
                 return self._make(nbytes)  # raises the reason
             free_count = self._free_count()
             under_way = self._under_way()
-            end_ns = self._patience_end_ns()
+            end_ns = SYSTEM_CLOCK.now_ns() + self._patience_s * 1e9
 
             def has_moved(count: int = free_count, cell: Cell | None = under_way) -> bool:
                 return self._free_count() > count or (cell is not None and not cell.is_needed)
@@ -148,11 +145,6 @@ class Cells:
                 self._limit_bytes *= 2
             found = self.take_now(nbytes)
         return found
-
-    def _patience_end_ns(self) -> float:
-        if self._patience_s is None:
-            return math.inf
-        return SYSTEM_CLOCK.now_ns() + self._patience_s * 1e9
 
     def _under_way(self) -> Cell | None:
         return next((cell for cell in self._cells if cell.is_needed), None)
@@ -169,13 +161,9 @@ class Cells:
         return Cell(memory)
 
     def _drop_free(self) -> None:
-        kept: deque[Cell] = deque()
-        for cell in self._cells:
-            if cell.is_free:
-                self._dropped(cell.memory)
-            else:
-                kept.append(cell)
-        self._cells = kept
+        for cell in [cell for cell in self._cells if cell.is_free]:
+            self._dropped(cell.memory)
+            self._cells.remove(cell)
 
 
 class EncodedCells:
@@ -188,7 +176,7 @@ class EncodedCells:
     def take(self, nbytes: int) -> Cell:
         """A cell; without memory of the transport, one that is sent as a copy."""
         for cell in self._cells:
-            if nbytes <= cell.capacity_bytes <= 2 * nbytes and cell.is_free:
+            if nbytes <= cell.memory.nbytes <= 2 * nbytes and cell.is_free:
                 cell.use(nbytes)
                 return cell
         try:
@@ -206,3 +194,96 @@ def private_memory(nbytes: int) -> memoryview:
 
 def _ignore(memory: memoryview) -> None:
     pass
+
+
+class SharedWeights:
+    """One unit's weights in their sender's memory, which stays unchanged until `release`."""
+
+    def __init__(self, address: int, nbytes: int, deliveries: list[Delivery]) -> None:
+        self.address, self.nbytes = address, nbytes
+        self.mapping = deliveries[0].buffers[0]
+        """This reference leaves the memory mapped, after `release` too."""
+        self._deliveries = deliveries
+
+    def release(self) -> None:
+        """The weights are not read any more; may be repeated."""
+        deliveries, self._deliveries = self._deliveries, []
+        for delivery in deliveries:
+            delivery.release()
+
+
+class IncomingWeights:
+    """The weights of one pull, extent by extent. Only the I/O thread uses it.
+
+    A unit is used in place if its sender allows it and all its extents came in memory that is
+    shared with the sender, one behind the other as in the unit's flat vector. Then nothing is
+    copied, and the deliveries are released only when the weights are not used any more: their
+    sender writes to that memory again only when all receivers have released it. Otherwise each
+    extent is copied to memory of the worker's own, which is requested when the first byte is to be
+    written.
+    """
+
+    def __init__(
+        self, memory: Callable[[], memoryview], runs: dict[int, tuple[tuple[int, int], ...]], *,
+        in_place: bool,
+    ) -> None:  # fmt: skip
+        """`runs`: extent -> (start, length) of its runs, in bytes of the unit's flat vector."""
+        self._memory, self._runs, self._in_place = memory, runs, in_place
+        self._into: memoryview | None = None
+        self._shared: dict[int, Delivery] = {}
+        """Deliveries that may be used where they are, by extent."""
+
+    def add(self, extent: int, delivery: Delivery, *, in_place: bool) -> None:
+        """Weights of an extent; a later delivery of the same extent replaces the earlier one.
+
+        `in_place`: their sender lets them be used where they are.
+        """
+        before = self._shared.pop(extent, None)
+        if before is not None:
+            before.release()
+        if in_place and self._in_place and delivery.is_shared:
+            self._shared[extent] = delivery
+        else:
+            self._copy(extent, delivery)
+
+    def finish(self) -> SharedWeights | None:
+        """All extents are complete: the weights if they are used in place, or None if copied."""
+        found = self._in_one_piece()
+        if found is None:
+            for extent, delivery in self._shared.items():
+                self._copy(extent, delivery)
+        self._shared = {}
+        return found
+
+    def release(self) -> None:
+        """The weights are not needed any more."""
+        for delivery in self._shared.values():
+            delivery.release()
+        self._shared = {}
+
+    def _in_one_piece(self) -> SharedWeights | None:
+        """All extents, if they are one behind the other in shared memory."""
+        if not self._shared or len(self._shared) < len(self._runs):
+            return None
+        if any(len(runs) > 1 for runs in self._runs.values()):
+            return None
+        bases = {
+            address_of(delivery.buffers[0]) - self._runs[extent][0][0]
+            for extent, delivery in self._shared.items()
+        }
+        if len(bases) > 1:
+            return None
+        nbytes = max(sum(run) for runs in self._runs.values() for run in runs)
+        return SharedWeights(bases.pop(), nbytes, list(self._shared.values()))
+
+    def _copy(self, extent: int, delivery: Delivery) -> None:
+        if self._into is None:
+            self._into = self._memory()
+        target, source = (
+            np.frombuffer(each, np.uint8) for each in (self._into, delivery.buffers[0])
+        )
+        at = 0
+        for start, length in self._runs[extent]:
+            np.copyto(target[start : start + length], source[at : at + length])
+            at += length
+        delivery.release()

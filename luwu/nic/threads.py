@@ -1,4 +1,10 @@
-"""Mailbox from the I/O thread to the training thread: joined, verdicts, aborts, errors.
+"""What passes between the threads of a NIC, whose training thread never touches a socket.
+
+    training thread    asks, and has a `Handle` of what is under way, a `StepHandle` of a step
+    I/O thread         runs the core; reports by the `Mailbox`: joined, verdicts, aborts, errors
+    copying thread     waits until a GPU has copied the gradients of a push (`Copies`)
+
+The mailbox:
 
     I/O thread         `post` of the core's actions, `fail`, `notify`
     training thread    `wait_until`; `raise_if_aborted`, before each request
@@ -10,8 +16,9 @@ before that belong to an older era, and are void.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from luwu.base.clock import SYSTEM_CLOCK
@@ -26,13 +33,70 @@ from luwu.base.errors import (
 )
 from luwu.base.events import Recorder
 from luwu.nic.core import actions as nic
-from luwu.nic.handles import StepHandle
+from luwu.nic.memory import IncomingWeights, SharedWeights, WaitUntil
 
 REPORT_EVERY_S = 15.0
 """A wait that takes longer than this is reported in the log, and again as often."""
 OVER_S = 10.0
 """A rank that was left out ends when its switch is gone for so long; one that is started again
 listens earlier."""
+
+Ready = Callable[[], object]
+"""Returns when the gradients of a push are in their cells."""
+
+
+class Handle:
+    """A push, pull or load under way; `done` is a cheap flag, `Nic.wait` blocks until it is set."""
+
+    __slots__ = (
+        "about", "asked_ns", "done", "era", "incoming", "name", "number", "shared", "step", "unit",
+    )  # fmt: skip
+
+    def __init__(self, name: str, step: int, unit: int, era: int) -> None:
+        self.name, self.step, self.unit, self.era = name, step, unit, era
+        self.about: dict[str, object] = {}
+        """What its record says beside the step and the unit."""
+        self.asked_ns = SYSTEM_CLOCK.now_ns()
+        self.done = False
+        self.number = 0
+        """The core's number of this handle."""
+        self.incoming: IncomingWeights | None = None
+        """The extents of a pull, until it is done."""
+        self.shared: SharedWeights | None = None
+        """The weights of a finished pull that are used in place."""
+
+
+class StepHandle:
+    """A committed step: its verdict, and its decision."""
+
+    def __init__(self, wait_until: WaitUntil, step: int, era: int) -> None:
+        self._wait_until, self.step, self.era = wait_until, step, era
+        self.outcome: tuple[bool, tuple[float, ...]] | None = None
+        self.is_decided = False
+
+    def verdict(self) -> tuple[bool, tuple[float, ...]]:
+        """(applied, norms as in `Verdict`); blocks. Raises StepAborted if the step is lost."""
+        self._wait_until(
+            lambda: self.outcome is not None, f"the verdict of step {self.step}", self.era
+        )
+        assert self.outcome is not None
+        return self.outcome
+
+    def decision(self) -> tuple[bool, tuple[float, ...]]:
+        """The verdict of a decided step; blocks. Raises StepAborted if the step is lost."""
+        self._wait_until(lambda: self.is_decided, f"the decision of step {self.step}", self.era)
+        assert self.outcome is not None
+        return self.outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicCounters:
+    """Payload bytes of gradients and of weights, bytes of headers, and steps that were aborted."""
+
+    push_bytes: int = 0
+    pull_bytes: int = 0
+    header_bytes: int = 0
+    aborts_count: int = 0
 
 
 class Mailbox:
@@ -187,3 +251,67 @@ class Mailbox:
             + "; look into the logs of the other workers, the switch and the node, or allow more "
             "with --grace"
         )
+
+
+class Copies:
+    """See the module. The first push starts the thread."""
+
+    def __init__(self, fail: Callable[[Exception], object]) -> None:
+        """`fail` is called with the error of a copy; what was to be handed over then is not."""
+        self._fail = fail
+        self._changed = threading.Condition()
+        self._jobs: deque[tuple[Ready | None, Callable[[], object]]] = deque()
+        """The first one is being done."""
+        self._has_failed = False
+        self._is_stopping = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, ready: Ready | None, hand_over: Callable[[], object]) -> None:
+        """Hand over once it is ready, and everything before it: at once, if nothing is copied."""
+        if self._is_stopping or (ready is None and not self._jobs):
+            if ready is not None:
+                ready()
+            hand_over()
+            return
+        with self._changed:
+            self._jobs.append((ready, hand_over))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="luwu-copy", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Return when nothing is copied any more, or the condition holds after a copy.
+
+        A GPU finishes copies whatever the network does, so this ends.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._jobs or until())
+
+    def close(self) -> None:
+        """Finish the copies and end the thread; may be repeated."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._is_stopping)
+                if not self._jobs:
+                    return
+                ready, hand_over = self._jobs[0]
+            try:
+                if ready is not None:
+                    ready()
+                if not self._has_failed:
+                    hand_over()
+            except Exception as error:
+                self._has_failed = True
+                self._fail(error)
+            with self._changed:
+                self._jobs.popleft()
+                del ready, hand_over  # what they hold must not live until the next push
+                self._changed.notify_all()
