@@ -31,8 +31,9 @@ from benchmarks import harness
 from benchmarks.harness import Row, say
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.keys import Identity, make_directory, write_allowed, write_secret
-from luwu.transport import Delivery, PeerUp, Transport, ZeroMqTransport
 from luwu.transport.curve import curve_library, new_key_pair, open_security
+from luwu.transport.interface import Delivery, PeerUp, Transport
+from luwu.transport.zeromq import ZeroMqTransport
 
 KIB: Final = 1024
 MESSAGE_BYTES: Final = 1024 * KIB

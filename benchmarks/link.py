@@ -27,7 +27,9 @@ from benchmarks import harness
 from benchmarks.harness import Row, say
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.links import LinkPair, LinkSpec
-from luwu.transport import Delivery, InProcessNetwork, PeerUp, Transport, ZeroMqTransport
+from luwu.transport.inprocess import InProcessNetwork
+from luwu.transport.interface import Delivery, PeerUp, Transport
+from luwu.transport.zeromq import ZeroMqTransport
 from switch_emu.links.linked import LinkedTransport, linked
 
 RATES_GBIT: Final = (0.1, 1.0, 10.0)

@@ -49,7 +49,7 @@ from luwu.training.base.names import class_name
 from luwu.training.base.uncompiled import uncompiled
 from luwu.training.devices.storages import WEIGHTS, Storages
 from luwu.training.devices.streams import CudaStream
-from luwu.transport.free_list import FreeList
+from luwu.transport.arena import FreeList
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 Octets = npt.NDArray[np.uint8]

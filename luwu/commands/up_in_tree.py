@@ -36,7 +36,7 @@ from luwu.launch.serving import (
 from luwu.launch.starting import log_text, say_joins, say_security, workers_text
 from luwu.launch.supervisor import Supervisor
 from luwu.launch.switch_memory import switch_plan
-from luwu.transport import check_arena
+from luwu.transport.arena import check_arena
 
 NODE_FILE: Final = "connect-node.json"
 """The file with the node's endpoint, for its switch; workers read the switch's connect.json."""

@@ -44,7 +44,7 @@ from luwu.launch.processes.console import tail
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.switch_memory import switch_plan
 from luwu.launch.worker_loss import drop_after_ns, drops_workers
-from luwu.transport.mixed import SHARED_SCHEME
+from luwu.transport.opening import SHARED_SCHEME
 from switch_emu.node.core.actions import NodeLimits
 from switch_emu.node.spec import NodeSpec
 from switch_emu.store import Durability

@@ -40,8 +40,7 @@ from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import NodeEnds, SwitchEnds, job_spec, node_spec, switch_spec
 from luwu.launch.switch_memory import extent_of_switches, widest_plan
 from luwu.protocol.contribution import depth
-from luwu.transport import check_arena
-from luwu.transport.arena_limits import memory_limit
+from luwu.transport.arena import check_arena, memory_limit
 from switch_emu.node.plan import (
     EXTENT_AUTO_BYTES_MAX,
     NodePlan,

@@ -8,7 +8,7 @@ from luwu.base.limits import POOL_BYTES_DEFAULT
 from luwu.base.quantities import format_bytes
 from luwu.base.tree import Tree
 from luwu.launch.network import switch_fidelity
-from luwu.transport.arena_limits import memory_limit
+from luwu.transport.arena import memory_limit
 from switch_emu.switch.capacity import SLOTS_AUTO_MAX, slot_memory
 from switch_emu.switch.plan import SwitchPlan, plan_switch, roomy_extent_bytes
 

@@ -26,20 +26,21 @@ import zmq
 from luwu.base.errors import AccessRefused, LuwuError, RemoteProtocolError
 from luwu.base.keys import KEY_HEX_CHARS, Identity
 from luwu.transport.arrivals import Arrivals, Arrived
-from luwu.transport.curve import Security
+from luwu.transport.curve import Security, ZapHandler
 from luwu.transport.endpoints import Endpoint, TcpEndpoint
 from luwu.transport.interface import LISTENER, PeerDown, PeerFailed, PeerUp, Received
-from luwu.transport.lanes import Gathering, Lane, Way, received_of
-from luwu.transport.monitor import LISTEN_EVENTS, LOST, SocketMonitor, stranger_error
+from luwu.transport.lanes import Gathering, Lane, Way, read_frames, received_of
 from luwu.transport.sockets import (
+    HANDSHAKE_FAILURES,
+    LOST,
+    SocketMonitor,
     ZeroMqTiming,
     new_router,
     prepare_bind,
     prepare_connected,
-    read_frames,
 )
-from luwu.transport.zap import ZapHandler
 
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILURES
 _PASSED_OVER_COUNT = 64
 """A turn may be skipped when another connection ends (measured), hence not 2."""
 
@@ -117,7 +118,7 @@ class Listener:
         self._hub = hub
         self._endpoints: list[str] = []
         self._socket = new_router(hub.context, hub.timing)
-        self._monitor = SocketMonitor(hub.context, self._socket, LISTEN_EVENTS)
+        self._monitor = SocketMonitor(hub.context, self._socket, _EVENTS)
         self._routes: dict[bytes, _Route] = {}
         self._ending: list[_Route] = []
         self._by_fd: dict[int, _Route | None] = {}
@@ -160,7 +161,7 @@ class Listener:
             for end in self._unmet_ends:
                 if self._hub.zap is not None and end.fault == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                     continue  # the handler tells of it, and why
-                error = stranger_error(end.fault, end.place, ", ".join(self._endpoints))
+                error = _stranger_error(end.fault, end.place, ", ".join(self._endpoints))
                 self._hub.received.append(PeerFailed(LISTENER, error, final=False))
             self._unmet_ends.clear()
             if self._hub.arrivals.is_crowded:
@@ -324,6 +325,22 @@ class Listener:
         if route.lane is not None:
             self._hub.detach(route.lane)
             self._hub.received.append(PeerDown(route.lane.peer, LOST))
+
+
+def _stranger_error(event: int, place: str, endpoints: str) -> LuwuError:
+    """The error of a connection that ended before it became a peer. `place`: where it came from,
+    empty if it was gone before that could be asked."""
+    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        what = "with a key that is not allowed; add it with luwu keys add, if it should join"
+    elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+        what = "with different security settings; give its side the connection file of this run"
+    else:
+        what = (
+            "and disconnected before it identified itself: another program, a port scan, or a "
+            "process of this run that died at once"
+        )
+    who = f"something at {place}" if place else "something"
+    return AccessRefused(f"{who} connected to {endpoints} {what}. It was rejected.")
 
 
 def _stranger_fault(routing_id: bytes, frames: list[zmq.Frame], frames_count: int) -> str | None:

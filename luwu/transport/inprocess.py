@@ -18,18 +18,20 @@ from itertools import count
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, ConnectionFailed
 from luwu.base.limits import CREDIT_BYTES_DEFAULT
-from luwu.transport.credits import CreditLedger, anonymous_memory, check_limit
 from luwu.transport.interface import (
     Buffer,
+    CreditLedger,
     Delivery,
     PeerDown,
     PeerFailed,
-    PeerGone,
     PeerUp,
     Received,
     SendHandle,
     Transport,
+    anonymous_memory,
+    check_limit,
     checked_views,
+    gone,
 )
 
 _LOST = "the other transport was closed"
@@ -216,10 +218,7 @@ class InProcessTransport(Transport):
     def _end(self, peer: str) -> _End:
         end = self._ends.get(peer)
         if end is None:
-            raise PeerGone(
-                f"peer {peer!r} is not connected: unknown, not up yet, or departed; nothing was "
-                f"sent. Wait for its PeerUp."
-            )
+            raise gone(peer)
         return end
 
     def _put(self, received: Received, passed: _Passed | None = None) -> None:

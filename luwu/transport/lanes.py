@@ -15,17 +15,21 @@ import zmq
 
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import ZERO_COPY_BYTES_MIN
-from luwu.transport.credits import CreditLedger
 from luwu.transport.interface import (
     BUFFERS_COUNT_MAX,
+    CreditLedger,
     Delivery,
     PeerFailed,
     PeerGone,
     SendHandle,
+    gone,
 )
 
 GATHERED_COUNT_MAX: Final = 64
 """Messages in one multipart."""
+
+_FRAMES_COUNT_MAX: Final = 3 + GATHERED_COUNT_MAX * BUFFERS_COUNT_MAX
+"""A routing id, an empty frame, headers, and all buffers of messages that were sent together."""
 
 _PREFIX: Final = struct.Struct("<HB")
 
@@ -223,14 +227,6 @@ class Lane:
             raise gone(self.peer) from exc
 
 
-def gone(peer: str) -> PeerGone:
-    """The error of sending to a peer that is not there."""
-    return PeerGone(
-        f"peer {peer!r} is not connected: unknown, not up yet, or departed; nothing was sent. "
-        f"Wait for its PeerUp."
-    )
-
-
 def _tracked(data: bytes | memoryview) -> tuple[zmq.Frame, zmq.MessageTracker]:
     frame = zmq.Frame(data, track=True, copy=False)
     assert isinstance(frame.tracker, zmq.MessageTracker)
@@ -268,3 +264,19 @@ def received_of(
 
 def _buffers(frames: list[zmq.Frame]) -> list[memoryview]:
     return [frame.buffer.toreadonly() for frame in frames]
+
+
+def read_frames(socket: zmq.Socket[Any]) -> tuple[list[zmq.Frame], int] | None:
+    """The next message: frames that may be looked at, and the count of all it had."""
+    try:
+        frame = socket.recv(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+    frames = [frame]
+    frames_count = 1
+    while frame.more:
+        frame = socket.recv(copy=False)
+        frames_count += 1
+        if len(frames) < _FRAMES_COUNT_MAX:
+            frames.append(frame)
+    return frames, frames_count

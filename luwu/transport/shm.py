@@ -13,31 +13,23 @@ passes descriptors (`descriptors`); both sides must call `receive` for that. Who
 this way is never up, and is reported as a stranger at `LISTENER`.
 
 Where things are: `notices` (the bytes), `meetings` (until a peer is up), `shared_links` (one peer
-that is), `returns` (what is given back), `Arena` and `mapping` (the memory). No thread is used
-besides the caller's and libzmq's own. Measured, bursts of 32 messages of 4 KiB, both sides' time in
-Python: 20 us a message, against 7 us for a header alone over ipc.
+that is, and what is given back), `arena` and `mapping` (the memory). No thread is used besides the
+caller's and libzmq's own. Measured, bursts of 32 messages of 4 KiB, both sides' time in Python: 20
+us a message, against 7 us for a header alone over ipc.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, CREDIT_BYTES_DEFAULT
-from luwu.base.process_memory import ARENA_NAME
 from luwu.transport import notices
-from luwu.transport.arena_limits import PAGE_BYTES, check_arena
-from luwu.transport.credits import anonymous_memory, exceeded
-from luwu.transport.free_list import FreeList
+from luwu.transport.arena import Arena
 from luwu.transport.interface import (
     Buffer,
-    CreditExceeded,
     Delivery,
     PeerFailed,
     PeerUp,
@@ -45,12 +37,12 @@ from luwu.transport.interface import (
     SendHandle,
     Transport,
     checked_views,
+    exceeded,
+    gone,
 )
-from luwu.transport.lanes import gone
-from luwu.transport.mapping import SEALS, Access, Region, Regions, advise_huge, part_of
+from luwu.transport.mapping import Access, Region, Regions
 from luwu.transport.meetings import Meetings
-from luwu.transport.returns import Returns
-from luwu.transport.shared_links import Link, Passed
+from luwu.transport.shared_links import Link, Passed, Returns
 from luwu.transport.sockets import ZeroMqTiming
 from luwu.transport.zeromq import ZeroMqTransport
 
@@ -305,75 +297,3 @@ class ShmTransport(Transport):
             self._drop(region)
         for passed in lent:
             self._returns.finish(passed)
-
-
-_HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-
-
-class Arena:
-    """The shared memory that we own; `region` is None for an arena of no bytes.
-
-        free     -> reserved   `reserve`
-        reserved -> free       the last view of it is gone, noticed by the next `reserve`
-
-    A send that is not done holds its views, so memory that a peer may still read is never free. The
-    end of a last view may come in any thread, even from the garbage collector in the middle of
-    `reserve`; hence it takes no lock and touches no list: it leaves a note in a deque, which
-    `reserve` reads. The file is sparse: memory is used when it is first written, and kept until the
-    arena ends.
-    """
-
-    def __init__(self, nbytes: int) -> None:
-        """Raises ConfigError where a limit forbids it."""
-        check_arena(nbytes)
-        self.nbytes = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
-        self.region = _new_region(self.nbytes) if nbytes else None
-        self._view = self.region.view if self.region is not None else None
-        self._free = FreeList(self.nbytes)
-        self._ended: deque[tuple[int, int]] = deque()
-
-    def reserve(self, nbytes: int) -> memoryview:
-        """Page-aligned memory; see `Transport.reserve`. Without an arena it is ordinary memory."""
-        if nbytes <= 0 or self.nbytes == 0:
-            return anonymous_memory(nbytes)
-        ended = self._ended
-        while ended:
-            self._free.give(*ended.popleft())
-        taken_bytes = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
-        start = self._free.take(taken_bytes) if self._view is not None else None
-        if start is None or self._view is None:
-            raise CreditExceeded(
-                f"no room for {nbytes} bytes in an arena of {self.nbytes}: {self._free.free_bytes} "
-                f"are free, {self._free.largest_bytes()} in one piece. Wait until handles are done "
-                f"and views are gone, or make the arena larger."
-            )
-        return part_of(self._view, start, nbytes, ended.append, (start, taken_bytes))
-
-    def close(self) -> None:
-        """Give no more; what is reserved stays until its last view is gone."""
-        self.region = self._view = None
-
-
-def _new_region(nbytes: int) -> Region:
-    fd = os.memfd_create(f"{ARENA_NAME}{os.getpid()}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, nbytes)
-        region = Region(fd, nbytes, access=Access.OWN)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)  # after our mapping: nobody writes but we
-    except OSError as exc:
-        os.close(fd)
-        raise ConfigError(
-            f"cannot make an arena of {nbytes} bytes of shared memory: {exc}. It needs Linux 5.1 "
-            f"and the address space; make it smaller, or use ipc:// instead."
-        ) from exc
-    if _advised():
-        advise_huge(region.view)
-    return region
-
-
-def _advised() -> bool:
-    """True if this system gives huge pages to shared memory that asks for them."""
-    try:
-        return "[advise]" in _HUGE_PAGES.read_text(encoding="ascii")
-    except OSError:
-        return False

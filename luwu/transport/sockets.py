@@ -1,11 +1,15 @@
-"""ZeroMQ sockets as we want them: every option is set here, and nowhere else."""
+"""ZeroMQ sockets as we want them: every option is set here, and nowhere else; what they tell of
+their connections."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import struct
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from socket import AF_UNIX, SO_SNDBUF, SOL_SOCKET
 from socket import socket as Connection
 from typing import Any, Final
@@ -16,8 +20,6 @@ from luwu.base.errors import ConfigError
 from luwu.base.limits import PAYLOAD_BYTES_MAX, QUEUED_MESSAGES_MAX
 from luwu.transport.curve import Security, dial_keyed, leave_open, serve_keyed
 from luwu.transport.endpoints import Endpoint, TcpEndpoint
-from luwu.transport.interface import BUFFERS_COUNT_MAX
-from luwu.transport.lanes import GATHERED_COUNT_MAX
 
 LOOPBACK_SEND_BYTES: Final = 512 * 1024
 """SO_SNDBUF of a connection within a host. Linux lets that of tcp grow to 4 MiB and more, so that
@@ -30,8 +32,16 @@ switch 177, and 168. Where the system allows 208 KiB at most (net.core.wmem_max)
 """
 
 _AS_THE_SYSTEM_LIKES = -1
-_FRAMES_COUNT_MAX: Final = 3 + GATHERED_COUNT_MAX * BUFFERS_COUNT_MAX
-"""A routing id, an empty frame, headers, and all buffers of messages that were sent together."""
+
+
+LOST: Final = "the connection ended: the process exited or was stopped, or the network broke"
+HANDSHAKE_FAILURES: Final = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+"""Events of a monitor: a connection ended before it could carry messages."""
+_numbers = count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,17 +164,30 @@ def copy_of(fd: int) -> Connection | None:
         return None
 
 
-def read_frames(socket: zmq.Socket[Any]) -> tuple[list[zmq.Frame], int] | None:
-    """The next message: frames that may be looked at, and the count of all it had."""
-    try:
-        frame = socket.recv(zmq.NOBLOCK, copy=False)
-    except zmq.Again:
-        return None
-    frames = [frame]
-    frames_count = 1
-    while frame.more:
-        frame = socket.recv(copy=False)
-        frames_count += 1
-        if len(frames) < _FRAMES_COUNT_MAX:
-            frames.append(frame)
-    return frames, frames_count
+class SocketMonitor:
+    """The event stream of one socket, readable without blocking."""
+
+    def __init__(self, context: zmq.Context[Any], watched: zmq.Socket[Any], events: int) -> None:
+        self._watched = watched
+        address = f"inproc://monitor-{next(_numbers)}"
+        watched.monitor(address, events)
+        self.socket: zmq.Socket[Any] = context.socket(zmq.PAIR)
+        # No mark: libzmq's I/O thread would stop at a full monitor, and all connections with it.
+        self.socket.rcvhwm = 0
+        self.socket.linger = 0
+        self.socket.connect(address)
+
+    def read(self) -> Iterator[tuple[int, int]]:
+        """(event, value) of what happened since the last call; the value is often a descriptor."""
+        while True:
+            try:
+                number_and_value, _endpoint = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            event, value = struct.unpack("=Hi", number_and_value)
+            yield event, value
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._watched.disable_monitor()
+        self.socket.close()

@@ -27,8 +27,7 @@ from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, CREDIT_BYTES_DEFAULT
 from luwu.transport import endpoints
 from luwu.transport.arrivals import Arrivals, ConnectionLimits
 from luwu.transport.connections import Listener, Side
-from luwu.transport.credits import anonymous_memory, check_limit
-from luwu.transport.curve import Security, check_libzmq
+from luwu.transport.curve import Security, ZapHandler, check_libzmq
 from luwu.transport.dialled import Dialled
 from luwu.transport.interface import (
     LISTENER,
@@ -37,11 +36,13 @@ from luwu.transport.interface import (
     Received,
     SendHandle,
     Transport,
+    anonymous_memory,
+    check_limit,
     checked_views,
+    gone,
 )
-from luwu.transport.lanes import Gathering, Lane, gone
+from luwu.transport.lanes import Gathering, Lane
 from luwu.transport.sockets import ZeroMqTiming
-from luwu.transport.zap import ZapHandler
 
 _TAKES_UNTIL_POLL = 32
 """Messages read in a row before monitors and `wake` are looked at."""

@@ -34,8 +34,8 @@ from typing import Any, Final
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.links import LinkPair
 from luwu.base.seeds import derive
-from luwu.transport.credits import HEADER_RESERVE_BYTES, exceeded
 from luwu.transport.interface import (
+    HEADER_RESERVE_BYTES,
     Buffer,
     CreditExceeded,
     Delivery,
@@ -46,6 +46,7 @@ from luwu.transport.interface import (
     SendHandle,
     Transport,
     checked_views,
+    exceeded,
 )
 from switch_emu.links.link import EmulatedLink, LinkCounters
 

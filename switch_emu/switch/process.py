@@ -19,8 +19,7 @@ from luwu.base.tree import NODE, SWITCH, ranges_text, ranks_of
 from luwu.transport.curve import open_security
 from luwu.transport.endpoints import MovableEndpoint
 from luwu.transport.interface import Transport
-from luwu.transport.mixed import SHARED_SCHEME
-from luwu.transport.opening import open_transport
+from luwu.transport.opening import SHARED_SCHEME, open_transport
 from switch_emu.links.linked import link_rows, linked
 from switch_emu.process.counting import CountersFile
 from switch_emu.process.role_spec import RoleSpec

@@ -16,8 +16,8 @@ from luwu.base.keys import (
     write_allowed,
     write_secret,
 )
-from luwu.transport import ZeroMqTransport
 from luwu.transport.curve import Security, new_key_pair, open_security
+from luwu.transport.zeromq import ZeroMqTransport
 from tests.helpers.transports import WithRawSockets, maker
 from tests.suites.transport_waits import Make
 

@@ -17,12 +17,10 @@ from pathlib import Path
 import pytest
 import zmq
 
-from luwu.transport import (
-    ShmTransport,
-    Transport,
-    ZeroMqTiming,
-    ZeroMqTransport,
-)
+from luwu.transport.interface import Transport
+from luwu.transport.shm import ShmTransport
+from luwu.transport.sockets import ZeroMqTiming
+from luwu.transport.zeromq import ZeroMqTransport
 from tests.suites.free_port import free_port
 from tests.suites.transport_waits import MIB, Make
 
@@ -161,7 +159,7 @@ def listening_process(
 ) -> tuple[subprocess.Popen[str], str]:
     """A process that listens and takes what comes, and where it listens."""
     script = (
-        f"import sys; from luwu.transport import {kind.__name__}; "
+        f"import sys; from {kind.__module__} import {kind.__name__}; "
         f"t = {kind.__name__}(**{options!r}); "
         "print(t.listen(sys.argv[1]), flush=True); \nwhile True: t.receive(None)"
     )

@@ -26,8 +26,8 @@ from luwu.base.keys import Identity, OwnKey, read_allowed, read_secret, write_al
 from luwu.join.connection import read_connection
 from luwu.nic.reader import StateReader
 from luwu.testing.cluster import Cluster
-from luwu.transport import ZeroMqTransport
 from luwu.transport.curve import Security
+from luwu.transport.zeromq import ZeroMqTransport
 from luwu.wire.description import description_hash
 from tests.helpers.key_directories import make_keys, take_back
 from tests.intruders.clients import AT_THE_NODE, CLIENTS, Target

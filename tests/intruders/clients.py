@@ -22,9 +22,10 @@ from zmq.utils.monitor import recv_monitor_message
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
 from luwu.base.keys import OwnKey, read_secret
 from luwu.base.limits import PROTOCOL_VERSION
-from luwu.transport import Delivery, PeerFailed, PeerUp, ZeroMqTransport
 from luwu.transport.curve import Security, public_of
 from luwu.transport.endpoints import TcpEndpoint, parse
+from luwu.transport.interface import Delivery, PeerFailed, PeerUp
+from luwu.transport.zeromq import ZeroMqTransport
 from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Role

@@ -30,10 +30,19 @@ from luwu.base.keys import read_secret
 from luwu.base.limits import TURN_BYTES_MAX, TURN_MESSAGES_MAX, UNJOINED_MESSAGES_MAX
 from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
-from luwu.transport import CreditExceeded, Delivery, PeerGone, PeerUp, ZeroMqTransport
 from luwu.transport.curve import Security, open_security
-from luwu.transport.interface import Buffer, Received, SendHandle, Transport
+from luwu.transport.interface import (
+    Buffer,
+    CreditExceeded,
+    Delivery,
+    PeerGone,
+    PeerUp,
+    Received,
+    SendHandle,
+    Transport,
+)
 from luwu.transport.opening import open_transport
+from luwu.transport.zeromq import ZeroMqTransport
 from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
 from luwu.wire.kinds import Role

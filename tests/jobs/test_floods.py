@@ -24,8 +24,9 @@ from luwu.base.limits import (
 from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.reader import FieldRead
 from luwu.nic.shell import Nic
-from luwu.transport import CreditExceeded, Delivery, PeerGone, PeerUp, Transport, ZeroMqTransport
 from luwu.transport.endpoints import TcpEndpoint, parse
+from luwu.transport.interface import CreditExceeded, Delivery, PeerGone, PeerUp, Transport
+from luwu.transport.zeromq import ZeroMqTransport
 from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
 from luwu.wire.description import description_hash

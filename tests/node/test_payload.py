@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from luwu.base.address import address_of
-from luwu.transport.arena_limits import PAGE_BYTES
+from luwu.transport.arena import PAGE_BYTES
 from luwu.transport.interface import CreditExceeded
 from luwu.transport.shm import Arena
 from switch_emu.process.payload import Buffers, Payload, Unsummed, terms_of

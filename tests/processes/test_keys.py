@@ -19,8 +19,9 @@ from luwu.join.connection import Connection, read_connection
 from luwu.monitor.watch import Watch
 from luwu.nic.reader import StateReader
 from luwu.testing.cluster import Cluster
-from luwu.transport import PeerDown, PeerFailed, PeerUp, ZeroMqTransport
 from luwu.transport.curve import Security
+from luwu.transport.interface import PeerDown, PeerFailed, PeerUp
+from luwu.transport.zeromq import ZeroMqTransport
 from tests.helpers.key_directories import make_keys
 from tests.intruders.__main__ import main as send_intruders
 from tests.kill import TREE, finish, start, wait_for_step

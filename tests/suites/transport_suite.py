@@ -16,7 +16,7 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
 from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX
 from luwu.base.seeds import derive
-from luwu.transport import (
+from luwu.transport.interface import (
     BUFFERS_COUNT_MAX,
     CreditExceeded,
     Delivery,

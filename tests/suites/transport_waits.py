@@ -9,7 +9,15 @@ from collections.abc import Callable
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import AccessRefused
-from luwu.transport import LISTENER, Delivery, PeerDown, PeerFailed, PeerUp, Received, Transport
+from luwu.transport.interface import (
+    LISTENER,
+    Delivery,
+    PeerDown,
+    PeerFailed,
+    PeerUp,
+    Received,
+    Transport,
+)
 
 DEADLINE_NS = 10 * 10**9
 MIB = 1024 * 1024

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from luwu.transport import InProcessNetwork, Transport
+from luwu.transport.inprocess import InProcessNetwork
+from luwu.transport.interface import Transport
 from tests.suites.transport_suite import TransportSuite
 from tests.suites.transport_waits import DEADLINE_NS, Make, message, pair
 

@@ -13,18 +13,13 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, KeysFailed
 from luwu.base.keys import ALLOWED, Identity, read_allowed, write_allowed
 from luwu.commands import doctor
-from luwu.transport import (
-    PeerDown,
-    PeerFailed,
-    PeerUp,
-    Transport,
-    ZeroMqTiming,
-    ZeroMqTransport,
-)
-from luwu.transport import zap as zap_module
+from luwu.transport import curve
 from luwu.transport.curve import check_curve, curve_library, new_key_pair
 from luwu.transport.endpoints import TcpEndpoint, check_secure, parse
+from luwu.transport.interface import PeerDown, PeerFailed, PeerUp, Transport
 from luwu.transport.opening import open_transport
+from luwu.transport.sockets import ZeroMqTiming
+from luwu.transport.zeromq import ZeroMqTransport
 from tests.helpers.key_directories import WithKeys, make_keys, security, take_back
 from tests.helpers.tap import Tap
 from tests.helpers.transports import QUICK, TCP, AtTcp, Raw
@@ -225,7 +220,7 @@ class TestTheHandler(WithKeys):
 
         listener = make(name="switch", accepts=("worker",))
         where = listener.listen(TCP)
-        monkeypatch.setattr(zap_module.ZapHandler, "_answer", fail)
+        monkeypatch.setattr(curve.ZapHandler, "_answer", fail)
         first = make(name="worker-0")
         first.dial("parent", where)
         with pytest.raises(KeysFailed, match=r"that checks keys has ended.*planted"):
@@ -270,7 +265,7 @@ class TestTheHandler(WithKeys):
         listener.listen(TCP)
         zap = listener.zap
         assert zap is not None
-        monkeypatch.setattr(zap_module, "SYSTEM_CLOCK", clock)
+        monkeypatch.setattr(curve, "SYSTEM_CLOCK", clock)
         clock.now += 10**12  # we were stopped for long: that is no silence of the handler's
         zap._beat_ns = 0
         zap.check_alive()

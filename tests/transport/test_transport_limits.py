@@ -15,13 +15,11 @@ from zmq.utils.monitor import recv_monitor_message
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.limits import PAYLOAD_BYTES_MAX
-from luwu.transport import (
-    PeerFailed,
-    ZeroMqTiming,
-    ZeroMqTransport,
-)
 from luwu.transport.arrivals import Arrivals, ConnectionLimits
 from luwu.transport.endpoints import TcpEndpoint, parse
+from luwu.transport.interface import PeerFailed
+from luwu.transport.sockets import ZeroMqTiming
+from luwu.transport.zeromq import ZeroMqTransport
 from tests.helpers.key_directories import WithKeys
 from tests.helpers.transports import TCP, Raw, open_files
 from tests.suites.transport_suite import random_bytes

@@ -8,16 +8,16 @@ import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.links import LinkPair, LinkSpec
-from luwu.transport import (
+from luwu.transport.inprocess import InProcessNetwork
+from luwu.transport.interface import (
     CreditExceeded,
     Delivery,
-    InProcessNetwork,
     PeerDown,
     PeerGone,
     Received,
     Transport,
-    ZeroMqTransport,
 )
+from luwu.transport.zeromq import ZeroMqTransport
 from switch_emu.links.linked import LinkedTransport, linked
 from tests.helpers.transports import QUICK, AtTcp
 from tests.suites.transport_suite import TransportSuite

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from luwu.transport import ShmTransport, Transport, ZeroMqTransport
-from luwu.transport.mixed import MixedTransport
-from luwu.transport.opening import io_threads_for, open_transport
+from luwu.transport.interface import Transport
+from luwu.transport.opening import MixedTransport, io_threads_for, open_transport
+from luwu.transport.shm import ShmTransport
+from luwu.transport.zeromq import ZeroMqTransport
 from tests.helpers.transports import TCP, AtTcp, maker
 from tests.suites.transport_suite import TransportSuite
 from tests.suites.transport_waits import MIB, Make, meet, message, until_true

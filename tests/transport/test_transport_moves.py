@@ -12,8 +12,8 @@ import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, ConnectionFailed
-from luwu.transport import PeerUp, Transport
 from luwu.transport.endpoints import MovableEndpoint, TcpEndpoint, parse, parse_places
+from luwu.transport.interface import PeerUp, Transport
 from tests.helpers.key_directories import WithKeys
 from tests.helpers.transports import OverZeroMq
 from tests.suites.free_port import free_port
@@ -186,7 +186,7 @@ def test_a_key_holds_for_the_places_after_it() -> None:
 _NAMED = """
 import sys
 from pathlib import Path
-from luwu.transport import ZeroMqTransport
+from luwu.transport.zeromq import ZeroMqTransport
 from tests.suites.transport_waits import down, meet
 from tests.helpers.transports import QUICK
 

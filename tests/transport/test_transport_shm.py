@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from luwu.base.address import address_of
-from luwu.transport import CREDIT_BYTES_DEFAULT, CreditExceeded, Delivery
+from luwu.base.limits import CREDIT_BYTES_DEFAULT
+from luwu.transport.interface import CreditExceeded, Delivery
 from tests.helpers.transports import OverShm
 from tests.suites.transport_suite import TransportSuite
 from tests.suites.transport_waits import DEADLINE_NS, MIB, Make, meet, message, pair, until_true

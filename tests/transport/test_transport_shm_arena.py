@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.transport import CreditExceeded, check_arena
-from luwu.transport.free_list import FreeList
+from luwu.transport.arena import FreeList, check_arena
+from luwu.transport.interface import CreditExceeded
 from tests.helpers.transports import OverShm
 from tests.suites.transport_waits import MIB, Make, message, pair, until_true
 
@@ -62,7 +62,7 @@ class TestArena(OverShm):
                 else:
                     taken.append((start, nbytes))
             used = sorted([(start, start + nbytes) for start, nbytes in taken])
-            stretches = free.stretches()
+            stretches = free.stretches
             every = sorted(used + stretches)
             assert [start for start, _ in every] == [0] + [end for _, end in every[:-1]], seed
             assert every[-1][1] == 64

@@ -14,7 +14,8 @@ import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
-from luwu.transport import Delivery, PeerDown, ShmTransport
+from luwu.transport.interface import Delivery, PeerDown
+from luwu.transport.shm import ShmTransport
 from tests.helpers.transports import OverShm, check_nothing_is_left, listening_process, open_files
 from tests.suites.transport_waits import (
     DEADLINE_NS,
@@ -41,7 +42,8 @@ def child_process(
     """A process that lends memory with this content, and answers what it is lent; then killed."""
     script = f"""
 import sys
-from luwu.transport import CreditExceeded, Delivery, PeerUp, ShmTransport
+from luwu.transport.interface import CreditExceeded, Delivery, PeerUp
+from luwu.transport.shm import ShmTransport
 t = ShmTransport(arena_bytes=1 << 20)
 t.dial("parent", sys.argv[1])
 while not isinstance(t.receive(None), PeerUp): pass
@@ -217,7 +219,8 @@ class TestEnds(OverShm):
         and after: descriptors, threads, mappings and files."""
         script = """
 import gc, os
-from luwu.transport import PeerUp, ShmTransport
+from luwu.transport.interface import PeerUp
+from luwu.transport.shm import ShmTransport
 def held():
     gc.collect()
     with open("/proc/self/maps") as maps:

@@ -13,16 +13,9 @@ from pathlib import Path
 import pytest
 
 from luwu.base.errors import RemoteProtocolError
-from luwu.transport import (
-    LISTENER,
-    Delivery,
-    PeerFailed,
-    PeerGone,
-    Transport,
-    ZeroMqTransport,
-    descriptors,
-    notices,
-)
+from luwu.transport import descriptors, notices
+from luwu.transport.interface import LISTENER, Delivery, PeerFailed, PeerGone, Transport
+from luwu.transport.zeromq import ZeroMqTransport
 from tests.helpers.transports import QUICK, OverShm, open_files
 from tests.suites.transport_waits import DEADLINE_NS, Make, down, failed, meet, message, up
 

@@ -13,7 +13,9 @@ import zmq
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
-from luwu.transport import (
+from luwu.transport import connections
+from luwu.transport.interface import (
+    HEADER_RESERVE_BYTES,
     LISTENER,
     CreditExceeded,
     Delivery,
@@ -21,12 +23,9 @@ from luwu.transport import (
     PeerFailed,
     PeerUp,
     Received,
-    ZeroMqTiming,
-    ZeroMqTransport,
-    connections,
 )
-from luwu.transport.credits import HEADER_RESERVE_BYTES
-from luwu.transport.sockets import LOOPBACK_SEND_BYTES, copy_of
+from luwu.transport.sockets import LOOPBACK_SEND_BYTES, ZeroMqTiming, copy_of
+from luwu.transport.zeromq import ZeroMqTransport
 from tests.helpers.transports import (
     AtIpc,
     AtTcp,
@@ -234,7 +233,7 @@ class TestLeavesNothing(OverZeroMq):
         and after. pyzmq's collector thread and its two descriptors are not ours to end."""
         script = """
 import os
-from luwu.transport import ZeroMqTransport
+from luwu.transport.zeromq import ZeroMqTransport
 def held():
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 def use():

@@ -10,9 +10,9 @@ import pytest
 import zmq
 
 from luwu.base.errors import ConfigError, ConnectionFailed
-from luwu.transport import ZeroMqTransport
 from luwu.transport import endpoints as endpoints_module
 from luwu.transport.sockets import LOOPBACK_SEND_BYTES, ZeroMqTiming, prepare
+from luwu.transport.zeromq import ZeroMqTransport
 from tests.helpers.transports import OverZeroMq, listening_process
 from tests.suites.transport_waits import Make, down, up
 

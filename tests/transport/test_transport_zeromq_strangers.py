@@ -12,7 +12,7 @@ import zmq
 
 from luwu.base.errors import ConnectionFailed, RemoteProtocolError
 from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX
-from luwu.transport import BUFFERS_COUNT_MAX, LISTENER, PeerFailed, PeerGone, Transport
+from luwu.transport.interface import BUFFERS_COUNT_MAX, LISTENER, PeerFailed, PeerGone, Transport
 from luwu.transport.lanes import GATHERED_COUNT_MAX, gathered
 from tests.helpers.transports import ListeningAtTcp, OverZeroMq, Raw
 from tests.suites.transport_waits import Make, down, failed, message, up
