@@ -1,7 +1,6 @@
 """How long does `luwu predict` take to answer, and `luwu plan` to search?
 
-Cases:    `closed form`    a step of LuWu with 175 B parameters, and what it hangs on: some hundred
-                           closed forms
+Cases:    `closed form`    a step of LuWu with 175 B parameters
           `cores`          steps of the same question, as LuWu's cores decide them
           `plan`           all configurations of a job, 10,000 at least, by closed forms
 Arms:     `process` is the command, from its start to its end; `call` the same command within this

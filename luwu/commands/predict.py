@@ -40,8 +40,7 @@ from luwu.predict.hardware.listing import listing, listing_text
 
 run = form.Commands(
     "predict",
-    text="Predict the step time of a training job on hardware you do not have: the time, the "
-    "bottleneck, and which hardware numbers matter most.",
+    text="Predict the step time of a training job on hardware you do not have, and its bottleneck.",
     examples=("luwu predict step llama.toml", "luwu predict step --help"),
 )
 
@@ -65,11 +64,10 @@ def step(
     asked: Mapping[str, str], files: Sequence[Path], as_json: bool, with_cores: bool,
     catalogue: Catalogue,
 ) -> int:  # fmt: skip
-    """Predict the step time of a job, its bottleneck and its memory, and show which hardware
-    numbers matter most. The exit code is 1 if the job does not fit its devices. The question is in
-    FILE, or in flags with the names of its keys; flags replace keys of FILE. Without FILE, keys
-    that are left out are assumed, and the answer lists them. docs/predict.md describes the keys,
-    luwu predict catalogue lists names."""
+    """Predict the step time of a job, its bottleneck and its memory. The exit code is 1 if the job
+    does not fit its devices. The question is in FILE, or in flags with the names of its keys; flags
+    replace keys of FILE. Without FILE, keys that are left out are assumed, and the answer lists
+    them. docs/predict.md describes the keys, luwu predict catalogue lists names."""
     table, assumed = asked_table(asked, files, catalogue)
     question = make_question(table, catalogue)
     document = answer(question, catalogue) | {"assumed": assumed}

@@ -15,6 +15,5 @@ shared_ports.py        NICs of a host, and what a pull per host would save
 one_line.py            a question of the command line's flags
 fitting.py             does it fit the memory, and what is the nearest that does
 whole_training.py      steps, days, dollars and energy of a whole training
-sensitivity.py         the numbers that an answer depends on
 sweep.py               a question over values of its keys
 """

@@ -14,11 +14,10 @@ from typing import Any
 from luwu.base.identifiers import by_identifier, identifier, words
 from luwu.predict.ask.answer_parts import (
     SCHEMA,
-    hangs_text,
+    doubts_text,
     memory_text,
     parts_text,
     sources_of,
-    what_it_hangs_on,
 )
 from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, SocketQuestion
 from luwu.predict.ask.question_inference import Served
@@ -153,7 +152,7 @@ def socket_answer(question: SocketQuestion, catalogue: Catalogue) -> dict[str, A
 def _whole(
     document: dict[str, Any], question: AnyQuestion, warnings: list[str], sources: dict[str, str]
 ) -> dict[str, Any]:
-    return document | what_it_hangs_on(question) | {"warnings": warnings, "sources": sources}
+    return document | {"warnings": warnings, "sources": sources}
 
 
 def _largest(parts: dict[str, float]) -> str:
@@ -213,7 +212,7 @@ def inference_text(document: dict[str, Any]) -> str:
     if "arrivals" in document:
         lines += ["", *arrivals_text(document["arrivals"])]
     lines += ["", memory_text(document, f"a {each}")]
-    return "\n".join([*lines, *hangs_text(document, "the seconds of a token that comes out")])
+    return "\n".join([*lines, *doubts_text(document)])
 
 
 def _seconds(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Parts that all answers have: what they depend on, sources of numbers, memory."""
+"""Parts that all answers have: sources of numbers, memory, warnings."""
 
 from __future__ import annotations
 
@@ -6,23 +6,10 @@ from typing import Any, Final
 
 from luwu.base.identifiers import words
 from luwu.base.quantities import format_bytes
-from luwu.predict.ask.question import AnyQuestion
-from luwu.predict.ask.sensitivity import elasticities, limits
 from luwu.predict.hardware.catalogue import Catalogue
 
-SCHEMA: Final = 3
-"""3: neither break-even tokens nor steps by other software."""
-SHOWN_MAX: Final = 8
-
-
-def what_it_hangs_on(question: AnyQuestion) -> dict[str, Any]:
-    """Inputs with an effect, those without, and those of which a tenth less cannot be."""
-    found = elasticities(question)
-    return {
-        "elasticities": {name: value for name, value in found.items() if value},
-        "no_effect": [name for name, value in found.items() if not value],
-        "limits": limits(question),
-    }
+SCHEMA: Final = 4
+"""4: no elasticities, sources and savings; 3: no break-even tokens, no steps by other software."""
 
 
 def sources_of(catalogue: Catalogue, places: tuple[str, ...]) -> dict[str, str]:
@@ -52,16 +39,9 @@ def memory_text(document: dict[str, Any], what: str = "a device") -> str:
     return f"memory of {what}: {said}{known}"
 
 
-def hangs_text(document: dict[str, Any], what: str) -> list[str]:
-    """Elasticities, look-ups beyond what was measured, warnings, for people."""
-    shown = list(document["elasticities"].items())[:SHOWN_MAX]
-    lines = [f"1 % more of this changes {what} by:"]
-    lines += [f"  {name:<40} {value:+.2f} %" for name, value in shown]
-    if document["no_effect"]:
-        lines.append(f"without effect: {', '.join(document['no_effect'])}")
-    if document["limits"]:
-        lines.append(f"a tenth less or more of this cannot be: {', '.join(document['limits'])}")
-    lines += [
+def doubts_text(document: dict[str, Any]) -> list[str]:
+    """Look-ups beyond what was measured, and warnings, for people."""
+    lines = [
         f"beyond what was measured: {name}: {said}"
         for name, said in document["extrapolated"].items()
     ]

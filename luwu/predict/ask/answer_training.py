@@ -11,11 +11,10 @@ from luwu.base.identifiers import by_identifier, identifier, words
 from luwu.base.quantities import format_bytes
 from luwu.predict.ask.answer_parts import (
     SCHEMA,
-    hangs_text,
+    doubts_text,
     memory_text,
     parts_text,
     sources_of,
-    what_it_hangs_on,
 )
 from luwu.predict.ask.error_bar import error_bar_text
 from luwu.predict.ask.question import Question
@@ -59,7 +58,6 @@ def training_answer(question: Question, catalogue: Catalogue) -> dict[str, Any]:
         "micro_batches": step.micro_batches,
         "extrapolated": step.notes.extrapolated,
     }
-    document |= what_it_hangs_on(question)
     document["warnings"] = _warnings(document)
     document["asked"] = asked(question)
     places = (f"device.{job.device.name}.", f"network.{job.network.name}.")
@@ -165,5 +163,5 @@ def training_text(document: dict[str, Any]) -> str:
     if document["resources_s"]:
         lines += ["", "busy per step:"]
         lines += [f"  {words(name):<24} {s:9.3f} s" for name, s in document["resources_s"].items()]
-    lines += ["", memory_text(document), *hangs_text(document, "the step")]
+    lines += ["", memory_text(document), *doubts_text(document)]
     return "\n".join(lines)

@@ -17,7 +17,7 @@
 
 `[arrivals]` has requests come one by one, and plays them (`inference/arrivals.py`).
 
-A largest batch is that which memory holds; of more memory it is larger, which elasticities show.
+A largest batch is that which memory holds.
 """
 
 from __future__ import annotations
@@ -53,11 +53,6 @@ class Served:
     def tokens_per_s(self) -> float:
         """That come out of all devices of all copies."""
         return self.replicas * self.inference.tokens_per_s
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of a generated token, over all of them."""
-        return 1 / self.tokens_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

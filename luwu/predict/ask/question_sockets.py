@@ -64,12 +64,6 @@ class ServedBySockets:
         whole_s = self.prefill.seconds + (job.output_tokens - 1) * self.token.seconds
         return self.replicas * job.batch * job.output_tokens / whole_s
 
-    @property
-    def seconds(self) -> float:
-        """Seconds of a generated token, over all of them; if prefill is unknown, of decode."""
-        rate = self.tokens_per_s
-        return 1 / rate if rate else self.token.seconds / self.job.batch / self.replicas
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SocketQuestion:

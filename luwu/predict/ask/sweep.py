@@ -76,10 +76,9 @@ class Sweep:
         flat = [None if each.answer is None else flattened(each.answer) for each in self.points]
         known = list(dict.fromkeys(name for each in flat if each for name in each))
         if of not in known:
-            said = [name for name in known if not name.startswith("elasticities.")]
             raise ConfigError(
                 f"of: {of!r} is not a number in the answer{suggestion(of, known)}; they are "
-                f"{', '.join(said)}, and elasticities.NAME"
+                f"{', '.join(known)}"
             )
         absent = 0.0 if of.startswith(_ADDING_UP) else None
         return [None if each is None else each.get(of, absent) for each in flat]
