@@ -70,7 +70,7 @@ def step(
     them. docs/predict.md describes the keys, luwu predict catalogue lists names."""
     table, assumed = asked_table(asked, files, catalogue)
     question = make_question(table, catalogue)
-    document = answer(question, catalogue) | {"assumed": assumed}
+    document = answer(question) | {"assumed": assumed}
     if with_cores:
         document["cores_step_s"] = _cores_step_s(question)
     print(json.dumps(document, indent=1) if as_json else text(document))
@@ -99,10 +99,7 @@ def compare(
     """Predict the steps of several files and show them side by side. Flags with the names of keys
     replace those of all files."""
     flags = table_of(asked, catalogue)
-    found = {
-        str(each): answer(make_question(over_file(each, flags), catalogue), catalogue)
-        for each in files
-    }
+    found = {str(each): answer(make_question(over_file(each, flags), catalogue)) for each in files}
     if as_json:
         print(json.dumps({"schema": SCHEMA, "answers": found}, indent=1))
     else:

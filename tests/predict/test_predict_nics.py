@@ -90,8 +90,7 @@ def test_bad_nics_with_a_topology(catalogue: Catalogue) -> None:
 @pytest.mark.feature("a pull per host instead of one per device")
 def test_predict_laws_a_host_pulls_once(catalogue: Catalogue) -> None:
     """L8. Goal: what is sent once per host is an eighth of the bytes and, through one NIC, of the
-    time; the node still sends each byte once. Method: the answer's saving is that of the question
-    with the key."""
+    time; the node still sends each byte once."""
     by_key = {
         name: asked(catalogue, {**LUWU, "node": {**NODE, "per_host": name}}, nics_per_host=1)
         for name in PER_HOST
@@ -103,16 +102,7 @@ def test_predict_laws_a_host_pulls_once(catalogue: Catalogue) -> None:
     assert busy["pull"]["pull"] == pytest.approx(busy["none"]["pull"] / 8)
     assert busy["pull"]["push"] == busy["none"]["push"]
     assert busy["pull-and-push"]["push"] == pytest.approx(busy["none"]["push"] / 8)
-    found = answer(by_key["none"], catalogue)
-    saved = found["nics"]["once_per_host"]
-    for name in PER_HOST[1:]:
-        each, step_s = saved[name.replace("-", "_")], by_key[name].answer().seconds
-        assert each["step_s"] == step_s
-        assert each["saved_s"] == pytest.approx(found["step_s"] - step_s)
-    psi, m = by_key["none"].job.model.parameters, by_key["none"].job.micro_batches
-    assert saved["pull"]["port_bytes"]["pull"] == pytest.approx(m * 4 * psi)
-    assert saved["pull"]["saved_port_bytes"] == pytest.approx({"pull": 7 * m * 4 * psi, "push": 0})
-    assert answer(by_key["pull-and-push"], catalogue)["nics"]["once_per_host"] == {}
+    assert by_key["pull"].answer().seconds < by_key["none"].answer().seconds
 
 
 def test_predict_laws_a_domain_link_carries_both(catalogue: Catalogue) -> None:
@@ -163,4 +153,4 @@ def test_predict_laws_the_play_has_the_same_ports(catalogue: Catalogue) -> None:
 def test_the_answer_always_has_its_nics(
     catalogue: Catalogue, table: dict[str, Any], line: str
 ) -> None:
-    assert f"NICs              {line}" in text(answer(make_question(table, catalogue), catalogue))
+    assert f"NICs              {line}" in text(answer(make_question(table, catalogue)))

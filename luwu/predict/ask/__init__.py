@@ -11,9 +11,8 @@ answer_training.py     the answer to a question of training
 answer_inference.py    the answer to a question of inference
 answer_parts.py        what all answers have in common
 error_bar.py           the error of an answer, and what was never fitted
-shared_ports.py        NICs of a host, and what a pull per host would save
 one_line.py            a question of the command line's flags
 fitting.py             does it fit the memory, and what is the nearest that does
-whole_training.py      steps, days, dollars and energy of a whole training
+whole_training.py      steps, days and dollars of a whole training
 sweep.py               a question over values of its keys
 """

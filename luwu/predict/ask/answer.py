@@ -14,28 +14,26 @@ from luwu.base.identifiers import words
 from luwu.base.quantities import format_bytes
 from luwu.predict.ask import question_cost
 from luwu.predict.ask.answer_inference import inference_answer, inference_text, socket_answer
-from luwu.predict.ask.answer_parts import SCHEMA
+from luwu.predict.ask.answer_parts import SCHEMA, nics, nics_text
 from luwu.predict.ask.answer_training import asked, memory_bytes, training_answer, training_text
 from luwu.predict.ask.error_bar import error_bar, error_bar_text
 from luwu.predict.ask.fitting import fits, nearest_fit
 from luwu.predict.ask.one_line import assumed_text
 from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question, SocketQuestion
-from luwu.predict.ask.shared_ports import nics, nics_text
 from luwu.predict.ask.whole_training import whole_training, whole_training_text
-from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.networks import on_topology
 
 __all__ = ["SCHEMA", "answer", "asked", "memory_bytes", "side_by_side", "text"]
 
 
-def answer(question: AnyQuestion, catalogue: Catalogue) -> dict[str, Any]:
+def answer(question: AnyQuestion) -> dict[str, Any]:
     """Everything that is predicted of a question, as a document."""
     if isinstance(question, InferenceQuestion):
-        document = inference_answer(question, catalogue)
+        document = inference_answer(question)
     elif isinstance(question, SocketQuestion):
-        document = socket_answer(question, catalogue)
+        document = socket_answer(question)
     else:
-        document = training_answer(question, catalogue)
+        document = training_answer(question)
         document["fits"] = fits(question)
         nearest = None if document["fits"] else nearest_fit(question)
         document["nearest_fit"] = None if nearest is None else nearest.text
@@ -61,7 +59,7 @@ def text(document: dict[str, Any]) -> str:
     is_training = "step_s" in document
     said = training_text(document) if is_training else inference_text(document)
     lines = [said, *([] if is_training else error_bar_text(document["error"]))]
-    lines += [] if is_training else nics_text(document["nics"])
+    lines += [] if is_training else [nics_text(document["nics"])]
     lines = [*assumed_text(document.get("assumed", {})), *lines]
     if "whole_training" in document:
         lines += ["", *whole_training_text(document["whole_training"])]

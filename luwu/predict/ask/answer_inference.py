@@ -17,11 +17,9 @@ from luwu.predict.ask.answer_parts import (
     doubts_text,
     memory_text,
     parts_text,
-    sources_of,
 )
-from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, SocketQuestion
+from luwu.predict.ask.question import InferenceQuestion, SocketQuestion
 from luwu.predict.ask.question_inference import Served
-from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.inference.arrivals import arrivals_document, arrivals_text
 from luwu.predict.inference.inference import predict_prefill
 from luwu.predict.inference.inference_job import (
@@ -38,7 +36,7 @@ from luwu.predict.inference.inference_sockets import (
 )
 
 
-def inference_answer(question: InferenceQuestion, catalogue: Catalogue) -> dict[str, Any]:
+def inference_answer(question: InferenceQuestion) -> dict[str, Any]:
     """Everything that is predicted of a question on devices, as a document."""
     served = question.answer()
     job, found = served.job, served.inference
@@ -68,7 +66,6 @@ def inference_answer(question: InferenceQuestion, catalogue: Catalogue) -> dict[
             f"budget_tokens: a round of {job.budget_tokens} tokens has place for "
             f"{found.batch:.0f} of {job.batch} sequences"
         )
-    places = (f"device.{job.device.name}.", f"network.{job.network.name}.")
     if question.arrivals is not None:
         bound = served.tokens_per_s / job.output_tokens
         played = question.arrivals.play(job, question.replicas)
@@ -77,7 +74,8 @@ def inference_answer(question: InferenceQuestion, catalogue: Catalogue) -> dict[
             warnings.append(
                 "arrivals: more come than can be answered, so waits hang on how many are played"
             )
-    return _whole(document, question, warnings, sources_of(catalogue, places)) | {
+    return document | {
+        "warnings": warnings,
         "asked": {
             "model": job.model.name, "parameters": job.model.parameters,
             "device": job.device.name, "network": job.network.name,
@@ -99,7 +97,7 @@ def first_token_parts(served: Served) -> dict[str, float]:
     return {"round under way": served.inference.decode.seconds, **alone.parts}
 
 
-def socket_answer(question: SocketQuestion, catalogue: Catalogue) -> dict[str, Any]:
+def socket_answer(question: SocketQuestion) -> dict[str, Any]:
     """Everything that is predicted of a question on sockets, as a document."""
     served = question.answer()
     job, rate, sockets = served.job, served.tokens_per_s, question.replicas * served.job.sockets
@@ -134,8 +132,8 @@ def socket_answer(question: SocketQuestion, catalogue: Catalogue) -> dict[str, A
         warnings.append("first_token_s: at the peak of the processor, so a bound from below")
     if job.memory_bytes is None:
         warnings.append("memory_bytes is not given, so whether sockets hold this was not asked")
-    places = (f"processor.{job.processor.name}.", f"network.{job.network.name}.")
-    return _whole(document, question, warnings, sources_of(catalogue, places)) | {
+    return document | {
+        "warnings": warnings,
         "asked": {
             "model": job.model.name, "parameters": job.model.parameters,
             "device": job.processor.name, "network": job.network.name, "devices": sockets,
@@ -147,12 +145,6 @@ def socket_answer(question: SocketQuestion, catalogue: Catalogue) -> dict[str, A
             "output_tokens": job.output_tokens,
         }
     }  # fmt: skip
-
-
-def _whole(
-    document: dict[str, Any], question: AnyQuestion, warnings: list[str], sources: dict[str, str]
-) -> dict[str, Any]:
-    return document | {"warnings": warnings, "sources": sources}
 
 
 def _largest(parts: dict[str, float]) -> str:

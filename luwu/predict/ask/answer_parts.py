@@ -1,4 +1,4 @@
-"""Parts that all answers have: sources of numbers, memory, warnings."""
+"""Parts that all answers have: seconds, memory, warnings."""
 
 from __future__ import annotations
 
@@ -6,19 +6,41 @@ from typing import Any, Final
 
 from luwu.base.identifiers import words
 from luwu.base.quantities import format_bytes
-from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.ask.question import AnyQuestion, Question, SocketQuestion
+from luwu.predict.model.placement import domain_count
 
 SCHEMA: Final = 4
 """4: no elasticities, sources and savings; 3: no break-even tokens, no steps by other software."""
 
 
-def sources_of(catalogue: Catalogue, places: tuple[str, ...]) -> dict[str, str]:
-    """Sources of all numbers of some entries: `device.A100-40.`"""
+def nics(question: AnyQuestion) -> dict[str, Any]:
+    """NICs of a host, and what a device has of one, as a document."""
+    network = question.job.network
+    if isinstance(question, SocketQuestion):
+        devices = question.job.host_sockets
+        sharing, is_assumed = float(devices), True
+    else:
+        devices = (
+            domain_count(question.job)
+            if isinstance(question, Question)
+            else int(question.job.device.domain_count)
+        )
+        sharing, is_assumed = network.devices_count, question.nics_per_host is None
+    nic_rate = network.flow_rate(0.0)
     return {
-        place: f"{known.source} ({known.tag}, {known.date})"
-        for place, known in catalogue.known.items()
-        if place.startswith(places)
-    }
+        "per_host": round(devices / sharing), "host_devices": devices, "is_assumed": is_assumed,
+        "rate": nic_rate, "device_rate": min(network.port_rate, nic_rate / sharing),
+    }  # fmt: skip
+
+
+def nics_text(found: dict[str, Any]) -> str:
+    """The same for people."""
+    count, devices = found["per_host"], found["host_devices"]
+    of = f"{devices} devices" if devices > 1 else "one device"
+    return (
+        f"NICs              {count} per host of {of}{' (assumed)' if found['is_assumed'] else ''}: "
+        f"{found['device_rate'] * 8e-9:,.4g} Gbit/s per device"
+    )
 
 
 def parts_text(parts: dict[str, float], whole_s: float) -> list[str]:

@@ -13,13 +13,11 @@ from luwu.predict.ask.answer_parts import (
     SCHEMA,
     doubts_text,
     memory_text,
+    nics_text,
     parts_text,
-    sources_of,
 )
 from luwu.predict.ask.error_bar import error_bar_text
 from luwu.predict.ask.question import Question
-from luwu.predict.ask.shared_ports import nics_text
-from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.job import StepTime, utilisation
 from luwu.predict.model.memory import (
     activation_bytes,
@@ -37,7 +35,7 @@ DIFFERS: Final = 0.1
 EXPOSED: Final = ("exchange", "waiting", "tail", "bubble", "offload", "optimizer")
 
 
-def training_answer(question: Question, catalogue: Catalogue) -> dict[str, Any]:
+def training_answer(question: Question) -> dict[str, Any]:
     """Everything that is predicted of a question, as a document."""
     job, step = question.job, question.answer()
     seconds = step.seconds
@@ -60,8 +58,6 @@ def training_answer(question: Question, catalogue: Catalogue) -> dict[str, Any]:
     }
     document["warnings"] = _warnings(document)
     document["asked"] = asked(question)
-    places = (f"device.{job.device.name}.", f"network.{job.network.name}.")
-    document["sources"] = sources_of(catalogue, places)
     return document
 
 
@@ -156,7 +152,7 @@ def training_text(document: dict[str, Any]) -> str:
         f"{document['tokens_per_s_per_device']:,.0f} per device",
         f"utilisation       MFU {document['mfu']:.1%}, HFU {document['hfu']:.1%}",
         f"bottleneck        {words(document['binding'])}",
-        *nics_text(document["nics"]),
+        nics_text(document["nics"]),
         "",
     ]
     lines += parts_text(document["parts_s"], step_s)

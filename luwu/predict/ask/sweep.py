@@ -25,7 +25,7 @@ from luwu.predict.ask.answer import answer
 from luwu.predict.ask.question import make_question
 from luwu.predict.ask.question_keys import SECTIONS, Value, value_of
 from luwu.predict.hardware import units
-from luwu.predict.hardware.catalogue import Catalogue, Known
+from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import KINDS, keys_of
 
 POINTS_MAX: Final = 1000
@@ -33,7 +33,6 @@ STEP: Final = "step_s"
 _NO_METRIC: Final = ("schema", "asked")
 _ADDING_UP: Final = "parts_s."
 """Parts of a step: one that is not there takes no time."""
-_GIVEN: Final = Known("given by the sweep", "stated", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ def _points(
                 for key, value in zip(axis.keys, chosen, strict=True)
             }
             asked, known = replaced(table, changes, catalogue)
-            yield Point(values, answer(make_question(asked, known), known))
+            yield Point(values, answer(make_question(asked, known)))
         except ConfigError as exc:
             yield Point(values, None, str(exc))
 
@@ -212,16 +211,8 @@ def _with_number(table: dict[str, Any], key: str, value: Value, catalogue: Catal
     number = units.parse(key, value, keys[name].dimensions[0])
     new = f"{entry_name}, {name} {value}"
     owner[kind] = new
-    before = f"{kind}.{entry_name}."
-    about = {
-        f"{kind}.{new}.{at.removeprefix(before)}": known
-        for at, known in catalogue.known.items()
-        if at.startswith(before)
-    }
-    return Catalogue(
-        {**catalogue.entries, kind: {**entries, new: replace(entry, name=new, **{name: number})}},
-        {**catalogue.known, **about, f"{kind}.{new}.{name}": _GIVEN},
-    )
+    changed = {**entries, new: replace(entry, name=new, **{name: number})}
+    return replace(catalogue, entries={**catalogue.entries, kind: changed})
 
 
 def _has(table: Mapping[str, Any]) -> str:

@@ -36,7 +36,7 @@ QUESTION: dict[str, Any] = {
 def asked(catalogue: Catalogue, **changes: Any) -> dict[str, Any]:
     """The answer, with other arrivals."""
     table = {**QUESTION, "arrivals": {**ARRIVALS, **changes}}
-    return answer(make_question(table, catalogue), catalogue)
+    return answer(make_question(table, catalogue))
 
 
 def test_arrivals_are_what_copies_answer(catalogue: Catalogue) -> None:
@@ -58,7 +58,7 @@ def test_arrivals_are_what_copies_answer(catalogue: Catalogue) -> None:
     assert found["arrivals"] == asked(catalogue)["arrivals"]
     assert found["arrivals"] != asked(catalogue, seed=4)["arrivals"]
     without = {key: value for key, value in QUESTION.items() if key != "arrivals"}
-    assert answer(make_question(without, catalogue), catalogue) == {
+    assert answer(make_question(without, catalogue)) == {
         key: value for key, value in found.items() if key != "arrivals"
     }
     json.dumps(found)
@@ -83,11 +83,11 @@ def test_arrivals_are_told(catalogue: Catalogue) -> None:
     said = text(asked(catalogue))
     assert "2 requests per second, of at most" in said
     assert "between tokens" in said.partition("2 requests per second")[2]
-    one = answer(make_question({**QUESTION, "output_tokens": 1}, catalogue), catalogue)
+    one = answer(make_question({**QUESTION, "output_tokens": 1}, catalogue))
     assert one["arrivals"]["token_s"] is None
     assert "between tokens" not in text(one).partition("2 requests per second")[2]
     rows = side_by_side({"a": one, "b": answer(
-        make_question({k: v for k, v in QUESTION.items() if k != "arrivals"}, catalogue), catalogue
+        make_question({k: v for k, v in QUESTION.items() if k != "arrivals"}, catalogue)
     )})  # fmt: skip
     (row,) = (line for line in rows.splitlines() if line.startswith("first token, p95"))
     assert row.split()[-1] == "-"
@@ -123,7 +123,7 @@ def test_arrivals_are_swept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_bad_prediction_arrivals(catalogue: Catalogue, change: dict[str, Any], said: str) -> None:
     """Goal: what is wrong is named by its key, with what would fit."""
     with pytest.raises(ConfigError, match=said):
-        answer(make_question({**QUESTION, **change}, catalogue), catalogue)
+        answer(make_question({**QUESTION, **change}, catalogue))
 
 
 def test_bad_prediction_training_has_no_arrivals(catalogue: Catalogue) -> None:

@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_said_first(catalogue: Catalogue) -> None:
     """Goal: the first line has what is needed and what there is, the next the nearest that fits;
     and that one fits, while nothing is said where a job does."""
     question = asked(catalogue)
-    document = answer(question, catalogue)
+    document = answer(question)
     assert document["fits"] is False
     first, second, *_ = text(document).splitlines()
     assert first.startswith("DOES NOT FIT: 119.61 GiB of 80.00 GiB (states 35.86 GiB, activations ")
@@ -51,7 +51,7 @@ def test_what_does_not_fit_is_said_first(catalogue: Catalogue) -> None:
     assert near is not None
     assert near.changes == {"micro_batch": 1}
     assert fits(near.question)
-    good = answer(near.question, catalogue)
+    good = answer(near.question)
     assert good["fits"] is True
     assert good["nearest_fit"] is None
     assert not text(good).startswith("DOES NOT FIT")
@@ -69,7 +69,7 @@ def test_predict_laws_the_nearest_that_fits_changes_least(catalogue: Catalogue) 
     assert more is not None
     assert more.changes.keys() == {"devices", "batch"}
     whole = {**sharded, "system": "ddp", "devices": 8, "batch": 16}
-    document = answer(asked(catalogue, **whole), catalogue)
+    document = answer(asked(catalogue, **whole))
     assert document["nearest_fit"] is None
     assert "nothing near it fits" in text(document).splitlines()[1]
 
@@ -100,25 +100,24 @@ def test_bad_prediction_of_what_does_not_fit_ends_with_code_1(
 
 
 def test_predict_laws_a_whole_training(catalogue: Catalogue) -> None:
-    """CT1, CT2. Goal: steps are rounded up; hours are those of all devices; dollars are those of
-    the rental by the hour; energy is that of the devices; without [cost] dollars are not known."""
+    """CT1. Goal: steps are rounded up; hours are those of all devices; dollars are those of the
+    rental by the hour; without [cost] dollars are not known."""
     question = asked(catalogue, micro_batch=1, tokens="1T", cost=RENTED)
-    document = answer(question, catalogue)
+    document = answer(question)
     found = document["whole_training"]
     assert found["steps"] == -(-(10**12) // (128 * 8192))
     seconds = found["steps"] * document["step_s"]
     assert found["days"] == pytest.approx(seconds / 86400)
     assert found["device_hours"] == pytest.approx(64 * seconds / 3600)
     assert found["dollars"] == pytest.approx(document["cost"]["dollars_per_h"] * seconds / 3600)
-    assert found["energy_mwh"] == pytest.approx(64 * 700 * seconds / 3.6e9)
     assert "1,000 billion tokens: 953,675 steps, " in text(document)
     assert "GPU-hours" in text(document)
     check("predict-step-training", document)
-    bare = answer(asked(catalogue, micro_batch=1, tokens=2e12), catalogue)
+    bare = answer(asked(catalogue, micro_batch=1, tokens=2e12))
     assert bare["whole_training"]["dollars"] is None
     assert "dollars are not known without [cost]" in text(bare)
     assert bare["whole_training"]["days"] == pytest.approx(2 * found["days"], rel=1e-5)
-    assert "whole_training" not in answer(asked(catalogue, micro_batch=1), catalogue)
+    assert "whole_training" not in answer(asked(catalogue, micro_batch=1))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +145,7 @@ def test_errors_are_those_of_the_calibration() -> None:
 def test_an_answer_has_its_error(catalogue: Catalogue) -> None:
     """Goal: the error of the rows of its kind, and of the blind ones; nothing is outside where rows
     have all of the question, and each thing that none has is named."""
-    document = answer(asked(catalogue, micro_batch=1), catalogue)
+    document = answer(asked(catalogue, micro_batch=1))
     known = error_bars.families(catalogue)["3d"]
     assert document["error"]["max"] == known["max"]
     assert document["error"]["blind_max"] == known["blind_max"] > known["max"]
@@ -154,7 +153,7 @@ def test_an_answer_has_its_error(catalogue: Catalogue) -> None:
     assert f"error             +- {known['max']:.0%} at most" in text(document)
     outside = answer(
         asked(catalogue, device="B200-180", network="roce-100g", micro_batch=1, sequence=16384,
-              software="composer-2023", recompute="full"), catalogue,
+              software="composer-2023", recompute="full"),
     )["error"]["outside"]  # fmt: skip
     assert [each.partition(":")[0] for each in outside] == [
         "B200-180", "composer-2023", "16,384 tokens of a sequence", "92 Gbit/s of a port",

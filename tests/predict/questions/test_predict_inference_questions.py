@@ -44,7 +44,7 @@ def test_inference_is_answered(catalogue: Catalogue, change: dict[str, Any]) -> 
     """Goal: the same form of answer as of training: parts that add up, memory that fits, what
     binds."""
     question = make_question({**DEVICES, **change}, catalogue)
-    found = answer(question, catalogue)
+    found = answer(question)
     assert found["token_s"] == pytest.approx(sum(found["parts_s"].values()))
     assert found["first_token_s"] == pytest.approx(sum(found["prefill_parts_s"].values()))
     assert found["binding"] in found["parts_s"]
@@ -65,8 +65,8 @@ def test_predict_laws_questions_of_inference_are_their_jobs(catalogue: Catalogue
     assert served.job.batch == maximum_batch(question.job)
     with pytest.raises(ConfigError, match="batch"):
         replace(served.job, batch=served.job.batch + 1)
-    three = answer(make_question({**DEVICES, "replicas": 3}, catalogue), catalogue)
-    one = answer(question, catalogue)
+    three = answer(make_question({**DEVICES, "replicas": 3}, catalogue))
+    one = answer(question)
     assert three["tokens_per_s"] == pytest.approx(3 * one["tokens_per_s"])
     same = ("tokens_per_s_per_device", "token_s", "first_token_s", "memory_bytes")
     assert all(three[key] == pytest.approx(one[key]) for key in same)
@@ -77,18 +77,18 @@ def test_sockets_are_answered(catalogue: Catalogue) -> None:
     no number; with it, all is answered."""
     question = make_question(SOCKETS, catalogue)
     assert isinstance(question, SocketQuestion)
-    found = answer(question, catalogue)
+    found = answer(question)
     assert found["first_token_s"] is found["tokens_per_s"] is None
     assert "processor.Xeon-8575C.bf16 is not known" in found["unknown"]["first_token_s"]
     assert "not known" in text(found)
     assert found["decode_tokens_per_s"] == pytest.approx(2 / found["token_s"])
     peak = replace(question, job=replace(question.job, processor=replace(
         question.job.processor, bf16=1e14)))  # fmt: skip
-    known = answer(peak, catalogue)
+    known = answer(peak)
     whole_s = known["first_token_s"] + 63 * known["token_s"]
     assert known["tokens_per_s"] == pytest.approx(2 * 64 / whole_s)
     assert known["unknown"] == {}
-    largest = answer(make_question({**SOCKETS, "batch": "largest"}, catalogue), catalogue)
+    largest = answer(make_question({**SOCKETS, "batch": "largest"}, catalogue))
     assert largest["batch"] > 100
     assert 0.9 < sum(largest["memory_bytes"].values()) / largest["memory_bytes_max"] <= 1
 
@@ -97,9 +97,7 @@ def test_training_beside_inference(catalogue: Catalogue) -> None:
     """Goal: one table of all kinds; what a kind has not is a dash, and rates of training are not
     compared with those of inference."""
     tables = {"a": TRAINING, "b": DEVICES, "c": SOCKETS, "d": {**TRAINING, "micro_batch": 4}}
-    found = {
-        name: answer(make_question(each, catalogue), catalogue) for name, each in tables.items()
-    }
+    found = {name: answer(make_question(each, catalogue)) for name, each in tables.items()}
     rows = {line[:22].strip(): line[22:].split() for line in side_by_side(found).splitlines()}
     assert rows["system"] == ["zero3", "inference", "inference-sockets", "zero3"]
     assert rows["first token"][0] == "-"

@@ -113,7 +113,7 @@ def test_predict_laws_rail_only_trains_as_fast_as_rail_optimised(catalogue: Cata
     rails = asked(table, catalogue, topology={"kind": "rail-optimised", "radix": 64})
     only = asked(table, catalogue, topology=RAIL_ONLY)
     assert only.answer().seconds == pytest.approx(rails.answer().seconds, rel=1e-3)
-    found = [answer(each, catalogue)["topology"] for each in (rails, only)]
+    found = [answer(each)["topology"] for each in (rails, only)]
     assert found[1]["switches"] <= found[0]["switches"]
     assert all(each["port_share"] == 1 for each in found[1]["exchanges"].values())
 
@@ -139,7 +139,7 @@ def test_predict_laws_bytes_are_conserved(catalogue: Catalogue) -> None:
     """S13 to S16. Goal: in a tree every link carries the gradient once, however many are below;
     what all ports of rings send is what all ranks must get from others."""
     question = asked(LUWU, catalogue, topology=TREE)
-    psi, found = question.job.model.parameters, answer(question, catalogue)["topology"]
+    psi, found = question.job.model.parameters, answer(question)["topology"]
     gradient = question.job.software.gradient_bytes
     assert found["exchanges"]["push"]["bytes_of_a_link_by_tier"] == [gradient * psi] * 2
     assert found["exchanges"]["pull"]["bytes_of_a_link_by_tier"] == [2 * 2 * psi] * 2
@@ -185,7 +185,7 @@ def test_predict_laws_experts_on_a_topology(catalogue: Catalogue) -> None:
     assert exchange.port_bytes == pytest.approx(2 * tokens * job.model.hidden * rounds / 2)
     plain = predict_step(job).parts["expert exchange"]
     assert question.answer().parts["expert exchange"] > 1.5 * plain
-    assert answer(question, catalogue)["topology"]["exchanges"]["expert"]["port_share"] < 1
+    assert answer(question)["topology"]["exchanges"]["expert"]["port_share"] < 1
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_predict_laws_experts_on_a_topology(catalogue: Catalogue) -> None:
 def test_every_kind_of_network_is_answered(catalogue: Catalogue, topology: dict[str, Any]) -> None:
     """Goal: each kind is built, slows nothing down below a port, and is told with its parts."""
     question = asked(THREE_D, catalogue, topology=topology)
-    found = answer(question, catalogue)
+    found = answer(question)
     assert found["step_s"] >= asked(THREE_D, catalogue).answer().seconds
     assert found["topology"]["endpoints"] >= 512
     for each in found["topology"]["exchanges"].values():
@@ -219,12 +219,12 @@ def test_predict_laws_inference_has_what_the_network_leaves(catalogue: Catalogue
     tables = [
         {**DEVICES, "topology": {"kind": "clos", "radix": 4, "taper": taper}} for taper in (1, 3)
     ]
-    found = [answer(make_question(each, catalogue), catalogue) for each in (DEVICES, *tables)]
+    found = [answer(make_question(each, catalogue)) for each in (DEVICES, *tables)]
     assert found[0]["token_s"] < found[1]["token_s"] < found[2]["token_s"]
     assert found[1]["topology"]["endpoints"] == 32
     assert list(found[1]["topology"]["exchanges"]) == ["pipeline"]
     sockets = {**SOCKETS, "topology": {"kind": "single-switch", "radix": 64}}
-    said = answer(make_question(sockets, catalogue), catalogue)["topology"]
+    said = answer(make_question(sockets, catalogue))["topology"]
     assert (said["endpoints"], said["links"]) == (2, 2)
     assert said["exchanges"]["layers"]["ranks"] == 2
 
@@ -235,7 +235,7 @@ def test_predict_laws_inference_has_what_the_network_leaves(catalogue: Catalogue
 def test_predict_laws_costs_add_up(catalogue: Catalogue) -> None:
     """B1 to B5. Goal: items add up; an hour is what is written off and the power; tokens a dollar
     times dollars a million tokens is a million; a step's energy is its power times its time."""
-    found = answer(asked(THREE_D, catalogue, topology=RAIL_ONLY, cost=COST), catalogue)
+    found = answer(asked(THREE_D, catalogue, topology=RAIL_ONLY, cost=COST))
     said = found["cost"]
     assert said["capex_by_item"] == {
         "hosts": 64 * 310e3, "switches": 8 * 36e3, "links": pytest.approx(512 * 1320.0),
@@ -250,7 +250,7 @@ def test_predict_laws_costs_add_up(catalogue: Catalogue) -> None:
     assert said["joules_of_a_step"] == pytest.approx(said["watts"] * found["step_s"])
     assert said["joules_per_token"] == pytest.approx(said["watts"] / found["tokens_per_s"])
     own = {"server": "H100x8", "switch": "QM9700", "link": "400G", "tariff": "ours"}
-    same = answer(asked(THREE_D, catalogue, topology=RAIL_ONLY, cost=own), catalogue)["cost"]
+    same = answer(asked(THREE_D, catalogue, topology=RAIL_ONLY, cost=own))["cost"]
     assert same["dollars_per_h"] == pytest.approx(said["dollars_per_h"])
 
 
@@ -261,7 +261,7 @@ def test_optimizer_nodes_are_billed(catalogue: Catalogue) -> None:
         "link": "400G", **TARIFF,
     }  # fmt: skip
     question = asked(LUWU, catalogue, topology=TREE, cost=cost)
-    said = answer(question, catalogue)["cost"]
+    said = answer(question)["cost"]
     counts = {each["what"]: each["count"] for each in said["items"]}
     assert counts == {
         "hosts": 16, "network_cards": 16, "optimizer_nodes": 1, "disks": 12, "switches": 5,
@@ -274,8 +274,8 @@ def test_rented_devices_cost_their_rental(catalogue: Catalogue) -> None:
     """Goal: 2.06 USD per hour of each device, and nothing is said of what was not bought; training
     and inference stand side by side."""
     rented = {"server": "H100x8", "rented": True}
-    train = answer(asked(THREE_D, catalogue, cost=rented), catalogue)
-    serve = answer(make_question({**DEVICES, "cost": rented}, catalogue), catalogue)
+    train = answer(asked(THREE_D, catalogue, cost=rented))
+    serve = answer(make_question({**DEVICES, "cost": rented}, catalogue))
     assert train["cost"]["dollars_per_h"] == pytest.approx(512 * 2.06)
     assert serve["cost"]["dollars_per_h"] == pytest.approx(32 * 2.06)
     assert "capex" not in train["cost"]
@@ -343,7 +343,7 @@ def test_bad_prediction_costs(catalogue: Catalogue, change: dict[str, Any], said
     """Goal: a cost that cannot be told is refused by its key; nothing is taken to be free."""
     cost = {key: value for key, value in {**COST, **change}.items() if value is not None}
     with pytest.raises(ConfigError, match=said):
-        answer(asked(THREE_D, catalogue, topology=RAIL_ONLY, cost=cost), catalogue)
+        answer(asked(THREE_D, catalogue, topology=RAIL_ONLY, cost=cost))
 
 
 def test_bad_prediction_costs_of_what_is_not_known(catalogue: Catalogue) -> None:
@@ -359,10 +359,10 @@ def test_bad_prediction_costs_of_what_is_not_known(catalogue: Catalogue) -> None
     ]
     for table, said in cases:
         with pytest.raises(ConfigError, match=said):
-            answer(make_question(table, catalogue), catalogue)
+            answer(make_question(table, catalogue))
     bare = make_question({**THREE_D, "topology": RAIL_ONLY, "cost": COST}, load())
     with pytest.raises(ConfigError, match=r"server.H100x8.power is not known"):
-        answer(bare, load())
+        answer(bare)
 
 
 def test_a_table_without_sections_is_a_question_of_training(catalogue: Catalogue) -> None:

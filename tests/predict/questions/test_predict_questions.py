@@ -58,7 +58,7 @@ def catalogue(own: Path) -> Catalogue:
 def test_every_system_is_answered(catalogue: Catalogue, table: dict[str, Any]) -> None:
     """Goal: one form of answer for all: parts that add up, what binds, memory, and two counts of
     operations."""
-    found = answer(make_question(table, catalogue), catalogue)
+    found = answer(make_question(table, catalogue))
     assert found["step_s"] == pytest.approx(sum(found["parts_s"].values()))
     assert found["binding"] in found["parts_s"] | found["resources_s"]
     assert 0 < found["mfu"] <= found["hfu"] < 1
@@ -164,7 +164,7 @@ def test_examples_of_the_page_are_answered(tmp_path: Path) -> None:
     catalogue = load(mine)
     questions = [tomllib.loads(block) for block in blocks if block.startswith("system =")]
     assert len(questions) == 7
-    found = [answer(make_question(table, catalogue), catalogue) for table in questions]
+    found = [answer(make_question(table, catalogue)) for table in questions]
     assert {each["system"] for each in found} == {"3d", "luwu", "inference", "inference-sockets"}
     assert sum("topology" in each for each in found) == 2
     assert sum("cost" in each for each in found) == 2
@@ -173,5 +173,5 @@ def test_examples_of_the_page_are_answered(tmp_path: Path) -> None:
     for table, each in zip(questions, found, strict=True):
         if "topology" in table and "cost" not in table:  # its taper shows
             plain = {key: value for key, value in table.items() if key != "topology"}
-            full = answer(make_question(plain, catalogue), catalogue)
+            full = answer(make_question(plain, catalogue))
             assert each["step_s"] > full["step_s"]

@@ -71,7 +71,7 @@ def _step(catalogue: Catalogue, system: str, nics: int, **node: Any) -> dict[str
     table, _ = with_assumed(table_of(flags, catalogue))
     if node:
         table["node"] |= node
-    return answer(make_question(table, catalogue), catalogue)
+    return answer(make_question(table, catalogue))
 
 
 def test_predict_laws_of_the_three_questions(catalogue: Catalogue) -> None:
