@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ CATALOGUE: Final = click.option(
     default=load,
     help="TOML file with your own hardware and models",
 )
-FILES: Final = click.argument("files", nargs=-1, type=form.Value("[FILE]", path))
+FILE: Final = click.argument("file", required=False, type=form.Value("FILE", path))
 
 
 class Command(form.Command):
@@ -44,24 +44,22 @@ class Command(form.Command):
 
 
 def asked_table(
-    asked: Mapping[str, str], files: Sequence[Path], catalogue: Catalogue
+    asked: Mapping[str, str], file: Path | None, catalogue: Catalogue
 ) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
     """The table of a question, and what of it is assumed: nothing of a file. Raises ConfigError."""
     flags = table_of(asked, catalogue)
-    if len(files) > 1 or not (files or flags):
-        ctx = click.get_current_context()
-        raise ConfigError(
-            f"{ctx.command_path} takes a file, or a question in flags; {form.usage(ctx)}"
-        )
-    return (over_file(files[0], flags), {}) if files else with_assumed(flags)
-
-
-def over_file(path: Path, flags: dict[str, Any]) -> dict[str, Any]:
-    """The table of a file, with other values where flags have them."""
-    table = read_table(path)
+    if file is None:
+        if not flags:
+            ctx = click.get_current_context()
+            raise ConfigError(
+                f"{ctx.command_path} takes a file, or a question in flags; {form.usage(ctx)}"
+            )
+        return with_assumed(flags)
+    table = read_table(file)
     for key, value in flags.items():
         own = table.get(key)
-        table[key] = (
-            {**own, **value} if isinstance(own, dict) and isinstance(value, dict) else value
-        )
-    return table
+        if isinstance(own, dict) and isinstance(value, dict):
+            table[key] = {**own, **value}
+        else:
+            table[key] = value
+    return table, {}

@@ -11,13 +11,13 @@ import click
 
 from luwu.base.identifiers import words
 from luwu.commands import form
-from luwu.commands.predict_question import CATALOGUE, FILES, Command, asked_table
+from luwu.commands.predict_question import CATALOGUE, FILE, Command, asked_table
 from luwu.predict.ask.one_line import assumed_text
 from luwu.predict.ask.sweep import STEP, Axis, Point, Sweep, label, parse_axis, sweep
 from luwu.predict.hardware.catalogue import Catalogue
 
-SCHEMA: Final = 3
-"""3: answers have schema 3."""
+SCHEMA: Final = 4
+"""4: answers have schema 4, and there is no `no_effect`."""
 _ALWAYS: Final = {
     "step_s": "{:.3f} s",
     "tokens_per_s_per_device": "{:,.0f}",
@@ -31,7 +31,7 @@ _HEADINGS: Final = {"step_s": "step", "tokens_per_s_per_device": "tokens/s each"
     cls=Command,
     examples=("luwu predict sweep llama.toml --over node.disks=2,4,8 --over devices=8,16",),
 )
-@FILES
+@FILE
 @click.option(
     "--over",
     type=form.Value("KEY=V,V", lambda text, _: parse_axis(text)),
@@ -47,12 +47,12 @@ _HEADINGS: Final = {"step_s": "step", "tokens_per_s_per_device": "tokens/s each"
 @form.JSON
 @CATALOGUE
 def run_sweep(
-    asked: Mapping[str, str], files: Sequence[Path], over: Sequence[Axis], of: str,
+    asked: Mapping[str, str], file: Path | None, over: Sequence[Axis], of: str,
     as_json: bool, catalogue: Catalogue,
 ) -> int:  # fmt: skip
     """Predict a step for each value of one or more keys of a question, as a table. The question
     is in FILE, or in flags, as of luwu predict step."""
-    table, assumed = asked_table(asked, files, catalogue)
+    table, assumed = asked_table(asked, file, catalogue)
     found = sweep(table, over, catalogue)
     numbers = found.numbers(of)
     if as_json:
@@ -81,7 +81,6 @@ def document(found: Sweep, of: str) -> dict[str, Any]:
             }
             for point, number in zip(found.points, found.numbers(of), strict=True)
         ],
-        "no_effect": found.without_effect(of),
     }
 
 
@@ -108,8 +107,6 @@ def text(found: Sweep, of: str, numbers: Sequence[float | None]) -> str:
         "  ".join([*(f"{c:>{w}}" for c, w in zip(row[:-1], widths, strict=False)), row[-1]])
         for row in rows
     ]
-    nothing = found.without_effect(of)
-    lines += [f"without effect on {of}: {', '.join(nothing)}"] if nothing else []
     said = list(dict.fromkeys(each for point in found.points for each in _warnings(point)))
     return "\n".join(lines + [f"warning: {each}" for each in said])
 

@@ -8,7 +8,7 @@
 
 Several of these are asked in all combinations, the first one slowest. A value that the question
 cannot have (a batch that does not divide) is a point without an answer, and says why; where no
-point has one, that is the error. A key whose values all give the same number is named.
+point has one, that is the error.
 """
 
 from __future__ import annotations
@@ -81,21 +81,6 @@ class Sweep:
             )
         absent = 0.0 if of.startswith(_ADDING_UP) else None
         return [None if each is None else each.get(of, absent) for each in flat]
-
-    def without_effect(self, of: str = STEP) -> list[str]:
-        """Axes along which that number never changes."""
-        numbers = dict(zip([each.values for each in self.points], self.numbers(of), strict=True))
-        found = []
-        for index, axis in enumerate(self.axes):
-            seen: dict[Any, set[float]] = {}
-            for values, number in numbers.items():
-                if number is not None:
-                    rest = values[:index] + values[index + 1 :]
-                    seen.setdefault(rest, set()).add(number)
-            answered = {v[index] for v, number in numbers.items() if number is not None}
-            if len(answered) > 1 and all(len(each) == 1 for each in seen.values()):
-                found.append(axis.name)
-        return found
 
 
 def label(value: tuple[Value, ...]) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.predict.ask.answer import answer, side_by_side, text
+from luwu.predict.ask.answer import answer, text
 from luwu.predict.ask.question import InferenceQuestion, SocketQuestion, make_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.inference.inference import predict_inference, with_largest_batch
@@ -26,11 +26,6 @@ SOCKETS: dict[str, Any] = {
     "system": "inference-sockets", "model": "Qwen-72B", "processor": "Xeon-8575C",
     "network": "roce-100g", "sockets": 4, "input_tokens": 128, "output_tokens": 64,
     "memory_bytes": "256 GiB", "batch": 2,
-}  # fmt: skip
-TRAINING: dict[str, Any] = {
-    "system": "zero3", "model": "GPT-13B", "device": "A100-40", "network": "roce-100g",
-    "software": "megatron-2023", "devices": 8, "sequence": 2048, "batch": 64, "micro_batch": 8,
-    "recompute": "full",
 }  # fmt: skip
 
 
@@ -91,19 +86,6 @@ def test_sockets_are_answered(catalogue: Catalogue) -> None:
     largest = answer(make_question({**SOCKETS, "batch": "largest"}, catalogue))
     assert largest["batch"] > 100
     assert 0.9 < sum(largest["memory_bytes"].values()) / largest["memory_bytes_max"] <= 1
-
-
-def test_training_beside_inference(catalogue: Catalogue) -> None:
-    """Goal: one table of all kinds; what a kind has not is a dash, and rates of training are not
-    compared with those of inference."""
-    tables = {"a": TRAINING, "b": DEVICES, "c": SOCKETS, "d": {**TRAINING, "micro_batch": 4}}
-    found = {name: answer(make_question(each, catalogue)) for name, each in tables.items()}
-    rows = {line[:22].strip(): line[22:].split() for line in side_by_side(found).splitlines()}
-    assert rows["system"] == ["zero3", "inference", "inference-sockets", "zero3"]
-    assert rows["first token"][0] == "-"
-    assert rows["relative to the first"][:3] == ["1.00", "-", "-"]
-    assert rows["between tokens"][0] == rows["between tokens"][-1] == "-"
-    assert "first token" not in side_by_side({"a": found["a"], "d": found["d"]})
 
 
 @pytest.mark.parametrize(

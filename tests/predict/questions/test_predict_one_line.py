@@ -80,12 +80,10 @@ def test_what_is_assumed_is_printed_first(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_flags_replace_keys_of_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    """Goal: of step, compare and sweep."""
+    """Goal: of step and of sweep."""
     Path("q.toml").write_text(FILE)
     found = printed(capsys, "predict", "step", "q.toml", "--batch", "64")
     assert found["asked"]["batch"] == 64
-    both = printed(capsys, "predict", "compare", "q.toml", "--recompute", "full")
-    assert both["answers"]["q.toml"]["asked"]["recompute"] == "full"
     swept = printed(capsys, "predict", "sweep", "q.toml", "--devices", "16", "--over",
                     "nics_per_host=1,8")  # fmt: skip
     check("predict-sweep", swept)

@@ -125,26 +125,6 @@ def test_the_command(tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[st
     assert "did you mean step" in capsys.readouterr().err
 
 
-def test_systems_side_by_side(
-    tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Goal: a column for each file, and how each compares with the first."""
-    names = []
-    for system in ("zero3", "ddp"):
-        file = tmp_path / f"{system}.toml"
-        table = {"system": system, **SMALL}
-        file.write_text("\n".join(f"{k} = {json.dumps(v)}" for k, v in table.items()))
-        names.append(str(file))
-    assert main(["predict", "compare", *names]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"^system +zero3 +ddp$", said, re.MULTILINE)
-    assert re.search(r"^relative to the first +1\.00 +\d\.\d\d$", said, re.MULTILINE)
-    assert re.search(r"^fits +yes +NO$", said, re.MULTILINE), said  # no whole model fits
-    assert main(["predict", "compare", *names, "--json"]) == 0
-    assert list(json.loads(capsys.readouterr().out)["answers"]) == names
-    assert main(["predict", "compare"]) == 2
-
-
 def test_validate(capsys: pytest.CaptureFixture[str]) -> None:
     """Goal: all rows, and how far off they are."""
     assert main(["predict", "validate", "--json"]) == 0

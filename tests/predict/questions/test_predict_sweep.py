@@ -113,18 +113,6 @@ def test_systems_beside_each_other(catalogue: Catalogue) -> None:
     assert [each.answer["system"] for each in found.points if each.answer] == ["luwu", "zero3"]
 
 
-def test_predict_laws_what_has_no_effect_is_named(catalogue: Catalogue) -> None:
-    """Goal: an axis along which the number never changes is named, and no other; a single value
-    says nothing; a part that is not there takes no time."""
-    axes = [parse_axis("device.power=300 W,400 W"), parse_axis("node.disks=4,12")]
-    found = sweep(LUWU, axes, catalogue)
-    assert found.without_effect() == ["device.power"]
-    assert found.without_effect("memory_bytes.states") == ["device.power", "node.disks"]
-    assert sweep(LUWU, [parse_axis("node.disks=4")], catalogue).without_effect() == []
-    waits = found.numbers("parts_s.waiting_for_disk_write")
-    assert [wait is not None and wait > 0 for wait in waits] == [True, False] * 2
-
-
 def test_a_point_that_cannot_be_says_why(catalogue: Catalogue) -> None:
     """Goal: the others are answered, and it has no number."""
     found = sweep(LUWU, [parse_axis("devices=8,12")], catalogue)
@@ -199,7 +187,7 @@ def test_the_sweep_command(file: Path, capsys: pytest.CaptureFixture[str]) -> No
     for wrong, said in (
         (["predict", "sweep"], "takes a file"),
         (["predict", "sweep", str(file)], "over: no key"),
-        (["predict", "compare", str(file), "--over", "batch=8"], "no flag --over; it belongs to"),
+        (["predict", "step", str(file), "--over", "batch=8"], "no flag --over; it belongs to"),
     ):
         assert main(wrong) == 2
         assert said in capsys.readouterr().err
