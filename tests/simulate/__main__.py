@@ -3,8 +3,7 @@
 Each is a pure function of its seed (`plan.py`, `history.py`). A seed that fails is printed with its
 options, its faults and the command that replays it, and then made smaller: the smallest history
 that still fails comes out as a test to be pasted. Last line: `N trials, V violations`; exit code 0
-or 1. `--with LoseNode` leaves out histories in which no node is lost. `--chaos` runs the older
-histories of restarts and lost connections on a rough network.
+or 1. `--with LoseNode` leaves out histories in which no node is lost.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from itertools import count, islice
 
 from luwu.base.clock import SYSTEM_CLOCK
 from tests.simulate import faults
-from tests.simulate.chaos import run_chaos
 from tests.simulate.history import run_history
 from tests.simulate.plan import History, make_history
 from tests.simulate.shrink import Shrinker
@@ -47,12 +45,9 @@ class Outcome:
     virtual_s: float = 0.0
 
 
-def run_one(seed: int, slot_count: int | None, *, is_chaos: bool, own_switch: bool) -> Outcome:
+def run_one(seed: int, slot_count: int | None, *, own_switch: bool) -> Outcome:
     """Run the history of one seed."""
     try:
-        if is_chaos:
-            cluster = run_chaos(seed, slot_count)
-            return Outcome(seed, virtual_s=cluster.world.now_ns / 1e9)
         simulation = run_history(make_history(seed, slot_count, own_switch=own_switch))
     except Exception:
         return Outcome(seed, traceback.format_exc())
@@ -68,17 +63,12 @@ def fails(history: History) -> bool:
     return False
 
 
-def report(
-    outcome: Outcome, slot_count: int | None, *, is_chaos: bool, own_switch: bool, shrinks: bool
-) -> None:
+def report(outcome: Outcome, slot_count: int | None, *, own_switch: bool, shrinks: bool) -> None:
     """Say what failed, how to see it again, and what is left of it."""
-    more = " --chaos" if is_chaos else ""
-    more += "" if slot_count is None else f" --slots {slot_count}"
+    more = "" if slot_count is None else f" --slots {slot_count}"
     more += " --no-switch" if own_switch else ""
     print(f"{outcome.trace}seed {outcome.seed} failed; to replay it:")
     print(f"    python -m tests.simulate --seeds 1 --first {outcome.seed}{more}", flush=True)
-    if is_chaos:
-        return
     history = make_history(outcome.seed, slot_count, own_switch=own_switch)
     print(f"\n{history.text()}\n", flush=True)
     if shrinks:
@@ -105,18 +95,14 @@ def main() -> int:
     parser.add_argument("--with", choices=FAULTS, dest="fault", help="those with such a fault")
     parser.add_argument("--processes", type=int, default=None, help="default: one a CPU")
     parser.add_argument("--slots", type=int, default=None, help="protocol fidelity, with so many")
-    parser.add_argument("--chaos", action="store_true", help="the older histories")
     parser.add_argument("--no-switch", action="store_true", help="the node is its own switch")
     parser.add_argument("--no-shrink", action="store_true", help="print failing seeds as they are")
     parser.add_argument("--stop-at-first", action="store_true", help="end with the first failure")
     options = parser.parse_args()
-    if options.chaos and (options.no_switch or options.fault):
-        parser.error("--chaos has switches and faults of its own; leave --no-switch and --with out")
     seeds: Sequence[int] = range(options.first, options.first + options.seeds)
     if options.fault:
         seeds = seeds_with(options.fault, options)
-    kind = {"is_chaos": options.chaos, "own_switch": options.no_switch}
-    one = functools.partial(run_one, slot_count=options.slots, **kind)
+    one = functools.partial(run_one, slot_count=options.slots, own_switch=options.no_switch)
     start_ns = SYSTEM_CLOCK.now_ns()
     failed_count, virtual_s = 0, 0.0
     struck: Counter[str] = Counter()
@@ -127,7 +113,7 @@ def main() -> int:
             if outcome.trace:
                 failed_count += 1
                 report(
-                    outcome, options.slots, **kind,
+                    outcome, options.slots, own_switch=options.no_switch,
                     shrinks=failed_count <= SHRUNK_MAX and not options.no_shrink,
                 )  # fmt: skip
                 if options.stop_at_first:

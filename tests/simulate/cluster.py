@@ -121,10 +121,6 @@ class Cluster:
         if switch.alive:
             switch.reconnected()
 
-    def cancel(self, rank: int) -> None:
-        """A rank asks for the attempt to be given up."""
-        self.workers[rank].cancel("asked by the test")
-
     def run(self) -> None:
         """Finish the job and check it: I1, I3 and that every worker saw the right weights."""
         self.world.run(

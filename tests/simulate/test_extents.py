@@ -15,7 +15,6 @@ from luwu.wire import messages as wire
 from switch_emu.node.core import actions as node_actions
 from switch_emu.node.extent_pages import PageGroup, extent_pages
 from switch_emu.switch.core.actions import SwitchLimits
-from tests.simulate.chaos import ROUGH
 from tests.simulate.cluster import Cluster
 from tests.simulate.faults import Cancel, Crash, DieInStore, Fault, Noise, PowerCut, Zombie
 from tests.simulate.history import Simulation, run_history
@@ -24,7 +23,7 @@ from tests.simulate.machines import Node
 from tests.simulate.plan import History, Options, make_history
 from tests.simulate.seeds import seeds
 from tests.simulate.trees import TREES
-from tests.simulate.world import Faults
+from tests.simulate.world import ROUGH, Faults
 
 ORDERED = Faults(is_ordered=True)
 UPDATES = ["streaming", "at_step"]

@@ -29,6 +29,7 @@ from tests.simulate.history import Simulation, run_history
 from tests.simulate.plan import History, Options, make_history
 from tests.simulate.seeds import seeds
 from tests.simulate.shrink import Shrinker
+from tests.simulate.trees import TREES
 from tests.simulate.world import Faults
 
 TENS = 30
@@ -74,6 +75,16 @@ def test_histories_of_few_slots(seed: int) -> None:
     """O1 to O6. Goal: the same in protocol fidelity, ten times three histories."""
     for each in range(10_000 + 3 * seed, 10_003 + 3 * seed):
         run_history(make_history(each, slot_count=1 + seed % 3))
+
+
+@pytest.mark.parametrize("aggregate", ["float32", "shared-exponent"])
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("seed", seeds(12, quick=4))
+def test_histories_of_trees(seed: int, tree: str, aggregate: str) -> None:
+    """O1 to O6. Goal: the same in every tree, of float32 and of integers."""
+    history = make_history(30_000 + seed)
+    options = replace(history.options, tree=tree, aggregate=aggregate)
+    run_history(replace(history, options=options))
 
 
 def log_of(seed: int) -> list[tuple[int, str, str, str]]:

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.simulate.chaos import ROUGH
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import SMALL_SWITCH, Job, make_layout
 from tests.simulate.seeds import seeds
-from tests.simulate.world import Faults
+from tests.simulate.world import ROUGH, Faults
 
 ORDERED = Faults(is_ordered=True)
 UPDATES = ["streaming", "at_step"]

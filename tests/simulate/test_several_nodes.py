@@ -12,11 +12,10 @@ from luwu.base.retry import RetryPolicy
 from luwu.wire import messages as wire
 from switch_emu.node.core.actions import NodeLimits
 from switch_emu.switch.core.actions import SwitchLimits
-from tests.simulate.chaos import ROUGH
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import Job, make_layout
 from tests.simulate.seeds import seeds
-from tests.simulate.world import Faults
+from tests.simulate.world import ROUGH, Faults
 
 ORDERED = Faults(is_ordered=True)
 UPDATES = ["streaming", "at_step"]

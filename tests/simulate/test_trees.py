@@ -14,13 +14,12 @@ import pytest
 from luwu.base.tree import Tree
 from luwu.wire import messages as wire
 from switch_emu.switch.core.actions import SwitchLimits
-from tests.simulate.chaos import ROUGH, run_chaos
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import SMALL_SWITCH, Job, make_layout, reference
 from tests.simulate.machines import Switch
 from tests.simulate.seeds import seeds
 from tests.simulate.trees import TREES, every_tree
-from tests.simulate.world import Faults
+from tests.simulate.world import ROUGH, Faults
 
 
 def job_in(tree: Tree, **keys: object) -> Job:
@@ -40,14 +39,6 @@ def test_references_of_trees_differ_in_bits_only() -> None:
             if not np.array_equal(weights, flat[chunk]):
                 differing.add(name)
     assert differing == {"two levels", "ranks in turn", "workers and a switch"}
-
-
-@every_tree
-@pytest.mark.parametrize("update", ["streaming", "at_step"])
-@pytest.mark.parametrize("seed", seeds(4, quick=2))
-def test_rough_network(seed: int, update: str, tree: Tree) -> None:
-    """I1, I3. Goal: loss, repetition and reordering on every link of a tree change nothing."""
-    Cluster(seed, job_in(tree, update=update, absent_unit=1 if seed % 2 else None), ROUGH).run()
 
 
 @every_tree
@@ -98,37 +89,6 @@ def test_no_slots_in_some_switches(seed: int, update: str, tree: Tree) -> None:
                 cluster.switches[place.name] = new
     cluster.run()
     assert sum(switch.core.raw_count for switch in cluster.switches.values()) > 0
-
-
-@every_tree
-@pytest.mark.parametrize("seed", seeds(6, quick=2))
-def test_restarts_of_every_switch(seed: int, tree: Tree) -> None:
-    """I1, I2, I3. Goal: any switch of a tree killed at any time costs a replay and no bit.
-    Method: kill each of them once, at a random time of the first seconds."""
-    job = job_in(tree, update="streaming" if seed % 2 else "at_step")
-    cluster = Cluster(seed, job, ROUGH)
-    for name in cluster.switches:
-        delay_ns = cluster.world.random.randrange(2 * 10**9)
-        cluster.world.at(delay_ns, lambda name=name: cluster.restart_switch(name))
-    cluster.run()
-
-
-@every_tree
-@pytest.mark.parametrize("seed", seeds(4, quick=2))
-def test_not_finite(seed: int, tree: Tree) -> None:
-    """I2. Goal: a step that is not finite is skipped by every worker of a tree."""
-    update = "streaming" if seed % 2 else "at_step"
-    cluster = Cluster(seed, job_in(tree, update=update, poison_step=1), ROUGH)
-    cluster.run()
-    for worker in cluster.workers:
-        assert [worker.decided[step].applied for step in range(4)] == [True, False, True, True]
-
-
-@every_tree
-@pytest.mark.parametrize("seed", seeds(12))
-def test_everything_at_once(seed: int, tree: Tree) -> None:
-    """I1, I2, I3. Goal: restarts, lost connections, cancels and a skipped step, in a tree."""
-    run_chaos(seed, switches=tree)
 
 
 @pytest.mark.parametrize("seed", seeds(3, quick=1))

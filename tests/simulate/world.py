@@ -41,6 +41,9 @@ class Faults:
     the message is lost; `World.flips_pass` is the world without."""
 
 
+ROUGH = Faults(drop_ratio=0.1, repeat_ratio=0.1, delay_ns_max=30_000_000)
+
+
 class Account:
     """Payload bytes that one process holds: O5."""
 

@@ -26,10 +26,9 @@ from luwu.wire.kinds import Role, Verb
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Cache, Sum, SwitchLimits
 from switch_emu.switch.core.fixed_slots import PoolRange
-from tests.simulate.chaos import ROUGH, run_chaos
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import JOB, RETRY, Job, make_layout
-from tests.simulate.world import Payload, payload_bytes
+from tests.simulate.world import ROUGH, Payload, payload_bytes
 
 WORLD = 3
 ALL = (1 << WORLD) - 1
@@ -508,8 +507,3 @@ class SwitchSuite:
             cluster.run()
             digests.add(cluster.digest())
         assert len(digests) == 1
-
-    @pytest.mark.parametrize("seed", range(100, 106))
-    def test_clusters_with_everything_at_once(self, seed: int) -> None:
-        """I1, I2, I3. Goal: restarts, lost connections and cancels too."""
-        run_chaos(seed, self.slot_count)

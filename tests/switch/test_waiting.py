@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from switch_emu.switch.core.actions import SwitchLimits
-from tests.simulate.chaos import ROUGH
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import SMALL_NODE, Job, make_layout
 from tests.simulate.seeds import seeds
-from tests.simulate.world import Payload
+from tests.simulate.world import ROUGH, Payload
 from tests.suites.switch_suite import (
     CHUNK_BYTES,
     EXTENTS,

@@ -20,12 +20,11 @@ from switch_emu.switch.core.actions import Cache, SwitchLimits
 from switch_emu.switch.core.weights_cache import WeightsCache, chosen_extents
 from switch_emu.switch.core.weights_down import WeightsDown
 from tests.helpers.switch_parts import Handed, message
-from tests.simulate.chaos import ROUGH
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import Job, make_layout
 from tests.simulate.machines import Node
 from tests.simulate.seeds import seeds
-from tests.simulate.world import Faults, Payload
+from tests.simulate.world import ROUGH, Faults, Payload
 from tests.suites.switch_suite import CHUNK_BYTES, WORLD, Bench, child
 
 LAYOUT = make_layout(units=2, frozen=True, extent_chunks=1)
