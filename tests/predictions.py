@@ -22,6 +22,7 @@ from random import Random
 from typing import Any
 
 from luwu.base.errors import ConfigError
+from luwu.predict.ask.keys import SYSTEMS
 from luwu.predict.ask.question import (
     AnyQuestion,
     InferenceQuestion,
@@ -29,7 +30,6 @@ from luwu.predict.ask.question import (
     SocketQuestion,
     make_question,
 )
-from luwu.predict.ask.question_keys import SYSTEMS
 from luwu.predict.driven.driven import CHUNK_BYTES_MIN, Playing, play_driven_steps
 from luwu.predict.driven.driven_worker import units_of
 from luwu.predict.hardware.catalogue import Catalogue, load

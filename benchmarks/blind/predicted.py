@@ -10,9 +10,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from luwu.predict.ask.answer_inference import first_token_parts
-from luwu.predict.ask.question import AnyQuestion, Question, SocketQuestion, make_question
-from luwu.predict.ask.question_inference import Served
-from luwu.predict.ask.question_sockets import ServedBySockets
+from luwu.predict.ask.question import (
+    AnyQuestion,
+    Question,
+    Served,
+    ServedBySockets,
+    SocketQuestion,
+    make_question,
+)
 from luwu.predict.ask.sweep import replaced
 from luwu.predict.check.calibration import published_operations
 from luwu.predict.hardware.catalogue import Catalogue

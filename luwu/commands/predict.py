@@ -22,8 +22,8 @@ from luwu.commands import form
 from luwu.commands.predict_question import CATALOGUE, FILE, Command, asked_table
 from luwu.commands.predict_sweep import run_sweep
 from luwu.predict.ask.answer import answer, text
+from luwu.predict.ask.keys import SYSTEMS
 from luwu.predict.ask.question import AnyQuestion, Question, make_question
-from luwu.predict.ask.question_keys import SYSTEMS
 from luwu.predict.check import validate as checked
 from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.hardware.catalogue import Catalogue

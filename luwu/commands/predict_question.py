@@ -11,9 +11,8 @@ import click
 from luwu.base.errors import ConfigError
 from luwu.base.parsers import path
 from luwu.commands import form
-from luwu.predict.ask.one_line import table_of, with_assumed
+from luwu.predict.ask.keys import keys, table_of, with_assumed
 from luwu.predict.ask.question import read_table
-from luwu.predict.ask.question_keys import keys
 from luwu.predict.hardware.catalogue import Catalogue, load
 
 CATALOGUE: Final = click.option(

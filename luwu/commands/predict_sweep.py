@@ -12,7 +12,7 @@ import click
 from luwu.base.identifiers import words
 from luwu.commands import form
 from luwu.commands.predict_question import CATALOGUE, FILE, Command, asked_table
-from luwu.predict.ask.one_line import assumed_text
+from luwu.predict.ask.keys import assumed_text
 from luwu.predict.ask.sweep import STEP, Axis, Point, Sweep, label, parse_axis, sweep
 from luwu.predict.hardware.catalogue import Catalogue
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from luwu.predict.ask.question import make_question
-from luwu.predict.ask.question_training import Question
+from luwu.predict.ask.question import Question, make_question
 from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.hardware.catalogue import Catalogue
 from tests.predictions import Trial, main, quick_playing, trials

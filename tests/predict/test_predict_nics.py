@@ -10,8 +10,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer import answer, text
-from luwu.predict.ask.question import make_question
-from luwu.predict.ask.question_training import Question
+from luwu.predict.ask.question import Question, make_question
 from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.placement import placed, ring_path, step_path

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.ask.question import make_question
-from luwu.predict.ask.question_training import Question
+from luwu.predict.ask.question import Question, make_question
 from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.systems.in_network import predict_in_network_step

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from luwu.base.errors import ConfigError
-from luwu.predict.ask import question_cost
 from luwu.predict.ask.answer_inference import inference_answer, inference_text, socket_answer
 from luwu.predict.ask.answer_parts import SCHEMA, nics, nics_text
 from luwu.predict.ask.answer_training import asked, memory_bytes, training_answer, training_text
+from luwu.predict.ask.cost import cost_document, cost_text, expense
 from luwu.predict.ask.error_bar import error_bar, error_bar_text
 from luwu.predict.ask.fitting import fits, nearest_fit
-from luwu.predict.ask.one_line import assumed_text
+from luwu.predict.ask.keys import assumed_text
 from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question, SocketQuestion
 from luwu.predict.ask.whole_training import whole_training, whole_training_text
 from luwu.predict.networks import on_topology
@@ -42,8 +42,8 @@ def answer(question: AnyQuestion) -> dict[str, Any]:
         rate = document["tokens_per_s"]
         if rate is None:
             raise ConfigError(f"[cost]: tokens_per_s: {document['unknown']['tokens_per_s']}")
-        spent = question_cost.expense(question.costs, question.place, built)
-        document["cost"] = question_cost.document(spent, rate, document.get("step_s"))
+        spent = expense(question.costs, question.place, built)
+        document["cost"] = cost_document(spent, rate, document.get("step_s"))
     document["error"] = error_bar(question)
     document["nics"] = nics(question)
     if isinstance(question, Question) and question.tokens is not None:
@@ -63,5 +63,5 @@ def text(document: dict[str, Any]) -> str:
     if "topology" in document:
         lines += ["", *on_topology.document_text(document["topology"])]
     if "cost" in document:
-        lines += ["", *question_cost.document_text(document["cost"])]
+        lines += ["", *cost_text(document["cost"])]
     return "\n".join(lines)

@@ -18,8 +18,7 @@ from luwu.predict.ask.answer_parts import (
     memory_text,
     parts_text,
 )
-from luwu.predict.ask.question import InferenceQuestion, SocketQuestion
-from luwu.predict.ask.question_inference import Served
+from luwu.predict.ask.question import InferenceQuestion, Served, SocketQuestion
 from luwu.predict.inference.arrivals import arrivals_document, arrivals_text
 from luwu.predict.inference.inference import predict_prefill
 from luwu.predict.inference.inference_job import (

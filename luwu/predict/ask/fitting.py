@@ -15,7 +15,7 @@ from typing import Any, Final
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
 from luwu.predict.ask.answer_training import memory_bytes
-from luwu.predict.ask.question_training import Question
+from luwu.predict.ask.question import Question
 from luwu.predict.model.job import RECOMPUTE, TrainingJob
 
 CHANGED_MAX: Final = 3

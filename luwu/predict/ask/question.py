@@ -11,27 +11,378 @@
     micro_batch = 8
     recompute = "full"
 
-Which keys there are depends on the system: `data/question_keys.toml` lists them. `[topology]` and
-`[cost]` go with all systems: `networks/choice.py`, `question_cost.py`. A key that is unknown, that
-belongs to another system, or that is missing is an error.
+    [node]                       of luwu: where the state is
+    processor = "Xeon-5320"
+    disk = "P5510-3.84T"
+    disks = 12
+    memory_bytes = "512 GiB"
+
+Which keys there are depends on the system: `data/question_keys.toml` lists them. `[topology]` and `[cost]` go with all systems: `networks/choice.py`, `cost.py`;
+`[arrivals]` with inference on devices: `inference/arrivals.py`. A key that is unknown, that belongs
+to another system, or that is missing is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
+from luwu.base.errors import ConfigError
 from luwu.base.foreign import read_toml
-from luwu.predict.ask.question_cost import make_costs
-from luwu.predict.ask.question_inference import InferenceQuestion, make_inference_question
-from luwu.predict.ask.question_keys import system_of
-from luwu.predict.ask.question_sockets import SocketQuestion, make_socket_question
-from luwu.predict.ask.question_training import Question, make_training_question
+from luwu.predict.ask.cost import Costs, Place, make_costs
+from luwu.predict.ask.keys import SECTIONS, TRAINING, read_keys, system_of
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.keys import SHARED, optional_section_of
+from luwu.predict.hardware.hosts import Host
+from luwu.predict.hardware.keys import SHARED, optional_section_of, section_of, whole_of
 from luwu.predict.hardware.model_config import CONFIG_SUFFIX
-from luwu.predict.networks.choice import make_topology
+from luwu.predict.inference.arrivals import Arrivals, make_arrivals
+from luwu.predict.inference.inference import Inference, predict_inference, with_largest_batch
+from luwu.predict.inference.inference_job import InferenceJob
+from luwu.predict.inference.inference_sockets import (
+    SocketJob,
+    SocketTime,
+    predict_socket_prefill,
+    predict_socket_token,
+    with_largest_socket_batch,
+)
+from luwu.predict.model.job import StepTime, TrainingJob
+from luwu.predict.model.placement import domain_count
+from luwu.predict.networks.choice import Built, TopologyChoice, check_ports, make_topology
+from luwu.predict.networks.on_topology import (
+    Exchange,
+    build_for_training,
+    connections,
+    inference_exchanges,
+    on_topology,
+    slowest,
+    socket_exchanges,
+    three_d_step,
+    training_exchanges,
+)
+from luwu.predict.systems.in_network import OptimizerNodes, predict_in_network_step
+from luwu.predict.systems.offload import Offload, predict_offload_step
+from luwu.predict.systems.replicated import predict_replicated_step, predict_switch_summed_step
+from luwu.predict.systems.training import predict_step
+from luwu.predict.systems.zero import predict_sharded_step
+
+ALONE: Final = {
+    "zero3": predict_sharded_step,
+    "3d": predict_step,
+    "ddp": predict_replicated_step,
+    "atp": predict_switch_summed_step,
+}
+"""Systems that are a job and nothing else."""
+LARGEST: Final = "largest"
+_DEGREES: Final = ("tensor", "pipeline", "virtual", "context", "expert", "expert_tensor")
+_HOST: Final = ("processor", "processors", "memory_bytes", "disk", "disks")
+_INSIDE: Final = "upi"
+
+
+# ---------------------------------------------------------------------- training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A training job on a system; `part` is what only that system has."""
+
+    system: str
+    job: TrainingJob
+    part: OptimizerNodes | Offload | None = None
+    topology: TopologyChoice | None = None
+    costs: Costs | None = None
+    tokens: float | None = None
+    """Of the whole training; None: not given."""
+    nics_per_host: int | None = None
+    """That the devices of a host share, as it was asked; None: one each."""
+
+    def __post_init__(self) -> None:
+        if self.topology is None:
+            return
+        check_ports(self.job.network)
+        if self.nodes is not None and self.nodes.per_host != "none":
+            raise ConfigError("node.per_host: [topology] copies to each device; leave one out")
+
+    def answer(self) -> StepTime:
+        """The prediction. Raises ConfigError for what cannot be."""
+        if self.topology is not None:
+            if self.system == "3d":
+                found = on_topology(self.topology, self.system, self.job, self.nodes)[2]
+                return three_d_step(self.job, found)
+            return self.as_on_topology().answer()
+        if isinstance(self.part, OptimizerNodes):
+            return predict_in_network_step(self.job, self.part)
+        if isinstance(self.part, Offload):
+            return predict_offload_step(self.job, self.part)
+        return ALONE[self.system](self.job)
+
+    def as_on_topology(self) -> Question:
+        """The same without a topology, on ports as it leaves them."""
+        if self.topology is None:
+            return self
+        job, nodes, _ = on_topology(self.topology, self.system, self.job, self.nodes)
+        return replace(self, job=job, part=nodes or self.part, topology=None)
+
+    def build(self) -> Built | None:
+        """The network."""
+        if self.topology is None:
+            return None
+        return build_for_training(self.topology, self.job, self.nodes)
+
+    def exchanges(self) -> dict[str, Exchange]:
+        """That go over the network in a step."""
+        return training_exchanges(self.system, self.job, self.nodes)
+
+    @property
+    def nodes(self) -> OptimizerNodes | None:
+        """Where LuWu's state is."""
+        return self.part if isinstance(self.part, OptimizerNodes) else None
+
+    @property
+    def place(self) -> Place:
+        """The machines that it needs."""
+        ranks, part = self.job.devices, self.part
+        if part is None:
+            return Place(ranks=ranks)
+        host = part.host
+        if isinstance(part, OptimizerNodes):
+            return Place(ranks=ranks, nodes=part.nodes, node_disk=host.disk, node_disks=host.disks)
+        return Place(
+            ranks=ranks, host_disk=host.disk, host_disks=host.disks, host_devices=part.devices
+        )
+
+
+def make_training_question(
+    table: Mapping[str, Any],
+    catalogue: Catalogue,
+    *,
+    topology: TopologyChoice | None = None,
+    costs: Costs | None = None,
+) -> Question:
+    """A question of training, whose [topology] and [cost] are read. Raises ConfigError."""
+    system = system_of(table)
+    values = read_keys(table, system, catalogue)
+    del values["system"]
+    if system != "3d":
+        for key in _DEGREES:
+            if values.get(key, 1) != 1:
+                raise ConfigError(f"{key}: {system} has data parallel ranks alone; leave it out")
+    nics, tokens = values.pop("nics_per_host", None), values.pop("tokens", None)
+    job = TrainingJob(**_with_streams(values))
+    if nics is not None:
+        job = replace(job, network=job.network.of_nics(nics, domain_count(job)))
+    if tokens is not None and not tokens >= job.tokens:
+        raise ConfigError(
+            f"tokens: {table['tokens']!r} of the whole training are less than a step's "
+            f"{job.tokens:,}; such as '1T' fits"
+        )
+    part, section = None, SECTIONS.get(system)
+    if section is not None:
+        own = section_of(table, section, f"{system} needs to know where its state is")
+        if topology is not None and "tiers" in own:
+            raise ConfigError(f"{section}.tiers: [topology] says how many there are; leave it out")
+        part = _part(read_keys(own, system, catalogue, section), system, job)
+    return Question(
+        system=system, job=job, part=part, topology=topology, costs=costs, tokens=tokens,
+        nics_per_host=nics,
+    )  # fmt: skip
+
+
+def _part(values: dict[str, Any], system: str, job: TrainingJob) -> OptimizerNodes | Offload:
+    host = Host(**{key: values.pop(key) for key in _HOST if key in values})
+    if system != "luwu":
+        return Offload(host=host, to_disk=system == "zero-infinity", **values)
+    own = replace(job.network, devices_count=1.0)  # a node has a port of its own
+    return OptimizerNodes(host=host, **{"network": own, **values})
+
+
+def _with_streams(values: dict[str, Any]) -> dict[str, Any]:
+    """The values, whose network has as many streams as they say."""
+    streams = values.pop("streams", None)
+    if streams is not None:
+        values["network"] = values["network"].with_streams(streams)
+    return values
+
+
+# ---------------------------------------------------------------------- inference on devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """The prediction of a question on devices."""
+
+    job: InferenceJob
+    """On the network as a topology leaves it."""
+    inference: Inference
+    replicas: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        """That come out of all devices of all copies."""
+        return self.replicas * self.inference.tokens_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceQuestion:
+    """A question about inference on devices."""
+
+    job: InferenceJob
+    is_largest: bool = False
+    """The batch is the largest that memory holds."""
+    replicas: int = 1
+    arrivals: Arrivals | None = None
+    nics_per_host: int | None = None
+    """That the devices of a host share, as it was asked; None: one each."""
+    topology: TopologyChoice | None = None
+    costs: Costs | None = None
+
+    def __post_init__(self) -> None:
+        if self.topology is not None:
+            check_ports(self.job.network)
+
+    @property
+    def system(self) -> str:
+        """As users write it."""
+        return "inference"
+
+    @property
+    def place(self) -> Place:
+        """The machines that it needs."""
+        return Place(ranks=self.devices)
+
+    @property
+    def devices(self) -> int:
+        """Devices of all copies."""
+        return self.replicas * self.job.devices
+
+    def build(self) -> Built | None:
+        """The network, for all copies."""
+        if self.topology is None:
+            return None
+        return self.topology.build(self.job.network, self.job.device, self.devices)
+
+    def exchanges(self) -> dict[str, Exchange]:
+        """That go over the network in a decode round."""
+        return inference_exchanges(self.job)
+
+    def answer(self) -> Served:
+        """The prediction. Raises ConfigError for what cannot be."""
+        job, built = self.job, self.build()
+        if built is not None:
+            found = connections(built, self.exchanges())
+            job = replace(job, network=slowest(job.network, list(found.values())))
+        return Served(job=job, inference=predict_inference(job), replicas=self.replicas)
+
+
+def _inference_question(
+    table: Mapping[str, Any], values: dict[str, Any], **shared: Any
+) -> InferenceQuestion:
+    nics, replicas = values.pop("nics_per_host", None), values.pop("replicas", 1)
+    batch = _batch_of(values)
+    if nics is not None:
+        shares = int(values["device"].domain_count)
+        values["network"] = values["network"].of_nics(nics, shares)
+    job = InferenceJob(batch=batch or 1, **values)
+    came = optional_section_of(table, "arrivals")
+    return InferenceQuestion(
+        job=job if batch else with_largest_batch(job), is_largest=batch is None,
+        arrivals=None if came is None else make_arrivals(came, job), replicas=replicas,
+        nics_per_host=nics, **shared,
+    )  # fmt: skip
+
+
+def _batch_of(values: dict[str, Any]) -> int | None:
+    """Sequences at once, taken out of the values; None: as many as memory holds."""
+    batch = values.pop("batch", 1)
+    if batch == LARGEST:
+        return None
+    if isinstance(batch, str):
+        raise ConfigError(f"batch: {batch!r} is neither a whole number nor {LARGEST!r}")
+    return whole_of("", {"batch": batch}, "batch")
+
+
+# ---------------------------------------------------------------------- inference on sockets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedBySockets:
+    """The prediction of a question on sockets."""
+
+    job: SocketJob
+    """On the network as a topology leaves it."""
+    token: SocketTime
+    prefill: SocketTime | None
+    """None: the processor's peak, which binds it, is not known."""
+    replicas: int
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """That come out of all sockets of all copies (IN5); None where prefill is not known."""
+        if self.prefill is None:
+            return None
+        job = self.job
+        whole_s = self.prefill.seconds + (job.output_tokens - 1) * self.token.seconds
+        return self.replicas * job.batch * job.output_tokens / whole_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketQuestion:
+    """A question about inference on sockets."""
+
+    job: SocketJob
+    is_largest: bool = False
+    """The batch is the largest that memory holds."""
+    replicas: int = 1
+    topology: TopologyChoice | None = None
+    costs: Costs | None = None
+
+    @property
+    def system(self) -> str:
+        """As users write it."""
+        return "inference-sockets"
+
+    @property
+    def place(self) -> Place:
+        """The machines that it needs."""
+        return Place(ranks=self.replicas * self.job.hosts, are_hosts=True)
+
+    def build(self) -> Built | None:
+        """The network between the hosts of all copies."""
+        if self.topology is None:
+            return None
+        return self.topology.build(self.job.network, None, self.replicas * self.job.hosts)
+
+    def exchanges(self) -> dict[str, Exchange]:
+        """That go over the network in a decode round."""
+        return socket_exchanges(self.job)
+
+    def answer(self) -> ServedBySockets:
+        """The prediction. Raises ConfigError for what cannot be."""
+        job, built = self.job, self.build()
+        if built is not None:
+            found = connections(built, self.exchanges())
+            job = replace(job, network=slowest(job.network, list(found.values())))
+        prefill = None if job.processor.bf16 is None else predict_socket_prefill(job)
+        return ServedBySockets(
+            job=job, token=predict_socket_token(job), prefill=prefill, replicas=self.replicas
+        )
+
+
+def _socket_question(
+    values: dict[str, Any], catalogue: Catalogue, **shared: Any
+) -> SocketQuestion:  # fmt: skip
+    replicas, batch = values.pop("replicas", 1), _batch_of(values)
+    inside = values.pop("inside", None) or catalogue.network(_INSIDE, "inside")
+    job = SocketJob(inside=inside, batch=batch or 1, **values)
+    return SocketQuestion(
+        job=job if batch else with_largest_socket_batch(job), is_largest=batch is None,
+        replicas=replicas, **shared,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- of a file, of a table
+
 
 AnyQuestion: TypeAlias = Question | InferenceQuestion | SocketQuestion
 
@@ -49,11 +400,15 @@ def read_table(path: Path) -> dict[str, Any]:
 def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> AnyQuestion:
     """A question of a table. Raises ConfigError, which names the key."""
     system = system_of(table)
-    own = {key: value for key, value in table.items() if key not in SHARED}
     network, spent = (optional_section_of(table, key) for key in SHARED)
-    topology = None if network is None else make_topology(network)
-    costs = None if spent is None else make_costs(spent, catalogue)
-    make: Callable[..., AnyQuestion] = {
-        "inference": make_inference_question, "inference-sockets": make_socket_question,
-    }.get(system, make_training_question)  # fmt: skip
-    return make(own, catalogue, topology=topology, costs=costs)
+    shared: dict[str, Any] = {
+        "topology": None if network is None else make_topology(network),
+        "costs": None if spent is None else make_costs(spent, catalogue),
+    }
+    if system in TRAINING:
+        return make_training_question(table, catalogue, **shared)
+    values = _with_streams(read_keys(table, system, catalogue))
+    del values["system"]
+    if system == "inference":
+        return _inference_question(table, values, **shared)
+    return _socket_question(values, catalogue, **shared)

@@ -22,8 +22,8 @@ from typing import Any, Final
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.predict.ask.answer import answer
+from luwu.predict.ask.keys import SECTIONS, Value, value_of
 from luwu.predict.ask.question import make_question
-from luwu.predict.ask.question_keys import SECTIONS, Value, value_of
 from luwu.predict.hardware import units
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import KINDS, keys_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from luwu.predict.ask.question_training import Question
+from luwu.predict.ask.question import Question
 
 DAY_S: Final = 86_400.0
 HOUR_S: Final = 3_600.0

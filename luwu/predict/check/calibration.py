@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
-from luwu.predict.ask.question_training import ALONE
+from luwu.predict.ask.question import ALONE
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import software
 from luwu.predict.model.job import TrainingJob

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from luwu.predict.ask.question_training import Question, make_training_question
+from luwu.predict.ask.question import Question, make_training_question
 from luwu.predict.check.calibration import Compared, read
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hosts import Host

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
-from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.hardware import Network
 
 SHARED: Final = ("topology", "cost")
 """Sections that every question may have."""
@@ -79,9 +77,3 @@ def optional_section_of(table: Mapping[str, Any], key: str) -> Mapping[str, Any]
         )
     found: Mapping[str, Any] = table[key]
     return found
-
-
-def network_of(values: dict[str, Any], catalogue: Catalogue) -> Network:
-    """By as many streams as the question says; both are taken out. Raises ConfigError."""
-    network, streams = catalogue.network(values.pop("network")), values.pop("streams", None)
-    return network if streams is None else network.with_streams(streams)

@@ -14,7 +14,7 @@ Source: xFasterTransformer, arXiv 2407.00029 and 2407.07304.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from luwu.base.errors import ConfigError
@@ -67,9 +67,9 @@ class SocketJob:
     def _check_memory(self) -> None:
         if self.memory_bytes is None:
             return
-        each = socket_cache_bytes(self, self.input_tokens + self.output_tokens)
-        fits = int((self.memory_bytes - socket_weight_bytes(self)) // each)
+        fits = _batch_max(self, self.memory_bytes)
         if self.batch > fits:
+            each = socket_cache_bytes(self, self.input_tokens + self.output_tokens)
             needs = socket_weight_bytes(self) + self.batch * each
             advice = f"a batch of {fits} fits" if fits > 0 else "more sockets would fit"
             raise ConfigError(
@@ -104,6 +104,22 @@ def socket_cache_bytes(job: SocketJob, tokens: float) -> float:
     heads = max(1, model.kv_heads // job.sockets)
     element = cache_bytes_per_element(job.kv_precision, model.head_width)
     return 2 * model.layers * tokens * heads * model.head_width * element
+
+
+def with_largest_socket_batch(job: SocketJob) -> SocketJob:
+    """The same with as many sequences as the memory of a socket holds. Raises ConfigError where
+    nobody said it."""
+    if job.memory_bytes is None:
+        raise ConfigError(
+            "memory_bytes is missing: the largest batch is what the memory of a socket holds; give "
+            'it, such as "256 GiB", or a batch'
+        )
+    return replace(job, batch=_batch_max(job, job.memory_bytes))
+
+
+def _batch_max(job: SocketJob, memory_bytes: float) -> int:
+    each = socket_cache_bytes(job, job.input_tokens + job.output_tokens)
+    return int((memory_bytes - socket_weight_bytes(job)) // each)
 
 
 def predict_socket_token(job: SocketJob) -> SocketTime:

@@ -40,8 +40,8 @@ from typing import Any, Final
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.predict.ask.answer import memory_bytes
-from luwu.predict.ask.question_cost import Costs, Expense, expense
-from luwu.predict.ask.question_training import Question, make_training_question
+from luwu.predict.ask.cost import Costs, Expense, expense
+from luwu.predict.ask.question import Question, make_training_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.keys import whole_of
 from luwu.predict.model.job import StepTime

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
-from luwu.predict.ask.question_cost import Costs, make_costs
-from luwu.predict.ask.question_keys import SECTIONS, TRAINING
+from luwu.predict.ask.cost import Costs, make_costs
+from luwu.predict.ask.keys import SECTIONS, TRAINING
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.keys import text_of, whole_of
 from luwu.predict.hardware.model import Transformer

@@ -12,8 +12,7 @@ from luwu.base.errors import ConfigError
 from luwu.commands.main import main
 from luwu.predict.ask.answer import answer, text
 from luwu.predict.ask.fitting import fits, nearest_fit
-from luwu.predict.ask.question import make_question
-from luwu.predict.ask.question_training import Question
+from luwu.predict.ask.question import Question, make_question
 from luwu.predict.hardware.catalogue import Catalogue
 from tests import error_bars
 from tests.helpers.schemas import check

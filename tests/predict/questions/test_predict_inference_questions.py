@@ -15,7 +15,6 @@ from luwu.predict.ask.answer import answer, text
 from luwu.predict.ask.question import InferenceQuestion, SocketQuestion, make_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.inference.inference import predict_inference, with_largest_batch
-from luwu.predict.inference.inference_job import maximum_batch
 
 DEVICES: dict[str, Any] = {
     "system": "inference", "model": "Llama3-70B", "device": "H100-80", "network": "ib-ndr",
@@ -56,8 +55,8 @@ def test_predict_laws_questions_of_inference_are_their_jobs(catalogue: Catalogue
     question = make_question(DEVICES, catalogue)
     assert isinstance(question, InferenceQuestion)
     served = question.answer()
-    assert served.inference == predict_inference(with_largest_batch(question.job))
-    assert served.job.batch == maximum_batch(question.job)
+    assert served.inference == predict_inference(question.job)
+    assert served.job == question.job == with_largest_batch(question.job)
     with pytest.raises(ConfigError, match="batch"):
         replace(served.job, batch=served.job.batch + 1)
     three = answer(make_question({**DEVICES, "replicas": 3}, catalogue))

@@ -13,10 +13,10 @@ import pytest
 from luwu.commands.form import KeyFlag
 from luwu.commands.main import main
 from luwu.commands.predict import presets, step
-from luwu.predict.ask.one_line import table_of, with_assumed
+from luwu.predict.ask.keys import SYSTEMS, keys, keys_of, read_keys, table_of, with_assumed
 from luwu.predict.ask.question import make_question
-from luwu.predict.ask.question_keys import SYSTEMS, keys, keys_of, read_keys
 from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.software import software
 from luwu.predict.plan.planner import plan
 from tests.helpers.schemas import check
 
@@ -114,9 +114,10 @@ def test_values_of_flags_are_those_of_a_file(catalogue: Catalogue) -> None:
         "capacity": "1.5", "tokens": "1T",
     }  # fmt: skip
     table = table_of(flags, catalogue)
-    assert read_keys(table, "3d") == {
-        "system": "3d", "model": "GPT-175B", "device": "H100-80", "devices": 512,
-        "network": "ib-ndr", "software": "nemo-2024", "batch": 1024, "sequence": 2048,
+    assert read_keys(table, "3d", catalogue) == {
+        "system": "3d", "model": catalogue.model("GPT-175B"), "batch": 1024, "sequence": 2048,
+        "device": catalogue.device("H100-80"), "devices": 512,
+        "network": catalogue.network("ib-ndr"), "software": software("nemo-2024"),
         "sequence_parallel": True, "capacity": 1.5, "tokens": 1e12,
     }  # fmt: skip
     whole, assumed = with_assumed({"system": "inference", "model": "Llama3-8B"})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.ask.question_training import make_training_question
+from luwu.predict.ask.question import make_training_question
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.plan.plan_text import plan_document, plan_text

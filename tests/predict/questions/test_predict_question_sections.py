@@ -11,8 +11,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer import answer, text
-from luwu.predict.ask.question import Question, make_question
-from luwu.predict.ask.question_training import make_training_question
+from luwu.predict.ask.question import Question, make_question, make_training_question
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.systems.training import predict_step
 

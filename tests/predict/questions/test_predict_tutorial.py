@@ -9,7 +9,7 @@ import pytest
 
 from luwu.commands import plan as plan_command
 from luwu.predict.ask.answer import answer
-from luwu.predict.ask.one_line import table_of, with_assumed
+from luwu.predict.ask.keys import table_of, with_assumed
 from luwu.predict.ask.question import make_question, read_table
 from luwu.predict.ask.sweep import Axis, parse_axis, sweep
 from luwu.predict.hardware.catalogue import Catalogue

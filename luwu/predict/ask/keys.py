@@ -1,11 +1,18 @@
 """The keys of a question, of files and of one-line questions: `data/question_keys.toml` lists them.
 
 `read_keys` reads the values of a table; `[topology]`, `[cost]` and `[arrivals]` have keys of their
-own, in files alone.
+own, in files alone. A question of the command line has keys as flags, in place of a file or over
+one:
+
+    --model llama3-70b --devices 64xh100-80 --network roce-100g --system luwu --node.disks 8
+
+Names are matched whatever their case; `64xh100-80` is `devices` and `device`. Without a file, keys
+that are left out are assumed (`[assumed]` of `data/question_keys.toml`), and the answer lists them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,10 +21,12 @@ from typing import Any, Final, TypeAlias
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
 from luwu.predict.hardware import units
+from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.keys import SHARED, check_keys, flag_of, text_of, whole_of
-from luwu.predict.hardware.software import data
+from luwu.predict.hardware.software import data, software
 from luwu.predict.hardware.units import Dimension
 
+_DEVICES: Final = re.compile(r"([0-9]+)x(.+)")
 Value: TypeAlias = str | int | float | bool
 TRAINING: Final = {
     "luwu": "weights and optimizer state at a node, sums in the network",
@@ -46,6 +55,8 @@ _READERS: Final[dict[str, Callable[[str, Mapping[str, Any], str], Any]]] = {
     "whole": whole_of, "flag": flag_of, "other": lambda _, table, key: table[key],
 }  # fmt: skip
 """Readers of values that are neither texts nor numbers with a unit."""
+_ENTRIES: Final = ("model", "device", "network", "processor", "disk")
+"""Kinds of which the value is an entry of the catalogue."""
 _DIMENSIONS: Final = {each.name.lower(): each for each in Dimension}
 """Kinds of numbers with a unit."""
 
@@ -69,13 +80,16 @@ class QuestionKey:
         """Its name with the section: `node.disks`."""
         return f"{self.section}.{self.name}" if self.section else self.name
 
-    def read(self, table: Mapping[str, Any]) -> Any:
-        """Its value; numbers in SI. Raises ConfigError."""
+    def read(self, table: Mapping[str, Any], catalogue: Catalogue) -> Any:
+        """Its value: numbers in SI, names as what they name. Raises ConfigError."""
         dimension = _DIMENSIONS.get(self.kind)
         if dimension is not None:
             return units.parse(self.place, table[self.name], dimension)
         before = f"{self.section}." if self.section else ""
-        return _READERS.get(self.kind, text_of)(before, table, self.name)
+        value = _READERS.get(self.kind, text_of)(before, table, self.name)
+        if self.kind in _ENTRIES:
+            return getattr(catalogue, self.kind)(value, self.place)
+        return software(value) if self.kind == "software" else value
 
 
 @cache
@@ -103,7 +117,9 @@ def keys_of(system: str, section: str = "") -> Mapping[str, QuestionKey]:
     }  # fmt: skip
 
 
-def read_keys(table: Mapping[str, Any], system: str, section: str = "") -> dict[str, Any]:
+def read_keys(
+    table: Mapping[str, Any], system: str, catalogue: Catalogue, section: str = ""
+) -> dict[str, Any]:
     """The values of the keys of a table. Raises ConfigError for a key that is unknown or missing,
     and for a value that is none of its kind."""
     known, more = keys_of(system, section), []
@@ -112,7 +128,7 @@ def read_keys(table: Mapping[str, Any], system: str, section: str = "") -> dict[
         more += [SECTIONS[system]] if system in SECTIONS else []
     needed = [name for name, key in known.items() if key.is_needed]
     check_keys(f"{section}." if section else "", table, [*known, *more], needed)
-    return {name: key.read(table) for name, key in known.items() if name in table}
+    return {name: key.read(table, catalogue) for name, key in known.items() if name in table}
 
 
 def system_of(table: Mapping[str, Any]) -> str:
@@ -137,3 +153,66 @@ def value_of(text: str) -> Value:
         except ValueError:
             continue
     return text
+
+
+# ---------------------------------------------------------------------- one line
+
+
+def table_of(flags: Mapping[str, str], catalogue: Catalogue) -> dict[str, Any]:
+    """The table of flags by their names, such as `node.disks`. Raises ConfigError."""
+    found: dict[str, Any] = {}
+    for key in keys():
+        if key.place not in flags:
+            continue
+        owner = found.setdefault(key.section, {}) if key.section else found
+        text = flags[key.place]
+        devices = _DEVICES.fullmatch(text) if key.place == "devices" else None
+        if devices is not None:
+            if "device" in flags:
+                raise ConfigError(f"devices: {text!r} names a device too; leave out --device")
+            found["device"] = _known("device", devices[2], catalogue)
+            text = devices[1]
+        if key.kind == "flag":
+            owner[key.name] = text != "false"
+        else:
+            owner[key.name] = _known(key.kind, value_of(text), catalogue)
+    return found
+
+
+def with_assumed(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The table with what it leaves out, and that alone."""
+    system = str(table.get("system"))
+    known = data("question_keys.toml")["assumed"]
+    assumed: dict[str, Any] = {}
+    for owner in ("training", system) if system in TRAINING else (system,):
+        assumed |= known.get(owner, {})
+    if isinstance(assumed.get("batch"), int) and isinstance(table.get("devices"), int):
+        assumed["batch"] *= table["devices"]
+    whole, more = dict(table), dict[str, Any]()
+    for key, value in assumed.items():
+        own = table.get(key)
+        if isinstance(value, dict):
+            section = dict(own or {})
+            more[key] = {name: each for name, each in value.items() if name not in section}
+            whole[key] = {**more[key], **section}
+        elif own is None:
+            more[key] = whole[key] = value
+    return whole, {key: value for key, value in more.items() if value != {}}
+
+
+def assumed_text(assumed: Mapping[str, Any]) -> list[str]:
+    """A line for people; none where nothing is assumed."""
+    said = []
+    for key, value in assumed.items():
+        values = value if isinstance(value, dict) else {"": value}
+        said += [f"{key}{'.' if name else ''}{name} {each}" for name, each in values.items()]
+    return [f"assumed           {', '.join(said)}"] if said else []
+
+
+def _known(kind: str, value: Any, catalogue: Catalogue) -> Any:
+    """A name as it is known, where it differs in its case alone."""
+    names = {"system": SYSTEMS, "software": data("software.toml")}.get(kind)
+    for name in catalogue.names(kind) if names is None else names:
+        if name.casefold() == str(value).casefold():
+            return name
+    return value

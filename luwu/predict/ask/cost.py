@@ -220,7 +220,7 @@ def expense(costs: Costs, place: Place, built: Topology | None) -> Expense:
 # ---------------------------------------------------------------------- what is said of it
 
 
-def document(found: Expense, tokens_per_s: float, step_s: float | None) -> dict[str, Any]:
+def cost_document(found: Expense, tokens_per_s: float, step_s: float | None) -> dict[str, Any]:
     """Dollars, watts and joules; of what is rented dollars alone."""
     said: dict[str, Any] = {
         "rented": found.bill is None,
@@ -247,7 +247,7 @@ def document(found: Expense, tokens_per_s: float, step_s: float | None) -> dict[
     return said
 
 
-def document_text(said: dict[str, Any]) -> list[str]:
+def cost_text(said: dict[str, Any]) -> list[str]:
     """The same for people."""
     how = "rented" if said["rented"] else "bought"
     lines = [
