@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from luwu.predict.ask.answer_inference import first_token_parts
 from luwu.predict.ask.question import (
     AnyQuestion,
     Question,
@@ -76,8 +75,8 @@ _INFERENCE: Final[dict[str, Callable[[Served], float]]] = {
     "token/s of prompts and answers": lambda served: (
         served.tokens_per_s * served.job.tokens / served.job.output_tokens
     ),
-    "first token ms": lambda served: 1e3 * sum(first_token_parts(served).values()),
-    "first token s": lambda served: sum(first_token_parts(served).values()),
+    "first token ms": lambda served: 1e3 * sum(served.first_token_parts.values()),
+    "first token s": lambda served: sum(served.first_token_parts.values()),
     "between tokens ms": lambda served: 1e3 * served.inference.token_s,
     "generated token/s": lambda served: served.inference.batch / served.inference.token_s,
 }

@@ -1,39 +1,71 @@
-"""The answer to a question: the time, its parts, the bottleneck, and what the answer depends on.
+"""The answer to a question: the time, its parts, the bottleneck, and how far off it may be.
 
 `answer` makes a document (one JSON schema for all systems, with what a system does not have left
-out), `text` the same for people.
+out), `text` the same for people. Keys mean the same in training and in inference: there, `parts_s`
+are those of the time between two tokens of a sequence, and `tokens_per_s` tokens that come out.
+Operations are counted twice and never mixed: MFU without what is computed again, HFU with it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.predict.ask.answer_inference import inference_answer, inference_text, socket_answer
-from luwu.predict.ask.answer_parts import SCHEMA, nics, nics_text
-from luwu.predict.ask.answer_training import asked, memory_bytes, training_answer, training_text
-from luwu.predict.ask.cost import cost_document, cost_text, expense
+from luwu.base.identifiers import by_identifier, identifier, words
+from luwu.base.quantities import format_bytes
+from luwu.predict.ask.cost import HOUR_S, cost_document, cost_text, expense
 from luwu.predict.ask.error_bar import error_bar, error_bar_text
-from luwu.predict.ask.fitting import fits, nearest_fit
+from luwu.predict.ask.fitting import nearest_fit
 from luwu.predict.ask.keys import assumed_text
-from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question, SocketQuestion
-from luwu.predict.ask.whole_training import whole_training, whole_training_text
+from luwu.predict.ask.question import (
+    AnyQuestion,
+    InferenceQuestion,
+    Question,
+    Served,
+    ServedBySockets,
+    SocketQuestion,
+)
+from luwu.predict.inference.arrivals import arrivals_document, arrivals_text
+from luwu.predict.inference.inference_job import (
+    InferenceJob,
+    cache_bytes,
+    fixed_bytes,
+    sequence_bytes,
+    weight_bytes,
+)
+from luwu.predict.inference.inference_sockets import (
+    SocketJob,
+    socket_cache_bytes,
+    socket_weight_bytes,
+)
+from luwu.predict.model.job import StepTime, utilisation
+from luwu.predict.model.placement import domain_count
 from luwu.predict.networks import on_topology
 
-__all__ = ["SCHEMA", "answer", "asked", "memory_bytes", "text"]
+SCHEMA: Final = 4
+"""4: no elasticities, sources and savings; 3: no break-even tokens, no steps by other software."""
+DAY_S: Final = 86_400.0
+MFU_SANE: Final = (0.05, 0.85)
+"""Outside of this, something of the question or of the model is wrong."""
+DIFFERS: Final = 0.1
+"""Share of a step by which closed form and cores differ enough to say so."""
+EXPOSED: Final = ("exchange", "waiting", "tail", "bubble", "offload", "optimizer")
+_OF_TRAINING: Final = (
+    "devices", "data", "tensor", "pipeline", "virtual", "context", "expert", "sequence", "batch",
+    "micro_batch", "recompute", "precision", "sequence_parallel",
+)  # fmt: skip
+"""Keys of a job as it was understood."""
 
 
 def answer(question: AnyQuestion) -> dict[str, Any]:
     """Everything that is predicted of a question, as a document."""
-    if isinstance(question, InferenceQuestion):
-        document = inference_answer(question)
-    elif isinstance(question, SocketQuestion):
-        document = socket_answer(question)
+    if isinstance(question, Question):
+        document = _training_answer(question)
+    elif isinstance(question, InferenceQuestion):
+        document = _inference_answer(question)
     else:
-        document = training_answer(question)
-        document["fits"] = fits(question)
-        nearest = None if document["fits"] else nearest_fit(question)
-        document["nearest_fit"] = None if nearest is None else nearest.text
+        document = _socket_answer(question)
     built = question.build()
     if question.topology is not None and built is not None:
         kind = question.topology.kind
@@ -45,23 +77,378 @@ def answer(question: AnyQuestion) -> dict[str, Any]:
         spent = expense(question.costs, question.place, built)
         document["cost"] = cost_document(spent, rate, document.get("step_s"))
     document["error"] = error_bar(question)
-    document["nics"] = nics(question)
+    document["nics"] = _nics(question)
     if isinstance(question, Question) and question.tokens is not None:
-        document["whole_training"] = whole_training(question, document)
+        document["whole_training"] = _whole_training(question, question.tokens, document)
     return document
+
+
+# ---------------------------------------------------------------------- training
+
+
+def _training_answer(question: Question) -> dict[str, Any]:
+    job, step = question.job, question.answer()
+    seconds = step.seconds
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "system": question.system,
+        "step_s": seconds,
+        "parts_s": by_identifier(step.parts),
+        "resources_s": by_identifier(step.resources),
+        "binding": identifier(step.binding),
+        "tokens": job.tokens,
+        "tokens_per_s": job.tokens / seconds,
+        "tokens_per_s_per_device": job.tokens / seconds / job.devices,
+        **utilisation(job, seconds),
+        "exposed_ratio": _exposed(step) / seconds,
+        "memory_bytes": question.memory_bytes,
+        "memory_bytes_max": job.device.memory_bytes,
+        "micro_batches": step.micro_batches,
+        "extrapolated": step.notes.extrapolated,
+    }
+    mfu, (low, high) = document["mfu"], MFU_SANE
+    sane = low <= mfu <= high
+    nearest = None if question.fits else nearest_fit(question)
+    return document | {
+        "warnings": [] if sane else [f"an MFU of {mfu:.1%} is not plausible; look at the question"],
+        "asked": asked(question),
+        "fits": question.fits,
+        "nearest_fit": None if nearest is None else nearest.text,
+    }
+
+
+def _exposed(step: StepTime) -> float:
+    """Seconds in which a device waits for something else."""
+    return sum(
+        seconds for name, seconds in step.parts.items()
+        if any(name.startswith(each) or name.endswith(each) for each in EXPOSED)
+    )  # fmt: skip
+
+
+def asked(question: Question) -> dict[str, Any]:
+    """The question as it was understood."""
+    job = question.job
+    return {
+        "model": job.model.name, "parameters": job.model.parameters, "device": job.device.name,
+        "network": job.network.name, "software": job.software.name,
+        **{key: getattr(job, key) for key in _OF_TRAINING},
+    }  # fmt: skip
+
+
+def _whole_training(question: Question, tokens: float, document: dict[str, Any]) -> dict[str, Any]:
+    """Steps, days, GPU-hours and dollars of as many tokens, without restarts, evaluations and
+    checkpoints; `document` is the answer to the question's step."""
+    steps = math.ceil(tokens / question.job.tokens)
+    seconds = steps * document["step_s"]
+    cost = document.get("cost")
+    return {
+        "tokens": tokens, "steps": steps, "days": seconds / DAY_S,
+        "device_hours": question.job.devices * seconds / HOUR_S,
+        "dollars": None if cost is None else cost["dollars_per_h"] * seconds / HOUR_S,
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------------- inference
+
+
+def _inference_answer(question: InferenceQuestion) -> dict[str, Any]:
+    """On devices."""
+    served = question.answer()
+    job, found = served.job, served.inference
+    document = _latencies(question, served, question.devices) | {
+        "batch_max": found.maximum_batch,
+        "memory_bytes": _memory_of_inference(job),
+        "memory_bytes_max": job.device.memory_bytes,
+        "extrapolated": {**found.prefill.notes.extrapolated, **found.decode.notes.extrapolated},
+        "unknown": {},
+    }
+    warnings = []
+    if found.batch < job.batch:
+        warnings.append(
+            f"budget_tokens: a round of {job.budget_tokens} tokens has place for "
+            f"{found.batch:.0f} of {job.batch} sequences"
+        )
+    if question.arrivals is not None:
+        bound = served.tokens_per_s / job.output_tokens
+        played = question.arrivals.play(job, question.replicas)
+        document["arrivals"] = arrivals_document(question.arrivals, job, played, bound)
+        if document["arrivals"]["is_overloaded"]:
+            warnings.append(
+                "arrivals: more come than can be answered, so waits hang on how many are played"
+            )
+    own = {"batching": job.batching, "budget_tokens": job.budget_tokens}
+    return document | {
+        "warnings": warnings,
+        "asked": _asked_of_inference(
+            question, job, job.device.name, question.devices,
+            {"tensor": job.tensor, "pipeline": job.pipeline}, own,
+        ),
+    }  # fmt: skip
+
+
+def _socket_answer(question: SocketQuestion) -> dict[str, Any]:
+    served = question.answer()
+    job = served.job
+    unknown, warnings = {}, []
+    if served.prefill is None:
+        why = (
+            f"processor.{job.processor.name}.bf16 is not known, and it limits prefill; "
+            "give the peak of its matrix products"
+        )
+        unknown = dict.fromkeys(("first_token_s", "tokens_per_s"), why)
+        warnings.append(f"{', '.join(unknown)}: {why}")
+    else:
+        warnings.append("first_token_s: at the peak of the processor, so a bound from below")
+    if job.memory_bytes is None:
+        warnings.append("memory_bytes is not given, so whether sockets hold this was not asked")
+    sockets = question.replicas * job.sockets
+    ranks = {
+        "sockets": job.sockets, "host_sockets": job.host_sockets, "inside": job.inside.name,
+    }  # fmt: skip
+    own = {"batching": "static", "parallel_blocks": job.parallel_blocks}
+    return _latencies(question, served, sockets) | {
+        "memory_bytes": _memory_of_sockets(job),
+        "memory_bytes_max": job.memory_bytes,
+        "extrapolated": {},
+        "unknown": unknown,
+        "warnings": warnings,
+        "asked": _asked_of_inference(question, job, job.processor.name, sockets, ranks, own),
+    }
+
+
+def _latencies(
+    question: InferenceQuestion | SocketQuestion, served: Served | ServedBySockets, devices: int
+) -> dict[str, Any]:
+    """What answers on devices and on sockets both begin with."""
+    prefill, decode, rate = served.first_token_parts, served.token_parts, served.tokens_per_s
+    token_s = sum(decode.values())
+    return {
+        "schema": SCHEMA,
+        "system": question.system,
+        "first_token_s": None if prefill is None else sum(prefill.values()),
+        "token_s": token_s,
+        "parts_s": by_identifier(decode),
+        "prefill_parts_s": None if prefill is None else by_identifier(prefill),
+        "binding": _largest(decode),
+        "prefill_binding": None if prefill is None else _largest(prefill),
+        "tokens_per_s": rate,
+        "tokens_per_s_per_device": None if rate is None else rate / devices,
+        "decode_tokens_per_s": question.replicas * served.batch / token_s,
+        "batch": served.batch,
+    }
+
+
+def _asked_of_inference(
+    question: InferenceQuestion | SocketQuestion, job: InferenceJob | SocketJob, device: str,
+    devices: int, ranks: dict[str, Any], own: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """The question as it was understood; `ranks` and `own` are keys of its system alone."""
+    return {
+        "model": job.model.name, "parameters": job.model.parameters, "device": device,
+        "network": job.network.name, "devices": devices, "replicas": question.replicas, **ranks,
+        "precision": job.precision, "kv_precision": job.kv_precision, "batch": job.batch,
+        "largest_batch": question.is_largest, **own, "input_tokens": job.input_tokens,
+        "output_tokens": job.output_tokens,
+    }  # fmt: skip
+
+
+def _largest(parts: dict[str, float]) -> str:
+    return identifier(max(parts, key=lambda name: parts[name]))
+
+
+def _memory_of_inference(job: InferenceJob) -> dict[str, float]:
+    """Memory of a device by use, with all sequences at their end (F1 to F3)."""
+    cache = cache_bytes(job, job.tokens)
+    return {
+        "weights": weight_bytes(job),
+        "cache": job.batch * cache,
+        "work_space": fixed_bytes(job) + job.batch * (sequence_bytes(job) - cache),
+    }
+
+
+def _memory_of_sockets(job: SocketJob) -> dict[str, float]:
+    """Memory of a socket."""
+    cache = job.batch * socket_cache_bytes(job, job.input_tokens + job.output_tokens)
+    return {"weights": socket_weight_bytes(job), "cache": cache}
+
+
+# ---------------------------------------------------------------------- NICs
+
+
+def _nics(question: AnyQuestion) -> dict[str, Any]:
+    """NICs of a host, and what a device has of one."""
+    network, is_assumed = question.job.network, True
+    if isinstance(question, SocketQuestion):
+        devices = question.job.host_sockets
+        sharing = float(devices)
+    else:
+        devices = int(question.job.device.domain_count)
+        if isinstance(question, Question):
+            devices = domain_count(question.job)
+        sharing, is_assumed = network.devices_count, question.nics_per_host is None
+    nic_rate = network.flow_rate(0.0)
+    return {
+        "per_host": round(devices / sharing), "host_devices": devices, "is_assumed": is_assumed,
+        "rate": nic_rate, "device_rate": min(network.port_rate, nic_rate / sharing),
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------------- for people
 
 
 def text(document: dict[str, Any]) -> str:
     """The document for people."""
-    is_training = "step_s" in document
-    said = training_text(document) if is_training else inference_text(document)
-    lines = [said, *([] if is_training else error_bar_text(document["error"]))]
-    lines += [] if is_training else [nics_text(document["nics"])]
-    lines = [*assumed_text(document.get("assumed", {})), *lines]
+    lines = assumed_text(document.get("assumed", {}))
+    if "step_s" in document:
+        lines += _training_text(document)
+    else:
+        lines += _inference_text(document)
+        lines += [*error_bar_text(document["error"]), _nics_text(document["nics"])]
     if "whole_training" in document:
-        lines += ["", *whole_training_text(document["whole_training"])]
+        lines += ["", _whole_training_text(document["whole_training"])]
     if "topology" in document:
         lines += ["", *on_topology.document_text(document["topology"])]
     if "cost" in document:
         lines += ["", *cost_text(document["cost"])]
     return "\n".join(lines)
+
+
+def _training_text(document: dict[str, Any]) -> list[str]:
+    asked, step_s = document["asked"], document["step_s"]
+    lines = [
+        *_does_not_fit_text(document),
+        f"{asked['model']} ({asked['parameters'] / 1e9:.1f} B) by {document['system']} on "
+        f"{asked['devices']} x {asked['device']}, {asked['network']}, {asked['software']}",
+        f"batch {asked['batch']} x {asked['sequence']} tokens in {document['micro_batches']} "
+        f"micro-batches of {asked['micro_batch']}; data {asked['data']}, tensor {asked['tensor']}, "
+        f"pipeline {asked['pipeline']} x {asked['virtual']}, context {asked['context']}; "
+        f"recompute {asked['recompute']}, {asked['precision']}",
+        "",
+        f"step              {step_s:.3f} s",
+        *_cores_text(document),
+        *error_bar_text(document["error"]),
+        f"tokens            {document['tokens_per_s']:,.0f} per second, "
+        f"{document['tokens_per_s_per_device']:,.0f} per device",
+        f"utilisation       MFU {document['mfu']:.1%}, HFU {document['hfu']:.1%}",
+        f"bottleneck        {words(document['binding'])}",
+        _nics_text(document["nics"]),
+        "",
+        *_parts_text(document["parts_s"], step_s),
+    ]
+    if document["resources_s"]:
+        lines += ["", "busy per step:"]
+        lines += [f"  {words(name):<24} {s:9.3f} s" for name, s in document["resources_s"].items()]
+    return [*lines, "", _memory_text(document, "a device"), *_doubts_text(document)]
+
+
+def _does_not_fit_text(document: dict[str, Any]) -> list[str]:
+    """The memory that a device lacks, and the nearest question that fits; none if the job fits."""
+    if document["fits"]:
+        return []
+    uses, most = document["memory_bytes"], document["memory_bytes_max"]
+    nearest = document["nearest_fit"]
+    return [
+        f"DOES NOT FIT: {format_bytes(sum(uses.values()))} of {format_bytes(most)} "
+        f"({_uses_text(uses)})",
+        f"the nearest that fits: {nearest}" if nearest else "nothing near it fits: another system "
+        "or device would (luwu plan searches them)",
+        "",
+    ]  # fmt: skip
+
+
+def _cores_text(document: dict[str, Any]) -> list[str]:
+    """The step as the cores decide it, where that was asked, and which of the two to believe."""
+    if "cores_step_s" not in document:
+        return []
+    cores_s = document["cores_step_s"]
+    differs = abs(cores_s / document["step_s"] - 1) > DIFFERS
+    said = ": believe the cores, which know what waits for what" if differs else ""
+    return [f"by its own cores  {cores_s:.3f} s{said}"]
+
+
+def _whole_training_text(found: dict[str, Any]) -> str:
+    dollars = found["dollars"]
+    spent = "dollars are not known without [cost]" if dollars is None else f"{dollars:,.0f} USD"
+    return (
+        f"{found['tokens'] / 1e9:,.6g} billion tokens: {found['steps']:,} steps, "
+        f"{found['days']:,.1f} days, {found['device_hours']:,.0f} GPU-hours, {spent}"
+    )
+
+
+def _inference_text(document: dict[str, Any]) -> list[str]:
+    asked, rate = document["asked"], document["tokens_per_s"]
+    each = "socket" if "sockets" in asked else "device"
+    ranks = (
+        f"{asked['sockets']} sockets, {asked['host_sockets']} a host"
+        if each == "socket"
+        else f"tensor {asked['tensor']}, pipeline {asked['pipeline']}"
+    )
+    largest = ", which is the largest" if asked["largest_batch"] else ""
+    lines = [
+        f"{asked['model']} ({asked['parameters'] / 1e9:.1f} B) answers on {asked['devices']} x "
+        f"{asked['device']}, {asked['network']}",
+        f"{asked['input_tokens']} tokens in, {asked['output_tokens']} out, batch "
+        f"{document['batch']:.0f}{largest}, {asked['batching']}; {ranks}, "
+        f"{asked['replicas']} copies; {asked['precision']}, cache in {asked['kv_precision']}",
+        "",
+        f"first token       {_ms_text(document['first_token_s'])}",
+        f"between tokens    {_ms_text(document['token_s'])}",
+        "tokens            "
+        + (
+            f"{rate:,.0f} per second, {document['tokens_per_s_per_device']:,.1f} per {each}"
+            if rate is not None
+            else f"{document['decode_tokens_per_s']:,.1f} per second in decode; total: not known"
+        ),
+        f"bottleneck        {words(document['binding'])}",
+        "",
+        "between tokens:",
+        *_parts_text(document["parts_s"], document["token_s"]),
+    ]
+    if document["prefill_parts_s"] is not None:
+        lines += ["", f"to the first token, limited by {words(document['prefill_binding'])}:"]
+        lines += _parts_text(document["prefill_parts_s"], document["first_token_s"])
+    if "arrivals" in document:
+        lines += ["", *arrivals_text(document["arrivals"])]
+    return [*lines, "", _memory_text(document, f"a {each}"), *_doubts_text(document)]
+
+
+def _ms_text(seconds: float | None) -> str:
+    return "not known" if seconds is None else f"{seconds * 1e3:,.2f} ms"
+
+
+def _nics_text(found: dict[str, Any]) -> str:
+    count, devices = found["per_host"], found["host_devices"]
+    of = f"{devices} devices" if devices > 1 else "one device"
+    return (
+        f"NICs              {count} per host of {of}{' (assumed)' if found['is_assumed'] else ''}: "
+        f"{found['device_rate'] * 8e-9:,.4g} Gbit/s per device"
+    )
+
+
+def _parts_text(parts: dict[str, float], whole_s: float) -> list[str]:
+    """Seconds by what they go to, a line each."""
+    unit, scale = ("s", 1.0) if whole_s >= 1 else ("ms", 1e3)
+    return [
+        f"  {words(name):<24} {seconds * scale:9.3f} {unit}  {seconds / whole_s:6.1%}"
+        for name, seconds in parts.items()
+        if seconds
+    ]
+
+
+def _memory_text(document: dict[str, Any], what: str) -> str:
+    has = document["memory_bytes_max"]
+    known = "" if has is None else f"; it has {format_bytes(has)}"
+    return f"memory of {what}: {_uses_text(document['memory_bytes'])}{known}"
+
+
+def _uses_text(memory: dict[str, float]) -> str:
+    return ", ".join(f"{words(name)} {format_bytes(nbytes)}" for name, nbytes in memory.items())
+
+
+def _doubts_text(document: dict[str, Any]) -> list[str]:
+    """Look-ups beyond what was measured, and warnings."""
+    lines = [
+        f"beyond what was measured: {name}: {said}"
+        for name, said in document["extrapolated"].items()
+    ]
+    return lines + [f"warning: {each}" for each in document["warnings"]]

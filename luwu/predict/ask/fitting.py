@@ -1,6 +1,6 @@
-"""Does a question's job fit the memory of its devices, and what is the nearest that does?
+"""The nearest to a question whose job fits the memory of its devices.
 
-The nearest are questions with the fewest keys changed: recomputation, a smaller micro-batch, more
+Nearest are questions with the fewest keys changed: recomputation, a smaller micro-batch, more
 tensor or pipeline ranks, more devices; of those that fit, the one with most tokens per second on
 each device. Where it has more devices, the batch grows with them if it must.
 """
@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
-from luwu.predict.ask.answer_training import memory_bytes
 from luwu.predict.ask.question import Question
 from luwu.predict.model.job import RECOMPUTE, TrainingJob
 
@@ -37,17 +36,7 @@ class Fit:
             f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}"
             for key, value in self.changes.items()
         ]
-        return f"{', '.join(lines)} ({format_bytes(needed_bytes(self.question))})"
-
-
-def needed_bytes(question: Question) -> float:
-    """Memory of a device that the job needs."""
-    return sum(memory_bytes(question).values())
-
-
-def fits(question: Question) -> bool:
-    """True if a device has as much."""
-    return needed_bytes(question) <= question.job.device.memory_bytes
+        return f"{', '.join(lines)} ({format_bytes(self.question.needed_bytes)})"
 
 
 def nearest_fit(question: Question) -> Fit | None:
@@ -87,7 +76,7 @@ def _fitting(question: Question, options: dict[str, list[Any]], count: int) -> I
             changes = dict(zip(keys, values, strict=True))
             try:
                 changed = replace(question, job=_changed(question.job, changes))
-                if fits(changed):
+                if changed.fits:
                     yield Fit(changes, changed, changed.answer().seconds)
             except ConfigError:  # degrees that do not divide, a host that is too small
                 continue

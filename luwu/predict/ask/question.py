@@ -17,9 +17,10 @@
     disks = 12
     memory_bytes = "512 GiB"
 
-Which keys there are depends on the system: `data/question_keys.toml` lists them. `[topology]` and `[cost]` go with all systems: `networks/choice.py`, `cost.py`;
-`[arrivals]` with inference on devices: `inference/arrivals.py`. A key that is unknown, that belongs
-to another system, or that is missing is an error.
+Which keys there are depends on the system: `data/question_keys.toml` lists them. `[topology]` and
+`[cost]` go with all systems: `networks/choice.py`, `cost.py`; `[arrivals]` with inference on
+devices: `inference/arrivals.py`. A key that is unknown, that belongs to another system, or that is
+missing is an error.
 """
 
 from __future__ import annotations
@@ -38,7 +39,12 @@ from luwu.predict.hardware.hosts import Host
 from luwu.predict.hardware.keys import SHARED, optional_section_of, section_of, whole_of
 from luwu.predict.hardware.model_config import CONFIG_SUFFIX
 from luwu.predict.inference.arrivals import Arrivals, make_arrivals
-from luwu.predict.inference.inference import Inference, predict_inference, with_largest_batch
+from luwu.predict.inference.inference import (
+    Inference,
+    predict_inference,
+    predict_prefill,
+    with_largest_batch,
+)
 from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.inference.inference_sockets import (
     SocketJob,
@@ -48,6 +54,13 @@ from luwu.predict.inference.inference_sockets import (
     with_largest_socket_batch,
 )
 from luwu.predict.model.job import StepTime, TrainingJob
+from luwu.predict.model.memory import (
+    activation_bytes,
+    replicated_state_bytes,
+    sharded_state_bytes,
+    state_bytes,
+)
+from luwu.predict.model.operators import WIRE_BYTES
 from luwu.predict.model.placement import domain_count
 from luwu.predict.networks.choice import Built, TopologyChoice, check_ports, make_topology
 from luwu.predict.networks.on_topology import (
@@ -140,6 +153,32 @@ class Question:
         return self.part if isinstance(self.part, OptimizerNodes) else None
 
     @property
+    def memory_bytes(self) -> dict[str, float]:
+        """Memory of a device by use."""
+        job = self.job
+        if self.system == "3d":
+            states = state_bytes(job)
+        elif self.system in ("ddp", "atp"):
+            states = replicated_state_bytes(job)
+        elif self.system == "zero3":
+            states = sharded_state_bytes(job)
+        else:  # a window of three layers, and where hosts keep the state a share of the weights
+            states = 3.0 * WIRE_BYTES * 2 * job.model.layer_parameters
+            if self.nodes is None:
+                states += WIRE_BYTES * 2 * job.model.parameters / job.devices
+        return {"states": states, "activations": activation_bytes(job)}
+
+    @property
+    def needed_bytes(self) -> float:
+        """Memory of a device that the job needs."""
+        return sum(self.memory_bytes.values())
+
+    @property
+    def fits(self) -> bool:
+        """True if a device has as much."""
+        return self.needed_bytes <= self.job.device.memory_bytes
+
+    @property
     def place(self) -> Place:
         """The machines that it needs."""
         ranks, part = self.job.devices, self.part
@@ -216,6 +255,26 @@ class Served:
     """On the network as a topology leaves it."""
     inference: Inference
     replicas: int
+
+    @property
+    def batch(self) -> float:
+        """Sequences in decode at once, of a copy."""
+        return self.inference.batch
+
+    @property
+    def token_parts(self) -> dict[str, float]:
+        """Seconds between two tokens, by what they go to."""
+        return self.inference.decode.parts
+
+    @property
+    def first_token_parts(self) -> dict[str, float]:
+        """The same to a first token: that of a whole batch, which begins as one; in continuous
+        batching that of a request which finds a place free: at worst it waits for all of the round
+        under way, then for its own prompt."""
+        if self.job.batching == "static":
+            return self.inference.prefill.parts
+        alone = predict_prefill(replace(self.job, batch=1))
+        return {"round under way": self.inference.decode.seconds, **alone.parts}
 
     @property
     def tokens_per_s(self) -> float:
@@ -315,6 +374,21 @@ class ServedBySockets:
     prefill: SocketTime | None
     """None: the processor's peak, which binds it, is not known."""
     replicas: int
+
+    @property
+    def batch(self) -> int:
+        """Sequences in decode at once, of a copy."""
+        return self.job.batch
+
+    @property
+    def token_parts(self) -> dict[str, float]:
+        """Seconds between two tokens, by what they go to."""
+        return self.token.parts
+
+    @property
+    def first_token_parts(self) -> dict[str, float] | None:
+        """The same to a first token; None where prefill is not known."""
+        return None if self.prefill is None else self.prefill.parts
 
     @property
     def tokens_per_s(self) -> float | None:

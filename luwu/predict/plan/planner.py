@@ -39,7 +39,6 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.suggestion import suggestion
-from luwu.predict.ask.answer import memory_bytes
 from luwu.predict.ask.cost import Costs, Expense, expense
 from luwu.predict.ask.question import Question, make_training_question
 from luwu.predict.hardware.catalogue import Catalogue
@@ -143,7 +142,7 @@ class _Search:
     def look_at(self, question: Question) -> None:
         """One configuration. Raises ConfigError for a cost that is not known."""
         self.tried += 1
-        has, needs = question.job.device.memory_bytes, sum(memory_bytes(question).values())
+        has, needs = question.job.device.memory_bytes, question.needed_bytes
         self.needs[question.system] = min(needs, self.needs.get(question.system, math.inf))
         if needs > has:
             self.too_large += 1

@@ -11,7 +11,7 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
 from luwu.predict.ask.answer import answer, text
-from luwu.predict.ask.fitting import fits, nearest_fit
+from luwu.predict.ask.fitting import nearest_fit
 from luwu.predict.ask.question import Question, make_question
 from luwu.predict.hardware.catalogue import Catalogue
 from tests import error_bars
@@ -48,7 +48,7 @@ def test_what_does_not_fit_is_said_first(catalogue: Catalogue) -> None:
     near = nearest_fit(question)
     assert near is not None
     assert near.changes == {"micro_batch": 1}
-    assert fits(near.question)
+    assert near.question.fits
     good = answer(near.question)
     assert good["fits"] is True
     assert good["nearest_fit"] is None
@@ -95,7 +95,7 @@ def test_bad_prediction_of_what_does_not_fit_ends_with_code_1(
 
 
 def test_predict_laws_a_whole_training(catalogue: Catalogue) -> None:
-    """CT1. Goal: steps are rounded up; hours are those of all devices; dollars are those of the
+    """Goal: steps are rounded up; hours are those of all devices; dollars are those of the
     rental by the hour; without [cost] dollars are not known."""
     question = asked(catalogue, micro_batch=1, tokens="1T", cost=RENTED)
     document = answer(question)

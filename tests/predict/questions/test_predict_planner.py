@@ -12,7 +12,6 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.commands import plan as plan_command
 from luwu.commands.main import main
-from luwu.predict.ask.answer import memory_bytes
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.plan.plan_text import plan_document, plan_text
 from luwu.predict.plan.planner import Plan, plan
@@ -37,7 +36,7 @@ def test_predict_laws_plans(catalogue: Catalogue) -> None:
     assert left == sorted(left)
     assert len(set(left)) == len(left)
     for each in found.best:
-        needs = sum(memory_bytes(each.question).values())
+        needs = each.question.needed_bytes
         assert each.left_bytes == each.question.job.device.memory_bytes - needs >= 0
         assert each.step.seconds == each.question.answer().seconds
     assert "ddp" not in {each.question.system for each in found.best}
@@ -57,8 +56,7 @@ def test_predict_laws_nothing_near_the_best_is_better(catalogue: Catalogue) -> N
             except ConfigError:
                 continue
             other = replace(best.question, job=job)
-            fits = sum(memory_bytes(other).values()) <= job.device.memory_bytes
-            assert not fits or other.answer().seconds >= best.step.seconds
+            assert not other.fits or other.answer().seconds >= best.step.seconds
 
 
 @pytest.mark.parametrize(
