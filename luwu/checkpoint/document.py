@@ -43,7 +43,7 @@ from luwu.wire.description import (
     parse_description,
 )
 from luwu.wire.hyper import decode_hyper
-from luwu.wire.state_names import torch_hyper
+from luwu.wire.stored import torch_hyper
 from switch_emu.store import DecidedStep
 from switch_emu.store.attachments import RECORD_KEY
 from switch_emu.store.manifest import step_of

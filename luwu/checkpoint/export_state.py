@@ -30,9 +30,7 @@ from luwu.checkpoint.read_ahead import ReadAhead, Want, buffers_count
 from luwu.checkpoint.source import StateSource
 from luwu.tensor_files.header import Tensor
 from luwu.tensor_files.writer import WRITE_BYTES, Shard, TensorWriter, plan_shards, write_synced
-from luwu.wire.averages import AVERAGE, stored_field
-from luwu.wire.state_names import STEP, state_tensors
-from luwu.wire.stored import UPDATES, WEIGHT
+from luwu.wire.stored import AVERAGE, STEP, UPDATES, WEIGHT, state_tensors, stored_field
 
 F32Array = npt.NDArray[np.float32]
 

@@ -31,9 +31,8 @@ from luwu.checkpoint.pieces import Piece, pieces_by_chunk, pieces_of
 from luwu.checkpoint.read_ahead import THREADS_COUNT, ReadAhead, Want, buffers_count
 from luwu.checkpoint.source import RestingState, description_of
 from luwu.layout import SUM_BYTES
-from luwu.wire.averages import AVERAGE
 from luwu.wire.description import Description
-from luwu.wire.stored import UPDATES, WEIGHT
+from luwu.wire.stored import AVERAGE, UPDATES, WEIGHT
 from switch_emu.node.kernels.narrow import widen
 from switch_emu.node.pages import field_view, store_config, store_values
 from switch_emu.store import FilePageStore, StoreConfig, store_disk_bytes

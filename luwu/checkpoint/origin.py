@@ -19,8 +19,7 @@ from luwu.checkpoint.document import ExportDocument, attached_name
 from luwu.checkpoint.export_state import MODEL, OPTIMIZER
 from luwu.tensor_files.directory import WIDENED, TensorDirectory, check_tensors, has_tensors
 from luwu.wire.description import Description
-from luwu.wire.state_names import STEP, state_tensors
-from luwu.wire.stored import WEIGHT
+from luwu.wire.stored import STEP, WEIGHT, state_tensors
 from switch_emu.store import DecidedStep
 
 F32Array = npt.NDArray[np.float32]

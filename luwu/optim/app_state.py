@@ -20,8 +20,7 @@ from luwu.optim.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from luwu.wire.averages import AVERAGE
-from luwu.wire.state_names import STEP, state_keys
+from luwu.wire.stored import AVERAGE, STEP, state_keys
 
 
 class AppState:

@@ -1,4 +1,4 @@
-"""Averages of the weights, which the optimizer node keeps beside them (`luwu.wire.averages`).
+"""Averages of the weights, which the optimizer node keeps beside them (`luwu.wire.stored`).
 
 They cost a worker nothing. The node reads and writes 4 bytes more per parameter and step: 16 in
 place of 12 with AdamW.

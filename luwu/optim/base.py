@@ -24,8 +24,8 @@ from luwu.training.script.session import Session, session_of
 from luwu.training.steps.clip import checked_max_norm, checked_norm_type
 from luwu.training.steps.loss_scale import DynamicLossScale, checked_loss_scale
 from luwu.training.steps.result import StepResult
-from luwu.wire.averages import AVERAGE
 from luwu.wire.hyper import Number
+from luwu.wire.stored import AVERAGE
 
 MEANINGLESS = {
     "amsgrad": "the node keeps no maximum of the second moments",

@@ -28,9 +28,7 @@ from luwu.training.script.module import LuwuModule
 from luwu.training.script.session import Session
 from luwu.training.state.sources import GivenState
 from luwu.training.units.placeholder import Placeholder
-from luwu.wire.averages import AVERAGE, stored_field
-from luwu.wire.state_names import STEP, state_keys
-from luwu.wire.stored import kept_fields
+from luwu.wire.stored import AVERAGE, STEP, kept_fields, state_keys, stored_field
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.state_dict import StateDictOptions

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from luwu.protocol.actions import Drop, Note, Payload, Send
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Role, Verb
+from luwu.wire.messages import Role, Verb
 
 MessageT = TypeVar("MessageT", bound=wire.Message)
 

@@ -34,8 +34,7 @@ from luwu.base.limits import (
     TEXT_CHARS_MAX,
     WORLD_SIZE_MAX,
 )
-from luwu.wire.kinds import PayloadRule, Role, Verb
-from luwu.wire.messages import MESSAGE_TYPES, Message
+from luwu.wire.messages import MESSAGE_TYPES, Message, PayloadRule, Role, Verb
 
 _BINARY_BYTES_MAX: Final = max(WORLD_SIZE_MAX, SEGMENTS_MAX) // 8
 _FIELDS_MAX: Final = 32

@@ -14,8 +14,8 @@ import msgpack
 
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import CLIPS_MAX
-from luwu.wire.clips import Clip
 from luwu.wire.description import NORM_TYPES
+from luwu.wire.norms import Clip
 
 Number = float | int | bool
 

@@ -30,11 +30,10 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
 from luwu.layout import SUM_BYTES, Segment, Share
-from luwu.wire.averages import AVERAGE
-from luwu.wire.clips import clip_factor
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
-from luwu.wire.stored import UPDATES, WEIGHT
+from luwu.wire.norms import clip_factor
+from luwu.wire.stored import AVERAGE, UPDATES, WEIGHT
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import (
     BlockNorms,

@@ -19,10 +19,9 @@ from luwu.base.dtypes import DTYPES
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.quantities import decimal
 from luwu.layout import COUNT_BYTES, SUM_BYTES, Share
-from luwu.wire.averages import AVERAGE
 from luwu.wire.reading import ATTACHED, VersionFacts
 from luwu.wire.statistics import STATS
-from luwu.wire.stored import UPDATES, WEIGHT
+from luwu.wire.stored import AVERAGE, UPDATES, WEIGHT
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import ReadField
 from switch_emu.node.pages import read_counts, read_values

@@ -22,7 +22,7 @@ from typing import Final
 from luwu.base.keys import Identity
 from luwu.protocol.children import ranks_text
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Role
+from luwu.wire.messages import Role
 
 _SPEAKS_AS: Final = {
     "worker": (Role.WORKER, Role.READER),

@@ -42,9 +42,8 @@ from luwu.transport.interface import (
     Transport,
 )
 from luwu.wire.codec import decode, encode
-from luwu.wire.kinds import Role
 from luwu.wire.link_counts import LinkCount, LinkCounts
-from luwu.wire.messages import Content, Hello, Message, Refuse, Weights
+from luwu.wire.messages import Content, Hello, Message, Refuse, Role, Weights
 from switch_emu.links.linked import LinkedTransport
 from switch_emu.process.admission import Admission, RateLimit
 from switch_emu.process.counting import CountersFile, Counts, SlotCounts

@@ -28,8 +28,7 @@ from luwu.base.limits import (
     WORLD_SIZE_MAX,
 )
 from luwu.wire.codec import decode, encode
-from luwu.wire.kinds import PayloadRule, Role, Verb
-from luwu.wire.messages import MESSAGE_TYPES, Message
+from luwu.wire.messages import MESSAGE_TYPES, Message, PayloadRule, Role, Verb
 
 HEADERS: Final = Path(__file__).parent / "headers.jsonl"
 REFUSALS: Final = Path(__file__).parent / "refusals.txt"

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from luwu.wire.codec import decode, encode
-from luwu.wire.kinds import PayloadRule
-from luwu.wire.messages import MESSAGE_TYPES
+from luwu.wire.messages import MESSAGE_TYPES, PayloadRule
 from tests.evidence.headers import HEADERS, REFUSALS, refusals_text, value_of
 
 LINES: list[dict[str, Any]] = [json.loads(line) for line in HEADERS.read_text().splitlines()]

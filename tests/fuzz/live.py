@@ -33,8 +33,7 @@ from luwu.nic.shell import Nic
 from luwu.transport.interface import BUFFERS_COUNT_MAX, Delivery, PeerUp, Transport
 from luwu.transport.opening import open_transport
 from luwu.wire.codec import decode, encode
-from luwu.wire.kinds import Role
-from luwu.wire.messages import MESSAGE_TYPES, Hello, Refuse
+from luwu.wire.messages import MESSAGE_TYPES, Hello, Refuse, Role
 from tests.fuzz.mutate import Cases, payload_counts, random_message
 from tests.helpers.local_job import Job, Worker, check, cluster_for
 

@@ -24,8 +24,7 @@ from luwu.base.limits import (
 )
 from luwu.base.seeds import derive
 from luwu.wire.codec import encode
-from luwu.wire.kinds import PayloadRule, Role, Verb
-from luwu.wire.messages import MESSAGE_TYPES, Message, Push
+from luwu.wire.messages import MESSAGE_TYPES, Message, PayloadRule, Push, Role, Verb
 
 SEEDS_PER_TYPE: Final = 24
 _NUMBERS: Final = (

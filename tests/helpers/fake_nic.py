@@ -27,10 +27,9 @@ from luwu.base.events import Recorder
 from luwu.layout import Layout
 from luwu.nic.memory import ExtentGradient
 from luwu.nic.threads import Copies, NicCounters, Ready
-from luwu.wire.clips import clip_factor, norms_of
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
-from luwu.wire.squares import Squares
+from luwu.wire.norms import Squares, clip_factor, norms_of
 from switch_emu.node.kernels import UpdateCall
 from switch_emu.node.runs import update_runs
 from switch_emu.node.statistics import block_norms

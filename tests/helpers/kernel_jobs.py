@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from luwu.base.dtypes import DTYPES
-from luwu.wire.averages import AVERAGE, average_rate, keeps_average, without_average
 from luwu.wire.hyper import Number
+from luwu.wire.stored import AVERAGE, average_rate, keeps_average, without_average
 from switch_emu.native import build as building
 from switch_emu.node.kernels import Pieces, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.make import make_kernel

@@ -23,7 +23,7 @@ from luwu.protocol.children import Children
 from luwu.protocol.contribution import Contribution
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Role
+from luwu.wire.messages import Role
 from switch_emu.node.core.actions import NodeNumber, StoreFacts
 from switch_emu.node.core.budget import GradientBudget
 from switch_emu.node.core.serving import Serving

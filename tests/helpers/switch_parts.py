@@ -19,7 +19,7 @@ from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
-from luwu.wire.kinds import Role, Verb
+from luwu.wire.messages import Role, Verb
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.attempts import Attempts
 from tests.simulate.job import make_layout

@@ -28,7 +28,7 @@ from luwu.transport.interface import Delivery, PeerFailed, PeerUp
 from luwu.transport.zeromq import ZeroMqTransport
 from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
-from luwu.wire.kinds import Role
+from luwu.wire.messages import Role
 from tests.helpers.tap import Tap
 
 LIMIT_NS: Final = 15 * 10**9

@@ -45,7 +45,7 @@ from luwu.transport.opening import open_transport
 from luwu.transport.zeromq import ZeroMqTransport
 from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
-from luwu.wire.kinds import Role
+from luwu.wire.messages import Role
 from tests.fuzz.mutate import payload_counts, random_message
 from tests.helpers.key_directories import make_keys
 from tests.helpers.local_job import LARGE, Job, Worker, check

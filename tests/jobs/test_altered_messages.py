@@ -18,7 +18,7 @@ from luwu.base.errors import LuwuError
 from luwu.nic.shell import Nic
 from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
-from luwu.wire.kinds import Role, Verb
+from luwu.wire.messages import Role, Verb
 from tests.helpers.local_job import Job, Worker, cluster_for
 
 UNALTERED_MAX = 38

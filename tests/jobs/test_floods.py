@@ -30,7 +30,7 @@ from luwu.transport.zeromq import ZeroMqTransport
 from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
 from luwu.wire.description import description_hash
-from luwu.wire.kinds import Role
+from luwu.wire.messages import Role
 from tests.helpers.local_job import LARGE, Job, Worker, check, cluster_for, every_place
 from tests.helpers.waiting import is_soon
 

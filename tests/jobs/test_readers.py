@@ -21,7 +21,7 @@ from luwu.protocol.actions import Drop, Send
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.hyper import decode_hyper
-from luwu.wire.kinds import Role
+from luwu.wire.messages import Role
 from luwu.wire.reading import VersionFacts
 from switch_emu.node.core.actions import PinVersion, ReadField, Unpin
 from switch_emu.node.core.readers import IDLE_NS, LEASE_NS, Readers

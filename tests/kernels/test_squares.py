@@ -11,7 +11,7 @@ import pytest
 
 from luwu.base.errors import RemoteProtocolError
 from luwu.layout import stripes_of
-from luwu.wire.squares import (
+from luwu.wire.norms import (
     Squares,
     condensed,
     encode_all,

@@ -14,8 +14,8 @@ import torch
 from luwu.base.errors import ConfigError
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.layout import Layout, Parameter, Unit, padded
-from luwu.wire.clips import Clip, clip_factor
 from luwu.wire.hyper import Number, StepHyper
+from luwu.wire.norms import Clip, clip_factor
 from switch_emu.node.kernels import kernel_name
 from tests.helpers.kernel_calls import block_squares, group_runs, kernel_for, to_wire, update_page
 

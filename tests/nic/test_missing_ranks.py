@@ -8,8 +8,7 @@ import pytest
 
 from luwu.nic.core import NicCore
 from luwu.protocol.actions import PARENT, Note, Send
-from luwu.wire.kinds import Role, Verb
-from luwu.wire.messages import Message, Received
+from luwu.wire.messages import Message, Received, Role, Verb
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.membership import MISSING_EVERY_NS, MISSING_FIRST_NS
 from tests.simulate.job import JOB, Job, make_layout

@@ -17,7 +17,6 @@ from luwu.protocol.actions import Drop, Send
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Role, Verb
 from luwu.wire.messages import (
     Abort,
     Agreed,
@@ -27,6 +26,8 @@ from luwu.wire.messages import (
     Pull,
     Push,
     Received,
+    Role,
+    Verb,
     Verdict,
     Welcome,
 )

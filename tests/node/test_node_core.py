@@ -16,7 +16,7 @@ from luwu.base.retry import RetryPolicy
 from luwu.protocol.actions import Drop, Send
 from luwu.protocol.epoch import Epoch
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Role, Verb
+from luwu.wire.messages import Role, Verb
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as do
 from switch_emu.node.core import node as tables

@@ -19,7 +19,7 @@ from luwu.checkpoint.running import RunningState
 from luwu.checkpoint.source import RestingState
 from luwu.commands.main import main
 from luwu.optim.averages import WeightAverage
-from luwu.wire.averages import average_rate
+from luwu.wire.stored import average_rate
 from tests.helpers.real_training import digest_of, in_cluster, seeded
 from tests.helpers.small_models import Block, Stack, batch
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here

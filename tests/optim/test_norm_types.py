@@ -16,7 +16,7 @@ import luwu
 from luwu.base.errors import RemoteProtocolError
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description, parse_description
-from luwu.wire.squares import encode_squares, norm_of, parse_squares
+from luwu.wire.norms import encode_squares, norm_of, parse_squares
 from switch_emu.node.statistics import block_norms
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
 from tests.helpers.real_training import in_cluster, seeded

@@ -21,8 +21,7 @@ from luwu.predict.hardware.hosts import STATE_BYTES
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.systems.in_network import OptimizerNodes, node_resources, predict_in_network_step
 from luwu.wire.codec import decode, encode
-from luwu.wire.kinds import Verb
-from luwu.wire.messages import Received
+from luwu.wire.messages import Received, Verb
 from switch_emu.node.core import actions as do
 from switch_emu.node.core.actions import NodeLimits
 from switch_emu.node.core.gathering import Gathering

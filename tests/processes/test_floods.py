@@ -21,7 +21,7 @@ from luwu.transport.endpoints import TcpEndpoint, parse
 from luwu.transport.lanes import read_gathered
 from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
-from luwu.wire.kinds import Role
+from luwu.wire.messages import Role
 from tests.helpers.key_directories import make_keys
 from tests.intruders.floods import LINES_MAX, NAMES
 from tests.kill import finish, start, wait_for_step

@@ -19,8 +19,7 @@ from random import Random
 from typing import Any
 
 from luwu.wire import messages as wire
-from luwu.wire.kinds import PayloadRule, Role, Verb
-from luwu.wire.messages import MESSAGE_TYPES, Message
+from luwu.wire.messages import MESSAGE_TYPES, Message, PayloadRule, Role, Verb
 from tests.simulate.world import STRANGERS
 
 KINDS = ("stranger", "replay", "stale", "absurd")

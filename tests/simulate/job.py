@@ -18,9 +18,9 @@ from luwu.aggregate import Aggregator, make_aggregator
 from luwu.base.retry import RetryPolicy
 from luwu.base.tree import Place, Tree, one_switch, ranks_of
 from luwu.layout import Layout, Parameter, Unit
-from luwu.wire.clips import Clip
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
+from luwu.wire.norms import Clip
 from switch_emu.node.core.actions import NodeLimits
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.fixed_slots import PoolRange

@@ -14,7 +14,7 @@ from luwu.base.limits import PROTOCOL_VERSION
 from luwu.protocol.actions import PARENT, Send
 from luwu.protocol.contribution import Contribution
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Role
+from luwu.wire.messages import Role
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as do
 from switch_emu.node.core.with_switch import OWN_SWITCH, NodeWithSwitch

@@ -22,7 +22,7 @@ from luwu.layout import Layout, Parameter, Unit
 from luwu.protocol.actions import PARENT, Drop, Expel, Send
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
-from luwu.wire.kinds import Role, Verb
+from luwu.wire.messages import Role, Verb
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Cache, Sum, SwitchLimits
 from switch_emu.switch.core.fixed_slots import PoolRange

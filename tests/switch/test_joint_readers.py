@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Role
+from luwu.wire.messages import Role
 from luwu.wire.reading import VersionFacts, parse_facts
 from switch_emu.switch.core.joint_readers import KEEP_NS
 from switch_emu.switch.core.reader_routes import ROUTES_MAX

@@ -13,8 +13,8 @@ from luwu.protocol.children import Children
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
-from luwu.wire.kinds import Role, Verb
-from luwu.wire.squares import encode_all
+from luwu.wire.messages import Role, Verb
+from luwu.wire.norms import encode_all
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.lead import Lead
 from switch_emu.switch.core.parents import Parents

@@ -18,10 +18,10 @@ from luwu.protocol.children import Children
 from luwu.protocol.contribution import Contribution
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
-from luwu.wire.clips import Clip
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
-from luwu.wire.kinds import Role, Verb
+from luwu.wire.messages import Role, Verb
+from luwu.wire.norms import Clip
 from luwu.wire.stored import stored_bytes
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.agreement import Agreement

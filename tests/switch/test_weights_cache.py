@@ -14,7 +14,7 @@ from luwu.protocol.actions import PARENT, Send
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
-from luwu.wire.kinds import Role
+from luwu.wire.messages import Role
 from switch_emu.node.core.actions import ReadWeights
 from switch_emu.switch.core.actions import Cache, SwitchLimits
 from switch_emu.switch.core.weights_cache import WeightsCache, chosen_extents

@@ -27,8 +27,8 @@ from luwu.training.steps.result import Results, StepResult
 from luwu.training.units.model import Model, Shape
 from luwu.training.units.placeholder import Placeholder, become_placeholder
 from luwu.training.units.unit import Precision, Unit
-from luwu.wire.clips import Clip
 from luwu.wire.description import Description
+from luwu.wire.norms import Clip
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
 
 SHAPE = Shape(chunk_bytes=16384, optimizer_nodes=1, reshard_after_forward=None)

@@ -9,7 +9,7 @@ import pytest
 
 from luwu.base.keys import Identity
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Role, Verb
+from luwu.wire.messages import Role, Verb
 from switch_emu.process.admission import Admission, RateLimit
 
 WORKER_ROLES = (Role.WORKER, Role.READER)

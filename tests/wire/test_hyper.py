@@ -11,8 +11,8 @@ import pytest
 
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import CLIPS_MAX
-from luwu.wire.clips import Clip
 from luwu.wire.hyper import StepHyper, decode_hyper, encode_hyper
+from luwu.wire.norms import Clip
 
 ADAMW = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "maximize": False}
 SGD = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "warmup": 100}

@@ -20,8 +20,7 @@ from luwu.protocol.children import (
     ranks_text,
 )
 from luwu.wire.description import Description, description_hash
-from luwu.wire.kinds import Role
-from luwu.wire.messages import Hello
+from luwu.wire.messages import Hello, Role
 
 JOB = 77
 

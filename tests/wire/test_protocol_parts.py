@@ -17,7 +17,7 @@ from luwu.protocol.children import (
 from luwu.protocol.contribution import PushForm
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Role
+from luwu.wire.messages import Role
 from tests.helpers.switch_parts import DESCRIPTION, LEFT, RIGHT, hello, line, message
 from tests.simulate.job import make_layout
 

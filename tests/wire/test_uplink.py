@@ -11,8 +11,7 @@ import pytest
 from luwu.base.retry import RetryPolicy
 from luwu.protocol.actions import PARENT, Drop, Send
 from luwu.protocol.uplink import Cargo, Uplink
-from luwu.wire.kinds import Role
-from luwu.wire.messages import Message, Pull, Push, Rejoin
+from luwu.wire.messages import Message, Pull, Push, Rejoin, Role
 
 RETRY = RetryPolicy(first_ns=100, most_ns=350)
 COMMON: dict[str, Any] = {

@@ -26,7 +26,6 @@ from luwu.base.limits import (
     WORLD_SIZE_MAX,
 )
 from luwu.wire.codec import decode, encode
-from luwu.wire.kinds import PayloadRule, Role, Verb
 from luwu.wire.messages import (
     MESSAGE_TYPES,
     Abort,
@@ -48,6 +47,7 @@ from luwu.wire.messages import (
     Open,
     Opened,
     Page,
+    PayloadRule,
     Prepared,
     Present,
     Propose,
@@ -58,8 +58,10 @@ from luwu.wire.messages import (
     Refuse,
     Rejoin,
     Resolved,
+    Role,
     Shut,
     Standing,
+    Verb,
     Verdict,
     Weights,
     Welcome,

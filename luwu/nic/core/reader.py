@@ -21,7 +21,7 @@ from luwu.protocol.actions import Drop, Payload, Send
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Role
+from luwu.wire.messages import Role
 from luwu.wire.reading import VersionFacts, parse_facts
 
 RETRY = RetryPolicy(first_ns=500_000_000)

@@ -44,7 +44,7 @@ from luwu.protocol.actions import Drop, Payload
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Cargo, Uplink, neighbours
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Verb
+from luwu.wire.messages import Verb
 
 Name = tuple[str, int, int, int]
 """(verb, step, part, index) of a request, and so of its answer."""

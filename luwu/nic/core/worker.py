@@ -39,7 +39,7 @@ from luwu.protocol.actions import Payload
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
-from luwu.wire.kinds import PayloadRule, Role, Verb
+from luwu.wire.messages import PayloadRule, Role, Verb
 
 Kind = type[wire.Message] | Verb
 """A kind of message that a parent sends: its class; of a `Received`, the verb it answers."""

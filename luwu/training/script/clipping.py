@@ -9,7 +9,7 @@ import torch
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.training.script.session import session_of
 from luwu.training.steps.clip import ClippedNorm, checked_max_norm, checked_norm_type
-from luwu.wire.clips import Clip
+from luwu.wire.norms import Clip
 
 
 def clip_grad_norm_(

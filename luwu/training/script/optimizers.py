@@ -20,8 +20,8 @@ from luwu.training.steps.loss_scale import DynamicLossScale
 from luwu.training.units.model import Model
 from luwu.training.units.placeholder import Placeholder
 from luwu.training.units.unit import Unit
-from luwu.wire.averages import AVERAGE
 from luwu.wire.hyper import Number
+from luwu.wire.stored import AVERAGE
 
 Numbers = tuple[Mapping[str, Number], ...]
 """Hyper-parameters of an optimizer's groups."""

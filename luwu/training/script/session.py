@@ -50,9 +50,9 @@ from luwu.training.units.model import (
 )
 from luwu.training.units.placeholder import Placeholder
 from luwu.training.units.unit import Unit
-from luwu.wire.clips import Clip
 from luwu.wire.description import BESIDE, NORM_TYPE, Description
 from luwu.wire.hyper import StepHyper, encode_hyper
+from luwu.wire.norms import Clip
 
 
 class Session:

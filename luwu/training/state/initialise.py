@@ -34,7 +34,7 @@ from luwu.training.state.sources import Initialiser, Sources
 from luwu.training.units.model import Model
 from luwu.training.units.placeholder import Placeholder
 from luwu.training.units.unit import Unit
-from luwu.wire.averages import AVERAGE
+from luwu.wire.stored import AVERAGE
 
 F32Array = np.ndarray[Any, np.dtype[np.float32]]
 

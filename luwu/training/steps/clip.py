@@ -11,8 +11,8 @@ import math
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.base.limits import CLIPS_MAX
 from luwu.training.steps.result import StepResult
-from luwu.wire.clips import Clip
 from luwu.wire.description import NORM_TYPES
+from luwu.wire.norms import Clip
 
 
 class ClippedNorm:

@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 
 from luwu.protocol.outbox import Outbox
-from luwu.wire.clips import norms_of
-from luwu.wire.squares import Squares
+from luwu.wire.norms import Squares, norms_of
 from switch_emu.node.core.results import AbortRequest, Judgement
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.state import State

@@ -11,7 +11,7 @@ from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Verb
+from luwu.wire.messages import Verb
 from switch_emu.node.core.actions import KeepPiece, ReplaceAttached
 from switch_emu.node.core.steps import Steps
 

@@ -9,7 +9,7 @@ from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Verb
+from luwu.wire.messages import Verb
 from switch_emu.node.core.actions import LoadPage
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.state import State

@@ -16,7 +16,7 @@ from luwu.protocol.children import Children, ranks_text
 from luwu.protocol.contribution import Contribution, OverlapError, contribution_of
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Verb
+from luwu.wire.messages import Verb
 from switch_emu.node.core.actions import BlockNorms, Fold
 from switch_emu.node.core.budget import GradientBudget
 from switch_emu.node.core.filling import Filling

@@ -26,7 +26,7 @@ from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Outstanding
 from luwu.wire import messages as wire
 from luwu.wire.description import differences
-from luwu.wire.squares import Squares, encode_all
+from luwu.wire.norms import Squares, encode_all
 from switch_emu.node.core.actions import (
     BeginFilling,
     GiveUp,

@@ -16,7 +16,7 @@ from luwu.protocol.children import Children, KnowsMoreError, RefusedError, lost_
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.description import differences
-from luwu.wire.kinds import Verb
+from luwu.wire.messages import Verb
 from switch_emu.node.core.actions import GiveUp, OpenStore
 from switch_emu.node.core.results import AbortRequest, Joined
 from switch_emu.node.core.shard import Shard

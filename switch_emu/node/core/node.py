@@ -38,7 +38,7 @@ from luwu.protocol.counted_ranks import CountedRanks
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import earliest
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Role, Verb
+from luwu.wire.messages import Role, Verb
 from switch_emu.node.core import actions as do
 from switch_emu.node.core.actions import Action
 from switch_emu.node.core.alone import Alone

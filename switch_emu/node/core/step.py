@@ -11,7 +11,7 @@ from luwu.protocol.children import ranks_text
 from luwu.protocol.contribution import Contribution, common_absent
 from luwu.wire.hyper import StepHyper, stated_hyper
 from luwu.wire.messages import Verdict
-from luwu.wire.squares import Squares, condensed
+from luwu.wire.norms import Squares, condensed
 from switch_emu.node.core.actions import BlockNorms, Fold, Update
 from switch_emu.node.core.sums import ExtentSum, StepSums
 

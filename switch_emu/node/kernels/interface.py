@@ -7,7 +7,7 @@ fewer bits (`narrow.py`) is widened before, and rounded after, by the draws of i
     mean  = total / float32(divisor)  and, if scale < 1, * float32(scale)
     weights, state = torch's fused update of each run, as on whole vectors; unchanged in a run
                      without hyper-parameters
-    average, if it is kept, = torch's lerp from it to the new weights (`luwu.wire.averages`)
+    average, if it is kept, = torch's lerp from it to the new weights (`luwu.wire.stored`)
     wire  = weights in the wire dtype, to nearest, ties to even
 
 Block squares, in float64: a block is 4,096 elements from the page's start, the last one filled up

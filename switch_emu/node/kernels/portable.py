@@ -23,8 +23,7 @@ from luwu.aggregate.sum_in_order import F32Array
 from luwu.base.address import address_of_array
 from luwu.base.dtypes import DTYPES
 from luwu.base.limits import NORM_BLOCK_ELEMS
-from luwu.wire.averages import average_rate, keeps_average
-from luwu.wire.stored import NEVER_NEGATIVE
+from luwu.wire.stored import NEVER_NEGATIVE, average_rate, keeps_average
 from switch_emu.native.fold import CELL_ELEMS
 from switch_emu.node.kernels.interface import (
     Contributions,

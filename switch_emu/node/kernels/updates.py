@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from luwu.base.errors import ConfigError
-from luwu.wire.averages import AVERAGE, keeps_average, without_average
 from luwu.wire.hyper import Number
+from luwu.wire.stored import AVERAGE, keeps_average, without_average
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -33,7 +33,7 @@ from luwu.protocol.contribution import (
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Verb
+from luwu.wire.messages import Verb
 from switch_emu.switch.core.actions import Sum, SwitchLimits
 from switch_emu.switch.core.attempts import Attempts
 from switch_emu.switch.core.pool import make_pool

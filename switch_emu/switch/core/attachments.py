@@ -10,7 +10,7 @@ from luwu.protocol.children import Children, Member
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Cargo, Uplink
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Verb
+from luwu.wire.messages import Verb
 
 
 class Attachments:

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from luwu.layout import owners_of, stripes_of
 from luwu.protocol.epoch import nodes_of
-from luwu.wire.clips import Clip, norms_of
-from luwu.wire.squares import Squares, encode_squares
+from luwu.wire.norms import Clip, Squares, encode_squares, norms_of
 
 DIGEST_BYTES = 16
 

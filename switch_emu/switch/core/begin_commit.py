@@ -22,7 +22,7 @@ from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
 from luwu.wire.hyper import named_values
-from luwu.wire.kinds import Verb
+from luwu.wire.messages import Verb
 from switch_emu.switch.core.lateness import Lateness
 
 _KEPT_MAX = 4

@@ -65,8 +65,8 @@ from luwu.protocol.uplink import Outstanding, earliest
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
 from luwu.wire.hyper import stated_hyper
-from luwu.wire.kinds import Verb
-from luwu.wire.squares import parse_all
+from luwu.wire.messages import Verb
+from luwu.wire.norms import parse_all
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.ballot import Ballot, Difference
 from switch_emu.switch.core.filling import Filling

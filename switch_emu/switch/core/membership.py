@@ -17,7 +17,7 @@ from luwu.protocol.children import Children, KnowsMoreError, Member, RefusedErro
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink, earliest
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Verb
+from luwu.wire.messages import Verb
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.attempts import Attempts
 from switch_emu.switch.core.presence import Presence

@@ -26,7 +26,7 @@ from luwu.layout import Layout, owners_of
 from luwu.protocol.actions import PARENT, Send
 from luwu.protocol.epoch import nodes_of
 from luwu.wire import messages as wire
-from luwu.wire.kinds import Verb
+from luwu.wire.messages import Verb
 from switch_emu.switch.core.filled_node import FilledNode
 
 _OF_OWNERS: Final = (Verb.LOAD, Verb.PUSH, Verb.KEEP)

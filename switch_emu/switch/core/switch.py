@@ -39,7 +39,7 @@ from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink, earliest
 from luwu.wire import messages as wire
 from luwu.wire.description import parse_description
-from luwu.wire.kinds import PayloadRule, Role, Verb
+from luwu.wire.messages import PayloadRule, Role, Verb
 from switch_emu.switch.core.actions import Action, Cache, Sum, SwitchLimits
 from switch_emu.switch.core.aggregation import Aggregation
 from switch_emu.switch.core.agreement import Agreement

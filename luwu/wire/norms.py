@@ -1,11 +1,14 @@
-"""Sums of squares that several nodes add up to the norm that one node would find, bit for bit.
-
-(Of magnitudes, for the 1-norm; the largest magnitudes, for the norm of infinity. What is stated of
-squares here holds of them too, but that of the largest ones only the largest is sent.)
+"""The norm of a step's gradient over several nodes, bit for bit that of one, and the clips by it.
 
 A node's squares are those of its blocks of 4,096 elements, by the total weight that their sums are
 divided by. Floats round when they are added; so a node sends not their sum but a few doubles whose
 exact sum is that of all its squares. `math.fsum` rounds once, at the very end, wherever it is done.
+(Magnitudes, for the 1-norm; the largest magnitudes, for the norm of infinity. What is stated of
+squares here holds of them too, but that of the largest ones only the largest is sent.)
+
+A step's clips come in their order: each acts on what the one before left. Every norm here is
+homogeneous: that of a gradient times c is c times its norm. So clips are factors of the gradient as
+it was summed, and each finds its norm times the factors of those before it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.foreign import MALFORMED, parse_json
@@ -99,3 +103,35 @@ def parse_squares(encoded: bytes) -> Squares:
     except MALFORMED as exc:
         raise RemoteProtocolError(f"the squares of a node cannot be read: {exc}") from exc
     return found
+
+
+_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds it
+
+
+class Clip(NamedTuple):
+    """One clip of a step's gradient."""
+
+    norm_type: float
+    """1, 2 or infinity."""
+    max_norm: float
+    """Infinity: the norm is only measured."""
+
+    def factor(self, norm: float) -> float:
+        """The factor by which it multiplies a gradient of this norm."""
+        return min(1.0, self.max_norm / (norm + _EPSILON))
+
+
+def norms_of(
+    all_squares: Sequence[Squares | None], norm_type: float, clips: Iterable[Clip]
+) -> tuple[float, ...]:
+    """The norm of the mean gradient over all nodes, and then the norm that each clip finds."""
+    found, factor = [norm_of(all_squares, norm_type)], 1.0
+    for clip in clips:
+        found.append(factor * norm_of(all_squares, clip.norm_type))
+        factor *= clip.factor(found[-1])
+    return tuple(found)
+
+
+def clip_factor(clips: Iterable[Clip], norms: Sequence[float]) -> float:
+    """The factor of the mean gradient: 1.0 unless it must be clipped. `norms`: `norms_of` them."""
+    return math.prod(clip.factor(norm) for clip, norm in zip(clips, norms[1:], strict=True))
