@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from luwu.base.digest import WeightsDigest
 from luwu.base.errors import ConfigError
 from workers.gpt import GPT, GPTConfig, init_weights
-from workers.options import DTYPES, Options, env_int
+from workers.options import Options, env_int
 from workers.pace import pace_units
 
 
@@ -105,7 +105,7 @@ class Arm(ABC):
 
 def precision(options: Options) -> dict[str, Any]:
     """The same policy for both sharded arms; none for float32, which needs no casts."""
-    dtype = DTYPES[options.dtype]
+    dtype = getattr(torch, options.dtype)
     if dtype == torch.float32:
         return {}
     from torch.distributed.fsdp import MixedPrecisionPolicy

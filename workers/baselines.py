@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from workers.arm import Arm, initialised, local_device, precision
 from workers.gpt import GPTConfig, initial_values, without_storage
-from workers.options import DTYPES, Options, env_int
+from workers.options import Options, env_int
 from workers.pace import pace_units
 
 
@@ -83,7 +83,7 @@ class DdpArm(Arm):
         model = initialised(config, self.options, self.device)
         devices = [self.device] if self.device.type == "cuda" else None
         replica = DistributedDataParallel(model, device_ids=devices)
-        if DTYPES[self.options.dtype] == torch.bfloat16:
+        if self.options.dtype == "bfloat16":
             # The lambda hides the hook's name, which torch refuses on gloo; gloo can sum bfloat16.
             replica.register_comm_hook(
                 replica.process_group,

@@ -26,6 +26,7 @@ from transformers.models.bert.modeling_bert import BertLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 import luwu
+from luwu.base.dtypes import COMPUTE_DTYPES
 from luwu.base.errors import LuwuError, StepAborted
 from luwu.base.seeds import derive
 from workers.data import BYTE_VOCAB, Batches, load_corpus
@@ -59,7 +60,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lora", type=int, default=0, help="rank of LoRA's adapters; 0: none")
     parser.add_argument(
         "--dtype",
-        choices=["float32", "bfloat16"],
+        choices=[*COMPUTE_DTYPES],
         default="float32",
         help="dtype of compute, and of weights and gradients on the wire",
     )

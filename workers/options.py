@@ -12,13 +12,12 @@ from pathlib import Path
 
 import torch
 
-from luwu.base.dtypes import MASTER_DTYPES, STATE_DTYPES
+from luwu.base.dtypes import COMPUTE_DTYPES, MASTER_DTYPES, STATE_DTYPES
 from luwu.base.errors import ConfigError
 from luwu.layout import StoredForm
 from workers.gpt import Checkpointing, GPTConfig
 
 ARM_NAMES = ("luwu", "fsdp", "ddp", "single", "fsdp_offload", "diloco")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 HEAD_WIDTH = 32
 
 
@@ -89,8 +88,10 @@ class Options:
     def __post_init__(self) -> None:
         if self.arm not in ARM_NAMES:
             raise ConfigError(f"unknown arm {self.arm!r}; the arms are {', '.join(ARM_NAMES)}")
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"unknown dtype {self.dtype!r}; there are {', '.join(DTYPES)}")
+        if self.dtype not in COMPUTE_DTYPES:
+            raise ConfigError(
+                f"unknown dtype {self.dtype!r}; there are {', '.join(COMPUTE_DTYPES)}"
+            )
         if self.arm != "luwu" and not self.stored.is_float32:
             raise ConfigError(
                 f"--state-dtype and --master-dtype belong to --arm luwu, not to {self.arm}; leave "
@@ -133,7 +134,7 @@ class Options:
             vocab=vocab,
             dropout=self.dropout,
             tied=self.tied,
-            dtype=DTYPES[self.dtype],
+            dtype=getattr(torch, self.dtype),
             checkpointing=self.checkpointing,
         )
 
@@ -176,9 +177,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     add("dropout", float, "share of activations set to zero")
     add("seed", int, "every random number derives from it")
     add("lr", float, "learning rate of AdamW")
-    add("dtype", str, "dtype of compute, weights and gradients on the wire", choices=[*DTYPES])
-    add("state_dtype", str, "dtype of moments on the optimizer node", choices=[*STATE_DTYPES])
-    add("master_dtype", str, "dtype of master weights there", choices=[*MASTER_DTYPES])
+    add("dtype", str, "dtype of compute, weights and gradients on the wire", choices=COMPUTE_DTYPES)
+    add("state_dtype", str, "dtype of moments on the optimizer node", choices=STATE_DTYPES)
+    add("master_dtype", str, "dtype of master weights there", choices=MASTER_DTYPES)
     add("data", Path, "text or .bin of uint16; Python's standard library unless given")
     add("max_grad_norm", float, "clip the gradient to this norm")
     add(

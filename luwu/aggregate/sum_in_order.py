@@ -26,7 +26,7 @@ def as_float32(buffer: memoryview | bytes, dtype: str) -> F32Array:
 def stored(buffer: memoryview | bytes, dtype: str) -> Any:
     """The elements as numpy can hold them; a bfloat16 is its bits. Raises ValueError."""
     if dtype not in WIRE_DTYPES:
-        raise ValueError(f"dtype {dtype!r} does not travel; expected float32, bfloat16 or float16")
+        raise ValueError(f"dtype {dtype!r} does not travel; {', '.join(WIRE_DTYPES)} do")
     return np.frombuffer(buffer, DTYPES[dtype].numpy)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from luwu.base.dtypes import COMPUTE_DTYPES, MASTER_DTYPES, STATE_DTYPES
 from luwu.base.errors import ConfigError
 from luwu.base.foreign import read_toml
 from luwu.base.limits import (
@@ -142,15 +143,15 @@ class RunConfig:
     context: int | None = _key(None, whole(1), "N", COMPARE, TRAINING, "tokens per sample")
     batch: int | None = _key(None, whole(1), "N", COMPARE, TRAINING, "samples per worker and step")
     dtype: str = _key(
-        "float32", one_of("float32", "bfloat16"), "float32|bfloat16", COMPARE, TRAINING,
+        "float32", one_of(*COMPUTE_DTYPES), "|".join(COMPUTE_DTYPES), COMPARE, TRAINING,
         "data type of compute, and of weights and gradients on the network",
     )  # fmt: skip
     state_dtype: str = _key(
-        "float32", one_of("float32", "bfloat16", "int8"), "float32|bfloat16|int8",
+        "float32", one_of(*STATE_DTYPES), "|".join(STATE_DTYPES),
         COMPARE, TRAINING, "data type in which arms luwu keep Adam's moments",
     )  # fmt: skip
     master_dtype: str = _key(
-        "float32", one_of("float32", "bfloat16"), "float32|bfloat16", COMPARE, TRAINING,
+        "float32", one_of(*MASTER_DTYPES), "|".join(MASTER_DTYPES), COMPARE, TRAINING,
         "data type in which arms luwu keep master weights",
     )  # fmt: skip
     max_grad_norm: float | None = _key(

@@ -28,8 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-MASTER_BYTES = 4
-"""One element of a master weight: float32."""
+from luwu.base.dtypes import DTYPES
 
 Values = npt.NDArray[np.float32] | bytes | bytearray | memoryview
 
@@ -51,7 +50,7 @@ class WeightsDigest:
     def begin(self, name: str, dtype: str, shape: Sequence[int]) -> None:
         """Start a parameter whose values follow through `add`, in order."""
         self._check_complete()
-        value_bytes = MASTER_BYTES * math.prod(shape)
+        value_bytes = DTYPES["float32"].nbytes * math.prod(shape)
         for text in (name.encode(), dtype.encode()):
             self._sha256.update(struct.pack("<I", len(text)) + text)
         self._sha256.update(struct.pack(f"<I{len(shape)}Q", len(shape), *shape))

@@ -22,6 +22,7 @@ import xxhash
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.digest import WeightsDigest
+from luwu.base.dtypes import DTYPES, WIRE_DTYPES
 from luwu.base.errors import ConfigError, Interrupted, StateError
 from luwu.base.making import check_absent, check_space, making_directory
 from luwu.checkpoint.document import FILE, ExportDocument, attached_name
@@ -34,7 +35,6 @@ from luwu.wire.stored import AVERAGE, STEP, UPDATES, WEIGHT, state_tensors, stor
 
 F32Array = npt.NDArray[np.float32]
 
-FORMAT_DTYPES: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _INFINITY: Final = {"bfloat16": 0x7F80, "float16": 0x7C00}
 _NAN: Final = 0x7FC0
 """A NaN in bfloat16."""
@@ -59,8 +59,8 @@ class ExportOptions:
     """Write the average of the weights in place of the weights, and no optimizer state."""
 
     def __post_init__(self) -> None:
-        if self.dtype not in FORMAT_DTYPES:
-            raise ConfigError(f"dtype: {self.dtype!r} is not one of {', '.join(FORMAT_DTYPES)}")
+        if self.dtype not in WIRE_DTYPES:
+            raise ConfigError(f"dtype: {self.dtype!r} is not one of {', '.join(WIRE_DTYPES)}")
         if self.shard_bytes < 1:
             raise ConfigError(f"shard_size: must be above 0, got {self.shard_bytes}")
 
@@ -127,7 +127,7 @@ class _Job:
         self.buffer_bytes = 0
         """Most that were taken."""
         self._updates = self._read_updates()
-        dtype = FORMAT_DTYPES[options.dtype]
+        dtype = DTYPES[options.dtype].in_files
         weights = [Tensor(p.name, dtype, p.shape) for p in self._layout.parameters]
         self._weights = plan_shards(weights, MODEL, options.shard_bytes)
         self._states = self._plan_states() if options.has_optimizer else []

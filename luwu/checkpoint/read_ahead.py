@@ -16,10 +16,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from luwu.base.dtypes import DTYPES
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
 from luwu.checkpoint.pieces import Piece
-from luwu.checkpoint.source import MASTER_BYTES, StateSource
+from luwu.checkpoint.source import StateSource
 
 F32Array = npt.NDArray[np.float32]
 
@@ -27,6 +28,7 @@ THREADS_COUNT: Final = 4
 BUFFERS_MAX: Final = 64
 BYTES_MAX: Final = 64 * 1024 * 1024
 """More does not help: the disk is busy."""
+_ELEM_BYTES: Final = DTYPES["float32"].nbytes
 
 
 class Want(NamedTuple):
@@ -92,8 +94,8 @@ class ReadAhead:
                     return
                 want, read = self._queue.popleft()
                 read.future.result()
-                first = want.piece.chunk_start * MASTER_BYTES
-                data = read.buffer[first : first + want.piece.elems * MASTER_BYTES]
+                first = want.piece.chunk_start * _ELEM_BYTES
+                data = read.buffer[first : first + want.piece.elems * _ELEM_BYTES]
                 yield want, np.frombuffer(data, np.float32)
                 read.users_count -= 1
         finally:

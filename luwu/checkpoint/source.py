@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, RemoteProtocolError, StateError
@@ -20,8 +20,6 @@ from switch_emu.store.striped import (
     node_directory,
     shares_of,
 )
-
-MASTER_BYTES: Final = 4
 
 
 class StateSource(Protocol):

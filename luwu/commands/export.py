@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from luwu.base.dtypes import WIRE_DTYPES
 from luwu.base.errors import ConfigError
 from luwu.base.parsers import path
 from luwu.base.quantities import format_bytes, parse_bytes
@@ -39,7 +40,7 @@ SIZE: Final = form.Value("SIZE", lambda text, name: parse_bytes(text, name=name)
 @OUT
 @click.option(
     "--dtype",
-    type=form.Value("float32|bfloat16|float16"),
+    type=form.Value("|".join(WIRE_DTYPES)),
     help="data type of the weights (default: float32; other types round, so an import is not "
     "exact)",
 )

@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from luwu.base.closing import Closing
+from luwu.base.dtypes import DTYPES, WIRE_DTYPES
 from luwu.base.errors import ConfigError, DamagedFileError
 from luwu.base.foreign import open_file, parse_json, read_file
 from luwu.tensor_files.header import (
-    DTYPE_BYTES,
     HEADER_BYTES_MAX,
     LENGTH_BYTES,
     Tensor,
@@ -35,7 +35,7 @@ F32Array = npt.NDArray[np.float32]
 
 SUFFIX: Final = ".safetensors"
 INDEX_SUFFIX: Final = ".safetensors.index.json"
-WIDENED: Final = ("F32", "BF16", "F16")
+WIDENED: Final = tuple(DTYPES[name].in_files for name in WIRE_DTYPES)
 """Dtypes that can be read as float32 exactly."""
 
 SHARDS_MAX: Final = 10_000
@@ -66,7 +66,7 @@ class TensorDirectory(Closing):
     def read(self, name: str, start: int, into: memoryview) -> None:
         """Fill `into` with a tensor's bytes from element `start` on. Raises DamagedFileError."""
         file, at = self._places[name]
-        self._fill(file, at + start * DTYPE_BYTES[self.tensors[name].dtype], into)
+        self._fill(file, at + start * self.tensors[name].elem_bytes, into)
 
     def read_float32(self, name: str, start: int, into: F32Array) -> None:
         """Fill `into` with values from element `start` on, widened exactly."""

@@ -16,15 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from luwu.base.dtypes import DTYPES, OF_FILES
 from luwu.base.errors import DamagedFileError
 from luwu.base.foreign import parse_json
 from luwu.base.limits import INT64_MAX
-
-DTYPE_BYTES: Final = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2,
-    "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8, "C64": 8,
-}  # fmt: skip
-"""Bytes of one element of what a file may hold; we read floats of 16 and 32 bits."""
 
 LENGTH_BYTES: Final = 8
 HEADER_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -44,6 +39,11 @@ class Tensor:
     shape: tuple[int, ...]
 
     @property
+    def elem_bytes(self) -> int:
+        """Bytes of one element."""
+        return DTYPES[OF_FILES[self.dtype]].nbytes
+
+    @property
     def elems(self) -> int:
         """Number of elements; 1 of a scalar."""
         return math.prod(self.shape)
@@ -51,7 +51,7 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes of its values."""
-        return self.elems * DTYPE_BYTES[self.dtype]
+        return self.elems * self.elem_bytes
 
 
 def encode_header(tensors: Sequence[Tensor]) -> bytes:
@@ -109,7 +109,7 @@ def _entry(name: str, item: Any) -> tuple[Tensor, int, int]:
         raise ValueError(f"tensor {name!r:.80} has not exactly dtype, shape and data_offsets")
     name.encode()  # JSON can spell half a character, which no message of ours could carry
     dtype, shape, offsets = item["dtype"], item["shape"], item["data_offsets"]
-    if type(dtype) is not str or dtype not in DTYPE_BYTES:
+    if type(dtype) is not str or dtype not in OF_FILES:
         raise ValueError(f"tensor {name!r:.80} has the unknown dtype {dtype!r:.40}")
     if not _are_naturals(shape) or len(shape) > DIMENSIONS_MAX:
         raise ValueError(f"tensor {name!r:.80} has the shape {shape!r:.80}")

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from luwu.base.dtypes import DTYPES, MASTER_DTYPES
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Disk, Processor
 from luwu.predict.hardware.software import fitted
 
 STATE_BYTES = 12
 """Bytes of the state of a parameter: master and two moments, in float32."""
-MASTER_BYTES = {"float32": 4.0, "bfloat16": 2.0}
+MASTER_BYTES = {name: float(DTYPES[name].nbytes) for name in MASTER_DTYPES}
 """Bytes of a parameter's master, by its dtype."""
 MOMENT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1 + 4 / 64}
 """Bytes of one of its two moments, by their dtype; in 8 bits, 64 parameters share a scale."""

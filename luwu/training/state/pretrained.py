@@ -19,17 +19,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from luwu.base.dtypes import BUFFER_DTYPES, DTYPES, OF_FILES
 from luwu.base.errors import ConfigError
 from luwu.tensor_files.directory import WIDENED, TensorDirectory, check_tensors
 
 Rename = Callable[[str], str | None]
-
-_DTYPES = {
-    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16,
-    "I32": torch.int32, "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F32": torch.float32, "F64": torch.float64,
-}  # fmt: skip
-"""Dtypes of buffers, by their names in the format."""
 
 
 class Pretrained:
@@ -92,12 +86,12 @@ class Pretrained:
                 {name: found for name, found in files.tensors.items() if name in wanted},
                 {name: tuple(shape) for name, shape in shapes.items()},
                 place=str(self._directory),
-                dtypes=tuple(_DTYPES),
+                dtypes=tuple(DTYPES[name].in_files for name in BUFFER_DTYPES),
                 owner="the model's buffers",
             )
             for there, (module, name, _) in wanted.items():
                 tensor = files.tensors[there]
-                values = torch.empty(tensor.shape, dtype=_DTYPES[tensor.dtype])
+                values = torch.empty(tensor.shape, dtype=getattr(torch, OF_FILES[tensor.dtype]))
                 octets = values.reshape(-1).view(torch.uint8).numpy()
                 files.read(there, 0, np.asarray(octets).data)
                 buffer = module._buffers[name]
