@@ -39,9 +39,9 @@ from luwu.layout import Share
 from luwu.nic.shell import Nic
 from luwu.nic.threads import StepHandle
 from switch_emu.node.kernels import UpdateCall
-from switch_emu.node.outgoing import Outgoing
 from switch_emu.node.pages import weights_digest
 from switch_emu.process.payload import Payload
+from switch_emu.process.places import Outgoing
 from switch_emu.store import PageStore
 from switch_emu.store.around import PageStoreAround
 from switch_emu.store.striped import StripedPages, left_out_nodes

@@ -12,8 +12,8 @@ from switch_emu.node.pages import store_config
 from switch_emu.node.plan import NodePlan, budget_for_pages
 from switch_emu.process.places import places_bytes
 from switch_emu.store import StoreConfig
-from switch_emu.store.tier import pages_that_fit
-from switch_emu.switch.core.weights_cache import chosen_extents
+from switch_emu.store.around import pages_that_fit
+from switch_emu.switch.core.weights_down import chosen_extents
 from switch_emu.switch.plan import SwitchPlan, plan_switch
 
 

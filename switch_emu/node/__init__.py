@@ -9,10 +9,8 @@ plan.py         the memory plan: the uses of `--memory-budget`
 pipeline.py     threads that read, update, write and publish pages
 kernels/        the arithmetic of an update
 extent_pages.py the pages of an extent, in groups that are worked on at once
-runs.py         the parts of pages that an update changes, and their counts of updates
 scratch.py      working memory of a pipeline thread
 statistics.py   norms per parameter, made during updates; norms other than the 2-norm
-outgoing.py     memory for new weights that are sent
 pages.py        the store's configuration and views of a record
 readers.py      versions held for readers, and the thread that reads them
 """

@@ -2,6 +2,12 @@
 
 Neighbouring pages whose records have one size form a *group*: they are read, updated and written at
 once, as many as a thread has memory for.
+
+A *segment* is the part of one parameter that lies in a chunk. A page counts the updates of each of
+its segments: a parameter for which no rank has a gradient keeps its weights, its optimizer state
+and its count, as in torch, although others in the page are updated. A state made by an older
+version has one count per page. It is valid as long as all segments of the page are updated
+together.
 """
 
 from __future__ import annotations
@@ -9,8 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from luwu.base.dtypes import DTYPES
-from luwu.layout import Segment, Share
+from luwu.base.errors import StateError
+from luwu.layout import Layout, Segment, Share, segment_runs
+from luwu.wire.hyper import StepHyper
+from luwu.wire.stored import BLOCK_ELEMS
+from switch_emu.node.kernels.interface import Run
+from switch_emu.node.kernels.narrow import Draw, draw_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +121,111 @@ def _joined(group: PageGroup, page: PageGroup) -> PageGroup:
 
 def _moved(segments: Sequence[Segment], elems: int) -> tuple[Segment, ...]:
     return tuple(replace(each, chunk_start=each.chunk_start + elems) for each in segments)
+
+
+def update_runs(
+    layout: Layout, segments: Sequence[Segment], hyper: StepHyper, counts: Sequence[int],
+    absent: int, version: int | None = None,
+) -> list[Run]:  # fmt: skip
+    """The runs of one update of neighbouring pages.
+
+    `segments`: those of all pages, each where it lies in them. `counts`: the updates of each so
+    far. `absent`: bitmap of the segments without a gradient. `version`: that is made, where
+    something is stored in fewer bits than float32: then a run is of one parameter, and has a draw.
+    """
+
+    def label(index: int, segment: Segment) -> tuple[int, int, int, int] | None:
+        if absent >> index & 1:
+            return None
+        # Where the parameter would begin: alike in neighbours that are one piece of it.
+        origin = segment.chunk_start - segment.parameter_start
+        of = (-1, 0) if version is None else (segment.parameter, origin)
+        return layout.parameters[segment.parameter].group, counts[index], *of
+
+    labels = [label(index, segment) for index, segment in enumerate(segments)]
+    found = []
+    for start, stop, each in segment_runs(segments, labels):
+        if each is None:
+            found.append(Run(start=start, stop=stop, hyper=None))
+            continue
+        group, count, parameter, origin = each
+        draw = None
+        if version is not None:
+            draw = Draw(draw_key(version, parameter), (start - origin) // BLOCK_ELEMS)
+        found.append(
+            Run(start=start, stop=stop, hyper=hyper.groups[group], updates_count=count, draw=draw)
+        )
+    return found
+
+
+class UpdateCounts:
+    """Counts of updates of a group of pages, as the pages store them.
+
+    Shapes: int64 [P, W], a row for each page; W is what fits into the record's last part, of which
+    a page uses one for each segment, or one for all.
+    """
+
+    def __init__(
+        self, layout: Layout, group: PageGroup, stored: Sequence[int], width: int
+    ) -> None:  # fmt: skip
+        """`stored`: counts that each page has."""
+        self._layout, self._group = layout, group
+        self._stored = stored
+        self._is_of_segments = all(
+            count == len(segments) for count, segments in zip(stored, group.segments, strict=True)
+        )
+        self._used = np.arange(width) < np.array(stored)[:, None]
+        self._all = self._used.astype(np.int64)
+
+    def by_segment(self, counts: np.ndarray, absent: int) -> list[int]:
+        """The count of each segment of the group.
+
+        Raises StateError if only some segments of a page are updated, which has one count for all.
+        """
+        if self._is_of_segments:
+            found: list[int] = counts[self._used].tolist()
+            return found
+        if absent:
+            self._check_whole(absent)
+        return [
+            int(row[index % stored])
+            for row, stored, segments in zip(
+                counts, self._stored, self._group.segments, strict=True
+            )
+            for index in range(len(segments))
+        ]  # fmt: skip
+
+    def count(self, counts: np.ndarray, absent: int, into: np.ndarray) -> None:
+        """Write the counts after an update; `into` may be `counts` itself."""
+        present = self._all
+        if absent:
+            present = self._all.copy()
+            bits = [1 - (absent >> bit & 1) for bit in range(self._group.segments_count)]
+            present[self._used] = bits if self._is_of_segments else 1
+        np.add(counts, present, out=into)
+
+    def _check_whole(self, absent: int) -> None:
+        first = 0
+        for chunk, stored, segments in zip(
+            self._group.chunks, self._stored, self._group.segments, strict=True
+        ):
+            own = absent >> first & (1 << len(segments)) - 1
+            first += len(segments)
+            if own and stored < len(segments):
+                raise _one_count_error(self._layout, chunk, segments, own)
+
+
+def _one_count_error(
+    layout: Layout, chunk: int, segments: Sequence[Segment], absent: int
+) -> StateError:  # fmt: skip
+    names = [
+        layout.parameters[segment.parameter].name
+        for index, segment in enumerate(segments)
+        if absent >> index & 1
+    ]
+    return StateError(
+        f"page of chunk {chunk}: {', '.join(names[:4])} had no gradient in this step, others "
+        "in the page had one, but this state was made by a version of LuWu that counts the "
+        "updates of a page as a whole. The step was discarded. Make a new state of it with "
+        "luwu export and luwu import, and continue with that"
+    )

@@ -47,17 +47,15 @@ from switch_emu.node.core.actions import (
     ReadWeights,
     Update,
 )
-from switch_emu.node.extent_pages import PageGroup, extent_pages, grouped
+from switch_emu.node.extent_pages import PageGroup, UpdateCounts, extent_pages, grouped, update_runs
 from switch_emu.node.kernels import UpdateCall, UpdateKernel
 from switch_emu.node.kernels.narrow import widen
-from switch_emu.node.outgoing import Outgoing
 from switch_emu.node.pages import field_view, read_values, store_values
 from switch_emu.node.plan import NodePlan
-from switch_emu.node.runs import UpdateCounts, update_runs
 from switch_emu.node.scratch import Adder, Scratch, record_views
 from switch_emu.node.statistics import Statistics, block_norms
 from switch_emu.process.payload import Buffers, Payload
-from switch_emu.process.places import WeightsPlaces
+from switch_emu.process.places import Outgoing, WeightsPlaces
 from switch_emu.store import (
     Contributor,
     DecidedStep,

@@ -29,10 +29,10 @@ from switch_emu.store import (
     PageStore,
     TieredPageStore,
 )
+from switch_emu.store.around import PacedPageStore
 from switch_emu.store.attachments import AttachmentFiles
 from switch_emu.store.claim import Claim
 from switch_emu.store.directory import CONFIG_NAME
-from switch_emu.store.paced import PacedPageStore
 from switch_emu.store.spill import SpillFile
 
 

@@ -13,9 +13,7 @@ Start with `interface.py` (the guarantees), then `file.py` (how), `manifest.py` 
     directory.py    the directory of a store, made whole or not at all
     claim.py        the claim on a directory before the store is made
     config.py       fields, page kinds, the configuration that never changes
-    around.py       a store around another store
-    tier.py         a RAM tier: a fixed set of pages stays resident
-    paced.py        a store on an emulated disk
+    around.py       stores around another: a RAM tier, an emulated disk
     spill.py        sums that do not fit in RAM
     attachments.py  attachments of workers to versions
     pins.py         a version that stays readable
@@ -28,6 +26,7 @@ Start with `interface.py` (the guarantees), then `file.py` (how), `manifest.py` 
     records.py      records of steps, counters, errors
 """
 
+from switch_emu.store.around import TieredPageStore
 from switch_emu.store.config import Field, PageKind, StoreConfig
 from switch_emu.store.direct_io import aligned_buffer
 from switch_emu.store.directory import store_disk_bytes
@@ -43,7 +42,6 @@ from switch_emu.store.records import (
     StoreStats,
     VersionMissing,
 )
-from switch_emu.store.tier import TieredPageStore
 
 __all__ = [
     "Contributor",

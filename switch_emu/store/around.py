@@ -1,11 +1,43 @@
-"""A page store that forwards every call to another one; base of those that change some."""
+"""Page stores around another one: with a part of the pages in RAM, or as slow as an emulated disk.
+
+`PageStoreAround` forwards every call. On an emulated disk (`PacedPageStore`) reads and writes share
+a rate. An operation is carried out at once; then its thread waits for the rest of the time that the
+emulated disk needs. Flushes, manifests and pins are not slowed down.
+
+In the RAM tier (`TieredPageStore`) a fixed set of pages is resident, the rest streams. Every step
+touches every page once, in the same order. A cache that evicts the least recently used page would
+always have evicted the next page; a fixed set has a hit ratio equal to its share. The set is chosen
+once, by page index, up to the budget.
+
+Writes go through to the inner store first, so durability is that store's alone. A resident page has
+one copy, the newest: in a step that is the version being made, and the decided one is read from the
+inner store. States of a resident copy:
+
+    EMPTY      -> DECIDED     `read`                 filled by the first read
+    any        -> EMPTY       `begin_filling`
+    EMPTY,
+    DECIDED    -> TENTATIVE   `write`
+    TENTATIVE  -> DECIDED     `decide`               of a step that was applied
+    TENTATIVE  -> EMPTY       `abort`, `decide`      of a step that was skipped
+
+RAM is trusted: only reads of the inner store are verified, by that store.
+"""
 
 from __future__ import annotations
 
+import enum
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+
+from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.errors import ConfigError
+from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import PageStore
 from switch_emu.store.pins import Pin
 from switch_emu.store.records import Buffer, DecidedStep, StoreStats
-from switch_emu.store.views import RecordRows
+from switch_emu.store.views import RecordMemory, RecordRows, check_rows, write_view
 
 
 class PageStoreAround(PageStore):
@@ -93,3 +125,217 @@ class PageStoreAround(PageStore):
     def close(self) -> None:
         """Close the inner store."""
         self._store.close()
+
+
+class DiskPace:
+    """The schedule of an emulated disk. Thread-safe."""
+
+    def __init__(self, rate_bytes_per_s: float) -> None:
+        if not rate_bytes_per_s > 0:
+            raise ConfigError(f"disk_rate must be above 0, got {rate_bytes_per_s!r}")
+        self._ns_per_byte = 1e9 / rate_bytes_per_s
+        self._lock = threading.Lock()
+        self._free_ns = 0.0
+
+    def done_ns(self, now_ns: int, nbytes: int) -> float:
+        """Queue a transfer; return when the disk finishes it."""
+        with self._lock:
+            self._free_ns = max(self._free_ns, now_ns) + nbytes * self._ns_per_byte
+            return self._free_ns
+
+
+class PacedPageStore(PageStoreAround):
+    """`store` on a disk of a given rate; records in RAM need no disk."""
+
+    def __init__(self, store: PageStore, rate_bytes_per_s: float) -> None:
+        super().__init__(store)
+        self._pace = DiskPace(rate_bytes_per_s)
+
+    def read_rows(self, first: int, version: int, into: RecordRows) -> None:
+        """Read from the inner store, and wait for the emulated disk."""
+        with self._paced(into.count * into.record_bytes):
+            super().read_rows(first, version, into)
+
+    def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
+        """Read from the inner store, and wait for the emulated disk."""
+        with self._paced(into.nbytes):
+            super().read_field(page, version, field_name, into)
+
+    def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
+        """Write to the inner store, and wait for the emulated disk."""
+        with self._paced(rows.count * rows.record_bytes):
+            super().write_rows(first, version, attempt, rows)
+
+    def fill(self, page: int, record: Buffer) -> None:
+        """Write to the inner store, and wait for the emulated disk."""
+        with self._paced(memoryview(record).nbytes):
+            super().fill(page, record)
+
+    @contextmanager
+    def _paced(self, nbytes: int) -> Iterator[None]:
+        done_ns = self._pace.done_ns(SYSTEM_CLOCK.now_ns(), nbytes)
+        yield
+        missing_ns = done_ns - SYSTEM_CLOCK.now_ns()
+        if missing_ns > 0:
+            sleep(missing_ns / 1e9)
+
+
+class _Copy(enum.Enum):
+    EMPTY = enum.auto()
+    DECIDED = enum.auto()
+    TENTATIVE = enum.auto()
+
+
+class _Resident:
+    """One page in RAM. Memory is allocated when first filled."""
+
+    __slots__ = ("attempt", "record", "state")
+
+    def __init__(self, record: memoryview) -> None:
+        self.state = _Copy.EMPTY
+        self.attempt = 0
+        self.record = record
+
+
+def pages_that_fit(config: StoreConfig, resident_bytes: int) -> dict[int, int]:
+    """Resident pages, by index up to the budget, and the bytes of each."""
+    fitting: dict[int, int] = {}
+    left = resident_bytes
+    for page in range(config.page_count):
+        record_bytes = config.kind(page).record_bytes
+        if record_bytes <= left:
+            fitting[page] = record_bytes
+            left -= record_bytes
+    return fitting
+
+
+class TieredPageStore(PageStoreAround):
+    """`store` with up to `resident_bytes` of its pages in RAM."""
+
+    def __init__(self, store: PageStore, resident_bytes: int) -> None:
+        if resident_bytes < 0:
+            raise ConfigError(f"resident_bytes must be at least 0, got {resident_bytes}")
+        super().__init__(store)
+        fitting = pages_that_fit(store.config, resident_bytes)
+        self._memory = RecordMemory(fitting)
+        self._resident = {page: _Resident(self._memory.record(page)) for page in fitting}
+        self._resident_bytes = sum(fitting.values())
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of all resident pages when filled; at most the budget."""
+        return self._resident_bytes
+
+    def read_rows(self, first: int, version: int, into: RecordRows) -> None:
+        """Read from RAM what is there in this version, the rest from the inner store."""
+        check_rows(self.config, first, into, to_fill=True)
+        copies = self._copies(first, into.count, version)
+        start = 0
+        for is_missing, run in groupby(copy is None for copy in copies):
+            stop = start + sum(1 for _ in run)
+            part = into.part(start, stop)
+            if is_missing:
+                self._store.read_rows(first + start, version, part)
+                self._fill(first + start, version, part)
+            else:
+                for record, copy in zip(part.records(), copies[start:stop], strict=True):
+                    assert copy is not None
+                    record[:] = copy.record
+            start = stop
+
+    def _fill(self, first: int, version: int, rows: RecordRows) -> None:
+        """Keep what was read of resident pages, if nothing newer is there."""
+        if self._is_decided(version):
+            self._copy(first, rows, _Copy.DECIDED)
+
+    def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
+        """Read from RAM if the copy is of this version, else from the inner store."""
+        (copy,) = self._copies(page, 1, version)
+        if copy is None:
+            self._store.read_field(page, version, field_name, into)
+            return
+        start, stop = self.config.kind(page).range(field_name)
+        view = write_view(into, stop - start, f"page {page}, field {field_name}")
+        view[:] = copy.record[start:stop]
+
+    def rows_in_ram(self, first: int, count: int, version: int) -> RecordRows | None:
+        """The copies, if all are of this version; the inner store's, if there is none."""
+        copies = self._copies(first, count, version)
+        if not any(copies):
+            return self._store.rows_in_ram(first, count, version)
+        found = self._memory.rows(first, count) if all(copies) else None
+        return None if found is None else found.readonly()
+
+    def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
+        """Write to the inner store, then to the copies."""
+        self._store.write_rows(first, version, attempt, rows)
+        if first in self._resident:  # of pages of one size the first ones are
+            self._copy(first, rows, _Copy.TENTATIVE, attempt)
+
+    def rows_to_fill(
+        self, first: int, count: int, version: int, attempt: int
+    ) -> RecordRows | None:  # fmt: skip
+        """None: records must be passed to `write_rows`, which copies them."""
+        return None
+
+    def begin_filling(self, version: int) -> None:
+        """Drop all copies, and begin to fill the inner store."""
+        self._store.begin_filling(version)
+        for resident in self._resident.values():
+            resident.state = _Copy.EMPTY
+
+    def prepare(self, step: DecidedStep) -> None:
+        """Prepare the inner store; copies of a skipped step are dropped."""
+        self._store.prepare(step)
+        if not step.applied:
+            self._drop_tentative(step.attempt)
+
+    def decide(self, version: int, attempt: int) -> None:
+        """Decide on the inner store; tentative copies become decided."""
+        self._store.decide(version, attempt)
+        for resident in self._resident.values():
+            if resident.state is _Copy.TENTATIVE:
+                resident.state = _Copy.DECIDED
+
+    def abort(self, attempt: int) -> None:
+        """Abort on the inner store and drop the stale copies."""
+        self._store.abort(attempt)
+        self._drop_tentative(attempt)
+
+    def close(self) -> None:
+        """Drop all copies and close the inner store."""
+        self._resident.clear()
+        self._store.close()
+
+    def _copy(self, first: int, rows: RecordRows, state: _Copy, attempt: int = 0) -> None:
+        """Copy records of resident pages; those that are decided only where there is none yet."""
+        for page, record in enumerate(rows.records(), first):
+            resident = self._resident.get(page)
+            if resident is None or (state is _Copy.DECIDED and resident.state is not _Copy.EMPTY):
+                continue
+            resident.record[:] = record
+            resident.state, resident.attempt = state, attempt
+
+    def _copies(self, first: int, count: int, version: int) -> list[_Resident | None]:
+        """The copies of this version, from page `first` on; None where there is none."""
+        decided = self.decided
+        usable = None
+        if decided is not None and version == decided.version:
+            usable = _Copy.DECIDED
+        elif version == (0 if decided is None else decided.version + 1):
+            usable = _Copy.TENTATIVE
+        found: list[_Resident | None] = []
+        for page in range(first, first + count):
+            resident = self._resident.get(page)
+            is_usable = resident is not None and resident.state is usable
+            found.append(resident if is_usable else None)
+        return found
+
+    def _is_decided(self, version: int) -> bool:
+        decided = self.decided
+        return decided is not None and version == decided.version
+
+    def _drop_tentative(self, attempt: int) -> None:
+        for resident in self._resident.values():
+            if resident.state is _Copy.TENTATIVE and resident.attempt <= attempt:
+                resident.state = _Copy.EMPTY

@@ -10,7 +10,7 @@ k extents of each of W children:
     sums to the node  2 k, an arena of ours                with the slots
     copies, one sum   2 k                                  the rest
 
-What is left of the budget caches weights (`core/weights_cache.py`). The memory of nothing here
+What is left of the budget caches weights (`core/weights_down.py`). The memory of nothing here
 follows that of the machine.
 """
 

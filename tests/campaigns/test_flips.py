@@ -9,7 +9,7 @@ import pytest
 
 from luwu.launch.local_cluster import LocalCluster
 from luwu.wire.altered import AlteredWeights, WeightsAlteredError
-from switch_emu.node import outgoing
+from switch_emu.process import places
 from tests import flips
 from tests.flips import PLACES, REPLICAS, WEIGHTS, Trial, run
 from tests.helpers.local_job import LARGE, Worker
@@ -55,7 +55,7 @@ def test_weights_that_are_always_altered_end_the_run(
 ) -> None:
     """Goal: what comes altered again and again is never used; the message says who states what.
     Method: the node states the checksum of other weights."""
-    monkeypatch.setattr(outgoing, "checksum_of", lambda data: 7)
+    monkeypatch.setattr(places, "checksum_of", lambda data: 7)
     trial = Trial.drawn(0, [WEIGHTS])
     with LocalCluster(
         world_size=trial.job.world_size, state=tmp_path / "state", summary=tmp_path / "summary",

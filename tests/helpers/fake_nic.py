@@ -30,8 +30,8 @@ from luwu.nic.threads import Copies, NicCounters, Ready
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
 from luwu.wire.norms import Squares, clip_factor, norms_of
+from switch_emu.node.extent_pages import update_runs
 from switch_emu.node.kernels import UpdateCall
-from switch_emu.node.runs import update_runs
 from switch_emu.node.statistics import block_norms
 from tests.helpers.kernel_calls import block_squares, kernel_for, to_wire
 

@@ -25,11 +25,10 @@ from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.messages import Role
 from switch_emu.node.core.actions import NodeNumber, StoreFacts
-from switch_emu.node.core.budget import GradientBudget
 from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.state import State
-from switch_emu.node.core.steps import Steps
+from switch_emu.node.core.step import GradientBudget, Steps
 from tests.simulate.job import JOB, Job, make_layout
 
 RANKS = 0b11

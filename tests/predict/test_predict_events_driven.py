@@ -24,9 +24,8 @@ from luwu.wire.codec import decode, encode
 from luwu.wire.messages import Received, Verb
 from switch_emu.node.core import actions as do
 from switch_emu.node.core.actions import NodeLimits
-from switch_emu.node.core.gathering import Gathering
+from switch_emu.node.core.gathering import Gathering, Updates
 from switch_emu.node.core.step import Step
-from switch_emu.node.core.updates import Updates
 from tests.simulate import machines
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import Job, make_layout

@@ -10,7 +10,7 @@ import pytest
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
 from switch_emu.store import FilePageStore, MemoryPageStore, PageStore, TieredPageStore
-from switch_emu.store.paced import DiskPace, PacedPageStore
+from switch_emu.store.around import DiskPace, PacedPageStore
 from tests.suites.store_suite import PageStoreSuite, contents, small_config, take_step
 
 QUICK = 1e9

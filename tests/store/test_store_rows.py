@@ -20,7 +20,7 @@ from switch_emu.store import (
     VersionMissing,
     aligned_buffer,
 )
-from switch_emu.store.paced import PacedPageStore
+from switch_emu.store.around import PacedPageStore
 from switch_emu.store.views import RecordRows
 from tests.suites.store_suite import (
     adamw_kind,

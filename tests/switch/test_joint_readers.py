@@ -7,8 +7,7 @@ from typing import Any
 from luwu.wire import messages as wire
 from luwu.wire.messages import Role
 from luwu.wire.reading import VersionFacts, parse_facts
-from switch_emu.switch.core.joint_readers import KEEP_NS
-from switch_emu.switch.core.reader_routes import ROUTES_MAX
+from switch_emu.switch.core.readers import KEEP_NS, ROUTES_MAX
 from tests.helpers.switch_parts import line, message
 from tests.switch.test_lead import PATIENCE_NS, Bench
 

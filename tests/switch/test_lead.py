@@ -18,7 +18,7 @@ from luwu.wire.norms import encode_all
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.lead import Lead
 from switch_emu.switch.core.parents import Parents
-from switch_emu.switch.core.reader_routes import ReaderRoutes
+from switch_emu.switch.core.readers import ReaderRoutes
 from tests.helpers.switch_parts import LEFT, line, message
 from tests.simulate.job import make_layout
 

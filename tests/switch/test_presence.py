@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from switch_emu.switch.core.lateness import Lateness
-from switch_emu.switch.core.presence import Presence
+from switch_emu.switch.core.begin_commit import Lateness
+from switch_emu.switch.core.membership import Presence
 
 S = 10**9
 LEFT, RIGHT, PAIR = 0b0001, 0b0010, 0b1100

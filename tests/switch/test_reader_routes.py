@@ -5,7 +5,7 @@ from __future__ import annotations
 from luwu.base.limits import READERS_OF_CONNECTION_MAX
 from luwu.protocol.actions import PARENT, Drop, Send
 from luwu.wire import messages as wire
-from switch_emu.switch.core.reader_routes import ROUTES_MAX, ReaderRoutes
+from switch_emu.switch.core.readers import ROUTES_MAX, ReaderRoutes
 from tests.helpers.switch_parts import Handed, message
 
 

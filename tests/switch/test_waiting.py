@@ -1,4 +1,4 @@
-"""Contributions that wait for a slot, instead of going up raw (`switch/core/waiting.py`)."""
+"""Contributions that wait for a slot, instead of going up raw (`switch/core/aggregation.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that a switch caches, and answers pulls with (`switch/core/weights_cache.py`)."""
+"""Weights that a switch caches, and answers pulls with (`switch/core/weights_down.py`)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from luwu.wire.hyper import StepHyper, encode_hyper
 from luwu.wire.messages import Role
 from switch_emu.node.core.actions import ReadWeights
 from switch_emu.switch.core.actions import Cache, SwitchLimits
-from switch_emu.switch.core.weights_cache import WeightsCache, chosen_extents
-from switch_emu.switch.core.weights_down import WeightsDown
+from switch_emu.switch.core.weights_down import WeightsCache, WeightsDown, chosen_extents
 from tests.helpers.switch_parts import Handed, message
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import Job, make_layout

@@ -21,10 +21,9 @@ from luwu.training.units.unit import Precision
 from luwu.training.units.unit import Unit as TrainedUnit
 from luwu.wire.hyper import StepHyper
 from switch_emu.node import storage
-from switch_emu.node.extent_pages import extent_pages
+from switch_emu.node.extent_pages import UpdateCounts, extent_pages, update_runs
 from switch_emu.node.kernels import Run
 from switch_emu.node.pages import store_config
-from switch_emu.node.runs import UpdateCounts, update_runs
 from switch_emu.store import StoreConfig
 from tests.checkpoint.test_state_dicts import assert_same
 from tests.helpers.real_training import digest_of, in_cluster, seeded

@@ -6,15 +6,12 @@ actions.py          what is asked of the pipeline and the store
 
 shard.py            the chunks that this node owns, from the job's description
 state.py            the decided version, the one that is prepared, and the attempt, on disk
-first_weights.py    the initial weights, until version 0 is decided
-early.py            what is sent for step 0 before that
+first_weights.py    the initial weights, until version 0 is decided; what comes for step 0 before
 membership.py       the child joins and leaves
 
-steps.py, step.py   the undecided steps; sums.py what has come in for one of them
-budget.py           bytes of gradients in RAM; what is over is spilled, or waits
-gathering.py        gradients, Begin and Commit, into the sums
+step.py             the undecided steps, their sums, and the bytes of gradients in RAM
+gathering.py        gradients, Begin and Commit, into the sums; then updates of pages
 filling.py          the pages of a lost node, which come from the others while the job goes on
-updates.py          pages that are being updated
 attachments.py      what ranks attach to a step
 serving.py          weights that are pulled
 

@@ -14,7 +14,7 @@ from luwu.wire.norms import Squares, norms_of
 from switch_emu.node.core.results import AbortRequest, Judgement
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.state import State
-from switch_emu.node.core.steps import Steps
+from switch_emu.node.core.step import Steps
 
 
 class Alone:

@@ -13,7 +13,7 @@ from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.messages import Verb
 from switch_emu.node.core.actions import KeepPiece, ReplaceAttached
-from switch_emu.node.core.steps import Steps
+from switch_emu.node.core.step import Steps
 
 
 class Attachments:

@@ -39,7 +39,7 @@ from switch_emu.node.core.filling import Filling
 from switch_emu.node.core.results import AbortRequest, Judgement
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.state import State
-from switch_emu.node.core.steps import Steps
+from switch_emu.node.core.step import Steps
 
 OLDER_STATE_CODE = "E508"
 LEFT_OUT_CODE = "E510"

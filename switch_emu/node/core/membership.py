@@ -20,7 +20,7 @@ from luwu.wire.messages import Verb
 from switch_emu.node.core.actions import GiveUp, OpenStore
 from switch_emu.node.core.results import AbortRequest, Joined
 from switch_emu.node.core.shard import Shard
-from switch_emu.node.core.steps import Steps
+from switch_emu.node.core.step import Steps
 
 OLDER_STATE_CODE = "E508"
 _NOT_BELIEVED = (

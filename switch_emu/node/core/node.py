@@ -43,11 +43,9 @@ from switch_emu.node.core import actions as do
 from switch_emu.node.core.actions import Action
 from switch_emu.node.core.alone import Alone
 from switch_emu.node.core.attachments import Attachments
-from switch_emu.node.core.budget import GradientBudget
-from switch_emu.node.core.early import Early
 from switch_emu.node.core.filling import Filling
-from switch_emu.node.core.first_weights import FirstWeights
-from switch_emu.node.core.gathering import Gathering
+from switch_emu.node.core.first_weights import Early, FirstWeights
+from switch_emu.node.core.gathering import Gathering, Updates
 from switch_emu.node.core.joint import Joint
 from switch_emu.node.core.membership import Membership
 from switch_emu.node.core.readers import Readers
@@ -55,9 +53,7 @@ from switch_emu.node.core.results import AbortRequest, Judgement, Result
 from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.state import State
-from switch_emu.node.core.step import Step
-from switch_emu.node.core.steps import Steps
-from switch_emu.node.core.updates import Updates
+from switch_emu.node.core.step import GradientBudget, Step, Steps
 
 Table = Mapping[type[wire.Message], str]
 """Kind of message -> the method of `NodeCore`, or of one of its parts, that it is given to."""

@@ -22,7 +22,7 @@ from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from switch_emu.node.core.actions import CopyPage, ReadWeights, Update
 from switch_emu.node.core.shard import Shard
-from switch_emu.node.core.steps import Steps
+from switch_emu.node.core.step import Steps
 
 
 class Serving:

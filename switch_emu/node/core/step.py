@@ -1,4 +1,15 @@
-"""One undecided step at the node: its sums, how far its pages are, and its verdict. Pure."""
+"""The undecided steps at the node: their sums, how far their pages are, and their verdicts. Pure.
+
+Anything is known of the open step and of the one after it (`Steps`). A contribution to a step is a
+sum that a switch made, or raw from one rank when the switch had no slot. A part of an extent is
+complete when its contributors are all ranks: then its payloads are added in rank order; in a tree,
+as its switches would have (`total_weight`). Payloads are opaque, and nothing is added here.
+
+Gradients in RAM have a budget (`GradientBudget`). One that is over it waits where it lies, in the
+window of the child, if its page can be updated whatever else comes: then its receipt is sent when
+there is room for it or its page has been updated. All others are spilled: they wait for more than
+the disk.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +18,167 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from luwu.protocol.children import ranks_text
-from luwu.protocol.contribution import Contribution, common_absent
+from luwu.protocol.actions import Payload
+from luwu.protocol.children import Children, ranks_text
+from luwu.protocol.contribution import Contribution, common_absent, merge, rank_order, total_weight
+from luwu.protocol.outbox import Outbox
+from luwu.wire import messages as wire
 from luwu.wire.hyper import StepHyper, stated_hyper
 from luwu.wire.messages import Verdict
 from luwu.wire.norms import Squares, condensed
-from switch_emu.node.core.actions import BlockNorms, Fold, Update
-from switch_emu.node.core.sums import ExtentSum, StepSums
+from switch_emu.node.core.actions import BlockNorms, Fold, Spill, Update
+from switch_emu.node.core.shard import Shard
+
+
+class GradientBudget:
+    """Counts payloads from their arrival until their page is updated."""
+
+    def __init__(
+        self, outbox: Outbox, children: Children, bytes_max: int, raw_bytes_max: int | None
+    ) -> None:
+        self._outbox, self._children = outbox, children
+        self._bytes_max = bytes_max
+        self._raw_bytes_max = bytes_max if raw_bytes_max is None else raw_bytes_max
+        self._bytes_of: dict[int, tuple[int, bool]] = {}
+        self._owed: dict[int, tuple[int, wire.Received]] = {}
+        """Bytes and receipts of payloads that wait, in the order of their arrival."""
+        self.bytes_used = 0
+        self._raw_bytes_used = 0
+        self.spilled_count = 0
+        self.owed_count = 0
+        """Gradients whose receipt had to wait."""
+
+    def add(self, payload: Payload | None, payload_bytes: int, *, is_raw: bool) -> None:
+        """Count a payload, or spill it if there is no room. Raw: of a single rank."""
+        if payload is None:
+            return
+        over = self.bytes_used + payload_bytes > self._bytes_max
+        if over or (is_raw and self._raw_bytes_used + payload_bytes > self._raw_bytes_max):
+            self.spilled_count += 1
+            self._outbox.actions.append(Spill(payload, is_raw))
+            return
+        self._bytes_of[id(payload)] = (payload_bytes, is_raw)
+        self._count(payload_bytes, is_raw)
+
+    def add_or_owe(self, payload: Payload, payload_bytes: int, receipt: wire.Received) -> None:
+        """Count a payload and send its receipt: now, or when there is room."""
+        if self._owed or self.bytes_used + payload_bytes > self._bytes_max:
+            self.owed_count += 1
+            self._owed[id(payload)] = (payload_bytes, receipt)
+            return
+        self._children.send_all(receipt)
+        self.add(payload, payload_bytes, is_raw=False)
+
+    def owes(self, step: int, part: int, extent: int) -> bool:
+        """True if the receipt of this gradient waits."""
+        found = ((each.step, each.part, each.index) for _, each in self._owed.values())
+        return (step, part, extent) in found
+
+    def release(self, payload: Payload | None) -> None:
+        """Drop a payload; it may be one that was spilled, or whose receipt waits."""
+        if payload is None:
+            return
+        owed = self._owed.pop(id(payload), None)
+        if owed is not None:
+            self._children.send_all(owed[1])
+        payload_bytes, is_raw = self._bytes_of.pop(id(payload), (0, False))
+        self._count(-payload_bytes, is_raw)
+        self._outbox.drop(payload)
+        while self._owed:
+            each, (waiting_bytes, receipt) = next(iter(self._owed.items()))
+            if self.bytes_used + waiting_bytes > self._bytes_max:
+                break
+            del self._owed[each]
+            self._bytes_of[each] = (waiting_bytes, False)
+            self._count(waiting_bytes, is_raw=False)
+            self._children.send_all(receipt)
+
+    def forget(self) -> None:
+        """A new attempt: no receipt of the former is sent."""
+        self._owed.clear()
+
+    def _count(self, payload_bytes: int, is_raw: bool) -> None:
+        self.bytes_used += payload_bytes
+        if is_raw:
+            self._raw_bytes_used += payload_bytes
+
+
+@dataclass(slots=True)
+class PartSum:
+    """One backward's gradient of one extent."""
+
+    contributors: int = 0
+    contributions: list[Contribution] = field(default_factory=list)
+    complete: bool = False
+
+    def payloads(self) -> list[Contribution]:
+        """The payloads to add, in rank order."""
+        return [c for c in rank_order(self.contributions) if c.payload is not None]
+
+
+@dataclass(slots=True)
+class ExtentSum:
+    """All that came in for one extent in one step."""
+
+    groups: Sequence[int] = ()
+    """Bitmaps of the ranks that each switch of a tree sums: weights are added in that order."""
+    parts: dict[int, PartSum] = field(default_factory=dict)
+    folded_count: int = 0
+    """`at_step`: how many parts are in `total`, from the first on."""
+    folding: bool = False
+    total: Contribution | None = None
+    """`at_step`: the sum over the folded parts; None if none of them had a gradient."""
+    squares: dict[float, tuple[float, ...]] = field(default_factory=dict)
+    """Norm type -> a few numbers for the blocks of the undivided gradient, of 4,096 elements."""
+
+    def complete_up_to(self, parts_count: int) -> bool:
+        """True if the first `parts_count` parts are all complete."""
+        return all(i in self.parts and self.parts[i].complete for i in range(parts_count))
+
+    @property
+    def weight(self) -> float:
+        """The divisor of the sum: the contributors' weights, in the order of the sum."""
+        last = self.parts[max(self.parts)]
+        return total_weight(last.contributions, self.groups)
+
+
+class StepSums:
+    """The sums of one step."""
+
+    def __init__(self, ranks: int, groups: Sequence[int] = ()) -> None:
+        self.ranks = ranks
+        self._groups = groups
+        self.extents: dict[int, ExtentSum] = {}
+
+    def add(self, entry: PartSum, contribution: Contribution) -> bool:
+        """Add a contribution to a part; False if it is a repetition. Raises OverlapError."""
+        if not merge(entry.contributors, contribution.contributors):
+            return False
+        entry.contributors |= contribution.contributors
+        entry.contributions.append(contribution)
+        entry.complete = entry.contributors == self.ranks
+        return True
+
+    def part(self, extent: int, part: int) -> PartSum:
+        """One backward's gradient of an extent."""
+        of_extent = self.extents.setdefault(extent, ExtentSum(self._groups))
+        return of_extent.parts.setdefault(part, PartSum())
+
+    def missing_ranks(self, extent: int) -> int:
+        """Ranks of which nothing came for the extent's first part, for reports."""
+        entry = self.extents.get(extent)
+        part = None if entry is None else entry.parts.get(0)
+        return self.ranks if part is None else self.ranks & ~part.contributors
+
+    def payloads(self) -> list[Payload]:
+        """All payloads, to be dropped."""
+        found: list[Payload] = []
+        for entry in self.extents.values():
+            for part in entry.parts.values():
+                found.extend(c.payload for c in part.contributions if c.payload is not None)
+            if entry.total is not None and entry.total.payload is not None:
+                found.append(entry.total.payload)
+        return found
 
 
 @dataclass(slots=True)
@@ -240,3 +405,64 @@ class Step:
         if self.streaming:
             return tuple(entry.parts[0].payloads())
         return () if entry.total is None else (entry.total,)
+
+
+class Steps:
+    """Steps by their number; their gradients count against `budget`."""
+
+    def __init__(
+        self, outbox: Outbox, children: Children, shard: Shard, budget: GradientBudget,
+        groups: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        self._outbox, self._children, self._shard = outbox, children, shard
+        self._budget, self._groups = budget, groups
+        self.by_number: dict[int, Step] = {}
+
+    @property
+    def open(self) -> Step | None:
+        """The first undecided step, if anything is known of it."""
+        return self.by_number.get(self._outbox.step)
+
+    @property
+    def has_commit(self) -> bool:
+        """True if a Commit came that is not decided."""
+        return any(step.parts is not None for step in self.by_number.values())
+
+    def takes(self, number: int) -> bool:
+        """True if gradients of a step are taken now: of the open one, and the one after it."""
+        return self._children.loaded and 0 <= number - self._outbox.step <= 1
+
+    def at(self, number: int) -> Step:
+        """A step, made if nothing was known of it."""
+        if number not in self.by_number:
+            sums = StepSums(self._children.members.active, self._groups)
+            self.by_number[number] = Step(
+                number, self._outbox.attempt, sums, self._shard.is_streaming,
+                (self._shard.norm_type,),
+            )  # fmt: skip
+        return self.by_number[number]
+
+    def close(self) -> None:
+        """The open step was decided: go on with the next."""
+        step = self.by_number.pop(self._outbox.step, None)
+        self._outbox.step += 1
+        if step is not None:  # None: it was prepared before this node was started again
+            self._release(step)
+
+    def lacks_pieces_of(self, ranks: int) -> bool:
+        """True if the open step can never be decided, as attachments of these ranks are lost."""
+        step = self.open
+        if step is None or not step.is_judged or not step.keeps:
+            return False
+        return bool(ranks & self._children.members.active & ~step.kept_ranks)
+
+    def forget(self) -> None:
+        """A new attempt: drop all gradients."""
+        self._budget.forget()
+        for step in self.by_number.values():
+            self._release(step)
+        self.by_number.clear()
+
+    def _release(self, step: Step) -> None:
+        for payload in step.sums.payloads():
+            self._budget.release(payload)

@@ -49,7 +49,7 @@ class SwitchLimits:
     copies_bytes_max: int = 256 * 1024 * 1024
     """Weights kept for children that have not asked yet."""
     cache_bytes_max: int = 0
-    """Weights that pulls are answered with (`weights_cache.py`)."""
+    """Weights that pulls are answered with (`weights_down.py`)."""
     push_window_bytes: int = 16 * 1024 * 1024
     """Credit of each child."""
     extent_chunks: int = 1

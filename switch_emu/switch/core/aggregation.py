@@ -3,8 +3,8 @@
 A push fills a slot of the pool (`pool.py`). When the slot is full the shell is asked for the `Sum`
 of its contributions, in rank order, and the sum goes to the parent in one Push; the slot is freed
 when the parent has it. A contribution that finds no slot waits for one if its child is ahead of all
-others (`waiting.py`, where the limits say so); else the extent goes up raw, all of it (S5;
-`raw_up.py`). When a child is sent `Received` depends on the pool:
+others (`Waiting`, where the limits say so); else the extent goes up raw, all of it, to be summed at
+the node (S5; `RawUp`). When a child is sent `Received` depends on the pool:
 
     functional    its bytes are in a slot, or in the window to the parent
     protocol      its extent is summed and in the window to the parent: the result frees the next
@@ -12,13 +12,27 @@ others (`waiting.py`, where the limits say so); else the extent goes up raw, all
                   children that push in different orders wait for a timer and not for ever.
 
 So what a child may send is limited by what the parent takes.
+
+Where no slot has room, a child that is in every open slot is ahead, and loses nothing if it waits:
+a slot becomes free when the others have come so far, and until then its step cannot end. So its
+contribution is held unanswered, which also holds back what it would send next. A contribution that
+goes up raw instead would travel alone, and the node would have to keep it until the rest has come.
+
+    S6  A child that waits is in every open slot that is not full. So each of these misses a child
+        that does not wait, and some slot becomes full whatever the orders in which children push:
+        who pushes in another order than the rest, and is not in some slot, goes up raw.
+    S7  Extents get slots in the order in which they began to wait; none overtakes them.
+
+The child of a raw contribution is sent `Received` when its bytes are in the window to the parent;
+until then its repetitions are dropped without an answer.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from luwu.aggregate.interface import ENCODED
 from luwu.protocol.actions import Payload
@@ -31,16 +45,150 @@ from luwu.protocol.contribution import (
     rank_order,
 )
 from luwu.protocol.outbox import Outbox
-from luwu.protocol.uplink import Uplink
+from luwu.protocol.uplink import Cargo, Uplink
 from luwu.wire import messages as wire
 from luwu.wire.messages import Verb
 from switch_emu.switch.core.actions import Sum, SwitchLimits
 from switch_emu.switch.core.attempts import Attempts
 from switch_emu.switch.core.pool import make_pool
-from switch_emu.switch.core.raw_up import RawUp, push_up
 from switch_emu.switch.core.slots import Slot, SlotKey
-from switch_emu.switch.core.waiting import Held, Waiting
 from switch_emu.switch.core.weights_down import WeightsDown
+
+
+def push_up(
+    outbox: Outbox, uplink: Uplink, key: SlotKey, contribution: Contribution, *, raw: bool,
+    on_way: Callable[[], None] | None = None,
+) -> None:  # fmt: skip
+    """Push a sum, or (raw) what one child contributed, to the parent.
+
+    `on_way` is called when it enters the window.
+    """
+    step, part, extent = key
+    push = outbox.stamped(
+        wire.Push, step=step, part=part, index=extent, contributors=contribution.contributors,
+        absent=contribution.absent, weight=contribution.weight, last=contribution.last, raw=raw,
+        dtype=contribution.dtype,
+    )  # fmt: skip
+    cargo = Cargo(push, contribution.payload, contribution.payload_bytes, on_way)
+    uplink.load(outbox.now_ns, ("push", *key, contribution.contributors), cargo)
+
+
+class RawUp:
+    """See the module."""
+
+    def __init__(self, outbox: Outbox, uplink: Uplink) -> None:
+        self._outbox, self._uplink = outbox, uplink
+        self._taken: dict[SlotKey, int] = {}
+        """Ranks of every extent that is summed at the node and not here."""
+        self._on_way: dict[SlotKey, int] = {}
+        """Those whose bytes are, or were, in the window to the parent."""
+        self.count = 0
+        """Contributions that found no slot and went on raw."""
+
+    def __contains__(self, key: SlotKey) -> bool:
+        """True if an extent goes up raw."""
+        return key in self._taken
+
+    def forget(self, step: int | None = None) -> None:
+        """Forget the extents of a decided step; without one, all."""
+        for ranks_of in (self._taken, self._on_way):
+            for key in [key for key in ranks_of if step is None or key[0] == step]:
+                del ranks_of[key]
+
+    def push(
+        self, peer: str, key: SlotKey, contribution: Contribution, receipt: wire.Received
+    ) -> None:
+        """A contribution that finds no slot; its receipt is sent when it enters the window."""
+        ranks = contribution.contributors
+        if not self._taken.get(key, 0) & ranks:
+            self.count += 1
+            self._taken[key] = self._taken.get(key, 0) | ranks
+
+            def on_way() -> None:
+                self._note_on_way(key, ranks)
+                self._outbox.send(peer, receipt)
+
+            push_up(self._outbox, self._uplink, key, contribution, raw=True, on_way=on_way)
+        else:
+            self._outbox.drop(contribution.payload)
+            if self._on_way.get(key, 0) & ranks:
+                self._outbox.send(peer, receipt)
+
+    def push_held(
+        self, key: SlotKey, held: Contribution, answer: Callable[[], None] | None
+    ) -> None:  # fmt: skip
+        """A contribution that was in a slot when the extent lost it.
+
+        `answer` sends its receipt as it enters the window; None: that was sent before.
+        """
+        ranks = held.contributors
+        self.count += 1
+        self._taken[key] = self._taken.get(key, 0) | ranks
+        if answer is None:
+            self._note_on_way(key, ranks)
+
+        def on_way() -> None:
+            if answer is not None:
+                self._note_on_way(key, ranks)
+                answer()
+
+        push_up(self._outbox, self._uplink, key, held, raw=True, on_way=on_way)
+
+    def _note_on_way(self, key: SlotKey, ranks: int) -> None:
+        self._on_way[key] = self._on_way.get(key, 0) | ranks
+
+
+class Held(NamedTuple):
+    """A contribution that waits."""
+
+    peer: str
+    contribution: Contribution
+    receipt: wire.Received
+    """Its answer, which is not sent yet."""
+
+
+class Waiting:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._held: dict[SlotKey, list[Held]] = {}
+        self.count = 0
+        """Contributions that have waited."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, key: SlotKey) -> bool:
+        return key in self._held
+
+    def __iter__(self) -> Iterator[SlotKey]:
+        """The extents, in the order in which they began to wait."""
+        return iter(list(self._held))
+
+    def nbytes(self, key: SlotKey) -> int:
+        """Bytes of the largest contribution to an extent."""
+        return max(each.contribution.payload_bytes for each in self._held[key])
+
+    def ranks(self, key: SlotKey) -> int:
+        """The ranks whose contributions to this extent wait."""
+        found = 0
+        for each in self._held.get(key, ()):
+            found |= each.contribution.contributors
+        return found
+
+    def add(self, key: SlotKey, held: Held) -> None:
+        """From now on this contribution waits."""
+        self._held.setdefault(key, []).append(held)
+        self.count += 1
+
+    def take(self, key: SlotKey) -> list[Held]:
+        """All that waits for a slot of this extent: it waits no more."""
+        return self._held.pop(key, [])
+
+    def forget(self, step: int | None = None) -> list[Payload | None]:
+        """A step is decided, or (None) the attempt is over: what was held."""
+        keys = [key for key in self if step is None or key[0] <= step]
+        return [each.contribution.payload for key in keys for each in self.take(key)]
 
 
 class Aggregation:

@@ -26,8 +26,7 @@ from luwu.protocol.uplink import Outstanding, earliest
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
 from switch_emu.switch.core.ballot import Ballot
-from switch_emu.switch.core.filled_node import FilledNode
-from switch_emu.switch.core.parents import Parents
+from switch_emu.switch.core.parents import FilledNode, Parents
 from switch_emu.switch.core.refusals import Refusals
 from switch_emu.switch.core.standings import Position, Standings
 

@@ -70,9 +70,8 @@ from luwu.wire.norms import parse_all
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.ballot import Ballot, Difference
 from switch_emu.switch.core.filling import Filling
-from switch_emu.switch.core.joint_readers import JointReaders
 from switch_emu.switch.core.parents import Parents
-from switch_emu.switch.core.reader_routes import ReaderRoutes
+from switch_emu.switch.core.readers import JointReaders, ReaderRoutes
 from switch_emu.switch.core.refusals import Refusals
 from switch_emu.switch.core.standings import Position, Standings
 

@@ -41,18 +41,16 @@ from luwu.wire import messages as wire
 from luwu.wire.description import parse_description
 from luwu.wire.messages import PayloadRule, Role, Verb
 from switch_emu.switch.core.actions import Action, Cache, Sum, SwitchLimits
-from switch_emu.switch.core.aggregation import Aggregation
+from switch_emu.switch.core.aggregation import Aggregation, RawUp
 from switch_emu.switch.core.agreement import Agreement
-from switch_emu.switch.core.attachments import Attachments
+from switch_emu.switch.core.attachments import Attachments, InitialWeights
 from switch_emu.switch.core.attempts import Attempts
 from switch_emu.switch.core.begin_commit import BeginCommit
-from switch_emu.switch.core.initial_weights import InitialWeights
 from switch_emu.switch.core.lead import Lead
 from switch_emu.switch.core.membership import Membership
 from switch_emu.switch.core.parents import Parents, parent_names
 from switch_emu.switch.core.pool import Pool
-from switch_emu.switch.core.raw_up import RawUp
-from switch_emu.switch.core.reader_routes import ReaderRoutes
+from switch_emu.switch.core.readers import ReaderRoutes
 from switch_emu.switch.core.resources import pool_resources
 from switch_emu.switch.core.weights_down import WeightsDown
 
