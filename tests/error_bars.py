@@ -13,9 +13,12 @@ from statistics import mean
 from typing import Any, Final
 
 from benchmarks.blind.score import counting, scored
-from luwu.predict.check.calibration import compare, training_rows
-from luwu.predict.check.inference_calibration import compare_inference
-from luwu.predict.check.offload_calibration import compare_offload
+from luwu.predict.check.calibration import (
+    compare,
+    compare_inference,
+    compare_offload,
+    training_rows,
+)
 from luwu.predict.hardware.catalogue import Catalogue, load
 
 FILE: Final = Path(__file__).resolve().parents[1] / "luwu" / "predict" / "data" / "errors.toml"

@@ -12,11 +12,10 @@ import click
 
 from luwu.base.parsers import path
 from luwu.commands import form
-from luwu.commands.predict_question import CATALOGUE
+from luwu.commands.predict import CATALOGUE
 from luwu.predict.ask.question import read_table
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.plan.plan_text import plan_document, plan_text
-from luwu.predict.plan.planner import plan
+from luwu.predict.plan.planner import plan, plan_document, plan_text
 
 
 @click.command(

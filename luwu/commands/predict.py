@@ -1,7 +1,7 @@
 """`luwu predict`: the step time of training jobs on hardware that is not here.
 
-step        one question, of a file or of flags: predict_question.py
-sweep       one question over values of its keys: predict_sweep.py
+step        one question, of a file or of flags
+sweep       one question over values of its keys
 catalogue   what has a name
 init        a question file to begin with
 validate    published results beside predictions
@@ -10,24 +10,74 @@ validate    published results beside predictions
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
 from luwu.base.errors import ConfigError
+from luwu.base.parsers import path
 from luwu.base.suggestion import suggestion
 from luwu.commands import form
-from luwu.commands.predict_question import CATALOGUE, FILE, Command, asked_table
-from luwu.commands.predict_sweep import run_sweep
 from luwu.predict.ask.answer import answer, text
-from luwu.predict.ask.keys import SYSTEMS
-from luwu.predict.ask.question import AnyQuestion, Question, make_question
+from luwu.predict.ask.keys import SYSTEMS, assumed_text, keys, table_of, with_assumed
+from luwu.predict.ask.question import AnyQuestion, Question, make_question, read_table
+from luwu.predict.ask.sweep import STEP, Axis, parse_axis, sweep, sweep_document, sweep_text
 from luwu.predict.check import validate as checked
 from luwu.predict.driven.driven import play_driven_steps
-from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.hardware.listing import listing, listing_text
+
+CATALOGUE: Final = click.option(
+    "--catalogue",
+    type=form.Value("FILE", lambda text, name: load(path(text, name))),
+    default=load,
+    help="TOML file with your own hardware and models",
+)
+FILE: Final = click.argument("file", required=False, type=form.Value("FILE", path))
+
+
+class Command(form.Command):
+    """A command whose keys are those of a question, each once; it is given their texts."""
+
+    def __init__(self, name: str, *, params: list[click.Parameter], **settings: Any) -> None:
+        """As that of other commands."""
+        first = {key.place: key for key in reversed(keys())}
+        asked = [
+            form.KeyFlag(key.place, key.shape, key.text, key.title, is_flag=not key.shape)
+            for key in keys()
+            if first[key.place] is key
+        ]
+        super().__init__(name, params=[*params, *asked], **settings)
+
+    def take(self, ctx: click.Context, texts: Mapping[str, str]) -> None:
+        """Pass the texts on as `asked`."""
+        ctx.params["asked"] = texts
+
+
+def asked_table(
+    asked: Mapping[str, str], file: Path | None, catalogue: Catalogue
+) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
+    """The table of a question, and what of it is assumed: nothing of a file. Raises ConfigError."""
+    flags = table_of(asked, catalogue)
+    if file is None:
+        if not flags:
+            ctx = click.get_current_context()
+            raise ConfigError(
+                f"{ctx.command_path} takes a file, or a question in flags; {form.usage(ctx)}"
+            )
+        return with_assumed(flags)
+    table = read_table(file)
+    for key, value in flags.items():
+        own = table.get(key)
+        if isinstance(own, dict) and isinstance(value, dict):
+            table[key] = {**own, **value}
+        else:
+            table[key] = value
+    return table, {}
+
 
 run = form.Commands(
     "predict",
@@ -74,6 +124,42 @@ def _cores_step_s(question: AnyQuestion) -> float:
     if on is None or on.nodes is None:
         raise ConfigError(f"cores: are LuWu's, and the system is {question.system!r}; leave it out")
     return play_driven_steps(on.job, on.nodes).step_s
+
+
+@run.command(
+    "sweep",
+    cls=Command,
+    examples=("luwu predict sweep llama.toml --over node.disks=2,4,8 --over devices=8,16",),
+)
+@FILE
+@click.option(
+    "--over",
+    type=form.Value("KEY=V,V", lambda text, _: parse_axis(text)),
+    multiple=True,
+    help="a key and its values; repeatable",
+)
+@click.option(
+    "--of",
+    type=form.Value("METRIC"),
+    default=STEP,
+    help="number of the answer to show (default: step_s)",
+)
+@form.JSON
+@CATALOGUE
+def run_sweep(
+    asked: Mapping[str, str], file: Path | None, over: Sequence[Axis], of: str,
+    as_json: bool, catalogue: Catalogue,
+) -> int:  # fmt: skip
+    """Predict a step for each value of one or more keys of a question, as a table. The question
+    is in FILE, or in flags, as of luwu predict step."""
+    table, assumed = asked_table(asked, file, catalogue)
+    found = sweep(table, over, catalogue)
+    numbers = found.numbers(of)
+    if as_json:
+        print(json.dumps(sweep_document(found, of) | {"assumed": assumed}, indent=1))
+    else:
+        print("\n".join([*assumed_text(assumed), sweep_text(found, of, numbers)]))
+    return 0
 
 
 @run.command("validate", cls=form.Command, examples=("luwu predict validate",))
@@ -141,6 +227,3 @@ def init(name: str | None) -> int:
     command = "plan" if "\nsystems = " in known[name] else "predict step"
     print(f"wrote {path}; luwu {command} {path} answers it")
     return 0
-
-
-run.add_command(run_sweep)

@@ -39,18 +39,17 @@ from luwu.predict.inference.inference_sockets import (
     socket_cache_bytes,
     socket_weight_bytes,
 )
-from luwu.predict.model.job import StepTime, utilisation
+from luwu.predict.model.job import utilisation
 from luwu.predict.model.placement import domain_count
 from luwu.predict.networks import on_topology
 
 SCHEMA: Final = 4
-"""4: no elasticities, sources and savings; 3: no break-even tokens, no steps by other software."""
+"""4: neither elasticities, sources, savings nor the share of exposed time."""
 DAY_S: Final = 86_400.0
 MFU_SANE: Final = (0.05, 0.85)
 """Outside of this, something of the question or of the model is wrong."""
 DIFFERS: Final = 0.1
 """Share of a step by which closed form and cores differ enough to say so."""
-EXPOSED: Final = ("exchange", "waiting", "tail", "bubble", "offload", "optimizer")
 _OF_TRAINING: Final = (
     "devices", "data", "tensor", "pipeline", "virtual", "context", "expert", "sequence", "batch",
     "micro_batch", "recompute", "precision", "sequence_parallel",
@@ -100,7 +99,6 @@ def _training_answer(question: Question) -> dict[str, Any]:
         "tokens_per_s": job.tokens / seconds,
         "tokens_per_s_per_device": job.tokens / seconds / job.devices,
         **utilisation(job, seconds),
-        "exposed_ratio": _exposed(step) / seconds,
         "memory_bytes": question.memory_bytes,
         "memory_bytes_max": job.device.memory_bytes,
         "micro_batches": step.micro_batches,
@@ -115,14 +113,6 @@ def _training_answer(question: Question) -> dict[str, Any]:
         "fits": question.fits,
         "nearest_fit": None if nearest is None else nearest.text,
     }
-
-
-def _exposed(step: StepTime) -> float:
-    """Seconds in which a device waits for something else."""
-    return sum(
-        seconds for name, seconds in step.parts.items()
-        if any(name.startswith(each) or name.endswith(each) for each in EXPOSED)
-    )  # fmt: skip
 
 
 def asked(question: Question) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
+from luwu.base.identifiers import words
 from luwu.base.suggestion import suggestion
 from luwu.predict.ask.answer import answer
 from luwu.predict.ask.keys import SECTIONS, Value, value_of
@@ -30,6 +31,14 @@ from luwu.predict.hardware.hardware import KINDS, keys_of
 
 POINTS_MAX: Final = 1000
 STEP: Final = "step_s"
+SCHEMA: Final = 4
+"""4: answers have schema 4, and there is no `no_effect`."""
+_COLUMNS: Final = {
+    "step_s": "{:.3f} s",
+    "tokens_per_s_per_device": "{:,.0f}",
+    "mfu": "{:.1%}",
+}
+_HEADINGS: Final = {"step_s": "step", "tokens_per_s_per_device": "tokens/s each", "mfu": "MFU"}
 _NO_METRIC: Final = ("schema", "asked")
 _ADDING_UP: Final = "parts_s."
 """Parts of a step: one that is not there takes no time."""
@@ -216,3 +225,68 @@ def flattened(document: Mapping[str, Any], place: str = "") -> dict[str, float]:
         elif isinstance(value, int | float) and not isinstance(value, bool):
             found[f"{place}{name}"] = float(value)
     return found
+
+
+# ---------------------------------------------------------------------- what is said of it
+
+
+def sweep_document(found: Sweep, of: str) -> dict[str, Any]:
+    """A sweep for programs; each answer is that of `luwu predict step`."""
+    return {
+        "schema": SCHEMA,
+        "over": {axis.name: axis.labels for axis in found.axes},
+        "of": of,
+        "points": [
+            {
+                "values": {
+                    key: value
+                    for axis, chosen in zip(found.axes, point.values, strict=True)
+                    for key, value in zip(axis.keys, chosen, strict=True)
+                },
+                "number": number,
+                "answer": point.answer,
+                "refused": point.refused or None,
+            }
+            for point, number in zip(found.points, found.numbers(of), strict=True)
+        ],
+    }
+
+
+def sweep_text(found: Sweep, of: str, numbers: Sequence[float | None]) -> str:
+    """A sweep for people: a row for each point."""
+    shown = [] if of in _COLUMNS else [of]
+    rows = [[*(axis.name for axis in found.axes), *_HEADINGS.values(), *shown, "bottleneck"]]
+    for point, number in zip(found.points, numbers, strict=True):
+        cells = [label(value) for value in point.values]
+        if point.answer is None:
+            rows.append([*cells, f"rejected: {point.refused}"])
+            continue
+        cells += [_cell(point, key, form) for key, form in _COLUMNS.items()]
+        cells += ["-" if number is None else f"{number:.6g}" for _ in shown]
+        warned = f"; {len(point.answer['warnings'])} warning(s)" if point.answer["warnings"] else ""
+        rows.append([*cells, f"{words(point.answer.get('binding', '-'))}{warned}"])
+    columns = len(rows[0]) - 1
+    whole = [row for row in rows if len(row) == columns + 1]
+    widths = [max(len(row[index]) for row in whole) for index in range(columns)]
+    for row in rows:
+        for index, width in enumerate(widths[: len(found.axes)]):
+            widths[index] = max(width, len(row[index]))
+    lines = [
+        "  ".join([*(f"{c:>{w}}" for c, w in zip(row[:-1], widths, strict=False)), row[-1]])
+        for row in rows
+    ]
+    said = list(dict.fromkeys(each for point in found.points for each in _warnings(point)))
+    return "\n".join(lines + [f"warning: {each}" for each in said])
+
+
+def _cell(point: Point, key: str, form: str) -> str:
+    value = None if point.answer is None else point.answer.get(key)
+    return "-" if value is None else form.format(value)
+
+
+def _warnings(point: Point) -> list[str]:
+    """With the values that they are of."""
+    if point.answer is None:
+        return []
+    where = ", ".join(label(value) for value in point.values)
+    return [f"{where}: {each}" for each in point.answer["warnings"]]

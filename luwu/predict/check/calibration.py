@@ -1,27 +1,54 @@
 """Published results beside predictions of the same: how far off the model is.
 
 A series of `data/calibration/*.toml` is one job at several sizes. A row's error has a sign: that of
-predicted over published time, less one; so above zero the model is too slow, in every unit.
+predicted over published time, less one; so above zero the model is too slow, in every unit. Of
+offloading, rows are seconds of Adam on processors, and ratios to LuWu; of a series of pipelines of
+inference, ratios to its first row.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import resources
-from typing import Any
+from typing import Any, Final
 
-from luwu.predict.ask.question import ALONE
+from luwu.predict.ask.question import ALONE, Question, make_training_question
 from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.hosts import Host
 from luwu.predict.hardware.software import software
-from luwu.predict.model.job import TrainingJob
+from luwu.predict.hardware.units import Dimension, parse
+from luwu.predict.inference.inference import predict_inference, predict_prefill, with_largest_batch
+from luwu.predict.inference.inference_job import InferenceJob
+from luwu.predict.inference.inference_sockets import SocketJob, predict_socket_token
+from luwu.predict.model.job import TrainingJob, utilisation
 from luwu.predict.model.memory import activation_bytes, state_bytes
 
 _JOB_KEYS = (
     "sequence", "micro_batch", "tensor", "pipeline", "virtual", "context", "sequence_parallel",
     "recompute", "precision",
 )  # fmt: skip
+_INFERENCE_KEYS = ("tensor", "precision", "kv_precision")
+_NETWORK = "ib-ndr"
+"""No series of devices leaves its host."""
+_SOCKET_TOKENS = 128
+"""Tokens of a prompt and of an answer on sockets, if the source does not give them."""
+MICRO_BATCH: Final = 4
+DEVICES: Final = 8
+_TESTBED: Final[dict[str, Any]] = {
+    "device": "A100-40", "network": "roce-100g", "software": "deepspeed-2023",
+    "devices": DEVICES, "sequence": 2048, "batch": DEVICES * MICRO_BATCH,
+    "micro_batch": MICRO_BATCH, "recompute": "full",
+}  # fmt: skip
+_NODE: Final = {
+    "processor": "Xeon-5320", "memory_bytes": "512 GB", "disk": "P5510-3.84T", "disks": 12,
+    "pulls_ahead": True,
+}  # fmt: skip
+_WORKER: Final = {
+    "processor": "Xeon-4214", "memory_bytes": "256 GB", "disk": "P5510-3.84T", "disks": 1,
+    "devices": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,3 +166,152 @@ def compare_memory(catalogue: Catalogue) -> list[Compared]:
             for name, nbytes in predicted.items()
         ]
     return found
+
+
+# ---------------------------------------------------------------------- offloading
+
+
+def testbed_question(catalogue: Catalogue, system: str, model: str, **changes: Any) -> Question:
+    """A job on the testbed of arXiv 2409.00918."""
+    table = {**_TESTBED, "system": system, "model": model, **changes}
+    if system == "luwu":
+        table["node"] = _NODE
+    elif system in ("zero-infinity", "zero-offload"):
+        table["host"] = _WORKER
+    return make_training_question(table, catalogue)
+
+
+def testbed(catalogue: Catalogue, system: str, model: str, **changes: Any) -> float:
+    """Seconds of a step on it."""
+    return testbed_question(catalogue, system, model, **changes).answer().seconds
+
+
+def compare_offload(catalogue: Catalogue) -> list[Compared]:
+    """All calibration rows: seconds, and ratios."""
+    found = read("offload.toml")
+    rows = [row for series in found["adam"] for row in _adam(catalogue, series)]
+    rows += [row for each in found["ratio"] for row in _ratios(catalogue, each)]
+    return rows + [_utilisation(catalogue, each) for each in found["utilisation"]]
+
+
+def _adam(catalogue: Catalogue, series: dict[str, Any]) -> Iterator[Compared]:
+    host = Host(
+        processor=catalogue.processor(series["processor"]),
+        memory_bytes=parse("memory_bytes", series["memory_bytes"], Dimension.BYTES),
+    )
+    for parameters, published in series["rows"]:
+        yield Compared(
+            group=series["group"], name=f"Adam of {parameters / 1e9:.0f} B on processors",
+            unit="s", published=published, predicted=host.adam(parameters),
+        )  # fmt: skip
+
+
+def _ratios(catalogue: Catalogue, row: dict[str, Any]) -> Iterator[Compared]:
+    ours = testbed(catalogue, "luwu", row["model"])
+    for system in ("zero-infinity", "zero3", "atp"):
+        if system in row:
+            yield Compared(
+                group=row["group"], name=f"{row['model']} {system} over LuWu",
+                unit="over LuWu", published=row[system],
+                predicted=testbed(catalogue, system, row["model"]) / ours,
+            )  # fmt: skip
+
+
+def _utilisation(catalogue: Catalogue, row: dict[str, Any]) -> Compared:
+    """The longer the step, the lower it is: the error's sign is that of a rate."""
+    batch = {"micro_batch": row["micro_batch"], "batch": DEVICES * row["micro_batch"]}
+    question = testbed_question(catalogue, "luwu", row["model"], **batch)
+    found = utilisation(question.job, question.answer().seconds)["hfu"]
+    return Compared(
+        group=row["group"], name=f"{row['model']} LuWu, of the peak",
+        unit="of the peak", published=row["hfu"], predicted=found,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- inference
+
+
+def compare_inference(catalogue: Catalogue) -> list[Compared]:
+    """All calibration rows of inference. Raises ConfigError for a name that is unknown."""
+    found = read("inference.toml")["series"]
+    return [row for series in found for row in _KINDS[series["kind"]](catalogue, series)]
+
+
+def _serving_job(catalogue: Catalogue, series: dict[str, Any], **more: Any) -> InferenceJob:
+    return InferenceJob(
+        model=catalogue.model(series["model"]),
+        device=catalogue.device(series["device"]),
+        network=catalogue.network(_NETWORK),
+        **{key: series[key] for key in _INFERENCE_KEYS if key in series},
+        **more,
+    )
+
+
+def _served(
+    series: dict[str, Any], what: str, unit: str, published: float, predicted: float
+) -> Compared:  # fmt: skip
+    on = series.get("device", series.get("processor"))
+    precision = series.get("precision", "bf16")
+    return Compared(
+        group=series["group"], kind=series["kind"], source=series["source"], unit=unit,
+        name=f"{series['model']} {precision}, {on}, {what}", published=published,
+        predicted=predicted, is_rate=unit != "ms",
+    )  # fmt: skip
+
+
+def _first_tokens(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Compared]:
+    for prompt, published in series["rows"]:
+        job = _serving_job(catalogue, series, input_tokens=prompt, output_tokens=1)
+        what = f"{job.tensor} ranks, prompt of {prompt}"
+        yield _served(series, what, "ms", published, 1e3 * predict_prefill(job).seconds)
+
+
+def _batches(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Compared]:
+    for batch, prompt, answer, published in series["rows"]:
+        job = _serving_job(
+            catalogue, series, batch=batch, input_tokens=prompt, output_tokens=answer
+        )
+        what, rate = f"{batch} of {prompt}/{answer}", predict_inference(job).tokens_per_s
+        yield _served(series, what, "tokens/s", published, rate / job.devices)
+
+
+def _pipelines(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Compared]:
+    jobs = [
+        _serving_job(
+            catalogue, series, pipeline=stages, batching="continuous",
+            input_tokens=series["input_tokens"], output_tokens=series["output_tokens"],
+        )
+        for stages, _ in series["rows"]
+    ]  # fmt: skip
+    first = series["rows"][0][1]
+    for job, (stages, published) in list(zip(jobs, series["rows"], strict=True))[1:]:
+        what = f"{stages} stages over {jobs[0].pipeline}"
+        yield _served(series, what, "ratio", published / first, _ratio_of(job, jobs[0]))
+
+
+def _ratio_of(job: InferenceJob, first: InferenceJob) -> float:
+    return (
+        predict_inference(with_largest_batch(job)).tokens_per_s
+        / predict_inference(with_largest_batch(first)).tokens_per_s
+    )
+
+
+def _sockets(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Compared]:
+    for sockets, published in series["rows"]:
+        job = SocketJob(
+            model=catalogue.model(series["model"]),
+            processor=catalogue.processor(series["processor"]),
+            network=catalogue.network(series["network"]),
+            inside=catalogue.network("upi"),
+            sockets=sockets, input_tokens=_SOCKET_TOKENS, output_tokens=_SOCKET_TOKENS,
+        )  # fmt: skip
+        token_ms = 1e3 * predict_socket_token(job).seconds
+        yield _served(series, f"{sockets} sockets", "ms", published, token_ms)
+
+
+_KINDS = {
+    "first token": _first_tokens,
+    "static": _batches,
+    "pipeline": _pipelines,
+    "sockets": _sockets,
+}

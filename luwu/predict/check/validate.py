@@ -17,9 +17,14 @@ from itertools import combinations
 from statistics import mean
 from typing import Any
 
-from luwu.predict.check.calibration import Compared, compare, compare_memory, training_rows
-from luwu.predict.check.inference_calibration import compare_inference
-from luwu.predict.check.offload_calibration import compare_offload
+from luwu.predict.check.calibration import (
+    Compared,
+    compare,
+    compare_inference,
+    compare_memory,
+    compare_offload,
+    training_rows,
+)
 from luwu.predict.hardware.catalogue import Catalogue
 
 SCHEMA = 3

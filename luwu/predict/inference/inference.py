@@ -98,17 +98,12 @@ class Inference:
     """Between two tokens of a sequence, on the mean."""
     tokens_per_s: float
     """That come out of all devices."""
-    devices: int
     batch: float
     """In decode at once; what a round's budget leaves of the job's batch."""
     maximum_batch: int
     prefill: RoundTime
     decode: RoundTime
     """In continuous batching, with the prefill of its rounds."""
-
-    @property
-    def tokens_per_device_s(self) -> float:
-        return self.tokens_per_s / self.devices
 
 
 def predict_inference(job: InferenceJob) -> Inference:
@@ -123,7 +118,7 @@ def predict_inference(job: InferenceJob) -> Inference:
         rate = batch * job.output_tokens / whole_s
     return Inference(
         first_token_s=prefill.seconds, token_s=decode.seconds, tokens_per_s=rate,
-        devices=job.devices, batch=batch, maximum_batch=maximum_batch(job),
+        batch=batch, maximum_batch=maximum_batch(job),
         prefill=prefill, decode=decode,
     )  # fmt: skip
 

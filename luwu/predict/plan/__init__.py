@@ -2,5 +2,4 @@
 
 planner.py        the search, and what no other configuration beats
 planner_space.py  the configurations that it searches
-plan_text.py      a plan as a document and as a table for people
 """

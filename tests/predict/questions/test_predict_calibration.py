@@ -10,8 +10,7 @@ from statistics import mean
 
 import pytest
 
-from luwu.predict.check.calibration import compare, compare_memory, training_rows
-from luwu.predict.check.offload_calibration import compare_offload
+from luwu.predict.check.calibration import compare, compare_memory, compare_offload, training_rows
 from luwu.predict.check.validate import document, kendall_tau
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.memory import sharded_state_bytes

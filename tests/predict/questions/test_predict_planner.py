@@ -13,8 +13,7 @@ from luwu.base.errors import ConfigError
 from luwu.commands import plan as plan_command
 from luwu.commands.main import main
 from luwu.predict.hardware.catalogue import Catalogue, load
-from luwu.predict.plan.plan_text import plan_document, plan_text
-from luwu.predict.plan.planner import Plan, plan
+from luwu.predict.plan.planner import Plan, plan, plan_document, plan_text
 from tests.helpers.schemas import check
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "predict.md"

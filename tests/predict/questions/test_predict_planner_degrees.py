@@ -12,8 +12,7 @@ from luwu.base.errors import ConfigError
 from luwu.predict.ask.question import make_training_question
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.model.job import TrainingJob
-from luwu.predict.plan.plan_text import plan_document, plan_text
-from luwu.predict.plan.planner import plan
+from luwu.predict.plan.planner import plan, plan_document, plan_text
 from luwu.predict.plan.planner_space import configurations
 
 DENSE: dict[str, Any] = {
