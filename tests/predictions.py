@@ -23,16 +23,11 @@ from typing import Any
 
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.keys import SYSTEMS
-from luwu.predict.ask.question import (
-    AnyQuestion,
-    InferenceQuestion,
-    Question,
-    SocketQuestion,
-    make_question,
-)
+from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question, make_question
 from luwu.predict.driven.driven import CHUNK_BYTES_MIN, Playing, play_driven_steps
 from luwu.predict.driven.driven_worker import units_of
 from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model.job import TrainingJob, utilisation
 from luwu.predict.networks.on_topology import connections
 from luwu.predict.systems.in_network import PER_HOST
@@ -100,9 +95,7 @@ def _trial(system: str, random: Random, catalogue: Catalogue) -> Trial | None:
         return None
     table["network_rate"] = question.job.network.rate
     if isinstance(question, InferenceQuestion):
-        return Trial(table, answer.inference.token_s, needs)
-    if isinstance(question, SocketQuestion):
-        return Trial(table, answer.token.seconds, needs)
+        return Trial(table, answer.token_s, needs)
     return Trial(table, answer.seconds, needs, _played_s(question) if plays else None)
 
 
@@ -208,8 +201,6 @@ def _needs(question: AnyQuestion) -> dict[str, float]:
     """Seconds of each resource, for a step or for a token."""
     if isinstance(question, InferenceQuestion):
         return _inference_needs(question)
-    if isinstance(question, SocketQuestion):
-        return _socket_needs(question)
     job = question.job
     operations = utilisation(job, 1.0)["mfu"]
     by_port = {name: each.port_bytes for name, each in question.exchanges().items()}
@@ -280,28 +271,17 @@ def _state_needs(question: Any) -> dict[str, float]:
 def _inference_needs(question: InferenceQuestion) -> dict[str, float]:
     """Of a token of each sequence: weights once, all of the cache, operations, sends."""
     job = question.job
-    model = job.model
-    weights = {"bf16": 2.0, "fp8": 1.0}[job.precision] * model.layers * model.layer_parameters
-    peak = job.device.peak(job.precision)
+    parameters = job.model.layers * job.model.layer_parameters
+    sent = sum(each.port_bytes for each in question.exchanges().values()) / job.network.port_rate
+    if isinstance(job, SocketJob):
+        return {"memory": 2 * parameters / job.sockets / job.processor.memory_rate, "port": sent}
+    peak, batch = job.device.peak(job.precision), question.answer().batch
     assert peak is not None
-    batch = question.answer().inference.batch
-    operations = 2 * batch * model.layers * model.layer_parameters
-    sent = {name: each.port_bytes for name, each in question.exchanges().items()}
-    found = {
-        "memory": weights / job.tensor / job.device.memory_rate,
-        "compute": operations / job.devices / peak,
-    }
-    found["port"] = batch / job.batch * sum(sent.values()) / job.network.port_rate
-    return found
-
-
-def _socket_needs(question: SocketQuestion) -> dict[str, float]:
-    job = question.job
-    weights = 2 * job.model.layers * job.model.layer_parameters / job.sockets
-    sent = sum(each.port_bytes for each in question.exchanges().values())
+    weights = {"bf16": 2.0, "fp8": 1.0}[job.precision] * parameters
     return {
-        "memory": weights / job.processor.memory_rate,
-        "port": sent / job.network.port_rate,
+        "memory": weights / job.tensor / job.device.memory_rate,
+        "compute": 2 * batch * parameters / job.devices / peak,
+        "port": batch / job.batch * sent,
     }
 
 

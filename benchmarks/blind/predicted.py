@@ -13,8 +13,6 @@ from luwu.predict.ask.question import (
     AnyQuestion,
     Question,
     Served,
-    ServedBySockets,
-    SocketQuestion,
     make_question,
 )
 from luwu.predict.ask.sweep import replaced
@@ -31,6 +29,11 @@ def _model_operations(job: TrainingJob, seen: float) -> float:
     model = job.model
     forward = model.layers * model.layer_operations(job.tokens, job.sequence, seen)
     return 3 * (forward + model.head_operations(job.tokens)) / job.devices
+
+
+def _known(value: Any) -> Any:
+    assert value is not None  # the rows name processors whose peak is known
+    return value
 
 
 def _built(question: Question) -> Built:
@@ -71,21 +74,17 @@ _TRAINING: Final[dict[str, Callable[[TrainingJob, StepTime], float]]] = {
         lambda job, step: _model_operations(job, 0.5) / step.seconds / 1e12,
 }  # fmt: skip
 _INFERENCE: Final[dict[str, Callable[[Served], float]]] = {
-    "output token/s": lambda served: served.tokens_per_s,
+    "output token/s": lambda served: _known(served.tokens_per_s),
     "token/s of prompts and answers": lambda served: (
-        served.tokens_per_s * served.job.tokens / served.job.output_tokens
+        _known(served.tokens_per_s)
+        * (served.job.input_tokens + served.job.output_tokens)
+        / served.job.output_tokens
     ),
-    "first token ms": lambda served: 1e3 * sum(served.first_token_parts.values()),
-    "first token s": lambda served: sum(served.first_token_parts.values()),
-    "between tokens ms": lambda served: 1e3 * served.inference.token_s,
-    "generated token/s": lambda served: served.inference.batch / served.inference.token_s,
-}
-_SOCKETS: Final[dict[str, Callable[[ServedBySockets], float | None]]] = {
-    "between tokens ms": lambda served: 1e3 * served.token.seconds,
-    "first token ms": lambda served: served.prefill and 1e3 * served.prefill.seconds,
-    "whole answer ms": lambda served: (
-        served.tokens_per_s and 1e3 * served.job.output_tokens / served.tokens_per_s
-    ),
+    "first token ms": lambda served: 1e3 * sum(_known(served.first_token_parts).values()),
+    "first token s": lambda served: sum(_known(served.first_token_parts).values()),
+    "between tokens ms": lambda served: 1e3 * served.token_s,
+    "generated token/s": lambda served: served.batch / served.token_s,
+    "whole answer ms": lambda served: 1e3 * served.job.output_tokens / _known(served.tokens_per_s),
 }
 NETWORK: Final[dict[str, Callable[[Question], float]]] = {
     "switches": lambda question: _built(question).inventory.switches,
@@ -117,8 +116,4 @@ def _value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -> float:
         if quantity in NETWORK:
             return NETWORK[quantity](question)
         return _TRAINING[quantity](question.job, question.answer())
-    if isinstance(question, SocketQuestion):
-        value = _SOCKETS[quantity](question.answer())
-        assert value is not None  # the rows name processors whose peak is known
-        return value
     return _INFERENCE[quantity](question.answer())

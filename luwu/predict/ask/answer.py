@@ -23,14 +23,13 @@ from luwu.predict.ask.question import (
     InferenceQuestion,
     Question,
     Served,
-    ServedBySockets,
-    SocketQuestion,
 )
 from luwu.predict.inference.arrivals import arrivals_document, arrivals_text
 from luwu.predict.inference.inference_job import (
     InferenceJob,
     cache_bytes,
     fixed_bytes,
+    maximum_batch,
     sequence_bytes,
     weight_bytes,
 )
@@ -61,10 +60,8 @@ def answer(question: AnyQuestion) -> dict[str, Any]:
     """Everything that is predicted of a question, as a document."""
     if isinstance(question, Question):
         document = _training_answer(question)
-    elif isinstance(question, InferenceQuestion):
-        document = _inference_answer(question)
     else:
-        document = _socket_answer(question)
+        document = _inference_answer(question)
     built = question.build()
     if question.topology is not None and built is not None:
         kind = question.topology.kind
@@ -142,23 +139,64 @@ def _whole_training(question: Question, tokens: float, document: dict[str, Any])
 
 
 def _inference_answer(question: InferenceQuestion) -> dict[str, Any]:
-    """On devices."""
     served = question.answer()
-    job, found = served.job, served.inference
-    document = _latencies(question, served, question.devices) | {
-        "batch_max": found.maximum_batch,
-        "memory_bytes": _memory_of_inference(job),
+    job, prefill, rate = served.job, served.first_token_parts, served.tokens_per_s
+    if isinstance(job, InferenceJob):
+        own, device = _on_devices(question, job, served), job.device.name
+        ranks: dict[str, Any] = {"tensor": job.tensor, "pipeline": job.pipeline}
+        settings = {"batching": job.batching, "budget_tokens": job.budget_tokens}
+    else:
+        own, device = _on_sockets(job, served), job.processor.name
+        ranks = {"sockets": job.sockets, "host_sockets": job.host_sockets}
+        ranks |= {"inside": job.inside.name}
+        settings = {"batching": "static", "parallel_blocks": job.parallel_blocks}
+    return {
+        "schema": SCHEMA,
+        "system": question.system,
+        "first_token_s": None if prefill is None else sum(prefill.values()),
+        "token_s": served.token_s,
+        "parts_s": by_identifier(served.token_parts),
+        "prefill_parts_s": None if prefill is None else by_identifier(prefill),
+        "binding": _largest(served.token_parts),
+        "prefill_binding": None if prefill is None else _largest(prefill),
+        "tokens_per_s": rate,
+        "tokens_per_s_per_device": None if rate is None else rate / question.devices,
+        "decode_tokens_per_s": question.replicas * served.batch / served.token_s,
+        "batch": served.batch,
+        **own,
+        "asked": {
+            "model": job.model.name, "parameters": job.model.parameters, "device": device,
+            "network": job.network.name, "devices": question.devices,
+            "replicas": question.replicas, **ranks, "precision": job.precision,
+            "kv_precision": job.kv_precision, "batch": job.batch,
+            "largest_batch": question.is_largest, **settings, "input_tokens": job.input_tokens,
+            "output_tokens": job.output_tokens,
+        },
+    }  # fmt: skip
+
+
+def _on_devices(question: InferenceQuestion, job: InferenceJob, served: Served) -> dict[str, Any]:
+    """What only devices have; memory is of one, with all sequences at their end (F1 to F3)."""
+    cache = cache_bytes(job, job.tokens)
+    document: dict[str, Any] = {
+        "batch_max": maximum_batch(job),
+        "memory_bytes": {
+            "weights": weight_bytes(job),
+            "cache": job.batch * cache,
+            "work_space": fixed_bytes(job) + job.batch * (sequence_bytes(job) - cache),
+        },
         "memory_bytes_max": job.device.memory_bytes,
-        "extrapolated": {**found.prefill.notes.extrapolated, **found.decode.notes.extrapolated},
+        "extrapolated": served.extrapolated,
         "unknown": {},
     }
     warnings = []
-    if found.batch < job.batch:
+    if served.batch < job.batch:
         warnings.append(
             f"budget_tokens: a round of {job.budget_tokens} tokens has place for "
-            f"{found.batch:.0f} of {job.batch} sequences"
+            f"{served.batch:.0f} of {job.batch} sequences"
         )
     if question.arrivals is not None:
+        assert served.tokens_per_s is not None
         bound = served.tokens_per_s / job.output_tokens
         played = question.arrivals.play(job, question.replicas)
         document["arrivals"] = arrivals_document(question.arrivals, job, played, bound)
@@ -166,21 +204,13 @@ def _inference_answer(question: InferenceQuestion) -> dict[str, Any]:
             warnings.append(
                 "arrivals: more come than can be answered, so waits hang on how many are played"
             )
-    own = {"batching": job.batching, "budget_tokens": job.budget_tokens}
-    return document | {
-        "warnings": warnings,
-        "asked": _asked_of_inference(
-            question, job, job.device.name, question.devices,
-            {"tensor": job.tensor, "pipeline": job.pipeline}, own,
-        ),
-    }  # fmt: skip
+    return document | {"warnings": warnings}
 
 
-def _socket_answer(question: SocketQuestion) -> dict[str, Any]:
-    served = question.answer()
-    job = served.job
+def _on_sockets(job: SocketJob, served: Served) -> dict[str, Any]:
+    """What only sockets have; memory is of one."""
     unknown, warnings = {}, []
-    if served.prefill is None:
+    if served.first_token_parts is None:
         why = (
             f"processor.{job.processor.name}.bf16 is not known, and it limits prefill; "
             "give the peak of its matrix products"
@@ -191,75 +221,18 @@ def _socket_answer(question: SocketQuestion) -> dict[str, Any]:
         warnings.append("first_token_s: at the peak of the processor, so a bound from below")
     if job.memory_bytes is None:
         warnings.append("memory_bytes is not given, so whether sockets hold this was not asked")
-    sockets = question.replicas * job.sockets
-    ranks = {
-        "sockets": job.sockets, "host_sockets": job.host_sockets, "inside": job.inside.name,
-    }  # fmt: skip
-    own = {"batching": "static", "parallel_blocks": job.parallel_blocks}
-    return _latencies(question, served, sockets) | {
-        "memory_bytes": _memory_of_sockets(job),
+    cache = job.batch * socket_cache_bytes(job, job.input_tokens + job.output_tokens)
+    return {
+        "memory_bytes": {"weights": socket_weight_bytes(job), "cache": cache},
         "memory_bytes_max": job.memory_bytes,
-        "extrapolated": {},
+        "extrapolated": served.extrapolated,
         "unknown": unknown,
         "warnings": warnings,
-        "asked": _asked_of_inference(question, job, job.processor.name, sockets, ranks, own),
     }
-
-
-def _latencies(
-    question: InferenceQuestion | SocketQuestion, served: Served | ServedBySockets, devices: int
-) -> dict[str, Any]:
-    """What answers on devices and on sockets both begin with."""
-    prefill, decode, rate = served.first_token_parts, served.token_parts, served.tokens_per_s
-    token_s = sum(decode.values())
-    return {
-        "schema": SCHEMA,
-        "system": question.system,
-        "first_token_s": None if prefill is None else sum(prefill.values()),
-        "token_s": token_s,
-        "parts_s": by_identifier(decode),
-        "prefill_parts_s": None if prefill is None else by_identifier(prefill),
-        "binding": _largest(decode),
-        "prefill_binding": None if prefill is None else _largest(prefill),
-        "tokens_per_s": rate,
-        "tokens_per_s_per_device": None if rate is None else rate / devices,
-        "decode_tokens_per_s": question.replicas * served.batch / token_s,
-        "batch": served.batch,
-    }
-
-
-def _asked_of_inference(
-    question: InferenceQuestion | SocketQuestion, job: InferenceJob | SocketJob, device: str,
-    devices: int, ranks: dict[str, Any], own: dict[str, Any],
-) -> dict[str, Any]:  # fmt: skip
-    """The question as it was understood; `ranks` and `own` are keys of its system alone."""
-    return {
-        "model": job.model.name, "parameters": job.model.parameters, "device": device,
-        "network": job.network.name, "devices": devices, "replicas": question.replicas, **ranks,
-        "precision": job.precision, "kv_precision": job.kv_precision, "batch": job.batch,
-        "largest_batch": question.is_largest, **own, "input_tokens": job.input_tokens,
-        "output_tokens": job.output_tokens,
-    }  # fmt: skip
 
 
 def _largest(parts: dict[str, float]) -> str:
     return identifier(max(parts, key=lambda name: parts[name]))
-
-
-def _memory_of_inference(job: InferenceJob) -> dict[str, float]:
-    """Memory of a device by use, with all sequences at their end (F1 to F3)."""
-    cache = cache_bytes(job, job.tokens)
-    return {
-        "weights": weight_bytes(job),
-        "cache": job.batch * cache,
-        "work_space": fixed_bytes(job) + job.batch * (sequence_bytes(job) - cache),
-    }
-
-
-def _memory_of_sockets(job: SocketJob) -> dict[str, float]:
-    """Memory of a socket."""
-    cache = job.batch * socket_cache_bytes(job, job.input_tokens + job.output_tokens)
-    return {"weights": socket_weight_bytes(job), "cache": cache}
 
 
 # ---------------------------------------------------------------------- NICs
@@ -267,15 +240,14 @@ def _memory_of_sockets(job: SocketJob) -> dict[str, float]:
 
 def _nics(question: AnyQuestion) -> dict[str, Any]:
     """NICs of a host, and what a device has of one."""
-    network, is_assumed = question.job.network, True
-    if isinstance(question, SocketQuestion):
-        devices = question.job.host_sockets
-        sharing = float(devices)
+    job: Any = question.job
+    network = job.network
+    if isinstance(job, SocketJob):
+        devices, sharing, is_assumed = job.host_sockets, float(job.host_sockets), True
     else:
-        devices = int(question.job.device.domain_count)
-        if isinstance(question, Question):
-            devices = domain_count(question.job)
         sharing, is_assumed = network.devices_count, question.nics_per_host is None
+        in_domain = int(job.device.domain_count)
+        devices = domain_count(job) if isinstance(question, Question) else in_domain
     nic_rate = network.flow_rate(0.0)
     return {
         "per_host": round(devices / sharing), "host_devices": devices, "is_assumed": is_assumed,

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from luwu.predict.ask.question import AnyQuestion, SocketQuestion
+from luwu.predict.ask.question import AnyQuestion
 from luwu.predict.hardware.software import data
+from luwu.predict.inference.inference_sockets import SocketJob
 
 _KIND: Final = {
     "3d": "3d", "zero3": "sharded", "inference": "inference", "inference-sockets": "inference",
@@ -30,7 +31,7 @@ def error_bar(question: AnyQuestion) -> dict[str, Any]:
 
 
 def _outside(question: AnyQuestion, known: dict[str, Any]) -> list[str]:
-    if isinstance(question, SocketQuestion):
+    if isinstance(question.job, SocketJob):
         return []
     job: Any = question.job
     found = []

@@ -39,16 +39,10 @@ from luwu.predict.hardware.hosts import Host
 from luwu.predict.hardware.keys import SHARED, optional_section_of, section_of, whole_of
 from luwu.predict.hardware.model_config import CONFIG_SUFFIX
 from luwu.predict.inference.arrivals import Arrivals, make_arrivals
-from luwu.predict.inference.inference import (
-    Inference,
-    predict_inference,
-    predict_prefill,
-    with_largest_batch,
-)
+from luwu.predict.inference.inference import predict_inference, predict_prefill, with_largest_batch
 from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.inference.inference_sockets import (
     SocketJob,
-    SocketTime,
     predict_socket_prefill,
     predict_socket_token,
     with_largest_socket_batch,
@@ -244,49 +238,39 @@ def _with_streams(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-# ---------------------------------------------------------------------- inference on devices
+# ---------------------------------------------------------------------- inference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """The prediction of a question on devices."""
+    """The prediction of a question of inference."""
 
-    job: InferenceJob
+    job: InferenceJob | SocketJob
     """On the network as a topology leaves it."""
-    inference: Inference
-    replicas: int
+    batch: float
+    """Sequences in decode at once, of a copy."""
+    token_parts: dict[str, float]
+    """Seconds between two tokens, by what they go to."""
+    first_token_parts: dict[str, float] | None
+    """The same to a first token: that of a whole batch, which begins as one; in continuous batching
+    that of a request which finds a place free: at worst it waits for all of the round under way,
+    then for its own prompt. None: the processor's peak, which binds it, is not known."""
+    tokens_per_s: float | None
+    """That come out of all copies; None where prefill is not known."""
+    extrapolated: dict[str, str]
+    """Curves that were read outside of what was measured."""
 
     @property
-    def batch(self) -> float:
-        """Sequences in decode at once, of a copy."""
-        return self.inference.batch
-
-    @property
-    def token_parts(self) -> dict[str, float]:
-        """Seconds between two tokens, by what they go to."""
-        return self.inference.decode.parts
-
-    @property
-    def first_token_parts(self) -> dict[str, float]:
-        """The same to a first token: that of a whole batch, which begins as one; in continuous
-        batching that of a request which finds a place free: at worst it waits for all of the round
-        under way, then for its own prompt."""
-        if self.job.batching == "static":
-            return self.inference.prefill.parts
-        alone = predict_prefill(replace(self.job, batch=1))
-        return {"round under way": self.inference.decode.seconds, **alone.parts}
-
-    @property
-    def tokens_per_s(self) -> float:
-        """That come out of all devices of all copies."""
-        return self.replicas * self.inference.tokens_per_s
+    def token_s(self) -> float:
+        """Between two tokens."""
+        return sum(self.token_parts.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceQuestion:
-    """A question about inference on devices."""
+    """A question about inference, on devices or on the sockets of hosts."""
 
-    job: InferenceJob
+    job: InferenceJob | SocketJob
     is_largest: bool = False
     """The batch is the largest that memory holds."""
     replicas: int = 1
@@ -297,33 +281,38 @@ class InferenceQuestion:
     costs: Costs | None = None
 
     def __post_init__(self) -> None:
-        if self.topology is not None:
+        if self.topology is not None and isinstance(self.job, InferenceJob):
             check_ports(self.job.network)
 
     @property
     def system(self) -> str:
         """As users write it."""
-        return "inference"
+        return "inference" if isinstance(self.job, InferenceJob) else "inference-sockets"
+
+    @property
+    def devices(self) -> int:
+        """Devices or sockets of all copies."""
+        return self.replicas * self.job.devices
 
     @property
     def place(self) -> Place:
         """The machines that it needs."""
-        return Place(ranks=self.devices)
-
-    @property
-    def devices(self) -> int:
-        """Devices of all copies."""
-        return self.replicas * self.job.devices
+        if isinstance(self.job, InferenceJob):
+            return Place(ranks=self.devices)
+        return Place(ranks=self.replicas * self.job.hosts, are_hosts=True)
 
     def build(self) -> Built | None:
         """The network, for all copies."""
         if self.topology is None:
             return None
-        return self.topology.build(self.job.network, self.job.device, self.devices)
+        device = self.job.device if isinstance(self.job, InferenceJob) else None
+        return self.topology.build(self.job.network, device, self.place.ranks)
 
     def exchanges(self) -> dict[str, Exchange]:
         """That go over the network in a decode round."""
-        return inference_exchanges(self.job)
+        if isinstance(self.job, InferenceJob):
+            return inference_exchanges(self.job)
+        return socket_exchanges(self.job)
 
     def answer(self) -> Served:
         """The prediction. Raises ConfigError for what cannot be."""
@@ -331,23 +320,58 @@ class InferenceQuestion:
         if built is not None:
             found = connections(built, self.exchanges())
             job = replace(job, network=slowest(job.network, list(found.values())))
-        return Served(job=job, inference=predict_inference(job), replicas=self.replicas)
+        if isinstance(job, InferenceJob):
+            return _on_devices(job, self.replicas)
+        return _on_sockets(job, self.replicas)
 
 
-def _inference_question(
-    table: Mapping[str, Any], values: dict[str, Any], **shared: Any
+def _on_devices(job: InferenceJob, replicas: int) -> Served:
+    found = predict_inference(job)
+    first = found.prefill.parts
+    if job.batching == "continuous":
+        alone = predict_prefill(replace(job, batch=1))
+        first = {"round under way": found.decode.seconds, **alone.parts}
+    return Served(
+        job=job, batch=found.batch, token_parts=found.decode.parts, first_token_parts=first,
+        tokens_per_s=replicas * found.tokens_per_s,
+        extrapolated={**found.prefill.notes.extrapolated, **found.decode.notes.extrapolated},
+    )  # fmt: skip
+
+
+def _on_sockets(job: SocketJob, replicas: int) -> Served:
+    token, first, rate = predict_socket_token(job), None, None
+    if job.processor.bf16 is not None:
+        prefill = predict_socket_prefill(job)
+        whole_s = prefill.seconds + (job.output_tokens - 1) * token.seconds  # IN5
+        first, rate = prefill.parts, replicas * job.batch * job.output_tokens / whole_s
+    return Served(
+        job=job, batch=job.batch, token_parts=token.parts, first_token_parts=first,
+        tokens_per_s=rate, extrapolated={},
+    )  # fmt: skip
+
+
+def _make_inference_question(
+    table: Mapping[str, Any], catalogue: Catalogue, **shared: Any
 ) -> InferenceQuestion:
-    nics, replicas = values.pop("nics_per_host", None), values.pop("replicas", 1)
-    batch = _batch_of(values)
+    """A question of inference, whose [topology] and [cost] are read."""
+    values = _with_streams(read_keys(table, system_of(table), catalogue))
+    is_on_devices = values.pop("system") == "inference"
+    nics, batch = values.pop("nics_per_host", None), _batch_of(values)
+    shared |= {"replicas": values.pop("replicas", 1), "is_largest": batch is None}
+    if not is_on_devices:
+        inside = values.pop("inside", None) or catalogue.network(_INSIDE, "inside")
+        sockets = SocketJob(inside=inside, batch=batch or 1, **values)
+        return InferenceQuestion(
+            job=sockets if batch else with_largest_socket_batch(sockets), **shared
+        )
     if nics is not None:
         shares = int(values["device"].domain_count)
         values["network"] = values["network"].of_nics(nics, shares)
     job = InferenceJob(batch=batch or 1, **values)
     came = optional_section_of(table, "arrivals")
     return InferenceQuestion(
-        job=job if batch else with_largest_batch(job), is_largest=batch is None,
-        arrivals=None if came is None else make_arrivals(came, job), replicas=replicas,
-        nics_per_host=nics, **shared,
+        job=job if batch else with_largest_batch(job), nics_per_host=nics,
+        arrivals=None if came is None else make_arrivals(came, job), **shared,
     )  # fmt: skip
 
 
@@ -361,104 +385,10 @@ def _batch_of(values: dict[str, Any]) -> int | None:
     return whole_of("", {"batch": batch}, "batch")
 
 
-# ---------------------------------------------------------------------- inference on sockets
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedBySockets:
-    """The prediction of a question on sockets."""
-
-    job: SocketJob
-    """On the network as a topology leaves it."""
-    token: SocketTime
-    prefill: SocketTime | None
-    """None: the processor's peak, which binds it, is not known."""
-    replicas: int
-
-    @property
-    def batch(self) -> int:
-        """Sequences in decode at once, of a copy."""
-        return self.job.batch
-
-    @property
-    def token_parts(self) -> dict[str, float]:
-        """Seconds between two tokens, by what they go to."""
-        return self.token.parts
-
-    @property
-    def first_token_parts(self) -> dict[str, float] | None:
-        """The same to a first token; None where prefill is not known."""
-        return None if self.prefill is None else self.prefill.parts
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """That come out of all sockets of all copies (IN5); None where prefill is not known."""
-        if self.prefill is None:
-            return None
-        job = self.job
-        whole_s = self.prefill.seconds + (job.output_tokens - 1) * self.token.seconds
-        return self.replicas * job.batch * job.output_tokens / whole_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SocketQuestion:
-    """A question about inference on sockets."""
-
-    job: SocketJob
-    is_largest: bool = False
-    """The batch is the largest that memory holds."""
-    replicas: int = 1
-    topology: TopologyChoice | None = None
-    costs: Costs | None = None
-
-    @property
-    def system(self) -> str:
-        """As users write it."""
-        return "inference-sockets"
-
-    @property
-    def place(self) -> Place:
-        """The machines that it needs."""
-        return Place(ranks=self.replicas * self.job.hosts, are_hosts=True)
-
-    def build(self) -> Built | None:
-        """The network between the hosts of all copies."""
-        if self.topology is None:
-            return None
-        return self.topology.build(self.job.network, None, self.replicas * self.job.hosts)
-
-    def exchanges(self) -> dict[str, Exchange]:
-        """That go over the network in a decode round."""
-        return socket_exchanges(self.job)
-
-    def answer(self) -> ServedBySockets:
-        """The prediction. Raises ConfigError for what cannot be."""
-        job, built = self.job, self.build()
-        if built is not None:
-            found = connections(built, self.exchanges())
-            job = replace(job, network=slowest(job.network, list(found.values())))
-        prefill = None if job.processor.bf16 is None else predict_socket_prefill(job)
-        return ServedBySockets(
-            job=job, token=predict_socket_token(job), prefill=prefill, replicas=self.replicas
-        )
-
-
-def _socket_question(
-    values: dict[str, Any], catalogue: Catalogue, **shared: Any
-) -> SocketQuestion:  # fmt: skip
-    replicas, batch = values.pop("replicas", 1), _batch_of(values)
-    inside = values.pop("inside", None) or catalogue.network(_INSIDE, "inside")
-    job = SocketJob(inside=inside, batch=batch or 1, **values)
-    return SocketQuestion(
-        job=job if batch else with_largest_socket_batch(job), is_largest=batch is None,
-        replicas=replicas, **shared,
-    )  # fmt: skip
-
-
 # ---------------------------------------------------------------------- of a file, of a table
 
 
-AnyQuestion: TypeAlias = Question | InferenceQuestion | SocketQuestion
+AnyQuestion: TypeAlias = Question | InferenceQuestion
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -479,10 +409,5 @@ def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> AnyQuestion
         "topology": None if network is None else make_topology(network),
         "costs": None if spent is None else make_costs(spent, catalogue),
     }
-    if system in TRAINING:
-        return make_training_question(table, catalogue, **shared)
-    values = _with_streams(read_keys(table, system, catalogue))
-    del values["system"]
-    if system == "inference":
-        return _inference_question(table, values, **shared)
-    return _socket_question(values, catalogue, **shared)
+    make = make_training_question if system in TRAINING else _make_inference_question
+    return make(table, catalogue, **shared)

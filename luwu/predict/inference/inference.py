@@ -82,28 +82,20 @@ class RoundTime:
         """Seconds of the round."""
         return sum(self.parts.values())
 
-    @property
-    def binding(self) -> str:
-        """The bottleneck."""
-        return max(self.parts, key=lambda name: self.parts[name])
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inference:
     """The prediction of an inference job."""
 
-    first_token_s: float
-    """From a whole batch's prompts to its first tokens; no queue before it."""
-    token_s: float
-    """Between two tokens of a sequence, on the mean."""
     tokens_per_s: float
     """That come out of all devices."""
     batch: float
     """In decode at once; what a round's budget leaves of the job's batch."""
-    maximum_batch: int
     prefill: RoundTime
+    """From a whole batch's prompts to its first tokens; no queue before it."""
     decode: RoundTime
-    """In continuous batching, with the prefill of its rounds."""
+    """Between two tokens of a sequence, on the mean; in continuous batching, with the prefill of
+    its rounds."""
 
 
 def predict_inference(job: InferenceJob) -> Inference:
@@ -116,11 +108,7 @@ def predict_inference(job: InferenceJob) -> Inference:
         batch, decode = float(job.batch), predict_decode(job)
         whole_s = prefill.seconds + (job.output_tokens - 1) * decode.seconds
         rate = batch * job.output_tokens / whole_s
-    return Inference(
-        first_token_s=prefill.seconds, token_s=decode.seconds, tokens_per_s=rate,
-        batch=batch, maximum_batch=maximum_batch(job),
-        prefill=prefill, decode=decode,
-    )  # fmt: skip
+    return Inference(tokens_per_s=rate, batch=batch, prefill=prefill, decode=decode)
 
 
 def predict_prefill(job: InferenceJob) -> RoundTime:

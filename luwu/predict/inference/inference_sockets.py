@@ -21,6 +21,7 @@ from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Network, Processor
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.hardware.software import fitted
+from luwu.predict.inference.inference import RoundTime
 from luwu.predict.inference.inference_job import (
     cache_bytes_per_element,
     check_choice,
@@ -78,19 +79,14 @@ class SocketJob:
             )
 
     @property
-    def hosts(self) -> int:
-        return max(1, self.sockets // self.host_sockets)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SocketTime:
-    """Seconds of a token, or of a prompt, by what they go to."""
-
-    parts: dict[str, float]
+    def devices(self) -> int:
+        """Sockets in all."""
+        return self.sockets
 
     @property
-    def seconds(self) -> float:
-        return sum(self.parts.values())
+    def hosts(self) -> int:
+        """In all."""
+        return max(1, self.sockets // self.host_sockets)
 
 
 def socket_weight_bytes(job: SocketJob) -> float:
@@ -122,7 +118,7 @@ def _batch_max(job: SocketJob, memory_bytes: float) -> int:
     return int((memory_bytes - socket_weight_bytes(job)) // each)
 
 
-def predict_socket_token(job: SocketJob) -> SocketTime:
+def predict_socket_token(job: SocketJob) -> RoundTime:
     """Between two tokens of a sequence, at the mean length (K1)."""
     context = job.input_tokens + job.output_tokens / 2
     cache = job.batch * socket_cache_bytes(job, context)
@@ -130,7 +126,7 @@ def predict_socket_token(job: SocketJob) -> SocketTime:
     return _time(job, job.batch, cache, attention)
 
 
-def predict_socket_prefill(job: SocketJob) -> SocketTime:
+def predict_socket_prefill(job: SocketJob) -> RoundTime:
     """The prompts of a batch (K3): at the peak of the processor, so a bound from below; nothing
     published calibrates it. Raises ConfigError where that peak is not known."""
     if job.processor.bf16 is None:
@@ -143,7 +139,7 @@ def predict_socket_prefill(job: SocketJob) -> SocketTime:
     return _time(job, tokens, 0.0, attention)
 
 
-def _time(job: SocketJob, tokens: float, cache: float, attention: float) -> SocketTime:
+def _time(job: SocketJob, tokens: float, cache: float, attention: float) -> RoundTime:
     """Tokens that pass through all layers on all sockets."""
     model = job.model
     rate = job.processor.memory_rate * fitted("processor_share")
@@ -155,7 +151,7 @@ def _time(job: SocketJob, tokens: float, cache: float, attention: float) -> Sock
     computed_s = operations / job.sockets / peak if peak is not None else 0.0
     cache_s = cache / rate
     syncs = model.layers * (1 if job.parallel_blocks else 2)
-    return SocketTime(
+    return RoundTime(
         parts={
             "weights": weights_s,
             "cache": cache_s,

@@ -12,9 +12,11 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
 from luwu.predict.ask.answer import answer, text
-from luwu.predict.ask.question import InferenceQuestion, SocketQuestion, make_question
+from luwu.predict.ask.question import InferenceQuestion, make_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.inference.inference import predict_inference, with_largest_batch
+from luwu.predict.inference.inference_job import InferenceJob
+from luwu.predict.inference.inference_sockets import SocketJob
 
 DEVICES: dict[str, Any] = {
     "system": "inference", "model": "Llama3-70B", "device": "H100-80", "network": "ib-ndr",
@@ -55,7 +57,8 @@ def test_predict_laws_questions_of_inference_are_their_jobs(catalogue: Catalogue
     question = make_question(DEVICES, catalogue)
     assert isinstance(question, InferenceQuestion)
     served = question.answer()
-    assert served.inference == predict_inference(question.job)
+    assert isinstance(question.job, InferenceJob)
+    assert served.tokens_per_s == predict_inference(question.job).tokens_per_s
     assert served.job == question.job == with_largest_batch(question.job)
     with pytest.raises(ConfigError, match="batch"):
         replace(served.job, batch=served.job.batch + 1)
@@ -70,7 +73,7 @@ def test_sockets_are_answered(catalogue: Catalogue) -> None:
     """Goal: without the peak of a processor prefill is not known, and the answer says why and has
     no number; with it, all is answered."""
     question = make_question(SOCKETS, catalogue)
-    assert isinstance(question, SocketQuestion)
+    assert isinstance(question.job, SocketJob)
     found = answer(question)
     assert found["first_token_s"] is found["tokens_per_s"] is None
     assert "processor.Xeon-8575C.bf16 is not known" in found["unknown"]["first_token_s"]
