@@ -42,22 +42,6 @@ def test_predict_laws_plans(catalogue: Catalogue) -> None:
     assert plan(TABLE, catalogue) == found
 
 
-def test_predict_laws_nothing_near_the_best_is_better(catalogue: Catalogue) -> None:
-    """Goal: no change of one choice of the fastest is faster and fits."""
-    best = plan(TABLE, catalogue).best[0]
-    for name, values in (
-        ("micro_batch", (1, 2, 4, 8)),
-        ("recompute", ("none", "selective", "full")),
-    ):
-        for value in values:
-            try:
-                job = replace(best.question.job, **{name: value})
-            except ConfigError:
-                continue
-            other = replace(best.question, job=job)
-            assert not other.fits or other.answer().seconds >= best.step.seconds
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -195,22 +179,6 @@ def test_predict_laws_what_is_rented_has_dollars_alone(mine: Catalogue) -> None:
     assert dollars == sorted(dollars)
     plain = plan(table, mine)
     assert [each.step for each in found.best] == [each.step for each in plain.best]
-
-
-def test_a_plan_with_costs_is_printed(
-    mine: Catalogue,
-) -> None:
-    """Goal: dollars, price, power and the network have columns, and keys in JSON."""
-    found = plan({**NETWORKS, "cost": COST}, mine)
-    head = next(line for line in plan_text(found).splitlines() if "USD/Mtoken" in line)
-    for name in ("tokens/s", "USD/Mtoken", "MUSD", "kW", "network", "system"):
-        assert name in head
-    document = plan_document(found)
-    assert document["best"][0].keys() >= {
-        "topology", "capex", "watts", "dollars_per_million_tokens"
-    }  # fmt: skip
-    assert document["refused"] == found.refused
-    json.dumps(document)
 
 
 def test_the_page_has_plans(

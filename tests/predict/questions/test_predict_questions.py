@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.predict.ask.answer import answer, text
+from luwu.predict.ask.answer import answer
 from luwu.predict.ask.question import make_question
 from luwu.predict.hardware.catalogue import Catalogue, load
 
@@ -123,35 +121,3 @@ def test_the_command(tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[st
     assert "cannot read" in capsys.readouterr().err
     assert main(["predict", "stop"]) == 2
     assert "did you mean step" in capsys.readouterr().err
-
-
-def test_validate(capsys: pytest.CaptureFixture[str]) -> None:
-    """Goal: all rows, and how far off they are."""
-    assert main(["predict", "validate", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert len(found["training"]) == 56
-    assert found["summary"]["training"]["rows"] == 56
-    assert main(["predict", "validate"]) == 0
-    assert "training: 56 rows, " in capsys.readouterr().out
-
-
-def test_examples_of_the_page_are_answered(tmp_path: Path) -> None:
-    """Goal: every question of docs/predict.md is one, and is answered for people too."""
-    page = (Path(__file__).resolve().parents[3] / "docs" / "predict.md").read_text()
-    blocks = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    mine = tmp_path / "mine.toml"
-    mine.write_text(next(block for block in blocks if block.startswith("# mine.toml")))
-    catalogue = load(mine)
-    questions = [tomllib.loads(block) for block in blocks if block.startswith("system =")]
-    assert len(questions) == 7
-    found = [answer(make_question(table, catalogue)) for table in questions]
-    assert {each["system"] for each in found} == {"3d", "luwu", "inference", "inference-sockets"}
-    assert sum("topology" in each for each in found) == 2
-    assert sum("cost" in each for each in found) == 2
-    for each in found:
-        assert text(each)
-    for table, each in zip(questions, found, strict=True):
-        if "topology" in table and "cost" not in table:  # its taper shows
-            plain = {key: value for key, value in table.items() if key != "topology"}
-            full = answer(make_question(plain, catalogue))
-            assert each["step_s"] > full["step_s"]
