@@ -1,4 +1,4 @@
-"""The address of an array's memory.
+"""The address of a buffer's memory; that of an array is `array.ctypes.data`.
 
 `__array_interface__` is not asked: numpy makes a dict whose keys are new strings each time. CPython
 interns them, and a place in its table of interned strings is not used again until the table is made
@@ -10,16 +10,10 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
-import numpy.typing as npt
 
 
 def address_of(view: memoryview) -> int:
     """The address of a contiguous view's first byte; any number for an empty one."""
     if view.readonly or not view.nbytes:  # ctypes takes neither
-        return address_of_array(np.frombuffer(view, np.uint8))
+        return np.frombuffer(view, np.uint8).ctypes.data
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
-
-
-def address_of_array(array: npt.NDArray[np.generic]) -> int:
-    """The address of an array's first element."""
-    return array.ctypes.data

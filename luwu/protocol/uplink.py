@@ -160,7 +160,7 @@ class Uplink:
     ) -> None:
         """Send a request and repeat it until `answered(name)`."""
         send = Send((PARENT,), message, payload)
-        self._asked.add(name, send, now_ns, self._bytes_before_answer)
+        self._asked.add(name, send, now_ns, self._window_used + self._largest_bytes)
         self._actions.append(send)
 
     def ask_for(self, now_ns: int, names: Sequence[Hashable], pull: Pull) -> None:
@@ -168,8 +168,9 @@ class Uplink:
 
         What is missing when it is due is requested alone.
         """
+        nbytes = self._window_used + self._largest_bytes
         for index, name in enumerate(names):
-            self._asked.add(name, _OneOf(pull, index), now_ns, self._bytes_before_answer)
+            self._asked.add(name, _OneOf(pull, index), now_ns, nbytes)
         self._actions.append(Send((PARENT,), pull))
 
     def asks(self, name: Hashable) -> bool:
@@ -241,14 +242,10 @@ class Uplink:
             self._window_used = needed
             self._under_way[name] = cargo
             send = Send((PARENT,), cargo.message, cargo.payload)
-            self._asked.add(name, send, now_ns, self._bytes_before_answer)
+            self._asked.add(name, send, now_ns, self._window_used + self._largest_bytes)
             self._actions.append(send)
             if cargo.on_way is not None:
                 cargo.on_way()
-
-    @property
-    def _bytes_before_answer(self) -> int:
-        return self._window_used + self._largest_bytes
 
     def _drop(self, cargo: Cargo) -> None:
         if cargo.payload is not None:

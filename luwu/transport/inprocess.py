@@ -20,7 +20,6 @@ from luwu.base.errors import ConfigError, ConnectionFailed
 from luwu.base.limits import CREDIT_BYTES_DEFAULT
 from luwu.transport.interface import (
     Buffer,
-    CreditLedger,
     Delivery,
     PeerDown,
     PeerFailed,
@@ -29,6 +28,7 @@ from luwu.transport.interface import (
     SendHandle,
     Transport,
     anonymous_memory,
+    check_credit,
     check_limit,
     checked_views,
     gone,
@@ -70,35 +70,32 @@ class _End:
 
     owner: InProcessTransport
     peer: str
-    ledger: CreditLedger
     seeker: _Seeker | None
     """The call that seeks the peer again; None on the listening side."""
     other: _End | None = None
+    queued_bytes: int = 0
 
 
+@dataclass(eq=False, slots=True)
 class _Passed:
     """Handle of one message: done when the receiver gave it back."""
 
-    __slots__ = ("_ledger", "_nbytes", "_sender", "done")
-
-    def __init__(self, sender: InProcessTransport, ledger: CreditLedger, nbytes: int) -> None:
-        self.done = False
-        self._sender = sender
-        self._ledger = ledger
-        self._nbytes = nbytes
-        ledger.queued_bytes += nbytes
+    end: _End
+    """Where it was sent."""
+    nbytes: int
+    done: bool = False
 
     def finish(self) -> None:
         """The receiver needs the buffers no more."""
-        with self._sender._network.lock:
+        with self.end.owner._network.lock:
             self.finish_locked()
-            self._sender._note_return()
+            self.end.owner._note_return()
 
     def finish_locked(self) -> None:
         """`finish` with the lock held."""
         if not self.done:
             self.done = True
-            self._ledger.queued_bytes -= self._nbytes
+            self.end.queued_bytes -= self.nbytes
 
 
 class InProcessTransport(Transport):
@@ -153,8 +150,9 @@ class InProcessTransport(Transport):
         payload_bytes = sum(view.nbytes for view in views)
         with self._network.lock:
             end = self._end(peer)
-            end.ledger.check(len(header), payload_bytes)
-            passed = _Passed(self, end.ledger, len(header) + payload_bytes)
+            check_credit(peer, len(header), payload_bytes, end.queued_bytes, self._credit_bytes)
+            passed = _Passed(end, len(header) + payload_bytes)
+            end.queued_bytes += passed.nbytes
             other = end.other
             assert other is not None
             delivery = Delivery(
@@ -166,7 +164,7 @@ class InProcessTransport(Transport):
     def credit(self, peer: str) -> int:
         """Bytes that may be queued now; see `Transport.credit`."""
         with self._network.lock:
-            return self._end(peer).ledger.credit_bytes
+            return max(0, self._credit_bytes - self._end(peer).queued_bytes)
 
     def receive(self, timeout_ns: int | None) -> Received | None:
         """The next message or event; see `Transport.receive`."""
@@ -245,10 +243,8 @@ class InProcessTransport(Transport):
     def _connect(self, seeker: _Seeker) -> None:
         """Let a seeker in."""
         name = f"p-{self._network.next_number():08x}"
-        ours = _End(self, name, CreditLedger(name, self._credit_bytes), None)
-        dialler = seeker.transport
-        ledger = CreditLedger(seeker.peer, dialler._credit_bytes)
-        theirs = _End(dialler, seeker.peer, ledger, seeker, other=ours)
+        ours = _End(self, name, None)
+        theirs = _End(seeker.transport, seeker.peer, seeker, other=ours)
         ours.other = theirs
         for end in (ours, theirs):
             end.owner._ends[end.peer] = end

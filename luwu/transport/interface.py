@@ -26,7 +26,7 @@ Invariants; the conformance suite cites them by number:
 Only one thread at a time may use a transport; `wake` alone is for any thread. Received buffers are
 read-only, since another process or peer may share them, and need not be aligned.
 
-Credit is in bytes (`CreditLedger`): ZeroMQ's marks count messages, and a message here is anything
+Credit is in bytes (`check_credit`): ZeroMQ's marks count messages, and a message here is anything
 from 50 bytes to 64 MiB.
 """
 
@@ -35,7 +35,7 @@ from __future__ import annotations
 import mmap
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
 from luwu.base.closing import Closing
@@ -73,26 +73,16 @@ class SendHandle(Protocol):
         """The transport no longer reads the buffers; says nothing of their arrival."""
 
 
+@dataclass(eq=False, slots=True, repr=False)
 class Delivery:
     """One received message; its buffers are valid until `release`."""
 
-    __slots__ = ("_on_release", "buffers", "header", "is_shared", "peer")
-
-    def __init__(
-        self,
-        peer: str,
-        header: bytes,
-        buffers: list[memoryview],
-        on_release: Callable[[], None] | None = None,
-        *,
-        is_shared: bool = False,
-    ) -> None:
-        self.peer = peer
-        self.header = header
-        self.buffers = buffers
-        self.is_shared = is_shared
-        """The buffers are the sender's memory, mapped here: one place has one address for good."""
-        self._on_release = on_release
+    peer: str
+    header: bytes
+    buffers: list[memoryview]
+    on_release: Callable[[], object] | None = None
+    is_shared: bool = field(default=False, kw_only=True)
+    """The buffers are the sender's memory, mapped here: one place has one address for good."""
 
     def release(self) -> None:
         """Give the buffers back; reading them, or arrays made of them, is a mistake from now on.
@@ -100,7 +90,7 @@ class Delivery:
         Any thread may call it.
         """
         self.buffers = []
-        on_release, self._on_release = self._on_release, None
+        on_release, self.on_release = self.on_release, None
         if on_release is not None:
             on_release()
 
@@ -240,36 +230,16 @@ HEADER_RESERVE_BYTES: Final = 1024 * 1024
 """Bytes that messages without buffers may queue beyond the credit: answers never wait for data."""
 
 
-class CreditLedger:
-    """The bytes that are queued to one peer, and their limit."""
-
-    __slots__ = ("limit_bytes", "peer", "queued_bytes")
-
-    def __init__(self, peer: str, limit_bytes: int) -> None:
-        self.peer = peer
-        self.limit_bytes = limit_bytes
-        self.queued_bytes = 0
-
-    @property
-    def credit_bytes(self) -> int:
-        """Bytes that may be queued now."""
-        return max(0, self.limit_bytes - self.queued_bytes)
-
-    def check(self, header_bytes: int, payload_bytes: int) -> None:
-        """Raise CreditExceeded if a message of this size may not be queued now."""
-        limit = self.limit_bytes if payload_bytes else self.limit_bytes + HEADER_RESERVE_BYTES
-        if self.queued_bytes + header_bytes + payload_bytes > limit:
-            raise exceeded(self.peer, header_bytes, payload_bytes, self.queued_bytes, limit)
-
-
-def exceeded(
+def check_credit(
     peer: str, header_bytes: int, payload_bytes: int, queued_bytes: int, limit_bytes: int
-) -> CreditExceeded:
-    """The error of a message that is larger than the credit left."""
-    return CreditExceeded(
-        f"{header_bytes} + {payload_bytes} bytes for peer {peer!r}, which has {queued_bytes} bytes "
-        f"queued of {limit_bytes}; ask credit() before sending, or raise credit_bytes"
-    )
+) -> None:
+    """Raise CreditExceeded if a message of this size may not be queued to a peer now."""
+    limit = limit_bytes if payload_bytes else limit_bytes + HEADER_RESERVE_BYTES
+    if queued_bytes + header_bytes + payload_bytes > limit:
+        raise CreditExceeded(
+            f"{header_bytes} + {payload_bytes} bytes for peer {peer!r}, which has {queued_bytes} "
+            f"bytes queued of {limit}; ask credit() before sending, or raise credit_bytes"
+        )
 
 
 def gone(peer: str) -> PeerGone:

@@ -17,11 +17,11 @@ from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import ZERO_COPY_BYTES_MIN
 from luwu.transport.interface import (
     BUFFERS_COUNT_MAX,
-    CreditLedger,
     Delivery,
     PeerFailed,
     PeerGone,
     SendHandle,
+    check_credit,
     gone,
 )
 
@@ -140,7 +140,7 @@ class Lane:
         self.peer = peer
         self._way = way
         self.header_bytes_max = header_bytes_max
-        self._ledger = CreditLedger(peer, limit_bytes)
+        self._limit_bytes, self._queued_bytes = limit_bytes, 0
         self._queued: deque[tuple[SendHandle, int]] = deque()
         self._batch_bytes = 0  # of the copied messages of this batch
         self._gathering = gathering
@@ -151,14 +151,14 @@ class Lane:
     def credit_bytes(self) -> int:
         """Bytes that may be queued now; less than 64 KiB of copied messages may be left out."""
         while self._queued and self._queued[0][0].done:
-            self._ledger.queued_bytes -= self._queued.popleft()[1]
-        return self._ledger.credit_bytes
+            self._queued_bytes -= self._queued.popleft()[1]
+        return max(0, self._limit_bytes - self._queued_bytes)
 
     def send(self, header: bytes, views: list[memoryview]) -> SendHandle:
         """Queue one message. Raises PeerGone and CreditExceeded, and then nothing was sent."""
         payload_bytes = sum(map(len, views))
         self.credit_bytes()
-        self._ledger.check(len(header), payload_bytes)
+        check_credit(self.peer, len(header), payload_bytes, self._queued_bytes, self._limit_bytes)
         batch_bytes = self._batch_bytes + len(header) + payload_bytes
         self._headers.append(header)
         self._counts.append(len(views))
@@ -193,7 +193,7 @@ class Lane:
             self._batch_bytes = batch_bytes
         else:
             self._queued.append((mark, batch_bytes))
-            self._ledger.queued_bytes += batch_bytes
+            self._queued_bytes += batch_bytes
             self._batch_bytes = 0
         return handle
 

@@ -133,9 +133,6 @@ class Regions:
             return None
         return region, address - region.base
 
-    def __len__(self) -> int:
-        return len(self._sorted)
-
 
 def map_memory(fd: int, nbytes: int, access: Access) -> memoryview:
     """A view of a whole file; unmapped with the last view. Raises OSError."""

@@ -94,11 +94,6 @@ def inline(header: bytes) -> bytes:
     return _INLINE_PREFIX + header
 
 
-def read_inline(notice: bytes) -> bytes:
-    """The header. Raises RemoteProtocolError."""
-    return _checked_header(notice[1:])
-
-
 def shared(sequence: int, mask: int, spans: list[Span], header: bytes) -> bytes:
     """A message with spans, in the order of the buffers they are."""
     if len(spans) == 1:
@@ -129,7 +124,7 @@ def read_shared(notice: bytes, frames_count: int) -> Shared:
     spans = [Span(*fields[3:6])]
     if spans_count > 1:
         spans.append(Span(*fields[6:9]))
-    return Shared(fields[2], mask, spans, _checked_header(notice[form.size :]))
+    return Shared(fields[2], mask, spans, checked_header(notice[form.size :]))
 
 
 def numbers(kind: int, values: Sequence[int]) -> bytes:
@@ -156,7 +151,8 @@ def unknown(kind: int) -> RemoteProtocolError:
     )
 
 
-def _checked_header(header: bytes) -> bytes:
+def checked_header(header: bytes) -> bytes:
+    """The header in a notice. Raises RemoteProtocolError."""
     if not 0 < len(header) <= CONTROL_HEADER_BYTES_MAX:
         raise RemoteProtocolError(
             f"a header of {len(header)} bytes; 1 to {CONTROL_HEADER_BYTES_MAX} are allowed. "

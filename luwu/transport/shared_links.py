@@ -19,14 +19,15 @@ small message, so while messages keep coming one of them tells of many.
                                                                  `tell`, when `receive` would block,
                                                                  or 64 messages or 4 MiB are due
 
-Everything here belongs to the transport's thread, except `Ticket.release` and `Returns.give_back`.
+Everything here belongs to the transport's thread, except `Returns.give_back`.
 """
 
 from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from luwu.base.errors import LuwuError, RemoteProtocolError
@@ -39,51 +40,36 @@ from luwu.transport.zeromq import ZeroMqTransport
 
 _ARENAS_COUNT_MAX: Final = WORLD_SIZE_MAX + 64
 """Arenas that one peer may pass: its own, and those of all whose memory it hands on."""
+_DUE_COUNT_MAX: Final = 64
+_DUE_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
+@dataclass(eq=False, slots=True)
 class Passed:
     """Handle of a message with spans: done when the receiver gave them back."""
 
-    __slots__ = ("_inline", "is_returned", "nbytes", "tickets", "views")
-
-    def __init__(
-        self, views: list[memoryview], nbytes: int, tickets: list[Ticket], inline: SendHandle
-    ) -> None:
-        self.views: list[memoryview] | None = views  # keeps the memory from being reserved again
-        self.nbytes = nbytes
-        self.tickets = tickets
-        self.is_returned = False
-        self._inline = inline
+    views: list[memoryview] | None
+    """Keeps the memory from being reserved again."""
+    nbytes: int
+    tickets: list[Ticket]
+    inline: SendHandle
+    is_returned: bool = False
 
     @property
     def done(self) -> bool:
         """Neither the receiver nor libzmq needs the buffers."""
-        return self.is_returned and self._inline.done
+        return self.is_returned and self.inline.done
 
 
+@dataclass(eq=False, slots=True)
 class Ticket:
     """A delivery with spans that is not given back."""
 
-    __slots__ = ("_on_release", "holders_count", "link", "nbytes", "places", "sequence")
-
-    def __init__(
-        self,
-        link: Link,
-        sequence: int,
-        places: list[tuple[Region, int, int]],
-        on_release: Callable[[Ticket], None],
-    ) -> None:
-        self.link = link
-        self.sequence = sequence
-        self.places = places
-        self.nbytes = sum(nbytes for _, _, nbytes in places)
-        self.holders_count = 1
-        """The delivery itself, and each message that hands a part of it on."""
-        self._on_release = on_release
-
-    def release(self) -> None:
-        """For `Delivery`; any thread."""
-        self._on_release(self)
+    link: Link
+    sequence: int
+    places: list[tuple[Region, int, int]]
+    holders_count: int = 1
+    """The delivery itself, and each message that hands a part of it on."""
 
     def covers(self, region: Region, offset: int, nbytes: int) -> bool:
         """True if all of a span lies in one of our buffers."""
@@ -257,10 +243,6 @@ class Link:
         return region
 
 
-_DUE_COUNT_MAX: Final = 64
-_DUE_BYTES_MAX: Final = 4 * 1024 * 1024
-
-
 class Returns:
     """The open deliveries of one transport, and the notices that are due for released ones."""
 
@@ -271,15 +253,11 @@ class Returns:
         self.is_blocked = False
         """The transport's thread waits, or is about to, and must be woken."""
         self._inner = inner
-        self._due: dict[Link, None] = {}
+        self.due: dict[Link, None] = {}
+        """Links to whose peers something is due."""
         self._due_count = 0
         self._due_bytes = 0
         self._is_closed = False
-
-    @property
-    def are_due(self) -> bool:
-        """Call `flush` soon: something is due to a peer."""
-        return bool(self._due)
 
     @property
     def are_many(self) -> bool:
@@ -309,9 +287,10 @@ class Returns:
             if notice.mask >> index & 1:
                 region, offset, nbytes = next(remaining)
                 buffers.insert(index, region.shown[offset : offset + nbytes])
-        ticket = Ticket(link, notice.sequence, places, self.give_back)
+        ticket = Ticket(link, notice.sequence, places)
         self.tickets.add(ticket)
-        return Delivery(link.peer, notice.header, buffers, ticket.release, is_shared=True)
+        release = partial(self.give_back, ticket)
+        return Delivery(link.peer, notice.header, buffers, release, is_shared=True)
 
     def give_back(self, ticket: Ticket) -> None:
         """A delivery was released; any thread."""
@@ -337,21 +316,21 @@ class Returns:
     def owe(self, link: Link, sequence: int, nbytes: int) -> None:
         """A message of the peer is needed no more."""
         link.released.append(sequence)
-        self._due[link] = None
+        self.due[link] = None
         self._due_count += 1
         self._due_bytes += nbytes
 
     def owe_forgotten(self, link: Link) -> None:
         """The peer may forget arenas."""
         if link.forgotten:
-            self._due[link] = None
+            self.due[link] = None
 
     def tell(self) -> None:
         """Send what is due; what a full queue refuses stays due."""
-        if not self._due:
+        if not self.due:
             return
         self._due_count = self._due_bytes = 0
-        for link in tuple(self._due):
+        for link in tuple(self.due):
             try:
                 self._tell(link, notices.RELEASED, link.released)
                 self._tell(link, notices.FORGOTTEN, link.forgotten)
@@ -359,12 +338,12 @@ class Returns:
                 continue
             except PeerGone:  # its PeerDown follows
                 pass
-            del self._due[link]
+            del self.due[link]
 
     def end(self, link: Link) -> None:
         """The connection is over: there is no peer to report to."""
         self.tickets.remove_of(link)
-        self._due.pop(link, None)
+        self.due.pop(link, None)
 
     def close(self) -> None:
         """Releases mean nothing any more."""
@@ -375,7 +354,8 @@ class Returns:
         ticket.holders_count -= 1
         if ticket.holders_count == 0 and ticket.link.is_up:
             self.tickets.remove(ticket)
-            self.owe(ticket.link, ticket.sequence, ticket.nbytes)
+            nbytes = sum([length for _, _, length in ticket.places])
+            self.owe(ticket.link, ticket.sequence, nbytes)
 
     def _tell(self, link: Link, kind: int, values: list[int]) -> None:
         while values:

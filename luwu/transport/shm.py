@@ -36,8 +36,8 @@ from luwu.transport.interface import (
     Received,
     SendHandle,
     Transport,
+    check_credit,
     checked_views,
-    exceeded,
     gone,
 )
 from luwu.transport.mapping import Access, Region, Regions
@@ -104,16 +104,15 @@ class ShmTransport(Transport):
         views = checked_views(header, buffers)
         payload_bytes = sum(map(len, views))
         if payload_bytes:
-            free_bytes = self._inner.credit(peer) - link.lent_bytes
-            if len(header) + payload_bytes > free_bytes:
-                limit = self._inner.credit_bytes
-                raise exceeded(peer, len(header), payload_bytes, limit - free_bytes, limit)
+            limit = self._inner.credit_bytes
+            used_bytes = limit - self._inner.credit(peer) + link.lent_bytes
+            check_credit(peer, len(header), payload_bytes, used_bytes, limit)
         if self._returns.given_back:
             self._returns.collect()
             if self._returns.are_many:  # else `receive` tells it
                 self._returns.tell()
         handle = None
-        if payload_bytes and len(self._regions):
+        if payload_bytes:
             handle = self._lend(link, header, views, payload_bytes)
         if handle is None:
             handle = self._inner.send(peer, notices.inline(header), views)
@@ -158,7 +157,7 @@ class ShmTransport(Transport):
 
     def wait_ns(self, timeout_ns: int | None) -> int | None:
         """The most time that it may block; less than asked while notices could not be sent."""
-        if not self._returns.are_due:
+        if not self._returns.due:
             return timeout_ns
         return _RETRY_NS if timeout_ns is None else min(timeout_ns, _RETRY_NS)
 
@@ -223,8 +222,9 @@ class ShmTransport(Transport):
     def _hear(self, timeout_ns: int | None) -> Received | None:
         """The next that the inner transport has; None also when something is to be given back."""
         returns = self._returns
-        returns.collect()
-        if returns.are_due:
+        if returns.given_back:
+            returns.collect()
+        if returns.due:
             if not returns.are_many:
                 heard = self._inner.receive(0)
                 if heard is not None or self._is_woken:
@@ -265,10 +265,9 @@ class ShmTransport(Transport):
         notice = heard.header
         kind = notice[0]
         if kind == notices.SHARED:
-            delivery = self._returns.borrow(link, heard, self._regions)
-            return delivery
+            return self._returns.borrow(link, heard, self._regions)
         if kind == notices.INLINE:
-            heard.header = notices.read_inline(notice)
+            heard.header = notices.checked_header(notice[1:])
             return heard
         if kind == notices.RELEASED:
             self._has_news = True

@@ -35,7 +35,6 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.links import LinkPair
 from luwu.base.seeds import derive
 from luwu.transport.interface import (
-    HEADER_RESERVE_BYTES,
     Buffer,
     CreditExceeded,
     Delivery,
@@ -45,8 +44,8 @@ from luwu.transport.interface import (
     Received,
     SendHandle,
     Transport,
+    check_credit,
     checked_views,
-    exceeded,
 )
 from switch_emu.links.link import EmulatedLink, LinkCounters
 
@@ -175,9 +174,7 @@ class LinkedTransport(Transport):
         views = checked_views(header, buffers)
         ends = self._ends_of(peer)
         nbytes = _size(header, views)
-        limit = credit_bytes if nbytes > len(header) else credit_bytes + HEADER_RESERVE_BYTES
-        if ends.held_bytes + nbytes > limit:
-            raise exceeded(peer, len(header), nbytes - len(header), ends.held_bytes, limit)
+        check_credit(peer, len(header), nbytes - len(header), ends.held_bytes, credit_bytes)
         arrivals_ns = ends.down.offer(SYSTEM_CLOCK.now_ns(), nbytes)
         held = _HeldSend(len(arrivals_ns))
         for at_ns in arrivals_ns:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from luwu.base.address import address_of, address_of_array
+from luwu.base.address import address_of
 from luwu.base.dtypes import DTYPES
 
 Pointer = ctypes.c_void_p
@@ -37,8 +37,8 @@ class Fold:
         pointers, dtypes = sources(contributions)
         self._fold(
             out.size, ctypes.addressof(pointers), ctypes.addressof(dtypes), len(contributions),
-            None if before is None else address_of_array(before), address_of_array(out),
-            None if squares is None else address_of_array(squares),
+            None if before is None else before.ctypes.data, out.ctypes.data,
+            None if squares is None else squares.ctypes.data,
         )  # fmt: skip
 
 
@@ -79,8 +79,8 @@ class Product:
         panel = np.empty((inner, _PANEL_COLUMNS), np.float32)
         out = np.empty((rows, columns), np.float32)
         self._product(
-            rows, columns, inner, address_of_array(a), address_of_array(b), transposed,
-            address_of_array(panel), address_of_array(out),
+            rows, columns, inner, a.ctypes.data, b.ctypes.data, transposed,
+            panel.ctypes.data, out.ctypes.data,
         )  # fmt: skip
         return out
 

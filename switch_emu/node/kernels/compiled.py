@@ -10,7 +10,7 @@ import ctypes
 import numpy as np
 
 from luwu.aggregate.sum_in_order import F32Array
-from luwu.base.address import address_of, address_of_array
+from luwu.base.address import address_of
 from luwu.base.dtypes import DTYPES
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.wire.stored import NEVER_NEGATIVE, average_rate, keeps_average
@@ -144,16 +144,16 @@ class CompiledKernel(UpdateKernel):
             call.weights.size, call.weights.shape[-1], call.weights.strides[0],
             call.weights_out.strides[0], self._compiled.number, len(call.contributions),
             ctypes.addressof(pointers), ctypes.addressof(dtypes), *fields,
-            None if average is None else address_of_array(average),
-            None if average is None else address_of_array(call.state_out[-1]),
+            None if average is None else average.ctypes.data,
+            None if average is None else call.state_out[-1].ctypes.data,
             ctypes.addressof(said),
-            address_of_array(squares) if measure else None,
+            squares.ctypes.data if measure else None,
             None if wire is None else address_of(wire[0]),
             _NO_WIRE if wire is None else DTYPES[wire[1]].number, call.divisor, call.scale,
             in_place,
             0 if pieces is None else len(pieces.borders),
-            None if pieces is None else address_of_array(pieces.borders),
-            None if pieces is None else address_of_array(pieces.squares),
+            None if pieces is None else pieces.borders.ctypes.data,
+            None if pieces is None else pieces.squares.ctypes.data,
         )  # fmt: skip
         self._update(ctypes.addressof(native))
         return tuple(squares.tolist())
@@ -169,9 +169,9 @@ class CompiledKernel(UpdateKernel):
         )  # fmt: skip
         fields = [
             _Field(
-                address_of_array(old), address_of_array(new),
-                None if scale is None else address_of_array(scale),
-                None if scale_out is None else address_of_array(scale_out),
+                old.ctypes.data, new.ctypes.data,
+                None if scale is None else scale.ctypes.data,
+                None if scale_out is None else scale_out.ctypes.data,
                 STORED_CODES[old.dtype], tensor, self._is_unsigned[tensor],
             )
             for tensor, (old, new, scale, scale_out) in enumerate(rows)
@@ -181,7 +181,7 @@ class CompiledKernel(UpdateKernel):
     def cast(self, weights: F32Array, dtype: str, into: memoryview) -> None:
         """See UpdateKernel. An update in place by no optimizer, with nothing measured."""
         check_cast(weights, dtype, into)
-        at = address_of_array(weights)
+        at = weights.ctypes.data
         native = _Update(
             elems=weights.size, page_elems=weights.size, optimizer=_NO_OPTIMIZER,
             weights=_Field(at, at), wire=address_of(into), wire_dtype=DTYPES[dtype].number,

@@ -33,7 +33,6 @@ from typing import Protocol
 import numpy as np
 
 from luwu.aggregate.sum_in_order import F32Array
-from luwu.base.address import address_of_array
 from luwu.base.dtypes import DTYPES, WIRE_DTYPES
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.wire.hyper import Number
@@ -200,8 +199,7 @@ def check_update(kernel: UpdateKernel, call: UpdateCall) -> bool:
             _check_pages(array, like.dtype, shape, arrays[0])
         _check_scales(arrays[1:], scales)
     same = [
-        address_of_array(left) == address_of_array(right)
-        for left, right in zip(read, written, strict=True)
+        left.ctypes.data == right.ctypes.data for left, right in zip(read, written, strict=True)
     ]
     if any(same) and not (all(same) and read[0].strides == written[0].strides):
         raise ValueError("an update is in place for all arrays or for none")

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from luwu.aggregate.sum_in_order import F32Array
-from luwu.base.address import address_of_array
 from luwu.base.dtypes import DTYPES
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.wire.stored import NEVER_NEGATIVE, average_rate, keeps_average
@@ -345,7 +344,7 @@ class _Memory:
     def __init__(self, octets: np.ndarray) -> None:
         self.octets = octets
         self.__array_interface__ = {
-            "data": (address_of_array(octets), False), "shape": octets.shape,
+            "data": (octets.ctypes.data, False), "shape": octets.shape,
             "typestr": octets.dtype.str, "version": 3,
         }  # fmt: skip
 
@@ -360,7 +359,7 @@ def _tensor(array: np.ndarray) -> Any:
 def _source(payload: memoryview, dtype: str) -> Any:
     """A payload as a tensor; copied only if its elements are not aligned."""
     octets = np.frombuffer(payload, np.uint8)
-    if address_of_array(octets) % DTYPES[dtype].nbytes:
+    if octets.ctypes.data % DTYPES[dtype].nbytes:
         octets = octets.copy()
     return _tensor(octets).view(getattr(torch, dtype))
 
@@ -368,12 +367,12 @@ def _source(payload: memoryview, dtype: str) -> Any:
 def _target(payload: memoryview, dtype: str) -> Any:
     """A tensor for the new weights: in the payload itself if its elements are aligned."""
     octets = np.frombuffer(payload, np.uint8)
-    if address_of_array(octets) % DTYPES[dtype].nbytes:
+    if octets.ctypes.data % DTYPES[dtype].nbytes:
         octets = np.empty_like(octets)
     return torch.from_numpy(octets).view(getattr(torch, dtype))
 
 
 def _deliver(target: Any, payload: memoryview) -> None:
     octets = np.frombuffer(payload, np.uint8)
-    if target.data_ptr() != address_of_array(octets):
+    if target.data_ptr() != octets.ctypes.data:
         np.copyto(octets, target.view(torch.uint8).numpy())
