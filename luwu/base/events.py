@@ -106,6 +106,8 @@ class Recorder(Closing):
 
     def span(self, name: str, start_ns: int, end_ns: int, **fields: object) -> None:
         """Record a stretch of work in the file."""
+        if self._file is None:
+            return
         self._append(
             {"name": name, "role": self._role, "start_ns": start_ns, "end_ns": end_ns, **fields}
         )

@@ -290,8 +290,8 @@ class Nic(Closing):
         try:
             handle = self._new("push", step, unit)
             handle.about = {
-                "extents": ranges_text(entry.index for entry in entries),
-                "bytes": sum(entry.payload_bytes for entry in entries),
+                "extents": ranges_text([entry.index for entry in entries]),
+                "bytes": sum([entry.payload_bytes for entry in entries]),
             }
             number = self._register(handle)
             command = _Command(

@@ -110,8 +110,8 @@ class Members:
     @property
     def peers(self) -> tuple[str, ...]:
         """Connections of all members that count, in rank order."""
-        present = (self._by_ranks.get(ranks) for ranks in self.counted)
-        return tuple(member.peer for member in present if member is not None)
+        there, active = self._by_ranks, self.active
+        return tuple([there[r].peer for r in self.children if r & active and r in there])
 
     @property
     def all_members(self) -> tuple[Member, ...]:

@@ -101,7 +101,13 @@ class PushForm:
             return f"extent {m.index} is not one that is pushed; there are {len(self._elems)}"
         if not has_payload:
             return "segments are absent from a push without a payload" if m.absent else ""
-        return self._fault_of_bytes(m, payload_bytes) or self._fault_of_segments(m)
+        fault, count = self._fault_of_bytes(m, payload_bytes), self._segments[m.index]
+        if not fault and m.absent and m.absent >= (1 << count) - 1:
+            return (
+                f"extent {m.index} has {count} segments, and a push of it lacks {m.absent:#b}; one "
+                "that lacks all of them has no payload"
+            )
+        return fault
 
     def _fault_of_bytes(self, m: Push, payload_bytes: int) -> str:
         elems, aggregator = self._elems[m.index], self._aggregator
@@ -116,15 +122,6 @@ class PushForm:
             return (
                 f"extent {m.index}: {payload_bytes} bytes of {m.dtype} are not {elems} elements as "
                 f"{aggregator.name} encodes them"
-            )
-        return ""
-
-    def _fault_of_segments(self, m: Push) -> str:
-        count = self._segments[m.index]
-        if m.absent and m.absent >= (1 << count) - 1:
-            return (
-                f"extent {m.index} has {count} segments, and a push of it lacks {m.absent:#b}; one "
-                "that lacks all of them has no payload"
             )
         return ""
 
@@ -179,6 +176,8 @@ def total_weight(contributions: Sequence[Contribution], groups: Sequence[int] = 
 
     Not by `sum`, which from Python 3.12 on compensates rounding: other bits on other versions.
     """
+    if len(contributions) == 1:  # most are of one switch
+        return contributions[0].weight
     return _weight(nested(contributions, groups))
 
 

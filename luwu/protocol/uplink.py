@@ -204,7 +204,8 @@ class Uplink:
         self._asked.pop(name)
         self._window_used -= cargo.payload_bytes
         self._drop(cargo)
-        self._fill_window(now_ns)
+        if self._queue:
+            self._fill_window(now_ns)
         return True
 
     def forget(self, keep: Callable[[Hashable], bool] = lambda name: False) -> None:

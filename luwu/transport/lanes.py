@@ -241,14 +241,16 @@ def received_of(
     if frames_count == 1 and header_bytes == 0:
         return []
     if 0 < header_bytes <= lane.header_bytes_max and frames_count <= 1 + BUFFERS_COUNT_MAX:
-        return [Delivery(peer, frames[0].bytes, _buffers(frames[1:]))]
+        return [
+            Delivery(peer, frames[0].bytes, [frame.buffer.toreadonly() for frame in frames[1:]])
+        ]
     try:
         if header_bytes or frames_count != len(frames):
             raise RemoteProtocolError(
                 f"a header of {header_bytes} bytes and {frames_count - 1} buffers came; 1 to "
                 f"{lane.header_bytes_max} bytes and at most {BUFFERS_COUNT_MAX} buffers are allowed"
             )
-        remaining = iter(_buffers(frames[2:]))
+        remaining = iter([frame.buffer.toreadonly() for frame in frames[2:]])
         return [
             Delivery(peer, header, list(islice(remaining, count)))
             for header, count in read_gathered(
@@ -260,10 +262,6 @@ def received_of(
             f"peer {peer!r}: {exc}. They were dropped; is the peer of the same version?"
         )
         return [PeerFailed(peer, error, final=False)]
-
-
-def _buffers(frames: list[zmq.Frame]) -> list[memoryview]:
-    return [frame.buffer.toreadonly() for frame in frames]
 
 
 def read_frames(socket: zmq.Socket[Any]) -> tuple[list[zmq.Frame], int] | None:

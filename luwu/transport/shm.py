@@ -100,7 +100,9 @@ class ShmTransport(Transport):
 
     def send(self, peer: str, header: bytes, buffers: Sequence[Buffer] = ()) -> SendHandle:
         """Queue one message; see `Transport.send`. What lies in an arena is not copied."""
-        link = self._link(peer)
+        link = self._links.get(peer)
+        if link is None:
+            raise gone(peer)
         views = checked_views(header, buffers)
         payload_bytes = sum(map(len, views))
         if payload_bytes:
@@ -128,7 +130,9 @@ class ShmTransport(Transport):
 
     def credit(self, peer: str) -> int:
         """Bytes that may be queued now; see `Transport.credit`."""
-        link = self._link(peer)
+        link = self._links.get(peer)
+        if link is None:
+            raise gone(peer)
         return max(0, self._inner.credit(peer) - link.lent_bytes)
 
     def receive(self, timeout_ns: int | None) -> Received | None:
@@ -181,12 +185,6 @@ class ShmTransport(Transport):
         if self._arena.region is not None:
             self._regions.drop(self._arena.region)
         self._arena.close()
-
-    def _link(self, peer: str) -> Link:
-        link = self._links.get(peer)
-        if link is None:
-            raise gone(peer)
-        return link
 
     def _lend(
         self, link: Link, header: bytes, views: list[memoryview], payload_bytes: int

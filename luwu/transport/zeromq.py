@@ -140,7 +140,10 @@ class ZeroMqTransport(Transport):
     def send(self, peer: str, header: bytes, buffers: Sequence[Buffer] = ()) -> SendHandle:
         """Queue one message; see `Transport.send`. Buffers of 64 KiB or more are not copied."""
         views = checked_views(header, buffers, header_bytes_max=self.header_bytes_max)
-        return self._lane(peer).send(header, views)
+        lane = self._lanes.get(peer)
+        if lane is None:
+            raise gone(peer)
+        return lane.send(header, views)
 
     def gather(self) -> None:
         """Let messages wait for others; see `Transport.gather`."""
@@ -152,7 +155,10 @@ class ZeroMqTransport(Transport):
 
     def credit(self, peer: str) -> int:
         """Bytes that may be queued now; see `Transport.credit`."""
-        return self._lane(peer).credit_bytes()
+        lane = self._lanes.get(peer)
+        if lane is None:
+            raise gone(peer)
+        return lane.credit_bytes()
 
     def receive(self, timeout_ns: int | None) -> Received | None:
         """The next message or event; see `Transport.receive`."""
@@ -273,13 +279,6 @@ class ZeroMqTransport(Transport):
             self._zap_version = zap.version
             assert self._listener is not None
             self._listener.expel()
-
-    def _lane(self, peer: str) -> Lane:
-        """The way to a peer. Raises PeerGone."""
-        lane = self._lanes.get(peer)
-        if lane is None:
-            raise gone(peer)
-        return lane
 
     def _take_messages(self) -> None:
         """Read from the sides in turn until there is something to return."""
