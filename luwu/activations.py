@@ -40,10 +40,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from luwu.base.errors import ConfigError, LuwuError, StateError
-from luwu.base.file_system import memory_kind
+from luwu.base.directories import memory_kind
+from luwu.base.errors import ConfigError, LuwuError, StateError, refusal
 from luwu.base.quantities import format_bytes, parse_bytes
-from luwu.base.refusals import refusal
 from luwu.training.base.autograd import in_backward
 from luwu.training.base.names import class_name
 from luwu.training.base.uncompiled import uncompiled

@@ -4,7 +4,6 @@
     float32.py          the gradient itself, added in rank order: the default
     shared_exponent.py  int32 below the largest exponent of each block, agreed on first
     named.py            an aggregator by its name, those of other packages included
-    sum_in_order.py     the float32 sum of an extent, in the order given
 
 Arithmetic only, in NumPy: no socket, no clock, no torch. Workers, switches and nodes import it.
 """

@@ -1,9 +1,7 @@
 """Foundations that every other package may use; nothing here knows the network or torch.
 
-errors.py         errors that users and shells see, by whose fault they are
+errors.py         errors that users and shells see, by whose fault they are; refusals of the system
 error_table.py    the meaning of every error code, from `error_table.toml`
-refusals.py       errors of the system (read, write, flush) as errors of ours
-suggestion.py     the nearest known name to a misspelt one
 limits.py         every limit of the protocol and the store
 config.py         the configuration of a run: one table of keys, read from four places
 parsers.py        a parser for each kind of value that a user writes
@@ -11,13 +9,11 @@ quantities.py     sizes, rates and times with units
 retry.py          how patient a sender of requests is
 links.py          emulated links as a user writes them
 tree.py           the tree of switches
+directories.py    directories that are made whole or not at all, locked, on a disk or in memory
 values.py         plain values and tensors as bytes, without pickle
 identifiers.py    names of quantities as keys of documents, and as words
 foreign.py        files that may come from anywhere: opened, read and parsed with limits
 json_file.py      JSON files that are written whole or not at all
-file_system.py    whether a directory is on a disk or in memory
-making.py         directories that appear whole or not at all
-locked.py         a lock on a directory: one writer at a time
 colours.py        red and bold on a terminal
 socket_directory.py short private directories for sockets
 expendable.py     files that a run can do without

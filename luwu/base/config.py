@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.dtypes import COMPUTE_DTYPES, MASTER_DTYPES, STATE_DTYPES
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, suggestion
 from luwu.base.foreign import read_toml
 from luwu.base.limits import (
     INT64_MAX,
@@ -48,7 +48,6 @@ from luwu.base.parsers import (
     words,
 )
 from luwu.base.quantities import exact_size
-from luwu.base.suggestion import suggestion
 
 ENVIRONMENT_PREFIX: Final = "LUWU_"
 ENVIRONMENT_ONLY: Final = {

@@ -8,8 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from luwu.base.errors import ConfigError
-from luwu.base.suggestion import suggestion
+from luwu.base.errors import ConfigError, suggestion
 
 TABLE: Final = Path(__file__).with_name("error_table.toml")
 

@@ -23,11 +23,21 @@ code="E202")`. The command prints it, the run's records keep it, and `luwu expla
 (`error_table.py`).
 
 Errors that scripts and tests catch have the `__module__` of their public name, which Python prints.
+
+What the system refuses is an error of ours by `refusal`: the place, the system's reason, what to
+do. A write or a flush that failed is never tried again: a second flush may succeed although the
+first has lost the data. So each of these errors stops the node (exit code 5), and nothing of the
+step that was being made counts.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 STOPPED_CODE: Final = 143
@@ -315,3 +325,50 @@ class StepsLost(StepAborted):
     def __init__(self, step: int, reason: str) -> None:
         super().__init__(step, reason)
         self.args = (f"{reason}; they are made again. Go back to step {step}.",)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for a misspelt name, or nothing; whatever its case."""
+    import difflib  # takes 3 ms; few processes misspell
+
+    folded = {each.casefold(): each for each in known}
+    close = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=0.6)
+    return f"; did you mean {folded[close[0]]}?" if close else ""
+
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk, or a quota."""
+DISK_FAULTS = (*NO_ROOM, errno.EFBIG, errno.EACCES, errno.EIO, errno.EROFS)
+"""Errors that a restart would not mend."""
+
+
+def refusal(
+    what: str, error: OSError, consequence: str = "", *, then: str = "start the node again"
+) -> StateError:
+    """The error for `what` the system refused; StoreFullError where there is no room.
+
+    `consequence`: a sentence on what that means, with a space behind it; `then`: what to do when
+    the disk is right again.
+    """
+    if error.errno in NO_ROOM:
+        return StoreFullError(f"{what}: {error}. {consequence}Free some space and {then}.")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        advice = f"The user of this process (uid {os.geteuid()}) may not do it: change the owner or"
+        advice += " mode of the place (chown, chmod), or name another,"
+        return StateError(f"{what}: {error}. {consequence}{advice} and {then}.", code="E514")
+    if error.errno == errno.EFBIG:
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        advice = "Its file system takes no file of this size: name a place on another"
+        if limit != resource.RLIM_INFINITY:
+            advice = f"No file may be larger than {limit} bytes here: raise this limit (ulimit -f)"
+        return StoreFullError(f"{what}: {error}. {consequence}{advice} and {then}.", code="E514")
+    return StateError(f"{what}: {error}. {consequence}Put the disk right and {then}.", code="E505")
+
+
+@contextmanager
+def refusing(what: str, consequence: str = "") -> Iterator[None]:
+    """Raises StateError or StoreFullError for what the system refuses in here."""
+    try:
+        yield
+    except OSError as exc:
+        raise refusal(what, exc, consequence) from exc

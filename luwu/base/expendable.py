@@ -1,7 +1,7 @@
 """Output that a run can do without: a write that fails is given up, with one warning.
 
 Logs, events, counters and records say how a run goes; none of them is worth the run, and nor is
-what it prints. On a disk that is full, the state's errors end the node (`refusals.py`), and these
+what it prints. On a disk that is full, the state's errors end the node (`refusal`), and these
 do not.
 """
 

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from luwu.base.clock import sleep
-from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.errors import ConfigError, LuwuError, suggestion
 from luwu.base.quantities import parse_ns
-from luwu.base.suggestion import suggestion
 
 PLACES: Final = {
     "making.before_rename": "an export or import is complete, but not yet renamed",

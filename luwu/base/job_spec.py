@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, suggestion
 from luwu.base.foreign import taking
 from luwu.base.json_file import read_json
 from luwu.base.links import LinkPair
 from luwu.base.retry import RetryPolicy
-from luwu.base.suggestion import suggestion
 
 SpecT = TypeVar("SpecT")
 

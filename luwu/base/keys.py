@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, suggestion
 from luwu.base.foreign import open_file
 from luwu.base.json_file import read_json, write_json
-from luwu.base.suggestion import suggestion
 
 ALLOWED: Final = "allowed.json"
 SECRET_SUFFIX: Final = ".secret"

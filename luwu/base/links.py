@@ -27,10 +27,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, suggestion
 from luwu.base.quantities import decimal, parse_bytes, parse_bytes_per_s, parse_ns, real
 from luwu.base.retry import RetryPolicy
-from luwu.base.suggestion import suggestion
 
 ROLES: Final = ("worker", "switch", "node")
 DIRECTIONS: Final = ("up", "down")

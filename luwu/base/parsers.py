@@ -10,10 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, suggestion
 from luwu.base.limits import CHUNK_BYTES_STEP, INT64_MAX, PAYLOAD_BYTES_MAX
 from luwu.base.quantities import decimal, exact_size, parse_bytes, parse_ns, real
-from luwu.base.suggestion import suggestion
 from luwu.base.tree import parse_ranks, ranges_text
 
 Parser = Callable[[str, str], Any]

@@ -22,9 +22,9 @@ import xxhash
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.digest import WeightsDigest
+from luwu.base.directories import check_absent, check_space, making_directory
 from luwu.base.dtypes import DTYPES, WIRE_DTYPES
 from luwu.base.errors import ConfigError, Interrupted, StateError
-from luwu.base.making import check_absent, check_space, making_directory
 from luwu.checkpoint.document import FILE, ExportDocument, attached_name
 from luwu.checkpoint.pieces import pieces_of
 from luwu.checkpoint.read_ahead import ReadAhead, Want, buffers_count

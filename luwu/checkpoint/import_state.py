@@ -23,8 +23,8 @@ import numpy as np
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.closing import Closing
 from luwu.base.digest import WeightsDigest
+from luwu.base.directories import check_absent, check_space, making_directory
 from luwu.base.errors import DamagedFileError, Interrupted
-from luwu.base.making import check_absent, check_space, making_directory
 from luwu.checkpoint.document import read_document
 from luwu.checkpoint.origin import Origin, OriginFiles
 from luwu.checkpoint.pieces import Piece, pieces_by_chunk, pieces_of

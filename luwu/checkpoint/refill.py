@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.directories import flush_directory, making_directory
 from luwu.base.errors import ConfigError, StateError
 from luwu.base.failpoints import failpoint
-from luwu.base.making import flush_directory, making_directory
 from luwu.checkpoint.copying import copy_pages, decide, pieces_of
 from luwu.checkpoint.source import description_of
 from luwu.layout import Share, check_replicas

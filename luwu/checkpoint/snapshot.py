@@ -22,8 +22,8 @@ from uuid import uuid4
 import numpy as np
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.directories import check_absent, flush_directory, making_directory
 from luwu.base.errors import ConfigError, StateError
-from luwu.base.making import check_absent, flush_directory, making_directory
 from luwu.checkpoint.copying import check_running, copy_pages, decide, pieces_of
 from luwu.checkpoint.running import RunningState
 from luwu.layout import Share

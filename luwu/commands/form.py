@@ -18,9 +18,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from luwu.base.config import KEYS, RARE, Key, resolve, value_text
-from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.errors import ConfigError, LuwuError, suggestion
 from luwu.base.parsers import Parser, boolean, path
-from luwu.base.suggestion import suggestion
 from luwu.commands.table import VERBS, module_of
 
 WIDTH: Final = 80

@@ -19,6 +19,7 @@ from typing import Final
 import click
 
 from luwu.base.config import Resolved
+from luwu.base.directories import locked
 from luwu.base.errors import ConfigError
 from luwu.base.keys import (
     ALLOWED,
@@ -34,7 +35,6 @@ from luwu.base.keys import (
     write_secret,
 )
 from luwu.base.limits import NODE_COUNT_MAX, WORLD_SIZE_MAX
-from luwu.base.locked import locked
 from luwu.base.parsers import whole
 from luwu.commands import form
 from luwu.transport.curve import new_key_pair

@@ -17,11 +17,9 @@ from typing import IO, Final
 from luwu.base import own
 from luwu.base.colours import red
 from luwu.base.error_table import entry
-from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.errors import DISK_FAULTS, ConfigError, LuwuError, refusal, suggestion
 from luwu.base.expendable import give_up_stream, open_closed_streams, print_if_possible
 from luwu.base.libc import keep_one_arena
-from luwu.base.refusals import DISK_FAULTS, refusal
-from luwu.base.suggestion import suggestion
 from luwu.base.torch_import import expect_torch
 from luwu.commands.table import COMPLETION, VERBS, overview
 

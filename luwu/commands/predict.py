@@ -17,9 +17,8 @@ from typing import Any, Final
 
 import click
 
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, suggestion
 from luwu.base.parsers import path
-from luwu.base.suggestion import suggestion
 from luwu.commands import form
 from luwu.predict.ask.answer import answer, text
 from luwu.predict.ask.keys import SYSTEMS, assumed_text, keys, table_of, with_assumed

@@ -34,7 +34,7 @@ from typing import Any, Final
 from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import LOSS_POLICIES
-from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
+from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted, suggestion
 from luwu.base.job_spec import JobSpec, document_of, from_document, read_again
 from luwu.base.json_file import read_json, write_json
 from luwu.base.limits import (
@@ -46,7 +46,6 @@ from luwu.base.limits import (
 )
 from luwu.base.quantities import decimal
 from luwu.base.retry import RetryPolicy
-from luwu.base.suggestion import suggestion
 from luwu.base.tree import parse_ranks
 from luwu.transport.endpoints import MovableEndpoint
 

@@ -22,13 +22,12 @@ from typing import Any, Final, cast
 
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation, sleep
 from luwu.base.config import RunConfig
-from luwu.base.errors import ConfigError, ConnectionFailed
+from luwu.base.errors import ConfigError, ConnectionFailed, refusing
 from luwu.base.events import JOB_OVER
 from luwu.base.job_spec import JobSpec, document_of, shared_fields
 from luwu.base.json_file import json_object, read_json, remove_partial, write_json
 from luwu.base.links import LinkPair, retry_over
 from luwu.base.own import own_module
-from luwu.base.refusals import refusing
 from luwu.base.seeds import derive
 from luwu.base.tree import Place, Tree
 from luwu.launch.network import (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.config import RunConfig
-from luwu.base.file_system import memory_kind
+from luwu.base.directories import memory_kind
 from luwu.base.quantities import format_bytes
 from luwu.join.connection import Connection
 from luwu.launch.processes.console import Console

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from luwu.aggregate import make_aggregator
+from luwu.aggregate.float32 import as_float32
 from luwu.aggregate.interface import F32Array
-from luwu.aggregate.sum_in_order import as_float32
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from luwu.base.directories import locked
 from luwu.base.errors import ConfigError
-from luwu.base.locked import locked
 
 SOURCE = Path(__file__).with_name("arithmetic.c")
 

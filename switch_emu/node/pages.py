@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from luwu.aggregate.sum_in_order import F32Array
+from luwu.aggregate.interface import F32Array
 from luwu.base.digest import WeightsDigest
 from luwu.base.dtypes import DTYPES
 from luwu.base.errors import ConfigError

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from luwu.base.clock import new_incarnation
+from luwu.base.directories import memory_kind
 from luwu.base.events import Recorder
 from luwu.base.expendable import Expendable
-from luwu.base.file_system import memory_kind
 from luwu.base.json_file import write_json
 from luwu.base.links import push_window_bytes
 from luwu.transport.curve import open_security

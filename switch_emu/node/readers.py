@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from luwu.aggregate.sum_in_order import F32Array
+from luwu.aggregate.interface import F32Array
 from luwu.base.dtypes import DTYPES
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.quantities import decimal

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from luwu.aggregate import Aggregator
-from luwu.aggregate.interface import ENCODED
-from luwu.aggregate.sum_in_order import F32Array, sum_in_order
+from luwu.aggregate.float32 import sum_in_order
+from luwu.aggregate.interface import ENCODED, F32Array
 from luwu.base.dtypes import DTYPES
 from luwu.layout import SUM_BYTES
 from luwu.protocol.contribution import Contribution, Group, combined, depth, nested

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from luwu.aggregate.sum_in_order import F32Array
+from luwu.aggregate.interface import F32Array
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.layout import Layout, Segment
 from luwu.wire.statistics import ChunkStats, SegmentSquares, encode_stats, stats_bytes, summed

@@ -13,7 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from luwu.aggregate.sum_in_order import F32Array, SumInOrder, sum_in_order
+from luwu.aggregate.float32 import SumInOrder, sum_in_order
+from luwu.aggregate.interface import F32Array
 from luwu.base.dtypes import DTYPES
 from luwu.transport.interface import CreditExceeded
 

@@ -13,11 +13,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from luwu.base.errors import STOPPED_CODE, ConfigError, LuwuError
+from luwu.base.errors import DISK_FAULTS, STOPPED_CODE, ConfigError, LuwuError, refusal
 from luwu.base.expendable import print_if_possible
 from luwu.base.job_spec import from_document
 from luwu.base.json_file import read_json, write_json
-from luwu.base.refusals import DISK_FAULTS, refusal
 from switch_emu.switch.ranges import SlotRanges
 
 

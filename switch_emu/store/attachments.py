@@ -27,12 +27,11 @@ from typing import Any, NamedTuple
 import xxhash
 
 from luwu.base.closing import Closing
-from luwu.base.errors import PageCorruptError, StateError
+from luwu.base.directories import flush_directory
+from luwu.base.errors import PageCorruptError, StateError, refusing
 from luwu.base.foreign import natural, open_file, parse_json, plain_text, read_file, taking
 from luwu.base.limits import PAYLOAD_BYTES_MAX
-from luwu.base.making import flush_directory
 from luwu.base.quantities import decimal
-from luwu.base.refusals import refusing
 from switch_emu.store.records import DecidedStep
 
 RECORD_KEY = "kept"

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.closing import Closing
-from luwu.base.errors import ConfigError
-from luwu.base.refusals import refusing
+from luwu.base.errors import ConfigError, refusing
 
 CLAIM_NAME: Final = "CLAIM"
 

@@ -23,7 +23,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from luwu.base.errors import ConfigError, PageCorruptError, StateError
+from luwu.base.directories import check_space, flush_directory, lock_building
+from luwu.base.errors import ConfigError, PageCorruptError, StateError, refusal, refusing
 from luwu.base.failpoints import failpoint
 from luwu.base.foreign import (
     MALFORMED,
@@ -34,9 +35,7 @@ from luwu.base.foreign import (
     taking,
     typed,
 )
-from luwu.base.making import check_space, flush_directory, lock_building
 from luwu.base.quantities import format_bytes
-from luwu.base.refusals import refusal, refusing
 from switch_emu.store.claim import CLAIM_NAME, Claim
 from switch_emu.store.config import StoreConfig, decode_config, encode_config
 from switch_emu.store.direct_io import BUFFERED_BY_CHOICE, BlockFile, IoCounter

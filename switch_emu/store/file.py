@@ -42,10 +42,9 @@ from pathlib import Path
 
 import xxhash
 
-from luwu.base.errors import ConfigError, PageCorruptError, StateError
+from luwu.base.errors import ConfigError, PageCorruptError, StateError, refusal, refusing
 from luwu.base.failpoints import failpoint
 from luwu.base.foreign import taking
-from luwu.base.refusals import refusal, refusing
 from switch_emu.store.claim import Claim
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.direct_io import BUFFERED_BY_CHOICE, BlockFile, IoCounter, probe_direct_io

@@ -20,8 +20,8 @@ from collections import deque
 from pathlib import Path
 
 from luwu.base.closing import Closing
+from luwu.base.errors import refusal, refusing
 from luwu.base.quantities import format_bytes
-from luwu.base.refusals import refusal, refusing
 from switch_emu.store.direct_io import BLOCK_BYTES, aligned_buffer, probe_direct_io
 
 _LOST = "The undecided step is lost, the decided version is unchanged. "

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from luwu.aggregate.sum_in_order import F32Array, SumInOrder, check_shapes, sum_in_order
+from luwu.aggregate.float32 import SumInOrder, check_shapes, sum_in_order
+from luwu.aggregate.interface import F32Array
 from luwu.base.dtypes import DTYPES
 from switch_emu.native.build import BuildError, build, check_once
 from switch_emu.native.fold import CELL_ELEMS, Fold

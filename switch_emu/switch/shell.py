@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from luwu.aggregate.float32 import SumInOrder, sum_in_order
 from luwu.aggregate.interface import ENCODED, Aggregator
-from luwu.aggregate.sum_in_order import SumInOrder, sum_in_order
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.dtypes import DTYPES
 from luwu.base.events import Recorder

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from luwu.base.config import RunConfig
-from luwu.base.file_system import memory_kind
+from luwu.base.directories import memory_kind
 from luwu.launch.starting import state_text
 from switch_emu.node.process import plan_lines
 from switch_emu.node.spec import NodeSpec

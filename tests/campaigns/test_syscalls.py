@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from luwu.activations import ActivationStore
+from luwu.base.directories import making_directory
 from luwu.base.errors import StateError, StoreFullError
-from luwu.base.making import making_directory
 from switch_emu.store import DecidedStep
 from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
 from switch_emu.store.spill import SpillFile

@@ -20,6 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from luwu.base.directories import check_space, making_directory
 from luwu.base.errors import (
     ConfigError,
     DamagedFileError,
@@ -28,7 +29,6 @@ from luwu.base.errors import (
     StateError,
     StoreFullError,
 )
-from luwu.base.making import check_space, making_directory
 from luwu.checkpoint.document import read_document
 from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.import_state import ImportOptions, import_state

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from luwu.aggregate.sum_in_order import F32Array
+from luwu.aggregate.interface import F32Array
 from luwu.base.errors import LuwuError, StepAborted
 from luwu.base.events import Recorder
 from luwu.layout import Layout

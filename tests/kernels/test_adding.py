@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from luwu.aggregate.sum_in_order import sum_in_order
+from luwu.aggregate.float32 import sum_in_order
 from luwu.base.dtypes import DTYPES
 from switch_emu.native.build import build
 from switch_emu.switch import adding

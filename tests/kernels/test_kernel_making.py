@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from benchmarks import update as benchmark
+from luwu.base.directories import locked
 from luwu.base.errors import ConfigError
-from luwu.base.locked import locked
 from switch_emu.native import build as building
 from switch_emu.node.kernels import make as making
 from switch_emu.node.kernels.make import make_kernel

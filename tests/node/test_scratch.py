@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from luwu.aggregate import Float32
+from luwu.aggregate.float32 import sum_in_order
 from luwu.aggregate.interface import ENCODED
-from luwu.aggregate.sum_in_order import sum_in_order
 from luwu.protocol.contribution import Contribution
 from switch_emu.node.scratch import Adder
 from switch_emu.process.payload import Payload, Unsummed

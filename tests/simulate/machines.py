@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from luwu.aggregate.float32 import sum_in_order
 from luwu.aggregate.interface import ENCODED
-from luwu.aggregate.sum_in_order import sum_in_order
 from luwu.base.tree import NODE, Place
 from luwu.protocol.actions import Drop, End, Note, Send
 from luwu.protocol.contribution import Group, combined, nested

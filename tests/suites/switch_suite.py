@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from luwu.aggregate.float32 import sum_in_order
 from luwu.aggregate.interface import ENCODED
-from luwu.aggregate.sum_in_order import sum_in_order
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.layout import Layout, Parameter, Unit
 from luwu.protocol.actions import PARENT, Drop, Expel, Send

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from luwu.aggregate.sum_in_order import F32Array, as_float32, sum_in_order
+from luwu.aggregate.float32 import as_float32, sum_in_order
+from luwu.aggregate.interface import F32Array
 
 ALL_16_BITS = np.arange(2**16, dtype=np.uint16)
 

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep, utc_text
-from luwu.base.errors import STOPPED_CODE, ConfigError
-from luwu.base.refusals import refusing
+from luwu.base.errors import STOPPED_CODE, ConfigError, refusing
 
 MARK: Final = "LUWU_RUN_ID"
 """The variable of the environment by which processes of a run are found."""

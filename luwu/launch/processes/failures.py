@@ -14,10 +14,10 @@ from luwu.base.errors import (
     LuwuError,
     StateError,
     WorkerFailed,
+    refusal,
 )
 from luwu.base.foreign import read_file
 from luwu.base.json_file import read_json
-from luwu.base.refusals import refusal
 from luwu.base.tree import ranges_text
 from luwu.launch.processes.children import end_text, exit_text
 from luwu.launch.processes.console import tail

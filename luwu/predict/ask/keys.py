@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeAlias
 
-from luwu.base.errors import ConfigError
-from luwu.base.suggestion import suggestion
+from luwu.base.errors import ConfigError, suggestion
 from luwu.predict.hardware import units
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.keys import SHARED, check_keys, flag_of, text_of, whole_of

@@ -19,9 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, suggestion
 from luwu.base.identifiers import words
-from luwu.base.suggestion import suggestion
 from luwu.predict.ask.answer import answer
 from luwu.predict.ask.keys import SECTIONS, Value, value_of
 from luwu.predict.ask.question import make_question

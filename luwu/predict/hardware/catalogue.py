@@ -25,9 +25,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, suggestion
 from luwu.base.foreign import read_toml
-from luwu.base.suggestion import suggestion
 from luwu.predict.hardware import units
 from luwu.predict.hardware.curves import Curve
 from luwu.predict.hardware.hardware import (

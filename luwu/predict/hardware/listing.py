@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from luwu.base.errors import ConfigError
-from luwu.base.suggestion import suggestion
+from luwu.base.errors import ConfigError, suggestion
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import KINDS, keys_of
 from luwu.predict.hardware.software import data

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, suggestion
 from luwu.base.foreign import parse_json, read_file
 from luwu.base.limits import TOML_BYTES_MAX
-from luwu.base.suggestion import suggestion
 from luwu.predict.hardware.model import Transformer
 
 CONFIG_SUFFIX: Final = ".json"

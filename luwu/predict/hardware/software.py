@@ -12,8 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from luwu.base.errors import ConfigError
-from luwu.base.suggestion import suggestion
+from luwu.base.errors import ConfigError, suggestion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

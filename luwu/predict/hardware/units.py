@@ -16,9 +16,8 @@ import re
 from enum import Enum
 from typing import Any, Final
 
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, suggestion
 from luwu.base.quantities import BITS_PER_S, BYTES, NANOSECONDS
-from luwu.base.suggestion import suggestion
 
 
 class Dimension(Enum):

@@ -14,8 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from luwu.base.errors import ConfigError
-from luwu.base.suggestion import suggestion
+from luwu.base.errors import ConfigError, suggestion
 from luwu.predict.hardware.hardware import Device, Network
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.model.operators import WIRE_BYTES

@@ -21,8 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from luwu.base.errors import ConfigError
-from luwu.base.suggestion import suggestion
+from luwu.base.errors import ConfigError, suggestion
 from luwu.predict.hardware import units
 from luwu.predict.hardware.hardware import Device, Network
 from luwu.predict.hardware.keys import check_keys, flag_of, whole_of, wholes_of

@@ -37,9 +37,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, suggestion
 from luwu.base.identifiers import identifier
-from luwu.base.suggestion import suggestion
 from luwu.predict.ask.answer import asked
 from luwu.predict.ask.cost import Costs, Expense, expense
 from luwu.predict.ask.question import Question, make_training_question

@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from luwu.base.errors import ConfigError
-from luwu.base.suggestion import suggestion
+from luwu.base.errors import ConfigError, suggestion
 from luwu.predict.ask.cost import Costs, make_costs
 from luwu.predict.ask.keys import SECTIONS, TRAINING
 from luwu.predict.hardware.catalogue import Catalogue

@@ -36,8 +36,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from luwu.base.errors import ConfigError
-from luwu.base.suggestion import suggestion
+from luwu.base.errors import ConfigError, suggestion
 from luwu.predict.hardware.curves import Notes
 from luwu.predict.hardware.hardware import Network
 from luwu.predict.hardware.hosts import MASTER_BYTES, MOMENT_BYTES, Host, adam_bytes

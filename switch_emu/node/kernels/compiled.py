@@ -9,7 +9,7 @@ import ctypes
 
 import numpy as np
 
-from luwu.aggregate.sum_in_order import F32Array
+from luwu.aggregate.interface import F32Array
 from luwu.base.address import address_of
 from luwu.base.dtypes import DTYPES
 from luwu.base.limits import NORM_BLOCK_ELEMS

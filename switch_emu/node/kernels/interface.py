@@ -32,7 +32,7 @@ from typing import Protocol
 
 import numpy as np
 
-from luwu.aggregate.sum_in_order import F32Array
+from luwu.aggregate.interface import F32Array
 from luwu.base.dtypes import DTYPES, WIRE_DTYPES
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.wire.hyper import Number

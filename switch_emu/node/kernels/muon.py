@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from luwu.aggregate.sum_in_order import F32Array
+from luwu.aggregate.interface import F32Array
 from luwu.wire.hyper import Number
 
 _LANES = 256

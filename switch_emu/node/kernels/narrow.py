@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from luwu.aggregate.sum_in_order import F32Array
+from luwu.aggregate.interface import F32Array
 from luwu.base.dtypes import DTYPES, STATE_DTYPES
 from luwu.wire.stored import BLOCK_ELEMS
 

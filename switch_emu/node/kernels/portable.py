@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from luwu.aggregate.sum_in_order import F32Array
+from luwu.aggregate.interface import F32Array
 from luwu.base.dtypes import DTYPES
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.wire.stored import NEVER_NEGATIVE, average_rate, keeps_average

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from luwu.aggregate.sum_in_order import F32Array
+from luwu.aggregate.interface import F32Array
 from luwu.base.dtypes import DTYPES
 from luwu.wire.hyper import Number
 from luwu.wire.stored import BLOCK_ELEMS, NEVER_NEGATIVE, field_dtype

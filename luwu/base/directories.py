@@ -1,8 +1,8 @@
-"""A directory that appears as a whole or not at all.
+"""Directories: made as a whole or not at all, locked for one writer, on a disk or in memory.
 
-It is filled beside its place, as `.NAME.making/new`, flushed, then renamed. An error, or a signal
-that stops us, leaves nothing; a maker that was killed leaves `.NAME.making`, which the next one
-removes.
+A directory that is made is filled beside its place, as `.NAME.making/new`, flushed, then renamed.
+An error, or a signal that stops us, leaves nothing; a maker that was killed leaves `.NAME.making`,
+which the next one removes. A lock ends with the process that holds it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from luwu.base.errors import ConfigError, StoreFullError
+from luwu.base.errors import ConfigError, StoreFullError, refusal
 from luwu.base.failpoints import failpoint
 from luwu.base.quantities import format_bytes
-from luwu.base.refusals import refusal
 
 
 @contextmanager
@@ -105,3 +104,35 @@ def flush_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the lock of a directory; waits for who holds it. Raises ConfigError."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as exc:
+        raise ConfigError(f"cannot open {directory}: {exc.strerror}") from exc
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def memory_kind(directory: Path) -> str | None:
+    """tmpfs or ramfs where a directory is, or will be made, in memory; else None."""
+    place = directory.absolute()
+    while not place.exists():
+        place = place.parent
+    device = place.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        mount, _, rest = line.partition(" - ")
+        if mount.split()[2] == number:
+            return kind if (kind := rest.split()[0]) in ("tmpfs", "ramfs") else None
+    return None
