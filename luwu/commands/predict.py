@@ -26,8 +26,7 @@ from luwu.predict.ask.question import AnyQuestion, Question, make_question, read
 from luwu.predict.ask.sweep import STEP, Axis, parse_axis, sweep, sweep_document, sweep_text
 from luwu.predict.check import validate as checked
 from luwu.predict.driven.driven import play_driven_steps
-from luwu.predict.hardware.catalogue import Catalogue, load
-from luwu.predict.hardware.listing import listing, listing_text
+from luwu.predict.hardware.catalogue import Catalogue, listing, listing_text, load
 
 CATALOGUE: Final = click.option(
     "--catalogue",

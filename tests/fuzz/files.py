@@ -34,7 +34,7 @@ from luwu.base.tree import read_tree
 from luwu.commands.main import main
 from luwu.join.connection import read_connection
 from luwu.predict.hardware.catalogue import load
-from luwu.predict.hardware.model_config import read_model_config
+from luwu.predict.hardware.model import read_model_config
 from switch_emu.roles.role import read_document
 from switch_emu.store.direct_io import BLOCK_BYTES
 from tests.fuzz.tensors import changed, other_bytes

@@ -9,7 +9,7 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.question import make_question
 from luwu.predict.hardware.catalogue import TAGS, load
-from luwu.predict.hardware.curves import Curve, Notes
+from luwu.predict.hardware.hardware import Curve, Notes
 from luwu.predict.hardware.units import Dimension, parse
 
 MINE = """

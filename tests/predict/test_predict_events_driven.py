@@ -13,11 +13,11 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.layout import SUM_BYTES
 from luwu.predict.ask.question import make_question
-from luwu.predict.driven import links
 from luwu.predict.driven.driven import Driven, Playing, play_driven_steps
 from luwu.predict.driven.driven_node import DrivenNode
+from luwu.predict.driven.engines import Link
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.hosts import STATE_BYTES
+from luwu.predict.hardware.hardware import STATE_BYTES
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.systems.in_network import OptimizerNodes, node_resources, predict_in_network_step
 from luwu.wire.codec import decode, encode
@@ -249,14 +249,14 @@ def test_driven_messages_are_those_of_the_wire(
 ) -> None:
     """Goal: all that passes between the cores is what the codec carries."""
     kinds: Counter[str] = Counter()
-    send = links.Link.send
+    send = Link.send
 
-    def checked(self: links.Link, message: Any, payload: Any) -> None:
+    def checked(self: Link, message: Any, payload: Any) -> None:
         kinds[type(message).__name__] += 1
         assert decode(encode(message), 0 if payload is None else 1) == message
         send(self, message, payload)
 
-    monkeypatch.setattr(links.Link, "send", checked)
+    monkeypatch.setattr(Link, "send", checked)
     play_driven_steps(*luwu(catalogue), COARSE)
     assert {"Hello", "Welcome", "Pull", "Weights", "Begin", "Push", "Commit"} <= set(kinds)
     assert kinds["Verdict"] == kinds["Decided"] == 3 * 3  # node to switch, and to two workers

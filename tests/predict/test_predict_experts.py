@@ -10,22 +10,22 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.question import make_question
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.curves import Notes
+from luwu.predict.hardware.hardware import Notes
 from luwu.predict.hardware.software import software
 from luwu.predict.model import collectives as c
 from luwu.predict.model.collectives import Path
-from luwu.predict.model.experts import (
+from luwu.predict.model.job import TrainingJob
+from luwu.predict.model.layers import (
     copies_group,
     dispatched_bytes,
     expert_exchange,
     expert_group,
     gathered_tokens,
     mlp_products,
+    operators_of,
     own_layer_parameters,
     own_parameters,
 )
-from luwu.predict.model.job import TrainingJob
-from luwu.predict.model.layers import operators_of
 from luwu.predict.model.memory import activation_bytes, state_bytes
 from luwu.predict.model.operators import WIRE_BYTES
 from luwu.predict.systems.training import predict_step

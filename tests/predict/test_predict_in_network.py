@@ -10,14 +10,17 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.hardware import Processor
-from luwu.predict.hardware.hosts import Host
+from luwu.predict.hardware.hardware import Host, Processor
 from luwu.predict.hardware.software import software
 from luwu.predict.model.job import TrainingJob
+from luwu.predict.systems.data_parallel import (
+    Offload,
+    predict_offload_step,
+    predict_replicated_step,
+    predict_sharded_step,
+    predict_switch_summed_step,
+)
 from luwu.predict.systems.in_network import OptimizerNodes, predict_in_network_step
-from luwu.predict.systems.offload import Offload, predict_offload_step
-from luwu.predict.systems.replicated import predict_replicated_step, predict_switch_summed_step
-from luwu.predict.systems.zero import predict_sharded_step
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.predict.check.calibration import compare_inference
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.curves import Curve
+from luwu.predict.hardware.hardware import Curve
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.inference.inference import (
     predict_continuous,

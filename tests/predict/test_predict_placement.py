@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.curves import Notes
+from luwu.predict.hardware.hardware import Notes
 from luwu.predict.hardware.software import fitted, software
-from luwu.predict.model.context import block_bytes, context_exchange, sent_bytes
+from luwu.predict.model.collectives import KAPPA_NETWORK
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import attention_backward, layer_time, operators_of
 from luwu.predict.model.operators import WIRE_BYTES
-from luwu.predict.model.overlap import KAPPA_NETWORK
 from luwu.predict.model.placement import (
     context_group,
     domain_path,
@@ -26,6 +25,7 @@ from luwu.predict.model.placement import (
     step_path,
     tensor_group,
 )
+from luwu.predict.model.traffic import block_bytes, context_exchange, sent_bytes
 from luwu.predict.systems.training import predict_step
 
 

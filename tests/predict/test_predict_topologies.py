@@ -11,14 +11,17 @@ from luwu.base.errors import ConfigError
 from luwu.predict.hardware.catalogue import load
 from luwu.predict.hardware.hardware import Network
 from luwu.predict.networks.direct_topologies import Dragonfly, Torus
-from luwu.predict.networks.rank_groups import (
+from luwu.predict.networks.topologies import (
     IN_NETWORK,
     NEIGHBOUR,
+    AggregationTree,
+    Clos,
     Inventory,
+    RailOnly,
     RankGroup,
     Topology,
+    single_switch,
 )
-from luwu.predict.networks.topologies import AggregationTree, Clos, RailOnly, single_switch
 
 NET = Network(name="net", rate=50e9, efficiency=0.9, latency_s=4e-6, hop_s=200e-9)
 RATE = 45e9

@@ -41,7 +41,7 @@ from luwu.predict.networks.cost import (
     rented_dollars_per_s,
     tokens_per_dollar,
 )
-from luwu.predict.networks.rank_groups import Topology
+from luwu.predict.networks.topologies import Topology
 
 _PLACE: Final = "cost."
 _TARIFF: Final = ("life_years", "energy_price", "pue")

@@ -35,9 +35,9 @@ from luwu.base.foreign import read_toml
 from luwu.predict.ask.cost import Costs, Place, make_costs
 from luwu.predict.ask.keys import SECTIONS, TRAINING, read_keys, system_of
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.hosts import Host
+from luwu.predict.hardware.hardware import Host
 from luwu.predict.hardware.keys import SHARED, optional_section_of, section_of, whole_of
-from luwu.predict.hardware.model_config import CONFIG_SUFFIX
+from luwu.predict.hardware.model import CONFIG_SUFFIX
 from luwu.predict.inference.arrivals import Arrivals, make_arrivals
 from luwu.predict.inference.inference import predict_inference, predict_prefill, with_largest_batch
 from luwu.predict.inference.inference_job import InferenceJob
@@ -68,11 +68,15 @@ from luwu.predict.networks.on_topology import (
     three_d_step,
     training_exchanges,
 )
+from luwu.predict.systems.data_parallel import (
+    Offload,
+    predict_offload_step,
+    predict_replicated_step,
+    predict_sharded_step,
+    predict_switch_summed_step,
+)
 from luwu.predict.systems.in_network import OptimizerNodes, predict_in_network_step
-from luwu.predict.systems.offload import Offload, predict_offload_step
-from luwu.predict.systems.replicated import predict_replicated_step, predict_switch_summed_step
 from luwu.predict.systems.training import predict_step
-from luwu.predict.systems.zero import predict_sharded_step
 
 ALONE: Final = {
     "zero3": predict_sharded_step,

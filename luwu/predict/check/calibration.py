@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from luwu.predict.ask.question import ALONE, Question, make_training_question
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.hosts import Host
+from luwu.predict.hardware.hardware import Host
 from luwu.predict.hardware.software import software
 from luwu.predict.hardware.units import Dimension, parse
 from luwu.predict.inference.inference import predict_inference, predict_prefill, with_largest_batch

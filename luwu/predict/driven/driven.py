@@ -3,8 +3,8 @@
     driven_worker.py    the project's `NicCore`: what is asked for, what may be used
     `DrivenSwitch`      the project's `SwitchCore`: what is summed, kept and sent to whom
     driven_node.py      the project's `NodeCore`: what is read, updated, published, written,
-                        prepared and decided, and when; engine_work.py has what it takes
-    links.py            the directions between them
+                        prepared and decided, and when, and how long that takes
+    engines.py          the directions between them
 
 A decision that is changed in a core changes a run and the prediction alike; nothing of what the
 cores know is said again here. Engines take their time from the question, as the closed form (L1 to
@@ -35,11 +35,9 @@ from luwu.base.limits import PAYLOAD_BYTES_MAX
 from luwu.layout import SUM_BYTES, Layout, Parameter
 from luwu.layout import Unit as LayoutUnit
 from luwu.predict.driven.cores import JOB, NEVER, OWN, Cores, worker_name
-from luwu.predict.driven.driven_node import DrivenNode
+from luwu.predict.driven.driven_node import DrivenNode, EngineWork, NodeCosts
 from luwu.predict.driven.driven_worker import DrivenWorker, Script, Unit, units_of
-from luwu.predict.driven.engine_work import EngineWork, NodeCosts
-from luwu.predict.driven.engines import Record
-from luwu.predict.driven.links import Arrived, Link, Token
+from luwu.predict.driven.engines import Arrived, Link, Record, Token
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.systems.in_network import OptimizerNodes, domain_use, pull_rate, push_rate
 from luwu.protocol.actions import PARENT, Drop, Note, Send

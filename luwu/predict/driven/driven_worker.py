@@ -19,9 +19,8 @@ from luwu.base.dtypes import DTYPES
 from luwu.layout import Layout
 from luwu.nic.core import actions as nic
 from luwu.predict.driven.cores import HYPER, JOB, NEVER, OWN, Cores
-from luwu.predict.driven.engines import Engine, Process, Record
-from luwu.predict.driven.links import Token
-from luwu.predict.hardware.curves import Notes
+from luwu.predict.driven.engines import Engine, Process, Record, Token
+from luwu.predict.hardware.hardware import Notes
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import compute_time, operators_of
 from luwu.protocol.actions import Drop, Note, Send

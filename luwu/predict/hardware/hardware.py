@@ -1,4 +1,4 @@
-"""Parts of machines, as the catalogue describes them; frozen, in SI.
+"""Parts of machines, as the catalogue describes them; frozen, in SI. And hosts made of them.
 
 A field's type gives its dimension, and the catalogue's reader (`catalogue.py`) rejects any
 other. A field without a default must be given; None where a device does not have something.
@@ -6,20 +6,75 @@ other. A field without a default must be given; None where a device does not hav
     N14  streams    a port carries min(rate, streams * rate of one) * efficiency of long messages
     N16  sharing    d devices of a host share a port: each has 1/d of its rate while all send, and
                     no flow has more than the port
+    H1  Adam on processors    bytes it passes over / (memory rate * efficiency)
+    H2  drives                bytes read and written / their rates, at once or one after the other
 
 N14 is of virtual machines whose single stream does not fill a port; N16 of hosts with fewer network
-cards than devices (`nics_per_host` of a question).
+cards than devices (`nics_per_host` of a question). Hosts are the node's, and those that offload.
+Sources: ZeRO-Offload's times of its Adam give the efficiency (fitted); arXiv 2104.07857 (H2).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+import math
+from bisect import bisect_left
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeAlias, get_type_hints
 
+from luwu.base.dtypes import DTYPES, MASTER_DTYPES
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.curves import Curve
+from luwu.predict.hardware.software import fitted
 from luwu.predict.hardware.units import Dimension
+
+
+@dataclass(slots=True)
+class Notes:
+    """Remarks on how a prediction was made, for its readers."""
+
+    extrapolated: dict[str, str] = field(default_factory=dict)
+    """Curve -> the sizes beyond its points, for people."""
+
+    def beyond(self, name: str, text: str) -> None:
+        """A look-up lay outside of what was measured."""
+        self.extrapolated.setdefault(name, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Points of sizes and rates, by size; between them, straight lines over the size's logarithm.
+
+    Below the first point the time is that of the first point (what binds there is latency, which
+    does not shrink), above the last one the rate is.
+    """
+
+    name: str
+    sizes: tuple[float, ...]
+    rates: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        ordered = all(a < b for a, b in zip(self.sizes, self.sizes[1:], strict=False))
+        if len(self.sizes) != len(self.rates) or not self.sizes or not ordered:
+            raise ValueError(f"{self.name}: needs sizes that rise, and a rate for each")
+
+    def rate(self, size: float, notes: Notes | None = None) -> float:
+        """The rate at a size. A size outside of the points is noted."""
+        sizes, rates = self.sizes, self.rates
+        outside = size < sizes[0] or size > sizes[-1]
+        if outside and notes is not None:
+            notes.beyond(self.name, f"{size:.3g} is outside of {sizes[0]:.3g} to {sizes[-1]:.3g}")
+        if size <= sizes[0]:
+            return rates[0] * size / sizes[0]
+        if size >= sizes[-1]:
+            return rates[-1]
+        above = bisect_left(sizes, size)
+        low, high = sizes[above - 1], sizes[above]
+        share = math.log(size / low) / math.log(high / low)
+        return rates[above - 1] + share * (rates[above] - rates[above - 1])
+
+
+# ---------------------------------------------------------------------- parts of machines
+
 
 Rate: TypeAlias = Annotated[float, Dimension.BYTES_PER_S]
 Operations: TypeAlias = Annotated[float, Dimension.OPERATIONS_PER_S]
@@ -277,3 +332,59 @@ KINDS: Final[dict[str, type]] = {
     "server": Server,
     "tariff": Tariff,
 }
+
+
+# ---------------------------------------------------------------------- hosts
+
+
+STATE_BYTES = 12
+"""Bytes of the state of a parameter: master and two moments, in float32."""
+MASTER_BYTES = {name: float(DTYPES[name].nbytes) for name in MASTER_DTYPES}
+"""Bytes of a parameter's master, by its dtype."""
+MOMENT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1 + 4 / 64}
+"""Bytes of one of its two moments, by their dtype; in 8 bits, 64 parameters share a scale."""
+STREAM_SHARE = 0.8
+"""Share of a socket's peak that STREAM usually reaches; assumed."""
+
+
+def adam_bytes(state_bytes: float) -> float:
+    """That Adam passes over for a parameter: the gradient read, the state read and written."""
+    return 4 + 2 * state_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A host of one or several devices."""
+
+    processor: Processor
+    processors: int = 2
+    memory_bytes: float
+    disk: Disk | None = None
+    disks: int = 0
+
+    def __post_init__(self) -> None:
+        if self.disks and self.disk is None:
+            raise ConfigError(f"disks: {self.disks} of them, but no disk is named")
+
+    @property
+    def memory_rate(self) -> float:
+        """Rate of all sockets, as reached by a stream of reads and writes."""
+        return self.processors * self.processor.memory_rate * STREAM_SHARE
+
+    def adam(self, parameters: float) -> float:
+        """Seconds in which DeepSpeed's Adam updates so many parameters in memory (H1)."""
+        rate = self.processors * self.processor.memory_rate * fitted("host_memory_efficiency")
+        return adam_bytes(STATE_BYTES) * parameters / rate
+
+    def read(self, nbytes: float) -> float:
+        """Seconds to read so much from all drives."""
+        return nbytes / (self.disks * self._disk().read_rate) if nbytes else 0.0
+
+    def write(self, nbytes: float) -> float:
+        """Seconds to write so much to all drives."""
+        return nbytes / (self.disks * self._disk().write_rate) if nbytes else 0.0
+
+    def _disk(self) -> Disk:
+        if self.disk is None or not self.disks:
+            raise ConfigError("disks: the state does not fit into memory, and there is no disk")
+        return self.disk

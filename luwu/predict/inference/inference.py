@@ -24,8 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from luwu.predict.hardware.curves import Notes
-from luwu.predict.hardware.hardware import Device
+from luwu.predict.hardware.hardware import Device, Notes
 from luwu.predict.hardware.software import fitted
 from luwu.predict.inference.inference_job import (
     LOGIT_BYTES,

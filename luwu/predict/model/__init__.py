@@ -2,12 +2,9 @@
 
 job.py          what is trained, on what, and how; what a prediction is
 operators.py    a matrix product, a pass over memory
-layers.py       a layer, forward and backward
-experts.py      experts, and ranks that share them
-context.py      keys and values that context parallel ranks exchange
-collectives.py  exchanges of ranks, by closed forms
+layers.py       a layer, forward and backward; experts, and ranks that share them
+collectives.py  exchanges of ranks, by closed forms; compute and exchange at once
 placement.py    ranks that share a domain
-overlap.py      compute and exchange at once
-traffic.py      bytes that the busiest device sends
+traffic.py      bytes that the busiest device sends; keys and values of context parallel ranks
 memory.py       memory of a device in training
 """

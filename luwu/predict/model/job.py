@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.curves import Notes
-from luwu.predict.hardware.hardware import Device, Network
+from luwu.predict.hardware.hardware import Device, Network, Notes
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.hardware.software import Software
 

@@ -12,8 +12,8 @@ arXiv 1910.02054 (Y4). Without embeddings, as in these sources: they are on one 
 
 from __future__ import annotations
 
-from luwu.predict.model.experts import own_layer_parameters
 from luwu.predict.model.job import TrainingJob
+from luwu.predict.model.layers import own_layer_parameters
 from luwu.predict.model.operators import WIRE_BYTES
 
 STATE_BYTES = 18

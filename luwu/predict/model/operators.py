@@ -19,8 +19,7 @@ import math
 from dataclasses import dataclass, field
 
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.curves import Notes
-from luwu.predict.hardware.hardware import Device
+from luwu.predict.hardware.hardware import Device, Notes
 
 WIRE_BYTES = 2
 """Bytes of an element in 16 bits."""

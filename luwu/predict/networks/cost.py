@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Disk, Link, Nic, Server, Switch, Tariff
-from luwu.predict.networks.rank_groups import Topology
-from luwu.predict.networks.topologies import AggregationTree
+from luwu.predict.networks.topologies import AggregationTree, Topology
 
 MILLION = 1e6
 

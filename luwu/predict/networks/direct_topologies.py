@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Network
-from luwu.predict.networks.rank_groups import (  # fmt: skip
+from luwu.predict.networks.topologies import (  # fmt: skip
     ALL_TO_ALL,
     Connection,
     Inventory,

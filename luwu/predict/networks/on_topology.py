@@ -27,8 +27,7 @@ from luwu.predict.model.placement import domain_count, pipeline_group, placed, t
 from luwu.predict.model.traffic import ports, three_d_busy, three_d_bytes, whole_ring_bytes
 from luwu.predict.networks.choice import Built, TopologyChoice
 from luwu.predict.networks.direct_topologies import Torus
-from luwu.predict.networks.rank_groups import Connection, RankGroup, port_rate
-from luwu.predict.networks.topologies import AggregationTree
+from luwu.predict.networks.topologies import AggregationTree, Connection, RankGroup, port_rate
 from luwu.predict.systems.in_network import OptimizerNodes, port_bytes
 from luwu.predict.systems.training import exchange_time, predict_step, waiting_for
 

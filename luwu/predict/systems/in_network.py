@@ -37,9 +37,14 @@ import math
 from dataclasses import dataclass
 
 from luwu.base.errors import ConfigError, suggestion
-from luwu.predict.hardware.curves import Notes
-from luwu.predict.hardware.hardware import Network
-from luwu.predict.hardware.hosts import MASTER_BYTES, MOMENT_BYTES, Host, adam_bytes
+from luwu.predict.hardware.hardware import (
+    MASTER_BYTES,
+    MOMENT_BYTES,
+    Host,
+    Network,
+    Notes,
+    adam_bytes,
+)
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import compute_time, operators_of
 from luwu.predict.model.operators import WIRE_BYTES

@@ -24,18 +24,19 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from luwu.predict.hardware.curves import Notes
+from luwu.predict.hardware.hardware import Notes
 from luwu.predict.hardware.software import fitted
 from luwu.predict.model.collectives import ring_all_gather, send
-from luwu.predict.model.context import context_exchange
-from luwu.predict.model.experts import copies_group, expert_exchange, own_parameters
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import (
     LayerTime,
     attention_backward,
     compute_time,
+    copies_group,
+    expert_exchange,
     layer_time,
     operators_of,
+    own_parameters,
 )
 from luwu.predict.model.operators import WIRE_BYTES, Operators
 from luwu.predict.model.placement import (
@@ -46,7 +47,13 @@ from luwu.predict.model.placement import (
     pipeline_group,
     ring_path,
 )
-from luwu.predict.model.traffic import BOTH_ENDS, all_reduces, stage_bytes, three_d_busy
+from luwu.predict.model.traffic import (
+    BOTH_ENDS,
+    all_reduces,
+    context_exchange,
+    stage_bytes,
+    three_d_busy,
+)
 
 OPTIMIZER_BYTES = 30
 """That Adam passes over for a parameter: master, two moments, gradient and the 16-bit copy."""

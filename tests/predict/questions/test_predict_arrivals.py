@@ -11,7 +11,7 @@ from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer import answer, text
 from luwu.predict.ask.question import InferenceQuestion, make_question
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.curves import Notes
+from luwu.predict.hardware.hardware import Notes
 from luwu.predict.inference.arrivals import (
     Arrivals,
     PiecesWork,

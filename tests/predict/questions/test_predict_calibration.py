@@ -12,9 +12,9 @@ import pytest
 from luwu.predict.check.calibration import compare_memory, compare_offload, training_rows
 from luwu.predict.check.validate import document, kendall_tau
 from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.model.collectives import eta, overlapped
 from luwu.predict.model.memory import sharded_state_bytes
-from luwu.predict.model.overlap import eta, overlapped
-from luwu.predict.systems.zero import predict_sharded_step
+from luwu.predict.systems.data_parallel import predict_sharded_step
 from tests import equations
 
 PREDICT = Path(__file__).parents[3] / "luwu" / "predict"
