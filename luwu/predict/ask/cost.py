@@ -30,6 +30,7 @@ from luwu.base.identifiers import by_identifier, identifier, words
 from luwu.predict.hardware import units
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Disk, Link, Nic, Server, Switch, Tariff
+from luwu.predict.hardware.hosts import Host
 from luwu.predict.hardware.keys import check_keys, flag_of, text_of, wholes_of
 from luwu.predict.hardware.units import Dimension
 from luwu.predict.networks.cost import (
@@ -46,10 +47,8 @@ from luwu.predict.networks.topologies import Topology
 _PLACE: Final = "cost."
 _TARIFF: Final = ("life_years", "energy_price", "pue")
 _COUNTS: Final = ("nics", "disks", "node_nics")
-_KEYS: Final = (
-    "server", "nic", "disk", "node_server", "node_nic", "switch", "link", *_COUNTS, *_TARIFF,
-    "tariff", "rented",
-)  # fmt: skip
+_ENTRIES: Final = ("server", "nic", "disk", "node_server", "node_nic", "switch", "link")
+_KEYS: Final = (*_ENTRIES, *_COUNTS, *_TARIFF, "tariff", "rented")
 _OF_WHAT_IS_BOUGHT: Final = ("switch", "link", "tariff", *_TARIFF)
 HOUR_S: Final = 3600.0
 
@@ -81,11 +80,8 @@ class Place:
     are_hosts: bool = False
     """Ranks are hosts without devices."""
     nodes: int = 0
-    node_disk: Disk | None = None
-    node_disks: int = 0
-    host_disk: Disk | None = None
-    """Drives of hosts that offload."""
-    host_disks: int = 0
+    host: Host | None = None
+    """Of each node; or of the devices, where these offload."""
     host_devices: int | None = None
     """Devices of a host that offloads, by the question."""
 
@@ -94,13 +90,13 @@ def make_costs(table: Mapping[str, Any], catalogue: Catalogue) -> Costs:
     """Costs of a table. Raises ConfigError, which names the key."""
     check_keys(_PLACE, table, _KEYS, ("server",))
     rented = flag_of(_PLACE, table, "rented")
-    names = {key: text_of(_PLACE, table, key) for key in _KEYS[:7] if key in table}
-    find = {
-        "server": catalogue.server, "nic": catalogue.nic, "disk": catalogue.disk,
-        "node_server": catalogue.server, "node_nic": catalogue.nic, "switch": catalogue.switch,
-        "link": catalogue.link,
-    }  # fmt: skip
-    values: dict[str, Any] = {key: find[key](name, _PLACE + key) for key, name in names.items()}
+    values: dict[str, Any] = {
+        key: getattr(catalogue, key.removeprefix("node_"))(
+            text_of(_PLACE, table, key), _PLACE + key
+        )
+        for key in _ENTRIES
+        if key in table
+    }
     values |= wholes_of(_PLACE, table, _COUNTS)
     for part, count in (("nic", "nics"), ("disk", "disks"), ("node_nic", "node_nics")):
         if (part in values) != (count in values):
@@ -155,15 +151,19 @@ def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
             f"{_PLACE}server: {costs.server.name} has {each} devices, but host.devices is "
             f"{place.host_devices}"
         )
-    if place.host_disks and costs.disks:
-        raise ConfigError(f"{_PLACE}disk: [host] says the drives of hosts; leave it out")
+    own = None if place.nodes else place.host
+    disk, disks = costs.disk, costs.disks
+    if own is not None:
+        if own.disks and disks:
+            raise ConfigError(f"{_PLACE}disk: [host] says the drives of hosts; leave it out")
+        disk, disks = disk or own.disk, disks or own.disks
     found = [
         Hosts(
             server=costs.server, count=place.ranks // each, nic=costs.nic, nics=costs.nics,
-            disk=costs.disk or place.host_disk, disks=costs.disks or place.host_disks, what="hosts",
+            disk=disk, disks=disks, what="hosts",
         )
     ]  # fmt: skip
-    if place.nodes:
+    if place.nodes and place.host is not None:
         if costs.node_server is None:
             raise ConfigError(
                 f"{_PLACE}node_server is missing: {place.nodes} optimizer nodes take part"
@@ -171,7 +171,7 @@ def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
         found.append(
             Hosts(
                 server=costs.node_server, count=place.nodes, nic=costs.node_nic,
-                nics=costs.node_nics, disk=place.node_disk, disks=place.node_disks,
+                nics=costs.node_nics, disk=place.host.disk, disks=place.host.disks,
                 what="optimizer nodes",
             )
         )  # fmt: skip

@@ -180,14 +180,11 @@ class Question:
     def place(self) -> Place:
         """The machines that it needs."""
         ranks, part = self.job.devices, self.part
-        if part is None:
-            return Place(ranks=ranks)
-        host = part.host
         if isinstance(part, OptimizerNodes):
-            return Place(ranks=ranks, nodes=part.nodes, node_disk=host.disk, node_disks=host.disks)
-        return Place(
-            ranks=ranks, host_disk=host.disk, host_disks=host.disks, host_devices=part.devices
-        )
+            return Place(ranks=ranks, nodes=part.nodes, host=part.host)
+        if isinstance(part, Offload):
+            return Place(ranks=ranks, host=part.host, host_devices=part.devices)
+        return Place(ranks=ranks)
 
 
 def make_training_question(

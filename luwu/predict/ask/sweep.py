@@ -33,11 +33,11 @@ STEP: Final = "step_s"
 SCHEMA: Final = 4
 """4: answers have schema 4, and there is no `no_effect`."""
 _COLUMNS: Final = {
-    "step_s": "{:.3f} s",
-    "tokens_per_s_per_device": "{:,.0f}",
-    "mfu": "{:.1%}",
+    "step_s": ("step", "{:.3f} s"),
+    "tokens_per_s_per_device": ("tokens/s each", "{:,.0f}"),
+    "mfu": ("MFU", "{:.1%}"),
 }
-_HEADINGS: Final = {"step_s": "step", "tokens_per_s_per_device": "tokens/s each", "mfu": "MFU"}
+"""Numbers of each row: their headings, and how they are written."""
 _NO_METRIC: Final = ("schema", "asked")
 _ADDING_UP: Final = "parts_s."
 """Parts of a step: one that is not there takes no time."""
@@ -254,33 +254,29 @@ def sweep_document(found: Sweep, of: str) -> dict[str, Any]:
 def sweep_text(found: Sweep, of: str, numbers: Sequence[float | None]) -> str:
     """A sweep for people: a row for each point."""
     shown = [] if of in _COLUMNS else [of]
-    rows = [[*(axis.name for axis in found.axes), *_HEADINGS.values(), *shown, "bottleneck"]]
+    names, headings = [axis.name for axis in found.axes], [head for head, _ in _COLUMNS.values()]
+    rows = [[*names, *headings, *shown, "bottleneck"]]
     for point, number in zip(found.points, numbers, strict=True):
         cells = [label(value) for value in point.values]
         if point.answer is None:
             rows.append([*cells, f"rejected: {point.refused}"])
             continue
-        cells += [_cell(point, key, form) for key, form in _COLUMNS.items()]
+        for key, (_, form) in _COLUMNS.items():
+            value = point.answer.get(key)
+            cells.append("-" if value is None else form.format(value))
         cells += ["-" if number is None else f"{number:.6g}" for _ in shown]
         warned = f"; {len(point.answer['warnings'])} warning(s)" if point.answer["warnings"] else ""
         rows.append([*cells, f"{words(point.answer.get('binding', '-'))}{warned}"])
-    columns = len(rows[0]) - 1
-    whole = [row for row in rows if len(row) == columns + 1]
-    widths = [max(len(row[index]) for row in whole) for index in range(columns)]
-    for row in rows:
-        for index, width in enumerate(widths[: len(found.axes)]):
-            widths[index] = max(width, len(row[index]))
+    widths = [
+        max(len(row[index]) for row in rows if index < len(row) - 1)
+        for index in range(len(rows[0]) - 1)
+    ]
     lines = [
         "  ".join([*(f"{c:>{w}}" for c, w in zip(row[:-1], widths, strict=False)), row[-1]])
         for row in rows
     ]
     said = list(dict.fromkeys(each for point in found.points for each in _warnings(point)))
     return "\n".join(lines + [f"warning: {each}" for each in said])
-
-
-def _cell(point: Point, key: str, form: str) -> str:
-    value = None if point.answer is None else point.answer.get(key)
-    return "-" if value is None else form.format(value)
 
 
 def _warnings(point: Point) -> list[str]:

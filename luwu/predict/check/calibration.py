@@ -171,7 +171,7 @@ def compare_memory(catalogue: Catalogue) -> list[Compared]:
 # ---------------------------------------------------------------------- offloading
 
 
-def testbed_question(catalogue: Catalogue, system: str, model: str, **changes: Any) -> Question:
+def _testbed_question(catalogue: Catalogue, system: str, model: str, **changes: Any) -> Question:
     """A job on the testbed of arXiv 2409.00918."""
     table = {**_TESTBED, "system": system, "model": model, **changes}
     if system == "luwu":
@@ -179,11 +179,6 @@ def testbed_question(catalogue: Catalogue, system: str, model: str, **changes: A
     elif system in ("zero-infinity", "zero-offload"):
         table["host"] = _WORKER
     return make_training_question(table, catalogue)
-
-
-def testbed(catalogue: Catalogue, system: str, model: str, **changes: Any) -> float:
-    """Seconds of a step on it."""
-    return testbed_question(catalogue, system, model, **changes).answer().seconds
 
 
 def compare_offload(catalogue: Catalogue) -> list[Compared]:
@@ -207,20 +202,21 @@ def _adam(catalogue: Catalogue, series: dict[str, Any]) -> Iterator[Compared]:
 
 
 def _ratios(catalogue: Catalogue, row: dict[str, Any]) -> Iterator[Compared]:
-    ours = testbed(catalogue, "luwu", row["model"])
+    ours = _testbed_question(catalogue, "luwu", row["model"]).answer().seconds
     for system in ("zero-infinity", "zero3", "atp"):
         if system in row:
+            theirs = _testbed_question(catalogue, system, row["model"]).answer().seconds
             yield Compared(
                 group=row["group"], name=f"{row['model']} {system} over LuWu",
                 unit="over LuWu", published=row[system],
-                predicted=testbed(catalogue, system, row["model"]) / ours,
+                predicted=theirs / ours,
             )  # fmt: skip
 
 
 def _utilisation(catalogue: Catalogue, row: dict[str, Any]) -> Compared:
     """The longer the step, the lower it is: the error's sign is that of a rate."""
     batch = {"micro_batch": row["micro_batch"], "batch": DEVICES * row["micro_batch"]}
-    question = testbed_question(catalogue, "luwu", row["model"], **batch)
+    question = _testbed_question(catalogue, "luwu", row["model"], **batch)
     found = utilisation(question.job, question.answer().seconds)["hfu"]
     return Compared(
         group=row["group"], name=f"{row['model']} LuWu, of the peak",
