@@ -24,7 +24,5 @@ completion.py        `luwu completion`
 explain.py           `luwu explain`
 config.py            `luwu config`
 plan.py              `luwu plan`
-predict.py           `luwu predict`: `step`, `compare`, `validate`, `catalogue`, `init`
-predict_question.py  the question of its commands, of a file and of flags
-predict_sweep.py     its `sweep`
+predict.py           `luwu predict`: `step`, `sweep`, `validate`, `catalogue`, `init`
 """

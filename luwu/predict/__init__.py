@@ -6,7 +6,7 @@
     systems/    a training step of each system, by closed forms
     inference/  prefill and decode, by closed forms; requests under load, round by round
     driven/     LuWu's own cores in virtual time
-    ask/        a question from a file, its answer, sweeps and sensitivities
+    ask/        a question from a file, its answer, and sweeps
     plan/       the best configuration of training
     check/      predictions beside published results, and fits to them
     data/       the catalogue, published results, fitted numbers

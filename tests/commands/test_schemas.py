@@ -1,7 +1,7 @@
 """What commands print with --json is what the published schemas say (docs/json.md).
 
 Documents that need processes are checked where these run: tests/processes,
-tests/report/test_monitor, test_report, test_predict_planner and test_predict_planner_inference.
+tests/report/test_monitor, test_report and tests/predict/questions/test_predict_planner.
 """
 
 from __future__ import annotations

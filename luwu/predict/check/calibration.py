@@ -279,17 +279,11 @@ def _pipelines(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Compare
         )
         for stages, _ in series["rows"]
     ]  # fmt: skip
+    rates = [predict_inference(with_largest_batch(job)).tokens_per_s for job in jobs]
     first = series["rows"][0][1]
-    for job, (stages, published) in list(zip(jobs, series["rows"], strict=True))[1:]:
+    for rate, (stages, published) in list(zip(rates, series["rows"], strict=True))[1:]:
         what = f"{stages} stages over {jobs[0].pipeline}"
-        yield _served(series, what, "ratio", published / first, _ratio_of(job, jobs[0]))
-
-
-def _ratio_of(job: InferenceJob, first: InferenceJob) -> float:
-    return (
-        predict_inference(with_largest_batch(job)).tokens_per_s
-        / predict_inference(with_largest_batch(first)).tokens_per_s
-    )
+        yield _served(series, what, "ratio", published / first, rate / rates[0])
 
 
 def _sockets(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Compared]:

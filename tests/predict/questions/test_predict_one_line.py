@@ -90,15 +90,6 @@ def test_flags_replace_keys_of_a_file(capsys: pytest.CaptureFixture[str]) -> Non
     assert swept["points"][0]["number"] > swept["points"][1]["number"]
 
 
-def test_a_sweep_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--model", "gpt-1.3b", "--devices", "8xa100-40", "--network", "ib-hdr", "--system",
-             "luwu", "--sequence", "2048"]  # fmt: skip
-    assert main(["predict", "sweep", *words, "--over", "system=zero3,luwu"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith("assumed           software")
-    assert [line.split()[0] for line in shown[1:4]] == ["system", "zero3", "luwu"]
-
-
 def test_flags_are_the_keys_of_the_table() -> None:
     """Goal: every key of every system is a flag, once; a table reads back what flags say."""
     names = [flag.key for flag in step.params if isinstance(flag, KeyFlag)]

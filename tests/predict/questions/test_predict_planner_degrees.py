@@ -87,20 +87,3 @@ def test_predict_laws_long_sequences_need_ranks_that_share_them(catalogue: Catal
     asked = plan_document(found)["best"][0]["asked"]
     assert asked["context"] == 8
     assert asked["ends_as_layers"] is True
-
-
-def test_predict_laws_experts_are_spread(catalogue: Catalogue) -> None:
-    """Goal: of a model with experts, spread ones are in the set and shown."""
-    found = plan({**EXPERTS, "devices": 64, "sequence": 4096}, catalogue)
-    spread = [each for each in found.best if each.question.job.spreads_experts]
-    assert spread
-    assert f" e{spread[0].question.job.expert} w" in plan_text(found, len(found.best))
-    documents = plan_document(found)["best"]
-    assert {each["asked"]["expert"] for each in documents} > {1}
-
-
-@pytest.mark.parametrize("key", ["context", "expert", "expert_tensor", "ends_as_layers"])
-def test_bad_prediction_degrees_of_plans(catalogue: Catalogue, key: str) -> None:
-    """Goal: what is searched is not told."""
-    with pytest.raises(ConfigError, match=f"{key}: is what a plan searches; leave it out"):
-        plan({**DENSE, key: 1}, catalogue)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.commands.main import main
 from luwu.predict.ask.answer import answer
 from luwu.predict.ask.question import make_question
 from luwu.predict.hardware.catalogue import Catalogue, load
@@ -102,22 +101,3 @@ def test_bad_prediction_questions(
     changed = {key: value for key, value in {**table, **change}.items() if value is not None}
     with pytest.raises(ConfigError, match=said):
         make_question(changed, catalogue)
-
-
-def test_the_command(tmp_path: Path, own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Goal: a file is answered for people and as JSON, and errors have an exit code."""
-    file = tmp_path / "question.toml"
-    lines = [f"{k} = {json.dumps(v)}" for k, v in LUWU.items() if k != "node"]
-    lines += ["[node]", *(f"{k} = {json.dumps(v)}" for k, v in HOST.items())]
-    file.write_text("\n".join(lines))
-    command = ["predict", "step", str(file), "--catalogue", str(own)]
-    assert main(command) == 0
-    said = capsys.readouterr().out
-    assert "GPT-13B (12.8 B) by luwu on 8 x A100-40" in said
-    assert "bottleneck " in said
-    assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["schema"] == 4
-    assert main(["predict", "step", str(tmp_path / "none.toml")]) == 2
-    assert "cannot read" in capsys.readouterr().err
-    assert main(["predict", "stop"]) == 2
-    assert "did you mean step" in capsys.readouterr().err

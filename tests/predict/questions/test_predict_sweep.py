@@ -113,14 +113,6 @@ def test_systems_beside_each_other(catalogue: Catalogue) -> None:
     assert [each.answer["system"] for each in found.points if each.answer] == ["luwu", "zero3"]
 
 
-def test_a_point_that_cannot_be_says_why(catalogue: Catalogue) -> None:
-    """Goal: the others are answered, and it has no number."""
-    found = sweep(LUWU, [parse_axis("devices=8,12")], catalogue)
-    assert found.points[1].answer is None
-    assert found.points[1].refused.startswith("batch: 32 sequences cannot be shared by 12")
-    assert found.numbers()[1] is None
-
-
 @pytest.mark.parametrize(
     ("over", "said"),
     [
