@@ -142,11 +142,11 @@ def _inference_answer(question: InferenceQuestion) -> dict[str, Any]:
     served = question.answer()
     job, prefill, rate = served.job, served.first_token_parts, served.tokens_per_s
     if isinstance(job, InferenceJob):
-        own, device = _on_devices(question, job, served), job.device.name
+        own, device = _of_devices(question, job, served), job.device.name
         ranks: dict[str, Any] = {"tensor": job.tensor, "pipeline": job.pipeline}
         settings = {"batching": job.batching, "budget_tokens": job.budget_tokens}
     else:
-        own, device = _on_sockets(job, served), job.processor.name
+        own, device = _of_sockets(job, served), job.processor.name
         ranks = {"sockets": job.sockets, "host_sockets": job.host_sockets}
         ranks |= {"inside": job.inside.name}
         settings = {"batching": "static", "parallel_blocks": job.parallel_blocks}
@@ -175,7 +175,7 @@ def _inference_answer(question: InferenceQuestion) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _on_devices(question: InferenceQuestion, job: InferenceJob, served: Served) -> dict[str, Any]:
+def _of_devices(question: InferenceQuestion, job: InferenceJob, served: Served) -> dict[str, Any]:
     """What only devices have; memory is of one, with all sequences at their end (F1 to F3)."""
     cache = cache_bytes(job, job.tokens)
     document: dict[str, Any] = {
@@ -207,7 +207,7 @@ def _on_devices(question: InferenceQuestion, job: InferenceJob, served: Served) 
     return document | {"warnings": warnings}
 
 
-def _on_sockets(job: SocketJob, served: Served) -> dict[str, Any]:
+def _of_sockets(job: SocketJob, served: Served) -> dict[str, Any]:
     """What only sockets have; memory is of one."""
     unknown, warnings = {}, []
     if served.first_token_parts is None:

@@ -67,7 +67,7 @@ class Arrivals:
             found.append(at)
         return found
 
-    def play(self, job: InferenceJob, replicas: int) -> list[Served]:
+    def play(self, job: InferenceJob, replicas: int) -> list[Played]:
         """Play the requests of each copy. Raises ConfigError."""
         if self.requests < replicas:
             raise ConfigError(
@@ -98,7 +98,7 @@ def make_arrivals(table: Mapping[str, Any], job: InferenceJob) -> Arrivals:
 
 
 @dataclass(slots=True)
-class Served:
+class Played:
     """Requests that one copy answered."""
 
     first_token_s: list[float] = field(default_factory=list)
@@ -155,7 +155,7 @@ class _Round:
         )  # fmt: skip
 
 
-def serve(job: InferenceJob, times_s: Sequence[float]) -> Served:
+def serve(job: InferenceJob, times_s: Sequence[float]) -> Played:
     """Answer requests that come at these times. `job` says on what, its `batch` how many at once,
     its `budget_tokens` how many tokens of a round."""
     return _World(job).serve(times_s)
@@ -165,7 +165,7 @@ class _World:
     """The queue, the groups and the stages."""
 
     def __init__(self, job: InferenceJob) -> None:
-        self._job, self._served, self._now, self._count = job, Served(), 0.0, 0
+        self._job, self._served, self._now, self._count = job, Played(), 0.0, 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._queue: deque[float] = deque()
         self._groups: list[list[_Sequence]] = [[] for _ in range(job.pipeline)]
@@ -173,7 +173,7 @@ class _World:
         self._free_s = [0.0] * job.pipeline
         """When each stage is."""
 
-    def serve(self, times_s: Sequence[float]) -> Served:
+    def serve(self, times_s: Sequence[float]) -> Played:
         for time_s in times_s:
             self._at(time_s, partial(self._arrive, time_s))
         while self._events:
@@ -278,7 +278,7 @@ def stage_seconds(job: InferenceJob, time: RoundTime) -> list[float]:
 
 
 def arrivals_document(
-    arrivals: Arrivals, job: InferenceJob, played: Sequence[Served], bound_per_second: float
+    arrivals: Arrivals, job: InferenceJob, played: Sequence[Played], bound_per_second: float
 ) -> dict[str, Any]:
     """Document of a played system; `bound_per_second`: requests by the closed form."""
     return {

@@ -15,7 +15,7 @@ from luwu.predict.hardware.hardware import Notes
 from luwu.predict.inference.arrivals import (
     Arrivals,
     PiecesWork,
-    Served,
+    Played,
     percentile,
     serve,
     stage_seconds,
@@ -126,7 +126,7 @@ def job(catalogue: Catalogue, **changes: Any) -> InferenceJob:
     return InferenceJob(**{**table, **changes})
 
 
-def first_token_s(served: Served, share: float = 0.5) -> float:
+def first_token_s(served: Played, share: float = 0.5) -> float:
     """Time to the first token that such a share of requests had at most."""
     return percentile(sorted(served.first_token_s), share)
 
