@@ -64,7 +64,7 @@ class NodeStorage:
         store = FilePageStore.open(spec.state, durability=spec.durability)
         try:
             description = self._check(store)
-            resident_bytes = self._bytes_for_pages(description)
+            resident_bytes = bytes_for_pages(spec, self._plan, description)
         except ConfigError:
             store.close()
             raise
@@ -117,16 +117,9 @@ class NodeStorage:
         make_aggregator(description.aggregate, spec.world_size)
         check_known(description.optimizer, description.state_fields)
         if spec.state is None:
-            needed = 2 * config.state_bytes + whole_bytes(description.layout)
-            if needed > self._plan.resident_bytes:
-                raise ConfigError(
-                    f"memory_budget: two sides of the state take {format_bytes(needed)} of RAM, "
-                    f"{format_bytes(self._plan.resident_bytes)} are left of the budget; give "
-                    f"{self._budget_for_ram(description) // 1024}KiB, or a directory with --state",
-                    code="E205",
-                )
+            check_fits_in_ram(spec, self._plan, description)
             return MemoryPageStore(config)
-        resident_bytes = self._bytes_for_pages(description)
+        resident_bytes = bytes_for_pages(spec, self._plan, description)
         store = FilePageStore.create(
             spec.state, config, durability=spec.durability, claim=self._claim
         )
@@ -154,7 +147,7 @@ class NodeStorage:
         self, description: Description, reserve: Callable[[int], memoryview]
     ) -> WeightsPlaces | None:
         """Reserve places for weights that are read in place; None if copies are sent."""
-        nbytes = self._places_bytes(description)
+        nbytes = bytes_in_place(self._spec, self._plan, description)
         return WeightsPlaces(description.layout, reserve(nbytes)) if nbytes else None
 
     def _tiered(self, store: PageStore, resident_bytes: int) -> PageStore:
@@ -162,47 +155,56 @@ class NodeStorage:
             store = PacedPageStore(store, self._spec.disk_bytes_per_s)
         return TieredPageStore(store, resident_bytes)
 
-    def _bytes_for_pages(self, description: Description) -> int:
-        """Memory for resident pages. Raises ConfigError if updates of wholes have no room."""
-        left_bytes = self._plan.resident_bytes - self._places_bytes(description)
-        needed = whole_bytes(description.layout)
-        if needed > left_bytes:
-            raise ConfigError(
-                f"memory_budget: the update of the largest matrix as a whole takes "
-                f"{format_bytes(needed)}, {format_bytes(left_bytes)} are left of the budget; give "
-                f"{self._budget_for(lambda _: 2 * needed) // 1024}KiB",
-                code="E205",
-            )
-        return left_bytes - needed
 
-    def _places_bytes(self, description: Description) -> int:
-        spec = self._spec
-        if spec.optimizer_nodes > 1:
-            return 0  # a unit's chunks would not be adjacent
-        in_ram_bytes = 0 if spec.state is not None else 2 * store_config(description).state_bytes
-        wanted_bytes = places_bytes(description.layout) if spec.arena_bytes else 0
-        return self._plan.in_place_bytes(wanted_bytes, state_in_ram_bytes=in_ram_bytes)
+def bytes_for_pages(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
+    """Memory for resident pages. Raises ConfigError if updates of wholes have no room."""
+    left_bytes = plan.resident_bytes - bytes_in_place(spec, plan, description)
+    needed = whole_bytes(description.layout)
+    if needed > left_bytes:
+        raise ConfigError(
+            f"memory_budget: the update of the largest matrix as a whole takes "
+            f"{format_bytes(needed)}, {format_bytes(left_bytes)} are left of the budget; give "
+            f"{_budget_for(spec, lambda _: 2 * needed) // 1024}KiB",
+            code="E205",
+        )
+    return left_bytes - needed
 
-    def _budget_for_ram(self, description: Description) -> int:
-        """A budget that suffices for two sides of all pages."""
-        spec = self._spec
 
-        def needed(chunk_bytes: int) -> int:
-            layout = replace(description.layout, chunk_bytes=chunk_bytes)
-            smaller = replace(description, layout=layout)
-            pages_bytes = 2 * store_config(smaller, spec.number, spec.replicas).state_bytes
-            return pages_bytes + whole_bytes(description.layout)
+def bytes_in_place(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
+    """Shared memory for weights that workers read in place; 0: copies are sent."""
+    if spec.optimizer_nodes > 1:
+        return 0  # a unit's chunks would not be adjacent
+    in_ram_bytes = 0 if spec.state is not None else 2 * store_config(description).state_bytes
+    wanted_bytes = places_bytes(description.layout) if spec.arena_bytes else 0
+    return plan.in_place_bytes(wanted_bytes, state_in_ram_bytes=in_ram_bytes)
 
-        return self._budget_for(needed)
 
-    def _budget_for(self, needed: Callable[[int], int]) -> int:
-        """A budget that leaves so much for pages, by bytes of a chunk."""
-        spec = self._spec
-        return budget_for_pages(
-            needed, budget_bytes=spec.memory_budget_bytes, chunk_bytes=spec.chunk_bytes,
-            world_size=spec.world_size, has_switch=spec.has_switch, slot_count=spec.own_slot_count,
-            extent_chunks=spec.extent_chunks, in_arenas=spec.arena_bytes > 0,
-        )  # fmt: skip
+def check_fits_in_ram(spec: NodeSpec, plan: NodePlan, description: Description) -> None:
+    """Raises ConfigError, with a budget that suffices, if a state in RAM has no room."""
+
+    def needed(chunk_bytes: int) -> int:
+        layout = replace(description.layout, chunk_bytes=chunk_bytes)
+        cut = replace(description, layout=layout)
+        pages_bytes = 2 * store_config(cut, spec.number, spec.replicas).state_bytes
+        return pages_bytes + whole_bytes(description.layout)
+
+    needed_bytes = needed(description.layout.chunk_bytes)
+    if needed_bytes > plan.resident_bytes:
+        raise ConfigError(
+            f"memory_budget: two sides of the state take {format_bytes(needed_bytes)} of RAM, "
+            f"{format_bytes(plan.resident_bytes)} are left of the budget; give "
+            f"{_budget_for(spec, needed) // 1024}KiB, or a directory with --state",
+            code="E205",
+        )
+
+
+def _budget_for(spec: NodeSpec, needed: Callable[[int], int]) -> int:
+    """A budget that leaves so much for pages, by bytes of a chunk."""
+    return budget_for_pages(
+        needed, budget_bytes=spec.memory_budget_bytes, chunk_bytes=spec.chunk_bytes,
+        world_size=spec.world_size, has_switch=spec.has_switch, slot_count=spec.own_slot_count,
+        extent_chunks=spec.extent_chunks, in_arenas=spec.arena_bytes > 0,
+    )  # fmt: skip
 
 
 def _held_bytes(aggregator: Aggregator, extent: Extent) -> int:
