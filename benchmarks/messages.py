@@ -41,7 +41,8 @@ from luwu.base.config import RunConfig, resolve
 from luwu.base.errors import DeadlineError, LuwuError
 from luwu.base.tree import one_switch
 from luwu.commands.compare import demo_budget_bytes
-from luwu.estimate.gpt import ROOT, gpt_layout, gpt_options
+from luwu.commands.estimate import own_job
+from luwu.estimate.script import script_job
 from luwu.launch.local_cluster import LocalCluster
 from luwu.launch.serving import Sizes, chosen_transport, decide_sizes
 from luwu.launch.switch_memory import widest_plan
@@ -87,12 +88,12 @@ class Case:
 
 
 def _case(
-    name: str, flags: dict[str, str], make: Callable[[RunConfig, int], Layout]
+    name: str, flags: dict[str, str], make: Callable[[RunConfig, Sizes], Layout]
 ) -> Case:  # fmt: skip
     asked = {"workers": str(WORKERS), "durability": "process", **flags}
     config = resolve(flags=asked, environ={}).config
     sizes = decide_sizes(config, None)
-    layout = make(config, sizes.chunk_bytes)
+    layout = make(config, sizes)
     return Case(
         name=name, config=config, sizes=sizes,
         layout=lambda count: replace(layout, extent_chunks=count),
@@ -112,15 +113,15 @@ def cases(transport: str, *, smoke: bool) -> Iterator[Case]:
         budget = params * STATE_BYTES_PER_PARAMETER // share
         flags = {"transport": transport, "memory_budget": f"{budget}B"}
         part = "the state" if share == 1 else f"1/{share}"
-        yield _case(f"{title}, {part}", flags, lambda _, chunk: job.layout(chunk))
+        yield _case(f"{title}, {part}", flags, lambda _, sizes: job.layout(sizes.chunk_bytes))
     if not smoke:
         flags["chunk"] = SMALL_CHUNK
         name = f"{title}, {part}, {SMALL_CHUNK}"
-        yield _case(name, flags, lambda _, chunk: job.layout(chunk))
+        yield _case(name, flags, lambda _, sizes: job.layout(sizes.chunk_bytes))
 
 
-def _demo_layout(config: RunConfig, chunk_bytes: int) -> Layout:
-    return gpt_layout(gpt_options(config), config.data, chunk_bytes)
+def _demo_layout(config: RunConfig, sizes: Sizes) -> Layout:
+    return script_job(own_job(config), config, sizes).description.layout
 
 
 # ---------------------------------------------------------------------- what is trained
@@ -177,7 +178,7 @@ class Trainer:
         nic.begin(step, self._hyper)
         pushes = []
         for unit in reversed(self._units):
-            if self._layout.units[unit].name != ROOT:
+            if self._layout.units[unit].name != "root":
                 self._pull(1, unit)
             gradient = memoryview(self._values.gradient(nic.rank, unit)).cast("B")
             pushes += push_flat(

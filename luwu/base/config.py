@@ -56,6 +56,7 @@ ENVIRONMENT_ONLY: Final = {
     "LUWU_EVENTS": "directory for a worker's events; the launcher sets it",
     "LUWU_FAILPOINTS": "points at which a test makes a process fail",
     "LUWU_INCARNATION": "number of this start of a worker; the launcher sets it",
+    "LUWU_JOB_FILE": "file for the job that rank 0 joins with; the launcher sets it",
     "LUWU_RUN_ID": "id of the run, in all its processes; the launcher sets it",
 }
 """Variables that are no keys."""

@@ -26,6 +26,7 @@ from luwu.compare.arm import (
     LUWU_ARMS,
     config_of_arm,
     run_arm,
+    script_arguments,
     with_budget,
 )
 from luwu.compare.comparison import comparison
@@ -33,7 +34,7 @@ from luwu.launch.network import links_of
 from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
-from luwu.launch.serving import Sizes, decide_sizes, state_directory
+from luwu.launch.serving import Sizes, decide_sizes, node_plan
 from luwu.launch.starting import log_text, shown_path, workers_text
 from luwu.launch.worker_loss import check_worker_loss, drops_workers
 from luwu.report.table import table_text
@@ -82,21 +83,13 @@ def run(resolved: Resolved, preset: str | None, is_opened: bool, verbose: bool) 
         config = with_budget(config, demo_budget_bytes(config))
     configs = {name: config_of_arm(name, config) for name in config.arms}
     sizes = {name: decide_sizes(each, each.state) for name, each in configs.items()}
+    for name in {*config.arms} & {*LUWU_ARMS}:
+        node_plan(configs[name], sizes[name])  # raises for a budget that is too small
     run_directory = RunDirectory.create(config.run_dir)
     console = Console(sys.stderr, details=verbose, log=run_directory.log(LAUNCHER))
     write_resolved(run_directory, resolved, "compare")
     console.detail(f"run directory {run_directory.path}")
     _say_start(config, sizes, run_directory, console)
-    planned = LUWU_ARMS if config.optimizer_nodes == 1 else ()
-    try:
-        estimates = {
-            name: _plan(name, configs[name], sizes[name], run_directory, console)
-            for name in config.arms
-            if name in planned
-        }
-    except LuwuError as error:
-        write_outcome(run_directory, error.exit_code, str(error), error.code)
-        raise
     if is_demo:
         console.say(f"this takes {DEMO_TIME_TEXT}; Ctrl-C stops everything")
     with stop_requests() as should_stop:
@@ -109,7 +102,7 @@ def run(resolved: Resolved, preset: str | None, is_opened: bool, verbose: bool) 
             write_outcome(run_directory, error.exit_code, str(error), error.code)
             keep_report(run_directory)
             raise
-    document = comparison(config, arms, estimates)
+    document = comparison(config, arms)
     code = _finish(run_directory, document, config, console, is_demo=is_demo)
     write_outcome(run_directory, code, "finished" if code == 0 else "a loss or digest is wrong")
     report = keep_report(run_directory)
@@ -136,31 +129,17 @@ def _say_start(
         console.say(warning)
 
 
-def _plan(
-    name: str, config: RunConfig, sizes: Sizes, run_directory: RunDirectory, console: Console
-) -> dict[str, Any]:
-    """Log what an arm of LuWu will take. Raises ConfigError."""
-    from luwu.estimate.disk import QUICK
-    from luwu.estimate.gpt import gpt_job
-    from luwu.estimate.job import plan_job
-    from luwu.estimate.text import short_lines
-
-    state = state_directory(config, run_directory.file("state"))
-    job = gpt_job(config, sizes, is_in_ram=state is None)
-    planned = plan_job(job, config, sizes, state=state, samples=QUICK)
-    console.detail(f"arm     {name}")
-    for line in short_lines(planned.estimate):
-        console.detail(line)
-    if not links_of(config).is_ideal or config.disk_rate is not None:
-        console.detail("        emulated links and disks are not in this")
-    return planned.estimate.document()
-
-
 def demo_budget_bytes(config: RunConfig) -> int:
     """An eighth of the optimizer state of the model that will be trained."""
-    from luwu.estimate.gpt import parameters_count
+    from workers.data import BYTE_VOCAB, load_corpus
+    from workers.gpt import without_storage
+    from workers.options import parse_options
 
-    return parameters_count(config) * STATE_BYTES_PER_PARAMETER // DEMO_BUDGET_SHARE
+    options = parse_options(script_arguments("luwu", config, None))
+    vocab = BYTE_VOCAB if config.data is None else load_corpus(config.data).vocab
+    model = without_storage(options.gpt(vocab))
+    parameters_count = sum(parameter.numel() for parameter in model.parameters())
+    return parameters_count * STATE_BYTES_PER_PARAMETER // DEMO_BUDGET_SHARE
 
 
 def _check(resolved: Resolved) -> None:

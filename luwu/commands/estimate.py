@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
@@ -17,13 +17,10 @@ from luwu.commands import form
 from luwu.commands.run import check_script, own_script
 from luwu.launch.network import links_of
 from luwu.launch.processes.run_directory import RUNS_DIRECTORY
-from luwu.launch.serving import Sizes, decide_sizes, state_directory
+from luwu.launch.serving import decide_sizes, node_plan, state_directory
 
-if TYPE_CHECKING:
-    from luwu.estimate.shape import JobShape
-
-SCHEMA: Final = 3
-"""3: no times of a step but the least of its disk."""
+SCHEMA: Final = 4
+"""4: the disk is measured as updates and pulls use it."""
 OF_SCRIPTS: Final = ("json",)
 """Keys of `luwu compare` alone that count for a script too."""
 
@@ -45,18 +42,29 @@ def run(resolved: Resolved, script: tuple[str, ...]) -> int:
     the script are passed to it. Without a script the job is that of luwu compare."""
     config = resolved.config
     _check(resolved, script)
-    from luwu.estimate.disk import THOROUGH
-    from luwu.estimate.job import plan_job
-    from luwu.estimate.text import estimate_text
+    from luwu.estimate.disk import disk_rates
+    from luwu.estimate.job import job_of
+    from luwu.estimate.plan import estimate
+    from luwu.estimate.script import script_job
 
     sizes = decide_sizes(config, config.state)
+    node_plan(config, sizes)  # raises for a budget that is too small, before the script runs
     state = state_directory(config, RUNS_DIRECTORY / "state")
-    job = _job(script, config, sizes, is_in_ram=state is None)
-    planned = plan_job(job, config, sizes, state=state, samples=THOROUGH)
+    command = own_script([*script], lambda _: None) if script else own_job(config)
+    job = job_of(config, sizes, script_job(command, config, sizes), state)
+    disk = None
+    if state is not None:
+        disk = disk_rates(
+            state.absolute().parent,
+            job.plan,
+            page_bytes=max(kind.record_bytes for kind in job.store.kinds),
+            state_bytes=2 * job.store.state_bytes,
+        )
+    found = estimate(job, disk)
     document = {
         "schema": SCHEMA,
-        "estimate": planned.estimate.document(),
-        "disk": None if planned.disk is None else asdict(planned.disk),
+        "estimate": found.document(),
+        "disk": None if disk is None else asdict(disk),
         "chunk_bytes": sizes.chunk_bytes,
         "extent_chunks": sizes.extent_chunks,
         "memory_budget_bytes": sizes.memory_budget_bytes,
@@ -66,23 +74,17 @@ def run(resolved: Resolved, script: tuple[str, ...]) -> int:
         return 0
     if config.json is not None:
         write_json(Path(config.json).absolute(), document)
-    for line in sizes.lines:
+    measured = [] if disk is None else [disk.text]
+    for line in (found.line, *sizes.lines, *found.details, *measured, found.disk_text):
         print(line)
-    print(estimate_text(planned.estimate, planned.job, planned.plan, planned.disk))
     return 0
 
 
-def _job(script: Sequence[str], config: RunConfig, sizes: Sizes, *, is_in_ram: bool) -> JobShape:
-    """The job of a script, or of the built-in GPT."""
-    if not script:
-        from luwu.estimate.gpt import gpt_job
+def own_job(config: RunConfig) -> list[str]:
+    """The command of a worker of `luwu compare`."""
+    from luwu.compare.arm import SCRIPT, script_arguments
 
-        return gpt_job(config, sizes, is_in_ram=is_in_ram)
-    from luwu.estimate.job import job_of
-    from luwu.estimate.script import script_job
-
-    found = script_job(own_script([*script], lambda _: None), config, sizes)
-    return job_of(config, found.description, stays=found.stays, is_in_ram=is_in_ram)
+    return [*SCRIPT, *script_arguments("luwu", config, None)]
 
 
 def _check(resolved: Resolved, script: Sequence[str]) -> None:

@@ -112,6 +112,8 @@ def _run_here(
     run_directory: RunDirectory, resolved: Resolved, script: list[str], console: Console
 ) -> _Served | None:  # fmt: skip
     """Start the processes, or the workers alone, and wait until they have ended."""
+    from luwu.estimate.started import StartedJob, job_environ
+
     config = resolved.config
     served, meeting, when = None, None, None
     with stop_requests() as should_stop:
@@ -125,6 +127,7 @@ def _run_here(
         supervisor.worker_environ = key_environ(config) | _tensorboard_environ(config)
         with _failure_written(run_directory, resolved, script), supervisor:
             if config.join is None:
+                supervisor.worker_environ |= job_environ(run_directory)
                 when = run_directory.connect_file  # the agent imports torch until they listen
                 connect, share = str(when), Share.of_all(config.workers)
             else:
@@ -139,7 +142,11 @@ def _run_here(
             )  # fmt: skip
             if config.join is None:
                 served = _serve(supervisor, config, console)
-                supervisor.progress = ProgressLine(run_directory, console)
+                started = StartedJob(
+                    run_directory, config, served.sizes, served.state,
+                    say=console.say, detail=console.detail,
+                )  # fmt: skip
+                supervisor.watch += [started.look, ProgressLine(run_directory, console).look]
             run_directory.begin()
             count, threads = len(share.ranks), threads_per_worker(len(share.ranks))
             console.detail(f"{count} workers, {threads} compute threads each (OMP_NUM_THREADS)")
@@ -237,25 +244,21 @@ def _measured_disk(
 ) -> DiskRates | None:
     """Measure the disk, and keep what was measured; None without a state on one.
 
-    It is done when the training has ended, so that it delays no step, and over as many bytes as
-    the state has (within limits): the nodes' requests were spread over no more.
+    It is done when the training has ended, so that it delays no step.
     """
-    from luwu.estimate.disk import QUICK, SMALL_BYTES, disk_rates
+    from luwu.estimate.disk import disk_rates
 
     node = read_json(run_directory.result("node.json"))
     if node is None or served is None or served.state is None:
         return None
-    file_bytes = min(QUICK.disk_bytes, max(SMALL_BYTES, node["disk_space_bytes"]))
     disk = disk_rates(
         served.state.absolute().parent,
+        served.plan,
         page_bytes=RECORD_CHUNKS * served.sizes.chunk_bytes,
-        threads_count=served.plan.updates_count,
-        pulls_count=served.plan.reads_count,
-        pages_together=served.plan.pages_together,
-        samples=replace(QUICK, disk_bytes=file_bytes),
+        state_bytes=node["disk_space_bytes"],
     )
     if disk is not None:
-        document = {"schema": 1, "label": "measured", "disk": asdict(disk)}
+        document = {"schema": 2, "label": "measured", "disk": asdict(disk)}
         run_directory.keep(run_directory.file("disk.json"), document)
         console.detail(disk.text)
     return disk

@@ -125,7 +125,7 @@ def _serve(
                 ours = {path: _version(path) for path in written if path.exists()}
                 run_directory.begin()
                 if role != "switch":
-                    supervisor.progress = ProgressLine(run_directory, console)
+                    supervisor.watch.append(ProgressLine(run_directory, console).look)
                 _wait(supervisor)
                 if role is None:
                     state = state_directory(resolved.config, STATE_DIRECTORY)

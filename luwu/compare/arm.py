@@ -14,7 +14,9 @@ from luwu.base.errors import LuwuError
 from luwu.base.json_file import read_json
 from luwu.base.own import own_module
 from luwu.base.tree import NODE
-from luwu.estimate.outcome import busy_seconds
+from luwu.estimate.plan import Estimate
+from luwu.estimate.started import StartedJob, job_environ
+from luwu.estimate.steps import busy_seconds
 from luwu.launch.agent import Share
 from luwu.launch.network import dilated_compute_ms
 from luwu.launch.nodes import fold_nodes
@@ -54,6 +56,8 @@ class ArmRun:
     """Seconds per step, by resource."""
     links: list[dict[str, Any]] | None = None
     """Traffic of each emulated link; None where this arm has none."""
+    estimate: dict[str, Any] | None = None
+    """What was planned of a job of one node."""
     pool: dict[str, Any] | None = None
     """Slots of the switch, its own process or the node's: `SwitchCore.report`."""
 
@@ -86,15 +90,20 @@ def run_arm(
     state = state_directory(config, run.file("state"))
     # Every arm's workers have the same cores.
     threads = threads_alone(config.workers) if alone else threads_per_worker(config.workers)
+    detail = console.detail
+    started = StartedJob(run, config, sizes, state, say=detail, detail=detail)
     with supervisor:
         if in_network:
-            serve(supervisor, config, state=state, sizes=sizes, say=console.detail)
+            detail(f"arm     {name}")
+            supervisor.worker_environ = job_environ(run)
+            supervisor.watch.append(started.look)
+            serve(supervisor, config, state=state, sizes=sizes, say=detail)
         whole.begin()
         _train(supervisor, name, config, console, script, threads=threads)
         records = _read_records(run, name, config, state)
     if config.state is None and state is not None:
         shutil.rmtree(state, ignore_errors=True)
-    return _arm_run(name, supervisor, records, threads)
+    return _arm_run(name, supervisor, records, threads, started.estimate)
 
 
 def _train(
@@ -147,7 +156,9 @@ def _read_records(
     return _Records(workers, _switch_summaries(run), _summary(run, "node"))
 
 
-def _arm_run(name: str, supervisor: Supervisor, records: _Records, threads: int) -> ArmRun:
+def _arm_run(
+    name: str, supervisor: Supervisor, records: _Records, threads: int, planned: Estimate | None
+) -> ArmRun:
     """The results of an arm whose processes have ended."""
     events, node, switches = supervisor.run.path / "events", records.node, records.switches
     in_network = name in LUWU_ARMS
@@ -166,10 +177,11 @@ def _arm_run(name: str, supervisor: Supervisor, records: _Records, threads: int)
         switches=switches,
         busy_seconds=busy_seconds(events, records.steps_count) if in_network else None,
         links=None if node is None else _links(node, switches),
+        estimate=None if planned is None else planned.document(),
     )
 
 
-def script_arguments(name: str, config: RunConfig, result: Path) -> list[str]:
+def script_arguments(name: str, config: RunConfig, result: Path | None) -> list[str]:
     """The command line of `workers/train.py`; what is not set keeps the script's own default."""
     given: dict[str, object] = {
         "steps": config.steps,

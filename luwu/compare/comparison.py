@@ -14,18 +14,17 @@ import math
 import os
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from luwu.base import own
 from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
 from luwu.compare.arm import ArmRun
-from luwu.estimate.outcome import outcome
+from luwu.estimate.steps import outcome
 from luwu.launch.nodes import kind_of, total_of_nodes
 
 SCHEMA: Final = 3
@@ -51,15 +50,8 @@ def environment(arms: Sequence[ArmRun]) -> dict[str, Any]:
     }
 
 
-def comparison(
-    config: RunConfig,
-    arms: Sequence[ArmRun],
-    estimates: Mapping[str, dict[str, Any]] = MappingProxyType({}),
-) -> dict[str, Any]:
-    """The whole document; `estimates` are what was planned, by the arm's name.
-
-    Raises: LuwuError if the arms did not train the same job.
-    """
+def comparison(config: RunConfig, arms: Sequence[ArmRun]) -> dict[str, Any]:
+    """The whole document. Raises LuwuError if the arms did not train the same job."""
     first = arms[0].workers[0]
     _check_same_job(arms)
     tokens_per_step = sum(worker["tokens"] for worker in arms[0].workers) // max(
@@ -81,7 +73,7 @@ def comparison(
         "schema": SCHEMA,
         "environment": environment(arms),
         "job": job,
-        "arms": [arm_document(arm, tokens_per_step, estimates.get(arm.name)) for arm in arms],
+        "arms": [arm_document(arm, tokens_per_step) for arm in arms],
     }
 
 
@@ -92,9 +84,7 @@ _LARGEST_OF_WORKERS = (
 """Measured by each worker; the largest value is shown."""
 
 
-def arm_document(
-    arm: ArmRun, tokens_per_step: int, estimate: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def arm_document(arm: ArmRun, tokens_per_step: int) -> dict[str, Any]:
     """One arm's measurements, and what was planned."""
     workers, node = arm.workers, arm.node or {}
     step_seconds = job_step_seconds(workers)
@@ -142,7 +132,7 @@ def arm_document(
         "links": arm.links,
         "aborts_count": max(worker["aborts_count"] for worker in workers),
         "weights_digest": _weights_digest(arm),
-        "estimate": estimate,
+        "estimate": arm.estimate,
         **outcome(step_seconds=median, busy=arm.busy_seconds, disk_bytes=node.get("disk_bytes")),
     }
     return document

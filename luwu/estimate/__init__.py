@@ -1,14 +1,11 @@
 """The estimate: what a job needs before it runs, and what limited its steps when it ran.
 
-shape.py     a job in numbers, from a model that need not exist
-plan.py      the estimate: all that a job takes; pure
+job.py       the job: what its script joins with, and the plans of its node and switch
 uses.py      memory by role, space on disk, bytes of a step on disk and links
+plan.py      the estimate: all of it, as numbers and as text; pure
 disk.py      the rates of a directory, measured
-job.py       a job by its configuration, with its plan and its estimate
-gpt.py       the built-in GPT as a job
-script.py    a user's script as a job
+script.py    the job of a script that does not run
 describe.py  the process that runs the script without weights
-text.py      the estimate as text
-outcome.py   the resource that limited steps, by their spans
-steps.py     the steps of a run, measured
+started.py   the job of a script that starts
+steps.py     after a run: how long its steps took, and what limited them
 """

@@ -1,11 +1,11 @@
-"""The job of a script, from one process that runs it without weights, until it would join its job.
+"""The process that runs a script without weights until it would join its job (`script.py`).
 
-    python -m luwu.estimate.describe FILE SETTINGS SCRIPT ...
+    python -m luwu.estimate.describe SETTINGS SCRIPT ...
 
 Parameters lose their values as modules get them (`torch`'s device `meta`), so the process takes the
 memory of the largest one, not that of the model. All else is as in a run: data, buffers, and what a
 script reads. `luwu.init` gets a NIC that joins nothing: with the last optimizer, or the first
-forward without one, it writes the job into FILE and ends the script.
+forward without one, the job is written as any rank 0 writes it, and the script ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +21,6 @@ import torch
 from torch import nn
 
 from luwu.base.events import Recorder
-from luwu.base.json_file import write_json
 from luwu.launch.entry import run_script
 from luwu.training.script import run
 from luwu.wire.description import Description
@@ -40,8 +38,7 @@ class DescribingNic:
 
     is_closed = False
 
-    def __init__(self, file: Path, settings: dict[str, Any]) -> None:
-        self._file = file
+    def __init__(self, settings: dict[str, Any]) -> None:
         self.rank = 0
         self.world_size: int = settings["workers"]
         self.chunk_bytes: int = settings["chunk_bytes"]
@@ -53,11 +50,7 @@ class DescribingNic:
         self.cells = SimpleNamespace()
 
     def join(self, description: Description) -> None:
-        """Write the job. Raises Described."""
-        units = run.session().units
-        stays = [unit.index for unit in units if not unit.reshard_after_forward]
-        document = {"description": description.to_bytes().decode(), "stays": stays}
-        write_json(self._file, document)
+        """The job is written. Raises Described."""
         raise Described
 
     def close(self) -> None:
@@ -99,8 +92,8 @@ def drop_values() -> None:
 
 def main(arguments: list[str]) -> int:
     """Run the script until it would join; the exit code."""
-    file, settings, *script = arguments
-    run.offer(DescribingNic(Path(file), json.loads(settings)))  # type: ignore[arg-type]
+    settings, *script = arguments
+    run.offer(DescribingNic(json.loads(settings)))  # type: ignore[arg-type]
     drop_values()
     try:
         run_script(script)

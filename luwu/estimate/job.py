@@ -1,80 +1,142 @@
-"""A job by its configuration and its description: its plan and its estimate; looks at the disk."""
+"""The job that an estimate is of: what its script joins with, and how its machines are set up."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import cast
 
 from luwu.base.config import RunConfig
-from luwu.base.limits import MIB
-from luwu.estimate.disk import DiskRates, Samples, disk_rates
-from luwu.estimate.plan import Estimate, estimate
-from luwu.estimate.shape import JobShape
-from luwu.launch.serving import Sizes, chosen_transport, node_plan, own_slots, tree_of
+from luwu.join.job_file import ScriptJob
+from luwu.launch.network import switch_fidelity
+from luwu.launch.serving import Sizes, chosen_transport, node_plan, tree_of
 from luwu.launch.switch_memory import widest_plan
+from luwu.layout import Layout
 from luwu.wire.description import Description
+from switch_emu.node.pages import store_config
 from switch_emu.node.plan import NodePlan
-
-SIDES: Final = 2
-"""A state is measured on a file as large as its two sides at most."""
+from switch_emu.node.spec import NodeSpec
+from switch_emu.node.storage import bytes_for_pages, bytes_in_place, check_fits_in_ram
+from switch_emu.process.places import places_bytes
+from switch_emu.store import Durability, StoreConfig
+from switch_emu.store.tier import pages_that_fit
+from switch_emu.switch.core.weights_cache import chosen_extents
+from switch_emu.switch.plan import SwitchPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """A job with its plan, and what that comes to."""
+class Job:
+    """A job with the plans of its node and its switch."""
 
-    job: JobShape
+    description: Description
+    stays: Collection[int]
+    """Units whose weights stay from forward to backward, such as the root's."""
+    node: NodeSpec
     plan: NodePlan
-    disk: DiskRates | None
-    estimate: Estimate
+    """How the node divides its budget."""
+    switch: SwitchPlan
+    """The memory plan of the switch, be it the node's own."""
+    transport: str
+    """`tcp`, `ipc` or `shm`."""
+
+    @property
+    def layout(self) -> Layout:
+        """Where each parameter lies."""
+        return self.description.layout
+
+    @property
+    def workers(self) -> int:
+        """The number of workers."""
+        return self.node.world_size
+
+    @property
+    def is_in_ram(self) -> bool:
+        """True if the state has no directory."""
+        return self.node.state is None
+
+    @property
+    def is_shared(self) -> bool:
+        """True if gradients and weights lie in shared memory."""
+        return self.node.arena_bytes > 0
+
+    @property
+    def parameters_count(self) -> int:
+        """Elements of all parameters, without padding."""
+        return sum(parameter.elems for parameter in self.layout.parameters)
+
+    @property
+    def trainable_elems(self) -> int:
+        """Elements that are pushed and updated, with padding."""
+        return sum(chunk.elems for chunk in self.layout.chunks if chunk.trainable)
+
+    @property
+    def pushed_bytes(self) -> int:
+        """Bytes that one worker pushes in a step."""
+        return sum(chunk.wire_bytes for chunk in self.layout.chunks if chunk.trainable)
+
+    @property
+    def wire_bytes(self) -> int:
+        """Weights of the whole model as they travel."""
+        return sum(chunk.wire_bytes for chunk in self.layout.chunks)
+
+    @property
+    def store(self) -> StoreConfig:
+        """The pages of the job."""
+        return store_config(self.description)
 
 
-def plan_job(
-    job: JobShape, config: RunConfig, sizes: Sizes, *, state: Path | None, samples: Samples
-) -> Planned:  # fmt: skip
-    """Plan a job; `state`: where it will be. Raises ConfigError if it cannot be."""
-    plan = node_plan(config, sizes)
-    disk = None if state is None else _measured(job, plan, state, samples)
-    return Planned(job=job, plan=plan, disk=disk, estimate=estimate(job, plan, disk))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The part of the state that the budgets of node and switch keep in RAM."""
+
+    places_bytes: int
+    """Weights in shared memory, used in place by every worker; 0: each pull is sent."""
+    resident: Collection[int]
+    """Pages that are never read from disk."""
+    cached: Collection[int]
+    """Chunks whose weights the switch caches: the node sends them as it updates their pages."""
+    cached_in_place: bool
+    """The cache has room for two steps' weights, which workers use where they lie."""
 
 
-def _measured(
-    job: JobShape, plan: NodePlan, state: Path, samples: Samples
-) -> DiskRates | None:  # fmt: skip
-    """Rates of the directory that the state will be in, by requests as the node makes them."""
-    store = job.store
-    worth = max(8 * MIB, SIDES * store.state_bytes)
-    return disk_rates(
-        state.absolute().parent,
-        page_bytes=max(kind.record_bytes for kind in store.kinds),
-        threads_count=plan.updates_count,
-        pulls_count=plan.reads_count,
-        pages_together=plan.pages_together,
-        samples=replace(samples, disk_bytes=min(samples.disk_bytes, worth)),
-    )
-
-
-def job_of(
-    config: RunConfig, description: Description, *, stays: frozenset[int], is_in_ram: bool,
-    activation_bytes: int | None = None,
-) -> JobShape:  # fmt: skip
-    """The job in numbers. Raises ConfigError."""
-    transport, layout = chosen_transport(config), description.layout
-    return JobShape(
-        layout=layout,
-        workers=config.workers,
-        transport=transport,
-        has_switch=not config.no_switch,
-        slot_count=own_slots(config),
-        stays=stays,
-        update=description.update,
-        optimizer=description.optimizer,
-        state_fields=description.state_fields,
-        durability=config.durability,
-        is_in_ram=is_in_ram,
+def job_of(config: RunConfig, sizes: Sizes, script: ScriptJob, state: Path | None) -> Job:
+    """The job of a script; `state`: where it is kept. Raises ConfigError."""
+    transport, layout = chosen_transport(config), script.description.layout
+    return Job(
+        description=script.description,
+        stays=script.stays,
+        node=NodeSpec(
+            job=1, listen="", summary=Path(), state=state, world_size=config.workers,
+            durability=cast(Durability, config.durability), has_switch=not config.no_switch,
+            memory_budget_bytes=sizes.memory_budget_bytes, chunk_bytes=sizes.chunk_bytes,
+            extent_chunks=sizes.extent_chunks, fidelity=switch_fidelity(config),
+            slots=config.slots, arena_bytes=int(transport == "shm"),
+        ),
+        plan=node_plan(config, sizes),
         switch=widest_plan(
             config, tree_of(config), layout.extent_bytes, in_arenas=transport == "shm"
         ),
-        activation_bytes=activation_bytes,
-    )
+        transport=transport,
+    )  # fmt: skip
+
+
+def kept_in_ram(job: Job) -> Kept:
+    """How the node divides what its plan leaves for pages, and what the switch caches. Raises
+    ConfigError, with the budget that would do, if a state in RAM has no room."""
+    store, layout = job.store, job.layout
+    in_place = bytes_in_place(job.node, job.plan, job.description)
+    if job.is_in_ram:
+        check_fits_in_ram(job.node, job.plan, job.description)
+        resident: Collection[int] = range(store.page_count)
+    else:
+        resident = pages_that_fit(store, bytes_for_pages(job.node, job.plan, job.description))
+    cached: frozenset[int] = frozenset()
+    if job.node.has_switch and not in_place:
+        extents = chosen_extents(layout, job.switch.cache_bytes)
+        cached = frozenset(chunk for each in extents for chunk in layout.extents[each].chunks)
+    has_room = places_bytes(layout) <= job.switch.cache_bytes
+    return Kept(
+        places_bytes=in_place, resident=resident, cached=cached,
+        cached_in_place=bool(cached) and job.is_shared and has_room,
+    )  # fmt: skip

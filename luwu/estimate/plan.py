@@ -1,7 +1,7 @@
 """The estimate: what a job takes of memory, disk and links, and the least time of its disk. Pure.
 
-    disk_s     2 min(R, W) / mixed + (R - W) / read, or (W - R) / write, of what updates and spilled
-               sums read and write; pulls are reads alone, smaller and fewer at once: pulled / pull.
+    disk_s     of what updates and spilled sums read and write, both / mixed + more written / write;
+               pulls are reads alone, smaller and fewer at once: pulled / pull.
                With `--durability step` three flushes at least
 
 A step takes as long, whatever else it does. Bytes are the least as well: the first units of a
@@ -11,13 +11,17 @@ step are not spilled, where the disk is what others wait for.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from luwu.base.errors import ConfigError
 from luwu.base.identifiers import by_identifier
+from luwu.base.quantities import format_bytes, format_seconds
 from luwu.estimate.disk import DiskRates
-from luwu.estimate.shape import JobShape, check_fits, kept_in_ram
+from luwu.estimate.job import Job, kept_in_ram
 from luwu.estimate.uses import (
+    SPILLED,
     DiskUse,
     LinkUse,
     MemoryUse,
@@ -25,9 +29,8 @@ from luwu.estimate.uses import (
     disk_uses,
     link_uses,
     memory_uses,
-    use_document,
 )
-from switch_emu.node.plan import NodePlan
+from switch_emu.store.directory import store_disk_bytes
 
 FLUSHES_A_STEP: Final = 3
 
@@ -36,7 +39,7 @@ FLUSHES_A_STEP: Final = 3
 class Estimate:
     """All that a job takes, per step unless the name says otherwise."""
 
-    parameters_count: int
+    job: Job
     disk: tuple[DiskUse, ...]
     links: tuple[LinkUse, ...]
     memory: tuple[MemoryUse, ...]
@@ -67,9 +70,9 @@ class Estimate:
         """For results: every number."""
         return {
             "label": "predicted",
-            "parameters": self.parameters_count,
+            "parameters": self.job.parameters_count,
             "disk_bytes": {"read": self.disk_read_bytes, "written": self.disk_written_bytes},
-            "disk_uses": [use_document(use, self.parameters_count) for use in self.disk],
+            "disk_uses": [asdict(use) for use in self.disk],
             "disk_space_bytes": by_identifier(self.disk_space_bytes),
             "disk_s": self.disk_s,
             "network": [asdict(use) for use in self.links],
@@ -80,23 +83,87 @@ class Estimate:
             "cached_ratio": self.cached_ratio,
         }
 
+    @property
+    def line(self) -> str:
+        """The memory and the disk that the job takes, as `luwu run` shows it."""
+        memory = ", ".join(
+            f"{use.role} {f'{use.processes_count} x ' * (use.processes_count > 1)}"
+            f"{format_bytes(use.nbytes)}{' + activations' * (use.role == 'worker')}"
+            for use in self.memory
+        )
+        disk = "no disk"
+        if self.disk_space_bytes:
+            disk = (
+                f"disk {format_bytes(sum(self.disk_space_bytes.values()))}, a step reads "
+                f"{format_bytes(self.disk_read_bytes)} and writes "
+                f"{format_bytes(self.disk_written_bytes)}"
+            )
+        return f"plan    memory {memory}; {disk}"
 
-def estimate(job: JobShape, plan: NodePlan, disk: DiskRates | None = None) -> Estimate:
-    """What `job` takes with `plan`; `disk`: the rates of its directory, where they were measured.
+    @property
+    def details(self) -> list[str]:
+        """The rest: the job, each use, and what a step moves."""
+        job, layout, each = self.job, self.job.layout, self.job.parameters_count
+        extents = f", which travel as {len(layout.extents):,} extents"
+        return [
+            f"{each:,} parameters in {len(layout.units)} units and {len(layout.chunks):,} chunks "
+            f"of {format_bytes(layout.chunk_bytes)}{extents * (layout.extent_chunks > 1)}; "
+            f"{job.workers} workers, {job.transport}, {layout.chunks[0].wire_dtype}, "
+            f"{job.description.update}",
+            *job.plan.lines(),
+            f"{self.resident_pages_ratio:.0%} of the pages stay in RAM; weights are "
+            f"{'used in place' if self.weights_in_place else 'sent'}"
+            f"{f', {self.cached_ratio:.0%} by the switch alone' * (self.cached_ratio > 0)}",
+            *_rows("memory, at most", (
+                (use.role, f"{use.processes_count} x {format_bytes(use.nbytes)}", use.text)
+                for use in self.memory
+            )),
+            *_rows("space on disk", (
+                (name, format_bytes(nbytes)) for name, nbytes in self.disk_space_bytes.items()
+            )),
+            *_rows("disk, a step, at least", (
+                (use.name, f"{format_bytes(use.read_bytes)} read",
+                 f"{format_bytes(use.written_bytes)} written", "a parameter "
+                 f"{use.read_bytes / each:.2f} + {use.written_bytes / each:.2f} B")
+                for use in self.disk if use.read_bytes or use.written_bytes
+            )),
+            *_rows("links, a step, each process", (
+                (use.role, f"{format_bytes(use.into_bytes)} in",
+                 f"{format_bytes(use.out_of_bytes)} out")
+                for use in self.links
+            )),
+        ]  # fmt: skip
+
+    @property
+    def disk_text(self) -> str:
+        """The least time of a step."""
+        if self.disk_s is None:
+            return "the disk was not measured, so its part of a step is not known"
+        if not self.disk_s:
+            return "a step waits for no disk"
+        return f"a step takes at least {format_seconds(self.disk_s)}, for the disk"
+
+
+def estimate(job: Job, disk: DiskRates | None = None) -> Estimate:
+    """What a job takes; `disk`: the rates of its directory, where they were measured.
 
     Raises: ConfigError, with the number that would do, if the state fits neither RAM nor disk.
     """
-    check_fits(job, plan, disk_free_bytes=None if disk is None else disk.free_bytes)
-    store = job.store
-    kept = kept_in_ram(job, plan, store)
-    uses = disk_uses(job, plan, kept, store)
-    spilled_bytes = next(use.written_bytes for use in uses if use.name == "spilled sums")
+    kept, store = kept_in_ram(job), job.store
+    needed = store_disk_bytes(store)
+    if disk is not None and not job.is_in_ram and needed > disk.free_bytes:
+        raise ConfigError(
+            f"state: two sides and their manifests take {format_bytes(needed)} on disk, "
+            f"{format_bytes(disk.free_bytes)} are free; name a directory with as much by --state"
+        )
+    uses = disk_uses(job, kept)
+    spilled_bytes = next(use.written_bytes for use in uses if use.name == SPILLED)
     return Estimate(
-        parameters_count=job.parameters_count,
+        job=job,
         disk=uses,
         links=link_uses(job, kept),
-        memory=memory_uses(job, plan, kept),
-        disk_space_bytes=disk_space(job, store, spilled_bytes),
+        memory=memory_uses(job, kept),
+        disk_space_bytes=disk_space(job, spilled_bytes),
         resident_pages_ratio=len(kept.resident) / store.page_count,
         weights_in_place=kept.places_bytes > 0 or kept.cached_in_place,
         cached_ratio=sum(job.layout.chunks[i].wire_bytes for i in kept.cached) / job.wire_bytes,
@@ -105,17 +172,23 @@ def estimate(job: JobShape, plan: NodePlan, disk: DiskRates | None = None) -> Es
 
 
 def _disk_seconds(
-    job: JobShape, uses: tuple[DiskUse, ...], disk: DiskRates | None
+    job: Job, uses: Sequence[DiskUse], disk: DiskRates | None
 ) -> float | None:  # fmt: skip
     if not any(use.read_bytes or use.written_bytes for use in uses):
         return 0.0
     if disk is None:
         return None
-    seconds = sum(
-        use.read_bytes / disk.pull_bytes_per_s
-        if use.is_pull
-        else disk.seconds(use.read_bytes, use.written_bytes)
-        for use in uses
-    )
-    is_flushed = job.durability == "step" and not job.is_in_ram
+    seconds = sum(disk.seconds(use.read_bytes, use.written_bytes) for use in uses)
+    is_flushed = job.node.durability == "step" and not job.is_in_ram
     return max(seconds, FLUSHES_A_STEP * disk.flush_s if is_flushed else 0.0)
+
+
+def _rows(title: str, rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Columns below a title; none without rows."""
+    found = list(rows)
+    widths = [max(map(len, column)) for column in zip(*found, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in found
+    ]
+    return [title, *(f"  {line}" for line in lines)] if lines else []

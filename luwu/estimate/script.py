@@ -1,4 +1,4 @@
-"""A user's script as a job: what `describe.py` writes of it, read by the process that estimates."""
+"""The job of a script that does not run: another process runs it until it would join."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
-from luwu.base.json_file import read_json
 from luwu.join.connection import PREFETCH_UNITS
+from luwu.join.job_file import JOB_FILE, ScriptJob, read_job
 from luwu.launch.serving import Sizes
-from luwu.wire.description import Description, parse_description
 
 STDERR: Final = 2
 ALONE: Final = {
@@ -24,14 +23,6 @@ ALONE: Final = {
     "MASTER_ADDR": "localhost", "MASTER_PORT": "0",
 }  # fmt: skip
 """The environment of a process group of one, where a script makes one."""
-
-
-class ScriptJob(NamedTuple):
-    """What a script would join with."""
-
-    description: Description
-    stays: frozenset[int]
-    """Units whose weights stay between forward and backward."""
 
 
 def script_job(script: Sequence[str], config: RunConfig, sizes: Sizes) -> ScriptJob:
@@ -44,11 +35,11 @@ def script_job(script: Sequence[str], config: RunConfig, sizes: Sizes) -> Script
     name = script[1] if script[0] == "-m" else script[0]
     with tempfile.TemporaryDirectory(prefix="luwu-estimate-") as folder:
         file = Path(folder) / "job.json"
-        command = [sys.executable, "-m", "luwu.estimate.describe", str(file), json.dumps(settings)]
         done = subprocess.run(
-            [*command, *script], check=False, stdout=STDERR, env={**os.environ, **ALONE}
-        )
-        found = read_json(file)
+            [sys.executable, "-m", "luwu.estimate.describe", json.dumps(settings), *script],
+            check=False, stdout=STDERR, env={**os.environ, **ALONE, JOB_FILE: str(file)},
+        )  # fmt: skip
+        found = read_job(file, sizes.extent_chunks)
     if found is None and done.returncode != 0:
         raise ConfigError(
             f"{name} failed before its first forward (exit code {done.returncode}), so its job is "
@@ -60,5 +51,4 @@ def script_job(script: Sequence[str], config: RunConfig, sizes: Sizes) -> Script
             f"{name} ended before its first forward, so its job is not known; give the arguments "
             "with which it trains a model of luwu.fully_shard"
         )
-    description = parse_description(found["description"].encode(), sizes.extent_chunks)
-    return ScriptJob(description, frozenset(found["stays"]))
+    return found

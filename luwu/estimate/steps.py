@@ -1,30 +1,107 @@
-"""Times and bottlenecks of the steps of `luwu run`, whose model is known only when it runs.
+"""After a run: how long its steps took, and the resource that limited them, measured.
 
-A step lasts from one decision of the node to the next. Where the disk binds, the document has the
-least time that it needs too: the bytes that moved, at the rates measured after the run.
+A step lasts from one decision of the node to the next. A resource is busy while at least one span
+of it is under way:
+
+    disk       read, write, read_weights      of the node
+    update     update, fold                   of the node
+    flush      prepare                        of the node
+    exchange   sum of the switch; flatten of the slowest worker
+    compute    forward and backward without pull_wait and flatten, of the slowest worker
+
+None of them need bind: where chunks are many and small, or other work takes the cores, all wait.
+On cores that are all in use a span also waits for its turn. Where the disk binds, the document has
+the least time that it needs too: the bytes that moved, at the rates measured after the run.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
+from luwu.base.errors import ConfigError
 from luwu.base.events import CLOCK
 from luwu.base.json_file import read_json
 from luwu.base.quantities import format_seconds
 from luwu.estimate.disk import DiskRates
-from luwu.estimate.outcome import bound_by, busy_seconds
 from luwu.launch.processes.run_directory import RunDirectory
+from luwu.report.aligned import ALL_STEPS, survey, timed
 from luwu.report.event_files import records
+from luwu.report.intervals import Intervals, union
+from luwu.report.timeline import track_of
 
 FILE: Final = "steps.json"
 """Where a run keeps it."""
 STEPS_MIN: Final = 2
 """Fewer have no time between them."""
+NODE: Final = {
+    "disk": ("read", "write", "read_weights"),
+    "update": ("update", "fold"),
+    "flush": ("prepare",),
+}
+"""Spans of the node, by resource."""
+
+WAITING: Final = "waiting"
+"""For messages, for a turn on a core, for one another."""
+BOUND_SHARE: Final = 0.5
+
+Tracks = Mapping[str, "array[int]"]
+
+
+def busy_seconds(events: Path, steps_count: int) -> dict[str, float] | None:
+    """Seconds a step in which each resource was busy; None without readable spans."""
+    try:
+        found = survey(events, ALL_STEPS)
+        spans: list[tuple[str, Tracks]] = []
+        for file in found.files:
+            if file.prefix:
+                continue  # of another arm
+            tracks: dict[str, array[int]] = {}
+            for item in timed(file, found):
+                if item.end_ns is not None:
+                    tracks.setdefault(track_of(item.name), array("q")).extend(
+                        (item.start_ns, item.end_ns)
+                    )
+            spans.append((file.kind, tracks))
+    except ConfigError:
+        return None
+    if steps_count < 1 or not spans:
+        return None
+    nodes = [tracks for kind, tracks in spans if kind == "node"]
+    busy = {name: _together(nodes, names).total_ns for name, names in NODE.items()}
+    workers = [tracks for kind, tracks in spans if kind == "worker"]
+    switches = [tracks for kind, tracks in spans if kind == "switch"]
+    flattens = [_together([each], ("flatten",)).total_ns for each in workers]
+    busy["exchange"] = _together(switches, ("sum",)).total_ns + max(flattens, default=0)
+    busy["compute"] = max((_compute(each).total_ns for each in workers), default=0)
+    return {name: ns / 1e9 / steps_count for name, ns in busy.items()}
+
+
+def outcome(
+    *, step_seconds: float, busy: Mapping[str, float] | None, disk_bytes: Mapping[str, int] | None
+) -> dict[str, Any]:
+    """What the resources of steps did: all null where spans are not known."""
+    seconds = None
+    if busy is not None:  # reads and writes of pages in RAM are no work of a disk
+        is_on_disk = disk_bytes is not None and any(disk_bytes.values())
+        seconds = {name: each for name, each in busy.items() if name != "disk" or is_on_disk}
+    return {
+        "busy_seconds": seconds,
+        "bound_by": bound_by(seconds, step_seconds) if seconds else None,
+    }
+
+
+def bound_by(seconds: Mapping[str, float], step_seconds: float) -> str:
+    """The resource that was busy longest; `waiting` if none was for half of a step."""
+    longest = max(seconds, key=lambda name: seconds[name])
+    return longest if seconds[longest] >= BOUND_SHARE * step_seconds else WAITING
 
 
 def steps_document(
@@ -42,11 +119,10 @@ def steps_document(
     steps = [(later - earlier) / 1e9 for earlier, later in pairwise(decided.all_ns)]
     median = statistics.median(steps)
     moved = node["disk_bytes"]
-    busy = busy_seconds(run.path / "events", len(decided.all_ns)) or {}
-    if not any(moved.values()):
-        busy.pop("disk", None)  # reads and writes of pages in RAM are no work of a disk
-    bound, disk_s = bound_by(busy, median) if busy else None, None
-    disk = measure_disk() if bound == "disk" and decided.since_start_count else None
+    busy = busy_seconds(run.path / "events", len(decided.all_ns))
+    did = outcome(step_seconds=median, busy=busy, disk_bytes=moved)
+    is_measured = did["bound_by"] == "disk" and decided.since_start_count
+    disk, disk_s = measure_disk() if is_measured else None, None
     if disk is not None:
         each = {name: count // decided.since_start_count for name, count in moved.items()}
         disk_s = disk.seconds(each["read"], each["written"])
@@ -56,8 +132,8 @@ def steps_document(
         "steps": len(decided.all_ns),
         "step_seconds": steps,
         "step_seconds_median": median,
-        "busy_seconds": busy,
-        "bound_by": bound,
+        "busy_seconds": did["busy_seconds"] or {},
+        "bound_by": did["bound_by"],
         "disk_s": disk_s,
     }
 
@@ -80,6 +156,19 @@ def steps_lines(document: dict[str, Any]) -> list[str]:
             "that it has now"
         )
     return lines
+
+
+def _together(processes: Sequence[Tracks], names: Sequence[str]) -> Intervals:
+    times = array("q")
+    for tracks in processes:
+        for name in names:
+            times.extend(tracks.get(name, ()))
+    pairs = np.array(times, np.int64).reshape(-1, 2)
+    return union(pairs[:, 0], pairs[:, 1])
+
+
+def _compute(tracks: Tracks) -> Intervals:
+    return _together([tracks], ("compute",)).without(_together([tracks], ("pull_wait", "flatten")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,12 @@ Counted is the least: of a forward, pulls whose weights updates hand out (`plan.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from luwu.base.limits import GRADIENT_BYTES, MIB
-from luwu.estimate.shape import JobShape, Kept
+from luwu.estimate.job import Job, Kept
+from luwu.join.connection import PREFETCH_UNITS
 from luwu.layout import SUM_BYTES
-from switch_emu.node.plan import NodePlan
-from switch_emu.store import StoreConfig
 from switch_emu.store.direct_io import BLOCK_BYTES
 from switch_emu.store.directory import store_disk_bytes
 from switch_emu.store.geometry import Geometry
@@ -34,6 +33,9 @@ SWITCH_BASE_BYTES: Final = 60 * MIB
 """Python in a switch; it has no torch."""
 WORKER_BASE_BYTES: Final = 290 * MIB
 """Python, torch and ZeroMQ in a worker."""
+
+PULLS: Final = "pulls"
+SPILLED: Final = "spilled sums"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +58,6 @@ class DiskUse:
     name: str
     read_bytes: int = 0
     written_bytes: int = 0
-    is_pull: bool = False
-    """Weights alone are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,79 +69,71 @@ class LinkUse:
     out_of_bytes: int
 
 
-def memory_uses(job: JobShape, plan: NodePlan, kept: Kept) -> tuple[MemoryUse, ...]:
+def memory_uses(job: Job, kept: Kept) -> tuple[MemoryUse, ...]:
     """By role, then what is shared: it is counted there and nowhere else."""
     unit_bytes = max(job.layout.unit_wire_bytes(i) for i in range(len(job.layout.units)))
-    in_place = kept.places_bytes > 0
-    pulled = min((job.prefetch_units + 2) * unit_bytes, job.wire_bytes)
-    units = 0 if in_place else pulled
-    shown = "weights used in place" if in_place else f"up to {job.prefetch_units + 2} units"
-    arenas = job.transport == "shm"
+    pulled = min((PREFETCH_UNITS + 2) * unit_bytes, job.wire_bytes)
+    units = 0 if kept.places_bytes else pulled
+    shown = "weights used in place" if kept.places_bytes else f"up to {PREFETCH_UNITS + 2} units"
     gradients = 2 * unit_bytes  # the allocator keeps holes; cells, where no arena has them
-    gradients += 0 if arenas else min(GRADIENT_BYTES, job.pushed_bytes)
+    gradients += 0 if job.is_shared else min(GRADIENT_BYTES, job.pushed_bytes)
+    node_bytes = job.plan.budget_bytes - (kept.places_bytes if job.is_shared else 0)
+    weights_bytes = (2 if kept.cached_in_place else 1) * job.wire_bytes
+    whole_step = (job.workers + 2) * job.pushed_bytes + weights_bytes
+    switch_bytes = min(job.switch.budget_bytes, whole_step) + (0 if job.is_shared else pulled)
     uses = [
         MemoryUse(
-            role="worker",
-            processes_count=job.workers,
-            nbytes=WORKER_BASE_BYTES + units + gradients + (job.activation_bytes or 0),
-            label="assumed",
-            text=f"Python and torch, {shown}, gradients, activations"
-            f"{' (not known)' * (job.activation_bytes is None)}",
+            role="worker", processes_count=job.workers,
+            nbytes=WORKER_BASE_BYTES + units + gradients, label="assumed",
+            text=f"Python and torch, {shown}, gradients; what a forward keeps comes on top",
             base_bytes=WORKER_BASE_BYTES,
         ),
         MemoryUse(
-            role="node",
-            processes_count=1,
-            nbytes=NODE_BASE_BYTES + plan.budget_bytes - (kept.places_bytes if arenas else 0),
-            label="assumed",
-            text="Python and torch, and the whole memory budget",
-            base_bytes=NODE_BASE_BYTES,
-        ),
-    ]
-    if job.has_switch:
-        weights_bytes = (2 if kept.cached_in_place else 1) * job.wire_bytes
-        whole_step = (job.workers + 2) * job.pushed_bytes + weights_bytes
-        own = min(job.switch_plan.budget_bytes, whole_step) + (0 if arenas else pulled)
-        uses.insert(1, MemoryUse(
-            role="switch", processes_count=1, nbytes=SWITCH_BASE_BYTES + own, label="assumed",
-            text="Python, its memory budget" + ", weights being sent" * (not arenas),
+            role="switch", processes_count=int(job.node.has_switch),
+            nbytes=SWITCH_BASE_BYTES + switch_bytes, label="assumed",
+            text="Python, its memory budget" + ", weights being sent" * (not job.is_shared),
             base_bytes=SWITCH_BASE_BYTES,
-        ))  # fmt: skip
-    if arenas:
-        uses.append(MemoryUse(
-            role="arenas", processes_count=job.workers,
-            nbytes=min(job.switch_plan.arena_bytes, 2 * job.pushed_bytes), label="predicted",
+        ),
+        MemoryUse(
+            role="node", processes_count=1, nbytes=NODE_BASE_BYTES + node_bytes, label="assumed",
+            text="Python and torch, and the whole memory budget", base_bytes=NODE_BASE_BYTES,
+        ),
+        MemoryUse(
+            role="arenas", processes_count=job.workers if job.is_shared else 0,
+            nbytes=min(job.switch.arena_bytes, 2 * job.pushed_bytes), label="predicted",
             text="shared memory for gradients, taken as it is used",
-        ))  # fmt: skip
-    if in_place:
-        uses.append(MemoryUse(
-            role="weights in place", processes_count=1, nbytes=kept.places_bytes,
-            label="predicted", text="shared memory, part of the node's budget",
-        ))  # fmt: skip
-    return tuple(uses)
+        ),
+        MemoryUse(
+            role="weights in place", processes_count=int(kept.places_bytes > 0),
+            nbytes=kept.places_bytes, label="predicted",
+            text="shared memory, part of the node's budget",
+        ),
+    ]  # fmt: skip
+    return tuple(use for use in uses if use.processes_count)
 
 
-def disk_space(job: JobShape, store: StoreConfig, spilled_bytes: int) -> dict[str, int]:
+def disk_space(job: Job, spilled_bytes: int) -> dict[str, int]:
     """Bytes taken by use."""
-    if job.is_in_ram:
-        return {"spilled sums": spilled_bytes} if spilled_bytes else {}
-    sides = 2 * store.state_bytes
-    space = {"two sides": sides, "manifests": store_disk_bytes(store) - sides}
+    space = {}
+    if not job.is_in_ram:
+        space["two sides"] = 2 * job.store.state_bytes
+        space["manifests"] = store_disk_bytes(job.store) - space["two sides"]
     if spilled_bytes:  # the file is made whole when the first sum is spilled
-        space["spilled sums"] = 4 * job.trainable_elems
+        space["spilled sums"] = spilled_bytes if job.is_in_ram else SUM_BYTES * job.trainable_elems
     return space
 
 
-def disk_uses(job: JobShape, plan: NodePlan, kept: Kept, store: StoreConfig) -> tuple[DiskUse, ...]:
+def disk_uses(job: Job, kept: Kept) -> tuple[DiskUse, ...]:
     """By use; see the module."""
-    spilled = 0
-    if job.update == "at_step":
-        spilled = max(0, SUM_BYTES * job.trainable_elems - plan.sums_bytes)
-    sums = DiskUse(name="spilled sums", read_bytes=spilled, written_bytes=spilled)
+    spilled, is_at_step = 0, job.description.update == "at_step"
+    if is_at_step:
+        spilled = max(0, SUM_BYTES * job.trainable_elems - job.plan.sums_bytes)
+    sums = DiskUse(name=SPILLED, read_bytes=spilled, written_bytes=spilled)
     if job.is_in_ram:
         return (sums,)
+    store = job.store
     geometry = Geometry(store)
-    read = written = forward = backward = 0
+    read = written = pulled = 0
     for chunk in job.layout.chunks:
         body = geometry.body_bytes[store.page_kinds[chunk.index]]
         body = -(-body // BLOCK_BYTES) * BLOCK_BYTES
@@ -151,35 +143,34 @@ def disk_uses(job: JobShape, plan: NodePlan, kept: Kept, store: StoreConfig) -> 
             read += 0 if is_resident else body
         if is_resident or kept.places_bytes or chunk.index in kept.cached:
             continue
-        is_handed_out = job.update == "at_step" or chunk.unit < job.prefetch_units
-        forward += 0 if is_handed_out else chunk.sum_bytes
-        backward += chunk.sum_bytes if job.pulls_twice(chunk.unit) else 0
+        is_handed_out = is_at_step or chunk.unit < PREFETCH_UNITS
+        pulls_count = (not is_handed_out) + (chunk.unit not in job.stays)
+        pulled += pulls_count * chunk.sum_bytes
     table = -(-geometry.table.table_bytes // BLOCK_BYTES) + 1
     return (
         DiskUse(name="updates", read_bytes=read, written_bytes=written),
-        DiskUse(name="pulls for forward", read_bytes=forward, is_pull=True),
-        DiskUse(name="pulls for backward", read_bytes=backward, is_pull=True),
+        DiskUse(name=PULLS, read_bytes=pulled),
         sums,
         DiskUse(name="manifest", written_bytes=(2 * table + 4) * BLOCK_BYTES),
     )
 
 
-def link_uses(job: JobShape, kept: Kept) -> tuple[LinkUse, ...]:
+def link_uses(job: Job, kept: Kept) -> tuple[LinkUse, ...]:
     """Payload into and out of each process; weights used in place count as one pull a step.
 
     What the switch caches leaves the node once a step; frozen weights are counted as if they did.
     """
-    again = [chunk for chunk in job.layout.chunks if job.pulls_twice(chunk.unit)]
+    again = [chunk for chunk in job.layout.chunks if chunk.unit not in job.stays]
     pulled = job.wire_bytes
     if not kept.places_bytes:
         pulled += sum(chunk.wire_bytes for chunk in again)
     cached = sum(chunk.wire_bytes for chunk in again if chunk.index in kept.cached)
-    pushed, sums = job.pushed_bytes, 4 * job.trainable_elems
+    pushed, sums = job.pushed_bytes, SUM_BYTES * job.trainable_elems
     if job.workers == 1:
         sums = pushed  # a sum of one goes on as it came
     worker = LinkUse(role="worker", into_bytes=pulled, out_of_bytes=pushed)
     everyone = (job.workers * pushed, job.workers * pulled)
-    if not job.has_switch:
+    if not job.node.has_switch:
         return (worker, LinkUse(role="node", into_bytes=everyone[0], out_of_bytes=everyone[1]))
     return (
         worker,
@@ -189,14 +180,3 @@ def link_uses(job: JobShape, kept: Kept) -> tuple[LinkUse, ...]:
         ),
         LinkUse(role="node", into_bytes=sums, out_of_bytes=pulled - cached),
     )  # fmt: skip
-
-
-def use_document(use: DiskUse, parameters_count: int) -> dict[str, Any]:
-    """A use as JSON, in bytes and in bytes a parameter."""
-    return {
-        "name": use.name,
-        "read_bytes": use.read_bytes,
-        "written_bytes": use.written_bytes,
-        "read_bytes_per_parameter": use.read_bytes / parameters_count,
-        "written_bytes_per_parameter": use.written_bytes / parameters_count,
-    }

@@ -42,7 +42,6 @@ from luwu.launch.processes.relay import Relay, Sink
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.processes.sampling import MemorySampler
 from luwu.launch.progress import Skips
-from luwu.launch.progress_line import ProgressLine
 from luwu.launch.roles import POLL_S, RoleProcess, wait_until_listens
 from luwu.launch.torchrun import (
     TORCHRUN_ENVIRON,
@@ -89,8 +88,8 @@ class Supervisor(Closing):
         """Holds the sockets; removed at the end, by the roles if we are killed."""
         self.worker_environ: dict[str, str] = {}
         """Variables of the workers' environment beside those of all processes."""
-        self.progress: ProgressLine | None = None
-        """Shows how far the run is; None: somebody else does, or nobody."""
+        self.watch: list[Callable[[], object]] = []
+        """Called each time that the processes are looked at."""
         self._console = console
         self._restarts_left = restarts_max
         self._should_stop = should_stop
@@ -233,8 +232,8 @@ class Supervisor(Closing):
             self._write_memory()
             for line in self._skips.news():
                 self._console.say(line)
-        if self.progress is not None:
-            self.progress.look()
+        for look in self.watch:
+            look()
         return done
 
     @property

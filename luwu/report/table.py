@@ -33,7 +33,7 @@ def groups() -> dict[str, list[Row]]:
             ("pulls there before use", lambda arm: _overlap(arm, EARLY_PULLS)),
         ],
         "Memory": [
-            ("worker memory, peak", lambda arm: _memory(arm, "worker", "arenas")),
+            ("worker memory, peak", lambda arm: _memory(arm, "worker")),
             (
                 "worker parameters of its own",
                 lambda arm: _bytes(arm["worker_parameter_bytes_peak"]),
@@ -44,7 +44,7 @@ def groups() -> dict[str, list[Row]]:
             ("switch memory budget", lambda arm: _bytes(arm.get("switch_memory_budget_bytes"))),
             ("node memory, peak", lambda arm: _memory(arm, "node", "weights in place")),
             ("node memory budget", lambda arm: _bytes(arm["memory_budget_bytes"])),
-            ("all memory, peak (sum of Pss)", _all_memory),
+            ("all memory, peak (sum of Pss)", lambda arm: _bytes(arm.get("memory_peak_bytes"))),
             ("node state, one side", lambda arm: _bytes(arm["node_state_bytes"])),
         ],
         "Network": [
@@ -263,22 +263,13 @@ def _bytes(value: int | None) -> str:
     return "-" if value is None else format_bytes(value)
 
 
-def _memory(arm: dict[str, Any], *roles: str) -> str:
-    """The largest peak of a role, beside the plan of its uses."""
-    peaks = arm.get(f"{roles[0]}_peak_rss_bytes")
-    uses = [use for use in _planned(arm, "memory") or () if use["role"] in roles]
-    return _of_plan(
-        _largest(peaks) if isinstance(peaks, list) else peaks,
-        sum(use["nbytes"] for use in uses) or None,
-    )
-
-
-def _all_memory(arm: dict[str, Any]) -> str:
-    return _of_plan(arm.get("memory_peak_bytes"), _planned(arm, "memory_bytes"))
-
-
-def _of_plan(peak: int | None, planned: int | None) -> str:
-    if peak is None or planned is None:
+def _memory(arm: dict[str, Any], role: str, *shared: str) -> str:
+    """The largest peak of a role, beside the plan of its uses; a worker's activations have none."""
+    peaks = arm.get(f"{role}_peak_rss_bytes")
+    peak = _largest(peaks) if isinstance(peaks, list) else peaks
+    uses = (arm.get("estimate") or {}).get("memory", ())
+    planned = sum(use["nbytes"] for use in uses if use["role"] in (role, *shared))
+    if peak is None or not planned or role == "worker":
         return _bytes(peak)
     return f"{format_bytes(peak)} of {format_bytes(planned)}"
 
@@ -305,10 +296,6 @@ def _links(arm: dict[str, Any], unit: str, kind: str) -> str:
     if unit == "bytes":
         return format_bytes(total)
     return f"{total:,} of {sum(row[unit]['sent'] for row in rows):,} messages"
-
-
-def _planned(arm: dict[str, Any], key: str) -> Any:
-    return (arm.get("estimate") or {}).get(key)
 
 
 def _overlap(arm: dict[str, Any], key: str) -> str:

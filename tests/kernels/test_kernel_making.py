@@ -339,7 +339,7 @@ def test_a_node_that_comes_back_needs_no_torch(unchecked: Path) -> None:
     script = f"""if True:
         import sys
         from pathlib import Path
-        import luwu.commands.run, luwu.estimate.text, switch_emu.node.process
+        import luwu.commands.run, luwu.estimate.plan, switch_emu.node.process
         from switch_emu.node.kernels.make import make_kernel
         made = make_kernel("adamw", ("m", "v"), cache=Path({str(unchecked)!r}))
         assert made.kernel.version == "compiled", made.reason

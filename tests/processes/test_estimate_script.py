@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,32 +51,36 @@ luwu.finish()
 """
 
 
-def estimated(
-    script: Path, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> dict[str, Any]:  # fmt: skip
-    assert main(["estimate", *BUDGET, "--json", "-", str(script), *arguments]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    check("estimate", found)
-    return found
-
-
 @pytest.mark.feature("an estimate of any script, before it runs")
 def test_a_script_is_estimated_as_it_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Goal: a model of its own, with several units and tied weights, takes the disk space and the
-    bytes on links that were estimated."""
-    script = tmp_path / "tied.py"
+    bytes on links that were estimated; `luwu run` says the same before its first step: a line, and
+    the rest in its log. Only the rates of the disk are not known there."""
+    script, file = tmp_path / "tied.py", tmp_path / "found.json"
     script.write_text(TIED)
     width, blocks = 64, 2
-    found = estimated(script, capsys, str(width))
+    assert main(["estimate", *BUDGET, "--json", str(file), str(script), str(width)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = json.loads(file.read_text())
+    check("estimate", found)
     planned = found["estimate"]
     assert planned["parameters"] == 512 * width + blocks * (8 * width**2 + 5 * width)
+    assert planned["disk_s"] > 0
 
     with terminal(tmp_path) as shell:
         done = shell.run("run", *BUDGET, "--run-dir", "run", str(script), str(width))
         assert done.process.returncode == 0, done.err
+        err = done.err.splitlines()
         node = json.loads((tmp_path / "run" / "results" / "node.json").read_text())
+        log = (tmp_path / "run" / "logs" / "launcher.log").read_text()
+    assert lines[0].startswith("plan    memory worker 2 x ")
+    assert err[1] == lines[0]
+    *same, rates, least = lines
+    assert rates.startswith("disk, measured: ")
+    assert least.startswith("a step takes at least ")
+    assert [line for line in same if f" {line}\n" not in log] == []
     assert node["chunk_bytes"] == found["chunk_bytes"]
     assert abs(sum(planned["disk_space_bytes"].values()) - node["disk_space_bytes"]) < 1 << 18
     links = {use["role"]: use for use in planned["network"]}

@@ -184,14 +184,13 @@ def test_arms_that_end_with_the_same_bits_are_named(
 def test_every_plan_belongs_to_its_own_arm(tmp_path: Path) -> None:
     """Goal: two arms of LuWu, each with the memory that was planned beside its peak; the seconds in
     which resources were busy are on the page, of the arms that have them."""
-    plans = {
-        name: {"memory": [], "memory_bytes": nbytes}
-        for name, nbytes in (("luwu", 3 << 30), ("luwu_ram", 5 << 30))
-    }
-    busy = dataclasses.replace(arm("luwu"), busy_seconds={"disk": 0.75, "compute": 0.25})
-    arms = [busy, arm("luwu_ram", node=arm("luwu").node), arm("fsdp")]
-    document = comparison(RunConfig(), arms, plans)
-    assert [each["estimate"] for each in document["arms"]] == [*plans.values(), None]
+    plans = [{"memory": [{"role": "node", "nbytes": nbytes << 30}]} for nbytes in (3, 5)]
+    first = dataclasses.replace(
+        arm("luwu"), busy_seconds={"disk": 0.75, "compute": 0.25}, estimate=plans[0]
+    )
+    second = dataclasses.replace(arm("luwu_ram", node=arm("luwu").node), estimate=plans[1])
+    document = comparison(RunConfig(), [first, second, arm("fsdp")])
+    assert [each["estimate"] for each in document["arms"]] == [*plans, None]
     text = report_html(of_run(document, tmp_path))
     assert "of 3.00 GiB" in text
     assert "of 5.00 GiB" in text

@@ -23,6 +23,7 @@ from torch import nn
 
 from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
 from luwu.base.tree import ranks_of
+from luwu.join.job_file import write_job
 from luwu.layout import Layout, StoredForm
 from luwu.nic.reader import StateReader
 from luwu.training.base.interface import Nic
@@ -219,6 +220,8 @@ class Session:
 
     def _join(self, description: Description) -> None:
         """Become a member."""
+        if self.rank == 0:
+            write_job(description, [u.index for u in self.units if not u.reshard_after_forward])
         while True:
             try:
                 joined = self.nic.join(description)
