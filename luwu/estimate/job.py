@@ -20,8 +20,8 @@ from switch_emu.node.spec import NodeSpec
 from switch_emu.node.storage import bytes_for_pages, bytes_in_place, check_fits_in_ram
 from switch_emu.process.places import places_bytes
 from switch_emu.store import Durability, StoreConfig
-from switch_emu.store.tier import pages_that_fit
-from switch_emu.switch.core.weights_cache import chosen_extents
+from switch_emu.store.around import pages_that_fit
+from switch_emu.switch.core.weights_down import chosen_extents
 from switch_emu.switch.plan import SwitchPlan
 
 

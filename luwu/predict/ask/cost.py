@@ -29,8 +29,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.identifiers import by_identifier, identifier, words
 from luwu.predict.hardware import units
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.hardware import Disk, Link, Nic, Server, Switch, Tariff
-from luwu.predict.hardware.hosts import Host
+from luwu.predict.hardware.hardware import Disk, Host, Link, Nic, Server, Switch, Tariff
 from luwu.predict.hardware.keys import check_keys, flag_of, text_of, wholes_of
 from luwu.predict.hardware.units import Dimension
 from luwu.predict.networks.cost import (
