@@ -24,7 +24,6 @@ A switch or node that is lost may be started elsewhere. An endpoint may have sev
 from __future__ import annotations
 
 import re
-import sys
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass, fields
@@ -35,6 +34,7 @@ from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import LOSS_POLICIES
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted, suggestion
+from luwu.base.expendable import print_if_possible
 from luwu.base.job_spec import JobSpec, document_of, from_document, read_again
 from luwu.base.json_file import read_json, write_json
 from luwu.base.limits import (
@@ -210,19 +210,21 @@ def followed(
     return MovableEndpoint(endpoint, look)
 
 
-def wait_for_connection(
-    path: Path,
+def join(
+    where: str,
     *,
     timeout_s: float,
-    say: Callable[[str], None] | None = None,
+    say: Callable[[str], object] = print_if_possible,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Connection:
-    """The connection of a file that may still have to be written.
+    """The connection of `--join FILE|URL` or LUWU_CONNECT; a file may still have to be written.
 
-    Says every few seconds what it waits for. Raises ConnectionFailed at the end of `timeout_s`,
-    Interrupted when asked to stop.
+    Says every few seconds what it waits for. Raises ConfigError; ConnectionFailed at the end of
+    `timeout_s`, Interrupted when asked to stop.
     """
-    say = say or _say
+    path = file_of(where)
+    if path is None:
+        return parse_url(where)
     started_ns = SYSTEM_CLOCK.now_ns()
     said_s = -1.0
     while True:
@@ -241,20 +243,6 @@ def wait_for_connection(
             say(f"luwu: waiting for {path.name}, {waited_s:.0f} s of {timeout_s:.0f} s ({path})")
             said_s = waited_s
         sleep(_POLL_S)
-
-
-def join(
-    where: str,
-    *,
-    timeout_s: float,
-    say: Callable[[str], None] | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> Connection:
-    """The connection of `--join FILE|URL` or LUWU_CONNECT. Raises ConfigError, ConnectionFailed."""
-    path = file_of(where)
-    if path is None:
-        return parse_url(where)
-    return wait_for_connection(path, timeout_s=timeout_s, say=say, should_stop=should_stop)
 
 
 def parse_url(url: str) -> Connection:
@@ -369,7 +357,3 @@ def _in_limits(document: dict[str, Any], name: str, least: int, most: int, where
     value = document.get(name, least)
     if type(value) is not int or not least <= value <= most:
         raise ConfigError(f"{where}: {name} is {value!r}, not a whole number {least} to {most}")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -163,7 +163,7 @@ def test_a_wait_ends_and_says_what_it_waited_for(tmp_path: Path) -> None:
 
 def test_a_wait_can_be_stopped(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        connect.wait_for_connection(tmp_path / "x", timeout_s=600, should_stop=lambda: True)
+        connect.join(str(tmp_path / "x"), timeout_s=600, should_stop=lambda: True)
 
 
 def test_an_endpoint_is_followed_by_its_file(tmp_path: Path) -> None:
