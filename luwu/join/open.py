@@ -12,8 +12,8 @@ from luwu.base.keys import check_name, worker_name
 from luwu.join.connection import Connection, file_of, followed, join
 from luwu.nic.reader import StateReader
 from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
+from luwu.transport.arena import Access
 from luwu.transport.curve import Security, open_security
-from luwu.transport.mapping import Access
 from luwu.transport.opening import open_transport
 
 WAIT_S = 60.0

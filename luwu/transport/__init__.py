@@ -15,9 +15,8 @@ Only `luwu.transport` imports zmq; nothing here knows messages or the layout of 
     curve.py          CURVE keys on sockets, and the handler that decides which may connect
     shm.py            over shared memory, on one host
     shared_links.py   one connection over shared memory: what is lent, given back and returned
-    arena.py          the shared memory that a process owns, and limits on it
+    arena.py          shared memory: arenas of ours and of peers, and limits on them
     meetings.py       how two transports over shared memory meet
     notices.py        the bytes of their notices
-    mapping.py        arenas mapped into this process
     descriptors.py    file descriptors passed between processes
 """

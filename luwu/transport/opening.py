@@ -23,6 +23,7 @@ import zmq
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
 from luwu.base.limits import ZERO_COPY_BYTES_MIN
+from luwu.transport.arena import Access
 from luwu.transport.arrivals import ConnectionLimits
 from luwu.transport.curve import Security
 from luwu.transport.interface import (
@@ -34,7 +35,6 @@ from luwu.transport.interface import (
     SendHandle,
     Transport,
 )
-from luwu.transport.mapping import Access
 from luwu.transport.shm import ShmTransport
 from luwu.transport.zeromq import ZeroMqTransport
 

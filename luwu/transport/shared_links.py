@@ -33,8 +33,8 @@ from typing import Final
 from luwu.base.errors import LuwuError, RemoteProtocolError
 from luwu.base.limits import WORLD_SIZE_MAX
 from luwu.transport import descriptors, notices
+from luwu.transport.arena import Region, Regions
 from luwu.transport.interface import CreditExceeded, Delivery, PeerGone, SendHandle
-from luwu.transport.mapping import Region, Regions
 from luwu.transport.notices import Span
 from luwu.transport.zeromq import ZeroMqTransport
 

@@ -13,7 +13,7 @@ passes descriptors (`descriptors`); both sides must call `receive` for that. Who
 this way is never up, and is reported as a stranger at `LISTENER`.
 
 Where things are: `notices` (the bytes), `meetings` (until a peer is up), `shared_links` (one peer
-that is, and what is given back), `arena` and `mapping` (the memory). No thread is used besides the
+that is, and what is given back), `arena` (the memory). No thread is used besides the
 caller's and libzmq's own. Measured, bursts of 32 messages of 4 KiB, both sides' time in Python: 20
 us a message, against 7 us for a header alone over ipc.
 """
@@ -27,7 +27,7 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, CREDIT_BYTES_DEFAULT
 from luwu.transport import notices
-from luwu.transport.arena import Arena
+from luwu.transport.arena import Access, Arena, Region, Regions
 from luwu.transport.interface import (
     Buffer,
     Delivery,
@@ -40,7 +40,6 @@ from luwu.transport.interface import (
     checked_views,
     gone,
 )
-from luwu.transport.mapping import Access, Region, Regions
 from luwu.transport.meetings import Meetings
 from luwu.transport.shared_links import Link, Passed, Returns
 from luwu.transport.sockets import ZeroMqTiming

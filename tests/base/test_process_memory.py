@@ -16,7 +16,7 @@ MIB = 1024**2
 ARENA_BYTES = 64 * MIB
 READER = """
 import os, sys
-from luwu.transport.mapping import Access, map_memory
+from luwu.transport.arena import Access, map_memory
 descriptor, nbytes, keeps = map(int, sys.argv[1:])
 arena = map_memory(descriptor, nbytes, Access.PRIVATE)
 if not keeps:

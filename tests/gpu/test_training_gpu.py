@@ -25,8 +25,8 @@ from luwu.training.devices.pinning import HostPins
 from luwu.training.devices.streams import CudaStreams
 from luwu.training.script import run
 from luwu.training.script.session import Session
+from luwu.transport.arena import Access, map_memory
 from luwu.transport.interface import Delivery
-from luwu.transport.mapping import Access, map_memory
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
 
 pytestmark = pytest.mark.gpu

@@ -19,7 +19,7 @@ from luwu.launch import local_cluster
 from luwu.launch.local_cluster import LocalCluster
 from luwu.training.devices.device import CpuDevice, CudaDevice, Device
 from luwu.training.script import run
-from luwu.transport.mapping import Access
+from luwu.transport.arena import Access
 from luwu.transport.opening import open_transport
 from tests.helpers.fake_streams import FakeStreams
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
