@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from luwu.base.error_table import entries
+from luwu.base.errors import entries
 from luwu.commands.config import markdown_table
 from luwu.commands.explain import page
 from tests import equations, error_bars, features, tutorial

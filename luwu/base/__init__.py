@@ -1,7 +1,6 @@
 """Foundations that every other package may use; nothing here knows the network or torch.
 
 errors.py         errors that users and shells see, by whose fault they are; refusals of the system
-error_table.py    the meaning of every error code, from `error_table.toml`
 limits.py         every limit of the protocol and the store
 config.py         the configuration of a run: one table of keys, read from four places
 parsers.py        a parser for each kind of value that a user writes

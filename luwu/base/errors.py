@@ -20,7 +20,7 @@
 Every message names the peer or place, what was found, what was expected and what to do next. Every
 error has a code, that of its class unless its cause needs other advice: `raise ConfigError("...",
 code="E202")`. The command prints it, the run's records keep it, and `luwu explain E202` tells more
-(`error_table.py`).
+(`error_table.toml`).
 
 Errors that scripts and tests catch have the `__module__` of their public name, which Python prints.
 
@@ -38,6 +38,9 @@ import resource
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 STOPPED_CODE: Final = 143
@@ -329,7 +332,7 @@ class StepsLost(StepAborted):
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for a misspelt name, or nothing; whatever its case."""
-    import difflib  # takes 3 ms; few processes misspell
+    import difflib  # few processes need it
 
     folded = {each.casefold(): each for each in known}
     close = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=0.6)
@@ -372,3 +375,47 @@ def refusing(what: str, consequence: str = "") -> Iterator[None]:
         yield
     except OSError as exc:
         raise refusal(what, exc, consequence) from exc
+
+
+TABLE: Final = Path(__file__).with_name("error_table.toml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """The meaning of one code."""
+
+    code: str
+    title: str
+    meaning: str
+    causes: tuple[str, ...]
+    next: tuple[str, ...]
+
+
+@cache
+def entries() -> dict[str, Entry]:
+    """The meaning of each code, in the order of the file: for `luwu explain`, docs/errors.md."""
+    import tomllib  # few processes explain
+
+    document = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    return {
+        code: Entry(
+            code=code,
+            title=row["title"],
+            meaning=row["meaning"],
+            causes=tuple(row["causes"]),
+            next=tuple(row["next"]),
+        )
+        for code, row in document.items()
+    }
+
+
+def entry(code: str) -> Entry:
+    """The entry of a code, however it is written. Raises ConfigError."""
+    known = entries()
+    found = known.get(code.strip().upper())
+    if found is None:
+        close = suggestion(code.strip().upper(), known)
+        raise ConfigError(
+            f"no error has the code {code!r}{close or '; luwu explain lists all'}", code="E201"
+        )
+    return found

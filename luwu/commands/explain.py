@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from luwu.base.error_table import Entry, entries, entry
+from luwu.base.errors import Entry, entries, entry
 from luwu.commands import form
 
 WIDTH: Final = 88

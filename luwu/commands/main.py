@@ -16,8 +16,7 @@ from typing import IO, Final
 
 from luwu.base import own
 from luwu.base.colours import red
-from luwu.base.error_table import entry
-from luwu.base.errors import DISK_FAULTS, ConfigError, LuwuError, refusal, suggestion
+from luwu.base.errors import DISK_FAULTS, ConfigError, LuwuError, entry, refusal, suggestion
 from luwu.base.expendable import give_up_stream, open_closed_streams, print_if_possible
 from luwu.base.libc import keep_one_arena
 from luwu.base.torch_import import expect_torch

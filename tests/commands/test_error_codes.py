@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from luwu.base.error_table import entries
-from luwu.base.errors import ConfigError, LuwuError, StateError
+from luwu.base.errors import ConfigError, LuwuError, StateError, entries
 from luwu.commands.main import main
 from luwu.launch.entry import _write_error
 from luwu.launch.processes.failures import role_failure, worker_failure
