@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from luwu.base.clock import SYSTEM_CLOCK
@@ -45,25 +45,24 @@ Ready = Callable[[], object]
 """Returns when the gradients of a push are in their cells."""
 
 
+@dataclass(eq=False, slots=True)
 class Handle:
     """A push, pull or load under way; `done` is a cheap flag, `Nic.wait` blocks until it is set."""
 
-    __slots__ = (
-        "about", "asked_ns", "done", "era", "incoming", "name", "number", "shared", "step", "unit",
-    )  # fmt: skip
-
-    def __init__(self, name: str, step: int, unit: int, era: int) -> None:
-        self.name, self.step, self.unit, self.era = name, step, unit, era
-        self.about: dict[str, object] = {}
-        """What its record says beside the step and the unit."""
-        self.asked_ns = SYSTEM_CLOCK.now_ns()
-        self.done = False
-        self.number = 0
-        """The core's number of this handle."""
-        self.incoming: IncomingWeights | None = None
-        """The extents of a pull, until it is done."""
-        self.shared: SharedWeights | None = None
-        """The weights of a finished pull that are used in place."""
+    name: str
+    step: int
+    unit: int
+    era: int
+    about: dict[str, object] = field(default_factory=dict)
+    """What its record says beside the step and the unit."""
+    asked_ns: int = field(default_factory=SYSTEM_CLOCK.now_ns)
+    done: bool = False
+    number: int = 0
+    """The core's number of this handle."""
+    incoming: IncomingWeights | None = None
+    """The extents of a pull, until it is done."""
+    shared: SharedWeights | None = None
+    """The weights of a finished pull that are used in place."""
 
 
 class StepHandle:

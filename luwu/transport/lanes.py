@@ -6,7 +6,7 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
@@ -109,15 +109,13 @@ class Way(NamedTuple):
     address: bytes | None = None
 
 
+@dataclass(eq=False, slots=True)
 class Gathering:
     """The lanes of a transport on which messages wait, to leave together."""
 
-    __slots__ = ("is_on", "lanes")
-
-    def __init__(self) -> None:
-        self.is_on = False
-        """Messages may wait."""
-        self.lanes: dict[Lane, None] = {}
+    is_on: bool = False
+    """Messages may wait."""
+    lanes: dict[Lane, None] = field(default_factory=dict)
 
     def flush(self) -> None:
         """Let all messages leave."""

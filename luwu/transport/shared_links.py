@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -127,41 +127,25 @@ class OpenTickets:
         return None
 
 
+@dataclass(eq=False, slots=True)
 class Link:
     """One peer that is up."""
 
-    __slots__ = (
-        "_arenas",
-        "_arenas_count",
-        "_channel",
-        "_passed",
-        "_passed_count",
-        "forgotten",
-        "heard_sequence",
-        "is_up",
-        "lent",
-        "lent_bytes",
-        "peer",
-        "released",
-        "sent_sequence",
-    )
-
-    def __init__(self, peer: str, channel: socket.socket) -> None:
-        self.peer = peer
-        self.is_up = True
-        self.sent_sequence = 0
-        self.heard_sequence = 0
-        self.lent: dict[int, Passed] = {}
-        self.lent_bytes = 0
-        self.released: list[int] = []
-        """Numbers that a RELEASED notice must name."""
-        self.forgotten: list[int] = []
-        """Numbers that a FORGOTTEN notice must name."""
-        self._channel = channel
-        self._passed: dict[Region, int] = {}
-        self._passed_count = 0
-        self._arenas: dict[int, Region] = {}
-        self._arenas_count = 0
+    peer: str
+    _channel: socket.socket
+    is_up: bool = True
+    sent_sequence: int = 0
+    heard_sequence: int = 0
+    lent: dict[int, Passed] = field(default_factory=dict)
+    lent_bytes: int = 0
+    released: list[int] = field(default_factory=list)
+    """Numbers that a RELEASED notice must name."""
+    forgotten: list[int] = field(default_factory=list)
+    """Numbers that a FORGOTTEN notice must name."""
+    _passed: dict[Region, int] = field(default_factory=dict)
+    _passed_count: int = 0
+    _arenas: dict[int, Region] = field(default_factory=dict)
+    _arenas_count: int = 0
 
     def span(self, region: Region, offset: int, nbytes: int) -> Span | None:
         """The span that names memory of a region to the peer; None if that is not possible now."""
