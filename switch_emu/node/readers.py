@@ -63,7 +63,8 @@ class ReaderThread:
         self._reads: queue.SimpleQueue[tuple[ReadField, Pinned] | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
         self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
+        """None until somebody reads; nothing has finished before."""
 
     def pin(self, reader: int) -> Sequence[Any]:
         """Pin the decided version for a reader."""
@@ -100,9 +101,9 @@ class ReaderThread:
         pinned = self._pinned.get(read.reader)
         if pinned is None:
             return self._core.field_read(read, None, "the reader was shut")
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="luwu-readers", daemon=True)
-            self._thread.start()
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._serve, name="luwu-readers", daemon=True)
+            self.thread.start()
         self._reads.put((read, pinned))
         return ()
 
@@ -114,9 +115,9 @@ class ReaderThread:
 
     def close(self) -> None:
         """End the thread, and release all versions."""
-        if self._thread is not None:
+        if self.thread is not None:
             self._reads.put(None)
-            self._thread.join()
+            self.thread.join()
         for reader in list(self._pinned):
             self.unpin(reader)
 

@@ -270,7 +270,7 @@ class NodeShell(Loop):
         if self._pipeline is not None:
             for finished in self._pipeline.take_finished():
                 self.do(finished())
-        if self._reader_thread is not None:
+        if self._reader_thread is not None and self._reader_thread.thread is not None:
             for finished in self._reader_thread.take_finished():
                 self.do(finished())
         self._start_reads()

@@ -50,27 +50,28 @@ class Admission:
     """The connections of one listener that have keys, and what they claimed."""
 
     def __init__(self) -> None:
-        self._identities: dict[str, Identity] = {}
+        self.identities: dict[str, Identity] = {}
+        """Of open connections with keys: those of others are not checked."""
         self._by_name: dict[str, Claim] = {}
         self._by_ranks: dict[tuple[Role, int], Claim] = {}
 
     def up(self, peer: str, identity: Identity | None) -> None:
         """Note an open connection."""
         if identity is not None:
-            self._identities[peer] = identity
+            self.identities[peer] = identity
 
     def down(self, peer: str) -> None:
         """Note that it ended; its ranks stay its key's until another key claims them."""
-        self._identities.pop(peer, None)
+        self.identities.pop(peer, None)
 
     def name_of(self, peer: str) -> str:
         """The name of a connection's key; empty if it has none."""
-        identity = self._identities.get(peer)
+        identity = self.identities.get(peer)
         return "" if identity is None else identity.name
 
     def fault(self, peer: str, m: wire.Message) -> str:
         """The reason why this connection may not send this; empty if it may."""
-        identity = self._identities.get(peer)
+        identity = self.identities.get(peer)
         if identity is None:
             return ""
         is_request = isinstance(m, wire.ReaderRequest)
@@ -87,7 +88,7 @@ class Admission:
 
     def joined(self, peer: str, hello: wire.Hello) -> None:
         """Claim the ranks of a Hello that the core has accepted."""
-        identity = self._identities.get(peer)
+        identity = self.identities.get(peer)
         if identity is None:
             return
         claim = Claim(identity.name, peer, hello.role, hello.contributors, hello.incarnation)
@@ -101,7 +102,7 @@ class Admission:
 
     def has_claimed(self, peer: str) -> bool:
         """True if this connection has claimed ranks, or has no key."""
-        identity = self._identities.get(peer)
+        identity = self.identities.get(peer)
         claim = None if identity is None else self._by_name.get(identity.name)
         return identity is None or (claim is not None and claim.peer == peer)
 
@@ -110,7 +111,7 @@ class Admission:
         if m.role is Role.WORKER and m.contributors != 1 << m.rank:
             return f"the key of {identity.name!r} is that of one worker, and it claims {ranks}"
         holder = self._by_ranks.get((m.role, m.contributors))
-        if holder is not None and holder.name != identity.name and holder.peer in self._identities:
+        if holder is not None and holder.name != identity.name and holder.peer in self.identities:
             return (
                 f"ranks {ranks} are those of {holder.name!r}, which is connected; the key of "
                 f"{identity.name!r} cannot have them"

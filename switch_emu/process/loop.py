@@ -383,7 +383,7 @@ class Loop:
                     peer, f"it sent {UNJOINED_MESSAGES_MAX} messages and has not joined"
                 )
                 return
-        if not self._is_allowed(peer, message):
+        if peer in self._admission.identities and not self._is_allowed(peer, message):
             delivery.release()
             return
         if message.IS_DATA and buffers:

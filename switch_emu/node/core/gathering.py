@@ -33,9 +33,11 @@ class Gathering:
 
     def __init__(
         self, outbox: Outbox, children: Children, shard: Shard, steps: Steps,
-        budget: GradientBudget, serving: Serving, filling: Filling, *, owes: bool = False,
+        budget: GradientBudget, serving: Serving, filling: Filling | None,
+        *, owes: bool = False,
     ) -> None:  # fmt: skip
-        """`owes`: receipts may wait for room (`NodeLimits.receipts_may_wait`)."""
+        """`filling`: at one of several nodes; `owes`: receipts may wait for room
+        (`NodeLimits.receipts_may_wait`)."""
         self._outbox, self._children, self._shard = outbox, children, shard
         self._steps, self._budget, self._serving = steps, budget, serving
         self._filling = filling
@@ -171,13 +173,14 @@ class Gathering:
         is_known = self._children.answer_commit(peer, m.step)
         if not self._children.loaded or m.step != self._outbox.step:
             return False
-        if is_known and not self._filling.number:  # which may know the verdict before
+        is_filling = self._filling is not None and self._filling.number > 0
+        if is_known and not is_filling:  # a node that is being filled may know the verdict before
             return False
         step = self._steps.at(m.step)
         if step.parts is None:
-            if self._filling.number:
+            if is_filling:
                 self._shard.hold(m.held)
-            is_begun = self._shard.is_streaming and not self._filling.number
+            is_begun = self._shard.is_streaming and not is_filling
             step.commit(m.parts, None if is_begun else hyper, skip=m.skip)
             for extent in step.sums.extents if step.stated.clips else ():
                 self._fold_next(step, extent)
@@ -189,8 +192,9 @@ class Updates:
 
     def __init__(
         self, outbox: Outbox, shard: Shard, steps: Steps, budget: GradientBudget, serving: Serving,
-        filling: Filling, updates_max: int,
+        filling: Filling | None, updates_max: int,
     ) -> None:  # fmt: skip
+        """`filling`: at one of several nodes."""
         self._outbox, self._shard, self._steps = outbox, shard, steps
         self._budget, self._serving, self._updates_max = budget, serving, updates_max
         self._filling = filling
@@ -205,7 +209,7 @@ class Updates:
         for _ in range(len(step.ready)):
             if len(self.under_way) >= self._updates_max:
                 return
-            if not self._filling.has(step.ready[0]):
+            if self._filling is not None and not self._filling.has(step.ready[0]):
                 step.ready.rotate(-1)  # its pages are still to come
                 continue
             publish = self._serving.awaits(step.number + 1, step.ready[0])

@@ -113,7 +113,7 @@ class NodeCore:
         budget = GradientBudget(outbox, children, limits.sum_bytes_max, limits.raw_bytes_max)
         steps = Steps(outbox, children, shard, budget, self.groups)
         serving = Serving(outbox, children, shard, steps, limits.reads_max)
-        self.filling = filling = Filling(outbox, children, shard)
+        self.filling = filling = None if node.is_alone else Filling(outbox, children, shard)
         self.out, self.children, self.shard, self.state = outbox, children, shard, state
         self.budget, self.steps, self.serving = budget, steps, serving
         self.first_weights = FirstWeights(outbox, children, shard, state)
@@ -127,7 +127,7 @@ class NodeCore:
         self.membership = Membership(outbox, children, shard, steps)
         workers_min = limits.workers_min if node.is_alone else None
         self.joint: Alone | Joint
-        if node.is_alone:
+        if filling is None:
             self.joint = Alone(outbox, shard, state, steps)
         else:
             retry = retry or RetryPolicy()
@@ -255,6 +255,7 @@ class NodeCore:
 
     def page_filled(self, done: do.FillPage) -> list[Action]:
         """A page that came from another node is in its place."""
+        assert self.filling is not None
         self.filling.page_filled(done)
         self._advance()
         return self.out.take()
@@ -361,13 +362,15 @@ class NodeCore:
         self.out.now_ns = now_ns
         if isinstance(self.joint, Joint):
             self.joint.tick()
-        self.readers.tick(now_ns)
+        if self.readers.by_number:
+            self.readers.tick(now_ns)
         return self.out.take()
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do."""
         joint_ns = self.joint.next_tick_ns() if isinstance(self.joint, Joint) else None
-        return earliest(joint_ns, self.readers.next_tick_ns())
+        readers_ns = self.readers.next_tick_ns() if self.readers.by_number else None
+        return earliest(joint_ns, readers_ns)
 
     # ---------------------------------------------------------------------- the course of a step
 
@@ -395,7 +398,8 @@ class NodeCore:
         if step.verdict is None or self.updates.under_way or state.must_discard:
             return  # a page is still to be written, or one written is void
         is_complete = not step.is_applied or len(step.written) == len(self.shard.trainable)
-        is_complete = is_complete and step.parts is not None and self.filling.has_held
+        is_here = self.filling is None or self.filling.has_held
+        is_complete = is_complete and step.parts is not None and is_here
         keeps = step.keeps and 0 in self.shard.share.stripes  # its owners keep it for all
         if is_complete and (not keeps or step.has_kept(self.children.members.active)):
             step.preparing = True
@@ -528,7 +532,8 @@ class NodeCore:
         """True if nothing is under way to the store, or from it."""
         return not (
             self.state.is_sealing or self.updates.under_way or self.serving.is_reading
-            or self.first_weights.under_way_count or self.filling.is_writing
+            or self.first_weights.under_way_count
+            or (self.filling is not None and self.filling.is_writing)
         )  # fmt: skip
 
     def is_member(self, peer: str) -> bool:

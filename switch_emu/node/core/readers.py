@@ -38,11 +38,12 @@ class Readers:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox, self._actions = outbox, outbox.actions
-        self._readers: dict[int, _Reader] = {}
+        self.by_number: dict[int, _Reader] = {}
+        """Empty in most jobs: then nobody needs to call `tick`."""
 
     def received(self, now_ns: int, peer: str, m: wire.ReaderRequest, *, loaded: bool) -> None:
         """A reader asks for something; `loaded`: there is a decided version."""
-        reader = self._readers.get(m.reader)
+        reader = self.by_number.get(m.reader)
         if reader is not None:
             reader.peer, reader.last_ns = peer, now_ns
         if isinstance(m, wire.Shut):
@@ -64,7 +65,7 @@ class Readers:
 
     def pinned(self, number: int, version: int, facts: bytes) -> None:
         """The version that `PinVersion` asked for."""
-        reader = self._readers.get(number)
+        reader = self.by_number.get(number)
         if reader is None:
             self._actions.append(Unpin(number))
             return
@@ -74,13 +75,13 @@ class Readers:
 
     def refused(self, number: int, text: str) -> None:
         """`PinVersion` failed: no version can be pinned."""
-        reader = self._readers.pop(number, None)
+        reader = self.by_number.pop(number, None)
         if reader is not None:
             self._send_gone(reader.peer, number, text)
 
     def field_read(self, read: ReadField, payload: Payload | None, text: str = "") -> None:
         """Handle the result of `ReadField`; None: it failed, and `text` is the reason."""
-        reader = self._readers.get(read.reader)
+        reader = self.by_number.get(read.reader)
         if reader is not None:
             reader.under_way.discard(read)
             if payload is None:
@@ -97,13 +98,13 @@ class Readers:
 
     def tick(self, now_ns: int) -> None:
         """Forget readers that send nothing any more."""
-        for number, reader in list(self._readers.items()):
+        for number, reader in list(self.by_number.items()):
             if now_ns - reader.last_ns >= LEASE_NS and not reader.under_way:
                 self._forget(number)
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do."""
-        idle = [r.last_ns for r in self._readers.values() if not r.under_way]
+        idle = [r.last_ns for r in self.by_number.values() if not r.under_way]
         return min(idle) + LEASE_NS if idle else None
 
     def _open(
@@ -112,16 +113,16 @@ class Readers:
         if reader is not None:
             if reader.opened is not None:
                 self._actions.append(Send((peer,), reader.opened, reader.facts))
-        elif len(self._readers) >= READERS_MAX and not self._make_room(now_ns):
+        elif len(self.by_number) >= READERS_MAX and not self._make_room(now_ns):
             text = f"the node holds versions for {READERS_MAX} readers already; try again later"
             self._send_gone(peer, number, text)
         elif loaded:  # else it asks again
-            self._readers[number] = _Reader(peer, now_ns)
+            self.by_number[number] = _Reader(peer, now_ns)
             self._actions.append(PinVersion(number))
 
     def _make_room(self, now_ns: int) -> bool:
         """Make room for another reader, at the cost of the one silent for longest."""
-        idle = [(r.last_ns, number) for number, r in self._readers.items() if not r.under_way]
+        idle = [(r.last_ns, number) for number, r in self.by_number.items() if not r.under_way]
         last_ns, number = min(idle, default=(now_ns, 0))
         if now_ns - last_ns < IDLE_NS:
             return False
@@ -129,7 +130,7 @@ class Readers:
         return True
 
     def _forget(self, number: int) -> None:
-        if self._readers.pop(number, None) is not None:
+        if self.by_number.pop(number, None) is not None:
             self._actions.append(Unpin(number))
 
     def _send_gone(self, peer: str, number: int, text: str) -> None:
