@@ -133,16 +133,14 @@ def update_runs(
     far. `absent`: bitmap of the segments without a gradient. `version`: that is made, where
     something is stored in fewer bits than float32: then a run is of one parameter, and has a draw.
     """
-
-    def label(index: int, segment: Segment) -> tuple[int, int, int, int] | None:
-        if absent >> index & 1:
-            return None
-        # Where the parameter would begin: alike in neighbours that are one piece of it.
-        origin = segment.chunk_start - segment.parameter_start
-        of = (-1, 0) if version is None else (segment.parameter, origin)
-        return layout.parameters[segment.parameter].group, counts[index], *of
-
-    labels = [label(index, segment) for index, segment in enumerate(segments)]
+    labels: list[tuple[int, int, int, int] | None] = []
+    for index, segment in enumerate(segments):
+        of = (-1, 0)
+        if version is not None:
+            # Where the parameter would begin: alike in neighbours that are one piece of it.
+            of = segment.parameter, segment.chunk_start - segment.parameter_start
+        alike = layout.parameters[segment.parameter].group, counts[index], *of
+        labels.append(None if absent >> index & 1 else alike)
     found = []
     for start, stop, each in segment_runs(segments, labels):
         if each is None:

@@ -204,7 +204,8 @@ class Loop:
         while item is not None:
             if isinstance(item, Delivery):
                 messages_count += 1
-                nbytes += sum(buffer.nbytes for buffer in item.buffers)
+                for buffer in item.buffers:
+                    nbytes += buffer.nbytes
             self._handle(item)
             if messages_count >= TURN_MESSAGES_MAX or nbytes >= TURN_BYTES_MAX:
                 break

@@ -304,12 +304,14 @@ class FilePageStore(PageStore):
                 self._sides[side].read_pieces(
                     self._geometry.offsets[first + start], _bodies(part, body), body, part.stride
                 )
-        for page, (entry, record) in enumerate(zip(entries, into.records(), strict=True), first):
+        records = into.records()
+        for entry, record in zip(entries, records, strict=True):
             if entry.tail:
                 record[len(record) - len(entry.tail) :] = entry.tail
-            parts = self.config.kinds[self.config.page_kinds[page]].parts
-            if _digests(record, parts) != entry.digests:
-                for index, (start, stop) in enumerate(parts):
+        for page, digests in enumerate(self._digests(first, records), first):
+            entry, record = entries[page - first], records[page - first]
+            if digests != entry.digests:
+                for index, (start, stop) in enumerate(self.config.kind(page).parts):
                     self._verify(page, entry, index, record[start:stop])
 
     def _requests(self, first: int, sides: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -358,11 +360,13 @@ class FilePageStore(PageStore):
         self, first: int, bare: Sequence[PageEntry], rows: RecordRows
     ) -> list[PageEntry]:
         """Write records to the sides that the entries name; the entries with their checksums."""
-        sides, body = [entry.side for entry in bare], self._body(first)
-        entries = []
-        for page, (entry, record) in enumerate(zip(bare, rows.records(), strict=True), first):
-            digests = _digests(record, self.config.kinds[self.config.page_kinds[page]].parts)
-            entries.append(entry._replace(digests=digests, tail=bytes(record[body:])))
+        sides, body, records = [entry.side for entry in bare], self._body(first), rows.records()
+        entries = [
+            entry._replace(digests=digests, tail=bytes(record[body:]))
+            for entry, record, digests in zip(
+                bare, records, self._digests(first, records), strict=True
+            )
+        ]
         with self._dirty_lock:
             self._dirty.update(sides)
         for side, start, stop in self._requests(first, sides):
@@ -527,6 +531,18 @@ class FilePageStore(PageStore):
                 "restore the shard from a checkpoint if the page is gone."
             ) from exc
 
+    def _digests(self, first: int, records: Sequence[memoryview]) -> list[bytes]:
+        """The checksums of the parts of each record, of the pages from `first` on."""
+        kinds, found = self.config.kinds, []
+        for kind, record in zip(
+            self.config.page_kinds[first : first + len(records)], records, strict=True
+        ):
+            digests = b""
+            for start, stop in kinds[kind].parts:
+                digests += xxhash.xxh3_128_digest(record[start:stop])
+            found.append(digests)
+        return found
+
     def _verify(self, page: int, entry: PageEntry, index: int, part: memoryview) -> None:
         expected = entry.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
         found = xxhash.xxh3_128_digest(part)
@@ -558,14 +574,6 @@ class FilePageStore(PageStore):
             if not isinstance(exc, OSError):
                 raise
             raise refusal(f"{self.path}: {doing} failed", exc, _STOPPED) from exc
-
-
-def _digests(record: memoryview, parts: Sequence[tuple[int, int]]) -> bytes:
-    """The checksums of the parts of a record."""
-    found = b""
-    for start, stop in parts:
-        found += xxhash.xxh3_128_digest(record[start:stop])
-    return found
 
 
 def _bodies(rows: RecordRows, body: int) -> memoryview:

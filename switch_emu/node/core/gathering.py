@@ -203,7 +203,7 @@ class Updates:
 
     def start(self, step: Step) -> None:
         """Update pages whose gradients are complete."""
-        if step.hyper is None or self._serving.reads_before(step.number):
+        if not step.ready or step.hyper is None or self._serving.reads_before(step.number):
             return  # a read for step t - 1 must end before its side is written again
         attempt = self._outbox.attempt
         for _ in range(len(step.ready)):

@@ -381,7 +381,7 @@ class NodeCore:
                 self.joint.begin_filling()
             return
         step, state = self.steps.open, self.state
-        if step is not None and not step.is_stated and self._is_measured(step):
+        if step is not None and not step.is_stated and step.is_measured(self.shard.trainable):
             self._measure(step)
         # What was begun under an older attempt may still write a page: that is discarded too.
         if (
@@ -405,13 +405,6 @@ class NodeCore:
             step.preparing = True
             kept_attempt = step.attempt if keeps else None
             state.prepare(step.number + 1, step.verdict, step.hyper, kept_attempt)
-
-    def _is_measured(self, step: Step) -> bool:
-        """True if all sums of this node are complete and measured. Those of a step that streams are
-        not before its hyper-parameters came, though a step without gradients needs none: they say
-        what is kept beside it."""
-        has_hyper = step.hyper is not None or not self.shard.is_streaming
-        return has_hyper and step.is_measured(self.shard.trainable)
 
     def _measure(self, step: Step) -> None:
         """All sums of this node are complete and measured."""

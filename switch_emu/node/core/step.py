@@ -331,7 +331,9 @@ class Step:
 
     def is_measured(self, trainable: Sequence[int]) -> bool:
         """True if every sum of the step is complete and its squares are known."""
-        if self.parts is None:
+        # A step that streams, and has no gradients, still waits for its hyper-parameters: they say
+        # what is kept beside it.
+        if self.parts is None or (self.streaming and self.hyper is None):
             return False
         while self.measured_count < len(trainable):
             extent = trainable[self.measured_count]
