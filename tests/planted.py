@@ -351,7 +351,7 @@ BUGS = (
     Bug(
         "break a promise",
         "an optimizer node that has answered a later switch follows an older one",
-        "switch_emu/node/core/joint.py",
+        "switch_emu/node/core/deciding.py",
         (("if hello.incarnation < self._recorded.promised:\n", "if False:\n"),),
         SEVERAL_NODES,
     ),

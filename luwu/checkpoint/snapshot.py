@@ -29,7 +29,7 @@ from luwu.checkpoint.running import RunningState
 from luwu.layout import Share
 from switch_emu.node.pages import store_config, store_values
 from switch_emu.store import FilePageStore, StoreConfig, aligned_buffer
-from switch_emu.store.clone import NoReflinks, clone_store
+from switch_emu.store.directory import NoReflinks, clone_store
 from switch_emu.store.striped import node_directory
 from switch_emu.store.verify import verify_state
 

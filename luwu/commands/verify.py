@@ -63,7 +63,7 @@ def run(state: Path, full: bool, roll_back: bool, as_json: bool) -> int:
 
 
 def _roll_back(path: Path, count: int, should_stop: Any) -> None:
-    from switch_emu.store.rollback import roll_back
+    from switch_emu.store.verify import roll_back
 
     gone, version = roll_back(path, count, should_stop=should_stop)
     lost = "the last decided step" if gone is None else f"step {gone - 1}"

@@ -22,10 +22,9 @@ from switch_emu.node.shell import NodeShell
 from switch_emu.node.spec import NodeSpec
 from switch_emu.node.storage import NodeStorage
 from switch_emu.process.counting import CountersFile
-from switch_emu.switch.capacity import with_slots
+from switch_emu.switch.capacity import SlotRanges, lent_range, with_slots
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import SwitchLimits
-from switch_emu.switch.ranges import SlotRanges, lent_range
 
 DURABILITY_WORDS = {
     "step": "every decided step survives power loss",

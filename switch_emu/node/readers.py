@@ -64,7 +64,7 @@ class ReaderThread:
         self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self.thread: threading.Thread | None = None
-        """None until somebody reads; nothing has finished before."""
+        """None until a reader asks for a field; nothing has finished before."""
 
     def pin(self, reader: int) -> Sequence[Any]:
         """Pin the decided version for a reader."""

@@ -26,7 +26,7 @@ from luwu.base.errors import STOP_SIGNALS
 from luwu.base.json_file import write_json
 from luwu.base.lifeline import watch
 from switch_emu.roles.role import attend, read_document
-from switch_emu.switch.ranges import SlotRanges
+from switch_emu.switch.capacity import SlotRanges
 
 PATIENCE_S = 1.8
 """How long the jobs may take to stop at the end; a loop looks every 0.2 s."""

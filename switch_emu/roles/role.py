@@ -17,7 +17,7 @@ from luwu.base.errors import DISK_FAULTS, STOPPED_CODE, ConfigError, LuwuError, 
 from luwu.base.expendable import print_if_possible
 from luwu.base.job_spec import from_document
 from luwu.base.json_file import read_json, write_json
-from switch_emu.switch.ranges import SlotRanges
+from switch_emu.switch.capacity import SlotRanges
 
 
 def read_document(config: Path) -> dict[str, Any]:

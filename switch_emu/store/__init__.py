@@ -5,24 +5,20 @@ Start with `interface.py` (the guarantees), then `file.py` (how), `manifest.py` 
     interface.py    the guarantees of every page store (P1 to P7)
     memory.py       a store in RAM
     file.py         a store in a directory: two sides, no log
-    steps.py        the side of each version of a page, and the calls that are allowed
+    versions.py     where each version of a page lies, the calls that are allowed, pinned versions
     manifest.py     the format of the superblock and the manifests
     geometry.py     offsets of records in the side files
     ring.py         a small record that is replaced often
     direct_io.py    reads and writes of whole blocks, past the page cache
-    directory.py    the directory of a store, made whole or not at all
+    directory.py    the directory of a store, made whole or not at all; clones of it
     claim.py        the claim on a directory before the store is made
     config.py       fields, page kinds, the configuration that never changes
     around.py       stores around another: a RAM tier, an emulated disk
     spill.py        sums that do not fit in RAM
     attachments.py  attachments of workers to versions
-    pins.py         a version that stays readable
     striped.py      the pages of several nodes, read as one state
     views.py        checked byte views of memory
-    verify.py       checks whether a state is whole
-    rollback.py     going back one version
-    clone.py        copies of a store's files as reflinks
-    page_table.py   side, version and checksums of every page
+    verify.py       checks whether a state is whole; going back one version
     records.py      records of steps, counters, errors
 """
 
@@ -33,7 +29,6 @@ from switch_emu.store.directory import store_disk_bytes
 from switch_emu.store.file import FilePageStore
 from switch_emu.store.interface import PageStore
 from switch_emu.store.memory import MemoryPageStore
-from switch_emu.store.pins import Pin
 from switch_emu.store.records import (
     Contributor,
     DecidedStep,
@@ -42,6 +37,7 @@ from switch_emu.store.records import (
     StoreStats,
     VersionMissing,
 )
+from switch_emu.store.versions import Pin
 
 __all__ = [
     "Contributor",

@@ -35,8 +35,8 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import ConfigError
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import PageStore
-from switch_emu.store.pins import Pin
 from switch_emu.store.records import Buffer, DecidedStep, StoreStats
+from switch_emu.store.versions import Pin
 from switch_emu.store.views import RecordMemory, RecordRows, check_rows, write_view
 
 

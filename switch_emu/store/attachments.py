@@ -7,7 +7,7 @@
     open           read a decided version piece by piece, verified
 
 The file of the version before the decided one stays, as its pages do, for a rollback
-(`rollback.py`). The file of a version that was never decided is deleted when the next is decided; a
+(`verify.py`). The file of a version that was never decided is deleted when the next is decided; a
 crash leaves at most one, which the next opening deletes. With a state in RAM the files
 have no names.
 """

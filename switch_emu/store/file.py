@@ -68,11 +68,9 @@ from switch_emu.store.manifest import (
     read_manifest,
     repair_manifest,
 )
-from switch_emu.store.page_table import DIGEST_BYTES, PageEntry, PageTable
-from switch_emu.store.pins import Pin
 from switch_emu.store.records import Buffer, DecidedStep, Durability, StoreStats
 from switch_emu.store.ring import RecordRing
-from switch_emu.store.steps import StepState
+from switch_emu.store.versions import DIGEST_BYTES, PageEntry, PageTable, Pin, StepState
 from switch_emu.store.views import RecordRows, check_rows, one_record, read_view, write_view
 
 _STOPPED = (
@@ -117,7 +115,7 @@ class FilePageStore(PageStore):
 
         `read_only`: change nothing, not even the generation; other readers may have it open too.
         `back_to`: open it at the version before the decided one, which becomes the decided one;
-        `rollback.py` checks first that it is whole.
+        `verify.py` checks first that it is whole.
         Raises: ConfigError if there is none or another process has it open; StateError if it is
         damaged, or has no version `back_to`.
         """

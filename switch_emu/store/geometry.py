@@ -26,7 +26,7 @@ from itertools import accumulate
 
 from switch_emu.store.config import PageKind, StoreConfig
 from switch_emu.store.direct_io import BLOCK_BYTES
-from switch_emu.store.page_table import TableShape
+from switch_emu.store.versions import TableShape
 
 TAIL_BYTES_MAX = 256
 

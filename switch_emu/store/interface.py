@@ -42,8 +42,8 @@ from abc import abstractmethod
 
 from luwu.base.closing import Closing
 from switch_emu.store.config import StoreConfig
-from switch_emu.store.pins import Pin
 from switch_emu.store.records import Buffer, DecidedStep, StoreStats
+from switch_emu.store.versions import Pin
 from switch_emu.store.views import RecordRows, one_record, read_view, write_view
 
 

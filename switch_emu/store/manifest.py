@@ -27,9 +27,9 @@ from luwu.base.errors import PageCorruptError, StateError
 from luwu.base.foreign import counted, natural, parse_json, plain_text, typed
 from luwu.base.limits import CLIPS_MAX, WORLD_SIZE_MAX
 from switch_emu.store.direct_io import BLOCK_BYTES, BlockFile, aligned_buffer
-from switch_emu.store.page_table import PageTable, TableShape
 from switch_emu.store.records import Contributor, DecidedStep
 from switch_emu.store.ring import RING_BYTES
+from switch_emu.store.versions import PageTable, TableShape
 
 STEP_RECORD_BYTES_MAX = 256 * 1024
 """Ledger, hyper-parameters and the rest of one step: 1,024 contributors take about 40 KiB."""

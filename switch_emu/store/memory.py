@@ -12,10 +12,8 @@ import xxhash
 from luwu.base.errors import StateError
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import PageStore
-from switch_emu.store.page_table import PageEntry, PageTable, TableShape
-from switch_emu.store.pins import Pin
 from switch_emu.store.records import Buffer, DecidedStep, StoreStats
-from switch_emu.store.steps import StepState
+from switch_emu.store.versions import PageEntry, PageTable, Pin, StepState, TableShape
 from switch_emu.store.views import (
     RecordMemory,
     RecordRows,

@@ -24,12 +24,11 @@ from switch_emu.links.linked import link_rows, linked
 from switch_emu.process.counting import CountersFile
 from switch_emu.process.role_spec import RoleSpec
 from switch_emu.switch.adding import make_adder
-from switch_emu.switch.capacity import with_slots
+from switch_emu.switch.capacity import SlotRanges, lent_range, with_slots
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.parents import parent_names
 from switch_emu.switch.core.resources import pool_resources, window_of_link
-from switch_emu.switch.ranges import SlotRanges, lent_range
 from switch_emu.switch.shell import SwitchShell
 
 

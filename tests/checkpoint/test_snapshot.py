@@ -19,8 +19,8 @@ from luwu.checkpoint.snapshot import (
 )
 from luwu.commands.main import main
 from switch_emu.store import DecidedStep, FilePageStore
-from switch_emu.store import clone as clone_module
-from switch_emu.store.clone import NoReflinks, clone_store
+from switch_emu.store import directory as directory_module
+from switch_emu.store.directory import NoReflinks, clone_store
 from switch_emu.store.striped import StripedPages
 from tests.checkpoint.test_export_running import part
 from tests.helpers.exports import train, values_of
@@ -35,7 +35,7 @@ def has_reflinks(directory: Path) -> bool:
     source, target = directory / "probe", directory / "probe-clone"
     source.write_bytes(b"x" * 4096)
     try:
-        clone_module._clone(source, target)
+        directory_module._clone(source, target)
     except NoReflinks:
         return False
     finally:
@@ -176,7 +176,7 @@ def test_clones_of_a_running_store_are_made_again_until_one_is_whole(
                     version += 1
                     take_step(store, version)
 
-        monkeypatch.setattr(clone_module, "_clone", copy)
+        monkeypatch.setattr(directory_module, "_clone", copy)
         made = snapshot_by_reflinks(state, 1, out)
     assert made is not None
     assert (len(tries), made.version) == (3, 4)
@@ -188,7 +188,7 @@ def test_a_prepared_step_is_not_in_the_clone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I2. Goal: the newest decided step, not one that nobody was told of."""
-    monkeypatch.setattr(clone_module, "_clone", shutil.copyfile)
+    monkeypatch.setattr(directory_module, "_clone", shutil.copyfile)
     state, out = tmp_path / "state", tmp_path / "out"
     with FilePageStore.create(state, small_config()) as store:
         take_step(store, 0)
@@ -258,7 +258,7 @@ def test_damage_is_not_copied_page_by_page(tmp_path: Path, monkeypatch: pytest.M
 def test_clones_of_several_nodes_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I2. Goal: where node 1 has gone on between two clones, they are made again, and then are one
     version: what node 0 has decided."""
-    monkeypatch.setattr(clone_module, "_clone", shutil.copyfile)
+    monkeypatch.setattr(directory_module, "_clone", shutil.copyfile)
     state, out = tmp_path / "state", tmp_path / "out"
     made: list[FilePageStore] = []
     for number in range(2):

@@ -20,7 +20,7 @@ from luwu.checkpoint.source import RestingState
 from luwu.layout import Layout, Parameter, Unit
 from switch_emu.native.build import build
 from switch_emu.native.fold import Product, portable_product
-from switch_emu.node.kernels.muon import Muon
+from switch_emu.node.kernels.portable import Muon
 from tests.helpers import kernel_jobs
 from tests.helpers.real_training import digest_of, in_cluster, seeded
 from tests.helpers.small_models import Block, Stack, batch

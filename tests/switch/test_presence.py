@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from switch_emu.switch.core.begin_commit import Lateness
 from switch_emu.switch.core.membership import Presence
+from switch_emu.switch.core.statements import Lateness
 
 S = 10**9
 LEFT, RIGHT, PAIR = 0b0001, 0b0010, 0b1100

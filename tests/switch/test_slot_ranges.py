@@ -7,11 +7,17 @@ from random import Random
 import pytest
 
 from luwu.base.errors import ConfigError
-from switch_emu.switch.capacity import SLOTS_AUTO_MAX, planned_slots, pool_range, with_slots
+from switch_emu.switch.capacity import (
+    SLOTS_AUTO_MAX,
+    SlotRanges,
+    lent_range,
+    planned_slots,
+    pool_range,
+    with_slots,
+)
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.fixed_slots import PoolRange
 from switch_emu.switch.core.resources import CHIPS, pool_resources, sram_bytes, window_of_link
-from switch_emu.switch.ranges import SlotRanges, lent_range
 
 KIB, MIB = 1024, 1024**2
 

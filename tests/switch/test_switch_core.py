@@ -25,15 +25,14 @@ from luwu.wire.norms import Clip
 from luwu.wire.stored import stored_bytes
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.aggregation import RawUp
-from switch_emu.switch.core.agreement import Agreement
 from switch_emu.switch.core.attachments import Attachments
 from switch_emu.switch.core.ballot import Ballot
-from switch_emu.switch.core.begin_commit import AgreedStatement, BeginCommit, Statement
 from switch_emu.switch.core.filling import Filling
 from switch_emu.switch.core.membership import Membership
 from switch_emu.switch.core.parents import STEP_MAX_S, FilledNode, Parents
 from switch_emu.switch.core.refusals import Refusals
 from switch_emu.switch.core.standings import Position, Standings
+from switch_emu.switch.core.statements import AgreedStatement, Agreement, BeginCommit, Statement
 from switch_emu.switch.core.switch import (
     FROM_CHILD,
     FROM_PARENT,

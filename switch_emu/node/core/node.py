@@ -20,8 +20,8 @@ An abort raises `attempt`, which is durable and never resets; whatever was compu
 one is stale. Between verdict(t) and decided(t) an abort waits: step t is as good as decided. A step
 whose sums are not finite is skipped: nothing of it stays, and a new attempt voids what streamed.
 
-A single node decides by itself (`alone.py`). Several are led by their switch (`joint.py`): it sends
-the verdict once all have measured, and says when a version that all have prepared is decided.
+A single node decides by itself, several are led by their switch (`deciding.py`): it sends the
+verdict once all have measured, and says when a version that all have prepared is decided.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ from luwu.wire import messages as wire
 from luwu.wire.messages import Role, Verb
 from switch_emu.node.core import actions as do
 from switch_emu.node.core.actions import Action
-from switch_emu.node.core.alone import Alone
 from switch_emu.node.core.attachments import Attachments
+from switch_emu.node.core.deciding import Alone, Joint
 from switch_emu.node.core.filling import Filling
 from switch_emu.node.core.first_weights import Early, FirstWeights
 from switch_emu.node.core.gathering import Gathering, Updates
-from switch_emu.node.core.joint import Joint
 from switch_emu.node.core.membership import Membership
 from switch_emu.node.core.readers import Readers
 from switch_emu.node.core.results import AbortRequest, Judgement, Result

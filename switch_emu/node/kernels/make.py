@@ -83,8 +83,7 @@ def make_whole_kernel(optimizer: str, state_fields: tuple[str, ...]) -> Portable
 
     Raises ConfigError if the node has no such optimizer.
     """
-    from switch_emu.node.kernels.muon import Muon
-    from switch_emu.node.kernels.portable import PortableKernel
+    from switch_emu.node.kernels.portable import Muon, PortableKernel
 
     if optimizer != "muon":
         kernel = portable_kernel(optimizer, state_fields)

@@ -19,8 +19,7 @@
     pool.py              what both pools can do
     resources.py         what the fixed slots would take of a real switch
 
-    begin_commit.py      N statements of a step become one; who is late with it
-    agreement.py         what is agreed on about an extent before it is pushed
+    statements.py        N statements of a step, or of an extent, become one; who is late
     weights_down.py      one pull to the parent, one copy of the weights to each child
     attachments.py       initial weights, and what a worker wants beside a version, up
 

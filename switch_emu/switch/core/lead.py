@@ -1,7 +1,7 @@
 """The root switch leads several optimizer nodes: attempts, verdicts, decisions, and who counts.
 
 No node is special. To the rest of the core they look like one parent; this part asks where they
-stand, proposes what counts, and answers the core in their name. See `node/core/joint.py`.
+stand, proposes what counts, and answers the core in their name. See `node/core/deciding.py`.
 
     greeting -> proposed    `_propose`   enough have said where they stand (E3): `at.next` is set
     proposed -> settled     `_install`   all that it names have taken it over (E1): `at.is_settled`

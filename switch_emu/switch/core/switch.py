@@ -42,16 +42,15 @@ from luwu.wire.description import parse_description
 from luwu.wire.messages import PayloadRule, Role, Verb
 from switch_emu.switch.core.actions import Action, Cache, Sum, SwitchLimits
 from switch_emu.switch.core.aggregation import Aggregation, RawUp
-from switch_emu.switch.core.agreement import Agreement
 from switch_emu.switch.core.attachments import Attachments, InitialWeights
 from switch_emu.switch.core.attempts import Attempts
-from switch_emu.switch.core.begin_commit import BeginCommit
 from switch_emu.switch.core.lead import Lead
 from switch_emu.switch.core.membership import Membership
 from switch_emu.switch.core.parents import Parents, parent_names
 from switch_emu.switch.core.pool import Pool
 from switch_emu.switch.core.readers import ReaderRoutes
 from switch_emu.switch.core.resources import pool_resources
+from switch_emu.switch.core.statements import Agreement, BeginCommit
 from switch_emu.switch.core.weights_down import WeightsDown
 
 Bound = tuple[Callable[..., None], int]

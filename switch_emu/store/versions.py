@@ -1,17 +1,268 @@
-"""The decided version, the one being made, and the allowed calls. No I/O.
+"""The versions of a store: where each page of one lies, which may be made, which are pinned.
 
-Shared by every store: `interface.py` has the table of transitions, this module enforces it.
+A *page table* says for each page of one version its side, the step that wrote it and, for pages on
+disk, one checksum per field and the end of the record (see `geometry.py`).
+
+`StepState` has the decided version and the one being made, and the calls that are allowed between
+them; no I/O. Shared by every store: `interface.py` has the table of transitions, this module
+enforces it.
+
+A *pin* keeps a version readable while training goes on, for exports, evaluation and generation. Two
+sides hold the last two versions of a page, so a version is gone two steps later. Before a side with
+the pinned version is written, the record is copied to the pin's own file. A page is copied at most
+once, and only if it is overwritten while the pin is open.
+
+    the page still lies on its side    read there
+    its side was overwritten           read from the copy in the pin's file
+
+The file is unlinked as soon as it is open, so nothing is left behind. If it cannot be written (a
+full disk), the pin is lost: reading it raises VersionMissing, and training goes on.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-from luwu.base.errors import StateError
-from switch_emu.store.page_table import PageEntry, PageTable
-from switch_emu.store.pins import Pin
+import numpy as np
+
+from luwu.base.closing import Closing
+from luwu.base.errors import PageCorruptError, StateError
+from switch_emu.store.config import StoreConfig
+from switch_emu.store.direct_io import (
+    BLOCK_BYTES,
+    BUFFERED_BY_CHOICE,
+    BlockFile,
+    IoCounter,
+    aligned_buffer,
+)
 from switch_emu.store.records import DecidedStep, StaleAttempt, VersionMissing
+from switch_emu.store.views import write_view
+
+DIGEST_BYTES = 16
+
+_STATE = np.dtype([("version", "<u8"), ("attempt", "<u8"), ("side", "u1")])
+
+
+class PageEntry(NamedTuple):
+    """Side, step and checksums of one version of a page."""
+
+    side: int
+    version: int
+    """The step that wrote it; old for pages that do not change."""
+    attempt: int
+    digests: bytes = b""
+    """xxh3-128 of each part of the record, 16 bytes each; none in memory."""
+    tail: bytes = b""
+    """End of the record, stored here instead of in the side file."""
+
+
+class TableShape:
+    """Sizes of the entries of a page table; the same for all versions."""
+
+    def __init__(self, digest_counts: Iterable[int], tail_bytes: Iterable[int]) -> None:
+        self.digest_starts = _starts(count * DIGEST_BYTES for count in digest_counts)
+        self.tail_starts = _starts(tail_bytes)
+        self.page_count = len(self.digest_starts) - 1
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of an encoded table."""
+        states = self.page_count * _STATE.itemsize
+        return states + int(self.digest_starts[-1]) + int(self.tail_starts[-1])
+
+
+class PageTable:
+    """One entry per page, in arrays: a million pages are copied and encoded in milliseconds."""
+
+    def __init__(self, shape: TableShape) -> None:
+        self._shape = shape
+        self._states = np.zeros(shape.page_count, dtype=_STATE)
+        self._states["side"] = 1  # so that version 0 goes to side 0
+        self._digests = bytearray(int(shape.digest_starts[-1]))
+        self._tails = bytearray(int(shape.tail_starts[-1]))
+
+    def __len__(self) -> int:
+        return self._shape.page_count
+
+    def side(self, page: int) -> int:
+        """The side on which this table's version of the page lies."""
+        return int(self._states["side"][page])
+
+    def sides(self, first: int, count: int) -> list[int]:
+        """Sides of `count` pages from `first` on."""
+        found: list[int] = self._states["side"][first : first + count].tolist()
+        return found
+
+    def entry(self, page: int) -> PageEntry:
+        """The entry of a page."""
+        return self.entries(page, 1)[0]
+
+    def entries(self, first: int, count: int) -> list[PageEntry]:
+        """The entries of so many pages from `first` on."""
+        digests, tails = self._shape.digest_starts, self._shape.tail_starts
+        return [
+            PageEntry(
+                side, version, attempt,
+                bytes(self._digests[digests[page] : digests[page + 1]]),
+                bytes(self._tails[tails[page] : tails[page + 1]]),
+            )
+            for page, (version, attempt, side) in enumerate(
+                self._states[first : first + count].tolist(), first
+            )
+        ]  # fmt: skip
+
+    def digests(self, pages: range) -> bytes:
+        """The checksums of neighbouring pages."""
+        starts = self._shape.digest_starts
+        return bytes(self._digests[starts[pages.start] : starts[pages.stop]])
+
+    def changed(self, entries: Mapping[int, PageEntry]) -> PageTable:
+        """A copy with new entries for some pages; this table is unchanged."""
+        shape = self._shape
+        table = PageTable(shape)
+        table._states[:] = self._states
+        table._digests[:] = self._digests
+        table._tails[:] = self._tails
+        for page, entry in entries.items():
+            table.put(page, entry)
+        return table
+
+    def put(self, page: int, entry: PageEntry) -> None:
+        """Set the entry of a page, in this table."""
+        digests, tails = self._shape.digest_starts, self._shape.tail_starts
+        self._states[page] = (entry.version, entry.attempt, entry.side)
+        self._digests[digests[page] : digests[page + 1]] = entry.digests
+        self._tails[tails[page] : tails[page + 1]] = entry.tail
+
+    def encode(self) -> bytes:
+        """States, digests, tails: `TableShape.table_bytes` bytes."""
+        return b"".join((self._states.tobytes(), self._digests, self._tails))
+
+    @classmethod
+    def decode(cls, shape: TableShape, data: memoryview) -> PageTable:
+        """The table in `data`, whose checksum the caller has verified."""
+        if len(data) != shape.table_bytes:
+            raise PageCorruptError(
+                f"a page table has {len(data)} bytes, expected {shape.table_bytes}; "
+                "it belongs to another store. Restore the store from a checkpoint."
+            )
+        table = cls(shape)
+        digests_at = shape.page_count * _STATE.itemsize
+        tails_at = digests_at + len(table._digests)
+        table._states = np.frombuffer(data[:digests_at], dtype=_STATE).copy()
+        table._digests[:] = data[digests_at:tails_at]
+        table._tails[:] = data[tails_at:]
+        return table
+
+
+def _starts(sizes: Iterable[int]) -> list[int]:
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + size)
+    return starts
+
+
+_PIECE_BYTES = 1024 * 1024
+"""Bytes copied at a time; a multiple of BLOCK_BYTES."""
+
+ReadRange = Callable[[int, PageEntry, int, memoryview], None]
+"""(page, entry, first byte of the record, into): reads from the side of the entry."""
+Verify = Callable[[int, PageEntry, int, memoryview], None]
+"""(page, entry, index of the field, its bytes): raises PageCorruptError."""
+
+
+class Pin(Closing):
+    """A pinned version. Any thread may read; writers of a page call `overwrites` first."""
+
+    def __init__(
+        self, config: StoreConfig, step: DecidedStep, table: PageTable, *, directory: Path | None,
+        read_range: ReadRange, verify: Verify, closed: Callable[[Pin], None],
+    ) -> None:  # fmt: skip
+        self.step = step
+        """The record of the step that made this version."""
+        self._config, self._table = config, table
+        self._directory = directory
+        self._read_range, self._verify, self._closed = read_range, verify, closed
+        self._lock = threading.Lock()
+        self._saved: dict[int, int] = {}
+        """Page -> offset of its record in the file."""
+        self._file: BlockFile | None = None
+        self._file_bytes = 0
+        self._lost = ""
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of the pages that were copied."""
+        return self._file_bytes
+
+    def read_field(self, page: int, field_name: str, into: memoryview) -> None:
+        """Fill `into` with one field of this version. Raises VersionMissing, PageCorruptError."""
+        kind = self._config.kind(page)
+        index = kind.index(field_name)
+        view = write_view(into, kind.fields[index].field_bytes, f"page {page}, field {field_name}")
+        start, stop = kind.parts[index]
+        part = view if len(view) == stop - start else memoryview(bytearray(stop - start))
+        with self._lock:  # so that the page is not overwritten meanwhile
+            if self._lost:
+                text = f"version {self.step.version} is not pinned any more: {self._lost}"
+                raise VersionMissing(text)
+            entry = self._table.entry(page)
+            place = self._saved.get(page)
+            if place is None:
+                self._read_range(page, entry, start, part)
+            else:
+                assert self._file is not None
+                self._file.read(place + start, part)
+        self._verify(page, entry, index, part)
+        if part is not view:
+            view[:] = part[: len(view)]
+
+    def overwrites(self, page: int, side: int) -> None:
+        """Save a page before this side of it is written, if it has the pinned version."""
+        if self._lost or self._table.side(page) != side:
+            return
+        with self._lock:
+            if page in self._saved or self._lost:
+                return
+            try:
+                self._copy(page)
+            except (OSError, PageCorruptError) as exc:
+                self._lost = f"page {page} could not be copied ({exc})"
+
+    def close(self) -> None:
+        """Release the version."""
+        self._closed(self)
+        with self._lock:
+            self._lost = self._lost or "it was closed"
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def _copy(self, page: int) -> None:
+        if self._file is None:
+            self._file = self._make_file()
+        size = self._config.kind(page).record_bytes
+        place, entry = self._file_bytes, self._table.entry(page)
+        piece = aligned_buffer(min(_PIECE_BYTES, -(-size // BLOCK_BYTES) * BLOCK_BYTES))
+        for start in range(0, size, len(piece)):
+            part = piece[: min(len(piece), size - start)]
+            self._read_range(page, entry, start, part)
+            self._file.write(place + start, part)
+        self._saved[page] = place
+        self._file_bytes += -(-size // BLOCK_BYTES) * BLOCK_BYTES
+
+    def _make_file(self) -> BlockFile:
+        fd, name = tempfile.mkstemp(prefix="pin-", dir=self._directory)
+        os.close(fd)
+        try:
+            return BlockFile(Path(name), BUFFERED_BY_CHOICE, IoCounter(), synced=False)
+        finally:
+            os.unlink(name)
 
 
 class StepState:
