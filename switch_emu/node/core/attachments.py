@@ -36,6 +36,7 @@ class Attachments:
             return
         key = (m.contributors, m.index)
         is_piece = not m.part and m.index < m.pieces <= KEEP_PIECES_MAX
+        # The step waits for what every rank that counts attaches, and for nothing else.
         if not (fits and is_piece and self._steps.takes(m.step)):
             self._outbox.drop(payload)
             return

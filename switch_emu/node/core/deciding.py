@@ -322,6 +322,7 @@ class Joint:
             return None
         ours, prepared = self._state.version, self._state.prepared
         theirs = m.step if m.loaded else None
+        # It is to count as one that is not being filled, and pages of its version are missing.
         if ours == theirs and not m.filling and not self._filling.is_whole:
             self._give_up(theirs, None, before)
         if ours == theirs:

@@ -46,6 +46,7 @@ class Filling:
         is_known = m.index in self._filled
         if is_known:
             self._confirm(m.index)
+        # A page of an older version or opening, sent before, would overwrite what counts.
         is_wanted = (
             self.number and not is_known and m.step == self._outbox.step
             and m.generation == self._outbox.generation and self._shard.owns(m.index)
@@ -83,6 +84,7 @@ class Filling:
     def has_held(self) -> bool:
         """True if all pages are there that count in the open step, and no other is on its way."""
         has_all = len(self._filled) >= self._shard.held_chunks
+        # A page on its way is of the version that the step ends: it must be there before.
         return not self.number or (has_all and not self._under_way)
 
     def _confirm(self, chunk: int) -> None:

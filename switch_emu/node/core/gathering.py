@@ -87,6 +87,7 @@ class Gathering:
     def _can_owe(self, m: wire.Push, part: PartSum) -> bool:
         """True if the page of this gradient can be updated whatever else comes."""
         is_whole = part.complete and len(part.contributions) == 1
+        # One that waits for other ranks or parts would hold the window by which they come.
         if not (self._owes and self._shard.is_streaming and is_whole and m.last and not m.raw):
             return False
         if m.step == self._outbox.step or self._steps.open is None:
@@ -107,6 +108,7 @@ class Gathering:
         assert form is not None
         fault = form.fault(m, payload_bytes, has_payload=payload is not None)
         is_of_ranks = m.contributors and not m.contributors & ~self._children.members.ranks
+        # The form knows the whole job: which extents are here, and who there is, it does not.
         if not fault and is_of_ranks and self._shard.owns_extent(m.index):
             return True
         misfit = {

@@ -88,6 +88,7 @@ class Membership:
             children.refuse(peer, exc)
             return None
         is_older = hello.step > max(outbox.step, self._redone_to)
+        # Without initial weights there is no step from which others are made again.
         if is_older and not (children.redoes and children.loaded):
             self._refuse_to_go_back(peer, hello)
             return None

@@ -374,7 +374,8 @@ class NodeCore:
     # ---------------------------------------------------------------------- the course of a step
 
     def _advance(self) -> None:
-        """Do what has become possible: measure, discard, start updates, prepare."""
+        """Do what has become possible: measure, discard, start updates, prepare. In this order: a
+        verdict makes pages ready, and voids what streamed before anything of it is updated."""
         if isinstance(self.joint, Joint) and self.joint.awaits_filling:
             if self._is_idle:
                 self.joint.begin_filling()
@@ -515,6 +516,7 @@ class NodeCore:
         """The child has left and nothing is under way."""
         if not self.children.members.all_left:
             return False
+        # A step whose Commit is in is still to be decided, though no page is under way.
         return not (
             self.updates.under_way or self.steps.has_commit or self.first_weights.is_loading
         )

@@ -53,6 +53,7 @@ class GradientBudget:
         if payload is None:
             return
         over = self.bytes_used + payload_bytes > self._bytes_max
+        # Raw gradients wait for other ranks, which need room in the same arena to come.
         if over or (is_raw and self._raw_bytes_used + payload_bytes > self._raw_bytes_max):
             self.spilled_count += 1
             self._outbox.actions.append(Spill(payload, is_raw))
@@ -342,6 +343,7 @@ class Step:
                 return False
             if self.streaming and extent not in self.updated:
                 return False
+            # While a part is folded its total is out; a total may still lack the norm of a clip.
             if not self.streaming and (
                 entry.folded_count < self.parts
                 or entry.folding
@@ -454,6 +456,7 @@ class Steps:
     def lacks_pieces_of(self, ranks: int) -> bool:
         """True if the open step can never be decided, as attachments of these ranks are lost."""
         step = self.open
+        # Before its verdict a step is given up with the attempt: then nothing of it is missed.
         if step is None or not step.is_judged or not step.keeps:
             return False
         return bool(ranks & self._children.members.active & ~step.kept_ranks)

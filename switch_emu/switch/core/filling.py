@@ -240,6 +240,7 @@ class Filling:
         it sends nothing until then; None: none is being filled, or it is gone already."""
         after_ns = self._at.drop_node_after_ns
         known = None if self.node is None else self._at.nodes[self.node.number]
+        # One that is away is reported by its connection; without a time nodes are waited for.
         if self.node is None or known is None or known.is_away or after_ns is None:
             return None
         return self.node.number, known.heard_ns + after_ns // 2, known.heard_ns + after_ns

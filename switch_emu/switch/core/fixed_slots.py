@@ -101,6 +101,7 @@ class SlotCopy:
     @property
     def is_free(self) -> bool:
         """True if the next extent may take it (F2)."""
+        # Its sum is with the parent, and no child may still repeat its contribution.
         return self.key is None or (self.is_summed and self.slot is None and not self.behind)
 
     def reset(self, key: SlotKey | None = None, slot: Slot | None = None) -> None:
@@ -221,6 +222,7 @@ class FixedSlotPool:
     def is_summed(self, key: SlotKey) -> bool:
         """True if the sum of an extent was handed out, as far as its copy knows (F5)."""
         copy = self._copy(key)
+        # The copy may be another extent's by now, and one that is free keeps its last key.
         return copy is not None and copy.key == key and copy.is_summed
 
     def forget(self, step: int | None = None) -> list[Payload | None]:
@@ -228,6 +230,7 @@ class FixedSlotPool:
         held: list[Payload | None] = []
         for copies in self._slots:
             for copy in copies:
+                # What is left of steps before goes too: nobody waits for it.
                 if copy.key is not None and (step is None or copy.key[0] <= step):
                     held.extend(c.payload for c in self.give_up(copy.key))
                     copy.reset()

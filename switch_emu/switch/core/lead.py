@@ -213,6 +213,7 @@ class Lead:
         if self._outbox.now_ns >= end_ns:
             self._away(number)
             self._greet(number)
+        # Before the first child has joined there is no Hello to ask with.
         elif self._outbox.now_ns >= ask_ns and self._hello is not None and key not in self._asked:
             self._ask(key, number, *self._hello)
 
@@ -426,6 +427,7 @@ class Lead:
             self._counted.change()
         epoch, generation, attempt = self.at.newest()
         last = self.at.latest  # some may have recorded what is proposed
+        # The epoch grows where nodes or ranks are others than in the last one.
         is_other = (
             not self.at.is_installed
             or (epoch, members) != (last.epoch, last.members)
@@ -456,6 +458,7 @@ class Lead:
             node, bit = self.at.nodes[number], 1 << number
             node.is_adopted = node.is_adopted and node.standing is None
             can = bit & position.filled or self.at.are_at(bit, position.version)
+            # One at another version would end itself: it says first where it stands.
             if not (node.is_adopted or node.is_away or ("adopt", number) in self._asked) and can:
                 self._ask(("adopt", number), number, self._adoption(position, number))
 
@@ -535,6 +538,7 @@ class Lead:
     def _repeat_verdict(self, number: int, step: int) -> bool:
         """Send a node the verdict of a step, which may have been lost; False if there is none."""
         verdict = self._verdict
+        # While an attempt is proposed the verdict of the one before may be void.
         if verdict is None or verdict.step != step or self.at.next is not None:
             return False
         self._send(number, verdict)

@@ -281,6 +281,7 @@ class Membership:
         A parent that is a switch sends one unasked when its own parent was replaced.
         """
         is_answer = self._uplink.answered("hello")
+        # One that was not asked for counts only if it is later: else it is a repetition.
         return is_answer or (self.joined and m.attempt > self._outbox.attempt)
 
     def welcomed(self, m: wire.Welcome) -> bool:
@@ -370,6 +371,7 @@ class Membership:
         *when, step = known
         found = self._outbox
         may_redo = self._children.redoes and self._children.loaded
+        # A step may be made again, an opening or an attempt never.
         if (step > found.step and not may_redo) or when > [found.generation, found.attempt]:
             raise KnowsMoreError(found.step, step)
 

@@ -89,6 +89,7 @@ class FilledNode:
         now_ns = self._outbox.now_ns
         room = min((now_ns - self._since_ns) / 1e9, STEP_MAX_S) * self._bytes_per_s
         self._since_ns, first = now_ns, count
+        # At least one in each step, however large: else the filling would never end.
         while count < len(self._bytes) and (count == first or room >= self._bytes[count]):
             room -= self._bytes[count]
             count += 1

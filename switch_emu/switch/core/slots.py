@@ -109,6 +109,7 @@ class SlotPool:
     def is_ahead(self, ranks: int) -> bool:
         """True if a child is in every open slot that is not full, and there is a slot (S6)."""
         slots = self._slots.values()
+        # Full slots wait for the parent alone; without a slot there is nothing to be ahead of.
         return bool(slots) and all(each.full or each.contributors & ranks for each in slots)
 
     def room(self, key: SlotKey, contribution_bytes: int) -> Slot | None:

@@ -234,6 +234,7 @@ class Standings:
 
     def are_at(self, members: int, version: int) -> bool:
         """True if these nodes are decided at a version, or can be."""
+        # A prepared version outlives a crash: its node can still decide it.
         return all(
             self.version_of(n) == version
             or (self.version_of(n) == version - 1 and self.prepared_under(n) is not None)

@@ -313,6 +313,7 @@ class SwitchCore:
     def _is_timely(self, m: wire.Message) -> bool:
         """True if a message of the parent belongs to the attempt that counts."""
         out = self.outbox
+        # The receipt of Hello comes before this switch has joined any attempt.
         if type(m) in AT_ANY_TIME or (isinstance(m, wire.Received) and m.verb is Verb.HELLO):
             return True
         if not self.membership.joined or m.generation < out.generation or m.attempt < out.attempt:

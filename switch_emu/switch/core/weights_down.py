@@ -125,6 +125,7 @@ class WeightsCache:
         over = [
             extent
             for extent, cached in self._cached.items()
+            # Frozen weights are the same in every step.
             if step is None or (cached.step <= step and extent not in self._frozen)
         ]
         return [payload for extent in over if (payload := self._take(extent)) is not None]
@@ -323,6 +324,7 @@ class WeightsDown:
     def pushed(self, step: int, extent: int) -> None:
         """A child has pushed a gradient: ask for what the unit needs next, before it is made."""
         unit = self.cache.after_push(extent)
+        # If that is too early it is not noted: the next push of the unit tries again.
         if unit and (step + 1, unit[0]) not in self._ahead and self._ask_ahead(step + 1, unit):
             self._ahead.add((step + 1, unit[0]))
 
