@@ -117,13 +117,14 @@ def test_bad_prediction_names() -> None:
 
 def test_curves_are_exact_at_their_points_and_note_what_is_beyond() -> None:
     """Goal: between points the rate lies between theirs; outside it is said so."""
-    curve, notes = Curve("c", (1.0, 10.0, 100.0), (2.0, 8.0, 9.0)), Notes()
+    notes: Notes = {}
+    curve = Curve("c", (1.0, 10.0, 100.0), (2.0, 8.0, 9.0))
     assert [curve.rate(size, notes) for size in (1.0, 10.0, 100.0)] == [2.0, 8.0, 9.0]
     assert 2.0 < curve.rate(3.0, notes) < 8.0
-    assert notes.extrapolated == {}
+    assert notes == {}
     assert 0.5 / curve.rate(0.5, notes) == 1.0 / curve.rate(1.0)  # latency binds
     assert curve.rate(1e6) == 9.0
-    assert list(notes.extrapolated) == ["c"]
+    assert list(notes) == ["c"]
 
 
 # ---------------------------------------------------------------------- streams

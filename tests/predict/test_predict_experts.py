@@ -10,7 +10,6 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.question import make_question
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.hardware import Notes
 from luwu.predict.hardware.software import software
 from luwu.predict.model import collectives as c
 from luwu.predict.model.collectives import Path
@@ -23,7 +22,6 @@ from luwu.predict.model.layers import (
     gathered_tokens,
     mlp_products,
     operators_of,
-    own_layer_parameters,
     own_parameters,
 )
 from luwu.predict.model.memory import activation_bytes, state_bytes
@@ -75,7 +73,7 @@ def test_predict_laws_one_expert_is_the_dense_model(job: TrainingJob) -> None:
         job, model=replace(job.model, experts=1, experts_used=1), expert=1, capacity=None
     )
     n = 4096.0
-    operators = operators_of(dense, Notes())
+    operators = operators_of(dense)
     inner, h = dense.model.ffn / dense.tensor, dense.model.hidden
     assert mlp_products(dense, operators, n) == (
         operators.matmul(n, h, inner * 2) + operators.matmul(n, inner, h)
@@ -113,7 +111,7 @@ def test_predict_laws_parameters_are_conserved(job: TrainingJob, degrees: dict[s
     assert one.expert_copies * one.expert * one.expert_width == stage
     assert copies_group(one).size == one.expert_copies
     layers = one.model.layers * one.model.layer_parameters
-    own = own_layer_parameters(one)
+    own = own_parameters(one, embeddings=False)
     assert (
         own.shared * one.tensor + own.experts * one.expert * one.expert_width
     ) * one.pipeline == pytest.approx(layers)
@@ -132,7 +130,7 @@ def test_predict_laws_tokens_are_conserved(
     tokens = groups * n * one.model.experts_used
     ranks = one.tensor * groups
     assert ranks * dispatched_bytes(one) == pytest.approx(WIRE_BYTES * one.model.hidden * tokens)
-    flat = operators_of(one, Notes())
+    flat = operators_of(one)
     curve = flat.device.matmul_fp8
     assert curve is not None
     level = replace(flat.device, matmul_fp8=replace(curve, rates=(1e15,) * len(curve.rates)))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.hardware import Notes
 from luwu.predict.hardware.software import fitted, software
 from luwu.predict.model.collectives import KAPPA_NETWORK
 from luwu.predict.model.job import TrainingJob
@@ -109,7 +108,7 @@ def test_predict_laws_heads_that_ranks_share_are_sent_by_each(job: TrainingJob) 
 
 
 def _shown(job: TrainingJob) -> float:
-    attention = layer_time(job, operators_of(job, Notes())).attention
+    attention = layer_time(job, operators_of(job)).attention
     return context_exchange(job, attention, attention_backward(job) * attention)
 
 

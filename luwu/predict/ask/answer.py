@@ -99,7 +99,7 @@ def _training_answer(question: Question) -> dict[str, Any]:
         "memory_bytes": question.memory_bytes,
         "memory_bytes_max": job.device.memory_bytes,
         "micro_batches": step.micro_batches,
-        "extrapolated": step.notes.extrapolated,
+        "extrapolated": step.notes,
     }
     mfu, (low, high) = document["mfu"], MFU_SANE
     sane = low <= mfu <= high

@@ -32,6 +32,7 @@ from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Disk, Host, Link, Nic, Server, Switch, Tariff
 from luwu.predict.hardware.keys import check_keys, flag_of, text_of, wholes_of
 from luwu.predict.hardware.units import Dimension
+from luwu.predict.networks.choice import Built
 from luwu.predict.networks.cost import (
     Bill,
     Hosts,
@@ -41,7 +42,6 @@ from luwu.predict.networks.cost import (
     rented_dollars_per_s,
     tokens_per_dollar,
 )
-from luwu.predict.networks.topologies import Topology
 
 _PLACE: Final = "cost."
 _TARIFF: Final = ("life_years", "energy_price", "pue")
@@ -182,7 +182,7 @@ def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
     return found
 
 
-def bill_of(costs: Costs, hosts: list[Hosts], built: Topology | None) -> Bill:
+def bill_of(costs: Costs, hosts: list[Hosts], built: Built | None) -> Bill:
     """The bill of hosts and the network between them. Raises ConfigError."""
     if built is None:
         if sum(each.count for each in hosts) > 1:
@@ -207,7 +207,7 @@ class Expense:
     """None: rented."""
 
 
-def expense(costs: Costs, place: Place, built: Topology | None) -> Expense:
+def expense(costs: Costs, place: Place, built: Built | None) -> Expense:
     """The cost of a second, and the bill (B1 to B3). Raises ConfigError."""
     hosts = hosts_of(costs, place)
     if costs.tariff is None:

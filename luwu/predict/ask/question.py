@@ -335,7 +335,7 @@ def _on_devices(job: InferenceJob, replicas: int) -> Served:
     return Served(
         job=job, batch=found.batch, token_parts=found.decode.parts, first_token_parts=first,
         tokens_per_s=replicas * found.tokens_per_s,
-        extrapolated={**found.prefill.notes.extrapolated, **found.decode.notes.extrapolated},
+        extrapolated={**found.prefill.notes, **found.decode.notes},
     )  # fmt: skip
 
 

@@ -20,7 +20,6 @@ from luwu.layout import Layout
 from luwu.nic.core import actions as nic
 from luwu.predict.driven.cores import HYPER, JOB, NEVER, OWN, Cores
 from luwu.predict.driven.engines import Engine, Process, Record, Token
-from luwu.predict.hardware.hardware import Notes
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import compute_time, operators_of
 from luwu.protocol.actions import Drop, Note, Send
@@ -41,7 +40,7 @@ class Unit:
 def units_of(job: TrainingJob) -> list[Unit]:
     """A unit for each layer, and one for embedding and output, which is used last."""
     model = job.model
-    whole = compute_time(job, operators_of(job, Notes()))
+    whole = compute_time(job, operators_of(job))
     head_s = whole.pop("output layer")
     again_s = whole.pop("recomputation")
     forward_s = sum(whole.values()) / 3

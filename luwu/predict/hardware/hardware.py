@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias, get_type_hints
 
 from luwu.base.dtypes import DTYPES, MASTER_DTYPES
@@ -27,17 +27,8 @@ from luwu.base.errors import ConfigError
 from luwu.predict.hardware.software import fitted
 from luwu.predict.hardware.units import Dimension
 
-
-@dataclass(slots=True)
-class Notes:
-    """Remarks on how a prediction was made, for its readers."""
-
-    extrapolated: dict[str, str] = field(default_factory=dict)
-    """Curve -> the sizes beyond its points, for people."""
-
-    def beyond(self, name: str, text: str) -> None:
-        """A look-up lay outside of what was measured."""
-        self.extrapolated.setdefault(name, text)
+Notes: TypeAlias = dict[str, str]
+"""Of a prediction, for its readers: curve -> the sizes beyond its points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +53,8 @@ class Curve:
         sizes, rates = self.sizes, self.rates
         outside = size < sizes[0] or size > sizes[-1]
         if outside and notes is not None:
-            notes.beyond(self.name, f"{size:.3g} is outside of {sizes[0]:.3g} to {sizes[-1]:.3g}")
+            said = f"{size:.3g} is outside of {sizes[0]:.3g} to {sizes[-1]:.3g}"
+            notes.setdefault(self.name, said)
         if size <= sizes[0]:
             return rates[0] * size / sizes[0]
         if size >= sizes[-1]:

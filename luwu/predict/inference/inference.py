@@ -74,7 +74,7 @@ class RoundTime:
     """Seconds of a round through all stages, by what they go to; they add up to `seconds`."""
 
     parts: dict[str, float]
-    notes: Notes = field(default_factory=Notes)
+    notes: Notes = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -165,7 +165,7 @@ def _round(
     job: InferenceJob, work: Work, parts: float, *, layer_launch_s: float, round_s: float
 ) -> RoundTime:
     """A round of as many parts of a batch as are under way, each of them `work` (IN4)."""
-    notes = Notes()
+    notes: Notes = {}
     layer = {**layer_time(job, work, notes), "launches": layer_launch_s}
     layer_s = sum(layer.values())
     head_s = _head_time(job, work.answers, notes)

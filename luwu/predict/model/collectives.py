@@ -135,21 +135,11 @@ def eta(ranks: int) -> float:
     return ETA[low] + share * (ETA[high] - ETA[low])
 
 
-@dataclass(frozen=True, slots=True)
-class Overlapped:
-    """Seconds of two activities that overlap."""
-
-    seconds: float
-    """In all."""
-    exposed: float
-    """Seconds of it beyond the compute alone."""
-
-
-def overlapped(compute: float, exchange: float, *, kappa: float, eta: float) -> Overlapped:
-    """Seconds of both at once (V1); the exchange may begin with the compute."""
+def exposed_s(compute: float, exchange: float, *, kappa: float, eta: float) -> float:
+    """Seconds of both at once beyond the compute alone (V1); the exchange may begin with it."""
     slowed = compute / (1 - kappa)
     if slowed >= exchange / eta:
         seconds = compute + kappa * exchange / eta
     else:
         seconds = slowed + exchange - eta * slowed
-    return Overlapped(seconds, seconds - compute)
+    return seconds - compute

@@ -175,7 +175,7 @@ class StepTime:
 
     parts: dict[str, float]
     micro_batches: int
-    notes: Notes = field(default_factory=Notes)
+    notes: Notes = field(default_factory=dict)
     resources: dict[str, float] = field(default_factory=dict)
     """Seconds that each is busy, where several work at once."""
     bound_by: str = ""

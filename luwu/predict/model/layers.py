@@ -110,11 +110,11 @@ def attention_backward(job: TrainingJob) -> float:
     return 2.5 if job.software.fused_attention else 2.0
 
 
-def operators_of(job: TrainingJob, notes: Notes) -> Operators:
+def operators_of(job: TrainingJob) -> Operators:
     """The job's device, as far as it was measured and fitted."""
     return Operators(
         device=job.device, precision=job.precision, matmul_scale=_scale(job),
-        attention_efficiency=fitted("attention_efficiency"), slowdown=job.slowdown, notes=notes,
+        attention_efficiency=fitted("attention_efficiency"), slowdown=job.slowdown,
     )  # fmt: skip
 
 
@@ -220,25 +220,16 @@ class Own(NamedTuple):
     experts: float
 
 
-def own_parameters(job: TrainingJob) -> Own:
-    """On one device, with embeddings spread over all stages."""
-    model = job.model
+def own_parameters(job: TrainingJob, *, embeddings: bool = True) -> Own:
+    """On one device, with embeddings spread over all stages, or without them."""
+    model, share = job.model, job.tensor * job.pipeline
+    layers = model.layers * model.layer_parameters
+    parameters = model.parameters if embeddings else layers
     if not job.spreads_experts:
-        return Own(model.parameters / (job.tensor * job.pipeline), 0.0)
+        return Own(parameters / share, 0.0)
     experts = model.layers * model.expert_parameters
-    shared = (model.parameters - experts) / (job.tensor * job.pipeline)
-    return Own(shared, experts / (job.expert * job.expert_width * job.pipeline))
-
-
-def own_layer_parameters(job: TrainingJob) -> Own:
-    """The same without embeddings."""
-    model = job.model
-    if not job.spreads_experts:
-        return Own(model.layers * model.layer_parameters / (job.tensor * job.pipeline), 0.0)
-    shared = model.layer_parameters - model.expert_parameters
     return Own(
-        model.layers * shared / (job.tensor * job.pipeline),
-        model.layers * model.expert_parameters / (job.expert * job.expert_width * job.pipeline),
+        (parameters - experts) / share, experts / (job.expert * job.expert_width * job.pipeline)
     )
 
 

@@ -13,7 +13,7 @@ arXiv 1910.02054 (Y4). Without embeddings, as in these sources: they are on one 
 from __future__ import annotations
 
 from luwu.predict.model.job import TrainingJob
-from luwu.predict.model.layers import own_layer_parameters
+from luwu.predict.model.layers import own_parameters
 from luwu.predict.model.operators import WIRE_BYTES
 
 STATE_BYTES = 18
@@ -26,7 +26,7 @@ SCORE_BYTES = 5
 
 def state_bytes(job: TrainingJob) -> float:
     """Weights, gradients and optimizer state of the layers on one device (Y1)."""
-    own = own_layer_parameters(job)
+    own = own_parameters(job, embeddings=False)
     both = own.shared + own.experts
     if not job.software.shards_optimizer:
         return STATE_BYTES * both

@@ -38,7 +38,7 @@ class Operators:
     matmul_scale: float = 1.0
     attention_efficiency: float = 0.5
     slowdown: float = 1.0
-    notes: Notes = field(default_factory=Notes)
+    notes: Notes = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.device.peak(self.precision) is None:

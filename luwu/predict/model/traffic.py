@@ -32,7 +32,7 @@ of its end. Sources: Liu et al. arXiv 2310.01889 (ring attention); derived (X2 t
 
 from __future__ import annotations
 
-from luwu.predict.model.collectives import KAPPA, KAPPA_NETWORK, overlapped, send
+from luwu.predict.model.collectives import KAPPA, KAPPA_NETWORK, exposed_s, send
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import (
     all_to_alls,
@@ -95,8 +95,7 @@ def _shown(job: TrainingJob, attention: float, blocks: int) -> float:
     group = context_group(job)
     one = send(blocks * block_bytes(job), step_path(job, group))
     kappa = KAPPA if group.is_inside else KAPPA_NETWORK
-    both = overlapped(attention / job.context, one, kappa=kappa, eta=1.0)
-    return (job.context - 1) * both.exposed
+    return (job.context - 1) * exposed_s(attention / job.context, one, kappa=kappa, eta=1.0)
 
 
 # ---------------------------------------------------------------------- bytes of the busiest device

@@ -27,7 +27,7 @@ from luwu.predict.hardware.hardware import Device, Network
 from luwu.predict.hardware.keys import check_keys, flag_of, whole_of, wholes_of
 from luwu.predict.hardware.units import Dimension
 from luwu.predict.networks.direct_topologies import Dragonfly, Torus
-from luwu.predict.networks.topologies import AggregationTree, Clos, RailOnly, single_switch
+from luwu.predict.networks.topologies import AggregationTree, Clos, RailOnly
 
 KINDS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "single-switch": (("radix",), ("aggregates", "endpoints")),
@@ -99,7 +99,12 @@ class TopologyChoice:
         domain: int | None,
     ) -> Built:
         if self.kind == "single-switch":
-            return single_switch(
+            if endpoints > self.radix:
+                raise ConfigError(
+                    f"endpoints: {endpoints} do not fit a single switch of {self.radix} ports; at "
+                    f"most {self.radix} fit, or take a Clos network"
+                )
+            return Clos(
                 endpoints=endpoints, radix=self.radix, network=network, aggregates=self.aggregates
             )
         if self.kind in ("clos", "rail-optimised"):

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Disk, Link, Nic, Server, Switch, Tariff
-from luwu.predict.networks.topologies import AggregationTree, Topology
+from luwu.predict.networks.choice import Built
+from luwu.predict.networks.topologies import AggregationTree
 
 MILLION = 1e6
 
@@ -77,7 +78,7 @@ class Bill:
 # ---------------------------------------------------------------------- bills
 
 
-def network_bill(topology: Topology, *, switch: Switch | None, link: Link) -> Bill:
+def network_bill(topology: Built, *, switch: Switch | None, link: Link) -> Bill:
     """Switches, links and transceivers of a network (B2); without the hosts' own ports.
 
     Raises: ConfigError for switches with too few ports, or ports and links that are too slow.
@@ -167,7 +168,7 @@ class Hosts:
 
 def cluster_bill(
     hosts: Sequence[Hosts],
-    topology: Topology | None = None,
+    topology: Built | None = None,
     *,
     switch: Switch | None = None,
     link: Link | None = None,

@@ -62,7 +62,7 @@ class Torus:
 
         The rate of exchanges between neighbours is that of one link.
         """
-        check_exchange(self, group, collective, sums=False)
+        check_exchange(self.endpoints, group, collective, sums=False)
         if group.size == 1:
             return alone(self.network)
         sizes = self.dimensions_of(group)
@@ -158,7 +158,7 @@ class Dragonfly:
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
         """Connection of each rank of a group. Raises ConfigError."""
-        check_exchange(self, group, collective, sums=False)
+        check_exchange(self.endpoints, group, collective, sums=False)
         if group.size == 1:
             return alone(self.network)
         extent, p = group.size * group.stride, self.endpoints_per_router

@@ -27,7 +27,7 @@ from luwu.predict.model.placement import domain_count, pipeline_group, placed, t
 from luwu.predict.model.traffic import ports, three_d_busy, three_d_bytes, whole_ring_bytes
 from luwu.predict.networks.choice import Built, TopologyChoice
 from luwu.predict.networks.direct_topologies import Torus
-from luwu.predict.networks.topologies import AggregationTree, Connection, RankGroup, port_rate
+from luwu.predict.networks.topologies import AggregationTree, Connection, RankGroup
 from luwu.predict.systems.in_network import OptimizerNodes, port_bytes
 from luwu.predict.systems.training import exchange_time, predict_step, waiting_for
 
@@ -162,7 +162,7 @@ def socket_exchanges(job: SocketJob) -> dict[str, Exchange]:
 @lru_cache(maxsize=1024)  # a plan asks for the same few all the time
 def slowed(network: Network, connection: Connection) -> Network:
     """A network as one exchange has it (S12)."""
-    rate = min(connection.rate, port_rate(network)) / network.efficiency
+    rate = min(connection.rate, network.port_rate) / network.efficiency
     return replace(
         network, rate=rate, latency_s=connection.latency_s, stream_rate=None, streams_count=None
     )
@@ -213,7 +213,7 @@ def three_d_step(job: TrainingJob, found: dict[str, Connection]) -> StepTime:
     for name, connection in found.items():
         one = replace(job, network=slowed(job.network, connection))
         parts[_PARTS[name]] = exchange_time(one, _PARTS[name])
-        alone_s = sent[name] / min(connection.rate, port_rate(job.network))
+        alone_s = sent[name] / min(connection.rate, job.network.port_rate)
         busy["network port"] = max(busy["network port"], alone_s)
     waits, bound_by = waiting_for(parts, busy)
     parts |= waits
@@ -239,10 +239,10 @@ def document(built: Built, kind: str, exchanges: dict[str, Exchange]) -> dict[st
         found["tiers"] = built.tier_count
     for name, each in exchanges.items():
         connection = each.connection(built)
-        share = min(1.0, connection.rate / port_rate(built.network))
+        share = min(1.0, connection.rate / built.network.port_rate)
         found["exchanges"][name] = {
             "collective": each.collective, "ranks": each.group.size, "stride": each.group.stride,
-            "port_share": share, "rate": share * port_rate(built.network),
+            "port_share": share, "rate": share * built.network.port_rate,
             "hops": connection.hops, "latency_s": connection.latency_s,
             "bisection_rate": connection.bisection_rate, "bytes_of_a_port": each.port_bytes,
             "bytes_of_the_busiest_link": each.port_bytes / share,

@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Final
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Network
@@ -88,23 +88,6 @@ class Inventory:
         return Inventory(count * self.switches, count * self.links)
 
 
-class Topology(Protocol):
-    """A network between endpoints."""
-
-    @property
-    def endpoints(self) -> int: ...
-    @property
-    def network(self) -> Network: ...
-    @property
-    def radix(self) -> int:
-        """Ports that its switches need; 0 where there is none."""
-
-    @property
-    def inventory(self) -> Inventory: ...
-    def connection(self, group: RankGroup, collective: str) -> Connection:
-        """Raises ConfigError for a group that does not fit, or an exchange that it cannot do."""
-
-
 # ---------------------------------------------------------------------- checks
 
 
@@ -114,34 +97,28 @@ def whole(key: str, value: object, least: int = 1) -> None:
         raise ConfigError(f"{key}: {value!r} is not a count; a whole number from {least} on fits")
 
 
-def check_exchange(topology: Topology, group: RankGroup, collective: str, sums: bool) -> None:
+def check_exchange(endpoints: int, group: RankGroup, collective: str, *, sums: bool) -> None:
     """Refuse a group that does not fit, or an exchange that cannot be done."""
     if collective in IN_NETWORK and not sums:
         raise ConfigError(
             f"collective: {collective} needs switches that aggregate, which this network has not; "
             f"{', '.join(NEIGHBOUR)} and {ALL_TO_ALL} fit"
         )
-    if (group.size - 1) * group.stride >= topology.endpoints:
+    if (group.size - 1) * group.stride >= endpoints:
         raise ConfigError(
             f"group: {group.size} ranks, every {group.stride}., need "
-            f"{(group.size - 1) * group.stride + 1} endpoints; the network has "
-            f"{topology.endpoints}"
+            f"{(group.size - 1) * group.stride + 1} endpoints; the network has {endpoints}"
         )
-
-
-def port_rate(network: Network) -> float:
-    """Bytes a second of one port and direction, of a long message."""
-    return network.port_rate
 
 
 def alone(network: Network) -> Connection:
     """One rank exchanges nothing."""
-    return Connection(rate=port_rate(network), latency_s=0.0, hops=0, bisection_rate=0.0)
+    return Connection(rate=network.port_rate, latency_s=0.0, hops=0, bisection_rate=0.0)
 
 
 def over_switches(network: Network, hops: int, share: float, bisection: float) -> Connection:
     """A share of a port, over so many switches; the bisection is in ports."""
-    rate = port_rate(network)
+    rate = network.port_rate
     return Connection(
         rate=rate * share, latency_s=network.latency_s + hops * network.hop_s, hops=hops,
         bisection_rate=rate * bisection,
@@ -210,13 +187,15 @@ def place(group: RankGroup, domain: int) -> Placement:
 
 
 def tiered_connection(
-    topology: Topology, tiers: list[Tier], rails: int, group: RankGroup, collective: str
+    topology: Clos | AggregationTree, rails: int, group: RankGroup, collective: str
 ) -> Connection:
     """Connection of a group in blocks within blocks (S5 to S7)."""
     if group.size == 1:
         return alone(topology.network)
     placed, domains = place(group, rails), topology.endpoints // rails
-    crossed = [tier for tier in tiers if _crosses(tier, rails, domains, placed, collective)]
+    crossed = [
+        tier for tier in topology.tiers if _crosses(tier, rails, domains, placed, collective)
+    ]
     share = min([1.0, *(_share(tier, rails, group, placed, collective) for tier in crossed)])
     tapered = min([1.0, *(tier.uplinks / tier.block for tier in crossed)])
     bisection = group.size // 2 * tapered
@@ -359,20 +338,8 @@ class Clos:
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
         """Connection of each rank of a group. Raises ConfigError."""
-        check_exchange(self, group, collective, self.aggregates)
-        return tiered_connection(self, self.tiers, self.rails, group, collective)
-
-
-def single_switch(
-    *, endpoints: int, radix: int, network: Network, aggregates: bool = False
-) -> Clos:
-    """All endpoints on one switch. Raises ConfigError if it has too few ports."""
-    if endpoints > radix:
-        raise ConfigError(
-            f"endpoints: {endpoints} do not fit a single switch of {radix} ports; at most {radix} "
-            "fit, or take a Clos network"
-        )
-    return Clos(endpoints=endpoints, radix=radix, network=network, aggregates=aggregates)
+        check_exchange(self.endpoints, group, collective, sums=self.aggregates)
+        return tiered_connection(self, self.rails, group, collective)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,7 +382,7 @@ class RailOnly:
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
         """Connection of each rank of a group (S8). Raises ConfigError."""
-        check_exchange(self, group, collective, sums=False)
+        check_exchange(self.endpoints, group, collective, sums=False)
         if group.size == 1:
             return alone(self.network)
         placed = place(group, self.domain)
@@ -493,5 +460,5 @@ class AggregationTree:
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
         """Connection of each rank of a group. Raises ConfigError."""
-        check_exchange(self, group, collective, sums=True)
-        return tiered_connection(self, self.tiers, 1, group, collective)
+        check_exchange(self.endpoints, group, collective, sums=True)
+        return tiered_connection(self, 1, group, collective)

@@ -35,20 +35,20 @@ import math
 from dataclasses import dataclass
 
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.hardware import STATE_BYTES, Host, Notes
+from luwu.predict.hardware.hardware import STATE_BYTES, Host
 from luwu.predict.hardware.software import fitted
 from luwu.predict.model.collectives import (
     KAPPA,
     Path,
     eta,
-    overlapped,
+    exposed_s,
     ring_all_gather,
     ring_all_reduce,
     switch_all_reduce,
 )
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import compute_time, operators_of
-from luwu.predict.model.operators import WIRE_BYTES, Operators
+from luwu.predict.model.operators import WIRE_BYTES
 from luwu.predict.model.placement import network_path, placed, ring_path
 from luwu.predict.model.traffic import GATHERS
 from luwu.predict.systems.training import OPTIMIZER_BYTES
@@ -58,26 +58,20 @@ from luwu.predict.systems.training import OPTIMIZER_BYTES
 
 def predict_sharded_step(job: TrainingJob) -> StepTime:
     """The time of a step of ZeRO-3 or FSDP (Z3)."""
-    notes = Notes()
-    operators = operators_of(job, notes)
+    operators = operators_of(job)
     model, path = job.model, sharded_path(job)
     compute = compute_time(job, operators)
     gradient = job.software.gradient_bytes
-    exchange = exchange_time(job)
-    hidden = overlapped(sum(compute.values()), exchange, kappa=KAPPA, eta=kept_rate(job))
+    gathered = (GATHERS * WIRE_BYTES + gradient) * model.parameters
+    exchange = ring_all_gather(job.devices, gathered, path)  # Z1
+    shown = exposed_s(sum(compute.values()), exchange, kappa=KAPPA, eta=kept_rate(job))
     ends = ring_all_gather(job.devices, (WIRE_BYTES + gradient) * model.layer_parameters, path)
     m = job.micro_batches
     parts = {name: m * seconds for name, seconds in compute.items()}
-    exposed = max(hidden.exposed, job.software.exposed_gathers * exchange)
+    exposed = max(shown, job.software.exposed_gathers * exchange)
     parts["exchange"] = m * (exposed + ends)
     parts["optimizer"] = operators.passes(model.parameters * OPTIMIZER_BYTES / job.devices)
-    return StepTime(parts=parts, micro_batches=m, notes=notes)
-
-
-def exchange_time(job: TrainingJob) -> float:
-    """Seconds of the gathers and the reduction of a micro-batch, without compute beside (Z1)."""
-    nbytes = (GATHERS * WIRE_BYTES + job.software.gradient_bytes) * job.model.parameters
-    return ring_all_gather(job.devices, nbytes, sharded_path(job))
+    return StepTime(parts=parts, micro_batches=m, notes=operators.notes)
 
 
 def kept_rate(job: TrainingJob) -> float:
@@ -108,8 +102,6 @@ class Offload:
     """Reading, updating and writing overlap (`pipeline_read`, `pipeline_write`)."""
 
     def __post_init__(self) -> None:
-        if self.devices < 1:
-            raise ConfigError(f"devices of a host: {self.devices}, at least 1")
         if self.weights_to_disk and not self.to_disk:
             raise ConfigError("weights_to_disk: only with to_disk, as their states are larger")
 
@@ -179,53 +171,32 @@ def _check_memory(job: TrainingJob, offload: Offload) -> None:
 # ---------------------------------------------------------------------- a whole model each
 
 
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """The sum of all gradients, once per step."""
-
-    seconds: float
-    """Without compute beside it."""
-    kappa: float
-    eta: float
-    """What it takes of compute, and what compute leaves of it, while both run (V1)."""
-
-
-def ring_reduction(job: TrainingJob) -> Reduction:
-    """By the devices themselves, in a ring (R1)."""
-    gradients = job.software.gradient_bytes * job.model.parameters
-    seconds = ring_all_reduce(job.devices, gradients, sharded_path(job))
-    return Reduction(seconds, KAPPA if job.devices > 1 else 0.0, kept_rate(job))
-
-
-def switch_reduction(job: TrainingJob) -> Reduction:
-    """By a switch that hands the sum back (R2)."""
-    if job.devices == 1:
-        return Reduction(0.0, 0.0, 1.0)
-    gradients = job.software.gradient_bytes * job.model.parameters
-    path = network_path(job.network)
-    seconds = switch_all_reduce(1, gradients, path, fitted("atp_share") * path.rate)
-    return Reduction(seconds, 0.0, 1.0)
-
-
 def predict_replicated_step(job: TrainingJob) -> StepTime:
-    """The time of a step of DDP (R1)."""
-    return _step(job, ring_reduction(job))
+    """The time of a step of DDP: devices sum the gradients in a ring (R1)."""
+    seconds = ring_all_reduce(job.devices, _gradient_bytes(job), sharded_path(job))
+    return _step(job, seconds, kappa=KAPPA if job.devices > 1 else 0.0, eta=kept_rate(job))
 
 
 def predict_switch_summed_step(job: TrainingJob) -> StepTime:
-    """The time of a step whose gradients a switch sums (R2)."""
-    return _step(job, switch_reduction(job))
+    """The time of a step whose gradients a switch sums, and hands back (R2)."""
+    path, seconds = network_path(job.network), 0.0
+    if job.devices > 1:
+        rate = fitted("atp_share") * path.rate
+        seconds = switch_all_reduce(1, _gradient_bytes(job), path, rate)
+    return _step(job, seconds, kappa=0.0, eta=1.0)
 
 
-def _step(job: TrainingJob, reduction: Reduction) -> StepTime:
-    """Gradients are reduced once per step, beside the backward of its last micro-batch."""
-    notes = Notes()
-    operators: Operators = operators_of(job, notes)
+def _gradient_bytes(job: TrainingJob) -> float:
+    return job.software.gradient_bytes * job.model.parameters
+
+
+def _step(job: TrainingJob, reduction_s: float, *, kappa: float, eta: float) -> StepTime:
+    """Gradients are summed once per step, beside the backward of its last micro-batch (V1)."""
+    operators = operators_of(job)
     compute = compute_time(job, operators)
     m = job.micro_batches
     parts = {name: m * seconds for name, seconds in compute.items()}
     backward = sum(compute.values()) * 2 / 3
-    hidden = overlapped(backward, reduction.seconds, kappa=reduction.kappa, eta=reduction.eta)
-    parts["exchange"] = hidden.exposed
+    parts["exchange"] = exposed_s(backward, reduction_s, kappa=kappa, eta=eta)
     parts["optimizer"] = operators.passes(job.model.parameters * OPTIMIZER_BYTES)
-    return StepTime(parts=parts, micro_batches=m, notes=notes)
+    return StepTime(parts=parts, micro_batches=m, notes=operators.notes)

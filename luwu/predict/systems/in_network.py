@@ -42,7 +42,6 @@ from luwu.predict.hardware.hardware import (
     MOMENT_BYTES,
     Host,
     Network,
-    Notes,
     adam_bytes,
 )
 from luwu.predict.model.job import StepTime, TrainingJob
@@ -153,8 +152,8 @@ def _node_rate(nodes: OptimizerNodes) -> float:
 
 def predict_in_network_step(job: TrainingJob, nodes: OptimizerNodes) -> StepTime:
     """The time of a step (L6)."""
-    notes = Notes()
-    compute = compute_time(job, operators_of(job, notes))
+    operators = operators_of(job)
+    compute = compute_time(job, operators)
     m = job.micro_batches
     parts = {name: m * seconds for name, seconds in compute.items()}
     resources = node_resources(job, nodes, job.model.parameters)
@@ -182,7 +181,8 @@ def predict_in_network_step(job: TrainingJob, nodes: OptimizerNodes) -> StepTime
             parts[f"waiting for {name}"] = parts.get(f"waiting for {name}", 0.0) + left
             binds[name] = resources[name]
     return StepTime(
-        parts=parts, micro_batches=m, notes=notes, bound_by=max(binds, key=lambda n: binds[n]),
+        parts=parts, micro_batches=m, notes=operators.notes,
+        bound_by=max(binds, key=lambda name: binds[name]),
         resources={"compute": m * sum(compute.values()), **resources},
     )  # fmt: skip
 

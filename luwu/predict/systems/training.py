@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from luwu.predict.hardware.hardware import Notes
 from luwu.predict.hardware.software import fitted
 from luwu.predict.model.collectives import ring_all_gather, send
 from luwu.predict.model.job import StepTime, TrainingJob
@@ -61,8 +60,7 @@ OPTIMIZER_BYTES = 30
 
 def predict_step(job: TrainingJob) -> StepTime:
     """The time of a step (T4). Raises ConfigError for a device that lacks a precision."""
-    notes = Notes()
-    operators = operators_of(job, notes)
+    operators = operators_of(job)
     m = job.micro_batches
     stage, head = _stage(job, operators)
     others = stage
@@ -78,7 +76,7 @@ def predict_step(job: TrainingJob) -> StepTime:
     waits, bound_by = waiting_for(parts, three_d_busy(job))
     parts |= waits
     parts["straggling"] = fitted("step_wait_s") * math.log(job.devices)
-    return StepTime(parts=parts, micro_batches=m, notes=notes, bound_by=bound_by)
+    return StepTime(parts=parts, micro_batches=m, notes=operators.notes, bound_by=bound_by)
 
 
 def waiting_for(
@@ -107,7 +105,7 @@ def exchange_time(job: TrainingJob, name: str) -> float:
         return _pipeline_exchange(job)
     if name == "data exchange":
         return _data_exchange(job) * (1 - job.software.hidden)
-    layer = layer_time(job, operators_of(job, Notes()))
+    layer = layer_time(job, operators_of(job))
     return job.micro_batches * _stage_exchanges(job, layer)[name]
 
 

@@ -11,7 +11,6 @@ from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer import answer, text
 from luwu.predict.ask.question import InferenceQuestion, make_question
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.hardware import Notes
 from luwu.predict.inference.arrivals import (
     Arrivals,
     PiecesWork,
@@ -187,12 +186,12 @@ def test_predict_laws_stages_are_the_round(catalogue: Catalogue, pipeline: int) 
 def test_predict_laws_pieces_add_up_to_a_prompt(catalogue: Catalogue, piece: int) -> None:
     """IN9. Goal: attention of a prompt is the same in any pieces."""
     made = job(catalogue)
-    whole = layer_time(made, Work(prefill_tokens=1000, prompt=1000), Notes())["attention"]
+    whole = layer_time(made, Work(prefill_tokens=1000, prompt=1000), {})["attention"]
     found = 0.0
     for start in range(0, 1000, piece):
         size = min(piece, 1000 - start)
         work = PiecesWork(prefill_tokens=size, prompt=2 * start + size, ended=0)
-        found += layer_time(made, work, Notes())["attention"]
+        found += layer_time(made, work, {})["attention"]
     assert found == pytest.approx(whole)
 
 

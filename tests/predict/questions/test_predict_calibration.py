@@ -12,7 +12,7 @@ import pytest
 from luwu.predict.check.calibration import compare_memory, compare_offload, training_rows
 from luwu.predict.check.validate import document, kendall_tau
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.model.collectives import eta, overlapped
+from luwu.predict.model.collectives import eta, exposed_s
 from luwu.predict.model.memory import sharded_state_bytes
 from luwu.predict.systems.data_parallel import predict_sharded_step
 from tests import equations
@@ -73,14 +73,13 @@ def test_predict_laws_overlap(kappa: float, left: float) -> None:
     they disturb one another; at no disturbance exactly the longer one; and no jump between the
     forms."""
     for exchange in (0.0, 0.5, 1.0, 2.0, 10.0):
-        both = overlapped(1.0, exchange, kappa=kappa, eta=left)
-        assert both.seconds >= max(1.0, exchange) - 1e-12
-        assert both.exposed == pytest.approx(both.seconds - 1.0)
+        both = 1.0 + exposed_s(1.0, exchange, kappa=kappa, eta=left)
+        assert both >= max(1.0, exchange) - 1e-12
         if kappa == 0 and left == 1:
-            assert both.seconds == max(1.0, exchange)
+            assert both == max(1.0, exchange)
     border = left / (1 - kappa)
-    below = overlapped(1.0, border * (1 - 1e-9), kappa=kappa, eta=left).seconds
-    above = overlapped(1.0, border * (1 + 1e-9), kappa=kappa, eta=left).seconds
+    below = 1.0 + exposed_s(1.0, border * (1 - 1e-9), kappa=kappa, eta=left)
+    above = 1.0 + exposed_s(1.0, border * (1 + 1e-9), kappa=kappa, eta=left)
     assert below == pytest.approx(above, rel=1e-6)
 
 
