@@ -24,7 +24,7 @@ from typing import Any
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.keys import SYSTEMS
 from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question, make_question
-from luwu.predict.driven.driven import CHUNK_BYTES_MIN, Playing, play_driven_steps
+from luwu.predict.driven.driven import CHUNK_BYTES_MIN, play_driven_steps
 from luwu.predict.driven.driven_worker import units_of
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.inference.inference_sockets import SocketJob
@@ -104,15 +104,15 @@ def _played_s(question: Question) -> float | None:
     on = question.as_on_topology()
     if on.nodes is None or (on.job.model.layers + 1) * on.job.micro_batches > UNITS_MAX:
         return None
-    return play_driven_steps(on.job, on.nodes, quick_playing(on.job)).step_s
+    return play_driven_steps(on.job, on.nodes, **quick_playing(on.job)).step_s
 
 
-def quick_playing(job: TrainingJob) -> Playing:
+def quick_playing(job: TrainingJob) -> dict[str, int]:
     """The fewest messages that a step can have: a chunk for each unit, and one worker for all."""
     chunk_bytes = CHUNK_BYTES_MIN
     while chunk_bytes < 4 * max(unit.parameters for unit in units_of(job)):
         chunk_bytes *= 2
-    return Playing(workers=1, chunk_bytes=chunk_bytes)
+    return {"workers": 1, "chunk_bytes": chunk_bytes}
 
 
 def _slowed(question: Any, slower: float) -> Any:

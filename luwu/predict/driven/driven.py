@@ -24,7 +24,7 @@ form (`systems/in_network.py`) takes a thousandth of the time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import simpy
@@ -34,17 +34,17 @@ from luwu.base.errors import ConfigError
 from luwu.base.limits import PAYLOAD_BYTES_MAX
 from luwu.layout import SUM_BYTES, Layout, Parameter
 from luwu.layout import Unit as LayoutUnit
-from luwu.predict.driven.cores import JOB, NEVER, OWN, Cores, worker_name
-from luwu.predict.driven.driven_node import DrivenNode, EngineWork, NodeCosts
+from luwu.predict.driven.driven_node import DrivenNode
 from luwu.predict.driven.driven_worker import DrivenWorker, Script, Unit, units_of
-from luwu.predict.driven.engines import Arrived, Link, Record, Token
+from luwu.predict.driven.engines import JOB, NEVER, Arrived, Link, Record, Token
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.systems.in_network import OptimizerNodes, domain_use, pull_rate, push_rate
 from luwu.protocol.actions import PARENT, Drop, Note, Send
 from luwu.wire.description import Description
 from luwu.wire.messages import Message
 from switch_emu.node.core.actions import NodeLimits
-from switch_emu.node.plan import plan_node
+from switch_emu.node.plan import NodePlan, plan_node
+from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Sum, SwitchLimits
 
 STEPS: Final = 3
@@ -76,93 +76,72 @@ class Driven:
         return self.ends_s[-1] - self.ends_s[-2]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Playing:
-    """How steps are played."""
-
-    steps: int = STEPS
-    """The last is measured."""
-    ahead: int = AHEAD
-    """Units that a worker asks for before compute is at them."""
-    update: str | None = None
-    """Order of work; None: `streaming`, or `at_step` where a step has several micro-batches."""
-    chunk_bytes: int | None = None
-    """Bytes of float32, a multiple of 16 KiB. None: 16 MiB, or less if the model has few chunks
-    then."""
-    extent_chunks: int = 1
-    """Chunks of a unit that travel together at most; auto gives one for chunks of a MiB or more."""
-    limits: NodeLimits | None = None
-    """None: as the node plans its memory."""
-    threads: int | None = None
-    """Threads of the node, each with a page until it is written; None: by its memory plan."""
-    cores: Cores = OWN
-    workers: int = WORKERS
-    """Played, at most: they are equal."""
-
-    def order(self, job: TrainingJob) -> str:
-        """The order of work for a job."""
-        return self.update or ("streaming" if job.micro_batches == 1 else "at_step")
-
-
 def play_driven_steps(
-    job: TrainingJob, nodes: OptimizerNodes, playing: Playing | None = None
-) -> Driven:
-    """Play steps as the project's cores decide them. Raises ConfigError."""
-    how = playing or Playing()
+    job: TrainingJob, nodes: OptimizerNodes, *, chunk_bytes: int | None = None,
+    workers: int = WORKERS,
+) -> Driven:  # fmt: skip
+    """Play steps as the project's cores decide them. Raises ConfigError.
+
+    chunk_bytes: of float32, a multiple of 16 KiB; by default 16 MiB, or more where the model has
+    many chunks then. workers: played, at most.
+    """
     if nodes.pulls_ahead:
         raise ConfigError(
             "node.pulls_ahead: the project's own cores pull within a window, so such steps are not "
             "played; leave it out to play them"
         )
     units = units_of(job)
-    chunk_bytes = how.chunk_bytes or _chunk_bytes(job)
-    scale = -(-how.extent_chunks * chunk_bytes // PAYLOAD_BYTES_MAX)
+    chunk_bytes = chunk_bytes or _chunk_bytes(job)
+    scale = -(-chunk_bytes // PAYLOAD_BYTES_MAX)
     description = Description(
-        layout=_layout(units, chunk_bytes // scale, how.extent_chunks, scale), optimizer="adamw",
-        update=how.order(job), state_fields=("m", "v"),
+        layout=_layout(units, chunk_bytes // scale, scale), optimizer="adamw",
+        update="streaming" if job.micro_batches == 1 else "at_step", state_fields=("m", "v"),
     )  # fmt: skip
     script = Script(
-        units=units, steps=how.steps, micro_batches=job.micro_batches, pulls=nodes.pulls,
-        ahead=how.ahead, gradient_dtype=_gradient_dtype(job), scale=scale,
+        units=units, steps=STEPS, micro_batches=job.micro_batches, pulls=nodes.pulls, ahead=AHEAD,
+        gradient_dtype=_gradient_dtype(job), scale=scale,
     )  # fmt: skip
-    return _World(job, nodes, how, description, script, chunk_bytes).play()
+    plan = plan_node(
+        budget_bytes=int(nodes.host.memory_bytes) * nodes.nodes, chunk_bytes=chunk_bytes,
+        world_size=job.devices, has_switch=True,
+    )  # fmt: skip
+    return _World(job, nodes, plan, description, script, min(job.devices, workers)).play()
 
 
 class _World:
     """The processes, and the links between them."""
 
     def __init__(
-        self, job: TrainingJob, nodes: OptimizerNodes, how: Playing, description: Description,
-        script: Script, chunk_bytes: int,
+        self, job: TrainingJob, nodes: OptimizerNodes, plan: NodePlan, description: Description,
+        script: Script, count: int,
     ) -> None:  # fmt: skip
         self._env, self._record = simpy.Environment(), Record()
-        self._job, self._nodes, self._description = job, nodes, description
-        count = min(job.devices, how.workers)
-        limits, threads = _limits(job, nodes, how, chunk_bytes, script.scale)
+        self._job, self._nodes = job, nodes
+        limits = NodeLimits(
+            sum_bytes_max=plan.sums_bytes // script.scale, updates_max=plan.updates_max,
+            reads_max=plan.reads_count, push_window_bytes=plan.window_bytes // script.scale,
+            receipts_may_wait=True,
+        )  # fmt: skip
         self._ups: list[Link] = []
         self._workers = [
-            self._worker(rank, count, script, how.cores, rank == 0) for rank in range(count)
+            self._worker(rank, count, script, description, rank == 0) for rank in range(count)
         ]
         self._switch = DrivenSwitch(
-            self._env, workers=count, send=self._send_from_switch, cores=how.cores,
+            self._env, workers=count, send=self._send_from_switch,
             limits=SwitchLimits(
                 push_window_bytes=limits.push_window_bytes,
                 slot_bytes_max=SLOT_WINDOWS * limits.push_window_bytes,
                 copies_bytes_max=SLOT_WINDOWS * limits.push_window_bytes,
-                extent_chunks=how.extent_chunks, slots_are_awaited=True,
+                slots_are_awaited=True,
             ),
         )  # fmt: skip
         from_node = self._link("down", pull_rate(job, nodes), self._from_node)
         for up in self._ups[::-1]:
             from_node.share(up, domain_use(job, nodes))
-        work = EngineWork(
-            self._env, self._record, description=description,
-            costs=NodeCosts.of(nodes),
-            scale=script.scale, sum_bytes_max=limits.sum_bytes_max * script.scale,
-        )  # fmt: skip
         self._node = DrivenNode(
-            self._env, description=description, world_size=count,
-            limits=limits, threads_count=threads, work=work, send=from_node.send, cores=how.cores,
+            self._env, self._record, description=description, nodes=nodes, world_size=count,
+            limits=limits, threads_count=plan.updates_count, scale=script.scale,
+            send=from_node.send,
         )  # fmt: skip
         to_node = self._link("", None, self._node.received)
         self._to = {PARENT: to_node} | {
@@ -180,7 +159,7 @@ class _World:
         return Driven(self._record, tuple(first.ends_s))
 
     def _worker(
-        self, rank: int, count: int, script: Script, cores: Cores, is_seen: bool
+        self, rank: int, count: int, script: Script, description: Description, is_seen: bool
     ) -> DrivenWorker:  # fmt: skip
         job, nodes, name = self._job, self._nodes, worker_name(rank)
 
@@ -191,8 +170,8 @@ class _World:
         self._ups.append(up)
         record = self._record if is_seen else Record()
         return DrivenWorker(
-            self._env, record, script=script, description=self._description, send=up.send,
-            rank=rank, world_size=count, cores=cores,
+            self._env, record, script=script, description=description, send=up.send, rank=rank,
+            world_size=count,
         )  # fmt: skip
 
     def _link(
@@ -212,25 +191,6 @@ class _World:
         self._to[peer].send(message, payload)
 
 
-def _limits(
-    job: TrainingJob, nodes: OptimizerNodes, how: Playing, chunk_bytes: int, scale: int
-) -> tuple[NodeLimits, int]:
-    """Limits of the node in bytes of the layout, and its threads."""
-    plan = plan_node(
-        budget_bytes=int(nodes.host.memory_bytes) * nodes.nodes, chunk_bytes=chunk_bytes,
-        world_size=job.devices, has_switch=True, extent_chunks=how.extent_chunks,
-    )  # fmt: skip
-    limits = how.limits or NodeLimits(
-        sum_bytes_max=plan.sums_bytes, updates_max=plan.updates_max, reads_max=plan.reads_count,
-        push_window_bytes=plan.window_bytes, receipts_may_wait=True,
-    )  # fmt: skip
-    limits = replace(
-        limits, sum_bytes_max=limits.sum_bytes_max // scale,
-        push_window_bytes=limits.push_window_bytes // scale, extent_chunks=how.extent_chunks,
-    )  # fmt: skip
-    return limits, how.threads or plan.updates_count
-
-
 def _chunk_bytes(job: TrainingJob) -> int:
     """16 MiB, doubled until few are played in a step; but two of a layer, so that they overlap."""
     chunk_bytes = CHUNK_BYTES_MIN
@@ -240,7 +200,7 @@ def _chunk_bytes(job: TrainingJob) -> int:
     return chunk_bytes
 
 
-def _layout(units: list[Unit], chunk_bytes: int, extent_chunks: int, scale: int) -> Layout:
+def _layout(units: list[Unit], chunk_bytes: int, scale: int) -> Layout:
     """A parameter for each unit: all 16-bit on the wire, all trained.
 
     An element stands for `scale` parameters: frames have a largest size, and models have not.
@@ -252,9 +212,7 @@ def _layout(units: list[Unit], chunk_bytes: int, extent_chunks: int, scale: int)
     members = tuple(
         LayoutUnit(name=unit.name, parameters=(index,)) for index, unit in enumerate(units)
     )
-    return Layout(
-        parameters=parameters, units=members, chunk_bytes=chunk_bytes, extent_chunks=extent_chunks
-    )
+    return Layout(parameters=parameters, units=members, chunk_bytes=chunk_bytes)
 
 
 def _gradient_dtype(job: TrainingJob) -> str:
@@ -268,6 +226,11 @@ def _gradient_dtype(job: TrainingJob) -> str:
     )
 
 
+def worker_name(rank: int) -> str:
+    """The name by which the switch knows a worker."""
+    return f"worker-{rank}"
+
+
 # ---------------------------------------------------------------------- the switch
 
 
@@ -276,10 +239,10 @@ class DrivenSwitch:
 
     def __init__(
         self, env: simpy.Environment, *, workers: int, send: Callable[[str, Message, Any], None],
-        limits: SwitchLimits, cores: Cores = OWN,
+        limits: SwitchLimits,
     ) -> None:  # fmt: skip
         self._env, self._send = env, send
-        self.core = cores.switch(
+        self.core = SwitchCore(
             job=JOB, incarnation=1, children=[1 << rank for rank in range(workers)], limits=limits,
             retry=NEVER,
         )  # fmt: skip

@@ -11,20 +11,23 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import simpy
 
 from luwu.base.dtypes import DTYPES
 from luwu.layout import Layout
+from luwu.nic.core import NicCore
 from luwu.nic.core import actions as nic
-from luwu.predict.driven.cores import HYPER, JOB, NEVER, OWN, Cores
-from luwu.predict.driven.engines import Engine, Process, Record, Token
+from luwu.predict.driven.engines import JOB, NEVER, Engine, Process, Record, Token
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import compute_time, operators_of
 from luwu.protocol.actions import Drop, Note, Send
 from luwu.wire.description import Description
+from luwu.wire.hyper import StepHyper, encode_hyper
 from luwu.wire.messages import Message
+
+HYPER: Final = encode_hyper(StepHyper(groups=({},)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,7 @@ class Script:
     ahead: int
     """Units that may be requested before compute is at them."""
     gradient_dtype: str
-    scale: int = 1
+    scale: int
     """Parameters that each element of the layout stands for."""
 
 
@@ -78,17 +81,14 @@ class DrivenWorker:
 
     def __init__(
         self, env: simpy.Environment, record: Record, *, script: Script,
-        description: Description, send: Callable[[Message, Any], None], rank: int = 0,
-        world_size: int = 1, cores: Cores = OWN,
+        description: Description, send: Callable[[Message, Any], None], rank: int, world_size: int,
     ) -> None:  # fmt: skip
         self._env, self._script, self._send = env, script, send
         self._layout: Layout = description.layout
         self._streaming = description.update == "streaming"
         self._description = description
         self._compute = Engine(env, record, "compute")
-        self._core = cores.nic(
-            job=JOB, rank=rank, world_size=world_size, incarnation=1, retry=NEVER
-        )
+        self._core = NicCore(job=JOB, rank=rank, world_size=world_size, incarnation=1, retry=NEVER)
         self._room = simpy.Container(env, capacity=script.ahead, init=script.ahead)
         self._joined = env.event()
         self._done: dict[int, simpy.Event] = {}
@@ -164,14 +164,14 @@ class DrivenWorker:
     def _forward(self, step: int, part: int) -> Process:
         for index, unit in enumerate(self._script.units):
             yield from self._wait(step, part * self._script.pulls, index)
-            yield from self._work("forward", unit.forward_s, step, unit)
+            yield from self._compute.work("forward", unit.forward_s)
             yield self._room.put(1)
 
     def _backward(self, step: int, part: int, pushes: list[simpy.Event]) -> Process:
         for index, unit in reversed(list(enumerate(self._script.units))):
             if self._script.pulls == 2:
                 yield from self._wait(step, part * 2 + 1, index)
-            yield from self._work("backward", unit.backward_s, step, unit)
+            yield from self._compute.work("backward", unit.backward_s)
             if self._script.pulls == 2:
                 yield self._room.put(1)
             if self._streaming:  # requested again before the gradient is pushed
@@ -226,7 +226,3 @@ class DrivenWorker:
     def _wait(self, step: int, use: int, index: int) -> Process:
         done = yield self._asked[step, use, index]
         yield done
-
-    def _work(self, name: str, seconds: float, step: int, unit: Unit) -> Process:
-        about = (("step", step), ("unit", unit.name))
-        yield from self._compute.work(name, seconds, 0.0, about)

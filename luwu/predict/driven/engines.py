@@ -17,10 +17,14 @@ from typing import Any, Final, TypeAlias
 
 import simpy
 
-from luwu.wire.messages import DataMessage, Message
+from luwu.base.retry import RetryPolicy
+from luwu.wire.messages import Message
 
 Process: TypeAlias = Generator[simpy.events.Event, Any, None]
-Fields: TypeAlias = tuple[tuple[str, Any], ...]
+JOB: Final = 1
+"""Of all cores."""
+NEVER: Final = RetryPolicy(first_ns=10**18, most_ns=10**18)
+"""Nothing is lost here, so nothing is repeated."""
 ROUNDING: Final = 1e-12
 """Share of a job that is too little to be left of it."""
 
@@ -35,8 +39,6 @@ class Span:
     end_s: float
     amount: float
     """Bytes, or another count of the engine."""
-    fields: Fields = ()
-    """What the job is of: step, unit, extent, chunk."""
 
 
 @dataclass(slots=True)
@@ -57,11 +59,6 @@ class Record:
         """All that it did."""
         return sum(span.amount for span in self.of(engine))
 
-    @property
-    def end_s(self) -> float:
-        """When the last job was done."""
-        return max((span.end_s for span in self.spans), default=0.0)
-
 
 class Engine:
     """Does jobs in the order they are asked for, one at a time."""
@@ -80,7 +77,7 @@ class Engine:
         """Work at this rate while the other engine works."""
         self._rival, self._rate = rival, rate
 
-    def work(self, job: str, seconds: float, amount: float = 0.0, fields: Fields = ()) -> Process:
+    def work(self, job: str, seconds: float, amount: float = 0.0) -> Process:
         """Wait for a turn, and be at the job for so long; to be yielded from a process."""
         with self._turn.request() as turn:
             yield turn
@@ -89,7 +86,7 @@ class Engine:
                 yield self._env.timeout(seconds)
             else:
                 yield from self._work_beside(self._rival, seconds)
-            self._record.spans.append(Span(self.name, job, start_s, self._env.now, amount, fields))
+            self._record.spans.append(Span(self.name, job, start_s, self._env.now, amount))
 
     def _work_beside(self, rival: Engine, seconds: float) -> Process:
         self._set_at_work(True)
@@ -166,11 +163,9 @@ class Link:
             self._after_latency(message, payload)
 
     def _carry(self, message: Message, payload: Token) -> Process:
-        assert isinstance(message, DataMessage)
         assert self._rate is not None
         name, meant = type(message).__name__.lower(), payload.cost_bytes
-        fields = (("step", message.step), ("extent", message.index))
-        yield from self._engine.work(name, meant / self._rate, meant, fields)
+        yield from self._engine.work(name, meant / self._rate, meant)
         self._after_latency(message, payload)
 
     def _after_latency(self, message: Message, payload: Any) -> None:
