@@ -17,12 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 import luwu
 from luwu import activations
-from luwu.base.errors import ConfigError, StateError, StoreFullError
+from luwu.base.errors import ConfigError
 from tests.helpers.activations import (
     KINDS,
     Function,
     compare,
-    file_limit,
     gradients,
     nothing_is_left,
     numbers,
@@ -193,16 +192,6 @@ def test_compiled_blocks(tmp_path: Path, checkpointing: Any) -> None:
     assert stats.saved_bytes >= 3 * 4 * 2 * 16 * 64
 
 
-def test_a_compiled_model(tmp_path: Path) -> None:
-    """Goal: the same bits; what the compiled graph keeps for itself is its own."""
-    model, plain = offloaded(make_gpt(gpt_config()), tmp_path), make_gpt(gpt_config())
-    for each in (model, plain):
-        compiled: Any = torch.compile(each, backend="aot_eager")
-        gpt_loss(compiled, 0, 0, 0).backward()
-    assert same(gradients(model), gradients(plain))
-    nothing_is_left(model, tmp_path)
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_nested_checkpoints(tmp_path: Path, reentrant: bool) -> None:
     class Model(nn.Module):
@@ -226,41 +215,6 @@ def test_nested_checkpoints(tmp_path: Path, reentrant: bool) -> None:
 
 
 # ---------------------------------------------------------------------------- faults, refusals
-
-
-def test_a_full_disk_and_after_it(tmp_path: Path) -> None:
-    """I6. Goal: an error that says what to do, out of forward or backward; afterwards it works."""
-    model: Any = offloaded(make_gpt(gpt_config(checkpointing="nonreentrant", layers=8)), tmp_path)
-    plain = make_gpt(gpt_config(checkpointing="nonreentrant", layers=8))
-    try:
-        with file_limit(20_000):
-            gpt_loss(model, 0, 0, 0).backward()
-        raise AssertionError("the disk was full, and nobody said so")
-    except StoreFullError as error:
-        assert f"{tmp_path} cannot be written at offset" in str(error)  # noqa: PT017 - and is gone then
-        assert "raise memory_budget=" in str(error)  # noqa: PT017
-    nothing_is_left(model, tmp_path)
-    model.zero_grad()
-    for each in (model, plain):
-        gpt_loss(each, 0, 0, 0).backward()
-    assert same(gradients(model), gradients(plain))
-
-
-@pytest.mark.parametrize("checkpointing", KINDS)
-def test_a_flipped_bit_raises(tmp_path: Path, checkpointing: Any) -> None:
-    """A1. Goal: backward ends with the place of the damage, not with a gradient.
-    Method: flip a bit of the last place of the file that is not in memory."""
-    model: Any = offloaded(make_gpt(gpt_config(checkpointing=checkpointing)), tmp_path)
-    loss = gpt_loss(model, 0, 0, 0)
-    store = model.__dict__["luwu_offload"].store
-    places = [each() for each in store._away.values()]
-    offset = next(each.offset for each in places if each.nbytes >= 8192)
-    places.clear()
-    fd = store._file.fileno()
-    (byte,) = os.pread(fd, 1, offset + 5000)
-    os.pwrite(fd, bytes([byte ^ 16]), offset + 5000)
-    with pytest.raises(StateError, match=rf"checksum .* offset {offset}, expected"):
-        loss.backward()
 
 
 @pytest.mark.feature("offload_activations inside a checkpoint")

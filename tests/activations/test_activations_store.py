@@ -252,29 +252,6 @@ def test_dropped_without_backward(tmp_path: Path) -> None:
         assert store.stats().disk_bytes <= 6 * SIZE
 
 
-def test_several_threads(tmp_path: Path) -> None:
-    """A1, A3. Goal: one store for forwards in several threads."""
-    errors: list[BaseException] = []
-
-    def work(store: ActivationStore, rank: int) -> None:
-        try:
-            for turn in range(15):
-                values = [1000 * rank + 10 * turn + k for k in range(6)]
-                saved = [put(store, data(value)) for value in values]
-                for value in reversed(values):
-                    assert is_there(store, saved.pop(), value)
-        except BaseException as error:
-            errors.append(error)
-
-    with store_in(tmp_path, SIZE) as store:
-        workers = [threading.Thread(target=work, args=(store, rank)) for rank in range(3)]
-        for each in workers:
-            each.start()
-        for each in workers:
-            each.join(60)
-        assert errors == []
-
-
 @pytest.mark.parametrize("memory_budget", [0, 100 * SIZE])
 def test_bytes_that_come_later(tmp_path: Path, memory_budget: int) -> None:
     """Goal: memory that is still being filled (by a GPU) is waited for, before it is handed out and

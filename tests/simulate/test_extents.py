@@ -14,16 +14,13 @@ import pytest
 from luwu.wire import messages as wire
 from switch_emu.node.core import actions as node_actions
 from switch_emu.node.extent_pages import PageGroup, extent_pages
-from switch_emu.switch.core.actions import SwitchLimits
 from tests.simulate.cluster import Cluster
 from tests.simulate.faults import Cancel, Crash, DieInStore, Fault, Noise, PowerCut, Zombie
 from tests.simulate.history import Simulation, run_history
 from tests.simulate.job import Job, make_layout
 from tests.simulate.machines import Node
 from tests.simulate.plan import History, Options, make_history
-from tests.simulate.seeds import seeds
-from tests.simulate.trees import TREES
-from tests.simulate.world import ROUGH, Faults
+from tests.simulate.world import Faults
 
 ORDERED = Faults(is_ordered=True)
 UPDATES = ["streaming", "at_step"]
@@ -53,33 +50,6 @@ def test_norms_do_not_depend_on_extents(update: str, optimizer_nodes: int) -> No
     assert len(digests) == 1
     assert pushes == sorted(pushes, reverse=True)
     assert len(set(pushes)) == 4
-
-
-@pytest.mark.parametrize("seed", seeds(8, quick=4))
-@pytest.mark.parametrize("update", UPDATES)
-def test_rough_network(seed: int, update: str) -> None:
-    """I1, I2, I3. Goal: loss, repetition and reordering of extents change no bit, with memory for
-    all of them or for none."""
-    layout = make_layout(
-        rows=(150, 260)[seed % 2], extent_chunks=2 + seed % 4, optimizer_nodes=1 + seed % 3
-    )
-    job = Job(
-        layout, update=update, absent_parameters=seed % 2 == 0, keeps=seed % 3 == 0,
-        backwards=1 + (update == "at_step" and seed % 2),
-        switch_limits=SwitchLimits(slot_bytes_max=80_000 * (seed % 3), push_window_bytes=50_000),
-    )  # fmt: skip
-    Cluster(seed, job, ROUGH).run()
-
-
-@pytest.mark.parametrize("tree", TREES.values(), ids=TREES.keys())
-@pytest.mark.parametrize("update", UPDATES)
-def test_trees(update: str, tree: object) -> None:
-    """I3. Goal: the switches of a tree add extents as they add chunks."""
-    job = Job(
-        make_layout(rows=260, extent_chunks=3, optimizer_nodes=2), update=update, switches=tree,  # type: ignore[arg-type]
-        world_size=tree.workers,  # type: ignore[attr-defined]
-    )  # fmt: skip
-    Cluster(0, job, ROUGH).run()
 
 
 IN_THE_MIDDLE: tuple[Fault, ...] = (

@@ -42,12 +42,6 @@ def test_ten_histories_without_a_switch(seed: int) -> None:
             raise AssertionError(f"history {each}: {exc}") from exc
 
 
-def test_histories_of_few_slots_without_a_switch() -> None:
-    """O1 to O6. Goal: the same in protocol fidelity."""
-    for each in range(10_000, 10_015):
-        run_history(make_history(each, slot_count=1 + each % 3, own_switch=True))
-
-
 def test_a_gradient_that_the_pair_does_not_let_go_of_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

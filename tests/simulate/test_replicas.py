@@ -35,36 +35,6 @@ def test_norm_and_weights_do_not_depend_on_replicas(update: str) -> None:
     assert all(norm > 0 for of_step in norms[0] for norm in of_step)
 
 
-@pytest.mark.parametrize("seed", seeds(8))
-@pytest.mark.parametrize(("nodes", "replicas"), SHAPES)
-def test_rough_network(seed: int, nodes: int, replicas: int) -> None:
-    """I1, I2, I3. Goal: loss, repetition and reordering change no bit of any replica."""
-    job = Job(
-        make_layout(optimizer_nodes=nodes),
-        replicas=replicas,
-        update=UPDATES[seed % 2],
-        keeps=seed % 3 == 0,
-    )
-    Cluster(seed, job, ROUGH).run()
-
-
-@pytest.mark.parametrize("seed", seeds(8))
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_node_is_killed(seed: int, number: int) -> None:
-    """I1, I2, I3. Goal: a node that is started again goes on as a replica of the others."""
-    job = Job(
-        make_layout(optimizer_nodes=2),
-        replicas=2,
-        update=UPDATES[seed % 2],
-        prepare_ns=seed % 3 * 10**8,
-    )
-    cluster = Cluster(seed, job, ROUGH)
-    for count in range(3):
-        at_ns = count * 10**9 + cluster.world.random.randrange(10**9)
-        cluster.world.at(at_ns, lambda: cluster.restart_node(number))
-    cluster.run()
-
-
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_replica_that_differs_is_found(update: str, number: int) -> None:

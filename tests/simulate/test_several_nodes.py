@@ -50,40 +50,6 @@ def test_nothing_is_repeated_on_whole_connections(seed: int, update: str) -> Non
     Cluster(seed, job, ORDERED).run_to_the_end()
 
 
-@pytest.mark.parametrize("seed", seeds(8))
-@pytest.mark.parametrize("update", UPDATES)
-def test_rough_network(seed: int, update: str) -> None:
-    """I1, I2, I3. Goal: loss, repetition and reordering, between nodes too, change no bit."""
-    job = Job(make_layout(optimizer_nodes=2 + seed % 2), update=update, keeps=seed % 2 == 0)
-    Cluster(seed, job, ROUGH).run()
-
-
-@pytest.mark.parametrize("seed", seeds(16))
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_node_is_killed(seed: int, number: int) -> None:
-    """I1, I2, I3. Goal: a node killed at any time, the first or another, rolls what it had prepared
-    forward or back with the others, and the job goes on from the last decided step."""
-    job = Job(make_layout(optimizer_nodes=2), update=UPDATES[seed % 2], prepare_ns=seed % 3 * 10**8)
-    cluster = Cluster(seed, job, ROUGH)
-    for count in range(3):
-        at_ns = count * 10**9 + cluster.world.random.randrange(10**9)
-        cluster.world.at(at_ns, lambda: cluster.restart_node(number))
-    cluster.run()
-
-
-@pytest.mark.parametrize("seed", seeds(10))
-def test_all_nodes_are_killed_at_once(seed: int) -> None:
-    """I2. Goal: a power cut of all nodes leaves one decided version on all disks, or the next one
-    prepared where it is not decided yet."""
-    job = Job(make_layout(optimizer_nodes=3), update=UPDATES[seed % 2], prepare_ns=10**8)
-    cluster = Cluster(seed, job, ROUGH)
-    for count in range(2):
-        at_ns = count * 10**9 + cluster.world.random.randrange(10**9)
-        for number in range(3):
-            cluster.world.at(at_ns, lambda number=number: cluster.restart_node(number))
-    cluster.run()
-
-
 @pytest.mark.parametrize("seed", seeds(10))
 @pytest.mark.parametrize("update", UPDATES)
 def test_not_finite(seed: int, update: str) -> None:
