@@ -15,7 +15,7 @@ from luwu.launch.switch_memory import widest_plan
 from luwu.layout import Layout
 from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
-from switch_emu.node.plan import NodePlan
+from switch_emu.node.plan import NodePlan, whole_bytes
 from switch_emu.node.spec import NodeSpec
 from switch_emu.node.storage import bytes_for_pages, bytes_in_place, check_fits_in_ram
 from switch_emu.process.places import places_bytes
@@ -94,6 +94,8 @@ class Kept:
     """Weights in shared memory, used in place by every worker; 0: each pull is sent."""
     resident: Collection[int]
     """Pages that are never read from disk."""
+    unused_bytes: int
+    """Room for pages in the node's budget that there are no pages for."""
     cached: Collection[int]
     """Chunks whose weights the switch caches: the node sends them as it updates their pages."""
     cached_in_place: bool
@@ -129,14 +131,18 @@ def kept_in_ram(job: Job) -> Kept:
     if job.is_in_ram:
         check_fits_in_ram(job.node, job.plan, job.description)
         resident: Collection[int] = range(store.page_count)
+        room_bytes = job.plan.resident_bytes - in_place - whole_bytes(layout)
+        unused_bytes = max(0, room_bytes - 2 * store.state_bytes)
     else:
-        resident = pages_that_fit(store, bytes_for_pages(job.node, job.plan, job.description))
+        room_bytes = bytes_for_pages(job.node, job.plan, job.description)
+        fitting = pages_that_fit(store, room_bytes)
+        resident, unused_bytes = fitting, room_bytes - sum(fitting.values())
     cached: frozenset[int] = frozenset()
     if job.node.has_switch and not in_place:
         extents = chosen_extents(layout, job.switch.cache_bytes)
         cached = frozenset(chunk for each in extents for chunk in layout.extents[each].chunks)
     has_room = places_bytes(layout) <= job.switch.cache_bytes
     return Kept(
-        places_bytes=in_place, resident=resident, cached=cached,
+        places_bytes=in_place, resident=resident, unused_bytes=unused_bytes, cached=cached,
         cached_in_place=bool(cached) and job.is_shared and has_room,
     )  # fmt: skip

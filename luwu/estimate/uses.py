@@ -77,7 +77,7 @@ def memory_uses(job: Job, kept: Kept) -> tuple[MemoryUse, ...]:
     shown = "weights used in place" if kept.places_bytes else f"up to {PREFETCH_UNITS + 2} units"
     gradients = 2 * unit_bytes  # the allocator keeps holes; cells, where no arena has them
     gradients += 0 if job.is_shared else min(GRADIENT_BYTES, job.pushed_bytes)
-    node_bytes = job.plan.budget_bytes - (kept.places_bytes if job.is_shared else 0)
+    node_bytes = job.plan.budget_bytes - kept.places_bytes - kept.unused_bytes
     weights_bytes = (2 if kept.cached_in_place else 1) * job.wire_bytes
     whole_step = (job.workers + 2) * job.pushed_bytes + weights_bytes
     switch_bytes = min(job.switch.budget_bytes, whole_step) + (0 if job.is_shared else pulled)
@@ -96,7 +96,8 @@ def memory_uses(job: Job, kept: Kept) -> tuple[MemoryUse, ...]:
         ),
         MemoryUse(
             role="node", processes_count=1, nbytes=NODE_BASE_BYTES + node_bytes, label="assumed",
-            text="Python and torch, and the whole memory budget", base_bytes=NODE_BASE_BYTES,
+            text="Python and torch, its memory budget, room for pages as far as there are pages",
+            base_bytes=NODE_BASE_BYTES,
         ),
         MemoryUse(
             role="arenas", processes_count=job.workers if job.is_shared else 0,

@@ -141,6 +141,8 @@ def test_a_state_in_ram_has_no_disk() -> None:
     assert found.disk_s == 0
     assert found.disk_text == "a step waits for no disk"
     assert found.line.endswith("; no disk")
+    node = next(each.nbytes for each in found.memory if each.role == "node")
+    assert node < GIB, "no more pages are counted than there are"
 
 
 def test_weights_in_shared_memory_are_not_read_from_disk() -> None:

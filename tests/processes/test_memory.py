@@ -89,4 +89,5 @@ def test_no_process_takes_more_than_was_planned(tmp_path: Path, transport: str) 
     assert arm["memory_peak_bytes"] <= sum(
         [arm["node_peak_rss_bytes"], *arm["switch_peak_rss_bytes"], *arm["worker_peak_rss_bytes"]]
     )
-    assert plan["node"] == arm["memory_budget_bytes"]
+    page_bytes = 3 * arm["chunk_bytes"]
+    assert 0 <= arm["memory_budget_bytes"] - plan["node"] <= 2 * page_bytes
