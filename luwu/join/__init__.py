@@ -1,1 +1,1 @@
-"""The connection file or URL by which a process finds its job, and joins it."""
+"""The connection file or URL by which a process finds and joins its job; and that job in a file."""

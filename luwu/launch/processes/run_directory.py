@@ -13,7 +13,8 @@
       events/           node.jsonl, switch.jsonl, worker-0.jsonl
       counters/         node.json, switch.json: messages, bytes and what is held, every second
       errors/           worker-1.json: the traceback of what failed
-      roles/            what the processes of the switch and the node were started with
+      roles/            what the processes of the switch and the node were started with; job.json,
+                        what rank 0 joined with
       results/          what workers, switches and node measured
 
 Every JSON file is written beside its place and renamed: a reader sees the old one or the new one.
