@@ -92,25 +92,21 @@ def to_si(key: str, value: Any, unit: str, dimension: Dimension) -> float:
 
 
 def parse(key: str, text: Any, dimension: Dimension) -> float:
-    """A text such as `100 Gbit/s`, or a bare number where none is needed. Raises ConfigError."""
+    """A text such as `100 Gbit/s`, a table of value and unit, or a bare number where no unit is
+    needed. Raises ConfigError."""
     bare = _BARE.get(dimension)
     if bare is not None and isinstance(text, int | float):
         return to_si(key, text, bare, dimension)
-    if isinstance(text, dict):
-        return parse_table(key, text, dimension)
+    if isinstance(text, dict):  # with whatever else is said of it
+        if "value" not in text:
+            raise ConfigError(f"{key}: a value is missing; write {{value = 1.5, unit = ...}}")
+        unit = text.get("unit", bare)
+        if not isinstance(unit, str):
+            raise ConfigError(f"{key}: a unit is missing; it is one of {units_of(dimension)}")
+        return to_si(key, text["value"], unit, dimension)
     found = _TEXT.fullmatch(text) if isinstance(text, str) else None
     if found is None or (found[2] is None and bare is None):
         raise ConfigError(
             f"{key}: {text!r} is not a number with a unit; the units are {units_of(dimension)}"
         )
     return to_si(key, float(found[1].replace("_", "")), (found[2] or bare or "").strip(), dimension)
-
-
-def parse_table(key: str, table: dict[str, Any], dimension: Dimension) -> float:
-    """`{value = ..., unit = ...}`, with whatever else is said of it. Raises ConfigError."""
-    if "value" not in table:
-        raise ConfigError(f"{key}: a value is missing; write {{value = 1.5, unit = ...}}")
-    unit = table.get("unit", _BARE.get(dimension))
-    if not isinstance(unit, str):
-        raise ConfigError(f"{key}: a unit is missing; it is one of {units_of(dimension)}")
-    return to_si(key, table["value"], unit, dimension)

@@ -164,6 +164,16 @@ class TrainingJob:
         return self.batch // (self.data * self.micro_batch)
 
     @property
+    def own_tokens(self) -> float:
+        """Tokens of a micro-batch that a device has, with its tensor parallel ranks."""
+        return self.micro_batch * self.sequence / self.context
+
+    @property
+    def again(self) -> float:
+        """Share of the layers' forward that backward computes again, whole layers."""
+        return {"full": 1.0, "half": 0.5}.get(self.recompute, 0.0)
+
+    @property
     def tokens(self) -> int:
         """Tokens of a step."""
         return self.batch * self.sequence
@@ -201,7 +211,7 @@ def utilisation(job: TrainingJob, seconds: float) -> dict[str, float]:
     assert peak is not None
     model = job.model.step_operations(job.tokens, job.sequence)
     layers = model / 3 - job.model.head_operations(job.tokens)
-    again = {"full": 1.0, "half": 0.5}.get(job.recompute, 0.0) * layers
+    again = job.again * layers
     return {
         "mfu": model / seconds / job.devices / peak,
         "hfu": (model + again) / seconds / job.devices / peak,

@@ -68,7 +68,7 @@ class LayerTime:
 def layer_time(job: TrainingJob, operators: Operators) -> LayerTime:
     """One layer's forward on one micro-batch (T1), and what of it is computed again."""
     model, tensor = job.model, job.tensor
-    n = job.micro_batch * job.sequence / job.context
+    n = job.own_tokens
     own_heads = model.head_width * (model.heads + 2 * model.kv_heads) / tensor
     products = (
         operators.matmul(n, model.hidden, own_heads)
@@ -202,7 +202,7 @@ def element_bytes(job: TrainingJob) -> int:
 
 def head_time(job: TrainingJob, operators: Operators) -> float:
     """Output layer and loss of a micro-batch, forward and backward."""
-    n = job.micro_batch * job.sequence / job.context
+    n = job.own_tokens
     columns = job.model.vocab / job.tensor
     return 3 * operators.matmul(n, job.model.hidden, columns) + operators.passes(
         3 * n * columns * 4
@@ -274,8 +274,7 @@ def dispatched_bytes(job: TrainingJob) -> float:
     """That a rank sends in one all-to-all of a layer and micro-batch, its own part too (J2)."""
     if job.expert == 1:
         return 0.0
-    n = job.micro_batch * job.sequence / job.context
-    tokens = n / job.tensor * job.model.experts_used * job.load
+    tokens = job.own_tokens / job.tensor * job.model.experts_used * job.load
     return WIRE_BYTES * tokens * job.model.hidden
 
 
@@ -283,7 +282,7 @@ def all_to_alls(job: TrainingJob) -> float:
     """All-to-alls of a layer and micro-batch: two forward, two backward, two if forward is
     recomputed (J2).
     """
-    return 4.0 + 2 * {"full": 1.0, "half": 0.5}.get(job.recompute, 0.0)
+    return 4.0 + 2 * job.again
 
 
 def expert_exchange(job: TrainingJob) -> float:

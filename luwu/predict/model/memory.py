@@ -49,18 +49,14 @@ def activation_bytes(job: TrainingJob) -> float:
     """Activations of the first stage, which saves most (Y3)."""
     stages = job.pipeline
     interleaved = 1 + (stages - 1) / (stages * job.virtual) if job.virtual > 1 else 1.0
-    return layer_activation_bytes(job) * job.model.layers / stages * _in_flight(job) * interleaved
-
-
-def _in_flight(job: TrainingJob) -> int:
-    """Micro-batches that the first stage has begun and not ended."""
-    return min(job.pipeline, job.micro_batches)
+    in_flight = min(stages, job.micro_batches)  # begun by the first stage, and not ended
+    return layer_activation_bytes(job) * job.model.layers / stages * in_flight * interleaved
 
 
 def layer_activation_bytes(job: TrainingJob) -> float:
     """Activations of one layer and one micro-batch (Y2)."""
     model = job.model
-    tokens = job.micro_batch * job.sequence / job.context
+    tokens = job.own_tokens
     whole_share = job.tensor if job.sequence_parallel else 1
     if job.recompute == "full":
         return WIRE_BYTES * tokens * model.hidden / whole_share

@@ -65,9 +65,8 @@ BACKWARD_BLOCKS = 2
 
 def block_bytes(job: TrainingJob) -> float:
     """Bytes of the keys and values of one rank's tokens, of one micro-batch and layer (X1)."""
-    n = job.micro_batch * job.sequence / job.context
     heads = max(1.0, job.model.kv_heads / job.tensor)
-    return WIRE_BYTES * 2 * heads * job.model.head_width * n
+    return WIRE_BYTES * 2 * heads * job.model.head_width * job.own_tokens
 
 
 def sent_bytes(job: TrainingJob) -> tuple[float, float]:
@@ -84,7 +83,7 @@ def context_exchange(job: TrainingJob, attention: float, backward_attention: flo
     """
     if job.context == 1:
         return 0.0
-    again = {"full": 1.0, "half": 0.5}.get(job.recompute, 0.0)
+    again = job.again
     if job.recompute == "selective" and not job.software.fused_attention:
         again = 1.0
     forward = _shown(job, attention, 1)
@@ -109,7 +108,7 @@ BOTH_ENDS = 2
 
 def layer_bytes(job: TrainingJob) -> float:
     """Activations of a micro-batch between two layers, of all tensor parallel ranks."""
-    return WIRE_BYTES * job.micro_batch * job.sequence / job.context * job.model.hidden
+    return WIRE_BYTES * job.own_tokens * job.model.hidden
 
 
 def tensor_bytes(job: TrainingJob) -> float:
@@ -126,8 +125,7 @@ def stage_bytes(job: TrainingJob) -> float:
 def all_reduces(job: TrainingJob) -> float:
     """All-reduces of tensor parallel ranks, of a layer and micro-batch: two forward, two backward,
     two if forward is recomputed; with sequence parallel ranks, an all-gather of activations."""
-    count = {"full": 6.0, "half": 5.0}.get(job.recompute, 4.0)
-    return count + (0.5 if job.sequence_parallel else 0.0)
+    return 4.0 + 2 * job.again + (0.5 if job.sequence_parallel else 0.0)
 
 
 def ports(job: TrainingJob, group: Group) -> int:

@@ -70,19 +70,11 @@ def training_exchanges(
             name: Exchange(group=everyone, collective=name, port_bytes=sent[name])
             for name in ("push", "pull")
         }
-    if system == "atp" and job.devices > 1:
-        return {
-            "sum": Exchange(
-                group=everyone, collective="in_network_all_reduce", port_bytes=gradients
-            )
-        }
+    if system == "3d":
+        return _three_d(job)
     if system == "atp":
-        return {}
-    return _three_d(job) if system == "3d" else _rings(system, job)
-
-
-def _rings(system: str, job: TrainingJob) -> dict[str, Exchange]:
-    """Through all devices."""
+        summed = Exchange(group=everyone, collective="in_network_all_reduce", port_bytes=gradients)
+        return {"sum": summed} if job.devices > 1 else {}
     name, collective = ("gradients", "all_reduce") if system == "ddp" else ("states", "all_gather")
     return _ring(name, job, job.devices, 1, whole_ring_bytes(job, system), collective)
 

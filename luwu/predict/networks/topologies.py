@@ -83,18 +83,14 @@ class Inventory:
         """One at each end of a link."""
         return TRANSCEIVERS_PER_LINK * self.links
 
-    def times(self, count: int) -> Inventory:
-        """Inventory of so many networks like this one."""
-        return Inventory(count * self.switches, count * self.links)
-
 
 # ---------------------------------------------------------------------- checks
 
 
-def whole(key: str, value: object, least: int = 1) -> None:
-    """Refuse what is no count. Raises ConfigError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{key}: {value!r} is not a count; a whole number from {least} on fits")
+def check_ports_of(key: str, count: int) -> None:
+    """Refuse a switch without a port for each of two neighbours. Raises ConfigError."""
+    if count < 2:
+        raise ConfigError(f"{key}: {count!r} is not a count; a whole number from 2 on fits")
 
 
 def check_exchange(endpoints: int, group: RankGroup, collective: str, *, sums: bool) -> None:
@@ -256,7 +252,7 @@ class Clos:
     """Its switches sum what passes."""
 
     def __post_init__(self) -> None:
-        whole("radix", self.radix, least=2)
+        check_ports_of("radix", self.radix)
         if self.endpoints % self.rails:
             raise ConfigError(
                 f"rails: {self.rails} do not divide {self.endpoints} endpoints; each rail has one "
@@ -378,7 +374,8 @@ class RailOnly:
     @property
     def inventory(self) -> Inventory:
         """Inventory of all rails, without the fast domains."""
-        return self.rail.inventory.times(self.domain)
+        one = self.rail.inventory
+        return Inventory(self.domain * one.switches, self.domain * one.links)
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
         """Connection of each rank of a group (S8). Raises ConfigError."""
@@ -419,7 +416,7 @@ class AggregationTree:
     """On the topmost switch."""
 
     def __post_init__(self) -> None:
-        whole("fan_in", self.fan_in, least=2)
+        check_ports_of("fan_in", self.fan_in)
 
     @property
     def switches_by_tier(self) -> list[int]:
