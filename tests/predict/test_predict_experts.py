@@ -15,6 +15,7 @@ from luwu.predict.model import collectives as c
 from luwu.predict.model.collectives import Path
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import (
+    WIRE_BYTES,
     copies_group,
     dispatched_bytes,
     expert_exchange,
@@ -25,7 +26,6 @@ from luwu.predict.model.layers import (
     own_parameters,
 )
 from luwu.predict.model.memory import activation_bytes, state_bytes
-from luwu.predict.model.operators import WIRE_BYTES
 from luwu.predict.systems.training import predict_step
 
 

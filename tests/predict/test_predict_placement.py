@@ -11,8 +11,7 @@ from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import fitted, software
 from luwu.predict.model.collectives import KAPPA_NETWORK
 from luwu.predict.model.job import TrainingJob
-from luwu.predict.model.layers import attention_backward, layer_time, operators_of
-from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.layers import WIRE_BYTES, attention_backward, layer_time, operators_of
 from luwu.predict.model.placement import (
     context_group,
     domain_path,

@@ -48,13 +48,13 @@ from luwu.predict.inference.inference_sockets import (
     with_largest_socket_batch,
 )
 from luwu.predict.model.job import StepTime, TrainingJob
+from luwu.predict.model.layers import WIRE_BYTES
 from luwu.predict.model.memory import (
     activation_bytes,
     replicated_state_bytes,
     sharded_state_bytes,
     state_bytes,
 )
-from luwu.predict.model.operators import WIRE_BYTES
 from luwu.predict.model.placement import domain_count
 from luwu.predict.networks.choice import Built, TopologyChoice, check_ports, make_topology
 from luwu.predict.networks.on_topology import (

@@ -28,7 +28,7 @@ from luwu.base.errors import ConfigError
 from luwu.layout import SUM_BYTES
 from luwu.predict.driven.engines import JOB, NEVER, Engine, Process, Record, Token
 from luwu.predict.hardware.hardware import adam_bytes
-from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.layers import WIRE_BYTES
 from luwu.predict.systems.in_network import DMA, OptimizerNodes
 from luwu.protocol.actions import Drop, Note, Send
 from luwu.wire.description import Description

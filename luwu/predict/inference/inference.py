@@ -34,7 +34,7 @@ from luwu.predict.inference.inference_job import (
     maximum_batch,
 )
 from luwu.predict.model.collectives import Path, measured_all_reduce, ring_all_reduce, send
-from luwu.predict.model.operators import WIRE_BYTES, cube_rate, top_rate
+from luwu.predict.model.layers import WIRE_BYTES, cube_rate, top_rate
 
 NCCL_BASE_S = 3.6e-6
 """Base latency of a ring with the LL protocol; NCCL's tuning."""

@@ -17,7 +17,7 @@ from typing import Final
 from luwu.base.errors import ConfigError, suggestion
 from luwu.predict.hardware.hardware import Device, Network
 from luwu.predict.hardware.model import Transformer
-from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.layers import WIRE_BYTES
 
 WEIGHT_BYTES: Final = {"bf16": 2.0, "fp8": 1.0, "fp4": 9 / 16}
 """Bytes of a weight. fp4: NVFP4, where 16 values share a scale of a byte. Source: NVIDIA's

@@ -28,7 +28,7 @@ from luwu.predict.inference.inference_job import (
     check_tensor,
 )
 from luwu.predict.model.collectives import Path, hierarchical_all_reduce
-from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.layers import WIRE_BYTES
 
 SOCKET_WEIGHT_BYTES: Final = {"bf16": 2.0, "int8": 1.0}
 

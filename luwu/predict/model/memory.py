@@ -13,8 +13,7 @@ arXiv 1910.02054 (Y4). Without embeddings, as in these sources: they are on one 
 from __future__ import annotations
 
 from luwu.predict.model.job import TrainingJob
-from luwu.predict.model.layers import own_parameters
-from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.layers import WIRE_BYTES, own_parameters
 
 STATE_BYTES = 18
 SHARDED_STATE_BYTES = 16

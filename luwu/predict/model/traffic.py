@@ -35,6 +35,7 @@ from __future__ import annotations
 from luwu.predict.model.collectives import KAPPA, KAPPA_NETWORK, exposed_s, send
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import (
+    WIRE_BYTES,
     all_to_alls,
     copies_group,
     dispatched_bytes,
@@ -42,7 +43,6 @@ from luwu.predict.model.layers import (
     expert_group,
     own_parameters,
 )
-from luwu.predict.model.operators import WIRE_BYTES
 from luwu.predict.model.placement import (
     Group,
     context_group,

@@ -22,7 +22,7 @@ from luwu.predict.hardware.hardware import Network
 from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model.job import StepTime, TrainingJob
-from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.layers import WIRE_BYTES
 from luwu.predict.model.placement import domain_count, pipeline_group, placed, tensor_group
 from luwu.predict.model.traffic import ports, three_d_busy, three_d_bytes, whole_ring_bytes
 from luwu.predict.networks.choice import Built, TopologyChoice

@@ -47,8 +47,7 @@ from luwu.predict.model.collectives import (
     switch_all_reduce,
 )
 from luwu.predict.model.job import StepTime, TrainingJob
-from luwu.predict.model.layers import compute_time, operators_of
-from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.layers import WIRE_BYTES, compute_time, operators_of
 from luwu.predict.model.placement import network_path, placed, ring_path
 from luwu.predict.model.traffic import GATHERS
 from luwu.predict.systems.training import OPTIMIZER_BYTES

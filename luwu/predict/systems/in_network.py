@@ -45,8 +45,7 @@ from luwu.predict.hardware.hardware import (
     adam_bytes,
 )
 from luwu.predict.model.job import StepTime, TrainingJob
-from luwu.predict.model.layers import compute_time, operators_of
-from luwu.predict.model.operators import WIRE_BYTES
+from luwu.predict.model.layers import WIRE_BYTES, compute_time, operators_of
 from luwu.predict.model.placement import domain_count, domain_path
 
 PER_HOST = ("none", "pull", "pull-and-push")

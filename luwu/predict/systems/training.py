@@ -28,7 +28,9 @@ from luwu.predict.hardware.software import fitted
 from luwu.predict.model.collectives import ring_all_gather, send
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import (
+    WIRE_BYTES,
     LayerTime,
+    Operators,
     attention_backward,
     compute_time,
     copies_group,
@@ -37,7 +39,6 @@ from luwu.predict.model.layers import (
     operators_of,
     own_parameters,
 )
-from luwu.predict.model.operators import WIRE_BYTES, Operators
 from luwu.predict.model.placement import (
     Group,
     domain_path,
