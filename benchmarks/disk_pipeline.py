@@ -24,7 +24,7 @@ from switch_emu.node.core.actions import Decide, Prepare, Update
 from switch_emu.node.kernels import Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.pages import field_view, store_config, weights_digest
-from switch_emu.node.pipeline import Kernels, Pipeline, Stored, threads_of
+from switch_emu.node.pipeline import Pipeline, Stored
 from switch_emu.node.plan import (
     EXTENT_AUTO_BYTES_MAX,
     NodePlan,
@@ -137,9 +137,9 @@ class PipelineArm(Closing):
             buffers=Buffers(lambda nbytes: memoryview(bytearray(nbytes))),
         )
         self._pipeline = Pipeline(
-            core, stored, self._description, job=1, kernels=Kernels(self._kernel, None),
+            core, stored, self._description, job=1, kernels=(self._kernel, None),
             aggregator=make_aggregator(FLOAT32, 1),
-            threads=threads_of(case.plan),
+            plan=case.plan,
             recorder=Recorder(role="node", printed=None), wake=lambda: self._wake.put(None),
         )  # fmt: skip
         self._under_way_max = case.plan.updates_max

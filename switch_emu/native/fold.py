@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from luwu.aggregate.interface import F32Array
 from luwu.base.address import address_of
 from luwu.base.dtypes import DTYPES
 
@@ -30,7 +31,7 @@ class Fold:
 
     def __call__(
         self, contributions: Sequence[tuple[memoryview, str]],
-        before: npt.NDArray[np.float32] | None, out: npt.NDArray[np.float32],
+        before: F32Array | None, out: F32Array,
         squares: npt.NDArray[np.float64] | None = None,
     ) -> None:  # fmt: skip
         """Shapes: payloads of C elements, a multiple of 64; float32 [C]; float64 [C / 4096]."""
@@ -53,8 +54,6 @@ def sources(
 
 
 _PANEL_COLUMNS = 32
-
-F32Array = npt.NDArray[np.float32]
 
 
 class Product:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
@@ -24,18 +23,11 @@ from luwu.wire.stored import (
 )
 from switch_emu.node.kernels import kernel_name
 from switch_emu.node.kernels.narrow import Stored, narrow, widen
-from switch_emu.store import DecidedStep, Field, PageKind, StoreConfig
+from switch_emu.store import Field, PageKind, PageStore, StoreConfig
+from switch_emu.store.striped import StripedPages
 
-
-class Pages(Protocol):
-    """Decided weights, by chunk: a page store, or those of several nodes (`StripedPages`)."""
-
-    @property
-    def decided(self) -> DecidedStep | None:
-        """The newest decided step."""
-
-    def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
-        """Fill `into` with one field of the page of a chunk."""
+Pages = PageStore | StripedPages
+"""Decided weights, by chunk: of one node, or of several."""
 
 
 def store_config(description: Description, node: int = 0, replicas: int = 1) -> StoreConfig:

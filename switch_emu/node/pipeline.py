@@ -88,34 +88,6 @@ class Stored:
     """The chunks that the store holds; None: all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineThreads:
-    """The threads of a pipeline, by the node's plan."""
-
-    updates_count: int
-    reads_count: int
-    """Threads for pulls of weights that are not in RAM."""
-    pages_together: int = 1
-    """Pages of an extent that a thread updates at once, at most."""
-
-
-def threads_of(plan: NodePlan) -> PipelineThreads:
-    """The threads that a plan has memory for."""
-    return PipelineThreads(
-        updates_count=plan.updates_count,
-        reads_count=plan.reads_count,
-        pages_together=plan.pages_together,
-    )
-
-
-class Kernels(NamedTuple):
-    """The updates of a job."""
-
-    elementwise: UpdateKernel
-    whole: UpdateKernel | None
-    """Kernel of parameters that are updated as a whole; None: there are none."""
-
-
 class _Pages(NamedTuple):
     """Pages that are worked on together."""
 
@@ -141,10 +113,12 @@ class Pipeline:
 
     def __init__(
         self, core: NodeCore, stored: Stored, description: Description, *, job: int,
-        kernels: Kernels, aggregator: Aggregator, threads: PipelineThreads,
+        kernels: tuple[UpdateKernel, UpdateKernel | None], aggregator: Aggregator, plan: NodePlan,
         recorder: Recorder, wake: Callable[[], None], held_bytes: Callable[[], int] = lambda: 0,
     ) -> None:  # fmt: skip
-        """`held_bytes`: of gradients that the node holds; called from any thread."""
+        """`kernels`: of what is updated element by element, and of parameters as a whole, if there
+        are any; `plan`: says how many threads there are; `held_bytes`: of gradients that the node
+        holds; called from any thread."""
         self._core, self._job = core, job
         self._store, self._attachments = stored.store, stored.attachments
         self._layout = description.layout
@@ -158,12 +132,12 @@ class Pipeline:
         self._recorder, self._wake, self._held_bytes = recorder, wake, held_bytes
         self.statistics = Statistics(self._layout)
         """Statistics of the last measured step."""
-        self._pages_together = threads.pages_together
+        self._pages_together = plan.pages_together
         self._pages: dict[int, tuple[_Pages, ...]] = {}
         elems_max = max(chunk.elems for chunk in self._layout.chunks)
-        self._adder = Adder(threads.pages_together * elems_max, aggregator, core.groups)
+        self._adder = Adder(plan.pages_together * elems_max, aggregator, core.groups)
         self._sums = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
-        self._sums_room = threading.Semaphore(threads.updates_count)
+        self._sums_room = threading.Semaphore(plan.updates_count)
         """Limits sums that the core has not counted yet to one per thread."""
         self._finished: list[Finished] = []
         self._finished_lock = threading.Lock()
@@ -175,8 +149,8 @@ class Pipeline:
         self._threads = [
             threading.Thread(target=self._serve, args=(tasks, pages_max), name=name, daemon=True)
             for tasks, name, count, pages_max in (
-                (self._updates, "luwu-update", threads.updates_count, threads.pages_together),
-                (self._reads, "luwu-read", threads.reads_count, 1),
+                (self._updates, "luwu-update", plan.updates_count, plan.pages_together),
+                (self._reads, "luwu-read", plan.reads_count, 1),
             )
             for _ in range(count)
         ]

@@ -116,7 +116,6 @@ def make_node_shell(
             extent_chunks=plan.extent_chunks,
             push_window_bytes=_push_window(spec, plan),
             raw_bytes_max=spec.arena_bytes // 4 or None,
-            receipts_may_wait=True,
         ),
     )
     own_switch = None
@@ -192,8 +191,7 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
             "written": spill.bytes_written if spill else 0,
         },
         "network_bytes": {
-            "into_node": shell.payload_bytes_in,
-            "out_of_node": shell.payload_bytes_out,
+            **shell.payload_bytes(),
             "headers": shell.links.total().header_bytes,
         },
         "memory_budget_bytes": spec.memory_budget_bytes,

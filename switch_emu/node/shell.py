@@ -23,7 +23,6 @@ from luwu.layout import Layout, Share
 from luwu.protocol.epoch import Epoch
 from luwu.transport.interface import Transport
 from luwu.wire.description import Description, parse_description
-from luwu.wire.link_counts import LinkCounts
 from luwu.wire.messages import Push, Weights
 from luwu.wire.stored import kept_fields
 from switch_emu.node.core import NodeCore
@@ -46,7 +45,7 @@ from switch_emu.node.core.actions import (
 )
 from switch_emu.node.core.with_switch import NodeWithSwitch
 from switch_emu.node.kernels.make import make_kernel, make_whole_kernel
-from switch_emu.node.pipeline import Kernels, Pipeline, Stored, threads_of
+from switch_emu.node.pipeline import Pipeline, Stored
 from switch_emu.node.plan import NodePlan
 from switch_emu.node.readers import ReaderThread
 from switch_emu.node.storage import NodeStorage
@@ -125,9 +124,9 @@ class NodeShell(Loop):
             ),
             self.description,
             job=self._job,
-            kernels=Kernels(made.kernel, whole),
+            kernels=(made.kernel, whole),
             aggregator=make_aggregator(self.description.aggregate, self.core.world_size),
-            threads=threads_of(self._plan),
+            plan=self._plan,
             recorder=self.recorder,
             wake=self.transport.wake,
             held_bytes=lambda: self.core.budget.bytes_used,
@@ -284,19 +283,13 @@ class NodeShell(Loop):
 
     # ---------------------------------------------------------------------- helpers
 
-    @property
-    def payload_bytes_in(self) -> int:
-        """Gradients into the node so far, as one switch or worker sees them."""
-        return self._below.total(Push).payload_bytes_received
-
-    @property
-    def payload_bytes_out(self) -> int:
-        """Weights out of the node so far, as one switch or worker sees them."""
-        return self._below.total(Weights).payload_bytes_sent
-
-    @property
-    def _below(self) -> LinkCounts:
-        return self.links if self._pair is None else self._pair.links
+    def payload_bytes(self) -> dict[str, int]:
+        """Gradients in, and weights out, so far, as one switch or worker sees them."""
+        below = self.links if self._pair is None else self._pair.links
+        return {
+            "into_node": below.total(Push).payload_bytes_received,
+            "out_of_node": below.total(Weights).payload_bytes_sent,
+        }
 
     def _open_new(self, encoded: bytes) -> None:
         store = self._make_store(encoded)

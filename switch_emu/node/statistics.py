@@ -14,7 +14,7 @@ are not stored: a restarted node has none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -35,15 +35,9 @@ class Measured:
     """Statistics of one step."""
 
     step: int
-    chunks: Mapping[int, bytes]
-    """Encoded statistics, without chunks that the step did not touch."""
-
-
-@dataclass(slots=True)
-class _UnderWay:
-    step: int
     attempt: int
     chunks: dict[int, bytes] = field(default_factory=dict)
+    """Encoded statistics, without chunks that the step did not touch."""
 
 
 class Statistics:
@@ -52,7 +46,7 @@ class Statistics:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._lock = Lock()
-        self._under_way: _UnderWay | None = None
+        self._under_way: Measured | None = None
         self._latest: Measured | None = None
 
     @property
@@ -83,7 +77,7 @@ class Statistics:
         with self._lock:
             held = self._under_way
             if held is None or (held.attempt, held.step) < (update.attempt, update.step):
-                held = self._under_way = _UnderWay(update.step, update.attempt)
+                held = self._under_way = Measured(update.step, update.attempt)
             if (held.attempt, held.step) == (update.attempt, update.step):
                 held.chunks.update(encoded)  # else of an attempt that was given up
 
@@ -92,7 +86,7 @@ class Statistics:
         with self._lock:
             held, self._under_way = self._under_way, None
             if held is not None and (held.step, held.attempt) == (step, attempt):
-                self._latest = Measured(step, held.chunks)
+                self._latest = held
 
     def of_chunk(self, measured: Measured, chunk: int) -> bytes:
         """Encoded statistics of a chunk: zeros if the step did not touch it."""

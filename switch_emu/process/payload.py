@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -17,19 +16,7 @@ from luwu.aggregate.float32 import SumInOrder, sum_in_order
 from luwu.aggregate.interface import F32Array
 from luwu.base.dtypes import DTYPES
 from luwu.transport.interface import CreditExceeded
-
-
-class SpillFile(Protocol):
-    """A file for payloads that do not fit in RAM."""
-
-    def put(self, data: memoryview) -> int:
-        """Store the bytes; return the number of their place."""
-
-    def get(self, place: int, start: int, nbytes: int) -> memoryview:
-        """So many bytes of a place from `start` on, in a buffer of the caller's own."""
-
-    def free(self, place: int) -> None:
-        """Release a place."""
+from switch_emu.store.spill import SpillFile
 
 
 class Payload:

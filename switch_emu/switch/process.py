@@ -180,7 +180,7 @@ def _summary(spec: SwitchSpec, limits: SwitchLimits, shell: SwitchShell) -> dict
         "ranks": _ranks_text(spec),
         "children_count": len(spec.children),
         "memory_budget_bytes": spec.memory_budget_bytes,
-        "network_bytes": shell.bytes.document(),
+        "network_bytes": shell.network_bytes(),
         "raw_count": core.raw_count,
         "fallback_count": core.counts()["fallback_count"],
         "pool": {**core.report(), "window": _window(spec, limits)},

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from luwu.base.limits import ZERO_COPY_BYTES_MIN
 from luwu.layout import SUM_BYTES
 from luwu.transport.interface import CreditExceeded, Transport
 from luwu.wire.altered import AlteredWeights
-from luwu.wire.link_counts import DATA_KINDS, LinkCounts
+from luwu.wire.link_counts import DATA_KINDS
 from luwu.wire.messages import Push, Weights
 from switch_emu.process.counting import CountersFile, SlotCounts
 from switch_emu.process.loop import Loop
@@ -64,40 +62,6 @@ def add_up(action: Sum, buffers: Buffers, add: SumInOrder = sum_in_order) -> Pay
     return payload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkBytes:
-    """Payload bytes of data to and from the parents, and to and from all children."""
-
-    to_parent: int
-    pushed_to_parent: int
-    """Gradients among these."""
-    from_parent: int
-    to_children: int
-    from_children: int
-    pushed_by_children: int
-    """Gradients among these."""
-
-    @classmethod
-    def of(cls, links: LinkCounts, parents: Collection[str]) -> LinkBytes:
-        """The counts of connections to parents and of all others."""
-        above = links.total(*DATA_KINDS, of=lambda peer: peer in parents)
-        below = links.total(*DATA_KINDS, of=lambda peer: peer not in parents)
-        pushed = links.total(Push, of=lambda peer: peer in parents)
-        taken = links.total(Push, of=lambda peer: peer not in parents)
-        return cls(
-            to_parent=above.payload_bytes_sent,
-            pushed_to_parent=pushed.payload_bytes_sent,
-            from_parent=above.payload_bytes_received,
-            to_children=below.payload_bytes_sent,
-            from_children=below.payload_bytes_received,
-            pushed_by_children=taken.payload_bytes_received,
-        )
-
-    def document(self) -> dict[str, int]:
-        """Entries of the run's results."""
-        return asdict(self)
-
-
 class SwitchShell(Loop):
     """Runs one switch."""
 
@@ -115,10 +79,25 @@ class SwitchShell(Loop):
         self._buffers = Buffers(transport.reserve)
         self._shares_memory = shares_memory
 
-    @property
-    def bytes(self) -> LinkBytes:
-        """Payload bytes above and below this switch so far."""
-        return LinkBytes.of(self.links, self._parents)
+    def network_bytes(self) -> dict[str, int]:
+        """Payload bytes of data so far: to and from the parents, and to and from all children."""
+
+        def from_parents(peer: str) -> bool:
+            return peer in self._parents
+
+        def from_children(peer: str) -> bool:
+            return peer not in self._parents
+
+        above = self.links.total(*DATA_KINDS, of=from_parents)
+        below = self.links.total(*DATA_KINDS, of=from_children)
+        return {
+            "to_parent": above.payload_bytes_sent,
+            "pushed_to_parent": self.links.total(Push, of=from_parents).payload_bytes_sent,
+            "from_parent": above.payload_bytes_received,
+            "to_children": below.payload_bytes_sent,
+            "from_children": below.payload_bytes_received,
+            "pushed_by_children": self.links.total(Push, of=from_children).payload_bytes_received,
+        }
 
     def peer_up(self, now_ns: int, peer: str) -> None:
         if peer in self._parents:

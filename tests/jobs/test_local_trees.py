@@ -28,7 +28,7 @@ def test_the_bits_of_a_tree(dtype: str, tmp_path: Path) -> None:
         check(cluster, job, cluster.run(Worker(job)))
         one = sum(4 * chunk.elems for chunk in job.layout.chunks if chunk.trainable)
         for switch in cluster.switches.values():
-            assert switch.bytes.pushed_to_parent == job.steps * one
+            assert switch.network_bytes()["pushed_to_parent"] == job.steps * one
 
 
 @pytest.mark.parametrize("update", ["streaming", "at_step"])

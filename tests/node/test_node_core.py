@@ -485,7 +485,7 @@ def test_no_receipt_waits_for_what_may_be_behind_its_gradient(keeps: bool) -> No
     parts = Parts(keeps=keeps, bytes_max=1)
     gathering = Gathering(
         parts.outbox, parts.children, parts.shard, parts.steps, parts.budget, parts.serving,
-        filling_of(parts), owes=True,
+        filling_of(parts),
     )  # fmt: skip
     parts.steps.at(0).hyper = parts.job.hyper
     gathering.push(*parts.push(0, step=1), "g", parts.nbytes(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from luwu.wire.hyper import encode_hyper
 from switch_emu.node.core.actions import Update
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.pages import store_config, weights_digest
-from switch_emu.node.pipeline import Kernels, Pipeline, PipelineThreads, Stored
+from switch_emu.node.pipeline import Pipeline, Stored
+from switch_emu.node.plan import plan_node
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import DecidedStep, MemoryPageStore
 from switch_emu.store.attachments import AttachmentFiles
@@ -65,9 +67,12 @@ def test_an_update_of_an_aborted_attempt_does_no_harm(update: str) -> None:
         attachments=AttachmentFiles(None, synced=False, decided=None),
         buffers=Buffers(lambda nbytes: memoryview(bytearray(nbytes))),
     )
+    plan = plan_node(
+        budget_bytes=1 << 28, chunk_bytes=job.layout.chunk_bytes, world_size=1, has_switch=True
+    )
     pipeline = Pipeline(
-        answers, stored, job.description, job=1, kernels=Kernels(kernel, None),
-        aggregator=Float32(1), threads=PipelineThreads(updates_count=1, reads_count=1),
+        answers, stored, job.description, job=1, kernels=(kernel, None),
+        aggregator=Float32(1), plan=replace(plan, updates_count=1, reads_count=1),
         recorder=Recorder(role="node", printed=None), wake=done.release,
     )  # fmt: skip
     pipeline.start(action)

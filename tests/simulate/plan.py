@@ -139,7 +139,6 @@ class Options:
                 workers_min=self.workers_min if self.drops else None,
                 workers_max=self.world_size if self.grows else None,
                 on_lost_steps="redo" if self.redoes else "stop",
-                receipts_may_wait=True,
             ),
             slot_count=self.slot_count,
             aggregate=self.aggregate,

@@ -138,7 +138,7 @@ def test_all_is_summed_whatever_the_orders(seed: int) -> None:
 def test_whole_sums_wait_for_room_at_the_node(seed: int, update: str) -> None:
     """I5. Goal: a node that has no room for a sum spills none that it can update at once; those
     that wait for the verdict of their step it spills."""
-    limits = replace(SMALL_NODE, sum_bytes_max=10_000, receipts_may_wait=True)
+    limits = replace(SMALL_NODE, sum_bytes_max=10_000)
     job = Job(make_layout(), node_limits=limits, update=update)
     cluster = Cluster(seed, job, ROUGH)
     cluster.run()

@@ -120,7 +120,6 @@ class _World:
         limits = NodeLimits(
             sum_bytes_max=plan.sums_bytes // script.scale, updates_max=plan.updates_max,
             reads_max=plan.reads_count, push_window_bytes=plan.window_bytes // script.scale,
-            receipts_may_wait=True,
         )  # fmt: skip
         self._ups: list[Link] = []
         self._workers = [

@@ -26,9 +26,6 @@ class NodeLimits:
 
     Where they lie in memory of the ranks, this keeps a rank that is ahead from using up its own.
     """
-    receipts_may_wait: bool = False
-    """A whole sum for which there is no room, and whose page can be updated at once, is not
-    spilled: its receipt waits."""
     updates_max: int = 4
     reads_max: int = 4
     extent_chunks: int = 1

@@ -34,14 +34,11 @@ class Gathering:
     def __init__(
         self, outbox: Outbox, children: Children, shard: Shard, steps: Steps,
         budget: GradientBudget, serving: Serving, filling: Filling | None,
-        *, owes: bool = False,
     ) -> None:  # fmt: skip
-        """`filling`: at one of several nodes; `owes`: receipts may wait for room
-        (`NodeLimits.receipts_may_wait`)."""
+        """`filling`: at one of several nodes."""
         self._outbox, self._children, self._shard = outbox, children, shard
         self._steps, self._budget, self._serving = steps, budget, serving
         self._filling = filling
-        self._owes = owes
         self.duplicates: Counter[str] = Counter()
         """Gradients that had arrived before, and came again, by child."""
 
@@ -88,7 +85,7 @@ class Gathering:
         """True if the page of this gradient can be updated whatever else comes."""
         is_whole = part.complete and len(part.contributions) == 1
         # One that waits for other ranks or parts would hold the window by which they come.
-        if not (self._owes and self._shard.is_streaming and is_whole and m.last and not m.raw):
+        if not (self._shard.is_streaming and is_whole and m.last and not m.raw):
             return False
         if m.step == self._outbox.step or self._steps.open is None:
             return True

@@ -118,8 +118,7 @@ class NodeCore:
         self.first_weights = FirstWeights(outbox, children, shard, state)
         self.early = Early(outbox, limits.push_window_bytes)
         self.gathering = Gathering(
-            outbox, children, shard, steps, budget, serving, filling,
-            owes=limits.receipts_may_wait,
+            outbox, children, shard, steps, budget, serving, filling
         )  # fmt: skip
         self.attachments = Attachments(outbox, children, steps)
         self.updates = Updates(outbox, shard, steps, budget, serving, filling, limits.updates_max)

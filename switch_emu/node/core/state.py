@@ -79,14 +79,13 @@ class State:
         self.is_sealing = True
         self._outbox.actions.append(Decide(self.prepared.version, self.prepared.attempt))
 
-    def was_decided(self) -> PreparedVersion:
+    def was_decided(self) -> None:
         """The prepared version is the decided one: announce it."""
         version, self.prepared, self.is_sealing = self.prepared, None, False
         assert version is not None
         self._children.loaded = True
         if version.version > 0:
             self._announce_decided(version)
-        return version
 
     def raise_attempt(self, attempt: int, epoch: Epoch | None = None) -> None:
         """Make a new attempt the one that counts; what was written under the older is void.

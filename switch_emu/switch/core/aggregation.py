@@ -1,6 +1,6 @@
 """Pushes in slots: the contributions of all children to an extent meet, and go up as one sum. Pure.
 
-A push fills a slot of the pool (`pool.py`). When the slot is full the shell is asked for the `Sum`
+A push fills a slot of the pool (`slots.py`). When the slot is full the shell is asked for the `Sum`
 of its contributions, in rank order, and the sum goes to the parent in one Push; the slot is freed
 when the parent has it. A contribution that finds no slot waits for one if its child is ahead of all
 others (`Waiting`, where the limits say so); else the extent goes up raw, all of it, to be summed at
@@ -50,8 +50,8 @@ from luwu.wire import messages as wire
 from luwu.wire.messages import Verb
 from switch_emu.switch.core.actions import Sum, SwitchLimits
 from switch_emu.switch.core.attempts import Attempts
-from switch_emu.switch.core.pool import make_pool
-from switch_emu.switch.core.slots import Slot, SlotKey
+from switch_emu.switch.core.fixed_slots import FixedSlotPool
+from switch_emu.switch.core.slots import Slot, SlotKey, SlotPool
 from switch_emu.switch.core.weights_down import WeightsDown
 
 
@@ -201,8 +201,15 @@ class Aggregation:
         self._outbox, self._uplink, self._attempts = outbox, uplink, attempts
         self._members = children.members
         self._weights, self._raw = weights, raw
-        child_count = len(self._members.children)
-        self.pool = make_pool(limits, ranks=self._members.ranks, child_count=child_count)
+        ranks, child_count = self._members.ranks, len(self._members.children)
+        self.pool: SlotPool | FixedSlotPool
+        """That of the switch's fidelity."""
+        if limits.slots is None:
+            self.pool = SlotPool(
+                ranks=ranks, child_count=child_count, bytes_max=limits.slot_bytes_max
+            )
+        else:
+            self.pool = FixedSlotPool(ranks=ranks, pool=limits.slots)
         self.waiting = Waiting()
         self._slots_are_awaited = limits.slots_are_awaited
         self.duplicates: Counter[str] = Counter()

@@ -1,7 +1,7 @@
 """Aggregation slots: a bounded pool in which the contributions to an extent meet.
 
 This is the pool of functional fidelity, a budget of bytes; `fixed_slots.py` has that of protocol
-fidelity. `pool.py` is the interface of both.
+fidelity; both have the same methods.
 
 A slot holds what each child contributed to one (step, part, extent) until all are in; then they are
 summed in rank order, in one pass, and leave as one. Nothing is added before all are there: the sum
@@ -80,6 +80,7 @@ class SlotPool:
     """All open slots of a switch, within a budget of bytes."""
 
     answers_when_summed = False
+    """A child is sent `Received` when its extent is summed and on its way, not when it is held."""
 
     def __init__(self, *, ranks: int, child_count: int, bytes_max: int) -> None:
         self._ranks = ranks

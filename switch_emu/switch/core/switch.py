@@ -44,12 +44,13 @@ from switch_emu.switch.core.actions import Action, Cache, Sum, SwitchLimits
 from switch_emu.switch.core.aggregation import Aggregation, RawUp
 from switch_emu.switch.core.attachments import Attachments, InitialWeights
 from switch_emu.switch.core.attempts import Attempts
+from switch_emu.switch.core.fixed_slots import FixedSlotPool
 from switch_emu.switch.core.lead import Lead
 from switch_emu.switch.core.membership import Membership
 from switch_emu.switch.core.parents import Parents, parent_names
-from switch_emu.switch.core.pool import Pool
 from switch_emu.switch.core.readers import ReaderRoutes
 from switch_emu.switch.core.resources import pool_resources
+from switch_emu.switch.core.slots import SlotPool
 from switch_emu.switch.core.statements import Agreement, BeginCommit
 from switch_emu.switch.core.weights_down import WeightsDown
 
@@ -418,7 +419,7 @@ class SwitchCore:
         return self.agreement.aggregator
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> SlotPool | FixedSlotPool:
         """The slots."""
         return self.aggregation.pool
 
