@@ -43,7 +43,7 @@ from switch_emu.node.pages import weights_digest
 from switch_emu.process.payload import Payload
 from switch_emu.process.places import Outgoing
 from switch_emu.store import PageStore
-from switch_emu.store.around import PageStoreAround
+from switch_emu.store.around import TieredPageStore
 from switch_emu.store.striped import StripedPages, left_out_nodes
 from switch_emu.store.views import RecordRows
 from switch_emu.switch.core.actions import SwitchLimits
@@ -140,7 +140,7 @@ class Flipper:
         if random is None:
             return
         assert store.rows_in_ram(trial.page, 1, decided.version) is None
-        while isinstance(store, PageStoreAround):
+        while isinstance(store, TieredPageStore):
             store = store._store
         side = store._steps.entry_to_read(trial.page, decided.version).side
         at = store._geometry.offsets[trial.page] + random.randrange(store._body(trial.page))
@@ -153,11 +153,11 @@ class Flipper:
             os.close(file)
 
 
-class FlippingStore(PageStoreAround):
+class FlippingStore(TieredPageStore):
     """A node's store, whose records may have a flipped bit as an update reads them."""
 
     def __init__(self, store: PageStore, flipper: Flipper) -> None:
-        super().__init__(store)
+        super().__init__(store, 0)
         self._flipper = flipper
         self.reading = threading.local()
         """What this thread works on: `page` and `version`."""

@@ -29,7 +29,6 @@ from switch_emu.store import (
     PageStore,
     TieredPageStore,
 )
-from switch_emu.store.around import PacedPageStore
 from switch_emu.store.attachments import AttachmentFiles
 from switch_emu.store.claim import Claim
 from switch_emu.store.directory import CONFIG_NAME
@@ -151,9 +150,8 @@ class NodeStorage:
         return WeightsPlaces(description.layout, reserve(nbytes)) if nbytes else None
 
     def _tiered(self, store: PageStore, resident_bytes: int) -> PageStore:
-        if self._spec.disk_bytes_per_s is not None:
-            store = PacedPageStore(store, self._spec.disk_bytes_per_s)
-        return TieredPageStore(store, resident_bytes)
+        rate = self._spec.disk_bytes_per_s
+        return TieredPageStore(store, resident_bytes, disk_bytes_per_s=rate)
 
 
 def bytes_for_pages(spec: NodeSpec, plan: NodePlan, description: Description) -> int:

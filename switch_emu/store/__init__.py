@@ -13,7 +13,7 @@ Start with `interface.py` (the guarantees), then `file.py` (how), `manifest.py` 
     directory.py    the directory of a store, made whole or not at all; clones of it
     claim.py        the claim on a directory before the store is made
     config.py       fields, page kinds, the configuration that never changes
-    around.py       stores around another: a RAM tier, an emulated disk
+    around.py       a store around another: a RAM tier, an emulated disk
     spill.py        sums that do not fit in RAM
     attachments.py  attachments of workers to versions
     striped.py      the pages of several nodes, read as one state

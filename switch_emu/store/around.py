@@ -1,13 +1,9 @@
-"""Page stores around another one: with a part of the pages in RAM, or as slow as an emulated disk.
+"""A page store around another one: a part of the pages in RAM, and perhaps an emulated disk.
 
-`PageStoreAround` forwards every call. On an emulated disk (`PacedPageStore`) reads and writes share
-a rate. An operation is carried out at once; then its thread waits for the rest of the time that the
-emulated disk needs. Flushes, manifests and pins are not slowed down.
-
-In the RAM tier (`TieredPageStore`) a fixed set of pages is resident, the rest streams. Every step
-touches every page once, in the same order. A cache that evicts the least recently used page would
-always have evicted the next page; a fixed set has a hit ratio equal to its share. The set is chosen
-once, by page index, up to the budget.
+A fixed set of pages is resident, the rest streams. Every step touches every page once, in the same
+order. A cache that evicts the least recently used page would always have evicted the next page; a
+fixed set has a hit ratio equal to its share. The set is chosen once, by page index, up to the
+budget.
 
 Writes go through to the inner store first, so durability is that store's alone. A resident page has
 one copy, the newest: in a step that is the version being made, and the decided one is read from the
@@ -21,6 +17,10 @@ inner store. States of a resident copy:
     TENTATIVE  -> EMPTY       `abort`, `decide`      of a step that was skipped
 
 RAM is trusted: only reads of the inner store are verified, by that store.
+
+On an emulated disk reads and writes of the inner store share a rate. An operation is carried out at
+once; then its thread waits for the rest of the time that the emulated disk needs. Flushes,
+manifests and pins are not slowed down.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import groupby
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
@@ -38,93 +38,6 @@ from switch_emu.store.interface import PageStore
 from switch_emu.store.records import Buffer, DecidedStep, StoreStats
 from switch_emu.store.versions import Pin
 from switch_emu.store.views import RecordMemory, RecordRows, check_rows, write_view
-
-
-class PageStoreAround(PageStore):
-    """Forwards every call to `store`. Closing it closes `store`."""
-
-    def __init__(self, store: PageStore) -> None:
-        self._store = store
-        self.config, self.generation, self.notes = store.config, store.generation, store.notes
-
-    @property
-    def attempt(self) -> int:
-        return self._store.attempt
-
-    @property
-    def decided(self) -> DecidedStep | None:
-        return self._store.decided
-
-    @property
-    def prepared(self) -> DecidedStep | None:
-        return self._store.prepared
-
-    @property
-    def stats(self) -> StoreStats:
-        """Traffic between the inner store and its disk."""
-        return self._store.stats
-
-    @property
-    def disk_bytes(self) -> int:
-        return self._store.disk_bytes
-
-    @property
-    def epoch(self) -> tuple[int, ...]:
-        return self._store.epoch
-
-    def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:
-        """Raise the attempt of the inner store."""
-        self._store.record_attempt(attempt, epoch)
-
-    def read_rows(self, first: int, version: int, into: RecordRows) -> None:
-        """Read from the inner store."""
-        self._store.read_rows(first, version, into)
-
-    def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
-        """Read from the inner store."""
-        self._store.read_field(page, version, field_name, into)
-
-    def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
-        """Write to the inner store."""
-        self._store.write_rows(first, version, attempt, rows)
-
-    def rows_in_ram(self, first: int, count: int, version: int) -> RecordRows | None:
-        return self._store.rows_in_ram(first, count, version)
-
-    def rows_to_fill(
-        self, first: int, count: int, version: int, attempt: int
-    ) -> RecordRows | None:  # fmt: skip
-        return self._store.rows_to_fill(first, count, version, attempt)
-
-    def digest(self, pages: range, version: int) -> bytes:
-        return self._store.digest(pages, version)
-
-    def pin(self) -> Pin:
-        return self._store.pin()
-
-    def begin_filling(self, version: int) -> None:
-        """Begin to fill the inner store."""
-        self._store.begin_filling(version)
-
-    def fill(self, page: int, record: Buffer) -> None:
-        """Write a missing page of the inner store."""
-        self._store.fill(page, record)
-
-    def prepare(self, step: DecidedStep) -> None:
-        """Prepare the inner store."""
-        self._store.prepare(step)
-
-    def decide(self, version: int, attempt: int) -> None:
-        """Decide on the inner store."""
-        self._store.decide(version, attempt)
-
-    def abort(self, attempt: int) -> None:
-        """Abort on the inner store."""
-        self._store.abort(attempt)
-
-    def close(self) -> None:
-        """Close the inner store."""
-        self._store.close()
 
 
 class DiskPace:
@@ -143,37 +56,10 @@ class DiskPace:
             self._free_ns = max(self._free_ns, now_ns) + nbytes * self._ns_per_byte
             return self._free_ns
 
-
-class PacedPageStore(PageStoreAround):
-    """`store` on a disk of a given rate; records in RAM need no disk."""
-
-    def __init__(self, store: PageStore, rate_bytes_per_s: float) -> None:
-        super().__init__(store)
-        self._pace = DiskPace(rate_bytes_per_s)
-
-    def read_rows(self, first: int, version: int, into: RecordRows) -> None:
-        """Read from the inner store, and wait for the emulated disk."""
-        with self._paced(into.count * into.record_bytes):
-            super().read_rows(first, version, into)
-
-    def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
-        """Read from the inner store, and wait for the emulated disk."""
-        with self._paced(into.nbytes):
-            super().read_field(page, version, field_name, into)
-
-    def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
-        """Write to the inner store, and wait for the emulated disk."""
-        with self._paced(rows.count * rows.record_bytes):
-            super().write_rows(first, version, attempt, rows)
-
-    def fill(self, page: int, record: Buffer) -> None:
-        """Write to the inner store, and wait for the emulated disk."""
-        with self._paced(memoryview(record).nbytes):
-            super().fill(page, record)
-
     @contextmanager
-    def _paced(self, nbytes: int) -> Iterator[None]:
-        done_ns = self._pace.done_ns(SYSTEM_CLOCK.now_ns(), nbytes)
+    def transfer(self, nbytes: int) -> Iterator[None]:
+        """Wait, after a transfer, until the disk has finished it."""
+        done_ns = self.done_ns(SYSTEM_CLOCK.now_ns(), nbytes)
         yield
         missing_ns = done_ns - SYSTEM_CLOCK.now_ns()
         if missing_ns > 0:
@@ -209,17 +95,51 @@ def pages_that_fit(config: StoreConfig, resident_bytes: int) -> dict[int, int]:
     return fitting
 
 
-class TieredPageStore(PageStoreAround):
-    """`store` with up to `resident_bytes` of its pages in RAM."""
+class TieredPageStore(PageStore):
+    """`store` with up to `resident_bytes` of its pages in RAM. Closing it closes `store`."""
 
-    def __init__(self, store: PageStore, resident_bytes: int) -> None:
+    def __init__(
+        self, store: PageStore, resident_bytes: int, *, disk_bytes_per_s: float | None = None
+    ) -> None:
+        """`disk_bytes_per_s`: rate of an emulated disk; None: that of `store`."""
         if resident_bytes < 0:
             raise ConfigError(f"resident_bytes must be at least 0, got {resident_bytes}")
-        super().__init__(store)
+        self._store = store
+        self.config, self.generation, self.notes = store.config, store.generation, store.notes
+        self._pace = None if disk_bytes_per_s is None else DiskPace(disk_bytes_per_s)
         fitting = pages_that_fit(store.config, resident_bytes)
         self._memory = RecordMemory(fitting)
         self._resident = {page: _Resident(self._memory.record(page)) for page in fitting}
         self._resident_bytes = sum(fitting.values())
+
+    @property
+    def attempt(self) -> int:
+        return self._store.attempt
+
+    @property
+    def decided(self) -> DecidedStep | None:
+        return self._store.decided
+
+    @property
+    def prepared(self) -> DecidedStep | None:
+        return self._store.prepared
+
+    @property
+    def stats(self) -> StoreStats:
+        """Traffic between the inner store and its disk."""
+        return self._store.stats
+
+    @property
+    def disk_bytes(self) -> int:
+        return self._store.disk_bytes
+
+    @property
+    def epoch(self) -> tuple[int, ...]:
+        return self._store.epoch
+
+    def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:
+        """Raise the attempt of the inner store."""
+        self._store.record_attempt(attempt, epoch)
 
     @property
     def resident_bytes(self) -> int:
@@ -235,7 +155,8 @@ class TieredPageStore(PageStoreAround):
             stop = start + sum(1 for _ in run)
             part = into.part(start, stop)
             if is_missing:
-                self._store.read_rows(first + start, version, part)
+                with self._transfer(part.count * part.record_bytes):
+                    self._store.read_rows(first + start, version, part)
                 self._fill(first + start, version, part)
             else:
                 for record, copy in zip(part.records(), copies[start:stop], strict=True):
@@ -252,7 +173,8 @@ class TieredPageStore(PageStoreAround):
         """Read from RAM if the copy is of this version, else from the inner store."""
         (copy,) = self._copies(page, 1, version)
         if copy is None:
-            self._store.read_field(page, version, field_name, into)
+            with self._transfer(into.nbytes):
+                self._store.read_field(page, version, field_name, into)
             return
         start, stop = self.config.kind(page).range(field_name)
         view = write_view(into, stop - start, f"page {page}, field {field_name}")
@@ -268,7 +190,8 @@ class TieredPageStore(PageStoreAround):
 
     def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
         """Write to the inner store, then to the copies."""
-        self._store.write_rows(first, version, attempt, rows)
+        with self._transfer(rows.count * rows.record_bytes):
+            self._store.write_rows(first, version, attempt, rows)
         if first in self._resident:  # of pages of one size the first ones are
             self._copy(first, rows, _Copy.TENTATIVE, attempt)
 
@@ -283,6 +206,17 @@ class TieredPageStore(PageStoreAround):
         self._store.begin_filling(version)
         for resident in self._resident.values():
             resident.state = _Copy.EMPTY
+
+    def fill(self, page: int, record: Buffer) -> None:
+        """Write a missing page of the inner store."""
+        with self._transfer(memoryview(record).nbytes):
+            self._store.fill(page, record)
+
+    def digest(self, pages: range, version: int) -> bytes:
+        return self._store.digest(pages, version)
+
+    def pin(self) -> Pin:
+        return self._store.pin()
 
     def prepare(self, step: DecidedStep) -> None:
         """Prepare the inner store; copies of a skipped step are dropped."""
@@ -306,6 +240,10 @@ class TieredPageStore(PageStoreAround):
         """Drop all copies and close the inner store."""
         self._resident.clear()
         self._store.close()
+
+    def _transfer(self, nbytes: int) -> AbstractContextManager[None]:
+        """A transfer of the inner store takes its time on an emulated disk."""
+        return nullcontext() if self._pace is None else self._pace.transfer(nbytes)
 
     def _copy(self, first: int, rows: RecordRows, state: _Copy, attempt: int = 0) -> None:
         """Copy records of resident pages; those that are decided only where there is none yet."""

@@ -10,7 +10,7 @@ import pytest
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
 from switch_emu.store import FilePageStore, MemoryPageStore, PageStore, TieredPageStore
-from switch_emu.store.around import DiskPace, PacedPageStore
+from switch_emu.store.around import DiskPace
 from tests.suites.store_suite import PageStoreSuite, contents, small_config, take_step
 
 QUICK = 1e9
@@ -19,14 +19,14 @@ QUICK = 1e9
 class TestPacedOverMemory(PageStoreSuite):
     @pytest.fixture
     def store(self) -> PageStore:
-        return PacedPageStore(MemoryPageStore(small_config()), QUICK)
+        return TieredPageStore(MemoryPageStore(small_config()), 0, disk_bytes_per_s=QUICK)
 
 
 class TestTierOverPacedFile(PageStoreSuite):
     @pytest.fixture
     def store(self, tmp_path: Path) -> PageStore:
         inner = FilePageStore.create(tmp_path / "store", small_config(), durability="process")
-        return TieredPageStore(PacedPageStore(inner, QUICK), 60_000)
+        return TieredPageStore(inner, 60_000, disk_bytes_per_s=QUICK)
 
 
 def test_one_disk_serves_one_after_the_other() -> None:
@@ -46,7 +46,7 @@ def test_threads_share_the_rate() -> None:
     """Goal: all bytes together take at least what the rate says. Method: four threads read."""
     config = small_config()
     rate = 4e6
-    with PacedPageStore(MemoryPageStore(config), rate) as store:
+    with TieredPageStore(MemoryPageStore(config), 0, disk_bytes_per_s=rate) as store:
         take_step(store, 0)
         start_ns = SYSTEM_CLOCK.now_ns()
         threads = [threading.Thread(target=contents, args=(store, 0)) for _ in range(4)]

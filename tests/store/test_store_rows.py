@@ -20,7 +20,6 @@ from switch_emu.store import (
     VersionMissing,
     aligned_buffer,
 )
-from switch_emu.store.around import PacedPageStore
 from switch_emu.store.views import RecordRows
 from tests.suites.store_suite import (
     adamw_kind,
@@ -52,7 +51,7 @@ STORES: dict[str, Callable[[Path], PageStore]] = {
     "tier of none": lambda path: TieredPageStore(_file(path), 0),
     "tier of some": lambda path: TieredPageStore(_file(path), 3 * RECORD_BYTES + 100),
     "tier of all": lambda path: TieredPageStore(_file(path), 100 * RECORD_BYTES),
-    "paced": lambda path: PacedPageStore(_file(path), 1e12),
+    "paced": lambda path: TieredPageStore(_file(path), 0, disk_bytes_per_s=1e12),
 }
 
 
