@@ -104,25 +104,13 @@ class TieredPageStore(PageStore):
         """`disk_bytes_per_s`: rate of an emulated disk; None: that of `store`."""
         if resident_bytes < 0:
             raise ConfigError(f"resident_bytes must be at least 0, got {resident_bytes}")
-        self._store = store
+        self._store, self._steps = store, store._steps
         self.config, self.generation, self.notes = store.config, store.generation, store.notes
         self._pace = None if disk_bytes_per_s is None else DiskPace(disk_bytes_per_s)
         fitting = pages_that_fit(store.config, resident_bytes)
         self._memory = RecordMemory(fitting)
         self._resident = {page: _Resident(self._memory.record(page)) for page in fitting}
         self._resident_bytes = sum(fitting.values())
-
-    @property
-    def attempt(self) -> int:
-        return self._store.attempt
-
-    @property
-    def decided(self) -> DecidedStep | None:
-        return self._store.decided
-
-    @property
-    def prepared(self) -> DecidedStep | None:
-        return self._store.prepared
 
     @property
     def stats(self) -> StoreStats:
@@ -132,10 +120,6 @@ class TieredPageStore(PageStore):
     @property
     def disk_bytes(self) -> int:
         return self._store.disk_bytes
-
-    @property
-    def epoch(self) -> tuple[int, ...]:
-        return self._store.epoch
 
     def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:
         """Raise the attempt of the inner store."""

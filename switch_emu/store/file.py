@@ -197,9 +197,9 @@ class FilePageStore(PageStore):
             else:
                 prepared = (step, new_table)
                 notes += self._repaired(self._prepared_ref, damaged)
-        self.generation, attempt, self._epoch = counts_of(counters)
+        self.generation, attempt, epoch = counts_of(counters)
         self._steps = StepState(
-            table, attempt=attempt, decided=decided, prepared=prepared,
+            table, attempt=attempt, epoch=epoch, decided=decided, prepared=prepared,
             first_version=first_version,
         )  # fmt: skip
         self.notes = tuple(notes)
@@ -237,21 +237,6 @@ class FilePageStore(PageStore):
         ]
 
     @property
-    def attempt(self) -> int:
-        """The attempt last recorded, by this process or an earlier one."""
-        return self._steps.attempt
-
-    @property
-    def decided(self) -> DecidedStep | None:
-        """The newest decided step."""
-        return self._steps.decided
-
-    @property
-    def prepared(self) -> DecidedStep | None:
-        """The step that is prepared and neither decided nor aborted."""
-        return self._steps.prepared
-
-    @property
     def older_version(self) -> int | None:
         """The version before the decided one, if its record is still there."""
         return None if self._older_ref is None else self._older_ref.version
@@ -274,20 +259,16 @@ class FilePageStore(PageStore):
         """Bytes of all files, all allocated when the store was made."""
         return store_disk_bytes(self.config)
 
-    @property
-    def epoch(self) -> tuple[int, ...]:
-        """Numbers recorded with an attempt, by this process or an earlier one."""
-        return self._epoch
-
     def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:
         """Raise the attempt, at the store's durability."""
         self._check_writable()
-        self._steps.check_attempt(attempt)
-        former, self._epoch = self._epoch, self._epoch if epoch is None else tuple(epoch)
-        if (attempt, self._epoch) != (self._steps.attempt, former):
+        steps = self._steps
+        steps.check_attempt(attempt)
+        former, steps.epoch = steps.epoch, steps.epoch if epoch is None else tuple(epoch)
+        if (attempt, steps.epoch) != (steps.attempt, former):
             with self._stop_on_error(f"recording attempt {attempt}"):
                 self._write_counters(attempt)
-            self._steps.attempt = attempt
+            steps.attempt = attempt
 
     def read_rows(self, first: int, version: int, into: RecordRows) -> None:
         """Fill `into` with whole records, every field verified."""
@@ -501,7 +482,7 @@ class FilePageStore(PageStore):
             {
                 "generation": self.generation,
                 "attempt": attempt,
-                "epoch": self._epoch,
+                "epoch": self._steps.epoch,
                 "durability": self._durability,
                 "pid": os.getpid(),
                 "host": socket.gethostname(),

@@ -43,7 +43,7 @@ from abc import abstractmethod
 from luwu.base.closing import Closing
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.records import Buffer, DecidedStep, StoreStats
-from switch_emu.store.versions import Pin
+from switch_emu.store.versions import Pin, StepState
 from switch_emu.store.views import RecordRows, one_record, read_view, write_view
 
 
@@ -57,20 +57,29 @@ class PageStore(Closing):
     notes: tuple[str, ...] = ()
     """Damage that opening repaired; for the log."""
 
+    _steps: StepState
+    """Where the store stands."""
+
     @property
-    @abstractmethod
     def attempt(self) -> int:
         """The attempt last recorded; 0 in a new store."""
+        return self._steps.attempt
 
     @property
-    @abstractmethod
+    def epoch(self) -> tuple[int, ...]:
+        """Numbers that were recorded with an attempt (`luwu.protocol.epoch`); none in a new
+        store."""
+        return self._steps.epoch
+
+    @property
     def decided(self) -> DecidedStep | None:
         """The newest decided step; None until all initial weights are written (version 0)."""
+        return self._steps.decided
 
     @property
-    @abstractmethod
     def prepared(self) -> DecidedStep | None:
         """The step that is prepared and neither decided nor aborted, after a crash too."""
+        return self._steps.prepared
 
     @property
     @abstractmethod
@@ -86,12 +95,6 @@ class PageStore(Closing):
     def state_bytes(self) -> int:
         """Bytes of all records of one version."""
         return self.config.state_bytes
-
-    @property
-    @abstractmethod
-    def epoch(self) -> tuple[int, ...]:
-        """Numbers that were recorded with an attempt (`luwu.protocol.epoch`); none in a new
-        store."""
 
     @abstractmethod
     def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:

@@ -33,25 +33,9 @@ class MemoryPageStore(PageStore):
         self.generation = 1  # a store in RAM is opened once
         nothing = [0] * config.page_count
         self._steps = StepState(PageTable(TableShape(nothing, nothing)))
-        self._epoch: tuple[int, ...] = ()
         sizes = {page: config.kind(page).record_bytes for page in range(config.page_count)}
         self._sides: Sequence[RecordMemory] = (RecordMemory(sizes), RecordMemory(sizes))
         self._closed = False
-
-    @property
-    def attempt(self) -> int:
-        """The attempt last recorded."""
-        return self._steps.attempt
-
-    @property
-    def decided(self) -> DecidedStep | None:
-        """The newest decided step."""
-        return self._steps.decided
-
-    @property
-    def prepared(self) -> DecidedStep | None:
-        """The step that is prepared and not decided."""
-        return self._steps.prepared
 
     @property
     def stats(self) -> StoreStats:
@@ -63,17 +47,12 @@ class MemoryPageStore(PageStore):
         """0: no disk."""
         return 0
 
-    @property
-    def epoch(self) -> tuple[int, ...]:
-        """Numbers recorded with an attempt."""
-        return self._epoch
-
     def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:
         """Raise the attempt."""
         self._check_open()
         self._steps.check_attempt(attempt)
         self._steps.attempt = attempt
-        self._epoch = self._epoch if epoch is None else epoch
+        self._steps.epoch = self._steps.epoch if epoch is None else epoch
 
     def read_rows(self, first: int, version: int, into: RecordRows) -> None:
         """Copy whole records into `into`."""

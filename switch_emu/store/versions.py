@@ -273,6 +273,7 @@ class StepState:
         table: PageTable,
         *,
         attempt: int = 0,
+        epoch: tuple[int, ...] = (),
         decided: DecidedStep | None = None,
         prepared: tuple[DecidedStep, PageTable] | None = None,
         first_version: int = 0,
@@ -286,7 +287,7 @@ class StepState:
         self._first_version = first_version
         self._missing: set[int] = set()
         """Pages that are still to be filled."""
-        self.attempt = attempt
+        self.attempt, self.epoch = attempt, epoch
         self.decided = decided
 
     @property
