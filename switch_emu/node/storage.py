@@ -30,8 +30,7 @@ from switch_emu.store import (
     TieredPageStore,
 )
 from switch_emu.store.attachments import AttachmentFiles
-from switch_emu.store.claim import Claim
-from switch_emu.store.directory import CONFIG_NAME
+from switch_emu.store.directory import CONFIG_NAME, Claim
 from switch_emu.store.spill import SpillFile
 
 

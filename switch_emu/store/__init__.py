@@ -10,8 +10,7 @@ Start with `interface.py` (the guarantees), then `file.py` (how), `manifest.py` 
     geometry.py     offsets of records in the side files
     ring.py         a small record that is replaced often
     direct_io.py    reads and writes of whole blocks, past the page cache
-    directory.py    the directory of a store, made whole or not at all; clones of it
-    claim.py        the claim on a directory before the store is made
+    directory.py    the directory of a store, claimed, made whole or not at all; clones of it
     config.py       fields, page kinds, the configuration that never changes
     around.py       a store around another: a RAM tier, an emulated disk
     spill.py        sums that do not fit in RAM

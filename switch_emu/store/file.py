@@ -45,13 +45,13 @@ import xxhash
 from luwu.base.errors import ConfigError, PageCorruptError, StateError, refusal, refusing
 from luwu.base.failpoints import failpoint
 from luwu.base.foreign import taking
-from switch_emu.store.claim import Claim
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.direct_io import BUFFERED_BY_CHOICE, BlockFile, IoCounter, probe_direct_io
 from switch_emu.store.directory import (
     LOCK_NAME,
     META_NAME,
     SIDE_NAMES,
+    Claim,
     check_sizes,
     counts_of,
     create_directory,

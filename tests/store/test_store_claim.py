@@ -12,14 +12,14 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from switch_emu.store import FilePageStore
-from switch_emu.store.claim import CLAIM_NAME, Claim
+from switch_emu.store.directory import CLAIM_NAME, Claim
 from tests.suites.store_suite import small_config
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """if True:
     import os, signal, sys
     from pathlib import Path
-    from switch_emu.store.claim import Claim
+    from switch_emu.store.directory import Claim
     Claim(Path(sys.argv[1]), "job 7").take()
     os.kill(os.getpid(), signal.SIGKILL)
 """

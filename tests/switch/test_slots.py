@@ -20,7 +20,7 @@ def said(contributors: int, payload: object = None, payload_bytes: int = 100) ->
 
 
 def opened(pool: SlotPool, key: SlotKey = (0, 0, 0), contribution_bytes: int = 100) -> Slot:
-    slot = pool.open(key, contribution_bytes)
+    slot = pool.room(key, contribution_bytes)
     assert slot is not None
     return slot
 
@@ -114,12 +114,12 @@ def test_a_slot_is_opened_with_room_for_all() -> None:
     opened(pool, (0, 0, 0))
     opened(pool, (0, 0, 1))
     assert pool.bytes_used == 600
-    assert pool.open((0, 0, 2), 1) is None
+    assert pool.room((0, 0, 2), 1) is None
     assert len(pool) == 2
     pool.free((0, 0, 0))
     assert pool.bytes_used == 300
-    assert pool.open((0, 0, 2), 101) is None
-    assert pool.open((0, 0, 2), 100) is not None
+    assert pool.room((0, 0, 2), 101) is None
+    assert pool.room((0, 0, 2), 100) is not None
 
 
 def test_a_slot_grows_with_its_largest_contribution() -> None:
@@ -127,14 +127,14 @@ def test_a_slot_grows_with_its_largest_contribution() -> None:
     pool = SlotPool(ranks=7, child_count=3, bytes_max=400)
     one, other = opened(pool, (0, 0, 0), 0), opened(pool, (0, 0, 1), 0)
     assert pool.bytes_used == 0
-    assert pool.grow(one, 100)
+    assert pool.room((0, 0, 0), 100) is one
     assert pool.bytes_used == 300
-    assert pool.grow(one, 60)
+    assert pool.room((0, 0, 0), 60) is one
     assert pool.bytes_used == 300
-    assert not pool.grow(other, 100)
+    assert pool.room((0, 0, 1), 100) is None
     assert pool.bytes_used == 300
     pool.free((0, 0, 0))
-    assert pool.grow(other, 100)
+    assert pool.room((0, 0, 1), 100) is other
     pool.free((0, 0, 1))
     assert pool.bytes_used == 0
 
@@ -167,11 +167,11 @@ class PoolMachine(RuleBasedStateMachine):
         slot = self.pool.get(key)
         assert (slot is not None) is (key in self.model)
         if slot is None:
-            slot = self.pool.open(key, payload_bytes)
+            slot = self.pool.room(key, payload_bytes)
             if slot is None:
                 return
             self.model[key] = {}
-        if not self.pool.grow(slot, payload_bytes):
+        if self.pool.room(key, payload_bytes) is None:
             return
         is_new = self.pool.contribute(slot, said(1 << rank, rank, payload_bytes))
         assert is_new is (rank not in self.model[key])

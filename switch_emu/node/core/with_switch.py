@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any
 
 from luwu.protocol.actions import PARENT, Send
 from luwu.protocol.uplink import earliest
@@ -26,19 +26,6 @@ from switch_emu.switch.core import SwitchCore
 
 OWN_SWITCH = "own-switch"
 """The name by which the node knows its own switch."""
-
-
-class Shareable(Protocol):
-    """A data payload that both cores may have."""
-
-    @property
-    def nbytes(self) -> int:
-        """Its size."""
-        ...
-
-    def share(self) -> Shareable:
-        """One more holder, who drops it too."""
-        ...
 
 
 class NodeWithSwitch:
@@ -58,8 +45,9 @@ class NodeWithSwitch:
         found: list[Any] = []
         for action in actions:
             if isinstance(action, Send) and action.peers in ((PARENT,), (OWN_SWITCH,)):
-                is_data = action.payload is not None and not isinstance(action.payload, bytes)
-                nbytes = cast(Shareable, action.payload).share().nbytes if is_data else 0
+                payload: Any = action.payload  # data that both cores have: each drops it
+                is_data = payload is not None and not isinstance(payload, bytes)
+                nbytes = payload.share().nbytes if is_data else 0
                 self._waiting.append((action, nbytes))
             else:
                 found.append(action)

@@ -114,33 +114,22 @@ class SlotPool:
         return bool(slots) and all(each.full or each.contributors & ranks for each in slots)
 
     def room(self, key: SlotKey, contribution_bytes: int) -> Slot | None:
-        """The slot of an extent, opened or grown if it must be; None if the pool is full (S4)."""
-        slot = self.get(key)
-        if slot is None:
-            return self.open(key, contribution_bytes)
-        return slot if self.grow(slot, contribution_bytes) else None
-
-    def open(self, key: SlotKey, contribution_bytes: int) -> Slot | None:
-        """A new slot with room for all children; None if the pool has none (S4)."""
-        reserved_bytes = contribution_bytes * self._child_count
-        if self.bytes_used + reserved_bytes > self._bytes_max:
-            return None
-        self.bytes_used += reserved_bytes
-        slot = self._slots[key] = Slot(reserved_bytes)
-        self.opened_count += 1
-        self.slots_used_peak = max(self.slots_used_peak, len(self._slots))
-        return slot
-
-    def grow(self, slot: Slot, contribution_bytes: int) -> bool:
-        """Reserve for a contribution larger than the first (which had no gradient); S4 or False."""
-        more_bytes = contribution_bytes * self._child_count - slot.reserved_bytes
-        if more_bytes <= 0:
-            return True
+        """The slot of an extent, opened with room for all children if it must be, or grown where
+        the first had no gradient; None if the pool is full (S4)."""
+        slot = self._slots.get(key)
+        more_bytes = contribution_bytes * self._child_count
+        more_bytes -= 0 if slot is None else slot.reserved_bytes
+        if slot is not None and more_bytes <= 0:
+            return slot
         if self.bytes_used + more_bytes > self._bytes_max:
-            return False
+            return None
+        if slot is None:
+            slot = self._slots[key] = Slot(0)
+            self.opened_count += 1
+            self.slots_used_peak = max(self.slots_used_peak, len(self._slots))
         self.bytes_used += more_bytes
         slot.reserved_bytes += more_bytes
-        return True
+        return slot
 
     def contribute(self, slot: Slot, contribution: Contribution) -> bool:
         """Add a child's contribution; False if it was there already (S1). Raises OverlapError."""
