@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workers.arm import Arm, initialised
+from workers.arms import Arm, initialised
 from workers.baselines import join_process_group
 from workers.gpt import GPTConfig
 from workers.options import Options

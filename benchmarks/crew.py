@@ -26,7 +26,7 @@ import benchmarks
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.closing import Closing
 from luwu.base.errors import DeadlineError, WorkerFailed
-from luwu.launch.processes.allocator import WORKER_TUNABLES
+from luwu.launch.processes.children import WORKER_TUNABLES
 from luwu.launch.processes.console import tail
 from luwu.launch.supervisor import SPIN_COUNT
 

@@ -23,8 +23,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from luwu.report.intervals import Intervals, union
-from workers.arm import Arm
-from workers.arms import make_arm
+from workers.arms import Arm, make_arm
 from workers.options import Options
 from workers.train import main
 

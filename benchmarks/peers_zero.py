@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from benchmarks.peers_libraries import SWAP
-from workers.arm import Arm
+from workers.arms import Arm
 from workers.baselines import join_process_group
 from workers.gpt import GPT, GPTConfig, initial_values, without_storage
 from workers.options import Options

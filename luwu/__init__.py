@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from luwu.base.errors import StepAborted as StepAborted
     from luwu.base.errors import StepOrderError as StepOrderError
     from luwu.base.errors import StepsLost as StepsLost
-    from luwu.launch.local import init_local as init_local
+    from luwu.launch.local_cluster import init_local as init_local
     from luwu.optim.app_state import AppState as AppState
     from luwu.optim.averages import ema as ema
     from luwu.optim.averages import swa as swa
@@ -57,18 +57,10 @@ if TYPE_CHECKING:
     from luwu.optim.state_dict import get_optimizer_state_dict as get_optimizer_state_dict
     from luwu.optim.state_dict import set_model_state_dict as set_model_state_dict
     from luwu.optim.state_dict import set_optimizer_state_dict as set_optimizer_state_dict
-    from luwu.training.script.batches import empty_backward as empty_backward
-    from luwu.training.script.batches import set_gradient_weight as set_gradient_weight
-    from luwu.training.script.clipping import clip_grad_norm_ as clip_grad_norm_
     from luwu.training.script.elastic_sampler import ElasticSampler as ElasticSampler
-    from luwu.training.script.first import init_weights as init_weights
-    from luwu.training.script.first import load_pretrained as load_pretrained
     from luwu.training.script.fully_shard import fully_shard as fully_shard
     from luwu.training.script.fully_shard import fully_shard_each as fully_shard_each
     from luwu.training.script.fully_shard import register_forward_method as register_forward_method
-    from luwu.training.script.kept import attach as attach
-    from luwu.training.script.kept import stats as stats
-    from luwu.training.script.log import log as log
     from luwu.training.script.module import LuwuModule as LuwuModule
     from luwu.training.script.run import device as device
     from luwu.training.script.run import finish as finish
@@ -76,6 +68,14 @@ if TYPE_CHECKING:
     from luwu.training.script.run import rank as rank
     from luwu.training.script.run import session as session
     from luwu.training.script.run import world_size as world_size
+    from luwu.training.script.state_calls import attach as attach
+    from luwu.training.script.state_calls import init_weights as init_weights
+    from luwu.training.script.state_calls import load_pretrained as load_pretrained
+    from luwu.training.script.state_calls import stats as stats
+    from luwu.training.script.step_calls import clip_grad_norm_ as clip_grad_norm_
+    from luwu.training.script.step_calls import empty_backward as empty_backward
+    from luwu.training.script.step_calls import log as log
+    from luwu.training.script.step_calls import set_gradient_weight as set_gradient_weight
     from luwu.training.state.attached import random_state as random_state
     from luwu.training.steps.loss_scale import DynamicLossScale as DynamicLossScale
 
@@ -91,30 +91,30 @@ _HOME = {
     "StepOrderError": "luwu.base.errors",
     "StepsLost": "luwu.base.errors",
     "activation_stats": "luwu.activations",
-    "attach": "luwu.training.script.kept",
-    "clip_grad_norm_": "luwu.training.script.clipping",
+    "attach": "luwu.training.script.state_calls",
+    "clip_grad_norm_": "luwu.training.script.step_calls",
     "device": "luwu.training.script.run",
     "ema": "luwu.optim.averages",
-    "empty_backward": "luwu.training.script.batches",
+    "empty_backward": "luwu.training.script.step_calls",
     "finish": "luwu.training.script.run",
     "fully_shard": "luwu.training.script.fully_shard",
     "fully_shard_each": "luwu.training.script.fully_shard",
     "get_model_state_dict": "luwu.optim.state_dict",
     "get_optimizer_state_dict": "luwu.optim.state_dict",
     "init": "luwu.training.script.run",
-    "init_local": "luwu.launch.local",
-    "init_weights": "luwu.training.script.first",
-    "load_pretrained": "luwu.training.script.first",
-    "log": "luwu.training.script.log",
+    "init_local": "luwu.launch.local_cluster",
+    "init_weights": "luwu.training.script.state_calls",
+    "load_pretrained": "luwu.training.script.state_calls",
+    "log": "luwu.training.script.step_calls",
     "offload_activations": "luwu.activations",
     "random_state": "luwu.training.state.attached",
     "rank": "luwu.training.script.run",
     "register_forward_method": "luwu.training.script.fully_shard",
     "session": "luwu.training.script.run",
-    "set_gradient_weight": "luwu.training.script.batches",
+    "set_gradient_weight": "luwu.training.script.step_calls",
     "set_model_state_dict": "luwu.optim.state_dict",
     "set_optimizer_state_dict": "luwu.optim.state_dict",
-    "stats": "luwu.training.script.kept",
+    "stats": "luwu.training.script.state_calls",
     "swa": "luwu.optim.averages",
     "world_size": "luwu.training.script.run",
 }

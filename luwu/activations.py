@@ -43,11 +43,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from luwu.base.directories import memory_kind
 from luwu.base.errors import ConfigError, LuwuError, StateError, refusal
 from luwu.base.quantities import format_bytes, parse_bytes
-from luwu.training.base.autograd import in_backward
 from luwu.training.base.names import class_name
-from luwu.training.base.uncompiled import uncompiled
-from luwu.training.devices.storages import WEIGHTS, Storages
+from luwu.training.base.torch_state import in_backward, uncompiled
 from luwu.training.devices.streams import CudaStream
+from luwu.training.devices.weights import WEIGHTS, Storages
 from luwu.transport.arena import FreeList
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)

@@ -2,7 +2,7 @@
 
 train.py         the script that trains a small GPT, for every arm
 options.py       its options
-arms.py          everything in which the arms differ
+arms.py          what all arms have in common, and those of LuWu
 baselines.py     the arms that torch brings: FSDP2 and DDP
 gpt.py           a small GPT
 data.py          tokens and batches, a pure function of seed and step
@@ -10,5 +10,4 @@ data_file.py     checks of `--data` without torch
 step_profile.py  one step of FSDP2 by torch's profiler, for the report
 pace.py          slower compute, for emulation
 finetune.py      fine-tunes a Hugging Face model
-arm.py           what all arms have in common
 """

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from workers.arm import Arm, initialised, local_device, precision
+from workers.arms import Arm, initialised, local_device, precision
 from workers.gpt import GPTConfig, initial_values, without_storage
 from workers.options import Options, env_int
 from workers.pace import pace_units

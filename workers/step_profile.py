@@ -21,7 +21,7 @@ from typing import Any, Final
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from luwu.report.lanes import COMPUTE, WAIT, Span, make_lanes
-from workers.arm import Arm
+from workers.arms import Arm
 from workers.options import Options
 
 ARMS: Final = ("fsdp", "fsdp_offload")

@@ -1,9 +1,7 @@
 """A job's state as files that others read: safetensors and one JSON document; and back.
 
-    source.py        where a state is read from: a store at rest, or whatever has these methods
-    running.py       a source that reads a job that is running
-    pieces.py        which parts of chunks make up a parameter, and the other way round
-    read_ahead.py    fields of chunks, read ahead in a bounded number of buffers
+    source.py        where a state is read from: a store at rest, or a job that is running
+    read_ahead.py    fields of chunks, read ahead in a bounded number of buffers; their pieces
     document.py      luwu.json: what the files do not contain
     export_state.py  state -> files
     import_state.py  files -> state

@@ -26,8 +26,7 @@ from luwu.base.directories import check_absent, check_space, making_directory
 from luwu.base.dtypes import DTYPES, WIRE_DTYPES
 from luwu.base.errors import ConfigError, Interrupted, StateError
 from luwu.checkpoint.document import FILE, ExportDocument, attached_name
-from luwu.checkpoint.pieces import pieces_of
-from luwu.checkpoint.read_ahead import ReadAhead, Want, buffers_count
+from luwu.checkpoint.read_ahead import ReadAhead, Want, buffers_count, pieces_of
 from luwu.checkpoint.source import StateSource
 from luwu.tensor_files.header import Tensor
 from luwu.tensor_files.writer import WRITE_BYTES, Shard, TensorWriter, plan_shards, write_synced

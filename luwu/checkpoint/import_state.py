@@ -27,8 +27,15 @@ from luwu.base.directories import check_absent, check_space, making_directory
 from luwu.base.errors import DamagedFileError, Interrupted
 from luwu.checkpoint.document import read_document
 from luwu.checkpoint.origin import Origin, OriginFiles
-from luwu.checkpoint.pieces import Piece, pieces_by_chunk, pieces_of
-from luwu.checkpoint.read_ahead import THREADS_COUNT, ReadAhead, Want, buffers_count
+from luwu.checkpoint.read_ahead import (
+    THREADS_COUNT,
+    Piece,
+    ReadAhead,
+    Want,
+    buffers_count,
+    pieces_by_chunk,
+    pieces_of,
+)
 from luwu.checkpoint.source import RestingState, description_of
 from luwu.layout import SUM_BYTES
 from luwu.wire.description import Description

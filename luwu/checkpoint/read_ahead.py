@@ -1,14 +1,15 @@
-"""Fields of chunks, read ahead of their use by a few threads, in bounded memory.
+"""Fields of chunks, read ahead of their use in bounded memory; which pieces make up a parameter.
 
-Wants come in the order in which they are served. A chunk may hold pieces of many parameters, and a
-unit with frozen and trained ones goes back and forth between two chunks: what was read is kept
-until its buffer is needed for something else, the least recently used first.
+A few threads read. Wants come in the order in which they are served. A chunk may hold pieces of
+many parameters, and a unit with frozen and trained ones goes back and forth between two chunks:
+what was read is kept until its buffer is needed for something else, the least recently used first.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections import OrderedDict, deque
+from bisect import bisect_right
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
@@ -19,8 +20,43 @@ import numpy.typing as npt
 from luwu.base.dtypes import DTYPES
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
-from luwu.checkpoint.pieces import Piece
 from luwu.checkpoint.source import StateSource
+from luwu.layout import Layout
+
+
+class Piece(NamedTuple):
+    """Elements of one parameter that lie in one chunk."""
+
+    parameter: int
+    chunk: int
+    parameter_start: int
+    chunk_start: int
+    elems: int
+
+
+def pieces_of(layout: Layout, parameter: int) -> Iterator[Piece]:
+    """The pieces of a parameter, from its first element on; they cover it."""
+    place = layout.placements[parameter]
+    chunks = layout.unit_chunks[place.unit]
+    stop = place.start + place.elems
+    at = place.start
+    index = chunks[bisect_right(chunks, at, key=lambda i: layout.chunks[i].start) - 1]
+    while at < stop:
+        box = layout.chunks[index]
+        elems = min(stop, box.start + box.elems) - at
+        yield Piece(parameter, index, at - place.start, at - box.start, elems)
+        at += elems
+        index += 1
+
+
+def pieces_by_chunk(layout: Layout, unit: int) -> dict[int, list[Piece]]:
+    """The pieces in each chunk of a unit; only padding lies between them."""
+    found: dict[int, list[Piece]] = defaultdict(list)
+    for parameter in layout.units[unit].parameters:
+        for piece in pieces_of(layout, parameter):
+            found[piece.chunk].append(piece)
+    return found
+
 
 F32Array = npt.NDArray[np.float32]
 

@@ -25,7 +25,7 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.directories import check_absent, flush_directory, making_directory
 from luwu.base.errors import ConfigError, StateError
 from luwu.checkpoint.copying import check_running, copy_pages, decide, pieces_of
-from luwu.checkpoint.running import RunningState
+from luwu.checkpoint.source import RunningState
 from luwu.layout import Share
 from switch_emu.node.pages import store_config, store_values
 from switch_emu.store import FilePageStore, StoreConfig, aligned_buffer

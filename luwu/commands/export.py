@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -10,15 +12,14 @@ import click
 
 from luwu.base.dtypes import WIRE_DTYPES
 from luwu.base.errors import ConfigError
+from luwu.base.json_file import read_json
 from luwu.base.parsers import path
 from luwu.base.quantities import format_bytes, parse_bytes
 from luwu.commands import form
 from luwu.launch.processes.stopping import stop_requests
-from luwu.launch.state_users import advise
 
 if TYPE_CHECKING:
-    from luwu.checkpoint.running import RunningState
-    from luwu.checkpoint.source import RestingState
+    from luwu.checkpoint.source import RestingState, RunningState
 
 CONNECT_NAME: Final = "connect.json"
 CONNECT_S: Final = 10.0
@@ -107,8 +108,7 @@ def run(
 
 def _source(where: str) -> RestingState | RunningState:
     """The state that a user named. Raises ConfigError and others."""
-    from luwu.checkpoint.running import RunningState
-    from luwu.checkpoint.source import RestingState
+    from luwu.checkpoint.source import RestingState, RunningState
     from luwu.join.connection import join
 
     path = Path(where)
@@ -120,3 +120,41 @@ def _source(where: str) -> RestingState | RunningState:
             "directory, which resolved.json tells"
         )
     return RestingState(path)
+
+
+IN_USE = "E204"
+
+
+def advise(error: ConfigError, state: Path, verb: str) -> ConfigError:
+    """The error, with the command that works if it is that a run on this host uses the state."""
+    run = run_of(state) if error.code == IN_USE else None
+    if run is None:
+        return error
+    return ConfigError(
+        f"{error} Of a job that is running name its run directory: luwu {verb} {run} OUT",
+        code=error.code,
+    )
+
+
+def run_of(state: Path) -> Path | None:
+    """The directory of a run on this host whose node keeps this state, or a part of it."""
+    wanted = state.resolve()
+    for config in _node_configs():
+        document = read_json(config)
+        kept = None if document is None else document["spec"].get("state")
+        if kept is not None and wanted in (Path(kept).resolve(), Path(kept).resolve().parent):
+            return config.parent.parent
+    return None
+
+
+def _node_configs() -> Iterator[Path]:
+    """The specifications of the nodes that run on this host."""
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal():
+            continue
+        try:
+            words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"switch_emu" in words and b"node" in words and b"--config" in words:
+            yield Path(os.fsdecode(words[words.index(b"--config") + 1]))

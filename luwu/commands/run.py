@@ -28,8 +28,7 @@ from luwu.launch.nodes import fold_nodes
 from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
-from luwu.launch.progress_line import ProgressLine
-from luwu.launch.resuming import beginning, ending, first_step, stopped
+from luwu.launch.progress import ProgressLine
 from luwu.launch.roles import check_keys, key_environ
 from luwu.launch.serving import (
     STATE_DIRECTORY,
@@ -40,11 +39,15 @@ from luwu.launch.serving import (
     state_directory,
 )
 from luwu.launch.starting import (
+    beginning,
+    ending,
+    first_step,
     log_text,
     machines_text,
     say_security,
     say_start,
     start_text,
+    stopped,
     workers_text,
 )
 from luwu.launch.supervisor import Supervisor, threads_per_worker

@@ -13,10 +13,9 @@ from luwu.base.errors import ConfigError
 from luwu.base.foreign import taking
 from luwu.base.json_file import read_json
 from luwu.commands import form
-from luwu.commands.export import CONNECT_NAME, CONNECT_S, OUT, STATE
+from luwu.commands.export import CONNECT_NAME, CONNECT_S, OUT, STATE, advise
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
-from luwu.launch.state_users import advise
 
 if TYPE_CHECKING:
     from luwu.checkpoint.snapshot import Snapshot
@@ -75,8 +74,8 @@ def _at_rest(path: Path, out: Path, should_stop: Callable[[], bool]) -> Snapshot
 
 
 def _of_running(where: str, out: Path, should_stop: Callable[[], bool]) -> Snapshot:
-    from luwu.checkpoint.running import RunningState
     from luwu.checkpoint.snapshot import snapshot_by_reflinks, snapshot_of_running
+    from luwu.checkpoint.source import RunningState
     from luwu.join.connection import join
 
     connection = join(where, timeout_s=CONNECT_S)

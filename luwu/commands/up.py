@@ -33,8 +33,7 @@ from luwu.launch.nodes import fold_nodes, node_role
 from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
-from luwu.launch.progress_line import ProgressLine
-from luwu.launch.resuming import beginning, first_step
+from luwu.launch.progress import ProgressLine
 from luwu.launch.roles import SwitchEnds, check_keys
 from luwu.launch.serving import (
     STATE_DIRECTORY,
@@ -44,7 +43,15 @@ from luwu.launch.serving import (
     state_directory,
     tree_of,
 )
-from luwu.launch.starting import log_text, say_security, say_start, start_text, workers_text
+from luwu.launch.starting import (
+    beginning,
+    first_step,
+    log_text,
+    say_security,
+    say_start,
+    start_text,
+    workers_text,
+)
 from luwu.launch.supervisor import POLL_S, Supervisor
 from luwu.launch.worker_loss import check_worker_loss
 

@@ -7,17 +7,12 @@ service.py        switch and node that serve one job after another
 agent.py          the workers of this host, forked and forked again
 torchrun.py       command lines of workers
 entry.py          the program of a worker: the user's script
-forked.py         the same in processes that the agent forks
 attendance.py     workers of this host that are done
 switch_memory.py  the memory plan of the switches
 worker_loss.py    what a lost worker means: `--on-worker-loss`
-progress.py       progress of a run, from its node's events
-progress_line.py  the same as one line of a terminal
-starting.py       the lines at the start of a run
-resuming.py       where a run with `--resume` begins
-state_users.py    the run that has a state open
-local.py          `luwu.init_local`: a job in this process
-local_cluster.py  switch, node and workers in threads of this process
+progress.py       progress of a run, from its node's events; as one line of a terminal
+starting.py       the lines at the start of a run, and how to continue one
+local_cluster.py  switch, node and workers in threads of this process; `luwu.init_local`
 network.py        the emulated network and disk of a run
 nodes.py          the optimizer nodes of a job
 processes/        child processes, their directory and their output

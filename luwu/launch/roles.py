@@ -37,8 +37,7 @@ from luwu.launch.network import (
     switch_fidelity,
 )
 from luwu.launch.nodes import is_node, kind_of, node_result, node_role
-from luwu.launch.processes.allocator import ROLE_TUNABLES
-from luwu.launch.processes.children import MARK, Child, DiskBytes
+from luwu.launch.processes.children import MARK, ROLE_TUNABLES, Child, DiskBytes
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.switch_memory import switch_plan
@@ -267,7 +266,7 @@ def node_spec(
         keys=keys_of(config, ends.listen),
         key_name=key_name or role,
         state=None if state is None else state.absolute(),
-        durability=cast(Durability, config.durability),
+        durability=cast("Durability", config.durability),
         memory_budget_bytes=memory_budget_bytes,
         has_switch=not config.no_switch,
         resume=config.resume,

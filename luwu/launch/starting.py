@@ -1,17 +1,21 @@
-"""The lines at the start of a run: what was started, where it keeps what, and how to join it."""
+"""The lines at the start of a run: what was started, where it keeps what, how to join it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from luwu.base.config import RunConfig
 from luwu.base.directories import memory_kind
+from luwu.base.foreign import lines_of
+from luwu.base.json_file import json_object, read_json
 from luwu.base.quantities import format_bytes
 from luwu.join.connection import Connection
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.progress import Progress
 from luwu.launch.serving import Sizes, tree_of
 
 SURVIVES: Final = {
@@ -94,3 +98,55 @@ def say_joins(console: Console, lines: Sequence[str]) -> None:
 
 def _counted(count: int, one: str, many: str) -> str:
     return one if count == 1 else f"{count} {many}"
+
+
+def first_step(run: RunDirectory) -> int | None:
+    """The step that the node's state leads to; None: it found none. Asked when it listens."""
+    try:
+        records = map(json_object, lines_of(run.events("node")))
+        return next(
+            (each["version"] for each in records if each.get("name") == "node.opened"), None
+        )
+    except OSError:
+        return None
+
+
+def beginning(state: Path | None, step: int | None) -> str:
+    """The message of a run with --resume before its workers start."""
+    if step is None:
+        place = "RAM (no --state)" if state is None else state
+        return f"no state in {place}: starting at step 0"
+    return (
+        f"resuming at step {step}; the place in the data is not restored, unless it was attached "
+        "or follows the step (docs/training.md)"
+    )
+
+
+def ending(run: RunDirectory, state: Path | None, step: int | None) -> str | None:
+    """The message at its end, if no step was left to compute."""
+    made = read_json(run.result("node.json"))
+    if step is None or made is None or made["steps"] != step:
+        return None
+    return f"{state} holds step {step}: nothing to do"
+
+
+def stopped(
+    run: RunDirectory, state: Path | None, flags: Mapping[str, str], script: Sequence[str]
+) -> str:
+    """The message of a stopped run: what is kept, and the command that continues it."""
+    progress = Progress(run)
+    progress.look()
+    said = "interrupted; every process of the run was stopped"
+    if progress.last is None:
+        return f"{said}. No step was decided yet"
+    if state is None:
+        return f"{said}. Step {progress.last} was decided, in RAM only; --state DIR keeps steps"
+    words = ["luwu", "run"]
+    for name, value in {**flags, "resume": "true"}.items():
+        if name != "run_dir":
+            flag = f"--{name.replace('_', '-')}"
+            words += [flag] if value in ("", "true") else [flag, value]
+    return (
+        f"{said}. Step {progress.last} is decided and kept in {state}; go on with\n"
+        f"{shlex.join([*words, *script])}"
+    )

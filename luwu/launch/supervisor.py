@@ -33,8 +33,15 @@ from luwu.base.json_file import read_json, remove_partial
 from luwu.launch.agent import SAYS, Share, own_agent_command
 from luwu.launch.attendance import Attendance
 from luwu.launch.nodes import Replicas, is_node, kind_of
-from luwu.launch.processes.allocator import WORKER_TUNABLES
-from luwu.launch.processes.children import MARK, Child, DiskBytes, exit_text, kill_marked, stop_all
+from luwu.launch.processes.children import (
+    MARK,
+    WORKER_TUNABLES,
+    Child,
+    DiskBytes,
+    exit_text,
+    kill_marked,
+    stop_all,
+)
 from luwu.launch.processes.console import Console, LogFollower
 from luwu.launch.processes.failures import FINAL_CODES, role_failure, worker_failure
 from luwu.launch.processes.guard import MARK_SUFFIX

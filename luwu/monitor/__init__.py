@@ -1,7 +1,6 @@
 """What a run does and did, read from its directory: no process of the run is asked.
 
 watch.py        the document of a run, made again as its files grow
-text.py         the status for a terminal of 80 columns
 serve.py        the live page
 prometheus.py   metrics for Prometheus
 """

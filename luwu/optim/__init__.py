@@ -6,7 +6,7 @@ an optimizer of one's own derives from (docs/optimizers.md).
 
 app_state.py   a model and its optimizer as one object, for distributed checkpoints
 base.py        what all of them share: groups go out, steps come back
-adam.py, lion.py, muon.py, sgd.py
+algorithms.py  Adam, AdamW, Lion, Muon, SGD
 averages.py    averages of the weights: `luwu.ema`, `luwu.swa`
 diloco.py      local steps, and an outer optimizer in the network that averages them
 state_dict.py  state dicts of a model in the network and of its optimizer
@@ -23,10 +23,7 @@ Examples:
     [0.0009000000000000001]
 """
 
-from luwu.optim.adam import Adam, AdamW
+from luwu.optim.algorithms import SGD, Adam, AdamW, Lion, Muon
 from luwu.optim.base import NetworkArguments, NetworkOptimizer
-from luwu.optim.lion import Lion
-from luwu.optim.muon import Muon
-from luwu.optim.sgd import SGD
 
 __all__ = ["SGD", "Adam", "AdamW", "Lion", "Muon", "NetworkArguments", "NetworkOptimizer"]

@@ -18,7 +18,7 @@ from luwu.base.dtypes import MASTER_DTYPES, STATE_DTYPES
 from luwu.base.errors import ConfigError, StepAborted
 from luwu.layout import StoredForm
 from luwu.optim.averages import WeightAverage
-from luwu.training.devices.storages import WEIGHTS
+from luwu.training.devices.weights import WEIGHTS
 from luwu.training.script.optimizers import OptimizerPart, StepSettings
 from luwu.training.script.session import Session, session_of
 from luwu.training.steps.clip import checked_max_norm, checked_norm_type

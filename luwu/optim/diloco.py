@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from luwu.base.errors import ConfigError, StepAborted
+from luwu.optim.algorithms import SGD
 from luwu.optim.base import NetworkOptimizer
-from luwu.optim.sgd import SGD
 from luwu.optim.state_dict import set_model_state_dict
 from luwu.training.base.names import class_name, is_sharded
 from luwu.training.script import run

@@ -26,7 +26,7 @@ from luwu.optim.base import NetworkOptimizer
 from luwu.training.base.names import class_name, plain_name
 from luwu.training.script.module import LuwuModule
 from luwu.training.script.session import Session
-from luwu.training.state.sources import GivenState
+from luwu.training.state.first_weights import GivenState
 from luwu.training.units.placeholder import Placeholder
 from luwu.wire.stored import AVERAGE, STEP, kept_fields, state_keys, stored_field
 

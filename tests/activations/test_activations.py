@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import luwu
 from luwu.activations import _unchanged
 from luwu.base.errors import LuwuError
-from luwu.training.devices.storages import Storages
+from luwu.training.devices.weights import Storages
 from tests.helpers.activations import (
     KINDS,
     Function,

@@ -12,8 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from luwu.checkpoint.pieces import pieces_of
-from luwu.checkpoint.read_ahead import ReadAhead, Want
+from luwu.checkpoint.read_ahead import ReadAhead, Want, pieces_of
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description
 from switch_emu.store import DecidedStep

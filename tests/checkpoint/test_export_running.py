@@ -13,7 +13,7 @@ import torch
 import luwu
 from luwu.base.errors import PageCorruptError, StateError
 from luwu.checkpoint.export_state import ExportOptions, export_state
-from luwu.checkpoint.running import RunningState
+from luwu.checkpoint.source import RunningState
 from luwu.commands.main import main
 from tests.helpers.exports import BUDGET, bring, export
 from tests.helpers.real_training import in_cluster, seeded

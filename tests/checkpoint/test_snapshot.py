@@ -11,12 +11,12 @@ import pytest
 
 from luwu.base.errors import ConfigError, PageCorruptError, StateError
 from luwu.checkpoint import snapshot as snapshot_module
-from luwu.checkpoint.running import RunningState
 from luwu.checkpoint.snapshot import (
     snapshot_at_rest,
     snapshot_by_reflinks,
     snapshot_of_running,
 )
+from luwu.checkpoint.source import RunningState
 from luwu.commands.main import main
 from switch_emu.store import DecidedStep, FilePageStore
 from switch_emu.store import directory as directory_module

@@ -12,10 +12,10 @@ import pytest
 
 from luwu.base.errors import ConfigError, LuwuError, StateError, entries
 from luwu.commands.main import main
+from luwu.commands.status import status_text
 from luwu.launch.entry import _write_error
 from luwu.launch.processes.failures import role_failure, worker_failure
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.monitor.text import status_text
 from luwu.monitor.watch import Watch
 from switch_emu.roles.role import failed
 

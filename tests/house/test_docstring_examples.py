@@ -15,7 +15,7 @@ import torch
 
 import luwu
 from luwu import testing
-from luwu.launch import local
+from luwu.launch import local_cluster
 from luwu.launch.local_cluster import LocalCluster
 from luwu.training.script import run
 from tests.helpers.docstrings import doctest_of, public_objects
@@ -33,7 +33,7 @@ def end_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     run.finish_at_end()
     if run.is_running():
         luwu.finish()
-    local.close()
+    local_cluster.close()
 
 
 @contextlib.contextmanager

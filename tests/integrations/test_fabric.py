@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import luwu
 from luwu.base.errors import ConfigError, LuwuError, StepOrderError
-from luwu.launch import local
+from luwu.launch import local_cluster
 from luwu.testing.cluster import Cluster
 from luwu.training.script import run
 from tests.helpers.docstrings import doctest_of
@@ -64,7 +64,7 @@ def end_of_the_job() -> Iterator[None]:
         if left and not session.is_final:
             luwu.optim.SGD(dict.fromkeys(left), lr=0.1)
         luwu.finish()
-    local.close()
+    local_cluster.close()
 
 
 class Net(nn.Sequential):

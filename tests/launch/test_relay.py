@@ -13,7 +13,7 @@ from luwu.base.json_file import write_json
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.relay import ByLine, Relay, stream_files
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.resuming import beginning, ending, first_step, stopped
+from luwu.launch.starting import beginning, ending, first_step, stopped
 
 
 @pytest.fixture

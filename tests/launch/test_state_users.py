@@ -10,8 +10,8 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import write_json
+from luwu.commands.export import advise
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.state_users import advise
 
 
 @pytest.mark.feature("export of a directory in use")

@@ -15,7 +15,7 @@ from luwu.base.quantities import format_duration
 from luwu.commands.main import main
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.progress_line import ProgressLine
+from luwu.launch.progress import ProgressLine
 from luwu.launch.starting import JOINS_MAX, say_joins
 
 

@@ -15,8 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import luwu
 from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.import_state import ImportOptions, import_state
-from luwu.checkpoint.running import RunningState
-from luwu.checkpoint.source import RestingState
+from luwu.checkpoint.source import RestingState, RunningState
 from luwu.commands.main import main
 from luwu.optim.averages import WeightAverage
 from luwu.wire.stored import average_rate

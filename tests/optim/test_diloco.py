@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import luwu
 from luwu.base.errors import StepAborted
 from luwu.checkpoint.export_state import ExportOptions, export_state
-from luwu.checkpoint.running import RunningState
-from luwu.checkpoint.source import RestingState
+from luwu.checkpoint.source import RestingState, RunningState
 from luwu.training.steps.result import StepResult
 from tests.helpers.real_training import digest_of, in_cluster, seeded
 from tests.helpers.small_models import Block, Stack, TiedStack, batch

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 import luwu
 from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.import_state import ImportOptions, import_state
-from luwu.checkpoint.running import RunningState
 from luwu.checkpoint.snapshot import snapshot_of_running
-from luwu.checkpoint.source import RestingState
+from luwu.checkpoint.source import RestingState, RunningState
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description, parse_description
 from luwu.wire.stored import stored_bytes, stored_fields

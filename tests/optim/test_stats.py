@@ -23,7 +23,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 import luwu
 from luwu.base.errors import StateError
 from luwu.nic.reader import FieldRead
-from luwu.training.script.kept import StepStats, read_stats
+from luwu.training.script.state_calls import StepStats, read_stats
 from luwu.wire.statistics import (
     STATS,
     stats_bytes,

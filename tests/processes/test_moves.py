@@ -15,8 +15,7 @@ import pytest
 
 from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.refill import refill
-from luwu.checkpoint.running import RunningState
-from luwu.checkpoint.source import RestingState
+from luwu.checkpoint.source import RestingState, RunningState
 from luwu.join.connection import join, parse_url
 from tests.processes.commands import Command, Terminal, terminal
 from tests.processes.jobs import light_digest

@@ -17,8 +17,7 @@ from luwu.base.errors import ConfigError, Interrupted, LuwuError, WorkerFailed
 from luwu.base.process_memory import private_bytes
 from luwu.base.tree import one_switch
 from luwu.launch.agent import Share
-from luwu.launch.processes.allocator import ROLE_TUNABLES
-from luwu.launch.processes.children import Child, is_alive
+from luwu.launch.processes.children import ROLE_TUNABLES, Child, is_alive
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.relay import ByLine
 from luwu.launch.processes.run_directory import RunDirectory

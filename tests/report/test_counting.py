@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from luwu.base.errors import ConfigError
+from luwu.commands.status import status_text
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.monitor.prometheus import HELP, JOB_HELP, metric_name, serve_metrics
-from luwu.monitor.text import status_text
 from luwu.monitor.watch import Watch
 from luwu.wire.link_counts import LinkCount, LinkCounts
 from luwu.wire.messages import Push, Weights

@@ -25,10 +25,10 @@ from luwu.base.errors import ConfigError
 from luwu.base.json_file import write_json
 from luwu.commands.main import main
 from luwu.commands.outcome import write_outcome
+from luwu.commands.status import COLUMNS, status_text
 from luwu.launch.processes.children import MARK
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.monitor.serve import SHARE, Latest, serve_page
-from luwu.monitor.text import COLUMNS, status_text
 from luwu.monitor.watch import Watch
 from luwu.report.page import report_html
 from luwu.report.pair import named, pair_html, pair_rows

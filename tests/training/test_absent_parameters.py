@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 import luwu
 from luwu.base.errors import StateError
 from luwu.layout import Layout, Parameter, Share, Unit
-from luwu.training.steps.zeroed import ZeroedGradients
+from luwu.training.steps.pushes import ZeroedGradients
 from luwu.training.units.unit import Precision
 from luwu.training.units.unit import Unit as TrainedUnit
 from luwu.wire.hyper import StepHyper

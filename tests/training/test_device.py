@@ -22,8 +22,7 @@ from luwu.layout import Unit as LayoutUnit
 from luwu.training.devices import device as device_module
 from luwu.training.devices.device import STAGING_COUNT, CudaDevice
 from luwu.training.devices.gradients import gradient_plan, write
-from luwu.training.devices.pinning import HostPins, mapping_at
-from luwu.training.devices.ring import Ring
+from luwu.training.devices.host_memory import HostPins, Ring, mapping_at
 from luwu.training.script import run
 from luwu.training.script.session import Session
 from tests.helpers import training_harness

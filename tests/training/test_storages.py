@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from luwu.training.devices.storages import Storages
+from luwu.training.devices.weights import Storages
 from tests.helpers.collecting import at_each_collection
 
 

@@ -11,13 +11,11 @@ from torch import nn
 
 from luwu.base.errors import ConfigError, StepAborted, StepOrderError
 from luwu.layout import ALL_FLOAT32
-from luwu.training.base.progress import Progress
+from luwu.training.base.progress import Attempt, Progress
 from luwu.training.devices.device import CpuDevice, write_unit
 from luwu.training.devices.gradients import gradient_plan
 from luwu.training.state.attached import Attachments
-from luwu.training.state.first_weights import FirstWeights
-from luwu.training.state.sources import Sources
-from luwu.training.steps.attempt import Attempt
+from luwu.training.state.first_weights import FirstWeights, Sources
 from luwu.training.steps.backward import Backward
 from luwu.training.steps.clip import Clipping
 from luwu.training.steps.loss_scale import LossScale

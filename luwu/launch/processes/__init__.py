@@ -8,5 +8,4 @@ console.py        lines and the live line on a terminal
 relay.py          output of worker 0, passed on as it arrives
 run_directory.py  the directory of a run
 sampling.py       memory of a run's processes over time
-allocator.py      settings of malloc and memcpy for processes that are started
 """

@@ -34,8 +34,7 @@ from luwu.nic.memory import ExtentGradient, SharedWeights
 from luwu.nic.threads import Ready
 from luwu.training.base.interface import Nic
 from luwu.training.devices.gradients import ExtentPlan, flat_gradients, write
-from luwu.training.devices.pinning import HostPins
-from luwu.training.devices.ring import Ring
+from luwu.training.devices.host_memory import HostPins, Ring
 from luwu.training.devices.streams import CudaStreams, Event, Streams
 
 STAGING_COUNT = 4

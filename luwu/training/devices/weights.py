@@ -13,7 +13,7 @@ Autograd compares the version counter of what it saved before it reads it. So th
 that are away is another than when they were saved, and so is that of a later step's: a backward
 that reaches them unseen ends with an error, never with the wrong numbers.
 
-On a GPU it is a storage of the device: `device_weights.py`.
+On a GPU it is a storage of the device (`DeviceWeights`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,48 @@ import functools
 import itertools
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from luwu.base.address_range import AddressRange, Memory
 from luwu.base.errors import LuwuError, StepOrderError
 from luwu.nic.memory import SharedWeights
-from luwu.training.devices.storages import WEIGHTS
+from luwu.training.devices.device import CudaDevice, Device
+from luwu.training.devices.streams import Event
+
+
+class Storages:
+    """A set of storages, by identity; it keeps none of them alive."""
+
+    def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
+        self._known: dict[int, StorageWeakRef] = {}
+        """References by number; while one exists, its number belongs to no other storage."""
+        self._look_at = 64
+        for tensor in tensors:
+            self.add(tensor)
+
+    def add(self, tensor: Tensor) -> None:
+        """The storage of this tensor, from now on."""
+        if len(self._known) >= self._look_at:
+            # To copy is one step; while items are listed, other threads may add one.
+            for number, known in self._known.copy().items():
+                if known.expired():
+                    self._known.pop(number, None)
+            self._look_at = 2 * len(self._known) + 64
+        known = StorageWeakRef(tensor.untyped_storage())
+        self._known[known.cdata] = known
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._known
+
+
+WEIGHTS = Storages()
+"""Storages of every unit's weights: the memory behind them comes and goes (`weights.py`)."""
+
 
 _ADDRESSES_MAX = 2
 """Places of a unit's weights in shared memory: one for even and one for odd steps."""
@@ -249,3 +281,94 @@ def name_units_in_errors() -> None:
             ) from error
 
     autograd._engine_run_backward = run_backward
+
+
+class DeviceWeights(UnitWeights):
+    """A unit's weights on a GPU: host memory for the network, and a storage on the device.
+
+        away      `prepare`   host memory of the ring is ours; a pull may be asked for
+        asked     `open`      (in the NIC's thread) the network fills the host memory
+        came      `fetch`     it is copied to the storage, behind the compute; host memory goes
+        fetched   `publish`   the compute that is queued from now on sees the weights
+        any       `free`      nothing queued from now on reads them
+
+    The storage's bytes come from torch's caching allocator, filed under the pull stream: the same
+    sizes come again in every step, so after the first no device memory is asked of the driver.
+    """
+
+    def __init__(
+        self, *, elems: int, dtype: torch.dtype, device: CudaDevice, live_bytes: ByteCount,
+        places: Sequence[tuple[int, torch.Size, bool]], name: str = "",
+    ) -> None:  # fmt: skip
+        self._device = device
+        super().__init__(elems=elems, dtype=dtype, live_bytes=live_bytes, places=places, name=name)
+        self._storage = self._own.flat.untyped_storage()
+        with torch.inference_mode(False):
+            self._octets = torch.empty(0, dtype=torch.uint8, device=device.where)
+            self._octets.set_(self._storage, 0, (self.nbytes,))  # type: ignore[call-overload]
+        """The same storage, with a version counter of its own: a copy to it is no change for the
+        views that autograd has saved, as it puts back what was there."""
+        self._storage.resize_(0)
+        self._host: torch.Tensor | None = None
+        self._event: Event | None = None
+        """Event behind the copy to the device."""
+
+    @property
+    def may_be_shared(self) -> bool:
+        return self._device.may_share
+
+    @property
+    def may_be_shared_next(self) -> bool:
+        return self._device.may_share
+
+    def prepare(self, *, wait: bool) -> bool:
+        if self._host is None:
+            ring = self._device.host
+            self._host = ring.wait() if wait else ring.take()
+        return self._host is not None
+
+    def open(self) -> memoryview:
+        assert self._host is not None
+        address = self._host.data_ptr()
+        return memoryview((ctypes.c_ubyte * self.nbytes).from_address(address)).cast("B")
+
+    def fetch(self, shared: SharedWeights | None = None) -> None:
+        if self._event is not None:
+            return
+        assert self._host is not None
+        assert not self._is_open
+        self._is_open = True
+        self._live_bytes.add(self.nbytes)
+        host, self._host = self._host, None
+        self._event = self._device.fetch(self._octets, host, shared)
+
+    def publish(self, shared: SharedWeights | None = None) -> None:
+        self.fetch(shared)
+        self._device.streams.compute().wait(self._event)
+        self._own.come()
+
+    def free(self) -> None:
+        if self._host is not None:  # nothing was copied from it
+            self._device.host.give(self._host)
+            self._host = None
+        if self._is_open:
+            self._is_open = False
+            self._live_bytes.add(-self.nbytes)
+            self._device.free(self._storage)
+            self._own.count_as(self._away)
+        self._event = None
+
+    def _allocate(self, elems: int, dtype: torch.dtype) -> torch.Tensor:
+        """The flat vector, without bytes."""
+        flat = torch.empty(0, dtype=dtype, device=self._device.where)
+        storage = flat.untyped_storage()
+        self._device.streams.pull.resize(storage, elems * dtype.itemsize)
+        flat.set_(storage, 0, (elems,))  # type: ignore[call-overload]
+        return flat
+
+
+def make_weights(device: Device, memory: Memory, **given: Any) -> UnitWeights:
+    """The weights of a unit that computes there; `memory`: where that is on the host."""
+    if isinstance(device, CudaDevice):
+        return DeviceWeights(device=device, **given)
+    return UnitWeights(memory=memory, **given)

@@ -27,21 +27,19 @@ from luwu.join.job_file import write_job
 from luwu.layout import Layout, StoredForm
 from luwu.nic.reader import StateReader
 from luwu.training.base.interface import Nic
-from luwu.training.base.progress import Progress
+from luwu.training.base.progress import Attempt, Progress
 from luwu.training.devices.device import Device
 from luwu.training.devices.weights import ByteCount
 from luwu.training.script.optimizers import OptimizerPart, Optimizers
 from luwu.training.state.attached import Attachments
 from luwu.training.state.first_weights import FirstWeights
-from luwu.training.steps.attempt import Attempt
 from luwu.training.steps.backward import Backward
 from luwu.training.steps.clip import ClippedNorm, Clipping
 from luwu.training.steps.hooks import Hooks
 from luwu.training.steps.loss_scale import LossScale
 from luwu.training.steps.pulls import Pulls
-from luwu.training.steps.pushes import Pushes
+from luwu.training.steps.pushes import Pushes, ZeroedGradients
 from luwu.training.steps.result import Results, StepResult
-from luwu.training.steps.zeroed import ZeroedGradients
 from luwu.training.units.model import (
     Model,
     Shape,

@@ -1,22 +1,128 @@
-"""The first weights of a model: where they come from, and when they leave this process.
+"""The first weights of a model: who gives them, how they are made, when they are sent.
 
-chosen by script     luwu.init_weights, load_pretrained, set_model_state_dict and
-                     set_optimizer_state_dict, until the first forward
-first forward        `load`: rank 0 sends them, unit by unit (`initialise.py`)
-first weights pulled `arrived`: they are decided, so they are forgotten here; a node that was killed
-                     before has none (`lost`), and they are sent again
-run resumed          the network has weights: nothing of this is used
+They are made on rank 0 and streamed to the node at the first forward, one unit at a time: until
+then a script may choose where they come from (`Sources`).
+
+    parameters with values     uploaded as they are, and freed
+    parameters on `meta`       made on the CPU for one unit, filled, uploaded, freed
+    from a state dict          what it gives, whatever else would fill the parameter
+    parameters of files        read (`pretrained.py`), uploaded, freed
+
+A module that directly owns parameters or buffers is filled by the function given to
+`luwu.init_weights(model, fn)`, called as `fn(module)` without gradients; without one, a module on
+`meta` is filled by its `reset_parameters()`. What is to be filled holds NaN before, so a parameter
+that was left out is found. A module whose parameters belong to two units (a tied weight) is filled
+once for each; what belongs to the other is thrown away.
+
+Buffers stay with the worker. Those on `meta` are filled on every rank, also by `fn(module)`, which
+then gets the module with scratch parameters: an `fn` that draws random numbers should seed them
+from names, as `workers/gpt.py` does, not from the order of calls.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
-from luwu.base.errors import StepAborted
+import numpy as np
+import torch
+from torch import nn
+
+from luwu.base.errors import ConfigError, StepAborted
 from luwu.training.base.interface import Nic
-from luwu.training.state import initialise
-from luwu.training.state.sources import Sources
-from luwu.training.units.model import Model
+from luwu.training.base.names import class_name
+from luwu.training.state.pretrained import Pretrained
+from luwu.training.units.model import Model, Roots
+from luwu.training.units.placeholder import Placeholder
+from luwu.training.units.unit import Unit
+from luwu.wire.stored import AVERAGE
+
+Initialiser = Callable[[nn.Module], object]
+"""Fills the parameters and buffers that a module owns directly."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenState:
+    """An optimizer's state that a script brings along."""
+
+    fields: Mapping[str, Mapping[str, torch.Tensor]]
+    """State field of the optimizer -> parameter -> values, in the order of the fields."""
+    updates: Mapping[str, int]
+    """Parameter -> its updates so far."""
+    of_whole: tuple[str, ...]
+    """The fields that parameters have which are updated as a whole."""
+
+
+class Sources:
+    """The sources of one session."""
+
+    def __init__(self) -> None:
+        self.given: dict[int, torch.Tensor] = {}
+        """Tensors of a state dict, by id of the placeholder."""
+        self.has_state_dict = False
+        """A state dict was set, on rank 0 at least."""
+        self.state: GivenState | None = None
+        """First state of the optimizer, if the script brings it."""
+        self._initialisers: dict[nn.Module, Initialiser] = {}
+        """Initialisers by the module that each was given for; later by the root around that."""
+        self._files: dict[nn.Module, Pretrained] = {}
+        """Files by the module that each was given for; later by the root around that."""
+
+    def fill(self, model: nn.Module, fn: Initialiser) -> None:
+        """Fill the model's modules with this function."""
+        self._initialisers[model] = fn
+
+    def read(self, model: nn.Module, files: Pretrained) -> None:
+        """Read the model's weights from these files."""
+        self._files[model] = files
+
+    def expect_values(self) -> None:
+        """A state dict is set, on rank 0 at least."""
+        self.has_state_dict = True
+
+    def give(self, placeholder: nn.Parameter, value: torch.Tensor) -> None:
+        """Take this value for the parameter."""
+        self.given[id(placeholder)] = value
+
+    def give_state(self, state: GivenState) -> None:
+        """Take this as the first state of an optimizer's parameters."""
+        before = self.state
+        if before is not None:
+            fields = {name: {**before.fields[name], **of} for name, of in state.fields.items()}
+            state = GivenState(fields, {**before.updates, **state.updates}, state.of_whole)
+        self.state = state
+
+    def laid_out(self, roots: Roots) -> None:
+        """The models are complete: what was given for a part counts for the model around it."""
+        self._initialisers = {roots.around(m): fn for m, fn in self._initialisers.items()}
+        self._files = {roots.around(m): files for m, files in self._files.items()}
+
+    def initialiser_of(self, root: nn.Module) -> Initialiser | None:
+        """The function that fills the modules of a root; None: there is none."""
+        return self._initialisers.get(root)
+
+    def files_of(self, placeholder: Placeholder) -> Pretrained | None:
+        """The files that the parameter is read from, if it is in files."""
+        root, name = placeholder.luwu_place
+        files = self._files.get(root)
+        return files if files is not None and files.has(name) else None
+
+    def open_files(self, placeholders: Iterable[Placeholder]) -> None:
+        """Open and check all files, for these parameters. Raises: ConfigError, StateError."""
+        places = [(*each.luwu_place, tuple(each.shape)) for each in placeholders]
+        for root, files in self._files.items():
+            files.open({name: shape for place, name, shape in places if place is root})
+
+    def close_files(self) -> None:
+        """Close them."""
+        for files in self._files.values():
+            files.close()
+
+    def forget_values(self) -> None:
+        """The weights are in the network."""
+        self.given, self.state = {}, None
 
 
 class FirstWeights:
@@ -31,8 +137,8 @@ class FirstWeights:
     def laid_out(self, device: torch.device) -> None:
         """The models are complete: check that each module can be filled; make their buffers."""
         self.sources.laid_out(self._model.roots)
-        initialise.check(self._model, self.sources)
-        initialise.fill_buffers(self._model, self.sources, device)
+        check(self._model, self.sources)
+        fill_buffers(self._model, self.sources, device)
 
     def joined(self, *, is_resumed: bool) -> None:
         """The session is a member of its job; `is_resumed`: the network has weights."""
@@ -44,7 +150,7 @@ class FirstWeights:
         """Rank 0 sends them, when they are needed; nothing to do if it has."""
         while self._are_to_be_sent:
             try:
-                self._nic.load(initialise.chunks(self._model, self.sources))
+                self._nic.load(chunks(self._model, self.sources))
             except StepAborted:
                 continue  # nothing was decided: at most the load is lost
             self._are_to_be_sent, self._are_undecided = False, True
@@ -65,3 +171,195 @@ class FirstWeights:
         self.sources.forget_values()
         for placeholder in self._model.placeholders:
             placeholder.forget_value()
+
+
+F32Array = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def check(model: Model, sources: Sources) -> None:
+    """Check that every module on `meta` can be filled. Raises ConfigError on all ranks alike."""
+    for root, module in _modules(model):
+        if _is_on_meta(sources, module):
+            _filler(sources, root, module)
+
+
+def chunks(model: Model, sources: Sources) -> Iterator[tuple[int, memoryview]]:
+    """(chunk, payload of Load) of the whole model; at most one unit is made at a time."""
+    layout, given = model.layout, sources.state
+    sources.open_files(model.placeholders)
+    for unit in model.units:
+        elems = layout.unit_elems[unit.index]
+        flat = _values(model, sources, unit, elems).numpy()
+        fields = {} if given is None else {
+            name: _given(unit, values, flat.copy() if name == AVERAGE else np.zeros_like(flat))
+            for name, values in given.fields.items()
+        }  # fmt: skip
+        for index in layout.unit_chunks[unit.index]:
+            chunk = layout.chunks[index]
+            part = slice(chunk.start, chunk.start + chunk.elems)
+            if given is None or not chunk.trainable:
+                yield index, flat[part].view(np.uint8).data
+                continue
+            kept = given.of_whole if chunk.whole else tuple(fields)
+            arrays = [
+                array[part].view(np.uint8) for array in (flat, *(fields[name] for name in kept))
+            ]
+            names = [layout.parameters[each.parameter].name for each in layout.segments(index)]
+            updates = np.array([given.updates.get(name, 0) for name in names], np.int64)
+            yield index, np.concatenate([*arrays, updates.view(np.uint8)]).data
+    sources.close_files()
+
+
+@torch.no_grad()
+def _given(unit: Unit, values: Mapping[str, torch.Tensor], into: F32Array) -> F32Array:
+    """One field of the optimizer's state, as the unit's flat vector; what is not given stays."""
+    flat = torch.from_numpy(into)
+    for member in unit.members:
+        placeholder = member.placeholder
+        if placeholder.luwu_name in values:
+            place = flat[member.start : member.start + placeholder.numel()].view(placeholder.shape)
+            place.copy_(values[placeholder.luwu_name])
+    return into
+
+
+@torch.no_grad()
+def fill_buffers(model: Model, sources: Sources, device: torch.device) -> None:
+    """Make buffers that are on `meta`, on every rank. Raises ConfigError if one is not filled."""
+    for root, module in _modules(model):
+        on_meta = {n: b for n, b in module._buffers.items() if b is not None and b.is_meta}
+        if not on_meta:
+            continue
+        fill = _filler(sources, root, module)
+        for name, buffer in on_meta.items():
+            module._buffers[name] = _unfilled(buffer, device)
+        scratch = {
+            id(p): nn.Parameter(torch.empty(p.shape, dtype=p.dtype), False)
+            for p in module._parameters.values()
+            if isinstance(p, Placeholder)
+        }
+        with _registered([module], scratch):
+            fill(module)
+        for name in on_meta:
+            filled = module._buffers[name]
+            assert filled is not None
+            if filled.is_floating_point() and bool(filled.isnan().any()):
+                raise ConfigError(
+                    f"buffer {name} of {class_name(module)} was not filled; the function that "
+                    "fills the model (as given to luwu.init_weights) must fill buffers too"
+                )
+
+
+@torch.no_grad()
+def _values(model: Model, sources: Sources, unit: Unit, elems: int) -> torch.Tensor:
+    """The unit's flat vector in float32, padded with zeros."""
+    flat = torch.zeros(elems, dtype=torch.float32)  # whatever the default is
+    made: dict[int, nn.Parameter] = {}
+    for member in unit.members:
+        placeholder = member.placeholder
+        place = flat[member.start : member.start + placeholder.numel()].view(placeholder.shape)
+        given, value = sources.given.get(id(placeholder)), placeholder.luwu_value
+        assert value is not None
+        if given is not None:
+            place.copy_(given)
+        elif (files := sources.files_of(placeholder)) is not None:
+            files.read(placeholder.luwu_place[1], place.view(-1))
+        elif not value.is_meta:
+            place.copy_(value)
+        elif placeholder.dtype == torch.float32:
+            made[id(placeholder)] = nn.Parameter(place.fill_(torch.nan), False)
+        else:
+            made[id(placeholder)] = nn.Parameter(_unfilled(value, torch.device("cpu")), False)
+    _fill(model, sources, unit, made, flat)
+    for member in unit.members:
+        placeholder = member.placeholder
+        place = flat[member.start : member.start + placeholder.numel()].view(placeholder.shape)
+        parameter = made.get(id(placeholder))
+        if parameter is None:
+            continue
+        if parameter.dtype != torch.float32:
+            place.copy_(parameter)
+        if bool(place.isnan().any()):
+            raise ConfigError(
+                f"parameter {placeholder.luwu_name} was not filled (or with NaN); the function "
+                "given to luwu.init_weights must fill every parameter in place"
+            )
+    return flat
+
+
+def _fill(
+    model: Model, sources: Sources, unit: Unit, made: dict[int, nn.Parameter], flat: torch.Tensor
+) -> None:
+    """Let the modules fill the unit's parameters."""
+    for member in unit.members:
+        p = member.placeholder
+        is_given = id(p) in sources.given or sources.files_of(p) is not None
+        # What fills a model may replace values that are there already.
+        fills = sources.initialiser_of(p.luwu_place[0]) is not None
+        if fills and id(p) not in made and not is_given:
+            place = flat[member.start : member.start + p.numel()].view(p.shape)
+            made[id(p)] = nn.Parameter(place.to(p.dtype), False)  # a view if float32
+    owners = {module for m in unit.members if id(m.placeholder) in made for module, _ in m.places}
+    for root, module in _modules(model):
+        if module not in owners:
+            continue
+        scratch = {
+            id(p): _scratch(p)
+            for p in module._parameters.values()
+            if isinstance(p, Placeholder) and id(p) not in made
+        }
+        with _registered([module], {**scratch, **made}):
+            _filler(sources, root, module)(module)
+
+
+def _modules(model: Model) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """(root, module) of every module."""
+    return ((root, module) for root in model.roots.prefixes for module in root.modules())
+
+
+def _filler(sources: Sources, root: nn.Module, module: nn.Module) -> Initialiser:
+    given = sources.initialiser_of(root)
+    if given is not None:
+        return given
+    reset = getattr(type(module), "reset_parameters", None)
+    if not callable(reset):
+        raise ConfigError(
+            f"a {class_name(module)} is on the meta device and has no reset_parameters(); "
+            "call luwu.init_weights(model, fn) with a function that fills it"
+        )
+    return reset
+
+
+def _is_on_meta(sources: Sources, module: nn.Module) -> bool:
+    parameters = (p for p in module._parameters.values() if isinstance(p, Placeholder))
+    has_values = sources.has_state_dict
+    values = [p.luwu_value for p in parameters if not has_values and sources.files_of(p) is None]
+    tensors = [*values, *module._buffers.values()]
+    return any(tensor is not None and tensor.is_meta for tensor in tensors)
+
+
+def _scratch(placeholder: Placeholder) -> nn.Parameter:
+    """A tensor in place of another unit's parameter, for the moment; it is not kept."""
+    value = placeholder.luwu_value
+    if value is None or value.is_meta:
+        value = torch.empty(placeholder.shape, dtype=placeholder.dtype)
+    return nn.Parameter(value.detach().cpu().clone(), False)
+
+
+def _unfilled(like: torch.Tensor, device: torch.device) -> torch.Tensor:
+    empty = torch.zeros(like.shape, dtype=like.dtype, device=device)
+    return empty.fill_(torch.nan) if like.is_floating_point() else empty
+
+
+@contextmanager
+def _registered(modules: list[nn.Module], parameters: dict[int, nn.Parameter]) -> Iterator[None]:
+    """The modules hold these parameters in place of their placeholders."""
+    before = [(module, dict(module._parameters)) for module in modules]
+    try:
+        for module, registered in before:
+            for name, placeholder in registered.items():
+                if id(placeholder) in parameters:
+                    module._parameters[name] = parameters[id(placeholder)]
+        yield
+    finally:
+        for module, registered in before:
+            module._parameters.update(registered)

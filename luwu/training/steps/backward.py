@@ -25,8 +25,7 @@ from torch.autograd import Variable
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, LuwuError, StepOrderError
 from luwu.training.base.interface import Nic
-from luwu.training.base.progress import Progress
-from luwu.training.steps.attempt import Attempt
+from luwu.training.base.progress import Attempt, Progress
 from luwu.training.steps.loss_scale import LossScale
 from luwu.training.steps.pulls import Pulls
 from luwu.training.steps.pushes import Pushes

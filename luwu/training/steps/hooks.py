@@ -22,11 +22,15 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.training.base.autograd import in_backward, is_transformed, outside_transforms
 from luwu.training.base.interface import Nic
 from luwu.training.base.progress import Progress
-from luwu.training.base.uncompiled import uncompiled
-from luwu.training.devices.storages import WEIGHTS
+from luwu.training.base.torch_state import (
+    in_backward,
+    is_transformed,
+    outside_transforms,
+    uncompiled,
+)
+from luwu.training.devices.weights import WEIGHTS
 from luwu.training.steps.backward import Backward
 from luwu.training.steps.pulls import Pulls
 from luwu.training.units.model import Model

@@ -9,13 +9,12 @@ import torch
 
 from luwu.base.address_range import Memory
 from luwu.base.errors import StepOrderError
-from luwu.training.base.autograd import in_backward
 from luwu.training.base.interface import Nic
-from luwu.training.base.progress import Progress
+from luwu.training.base.progress import Attempt, Progress
+from luwu.training.base.torch_state import in_backward
 from luwu.training.devices.device import Device
 from luwu.training.devices.weights import ByteCount, name_units_in_errors
 from luwu.training.state.first_weights import FirstWeights
-from luwu.training.steps.attempt import Attempt
 from luwu.training.units.model import Model
 from luwu.training.units.prefetch import Prefetcher
 from luwu.training.units.unit import Unit

@@ -8,8 +8,8 @@ from typing import Any
 
 from luwu.base.errors import StepOrderError
 from luwu.nic.threads import StepHandle
+from luwu.training.base.progress import Attempt
 from luwu.training.state.attached import Attachments
-from luwu.training.steps.attempt import Attempt
 
 
 class StepResult:

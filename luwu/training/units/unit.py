@@ -23,8 +23,7 @@ from luwu.base.errors import ConfigError, LuwuError
 from luwu.layout import Layout
 from luwu.training.base.names import class_name
 from luwu.training.devices.device import Device
-from luwu.training.devices.device_weights import make_weights
-from luwu.training.devices.weights import ByteCount, UnitWeights
+from luwu.training.devices.weights import ByteCount, UnitWeights, make_weights
 from luwu.training.units.placeholder import Placeholder
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ class Unit:
         self.held: frozenset[int] = frozenset()
         """Indices of members of which torch would hold a gradient, from this step or one before."""
         self.zeroed: frozenset[int] = frozenset()
-        """Indices whose gradient counts as 0 in a backward that leaves none (`steps/zeroed.py`)."""
+        """Indices whose gradient counts as 0 in a backward that leaves none (`ZeroedGradients`)."""
         self.kept: list[torch.Tensor | None] = []
         """float32 sums of the gradients of backwards that were not pushed, by member."""
 
