@@ -87,11 +87,19 @@ class Arm(ABC):
     def weights_digest(self) -> str | None:
         """Fingerprint of the weights, on rank 0; all ranks must call it."""
         digest = WeightsDigest()
-        for name, parameter in _model_of(self.module).named_parameters():
+        model = self.module
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        for name, parameter in model.named_parameters():
             full = _full(parameter)
             if self.rank == 0:
                 values: np.ndarray[Any, Any] = full.detach().cpu().numpy()
-                digest.update(name, _dtype_name(parameter.dtype), tuple(parameter.shape), values)
+                digest.update(
+                    name,
+                    str(parameter.dtype).removeprefix("torch."),
+                    tuple(parameter.shape),
+                    values,
+                )
         return digest.hexdigest() if self.rank == 0 else None
 
     def parameters_count(self) -> int:
@@ -158,36 +166,32 @@ def _full(tensor: torch.Tensor) -> torch.Tensor:
     return full
 
 
-def _model_of(module: nn.Module) -> nn.Module:
-    return module.module if isinstance(module, DistributedDataParallel) else module
-
-
 def _local_bytes(value: object) -> int:
     local = value.to_local() if hasattr(value, "to_local") else value
     return local.nbytes if isinstance(local, torch.Tensor) else 0
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+class _NetworkArm(Arm):
+    """A worker of a LuWu job."""
+
+    def __init__(self, options: Options, **agreed: str) -> None:
+        super().__init__(options)
+        luwu = self._luwu = importlib.import_module("luwu")  # baselines run without it
+        session = self._session = luwu.init(agree={"seed": str(options.seed), **agreed})
+        self.rank, self.world_size, self.device = session.rank, session.world_size, session.device
+
+    def _network_bytes(self) -> dict[str, Any]:
+        counters = self._session.nic.counters
+        return {"network_bytes": {"push": counters.push_bytes, "pull": counters.pull_bytes}}
 
 
-class LuwuArm(Arm):
+class LuwuArm(_NetworkArm):
     """Weights and optimizer state live in the network; see `luwu`."""
 
     def __init__(self, options: Options, *, data_digest: str) -> None:
-        super().__init__(options)
-        luwu = self._luwu = _import_luwu()
-        luwu.init(
-            agree={
-                "data": data_digest,
-                "seed": str(options.seed),
-                "batch": str(options.batch),
-                "context": str(options.context),
-            }
+        super().__init__(
+            options, data=data_digest, batch=str(options.batch), context=str(options.context)
         )
-        self._session = luwu.session()  # still there to be read after `finish`
-        self.rank, self.world_size = luwu.rank(), luwu.world_size()
-        self.device = luwu.device()
 
     def build(self, config: GPTConfig) -> None:
         luwu, options = self._luwu, self.options
@@ -229,27 +233,22 @@ class LuwuArm(Arm):
 
     def measurements(self) -> dict[str, Any]:
         session = self._session
-        early_ratio = session.pull_before_use_ratio
+        early_ratio = session.pulls.early_ratio
         return {
-            **_network_bytes(session.nic),
-            "worker_optimizer_bytes": session.optimizer_bytes,
-            "worker_parameter_bytes_peak": session.parameter_bytes_peak,
-            "unit_bytes_max": session.unit_bytes_max,
+            **self._network_bytes(),
+            "worker_optimizer_bytes": 0,
+            "worker_parameter_bytes_peak": session.parameter_bytes.peak,
+            "unit_bytes_max": session.model.unit_bytes_max,
             "prefetch_units": session.prefetch_units,
             "pull_before_use_ratio": None if math.isnan(early_ratio) else early_ratio,
         }
 
 
-class DilocoArm(Arm):
+class DilocoArm(_NetworkArm):
     """A replicated model on each worker, averaged in rounds; see `luwu.DiLoCo`."""
 
     def __init__(self, options: Options, *, data_digest: str) -> None:
-        super().__init__(options)
-        luwu = self._luwu = _import_luwu()
-        agreed = {"data": data_digest, "seed": str(options.seed), "arm": options.arm}
-        self._session = luwu.init(agree=agreed)
-        self.rank, self.world_size = luwu.rank(), luwu.world_size()
-        self.device = luwu.device()
+        super().__init__(options, data=data_digest, arm=options.arm)
 
     def build(self, config: GPTConfig) -> None:
         self.module = initialised(config, self.options, self.device)
@@ -274,7 +273,7 @@ class DilocoArm(Arm):
         self._luwu.finish()
 
     def measurements(self) -> dict[str, Any]:
-        return super().measurements() | _network_bytes(self._session.nic)
+        return super().measurements() | self._network_bytes()
 
 
 class SingleArm(Arm):
@@ -316,13 +315,3 @@ def make_arm(options: Options, *, data_digest: str) -> Arm:
     from workers.baselines import BASELINES  # torch's half of it takes a second to import
 
     return BASELINES[options.arm](options)
-
-
-def _network_bytes(nic: Any) -> dict[str, Any]:
-    counters = nic.counters
-    return {"network_bytes": {"push": counters.push_bytes, "pull": counters.pull_bytes}}
-
-
-def _import_luwu() -> Any:
-    """The public API; imported here so that the baselines run without it."""
-    return importlib.import_module("luwu")

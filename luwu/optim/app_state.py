@@ -76,7 +76,7 @@ class AppState:
         Raises:
             StepAborted: If the last step was lost.
         """
-        if self._session.is_begun or self._session.is_resumed:
+        if self._session.progress.is_begun or self._session.is_resumed:
             model = get_model_state_dict(self._model)
             optim = get_optimizer_state_dict(self._model, self._optimizers)
             return {"model": model, "optim": optim}

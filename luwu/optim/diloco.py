@@ -85,7 +85,7 @@ class DiLoCo:
             fully_shard_each(outer, *classes)
         else:
             fully_shard(outer)
-        self._session.first_weights.sources.expect_values()  # the model's, below
+        self._session.first_weights.sources.has_state_dict = True  # the model's, below
         self.optimizer: NetworkOptimizer = (optimizer or _nesterov)(outer.parameters())
         """The outer optimizer: hyper-parameters and schedulers are as with any of `luwu.optim`."""
         if not isinstance(self.optimizer, NetworkOptimizer):

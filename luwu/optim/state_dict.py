@@ -127,7 +127,7 @@ def set_model_state_dict(
     options = _checked(options)
     session = session_of_model(model)
     _check_not_begun(session, "set_model_state_dict")
-    session.first_weights.sources.expect_values()
+    session.first_weights.sources.has_state_dict = True
     if not model_state_dict and session.rank != 0:
         return
     entries = {name: (tensor, put) for name, tensor, put in _entries(model)}
@@ -150,7 +150,7 @@ def set_model_state_dict(
         if not isinstance(tensor, Placeholder):
             put(value)
         elif session.rank == 0 and not session.is_resumed:
-            session.first_weights.sources.give(tensor, value)
+            session.first_weights.sources.given[id(tensor)] = value
 
 
 def get_optimizer_state_dict(
@@ -429,7 +429,7 @@ def _checked(options: StateDictOptions | None) -> StateDictOptions:
 
 
 def _check_not_begun(session: Session, what: str) -> None:
-    if session.is_begun:
+    if session.progress.is_begun:
         raise StepOrderError(
             f"{what} after the first forward: the weights are in the network and only the "
             "optimizer changes them. Call it before, or start a new run"

@@ -199,7 +199,9 @@ def test_steady_state_asks_the_driver_for_no_memory() -> None:
 
     _, session = train(FakeNetwork(1), around=around)
     assert len(set(segments[2:])) == 1, segments
-    assert session.parameter_bytes_peak <= (session.prefetch_units + 2) * session.unit_bytes_max
+    assert (
+        session.parameter_bytes.peak <= (session.prefetch_units + 2) * session.model.unit_bytes_max
+    )
 
 
 def test_device_memory_is_bounded_by_the_window() -> None:
@@ -211,9 +213,9 @@ def test_device_memory_is_bounded_by_the_window() -> None:
     torch.cuda.reset_peak_memory_stats()
     _, session = train(FakeNetwork(1))
     peak = torch.cuda.max_memory_allocated() - before
-    window = (session.prefetch_units + 2) * session.unit_bytes_max
+    window = (session.prefetch_units + 2) * session.model.unit_bytes_max
     activations = LAYERS * 32 * WIDTH * 4 * 16
-    gradients = 3 * session.unit_bytes_max  # deferred until the push stream has packed them
+    gradients = 3 * session.model.unit_bytes_max  # deferred until the push stream has packed them
     assert (
         peak
         <= window

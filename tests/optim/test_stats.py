@@ -269,7 +269,7 @@ def test_only_steps_that_ask_are_measured(tmp_path: Path) -> None:
         shard(model)
         optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2, stats_every=2)
         assert luwu.stats() is None
-        assert not luwu.session().is_begun, "nothing was sent for it"
+        assert not luwu.session().progress.is_begun, "nothing was sent for it"
         found = []
         for step in range(7):
             if step == 4:

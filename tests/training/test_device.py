@@ -141,7 +141,7 @@ def test_same_bits_as_plain_torch(
         assert streams.host_buffers_count <= session.prefetch_units + 2 + STAGING_COUNT  # D5
         assert streams.device_buffers_count == 1
         window = session.prefetch_units + 2
-        assert session.parameter_bytes_peak <= window * session.unit_bytes_max
+        assert session.parameter_bytes.peak <= window * session.model.unit_bytes_max
 
 
 @pytest.mark.parametrize("update", ["at_step", "streaming"])

@@ -46,7 +46,7 @@ def shard(model: Model, module: nn.Module) -> list[Placeholder]:
             )
             assert isinstance(parameter, Placeholder)
             found.append(parameter)
-    model.add(Unit([module], policy=Precision(), reshard_after_forward=None))
+    model.added.append(Unit([module], policy=Precision(), reshard_after_forward=None))
     return found
 
 
@@ -113,19 +113,6 @@ def test_attempt_drops_before_the_script_knows() -> None:
     assert isinstance(caught.value.__cause__, StepAborted)
 
 
-def test_progress_begins_each_step_anew() -> None:
-    """Goal: what was done of a step counts for that step alone; aborts are counted over all."""
-    progress = Progress()
-    progress.join(5, is_resumed=True)
-    progress.begin()
-    progress.end_part()
-    progress.abort()
-    assert (progress.step, progress.parts) == (5, 1)
-    progress.go_to(6)
-    assert (progress.step, progress.parts) == (6, 0)
-    assert (progress.is_begun, progress.is_resumed, progress.aborts_count) == (True, True, 1)
-
-
 def result(number: int) -> StepResult:
     """Of a step that was decided at once."""
     handle = SimpleNamespace(verdict=lambda: (True, (0.5, 0.25, 0.125)), decision=lambda: None)
@@ -176,14 +163,11 @@ def test_sources_count_for_the_model_around_a_part() -> None:
     model, sources = Model(), Sources()
     module = nn.Sequential(nn.Linear(2, 2))
     parameters = shard(model, module)
-    sources.fill(module[0], nn.init.zeros_)
-    sources.give(parameters[0], torch.ones(2, 2))
+    sources.initialisers[module[0]] = nn.init.zeros_
     model.lay_out([parameters], [ALL_FLOAT32], SHAPE)
     sources.laid_out(model.roots)
-    assert sources.initialiser_of(module) is nn.init.zeros_
+    assert sources.initialisers == {module: nn.init.zeros_}
     assert sources.files_of(parameters[0]) is None
-    sources.forget_values()
-    assert sources.given == {}
 
 
 def test_model_is_laid_out_after_groups_that_were_wrong() -> None:

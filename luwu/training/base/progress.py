@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from luwu.base.errors import StepAborted
@@ -12,39 +13,20 @@ KEPT_STEPS: Final = 4
 """Steps whose inputs are remembered: those an abort may go back to, and one."""
 
 
+@dataclass(slots=True)
 class Progress:
-    """See the module; one object for all steps of a session."""
+    """See the module; one object for all steps of a session, whose parts write to it."""
 
-    def __init__(self) -> None:
-        self.step = 0
-        """The step to compute next, or being computed."""
-        self.parts = 0
-        """Backwards of this step that are complete and pushed."""
-        self.is_begun = False
-        """Weights were asked for: the first ones can no longer be chosen."""
-        self.is_resumed = False
-        """The network had weights when we joined."""
-        self.aborts_count = 0
-
-    def join(self, step: int, *, is_resumed: bool) -> None:
-        """The job goes on at this step."""
-        self.step, self.is_resumed = step, is_resumed
-
-    def begin(self) -> None:
-        """Weights are asked for."""
-        self.is_begun = True
-
-    def end_part(self) -> None:
-        """A backward of this step is complete and pushed."""
-        self.parts += 1
-
-    def go_to(self, step: int) -> None:
-        """Compute this step next: from its begin, whatever was done of it before."""
-        self.step, self.parts = step, 0
-
-    def abort(self) -> None:
-        """The attempt was lost."""
-        self.aborts_count += 1
+    step: int = 0
+    """The step to compute next, or being computed."""
+    parts: int = 0
+    """Backwards of this step that are complete and pushed."""
+    is_begun: bool = False
+    """Weights were asked for: the first ones can no longer be chosen."""
+    is_resumed: bool = False
+    """The network had weights when we joined."""
+    aborts_count: int = 0
+    """Attempts that were lost."""
 
 
 class Attempt:

@@ -204,7 +204,7 @@ def _take_parameters(session: Session, modules: list[nn.Module]) -> None:
     with without_weak_references(inside):
         for inner in inside:
             for name, parameter in inner._parameters.items():
-                if parameter is None or session.model.is_ignored(parameter):
+                if parameter is None or id(parameter) in session.model.ignored:
                     continue
                 if isinstance(parameter, UninitializedParameter):
                     raise ConfigError(

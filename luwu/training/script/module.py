@@ -168,7 +168,7 @@ class LuwuModule:
         worker until then.
         """
         _check_bool("is_last_backward", is_last_backward)
-        self.luwu_session.backward.set_is_last(is_last_backward)
+        self.luwu_session.backward.is_last = is_last_backward
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Divide the sum of all ranks' gradients of this module's unit by `factor`.

@@ -69,9 +69,9 @@ class Optimizers:
         """Optimizers in the order in which they were made."""
         self._stepped: dict[OptimizerPart, Numbers] = {}
         """Optimizers that have stepped, and what they update with."""
-        self._skips = False
+        self.skips = False
         """True if the optimizers that have stepped leave the step out."""
-        self._idle: set[OptimizerPart] = set()
+        self.idle: set[OptimizerPart] = set()
         """Optimizers that have not stepped since a step that the others made."""
 
     # ---------------------------------------------------------------------- one optimizer of a job
@@ -96,10 +96,6 @@ class Optimizers:
         except ConfigError:
             self.parts.remove(part)
             raise
-
-    def forget(self) -> None:
-        """None was made: the job could not begin with them."""
-        self.parts.clear()
 
     def cover(self, model: Model) -> bool:
         """True if they have all parameters that require a gradient."""
@@ -167,11 +163,6 @@ class Optimizers:
         """More than one."""
         return len(self.parts) > 1
 
-    @property
-    def skip(self) -> bool:
-        """The step is left out."""
-        return self._skips
-
     def note(self, part: OptimizerPart, step: int, *, skip: bool) -> None:
         """An optimizer steps. Raises ConfigError, StepOrderError."""
         if part not in self.parts:
@@ -184,12 +175,12 @@ class Optimizers:
                 f"step() of luwu.optim.{part.class_name} for the second time in step {step}, "
                 f"before {self._named(self.unstepped)}"
             )
-        if self._stepped and skip != self._skips:
+        if self._stepped and skip != self.skips:
             raise StepOrderError(
                 f"skip_step() of one optimizer and step() of another in step {step}: a step is "
                 "left out for all; call skip_step() of each"
             )
-        self._stepped[part], self._skips = part.numbers(), skip
+        self._stepped[part], self.skips = part.numbers(), skip
 
     def take_back(self, part: OptimizerPart) -> bool:
         """It did not step after all; True if none has."""
@@ -202,8 +193,8 @@ class Optimizers:
 
     def take_idle(self, part: OptimizerPart) -> bool:
         """True if the last step was made without it; asked again, it has had its turn."""
-        was_idle = part in self._idle
-        self._idle.discard(part)
+        was_idle = part in self.idle
+        self.idle.discard(part)
         return was_idle
 
     def is_ready(self, units: Sequence[Unit]) -> bool:
@@ -213,14 +204,14 @@ class Optimizers:
         """
         if not self.are_several:
             return True
-        must = self._with_gradient(units)
+        must = self.with_gradient(units)
         return bool(must) and must <= self._stepped.keys()
 
     def missing(self, units: Sequence[Unit]) -> set[OptimizerPart]:
         """Those that have to step too, once one has."""
         if not self._stepped or not self.are_several:
             return set()
-        return self._with_gradient(units) - self._stepped.keys()
+        return self.with_gradient(units) - self._stepped.keys()
 
     def check_ready(self, step: int, units: Sequence[Unit]) -> None:
         """Raises StepOrderError if one that must has not stepped."""
@@ -233,26 +224,18 @@ class Optimizers:
                 "backward, what it is not to train"
             )
 
-    def has_gradient(self, part: OptimizerPart, units: Sequence[Unit]) -> bool:
-        """True if one of its parameters had a gradient here, in this step."""
-        return part in self._with_gradient(units)
-
     @property
     def unstepped(self) -> set[OptimizerPart]:
         """Those that have not stepped in this step."""
         return set(self.parts) - self._stepped.keys()
 
-    def let_idle(self, parts: set[OptimizerPart]) -> None:
-        """The last step was made without these."""
-        self._idle = parts
-
     def reset(self) -> None:
         """Nothing of this step counts."""
         self._stepped.clear()
-        self._idle.clear()
-        self._skips = False
+        self.idle.clear()
+        self.skips = False
 
-    def _with_gradient(self, units: Sequence[Unit]) -> set[OptimizerPart]:
+    def with_gradient(self, units: Sequence[Unit]) -> set[OptimizerPart]:
         """Those of whose parameters one had a gradient here, in this step."""
         found = {id(unit.members[i].placeholder) for unit in units for i in unit.with_gradient}
         return {part for part in self.parts if found & part.parameter_ids}

@@ -109,10 +109,10 @@ class Session:
 
     def add_unit(self, unit: Unit, ignored: Iterable[nn.Parameter]) -> None:
         """A call of fully_shard; `ignored`: parameters that the script keeps for itself."""
-        self.model.ignore(ignored)
+        self.model.ignored.update(map(id, ignored))
         if self.is_final:
             raise ConfigError("fully_shard was called after the optimizer was made; call it before")
-        self.model.add(unit)
+        self.model.added.append(unit)
 
     def add_optimizer(self, part: OptimizerPart) -> None:
         """An optimizer is made: with the one that has the last parameters the job is joined."""
@@ -142,9 +142,9 @@ class Session:
                 norm_type=self.optimizers.settings.norm_type,
             )  # fmt: skip
         except ConfigError:
-            self.optimizers.forget()
+            self.optimizers.parts.clear()
             raise
-        self.loss_scale.use(self.optimizers.settings.loss_scale)
+        self.loss_scale.rule = self.optimizers.settings.loss_scale
         if self.loss_scale.is_dynamic:
             self.attachments.attach("luwu.loss_scale", self.loss_scale, late=True)
         self.stats_every = self.optimizers.settings.stats_every
@@ -226,7 +226,7 @@ class Session:
             except StepAborted:
                 continue  # nothing was decided, and nothing of ours is lost
             break
-        self.progress.join(joined.step, is_resumed=joined.loaded)
+        self.progress.step, self.progress.is_resumed = joined.step, joined.loaded
         self.first_weights.joined(is_resumed=joined.loaded)
 
     # ---------------------------------------------------------------------- what can be looked at
@@ -235,11 +235,6 @@ class Session:
     def is_final(self) -> bool:
         """True if this rank is a member of its job: its optimizer is made."""
         return self.pulls.is_started
-
-    @property
-    def is_begun(self) -> bool:
-        """Weights were asked for: the first ones can no longer be chosen."""
-        return self.progress.is_begun
 
     @property
     def is_resumed(self) -> bool:
@@ -277,29 +272,9 @@ class Session:
         return self.results.last
 
     @property
-    def unit_bytes_max(self) -> int:
-        """Bytes of the largest unit's weights."""
-        return self.model.unit_bytes_max
-
-    @property
     def parameter_bytes(self) -> ByteCount:
-        """Bytes of weights that are here."""
+        """Bytes of weights that are here, prefetched ones included; now, and at most."""
         return self.pulls.bytes_count
-
-    @property
-    def parameter_bytes_peak(self) -> int:
-        """Most bytes of weights that were here at once, prefetched ones included."""
-        return self.parameter_bytes.peak
-
-    @property
-    def optimizer_bytes(self) -> int:
-        """Bytes of optimizer state in this process: none."""
-        return 0
-
-    @property
-    def pull_before_use_ratio(self) -> float:
-        """Share of pulls that had come before they were needed; NaN before the first."""
-        return self.pulls.early_ratio
 
     # ---------------------------------------------------------------------- one step
 
@@ -311,7 +286,7 @@ class Session:
         if not self.is_final:
             self._finalise_without_optimizer()
         self.complete()
-        self.progress.begin()
+        self.progress.is_begun = True
         self.first_weights.load()
         with self.attempt():
             self.attachments.offer()
@@ -378,12 +353,12 @@ class Session:
         self.optimizers.check_ready(number, self.units)
         hyper = self.backward.hyper_to_commit()
         with self.attempt():
-            result.commit(self.nic.commit(number, parts, hyper, skip=self.optimizers.skip))
+            result.commit(self.nic.commit(number, parts, hyper, skip=self.optimizers.skips))
             self.results.add(result)
             norms, pushes = self.clipping.resolve(result), self.pushes.take()
             idle = self.optimizers.unstepped
             self._forget_step(number + 1)
-            self.optimizers.let_idle(idle)
+            self.optimizers.idle = idle
             self.attachments.take(number + 1)
         try:
             with self.attempt():
@@ -470,7 +445,7 @@ class Session:
                 return  # its gradients are those of its step
             for unit in self.units:
                 unit.drop_kept(part.parameter_ids)
-            if not self.optimizers.has_gradient(part, self.units):
+            if part not in self.optimizers.with_gradient(self.units):
                 return
         if part is not None or not self.optimizers.missing(self.units):
             self.complete()
@@ -529,7 +504,7 @@ class Session:
 
     def _forget_step(self, next_step: int) -> None:
         self.pulls.end_step()
-        self.progress.go_to(next_step)
+        self.progress.step, self.progress.parts = next_step, 0
         self.clipping.drop()
         self.pushes.take()
         self.backward.reset()
@@ -538,7 +513,7 @@ class Session:
 
     def _drop_attempt(self, error: StepAborted) -> StepAborted:
         """Forget everything of the lost attempt; the latest error, if another one came."""
-        self.progress.abort()
+        self.progress.aborts_count += 1
         self.first_weights.lost()
         while True:
             self.mover.drop()

@@ -135,7 +135,8 @@ def stats() -> StepStats | None:
     """
     session = run.session()
     found = None
-    if session.is_begun or session.is_resumed:  # else the first weights would be sent, for nothing
+    # Else the first weights would be sent, for nothing.
+    if session.progress.is_begun or session.is_resumed:
         with session.open_reader() as reader:
             found = read_stats(reader)
     if found is None and session.stats_every is None:
@@ -178,7 +179,7 @@ def init_weights(model: nn.Module, fn: Callable[[nn.Module], object]) -> None:
     session = model.luwu_session
     if session.is_final:
         raise ConfigError("init_weights was called after the optimizer was made; call it before")
-    session.first_weights.sources.fill(model, fn)
+    session.first_weights.sources.initialisers[model] = fn
 
 
 def load_pretrained(
@@ -216,4 +217,4 @@ def load_pretrained(
         raise ConfigError("load_pretrained was called after the optimizer was made; call it before")
     found = Pretrained(Path(directory), rename or (lambda name: name), model)
     found.fill_buffers(session.device)
-    session.first_weights.sources.read(model, found)
+    session.first_weights.sources.files[model] = found

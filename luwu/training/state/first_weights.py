@@ -65,26 +65,10 @@ class Sources:
         """A state dict was set, on rank 0 at least."""
         self.state: GivenState | None = None
         """First state of the optimizer, if the script brings it."""
-        self._initialisers: dict[nn.Module, Initialiser] = {}
+        self.initialisers: dict[nn.Module, Initialiser] = {}
         """Initialisers by the module that each was given for; later by the root around that."""
-        self._files: dict[nn.Module, Pretrained] = {}
+        self.files: dict[nn.Module, Pretrained] = {}
         """Files by the module that each was given for; later by the root around that."""
-
-    def fill(self, model: nn.Module, fn: Initialiser) -> None:
-        """Fill the model's modules with this function."""
-        self._initialisers[model] = fn
-
-    def read(self, model: nn.Module, files: Pretrained) -> None:
-        """Read the model's weights from these files."""
-        self._files[model] = files
-
-    def expect_values(self) -> None:
-        """A state dict is set, on rank 0 at least."""
-        self.has_state_dict = True
-
-    def give(self, placeholder: nn.Parameter, value: torch.Tensor) -> None:
-        """Take this value for the parameter."""
-        self.given[id(placeholder)] = value
 
     def give_state(self, state: GivenState) -> None:
         """Take this as the first state of an optimizer's parameters."""
@@ -96,33 +80,20 @@ class Sources:
 
     def laid_out(self, roots: Roots) -> None:
         """The models are complete: what was given for a part counts for the model around it."""
-        self._initialisers = {roots.around(m): fn for m, fn in self._initialisers.items()}
-        self._files = {roots.around(m): files for m, files in self._files.items()}
-
-    def initialiser_of(self, root: nn.Module) -> Initialiser | None:
-        """The function that fills the modules of a root; None: there is none."""
-        return self._initialisers.get(root)
+        self.initialisers = {roots.around(m): fn for m, fn in self.initialisers.items()}
+        self.files = {roots.around(m): files for m, files in self.files.items()}
 
     def files_of(self, placeholder: Placeholder) -> Pretrained | None:
         """The files that the parameter is read from, if it is in files."""
         root, name = placeholder.luwu_place
-        files = self._files.get(root)
+        files = self.files.get(root)
         return files if files is not None and files.has(name) else None
 
     def open_files(self, placeholders: Iterable[Placeholder]) -> None:
         """Open and check all files, for these parameters. Raises: ConfigError, StateError."""
         places = [(*each.luwu_place, tuple(each.shape)) for each in placeholders]
-        for root, files in self._files.items():
+        for root, files in self.files.items():
             files.open({name: shape for place, name, shape in places if place is root})
-
-    def close_files(self) -> None:
-        """Close them."""
-        for files in self._files.values():
-            files.close()
-
-    def forget_values(self) -> None:
-        """The weights are in the network."""
-        self.given, self.state = {}, None
 
 
 class FirstWeights:
@@ -168,9 +139,9 @@ class FirstWeights:
 
     def _forget(self) -> None:
         """The weights are in the network: they need not be here."""
-        self.sources.forget_values()
+        self.sources.given, self.sources.state = {}, None
         for placeholder in self._model.placeholders:
-            placeholder.forget_value()
+            placeholder.luwu_value = None
 
 
 F32Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -207,7 +178,8 @@ def chunks(model: Model, sources: Sources) -> Iterator[tuple[int, memoryview]]:
             names = [layout.parameters[each.parameter].name for each in layout.segments(index)]
             updates = np.array([given.updates.get(name, 0) for name in names], np.int64)
             yield index, np.concatenate([*arrays, updates.view(np.uint8)]).data
-    sources.close_files()
+    for files in sources.files.values():
+        files.close()
 
 
 @torch.no_grad()
@@ -294,7 +266,7 @@ def _fill(
         p = member.placeholder
         is_given = id(p) in sources.given or sources.files_of(p) is not None
         # What fills a model may replace values that are there already.
-        fills = sources.initialiser_of(p.luwu_place[0]) is not None
+        fills = sources.initialisers.get(p.luwu_place[0]) is not None
         if fills and id(p) not in made and not is_given:
             place = flat[member.start : member.start + p.numel()].view(p.shape)
             made[id(p)] = nn.Parameter(place.to(p.dtype), False)  # a view if float32
@@ -317,7 +289,7 @@ def _modules(model: Model) -> Iterator[tuple[nn.Module, nn.Module]]:
 
 
 def _filler(sources: Sources, root: nn.Module, module: nn.Module) -> Initialiser:
-    given = sources.initialiser_of(root)
+    given = sources.initialisers.get(root)
     if given is not None:
         return given
     reset = getattr(type(module), "reset_parameters", None)

@@ -53,8 +53,8 @@ class Backward:
         self._begin_step: Callable[[], None] = lambda: None
         self._stated_hyper: bytes | None = None
         """Hyper-parameters of a streaming step, stated as its backward began."""
-        self._is_last = True
-        """False: another backward follows before `step()`."""
+        self.is_last = True
+        """False: another backward follows the coming ones before `step()`."""
         self._keeps_all = False
         """The backward that runs is not pushed."""
         self._retained = False
@@ -68,10 +68,6 @@ class Backward:
         backward begins with."""
         self._is_streaming, self._is_trained, self._hyper = streaming, is_trained, hyper
         self._begin_step = begin
-
-    def set_is_last(self, is_last: bool) -> None:
-        """Note whether `step()` follows the coming backwards, and not another backward."""
-        self._is_last = is_last
 
     def reset(self) -> None:
         """The step is over, or the pass ended with an error; nothing of it counts any more."""
@@ -130,7 +126,7 @@ class Backward:
                 f"{progress.aborts_count}) has other weights; run backward before step()"
             )
         self.enter()
-        if not call.is_open:
+        if call.opened_ns is None:
             if unit.was_pushed:
                 raise StepOrderError(
                     f"unit {unit.name} was used again after its gradient of this backward had been "
@@ -169,7 +165,7 @@ class Backward:
             unit.begin_backward()
         self.frozen = self._model.name_frozen()
         synced = {unit.requires_gradient_sync for unit in units if unit.is_trainable}
-        self._keeps_all = True not in synced or (self._is_streaming and not self._is_last)
+        self._keeps_all = True not in synced or (self._is_streaming and not self.is_last)
         if self._is_streaming and not self._keeps_all:
             self._begin_streaming(has_unsynced=False in synced)
         self._pulls.prefetcher.begin_backward()
@@ -217,7 +213,7 @@ class Backward:
     def _end_part(self) -> None:
         """Everything of the backward is handed over."""
         if not self._keeps_all:
-            self._progress.end_part()
+            self._progress.parts += 1
 
     def _push(self, unit: Unit) -> None:
         """Push a unit's gradient, which is final, and let its weights go."""

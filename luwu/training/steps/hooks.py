@@ -90,7 +90,7 @@ class Hooks:
             with outside_transforms():
                 self._begin_forward(unit, False)
                 self._pulls.acquire(unit)
-            self._pulls.keep_for_transform(unit)
+            self._pulls.in_transforms.add(unit)
             return _cast_inputs(unit, args, kwargs)
         self._pulls.leave_transforms()
         repeated = in_backward()

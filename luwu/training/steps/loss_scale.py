@@ -89,15 +89,12 @@ class LossScale:
 
     def __init__(self, progress: Progress, results: Results) -> None:
         self._progress, self._results = progress, results
-        self._rule = checked_loss_scale(None)
+        self.rule = checked_loss_scale(None)
+        """The rule of the optimizer, once it is made."""
         self._states: dict[int, tuple[float, int]] = {}
         """Step -> its scale, and the number of steps applied before it with this scale."""
         self._scaled_step = -1
         """The step whose loss was multiplied."""
-
-    def use(self, rule: DynamicLossScale) -> None:
-        """The optimizer is made."""
-        self._rule = rule
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the scale of this step."""
@@ -115,12 +112,12 @@ class LossScale:
 
     @property
     def _is_one(self) -> bool:
-        return not self.is_dynamic and self._rule.init_scale == 1
+        return not self.is_dynamic and self.rule.init_scale == 1
 
     @property
     def is_dynamic(self) -> bool:
         """True if it ever changes."""
-        return self._rule.growth_factor != 1 or self._rule.backoff_factor != 1
+        return self.rule.growth_factor != 1 or self.rule.backoff_factor != 1
 
     @property
     def value(self) -> float:
@@ -142,7 +139,7 @@ class LossScale:
 
     def _state(self, step: int) -> tuple[float, int]:
         if not self.is_dynamic or not self._states:
-            self._states = {step: (self._rule.init_scale, 0)}
+            self._states = {step: (self.rule.init_scale, 0)}
         latest = max(self._states)
         if latest < step:
             result = self._results.last
@@ -157,10 +154,10 @@ class LossScale:
     def _next(self, state: tuple[float, int], *, applied: bool, norm: float) -> tuple[float, int]:
         scale, applied_count = state
         if not applied and not math.isfinite(norm):
-            return scale * self._rule.backoff_factor, 0
+            return scale * self.rule.backoff_factor, 0
         if not applied:
             return state  # left out by `skip_step()`, whatever the scale
-        if applied_count + 1 < self._rule.growth_interval:
+        if applied_count + 1 < self.rule.growth_interval:
             return scale, applied_count + 1
-        grown = scale * self._rule.growth_factor
+        grown = scale * self.rule.growth_factor
         return (grown if math.isfinite(grown) else scale), 0

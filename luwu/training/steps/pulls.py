@@ -36,7 +36,7 @@ class Pulls:
         self._prefetcher: Prefetcher | None = None
         self._is_streaming = False
         self._is_trained = True
-        self._in_transforms: set[Unit] = set()
+        self.in_transforms: set[Unit] = set()
         """Units that ran in a transform of torch.func; they keep their weights."""
 
     def start(self, device: Device, *, window: int, streaming: bool, is_trained: bool) -> None:
@@ -117,13 +117,9 @@ class Pulls:
 
     # ---------------------------------------------------------------------- transforms
 
-    def keep_for_transform(self, unit: Unit) -> None:
-        """The unit runs in a transform: its weights stay until no transform runs any more."""
-        self._in_transforms.add(unit)
-
     def leave_transforms(self) -> None:
         """No transform runs any more: what ran in one is not needed for its backward."""
-        units, self._in_transforms = self._in_transforms, set()
+        units, self.in_transforms = self.in_transforms, set()
         for unit in units:
             if unit.reshard_after_forward and not unit.open_calls:
                 self.release(unit)
@@ -133,7 +129,7 @@ class Pulls:
     def end_step(self) -> None:
         """Free everything that is here, and forget what happened in the step."""
         self._free_all()
-        self._in_transforms.clear()
+        self.in_transforms.clear()
         for unit in self._model.units:
             unit.end_step()
 

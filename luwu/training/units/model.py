@@ -11,7 +11,7 @@ A parameter belongs to the lowest unit that contains every module in which it is
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -59,22 +59,10 @@ class Model:
         """Units in the order of the calls of fully_shard."""
         self.units: list[Unit] = []
         """Units with parameters, in the order of the layout."""
-        self._ignored: set[int] = set()
+        self.ignored: set[int] = set()
         """Ids of parameters that the script keeps for itself."""
         self._roots: Roots | None = None
         self._layout: Layout | None = None
-
-    def ignore(self, parameters: Iterable[nn.Parameter]) -> None:
-        """The script keeps these for itself."""
-        self._ignored.update(id(parameter) for parameter in parameters)
-
-    def is_ignored(self, parameter: nn.Parameter) -> bool:
-        """True if the script keeps it for itself."""
-        return id(parameter) in self._ignored
-
-    def add(self, unit: Unit) -> None:
-        """A call of fully_shard."""
-        self.added.append(unit)
 
     def lay_out(
         self, groups: Sequence[Sequence[Placeholder]], stored: Sequence[StoredForm], shape: Shape
@@ -164,24 +152,20 @@ class Model:
         owners: dict[Placeholder, list[tuple[Unit, ...]]] = {}
         for place in _places(roots, unit_of):
             if not isinstance(place.parameter, Placeholder):
-                self._check_ignored(place)
+                if id(place.parameter) not in self.ignored:
+                    raise ConfigError(
+                        f"parameter {place.name_in_root} was added after luwu.fully_shard; add it "
+                        "before, or name it in ignored_params"
+                    )
                 continue
             placeholder = place.parameter
             if placeholder not in members:
                 members[placeholder] = Member(placeholder)
-                placeholder.take_name(
-                    roots.prefixes[place.root] + place.name_in_root, place.root, place.name_in_root
-                )
+                placeholder.luwu_name = roots.prefixes[place.root] + place.name_in_root
+                placeholder.luwu_place = (place.root, place.name_in_root)
             members[placeholder].places.append((place.module, place.name))
             owners.setdefault(placeholder, []).append(place.chain)
         return members, owners
-
-    def _check_ignored(self, place: _Place) -> None:
-        if not self.is_ignored(place.parameter):
-            raise ConfigError(
-                f"parameter {place.name_in_root} was added after luwu.fully_shard; add it before, "
-                "or name it in ignored_params"
-            )
 
 
 def report_one_unit(recorder: Recorder, model: Model) -> None:

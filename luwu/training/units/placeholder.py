@@ -122,14 +122,6 @@ class Placeholder(nn.Parameter):
     def __hash__(self) -> int:
         return id(self)
 
-    def take_name(self, name: str, root: nn.Module, name_in_root: str) -> None:
-        """The model is complete: the parameter's full name, its root, and its name there."""
-        self.luwu_name, self.luwu_place = name, (root, name_in_root)
-
-    def forget_value(self) -> None:
-        """The values are in the network: they need not be here."""
-        self.luwu_value = None
-
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
         """Call this with the gradient of each backward; what it returns takes its place."""
         return self._register(_GradientHook(hook, has_parameter=False))

@@ -76,30 +76,17 @@ class Member:
             module._parameters[name] = parameter
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """One forward of a unit whose graph may be run backward."""
 
-    __slots__ = ("_opened_ns", "aborts", "is_open", "step", "unit")
-
-    def __init__(self, unit: Unit, *, step: int, aborts: int) -> None:
-        self.unit = unit
-        self.step = step
-        """The step whose weights it saw."""
-        self.aborts = aborts
-        """Aborts before it; a graph does not outlive one."""
-        self.is_open = False
-        """Between the gradient of its outputs and that of its inputs."""
-        self._opened_ns = 0
-
-    def open(self) -> None:
-        """The gradient of its outputs is known."""
-        self.is_open = True
-        self._opened_ns = SYSTEM_CLOCK.now_ns()
-
-    def close(self) -> int | None:
-        """The gradient of its inputs is known: when that of its outputs was; None if it was not."""
-        was_open, self.is_open = self.is_open, False
-        return self._opened_ns if was_open else None
+    unit: Unit
+    step: int
+    """The step whose weights it saw."""
+    aborts: int
+    """Aborts before it; a graph does not outlive one."""
+    opened_ns: int | None = None
+    """When the gradient of its outputs was known, until that of its inputs is."""
 
 
 class Unit:
@@ -245,7 +232,7 @@ class Unit:
     def begin_call(self, *, step: int, aborts: int) -> Call:
         """A forward with a graph."""
         self.calls += 1
-        return Call(self, step=step, aborts=aborts)
+        return Call(self, step, aborts)
 
     def keep(self) -> bool:
         """Its weights stay until its backward; True if they did not in this step."""
@@ -259,13 +246,14 @@ class Unit:
 
     def open_call(self, call: Call) -> None:
         """Backward is about to compute with its weights for this forward."""
-        call.open()
+        call.opened_ns = SYSTEM_CLOCK.now_ns()
         self.open_calls.add(call)
 
     def close_call(self, call: Call) -> int | None:
         """Backward has computed for this forward: when it began to; None if it never did."""
         self.open_calls.discard(call)
-        return call.close()
+        opened_ns, call.opened_ns = call.opened_ns, None
+        return opened_ns
 
     # ---------------------------------------------------------------------- gradients
 
