@@ -23,53 +23,30 @@ from workers.pace import pace_units
 class FsdpArm(Arm):
     """PyTorch's own sharded data parallel, FSDP2: the path a user would otherwise take."""
 
-    also_on_host = False
-    """The ranks exchange tensors of the host too, which NCCL cannot."""
-
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self.rank, self.world_size, self.device = join_process_group(self.also_on_host)
+        self._is_offloaded = options.arm == "fsdp_offload"
+        """Shards, gradients and optimizer state are in the host's memory."""
+        # Then the norm of the gradient and the weights' digest are exchanged there too.
+        self.rank, self.world_size, self.device = join_process_group(self._is_offloaded)
 
     def build(self, config: GPTConfig) -> None:
         options = self.options
-        mesh = init_device_mesh(self.device.type, (self.world_size,))
+        shared: dict[str, Any] = {
+            "mesh": init_device_mesh(self.device.type, (self.world_size,)), **precision(options),
+        }  # fmt: skip
+        if self._is_offloaded:
+            shared["offload_policy"] = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
         model = without_storage(config)
         pace_units(model, options.compute_ms)
         for block in model.blocks:
-            fully_shard(
-                block,
-                mesh=mesh,
-                reshard_after_forward=options.reshard_after_forward,
-                **precision(options),
-                **self._offload(),
-            )
-        fully_shard(model, mesh=mesh, **precision(options), **self._offload())
-        model.to_empty(device=self._home)
+            fully_shard(block, reshard_after_forward=options.reshard_after_forward, **shared)
+        fully_shard(model, **shared)
+        model.to_empty(device="cpu" if self._is_offloaded else self.device)
         for module in model.modules():
             _init_shards(module, options.seed)
         self.module = model
         self.optimizer = self._fused_adamw()
-
-    @property
-    def _home(self) -> torch.device:
-        """Where the shards lie between uses."""
-        return self.device
-
-    def _offload(self) -> dict[str, Any]:
-        return {}
-
-
-class FsdpOffloadArm(FsdpArm):
-    """FSDP2 with shards, gradients and optimizer state in the host's memory."""
-
-    also_on_host = True  # the norm of the gradient, and the weights' digest
-
-    @property
-    def _home(self) -> torch.device:
-        return torch.device("cpu")
-
-    def _offload(self) -> dict[str, Any]:
-        return {"offload_policy": CPUOffloadPolicy(pin_memory=self.device.type == "cuda")}
 
 
 class DdpArm(Arm):
@@ -106,7 +83,10 @@ def _init_shards(module: nn.Module, seed: int) -> None:
 
 
 def join_process_group(also_on_host: bool = False) -> tuple[int, int, torch.device]:
-    """Join what torchrun started, or make a group of one: (rank, world_size, device)."""
+    """Join what torchrun started, or make a group of one: (rank, world_size, device).
+
+    `also_on_host`: the ranks exchange tensors of the host too, which NCCL cannot.
+    """
     device = local_device()
     backend = "nccl" if device.type == "cuda" else "gloo"
     if backend == "nccl" and also_on_host:
@@ -120,7 +100,7 @@ def join_process_group(also_on_host: bool = False) -> tuple[int, int, torch.devi
 
 BASELINES: Final[Mapping[str, Callable[[Options], Arm]]] = {
     "fsdp": FsdpArm,
-    "fsdp_offload": FsdpOffloadArm,
+    "fsdp_offload": FsdpArm,
     "ddp": DdpArm,
 }
 """Arms by name."""

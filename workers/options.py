@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,69 +21,70 @@ ARM_NAMES = ("luwu", "fsdp", "ddp", "single", "fsdp_offload", "diloco")
 HEAD_WIDTH = 32
 
 
+def _true_or_false(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text == "true"
+
+
+def _option(kind: Callable[[str], object], default: object, text: str, **more: Any) -> Any:
+    """A field that is a flag too; `more`: arguments of argparse."""
+    return field(default=default, metadata={"type": kind, "help": text, **more})
+
+
+# ruff: noqa: RUF009 - `_option` makes a field
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """One run of one arm. Raises ConfigError if it cannot work."""
 
     arm: str
     """The system that holds the weights and sums the gradients: `luwu`, `fsdp`, `ddp`, ..."""
-
-    steps: int = 120
-    """Optimizer updates of the whole run, those done before a resume included."""
-
-    layers: int = 4
-    width: int = 128
-    heads: int | None = None
-    """Attention heads; without it, one for every 32 of `width`."""
-
-    context: int = 64
-    """Tokens in a sample."""
-
-    batch: int = 16
-    """Samples of one worker in a step."""
-
-    tied: bool = False
-    """The token embedding is the output head too."""
-
-    dropout: float = 0.0
-    seed: int = 0
-    lr: float = 1e-3
-
-    dtype: str = "float32"
-    """Dtype of the computation and of weights and gradients on the wire."""
-
-    state_dtype: str = "float32"
-    """`luwu` only: dtype in which the node keeps moments (`luwu.optim.NetworkArguments`)."""
-
-    master_dtype: str = "float32"
-    """Dtype of master weights."""
-
-    data: Path | None = None
-    """Text, or `.bin` of uint16 tokens; without it, the source of Python's standard library."""
-
-    max_grad_norm: float | None = None
-    """Clip the gradient of the whole model to this norm."""
-
-    checkpointing: Checkpointing = "none"
-    """Compute blocks again in backward instead of keeping their activations."""
-
-    reshard_after_forward: bool | None = None
-    """Free a block's weights between forward and backward; without it, FSDP2's rule (yes)."""
-
-    compute_ms: float = 0.0
-    """Least time of each unit's forward, and of its backward: slower compute than there is."""
-
-    global_workers: int | None = None
-    """`single` only: how many workers' batches make up a step."""
-
-    local_steps: int = 50
-    """`diloco` only: steps of a worker alone, between two rounds."""
-
-    log_every: int = 10
-    """Steps between two lines of progress; 0 for none."""
-
-    result: Path | None = None
-    """File for results: FILE.json becomes FILE.rank0.json, FILE.rank1.json, ..."""
+    steps: int = _option(int, 120, "optimizer updates of the whole run, with those before a resume")
+    layers: int = _option(int, 4, "transformer blocks")
+    width: int = _option(int, 128, "width of the residual stream")
+    heads: int | None = _option(
+        int, None, f"attention heads; one for every {HEAD_WIDTH} of width unless given"
+    )
+    context: int = _option(int, 64, "tokens in a sample")
+    batch: int = _option(int, 16, "samples of one worker in a step")
+    dropout: float = _option(float, 0.0, "share of activations set to zero")
+    seed: int = _option(int, 0, "every random number derives from it")
+    lr: float = _option(float, 1e-3, "learning rate of AdamW")
+    dtype: str = _option(
+        str, "float32", "dtype of compute, weights and gradients on the wire",
+        choices=COMPUTE_DTYPES,
+    )  # fmt: skip
+    state_dtype: str = _option(
+        str, "float32", "--arm luwu: dtype of moments on the optimizer node", choices=STATE_DTYPES
+    )
+    master_dtype: str = _option(
+        str, "float32", "--arm luwu: dtype of master weights there", choices=MASTER_DTYPES
+    )
+    data: Path | None = _option(
+        Path, None, "text or .bin of uint16; Python's standard library unless given"
+    )
+    max_grad_norm: float | None = _option(float, None, "clip the gradient to this norm")
+    checkpointing: Checkpointing = _option(
+        str, "none", "compute blocks again in backward, and how",
+        choices=("none", "reentrant", "nonreentrant"),
+    )  # fmt: skip
+    compute_ms: float = _option(
+        float, 0.0, "least milliseconds of each unit's forward, and of its backward"
+    )
+    global_workers: int | None = _option(
+        int, None, "--arm single: workers' batches in a step; 1 unless given"
+    )
+    local_steps: int = _option(int, 50, "--arm diloco: steps of a worker alone, between two rounds")
+    log_every: int = _option(int, 10, "steps between lines of progress; 0 for none")
+    result: Path | None = _option(
+        Path, None, "FILE.json: rank r writes its results to FILE.rank<r>.json"
+    )
+    tied: bool = _option(bool, False, "the token embedding is the output head too")
+    reshard_after_forward: bool | None = _option(
+        _true_or_false, None,
+        "free a block's weights between forward and backward; FSDP2's rule (yes) unless given",
+        metavar="true|false",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.arm not in ARM_NAMES:
@@ -153,56 +154,14 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    # The class of a slotted dataclass has no defaults as attributes: ask its fields.
-    default = {each.name: each.default for each in dataclasses.fields(Options)}
-
-    def add(name: str, kind: type, text: str, *, choices: Sequence[str] = ()) -> None:
-        parser.add_argument(
-            _flag(name),
-            type=kind,
-            default=default[name],
-            help=text,
-            choices=choices or None,
-        )
-
     parser.add_argument(
         "--arm", required=True, choices=ARM_NAMES, help="who keeps the weights and sums gradients"
     )
-    add("steps", int, "optimizer updates of the whole run")
-    add("layers", int, "transformer blocks")
-    add("width", int, "width of the residual stream")
-    add("heads", int, f"attention heads; one for every {HEAD_WIDTH} of width unless given")
-    add("context", int, "tokens in a sample")
-    add("batch", int, "samples of one worker in a step")
-    add("dropout", float, "share of activations set to zero")
-    add("seed", int, "every random number derives from it")
-    add("lr", float, "learning rate of AdamW")
-    add("dtype", str, "dtype of compute, weights and gradients on the wire", choices=COMPUTE_DTYPES)
-    add("state_dtype", str, "dtype of moments on the optimizer node", choices=STATE_DTYPES)
-    add("master_dtype", str, "dtype of master weights there", choices=MASTER_DTYPES)
-    add("data", Path, "text or .bin of uint16; Python's standard library unless given")
-    add("max_grad_norm", float, "clip the gradient to this norm")
-    add(
-        "checkpointing",
-        str,
-        "compute blocks again in backward, and how",
-        choices=["none", "reentrant", "nonreentrant"],
-    )
-    add("compute_ms", float, "least milliseconds of each unit's forward, and of its backward")
-    add("global_workers", int, "--arm single: workers' batches in a step; 1 unless given")
-    add("local_steps", int, "--arm diloco: steps of a worker alone, between two rounds")
-    add("log_every", int, "steps between lines of progress; 0 for none")
-    add("result", Path, "FILE.json: rank r writes its results to FILE.rank<r>.json")
-    parser.add_argument(
-        "--tied", action="store_true", help="the token embedding is the output head too"
-    )
-    parser.add_argument(
-        "--reshard-after-forward",
-        type=_true_or_false,
-        default=None,
-        metavar="true|false",
-        help="free a block's weights between forward and backward; FSDP2's rule unless given",
-    )
+    for each in fields(Options):
+        if each.metadata.get("type") is bool:
+            parser.add_argument(_flag(each.name), action="store_true", help=each.metadata["help"])
+        elif each.metadata:
+            parser.add_argument(_flag(each.name), default=each.default, **each.metadata)
     return Options(**vars(parser.parse_args(arguments)))
 
 
@@ -218,9 +177,3 @@ def env_int(name: str, default: int) -> int:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _true_or_false(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return text == "true"

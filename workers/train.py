@@ -129,7 +129,8 @@ def train_step(
         losses.append(loss.detach())
     if not profile.is_open:
         taken = private_bytes(os.getpid())
-        progress.private_bytes_max = _largest(progress.private_bytes_max, taken)
+        if taken is not None:
+            progress.private_bytes_max = max(taken, progress.private_bytes_max or 0)
     with profile.part(UPDATE):
         grad_norm = arm.step(want_norm=_printed(options, step))
     progress.loss[step] = math.fsum(float(each) for each in losses) / len(losses)
@@ -223,10 +224,6 @@ def memory_bytes(name: str) -> int | None:
 def _printed(options: Options, step: int) -> bool:
     every = options.log_every
     return every > 0 and (step % every == 0 or step == options.steps - 1)
-
-
-def _largest(old: int | None, new: int | None) -> int | None:
-    return new if old is None or (new is not None and new > old) else old
 
 
 if __name__ == "__main__":
