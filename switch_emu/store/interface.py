@@ -58,7 +58,7 @@ class PageStore(Closing):
     """Damage that opening repaired; for the log."""
 
     _steps: StepState
-    """Where the store stands."""
+    """The versions of the store, and what may be done next."""
 
     @property
     def attempt(self) -> int:
