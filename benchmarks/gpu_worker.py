@@ -23,9 +23,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from luwu.report.intervals import Intervals, union
-from workers.arms import Arm, make_arm
+from workers.arms import Arm
 from workers.options import Options
-from workers.train import main
+from workers.train import main, make_arm
 
 PROFILED_STEPS = 2
 WARM_UP_STEPS = 1

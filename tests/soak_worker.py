@@ -7,11 +7,10 @@ import sys
 import torch
 
 from luwu.base.errors import StepAborted
-from workers.arms import make_arm
 from workers.data import Batches, load_corpus
 from workers.options import parse_options
 from workers.step_profile import StepProfile
-from workers.train import Progress, train_step
+from workers.train import Progress, make_arm, train_step
 
 
 def main() -> None:

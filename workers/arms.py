@@ -302,16 +302,3 @@ class SingleArm(Arm):
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         torch._foreach_div_(gradients, float(self.world_size))
         return super().step(want_norm=want_norm)
-
-
-def make_arm(options: Options, *, data_digest: str) -> Arm:
-    """Join the run as a worker of the chosen arm."""
-    if options.arm == "luwu":
-        return LuwuArm(options, data_digest=data_digest)
-    if options.arm == "diloco":
-        return DilocoArm(options, data_digest=data_digest)
-    if options.arm == "single":
-        return SingleArm(options)
-    from workers.baselines import BASELINES  # torch's half of it takes a second to import
-
-    return BASELINES[options.arm](options)

@@ -31,7 +31,7 @@ from luwu.base.events import Recorder
 from luwu.base.process_memory import private_bytes
 from luwu.base.quantities import format_bytes
 from luwu.base.seeds import derive
-from workers.arms import Arm, make_arm
+from workers.arms import Arm, DilocoArm, LuwuArm, SingleArm
 from workers.data import Batches, Corpus, load_corpus
 from workers.options import Options, env_int, parse_options
 from workers.step_profile import BACKWARD, FORWARD, UPDATE, StepProfile
@@ -54,6 +54,19 @@ class Progress:
     """Largest sample of memory that is not a file's or another process's, after a backward."""
     profiled_step: dict[str, Any] | None = None
     """One step as lanes, of an arm of FSDP2."""
+
+
+def make_arm(options: Options, *, data_digest: str) -> Arm:
+    """Join the run as a worker of the chosen arm."""
+    if options.arm == "luwu":
+        return LuwuArm(options, data_digest=data_digest)
+    if options.arm == "diloco":
+        return DilocoArm(options, data_digest=data_digest)
+    if options.arm == "single":
+        return SingleArm(options)
+    from workers.baselines import BASELINES  # torch's half of it takes a second to import
+
+    return BASELINES[options.arm](options)
 
 
 def main(

@@ -19,11 +19,10 @@ import torch
 import zmq
 
 from luwu.base.errors import LuwuError
-from workers.arms import make_arm
 from workers.data import Batches, load_corpus
 from workers.gpt import GPT, GPTConfig
 from workers.options import parse_options
-from workers.train import memory_bytes, train, write_result
+from workers.train import make_arm, memory_bytes, train, write_result
 
 
 def main(arguments: Sequence[str]) -> int:
