@@ -110,8 +110,10 @@ class PageKind:
 
     def index(self, field_name: str) -> int:
         """Position of a field. Raises StateError if there is no such field."""
-        self.range(field_name)
-        return self._indexes[field_name]
+        found = self._indexes.get(field_name)
+        if found is None:
+            raise self._has_no(field_name)
+        return found
 
     def has(self, field_name: str) -> bool:
         """True if there is such a field."""
@@ -126,11 +128,13 @@ class PageKind:
         if there is no such field."""
         found = self._ranges.get(field_name)
         if found is None:
-            raise StateError(
-                f"page kind {self.name!r} has no field {field_name!r}; "
-                f"it has {', '.join(self._ranges)}"
-            )
+            raise self._has_no(field_name)
         return found
+
+    def _has_no(self, field_name: str) -> StateError:
+        return StateError(
+            f"page kind {self.name!r} has no field {field_name!r}; it has {', '.join(self._ranges)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ class PageStore(Closing):
     """Damage that opening repaired; for the log."""
 
     _steps: StepState
-    """The versions of the store, and what may be done next."""
+    """The versions that it has, and the calls that are allowed."""
 
     @property
     def attempt(self) -> int:

@@ -160,11 +160,12 @@ class CompiledKernel(UpdateKernel):
 
     def _fields(self, call: UpdateCall) -> list[_Field]:
         """Weights and two arrays of state, which may be missing."""
-        count = len(call.read) - self._averages
-        none = (None,) * len(call.read)
+        read = call.read
+        count = len(read) - self._averages
+        none = (None,) * len(read)
         scales, scales_out = (None, *call.scales), (None, *call.scales_out)
         rows = zip(
-            call.read[:count], call.written[:count],
+            read[:count], call.written[:count],
             scales if call.scales else none, scales_out if call.scales_out else none, strict=False,
         )  # fmt: skip
         fields = [
