@@ -31,7 +31,7 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import resolve
 from luwu.base.errors import LuwuError
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.roles import NodeEnds, RoleProcess, job_spec, node_spec
+from luwu.launch.roles import RoleProcess, job_spec, node_spec
 from switch_emu.node.pages import store_config
 from switch_emu.store import DecidedStep, FilePageStore, aligned_buffer
 
@@ -66,7 +66,7 @@ class Restarts:
         run = RunDirectory.create(directory / f"run-{params}")
         spec = node_spec(
             config, run, job_spec(config, job=1, chunk_bytes=MIB),
-            NodeEnds(listen="tcp://127.0.0.1:0"), memory_budget_bytes=BUDGET_BYTES,
+            listen="tcp://127.0.0.1:0", advertise=None, memory_budget_bytes=BUDGET_BYTES,
             state=self._state,
         )  # fmt: skip
         self._role = RoleProcess(run, "node", spec, run_id=f"luwu-restart-{params}")

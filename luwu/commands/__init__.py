@@ -7,8 +7,7 @@ outcome.py           files of a run: what was asked for, how it ended
 compare.py           `luwu compare`
 run.py               `luwu run`
 up.py                `luwu up`: switch and node
-up_node.py           its optimizer node alone
-up_in_tree.py        its one switch of a tree
+up_roles.py          what it starts: node, switch or both
 status.py            `luwu status`
 doctor.py            `luwu doctor`
 estimate.py          `luwu estimate`

@@ -3,54 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
-from luwu.base import loopback
 from luwu.base.clock import sleep
 from luwu.base.config import KEYS, Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
 from luwu.base.limits import NODE_COUNT_MAX
 from luwu.base.parsers import one_of, whole
-from luwu.base.tree import one_switch
 from luwu.commands import form
 from luwu.commands.outcome import keep_report, write_outcome, write_resolved
-from luwu.commands.up_in_tree import (
-    join_nodes,
-    keys_flag,
-    node_file,
-    node_files,
-    start_in_tree,
-    switch_file,
-    worker_flags,
-)
-from luwu.commands.up_node import start_node
-from luwu.join.connection import Connection, file_of, write_connection
+from luwu.commands.up_roles import Up
+from luwu.join.connection import file_of
 from luwu.launch.nodes import fold_nodes, node_role
 from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.progress import ProgressLine
-from luwu.launch.roles import SwitchEnds, check_keys
+from luwu.launch.roles import check_keys
 from luwu.launch.serving import (
     STATE_DIRECTORY,
-    add_switch,
-    decide_sizes,
-    serve,
     state_directory,
     tree_of,
-)
-from luwu.launch.starting import (
-    beginning,
-    first_step,
-    log_text,
-    say_security,
-    say_start,
-    start_text,
-    workers_text,
 )
 from luwu.launch.supervisor import POLL_S, Supervisor
 from luwu.launch.worker_loss import check_worker_loss
@@ -117,23 +93,23 @@ def _serve(
             connect_timeout_s=resolved.config.connect_timeout,
             records=f"processes-{who}.json" if role else "processes.json",
         )
-        written = _written(run_directory, resolved.config, role, name, number)
+        up = Up(
+            resolved=resolved, role=role, name=name, number=number, supervisor=supervisor,
+            console=console, should_stop=should_stop,
+        )  # fmt: skip
+        written = up.written()
         _remove_stale([*written, run_directory.file("outcome.json")], resolved.config)
         ours: dict[Path, tuple[int, int]] = {}
         try:
             with supervisor:
-                if name is None:
-                    connection = _start(supervisor, resolved, role, number, console, should_stop)
-                    _say_how_to_join(
-                        console, run_directory, connection, role, number, resolved.config
-                    )
-                else:
-                    start_in_tree(supervisor, resolved, name, console, should_stop)
+                up.start()
                 ours = {path: _version(path) for path in written if path.exists()}
                 run_directory.begin()
                 if role != "switch":
                     supervisor.watch.append(ProgressLine(run_directory, console).look)
-                _wait(supervisor)
+                while not supervisor.roles_done:
+                    supervisor.poll()
+                    sleep(POLL_S)
                 if role is None:
                     state = state_directory(resolved.config, STATE_DIRECTORY)
                     fold_nodes(run_directory, state, resolved.config.optimizer_nodes)
@@ -150,25 +126,6 @@ def _serve(
     keep_report(run_directory)
     console.verdict("the job is finished")
     return 0
-
-
-def _wait(supervisor: Supervisor) -> None:
-    """Return when all that was started here has ended by itself."""
-    while not supervisor.roles_done:
-        supervisor.poll()
-        sleep(POLL_S)
-
-
-def _written(
-    run_directory: RunDirectory, config: RunConfig, role: str | None, name: str | None, number: int
-) -> list[Path]:
-    """The files by which others join what is started here."""
-    if name is not None:
-        return [run_directory.file(switch_file(name))]
-    if role == "node":
-        own = run_directory.file(node_file(number))
-        return [own, run_directory.connect_file] if config.no_switch else [own]
-    return [run_directory.connect_file]
 
 
 def _remove_stale(written: Sequence[Path], config: RunConfig) -> None:
@@ -191,89 +148,6 @@ def _remove(ours: Mapping[Path, tuple[int, int]]) -> None:
     for path, version in ours.items():
         if path.exists() and _version(path) == version:
             path.unlink(missing_ok=True)
-
-
-def _start(
-    supervisor: Supervisor,
-    resolved: Resolved,
-    role: str | None,
-    number: int,
-    console: Console,
-    should_stop: Callable[[], bool],
-) -> Connection:
-    config, directory = resolved.config, supervisor.run
-    state = state_directory(config, STATE_DIRECTORY)
-    if role is None:
-        sizes = decide_sizes(config, state)
-        what = f"job for {workers_text(config.workers)}"
-        say_start(console, start_text(what, config, state, sizes, directory), sizes)
-        connection = serve(supervisor, config, state=state, sizes=sizes, say=console.detail)
-        if config.resume:
-            console.detail(beginning(state, first_step(directory)))
-        return connection
-    if role == "switch":
-        node = join_nodes(resolved, directory, console, should_stop)
-        console.say(
-            f"luwu: switch for {workers_text(node.world_size)}, of the node at {node.node}; "
-            f"{log_text(directory)}"
-        )
-        if node.tree:
-            raise ConfigError(
-                "tree: the node was started with a tree of switches; give --tree the same file, "
-                "and say with --name which switch this is"
-            )
-        tree = one_switch(node.world_size)
-        ends = SwitchEnds(
-            listen=config.bind or loopback.endpoint(),
-            parent=node.node,
-            more_parents=tuple(node.more_nodes),
-            files=node_files(config, directory, node.optimizer_nodes),
-            advertise=config.advertise,
-        )
-        endpoint = add_switch(
-            supervisor, config, node, tree, tree.root, ends, key_name=config.key_name
-        )
-        connection = replace(node, switch=endpoint, more_nodes=(), insecure=config.insecure)
-        write_connection(directory.connect_file, connection)
-        return connection
-    return start_node(supervisor, resolved, number, console, should_stop)
-
-
-def _say_how_to_join(
-    console: Console,
-    run_directory: RunDirectory,
-    connection: Connection,
-    role: str | None,
-    number: int,
-    config: RunConfig,
-) -> None:
-    console.detail(f"job     {connection.job}, {connection.world_size} workers")
-    for endpoint in (connection.node, *connection.more_nodes):
-        console.detail(f"node    {endpoint}")
-    if connection.switch is not None:
-        console.detail(f"switch  {connection.switch}")
-    say_security(console, connection)
-    if role == "node" and not config.no_switch:
-        file = run_directory.file(node_file(number))
-        console.detail(f"file    {file} (mode 600)")
-        start = f"luwu up --role switch{keys_flag(config)}"
-        known = 1 + len(connection.more_nodes)
-        if known < connection.optimizer_nodes:
-            start = f"luwu up --role node{keys_flag(config)} --number {known}"
-        elif config.tree is not None:
-            name = tree_of(config).root.name
-            start += f" --tree {config.tree} --name {name}"
-        start += worker_flags(config, is_counted=config.tree is not None)
-        console.say(f"join    {start} --join {file}")
-        console.say(f"or      {start} --join '{connection.url()}'")
-        return
-    console.detail(f"file    {run_directory.connect_file} (mode 600)")
-    start = f"luwu run{keys_flag(config)}"
-    console.say(f"join    {start} --join {run_directory.connect_file} SCRIPT")
-    if connection.endpoint.startswith("tcp://") and not connection.leaves:
-        console.say(f"or      {start} --join '{connection.url()}' SCRIPT")
-        if config.on_worker_loss != "stop":
-            console.say("        with --ranks 0-1, --ranks 2-3, ... on several hosts")
 
 
 def _check_name(resolved: Resolved, name: str) -> None:

@@ -214,14 +214,6 @@ def wait_until_listens(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeEnds:
-    """Where a node listens."""
-
-    listen: str
-    advertise: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchEnds:
     """Where a switch listens, and the endpoints above it."""
 
@@ -248,7 +240,7 @@ def job_spec(
 
 
 def node_spec(
-    config: RunConfig, run: RunDirectory, job: JobSpec, ends: NodeEnds, *,
+    config: RunConfig, run: RunDirectory, job: JobSpec, *, listen: str, advertise: str | None,
     memory_budget_bytes: int, state: Path | None, groups: Sequence[int] = (), number: int = 0,
     key_name: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
@@ -261,9 +253,9 @@ def node_spec(
     spec = NodeSpec(
         **shared_fields(shared),
         world_size=config.workers,
-        listen=ends.listen,
-        advertise=ends.advertise,
-        keys=keys_of(config, ends.listen),
+        listen=listen,
+        advertise=advertise,
+        keys=keys_of(config, listen),
         key_name=key_name or role,
         state=None if state is None else state.absolute(),
         durability=cast("Durability", config.durability),

@@ -37,7 +37,7 @@ from luwu.launch.network import (
 )
 from luwu.launch.nodes import check_nodes, node_role
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.roles import NodeEnds, SwitchEnds, job_spec, node_spec, switch_spec
+from luwu.launch.roles import SwitchEnds, job_spec, node_spec, switch_spec
 from luwu.launch.switch_memory import extent_of_switches, widest_plan
 from luwu.protocol.contribution import depth
 from luwu.transport.arena import check_arena, memory_limit
@@ -282,15 +282,12 @@ def _add_nodes(
     for number in range(count):
         role = node_role(number)
         is_file = not listen.startswith("tcp://")
-        ends = NodeEnds(
-            listen=f"{listen}-{number}" if number and is_file else listen,
-            advertise=config.advertise if config.no_switch else None,
-        )
         spec = node_spec(
             config,
             supervisor.run,
             job,
-            ends,
+            listen=f"{listen}-{number}" if number and is_file else listen,
+            advertise=config.advertise if config.no_switch else None,
             memory_budget_bytes=sizes.memory_budget_bytes // count,
             state=None if state is None else directory_of_node(state, number, count),
             groups=groups,

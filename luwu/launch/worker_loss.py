@@ -47,13 +47,8 @@ def check_worker_loss(config: RunConfig) -> None:
                 f"{name}: on_worker_loss is {policy}, with which the job waits for all workers; "
                 f"give --on-worker-loss drop too, or leave {KEYS[name].flag} out"
             )
-    if policy == "stop":
-        return
-    for flag, is_given, advice in (
-        ("--rendezvous", config.rendezvous is not None, "give each host its --ranks instead"),
-    ):
-        if is_given:
-            raise ConfigError(
-                f"on_worker_loss: {policy} needs a lost worker to be restarted alone, and with "
-                f"{flag} another program restarts them all; {advice}"
-            )
+    if policy != "stop" and config.rendezvous is not None:
+        raise ConfigError(
+            f"on_worker_loss: {policy} needs a lost worker to be restarted alone, and with "
+            "--rendezvous another program restarts them all; give each host its --ranks instead"
+        )

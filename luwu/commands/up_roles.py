@@ -1,0 +1,440 @@
+"""What `luwu up` starts, a node, a switch or both, and the lines to join them.
+
+Several nodes are started one after the other. Each is told by --join what the one before printed,
+so it knows node 0, whom it asks, and hands on where all before it are:
+
+    luwu up --role node --optimizer-nodes 2                      prints URL 0, of node 0
+    luwu up --role node --number 1 --join URL-0                  prints URL 1, of both
+    luwu up --role switch --join URL-1
+
+A node on a host of its own has all of its --memory-budget, and keeps its pages in --state, in
+`node-N`. It takes the place of a lost one by its number; what it prints names it in place of that
+one:
+
+    luwu up --role node --number 0 --join URL-1 --bind ELSEWHERE
+
+Each switch of a tree reads the same file, so it knows its parent, its children and its workers. It
+joins its parent by the file or URL that the parent printed. A switch with workers alone listens by
+shared memory for those of its own host, unless --bind says where others reach it. In one --run-dir
+nodes and switches find each other by files:
+
+    connect-node.json       written by node 0              read by node 1 and the root
+    connect-node-1.json     written by node 1              read by the root
+    connect-top.json        written by the switch `top`    read by the switches below it
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from luwu.aggregate import make_aggregator
+from luwu.base import loopback
+from luwu.base.config import KEYS, Resolved, RunConfig, value_text
+from luwu.base.errors import ConfigError
+from luwu.base.quantities import format_bytes
+from luwu.base.socket_directory import private_directory
+from luwu.base.tree import NODE, Place, Tree, groups_text, one_switch
+from luwu.join.connection import Connection, file_of, join, write_connection
+from luwu.launch.nodes import check_nodes, node_role
+from luwu.launch.processes.console import Console
+from luwu.launch.processes.run_directory import RunDirectory
+from luwu.launch.roles import SwitchEnds, job_spec, node_spec
+from luwu.launch.serving import (
+    STATE_DIRECTORY,
+    add_switch,
+    can_share,
+    connection_of,
+    decide_sizes,
+    directory_of_node,
+    leaf_of,
+    new_job,
+    serve,
+    state_directory,
+    tree_of,
+)
+from luwu.launch.starting import (
+    beginning,
+    first_step,
+    log_text,
+    say_joins,
+    say_security,
+    say_start,
+    start_text,
+    state_text,
+    workers_text,
+)
+from luwu.launch.supervisor import Supervisor
+from luwu.launch.switch_memory import switch_plan
+from luwu.transport.arena import check_arena
+
+NODE_FILE: Final = "connect-node.json"
+"""The file with the node's endpoint, for its switch; workers read the switch's connect.json."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Up:
+    """One `luwu up`: what was asked for, and what starts it."""
+
+    resolved: Resolved
+    role: str | None
+    """`switch` or `node`; None: both."""
+    name: str | None
+    """The switch's name in a tree."""
+    number: int
+    """The node's number."""
+    supervisor: Supervisor
+    console: Console
+    should_stop: Callable[[], bool]
+
+    @property
+    def config(self) -> RunConfig:
+        """What was asked for."""
+        return self.resolved.config
+
+    @property
+    def run(self) -> RunDirectory:
+        """The directory of the run."""
+        return self.supervisor.run
+
+    def written(self) -> list[Path]:
+        """The files by which others join what is started here."""
+        if self.name is not None:
+            return [self.run.file(switch_file(self.name))]
+        if self.role == "node":
+            own = self.run.file(node_file(self.number))
+            return [own, self.run.connect_file] if self.config.no_switch else [own]
+        return [self.run.connect_file]
+
+    def start(self) -> None:
+        """Start what was asked for, and say how to join it. Raises ConfigError and others."""
+        if self.name is not None:
+            _start_in_tree(self, self.name)
+            return
+        start = {None: _start_both, "switch": _start_switch, "node": _start_node}[self.role]
+        connection = start(self)
+        self.console.detail(f"job     {connection.job}, {connection.world_size} workers")
+        for endpoint in (connection.node, *connection.more_nodes):
+            self.console.detail(f"node    {endpoint}")
+        if connection.switch is not None:
+            self.console.detail(f"switch  {connection.switch}")
+        say_security(self.console, connection)
+        if self.role == "node" and not self.config.no_switch:
+            _say_next_role(self, connection)
+        else:
+            _say_workers(self, connection)
+
+
+def node_file(number: int) -> str:
+    """The file with the endpoints of an optimizer node and of those before it."""
+    return NODE_FILE if number == 0 else f"connect-node-{number}.json"
+
+
+def switch_file(name: str) -> str:
+    """The file with the endpoint of a switch, for its children."""
+    return f"connect-{name}.json"
+
+
+def _start_both(up: Up) -> Connection:
+    """Start switches and nodes here."""
+    config, run = up.config, up.run
+    state = state_directory(config, STATE_DIRECTORY)
+    sizes = decide_sizes(config, state)
+    what = f"job for {workers_text(config.workers)}"
+    say_start(up.console, start_text(what, config, state, sizes, run), sizes)
+    connection = serve(up.supervisor, config, state=state, sizes=sizes, say=up.console.detail)
+    if config.resume:
+        up.console.detail(beginning(state, first_step(run)))
+    return connection
+
+
+def _start_switch(up: Up) -> Connection:
+    """Start the only switch of a job."""
+    config = up.config
+    node = _join_nodes(up)
+    up.console.say(
+        f"luwu: switch for {workers_text(node.world_size)}, of the node at {node.node}; "
+        f"{log_text(up.run)}"
+    )
+    if node.tree:
+        raise ConfigError(
+            "tree: the node was started with a tree of switches; give --tree the same file, "
+            "and say with --name which switch this is"
+        )
+    tree = one_switch(node.world_size)
+    ends = SwitchEnds(
+        listen=config.bind or loopback.endpoint(),
+        parent=node.node,
+        more_parents=tuple(node.more_nodes),
+        files=_node_files(up, node.optimizer_nodes),
+        advertise=config.advertise,
+    )
+    connection = _add_switch(up, node, tree, tree.root, ends)
+    write_connection(up.run.connect_file, connection)
+    return connection
+
+
+def _add_switch(
+    up: Up, parent: Connection, tree: Tree, place: Place, ends: SwitchEnds
+) -> Connection:  # fmt: skip
+    """Start a switch below a parent; by what those below it join."""
+    endpoint = add_switch(
+        up.supervisor, up.config, parent, tree, place, ends, key_name=up.config.key_name
+    )
+    return replace(parent, switch=endpoint, more_nodes=(), insecure=up.config.insecure)
+
+
+def _start_node(up: Up) -> Connection:
+    """Start a node and write where it is, and where those before it are. Raises ConfigError."""
+    config, directory, number = up.config, up.run, up.number
+    before: Connection | None = None
+    if number or config.join is not None:
+        file = directory.file(node_file(max(0, number - 1)))
+        before = _join_parent(up, file)
+        config = _as_before(up, before)
+    make_aggregator(config.aggregate, config.workers)  # rejected before anything is started
+    check_nodes(config, None)
+    count = config.optimizer_nodes
+    state = state_directory(config, STATE_DIRECTORY)
+    own_state = None if state is None else directory_of_node(state, number, count)
+    alone = replace(config, optimizer_nodes=1, replicas=1, transport="tcp")
+    # Whoever joins by a URL that was written by hand need not know of extents.
+    sizes = decide_sizes(alone, own_state, auto_extent=False)
+    who = "node" if count == 1 else f"node {number}"
+    text = (
+        f"luwu: {who} for {workers_text(config.workers)}; {state_text(config, own_state)}; "
+        f"memory {format_bytes(sizes.memory_budget_bytes)}; {log_text(directory)}"
+    )
+    say_start(up.console, text, sizes)
+    for line in sizes.lines:
+        up.console.detail(line)
+    if state is not None and count > 1:
+        state.parent.mkdir(parents=True, exist_ok=True)
+        state.mkdir(mode=0o700, exist_ok=True)
+    job = (config.job or new_job()) if before is None else before.job
+    shared = job_spec(  # separate roles talk over tcp: there are no arenas
+        config, job=job, chunk_bytes=sizes.chunk_bytes, extent_chunks=sizes.extent_chunks
+    )
+    spec = node_spec(
+        config,
+        directory,
+        shared,
+        listen=config.bind or loopback.endpoint(),
+        advertise=config.advertise,
+        memory_budget_bytes=sizes.memory_budget_bytes,
+        state=own_state,
+        groups=() if config.tree is None else tree_of(config).groups,
+        number=number,
+        key_name=config.key_name,
+    )
+    endpoint = up.supervisor.add_role(node_role(number), spec)
+    if before is None:
+        connection = connection_of(config, shared, node=endpoint)
+    else:
+        nodes = [before.node, *before.more_nodes]
+        nodes[number : number + 1] = [endpoint]
+        connection = replace(before, node=nodes[0], more_nodes=tuple(nodes[1:]))
+    write_connection(directory.file(node_file(number)), connection)
+    if config.no_switch:
+        write_connection(directory.connect_file, connection)
+    return connection
+
+
+def _as_before(up: Up, before: Connection) -> RunConfig:
+    """The settings of the nodes before this one, which hold for it too. Raises ConfigError."""
+    resolved, config, number, count = up.resolved, up.config, up.number, before.optimizer_nodes
+    if not resolved.is_default("optimizer_nodes") and config.optimizer_nodes != count:
+        raise ConfigError(
+            f"optimizer_nodes: {config.optimizer_nodes} asked for, but node 0 at {before.node} was "
+            f"started with {count}; leave --optimizer-nodes out"
+        )
+    if not resolved.is_default("replicas") and config.replicas != before.replicas:
+        raise ConfigError(
+            f"replicas: {config.replicas} asked for, but node 0 at {before.node} was started with "
+            f"{before.replicas}; leave --replicas out"
+        )
+    known = 1 + len(before.more_nodes)
+    if number > known or number >= count:
+        following = f"is node {known}" if known < count else "is the switch"
+        raise ConfigError(
+            f"number: what is joined names {known} of {count} optimizer nodes; the next to start "
+            f"{following}, this is node {number}"
+        )
+    return replace(
+        config, workers=before.world_size, optimizer_nodes=count, chunk=before.chunk_bytes,
+        extent=before.extent_bytes, replicas=before.replicas,
+    )  # fmt: skip
+
+
+def _join_parent(up: Up, file: Path) -> Connection:
+    """A switch's parent: --join, or a file in the same --run-dir. Raises ConfigError."""
+    config = up.config
+    parent = join(
+        config.join or str(file), timeout_s=config.connect_timeout, say=up.console.waiting,
+        should_stop=up.should_stop,
+    )  # fmt: skip
+    if not up.resolved.is_default("workers") and config.workers != parent.world_size:
+        raise ConfigError(
+            f"workers: {config.workers} asked for, but the node at {parent.node} serves "
+            f"{parent.world_size}; leave --workers out"
+        )
+    if config.on_worker_loss != parent.on_worker_loss:
+        raise ConfigError(
+            f"on_worker_loss: {config.on_worker_loss} here, but {parent.endpoint} was started with "
+            f"{parent.on_worker_loss}; give all switches and nodes the same --on-worker-loss"
+        )
+    return parent
+
+
+def _join_nodes(up: Up) -> Connection:
+    """The endpoints of all optimizer nodes, for the switch above all others. Raises ConfigError."""
+    found = _join_parent(up, up.run.file(NODE_FILE))
+    last = found.optimizer_nodes - 1
+    if len(found.more_nodes) < last and up.config.join is None:
+        found = _join_parent(up, up.run.file(node_file(last)))
+    if len(found.more_nodes) != last:
+        raise ConfigError(
+            f"join: it names {1 + len(found.more_nodes)} of {last + 1} optimizer nodes; give what "
+            f"the last of them, luwu up --role node --number {last}, printed"
+        )
+    return found
+
+
+def _files_above(up: Up, names: Sequence[str]) -> tuple[str, ...]:
+    """The connection files in which a switch looks for its parents again.
+
+    Those of these names, beside the file of --join or in the run directory, where a node or switch
+    that takes the place of another one writes its own; else the file of --join.
+    """
+    joined = None if up.config.join is None else file_of(up.config.join)
+    folder = up.run.path if joined is None else joined.parent
+    files = (folder / name for name in names)
+    return tuple(str(file if joined is None or file.exists() else joined) for file in files)
+
+
+def _node_files(up: Up, count: int) -> tuple[str, ...]:
+    """The same for all optimizer nodes."""
+    return _files_above(up, [node_file(number) for number in range(count)])
+
+
+def _start_in_tree(up: Up, name: str) -> None:
+    """Start one switch of the tree and say how to join it. Raises ConfigError."""
+    config, console, directory = up.config, up.console, up.run
+    tree = tree_of(config)
+    place = tree.named(name)
+    if place.parent == NODE:
+        parent = _join_nodes(up)
+        files = _node_files(up, parent.optimizer_nodes)
+    else:
+        file = directory.file(switch_file(place.parent))
+        parent = _join_parent(up, file)
+        files = _files_above(up, [file.name])
+    if parent.tree != groups_text(tree):
+        raise ConfigError(
+            f"tree: the parent at {parent.endpoint} was started with the tree "
+            f"{parent.tree or 'of one switch'}, this switch with {groups_text(tree)}; give all "
+            "roles the same --tree"
+        )
+    listen, arena_bytes = config.bind or loopback.endpoint(), 0
+    is_shared = config.bind is None and not tree.below(place) and can_share()
+    if is_shared:
+        up.supervisor.private_directory = private_directory()
+        listen = f"shm://{up.supervisor.private_directory}/w"
+        plan = switch_plan(
+            config, child_count=len(tree.children(place)), extent_bytes=parent.extent_bytes,
+            in_arenas=True,
+        )  # fmt: skip
+        arena_bytes = plan.arena_bytes
+        check_arena(arena_bytes)
+    ends = SwitchEnds(
+        listen=listen,
+        parent=parent.endpoint,
+        more_parents=tuple(parent.more_nodes),
+        files=files,
+        advertise=config.advertise,
+    )
+    connection = _add_switch(up, replace(parent, arena_bytes=arena_bytes), tree, place, ends)
+    leaves = (leaf_of(place, connection.endpoint),) if place.workers else ()
+    connection = replace(connection, leaves=leaves)
+    write_connection(directory.file(switch_file(name)), connection)
+    console.detail(f"parent  {place.parent} at {parent.endpoint}")
+    _say_tree(up, tree, place, connection, is_shared=is_shared)
+
+
+def _say_tree(
+    up: Up, tree: Tree, place: Place, connection: Connection, *, is_shared: bool
+) -> None:  # fmt: skip
+    """How to join a switch of a tree; `is_shared`: workers do by shared memory, so by the file."""
+    config, console, directory = up.config, up.console, up.run
+    file = directory.file(switch_file(place.name))
+    console.say(
+        f"luwu: switch {place.name} for {workers_text(connection.world_size)}, below "
+        f"{place.parent}; {log_text(directory)}"
+    )
+    console.detail(f"job     {connection.job}, {connection.world_size} workers")
+    console.detail(f"switch  {connection.endpoint}")
+    console.detail(f"file    {file} (mode 600)")
+    say_security(console, connection)
+    joins = []
+    for child in tree.below(place):
+        start = (
+            f"luwu up --role switch{_keys_flag(config)} --tree {config.tree} --name {child.name}"
+        )
+        workers = _worker_flags(config, is_counted=True)
+        joins.append(f"join    {start}{workers} --join '{connection.url()}'")
+    for leaf in connection.leaves:
+        where = file if is_shared else f"'{connection.url(leaf)}'"
+        if config.on_worker_loss == "stop":
+            joins.append(f"join    ranks {leaf.ranks}: LUWU_CONNECT={where} torchrun ... SCRIPT")
+        else:
+            start = f"luwu run{_keys_flag(config)} --join {where}"
+            joins.append(f"join    {start} --ranks {leaf.ranks} SCRIPT")
+    say_joins(console, joins)
+
+
+def _say_next_role(up: Up, connection: Connection) -> None:
+    """How to start the role that is next, once a node is there."""
+    config, known = up.config, 1 + len(connection.more_nodes)
+    file = up.run.file(node_file(up.number))
+    up.console.detail(f"file    {file} (mode 600)")
+    start = f"luwu up --role switch{_keys_flag(config)}"
+    if known < connection.optimizer_nodes:
+        start = f"luwu up --role node{_keys_flag(config)} --number {known}"
+    elif config.tree is not None:
+        start += f" --tree {config.tree} --name {tree_of(config).root.name}"
+    start += _worker_flags(config, is_counted=config.tree is not None)
+    up.console.say(f"join    {start} --join {file}")
+    up.console.say(f"or      {start} --join '{connection.url()}'")
+
+
+def _say_workers(up: Up, connection: Connection) -> None:
+    """How workers join, once all that they need is there."""
+    up.console.detail(f"file    {up.run.connect_file} (mode 600)")
+    start = f"luwu run{_keys_flag(up.config)}"
+    up.console.say(f"join    {start} --join {up.run.connect_file} SCRIPT")
+    if connection.endpoint.startswith("tcp://") and not connection.leaves:
+        up.console.say(f"or      {start} --join '{connection.url()}' SCRIPT")
+        if up.config.on_worker_loss != "stop":
+            up.console.say("        with --ranks 0-1, --ranks 2-3, ... on several hosts")
+
+
+def _keys_flag(config: RunConfig) -> str:
+    """The flag that a joining command needs where there are keys; `join` lines have it."""
+    return "" if config.keys is None else f" --keys {shlex.quote(str(config.keys))}"
+
+
+def _worker_flags(config: RunConfig, *, is_counted: bool) -> str:
+    """The flags about workers that all nodes and switches of a job must have in common;
+    `is_counted`: with their number."""
+    names = ["on_worker_loss", "drop_after", "workers_min", "workers_max"]
+    if is_counted and config.workers_max is None:
+        names.insert(0, "workers")
+    given = {name: getattr(config, name) for name in names}
+    return "".join(
+        f" {KEYS[name].flag} {value_text(name, value)}"
+        for name, value in given.items()
+        if name == "workers" or value != KEYS[name].default
+    )
