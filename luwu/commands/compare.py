@@ -7,6 +7,7 @@ import math
 import shutil
 import sys
 import webbrowser
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,6 @@ from luwu.compare.arm import (
     config_of_arm,
     run_arm,
     script_arguments,
-    with_budget,
 )
 from luwu.compare.comparison import comparison
 from luwu.launch.network import links_of
@@ -80,7 +80,7 @@ def run(resolved: Resolved, preset: str | None, is_opened: bool, verbose: bool) 
     is_demo = preset == "demo"
     _check(resolved)
     if is_demo and "luwu" in config.arms and resolved.is_default("memory_budget"):
-        config = with_budget(config, demo_budget_bytes(config))
+        config = replace(config, memory_budget=demo_budget_bytes(config))
     configs = {name: config_of_arm(name, config) for name in config.arms}
     sizes = {name: decide_sizes(each, each.state) for name, each in configs.items()}
     for name in {*config.arms} & {*LUWU_ARMS}:

@@ -78,7 +78,9 @@ def run_arm(
     in_network, alone = name in LUWU_ARMS, name == "single"
     prefix = "" if in_network else f"{name}-"
     whole = run
-    run, config = arm_directory(name, run), config_of_arm(name, config)
+    if name == IN_RAM:  # luwu's processes of the same names keep their records in `run`
+        run = RunDirectory.create(run.path / name)
+    config = config_of_arm(name, config)
     supervisor = Supervisor(
         run,
         console,
@@ -167,9 +169,9 @@ def _arm_run(
         workers=records.workers,
         node=node,
         pool=_pool(node, switches),
-        memory_peaks=supervisor.memory_peaks,
-        memory_peak_of_all=supervisor.memory_peak_of_all,
-        kernel_disk=supervisor.kernel_disk_bytes("node"),
+        memory_peaks=supervisor.sampler.peaks,
+        memory_peak_of_all=supervisor.sampler.peak_of_all,
+        kernel_disk=supervisor.kernel_disk_bytes(),
         threads=threads,
         updated_before_last_push_ratio=(
             updated_before_last_push_ratio(events) if in_network else None
@@ -228,16 +230,6 @@ def show_progress(console: Console, name: str, config: RunConfig, line: str) -> 
         f"{name:<6} step {fields.get('step', '?')}{total}  loss of rank 0 {loss:.4f}  "
         f"{fields.get('tps', '?')} tokens/s"
     )
-
-
-def with_budget(config: RunConfig, memory_budget_bytes: int) -> RunConfig:
-    """The same with another memory budget."""
-    return replace(config, memory_budget=memory_budget_bytes)
-
-
-def arm_directory(name: str, run: RunDirectory) -> RunDirectory:
-    """Where an arm's processes keep their records: in the run's directory, or one below it."""
-    return RunDirectory.create(run.path / name) if name == IN_RAM else run
 
 
 def config_of_arm(name: str, config: RunConfig) -> RunConfig:

@@ -95,7 +95,10 @@ def arm_document(arm: ArmRun, tokens_per_step: int) -> dict[str, Any]:
         "processes": len(workers),
         "compute_threads": arm.threads,
         "first_step": workers[0]["first_step"],
-        "loss": mean_losses([worker["loss"] for worker in workers]),
+        "loss": [
+            math.fsum(each) / len(workers)
+            for each in zip(*(worker["loss"] for worker in workers), strict=True)
+        ],
         "profiled_step": workers[0].get("profiled_step"),
         "step_seconds": step_seconds,
         "step_seconds_median": median,
@@ -154,11 +157,6 @@ def job_step_seconds(workers: Sequence[dict[str, Any]]) -> list[float]:
     ended_ns = [max(each) for each in zip(*(w["step_ended_ns"] for w in workers), strict=True)]
     first_s = max(worker["step_seconds"][0] for worker in workers) if ended_ns else 0.0
     return [first_s, *((later - ns) / 1e9 for ns, later in pairwise(ended_ns))][: len(ended_ns)]
-
-
-def mean_losses(losses: Sequence[Sequence[float]]) -> list[float]:
-    """Mean over ranks before each update."""
-    return [math.fsum(each) / len(losses) for each in zip(*losses, strict=True)]
 
 
 def package_version(name: str) -> str:

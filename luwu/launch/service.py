@@ -202,16 +202,8 @@ class ServiceJob(Closing):
 
         Raises: what went wrong with a role; DeadlineError.
         """
-        end_ns = SYSTEM_CLOCK.now_ns() + int(timeout_s * 1e9)
-        while not self.is_over:
-            self.look()
-            if SYSTEM_CLOCK.now_ns() > end_ns:
-                raise DeadlineError(
-                    f"the workers have left, but switch and node still serve job "
-                    f"{self.connection.job} after {timeout_s:.0f} s; their logs are in "
-                    f"{self._service.run.path / 'logs'}"
-                )
-            sleep(POLL_S)
+        said = f"the workers have left, but switch and node still serve job {self.connection.job}"
+        self._wait(timeout_s, said, self.look)
         self.look()
 
     def close(self) -> None:
@@ -223,7 +215,8 @@ class ServiceJob(Closing):
             for role in self._roles:
                 if not ended_file(self.run, role).exists() and not self._service.has_ended(role):
                     self._service.send(role, "drop", self.run.role(f"{role}.json"))
-            self._wait_until_dropped()
+            said = f"{' and '.join(self._roles)} were asked to drop a job, and still serve it"
+            self._wait(DROP_S, said)
         finally:
             self.run.connect_file.unlink(missing_ok=True)  # nobody can join any more
             if self.private_directory is not None:
@@ -231,13 +224,15 @@ class ServiceJob(Closing):
                     self.left_sockets = [str(path) for path in self.private_directory.iterdir()]
                 shutil.rmtree(self.private_directory, ignore_errors=True)
 
-    def _wait_until_dropped(self) -> None:
-        end_ns = SYSTEM_CLOCK.now_ns() + int(DROP_S * 1e9)
+    def _wait(self, timeout_s: float, said: str, look: Callable[[], None] = lambda: None) -> None:
+        """Return when it is over. Raises DeadlineError, which begins as `said`."""
+        end_ns = SYSTEM_CLOCK.now_ns() + int(timeout_s * 1e9)
         while not self.is_over:
+            look()
             if SYSTEM_CLOCK.now_ns() > end_ns:
                 raise DeadlineError(
-                    f"{' and '.join(self._roles)} were asked to drop a job, and still serve it "
-                    f"after {DROP_S:.0f} s; their logs are in {self._service.run.path / 'logs'}"
+                    f"{said} after {timeout_s:.0f} s; their logs are in "
+                    f"{self._service.run.path / 'logs'}"
                 )
             sleep(POLL_S)
 

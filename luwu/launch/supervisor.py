@@ -32,7 +32,7 @@ from luwu.base.errors import (
 from luwu.base.json_file import read_json, remove_partial
 from luwu.launch.agent import SAYS, Share, own_agent_command
 from luwu.launch.attendance import Attendance
-from luwu.launch.nodes import Replicas, is_node, kind_of
+from luwu.launch.nodes import Replicas, is_node
 from luwu.launch.processes.children import (
     MARK,
     WORKER_TUNABLES,
@@ -115,7 +115,7 @@ class Supervisor(Closing):
         """Since when all workers are known to have left."""
         self._relay: Relay | None = None
         self._written: list[ProcessEntry] = []
-        self._sampler = MemorySampler()
+        self.sampler = MemorySampler()
         self._memory_due_ns = 0
 
     # ---------------------------------------------------------------------- starting
@@ -248,19 +248,9 @@ class Supervisor(Closing):
         """True if every role has ended by itself."""
         return all(self._has_ended(role) for role in self._roles)
 
-    @property
-    def memory_peaks(self) -> dict[str, int]:
-        """Largest sampled `private_bytes`, by process."""
-        return self._sampler.peaks
-
-    @property
-    def memory_peak_of_all(self) -> int:
-        """The largest sum over all processes at one instant."""
-        return self._sampler.peak_of_all
-
-    def kernel_disk_bytes(self, machine: str) -> DiskBytes | None:
-        """The kernel's count for all nodes, or all switches, over all their starts."""
-        found = [each.disk for each in self._roles if kind_of(each.role) == machine]
+    def kernel_disk_bytes(self) -> DiskBytes | None:
+        """The kernel's count for all nodes, over all their starts."""
+        found = [each.disk for each in self._roles if is_node(each.role)]
         if not found:
             return None
         return DiskBytes(sum(disk.read for disk in found), sum(disk.written for disk in found))
@@ -398,14 +388,14 @@ class Supervisor(Closing):
             return
         self._written = entries
         self.run.write_processes(entries, self._records)
-        self._sampler.watch(
+        self.sampler.watch(
             {f"worker-{e.rank}" if e.role == "worker" else e.role: e.pid for e in entries}
         )
 
     def _write_memory(self) -> None:
         self._memory_due_ns = SYSTEM_CLOCK.now_ns() + MEMORY_EVERY_NS
         name = self._prefix + self._records.replace("processes", "memory")
-        self.run.keep(self.run.file(name), self._sampler.document())
+        self.run.keep(self.run.file(name), self.sampler.document())
 
     def _worker_entries(self) -> list[ProcessEntry]:
         if all(group.guard.poll() is not None for group in self._workers):
@@ -434,7 +424,7 @@ class Supervisor(Closing):
         pids = [record["pid"] for _, record in self._worker_records()]
         for pid in (*pids, *(role.child.pid for role in self._roles if role.child is not None)):
             remove_partial(self.run.path, pid)  # of one that was killed while it wrote
-        self._sampler.close()
+        self.sampler.close()
         if self._relay is not None:
             self._relay.close()
         if self._written:

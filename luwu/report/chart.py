@@ -72,7 +72,7 @@ def together(curves: Mapping[str, Sequence[float]]) -> list[Together]:
 
 
 def line_chart(
-    curves: Mapping[str, Sequence[float]], *, x_name: str, y_name: str, first: int = 0,
+    curves: Mapping[str, Sequence[float]], *, y_name: str, first: int = 0,
     width: int = WIDE,
 ) -> str:  # fmt: skip
     """Curves over steps, counted from `first`; values that are not finite leave a gap."""
@@ -98,7 +98,7 @@ def line_chart(
         y = TOP + 14 + 20 * number
         x = width - RIGHT - LETTER * max(len(each.text) for each in groups) - 34
         parts.append(_key(max(x, LEFT + 8), y, group.text, colour, number))
-    parts.append(text((LEFT + width) / 2, HEIGHT - 6, x_name, anchor="middle"))
+    parts.append(text((LEFT + width) / 2, HEIGHT - 6, "step", anchor="middle"))
     return _svg(parts, y_name, width)
 
 
@@ -312,11 +312,11 @@ def _nothing(name: str, width: int) -> str:
     return _svg([said], name, width)
 
 
-def _svg(parts: Sequence[str], name: str, width: int, *, more: int = 0) -> str:
-    """With the name of its vertical axis, and so many pixels below."""
+def _svg(parts: Sequence[str], name: str, width: int) -> str:
+    """With the name of its vertical axis."""
     middle = (TOP + HEIGHT - BOTTOM) / 2
     axis = (
         f'<text transform="translate(13 {middle:.0f}) rotate(-90)" text-anchor="middle" '
         f'fill="var(--ink)">{escape(name)}</text>'
     )
-    return whole([axis, *parts], name, width, HEIGHT + more)
+    return whole([axis, *parts], name, width, HEIGHT)

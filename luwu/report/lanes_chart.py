@@ -79,7 +79,8 @@ def rows_chart(
     for tick in nice_ticks(0.0, length_s * scale, count=3 + width // 150):
         x = left + per_s * tick / scale
         if x <= width - right + 1:
-            parts.append(_upright(x, top + 2, bottom + 4, "line"))
+            line = f"M{x:.1f} {top + 2:.1f}V{bottom + 4:.1f}"
+            parts.append(f'<path d="{line}" stroke="var(--line)"/>')
             parts.append(text(x, bottom + 18, f"{tick:g}", anchor="middle"))
     parts.append(text(width, bottom + 18, unit, anchor="end"))
     if has_pale:
@@ -148,7 +149,3 @@ def _piece(piece: Piece, row: Row, y: float, height: float, left: float, per_s: 
         f'width="{max(0.5, per_s * length_s):.2f}" height="{height:g}" fill="{row.colour}"{shade}>'
         f"<title>{escape(said)}</title></rect>"
     )
-
-
-def _upright(x: float, top: float, bottom: float, colour: str) -> str:
-    return f'<path d="M{x:.1f} {top:.1f}V{bottom:.1f}" stroke="var(--{colour})"/>'

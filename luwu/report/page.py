@@ -177,7 +177,7 @@ def _losses(document: Mapping[str, Any]) -> list[tuple[str, Markup]]:
 
 
 def _curve_drawer(curves: Mapping[str, list[float]], name: str, first: int) -> Callable[[int], str]:
-    return lambda width: line_chart(curves, x_name="step", y_name=name, first=first, width=width)
+    return lambda width: line_chart(curves, y_name=name, first=first, width=width)
 
 
 def _memory(rows: list[Mapping[str, Any]]) -> Markup | None:

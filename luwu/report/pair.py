@@ -120,6 +120,4 @@ def _losses(documents: Documents) -> Markup | None:
         return None
     first = min(each["scalars"]["loss"]["steps"][0] for each in documents.values()
                 if "loss" in each["scalars"])  # fmt: skip
-    return both(
-        lambda width: line_chart(curves, x_name="step", y_name="loss", first=first, width=width)
-    )
+    return both(lambda width: line_chart(curves, y_name="loss", first=first, width=width))

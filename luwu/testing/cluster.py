@@ -40,10 +40,10 @@ POLL_S = 0.02
 SOURCE = Path(luwu.__file__).resolve().parents[1]
 
 
-def clean_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def clean_environ() -> dict[str, str]:
     """An environment that leads to this luwu, and says nothing of a run that we are in."""
-    path = os.pathsep.join(filter(None, [str(SOURCE), environ.get("PYTHONPATH")]))
-    clean = {key: text for key, text in environ.items() if not key.startswith("LUWU_")}
+    path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
+    clean = {key: text for key, text in os.environ.items() if not key.startswith("LUWU_")}
     return {**clean, "PYTHONPATH": path}
 
 

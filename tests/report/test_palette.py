@@ -95,7 +95,7 @@ def test_systems_of_a_chart_are_told_apart(
 def test_no_curve_is_told_by_its_colour_alone() -> None:
     """Goal: neighbours differ in their dashes too, whatever their colours."""
     curves = {str(n): [float(n), float(2 * n)] for n in range(4)}
-    dashes = re.findall(r'stroke-width="2"(.*?)><title>', line_chart(curves, x_name="", y_name=""))
+    dashes = re.findall(r'stroke-width="2"(.*?)><title>', line_chart(curves, y_name=""))
     assert len(set(dashes)) == 4
 
 

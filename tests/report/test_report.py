@@ -200,9 +200,9 @@ def test_every_plan_belongs_to_its_own_arm(tmp_path: Path) -> None:
 
 
 def test_charts_take_what_is_not_finite() -> None:
-    ElementTree.fromstring(line_chart({"a": [1.0, math.nan, 2.0], "b": []}, x_name="", y_name=""))
-    ElementTree.fromstring(line_chart({"a": [math.nan]}, x_name="x", y_name="y"))
-    ElementTree.fromstring(line_chart({"a": [2.0, 2.0]}, x_name="x", y_name="y"))
+    ElementTree.fromstring(line_chart({"a": [1.0, math.nan, 2.0], "b": []}, y_name=""))
+    ElementTree.fromstring(line_chart({"a": [math.nan]}, y_name="y"))
+    ElementTree.fromstring(line_chart({"a": [2.0, 2.0]}, y_name="y"))
     ElementTree.fromstring(bar_chart([Bar("<a>", 0.0, "0 s", "red", 0.0, 0.0)], name="y"))
     ElementTree.fromstring(bar_chart([], name="y"))
     ElementTree.fromstring(strip_chart([]))
@@ -218,7 +218,7 @@ def test_curves_that_coincide_are_one_line_that_says_how_near_they_are() -> None
     found = together(curves)
     assert [each.names for each in found] == [("luwu", "fsdp"), ("single",)]
     assert found[0].text == "luwu = fsdp (within 1e-06)"
-    chart = line_chart(curves, x_name="step", y_name="loss")
+    chart = line_chart(curves, y_name="loss")
     assert chart.count('stroke-width="2"><title>') + chart.count('"7 4"><title>') == 2
     assert together({"a": [1.0, math.nan], "b": [1.0, 2.0]})[1].names == ("b",)
     assert together({"a": [1.0], "b": [1.0]})[0].text == "a = b (equal)"

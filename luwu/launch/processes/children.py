@@ -25,6 +25,8 @@ from luwu.base.errors import STOPPED_CODE, ConfigError, refusing
 MARK: Final = "LUWU_RUN_ID"
 """The variable of the environment by which processes of a run are found."""
 _POLL_S: Final = 0.01
+_KILL_S: Final = 5.0
+"""Time in which `kill_marked` finds no process any more."""
 
 
 @dataclass(slots=True)
@@ -201,10 +203,10 @@ def marked_processes(run_id: str) -> list[int]:
     return found
 
 
-def kill_marked(run_id: str, *, limit_s: float = 5.0) -> int:
+def kill_marked(run_id: str) -> int:
     """Kill every process that carries the mark; how many there were."""
     count = 0
-    end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
+    end_ns = SYSTEM_CLOCK.now_ns() + int(_KILL_S * 1e9)
     while SYSTEM_CLOCK.now_ns() < end_ns:  # one that forks while we look is found the next time
         pids = marked_processes(run_id)
         if not pids:

@@ -33,7 +33,8 @@ class Console:
     ) -> None:
         """`details`: whether `detail` is printed too."""
         self._stream = stream or sys.stderr
-        self._is_terminal = is_screen(self._stream)
+        self.is_terminal = is_screen(self._stream)
+        """True if a live line is seen."""
         self._has_details = details
         self.log = log
         """The file that gets every line."""
@@ -83,7 +84,7 @@ class Console:
         """Print what a worker has printed, as it came, to standard error or standard output."""
         stream = self._stream if is_error else sys.stdout
         self._erase()
-        if is_error or (self._is_terminal and stream.isatty()):
+        if is_error or (self.is_terminal and stream.isatty()):
             self._is_in_line = not data.endswith(b"\n")
         try:
             stream.flush()
@@ -99,16 +100,11 @@ class Console:
         """Replace the live line; without a terminal, or in a line of the script's, there is
         none."""
         shown = text[: shutil.get_terminal_size().columns - 1]
-        if not self._is_terminal or self._is_in_line or shown == self._live:
+        if not self.is_terminal or self._is_in_line or shown == self._live:
             return
         self._erase()
         self._live = shown
         self._print(shown)
-
-    @property
-    def is_terminal(self) -> bool:
-        """True if a live line is seen."""
-        return self._is_terminal
 
     def end_live(self) -> None:
         """Remove the live line."""
