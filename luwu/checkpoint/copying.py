@@ -1,8 +1,8 @@
-"""Pages of one version copied into a new store, and the decision that makes them its content."""
+"""Pages of one version put into a new store, and the decision that makes them its content."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
@@ -38,24 +38,34 @@ def copy_pages(
             pass
 
 
-def pieces_of(source: FilePageStore, record: DecidedStep) -> dict[int, list[bytes]]:
+def pieces_of(source: FilePageStore, record: DecidedStep) -> dict[int, list[memoryview]]:
     """The pieces that each rank attached to a step, of the store that keeps them."""
     files = AttachmentFiles(source.path, synced=False, decided=record, read_only=True)
     with files, files.open(record) as kept:
         return {
-            rank: [kept.read(rank, piece) for piece in range(len(sizes))]
+            rank: [memoryview(kept.read(rank, piece)) for piece in range(len(sizes))]
             for rank, sizes in kept.sizes.items()
         }
 
 
-def decide(store: FilePageStore, record: DecidedStep, pieces: Mapping[int, list[bytes]]) -> None:
+def cut(attached: Mapping[int, bytes], nbytes: int) -> dict[int, list[memoryview]]:
+    """What each rank attached, in pieces of at most so many bytes; one at least."""
+    return {
+        rank: [view[start : start + nbytes] for start in range(0, max(1, len(view)), nbytes)]
+        for rank, view in ((rank, memoryview(data)) for rank, data in attached.items())
+    }
+
+
+def decide(
+    store: FilePageStore, record: DecidedStep, pieces: Mapping[int, Sequence[memoryview]]
+) -> None:
     """Put what ranks attached beside the pages, and make both the decided version."""
     extra = {name: text for name, text in record.extra.items() if name != RECORD_KEY}
     if pieces:
         with AttachmentFiles(store.path, synced=True, decided=None) as files:
             for rank, parts in pieces.items():
                 for piece, part in enumerate(parts):
-                    files.put(record.version, record.attempt, rank, piece, memoryview(part))
+                    files.put(record.version, record.attempt, rank, piece, part)
             extra[RECORD_KEY] = files.seal(record.version, record.attempt)
     store.prepare(replace(record, extra=extra))
     store.decide(record.version, record.attempt)

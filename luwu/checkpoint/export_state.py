@@ -24,7 +24,8 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.digest import WeightsDigest
 from luwu.base.directories import check_absent, check_space, making_directory
 from luwu.base.dtypes import DTYPES, WIRE_DTYPES
-from luwu.base.errors import ConfigError, Interrupted, StateError
+from luwu.base.errors import ConfigError, StateError
+from luwu.checkpoint.copying import check_running
 from luwu.checkpoint.document import FILE, ExportDocument, attached_name
 from luwu.checkpoint.read_ahead import ReadAhead, Want, buffers_count, pieces_of
 from luwu.checkpoint.source import StateSource
@@ -172,7 +173,7 @@ class _Job:
         )
         with ThreadPoolExecutor(1, thread_name_prefix="luwu-digest") as hasher:
             for want, values in self._read(wants):
-                _check_running(should_stop)
+                check_running(should_stop)
                 parameter = parameters[want.tensor]
                 if not want.piece.parameter_start:
                     digest.begin(parameter.name, parameter.dtype, parameter.shape)
@@ -190,7 +191,7 @@ class _Job:
         )
         written = 0
         for want, values in self._read(wants):
-            _check_running(should_stop)
+            check_running(should_stop)
             self._write_counts(writer, written, want.tensor)
             written = want.tensor + 1
             for part in _slices(values):
@@ -287,8 +288,3 @@ class _Narrow:
 def _slices(values: F32Array) -> Iterator[F32Array]:
     for start in range(0, values.size, SLICE_ELEMS):
         yield values[start : start + SLICE_ELEMS]
-
-
-def _check_running(should_stop: Callable[[], bool]) -> None:
-    if should_stop():
-        raise Interrupted("stopped before it was complete; nothing was left behind")

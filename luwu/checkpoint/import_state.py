@@ -24,7 +24,8 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.closing import Closing
 from luwu.base.digest import WeightsDigest
 from luwu.base.directories import check_absent, check_space, making_directory
-from luwu.base.errors import DamagedFileError, Interrupted
+from luwu.base.errors import DamagedFileError
+from luwu.checkpoint.copying import check_running, cut, decide
 from luwu.checkpoint.document import read_document
 from luwu.checkpoint.origin import Origin, OriginFiles
 from luwu.checkpoint.read_ahead import (
@@ -43,7 +44,6 @@ from luwu.wire.stored import AVERAGE, UPDATES, WEIGHT
 from switch_emu.node.kernels.narrow import widen
 from switch_emu.node.pages import field_view, store_config, store_values
 from switch_emu.store import FilePageStore, StoreConfig, store_disk_bytes
-from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
 from switch_emu.store.directory import read_config
 from switch_emu.store.striped import (
     node_count_of,
@@ -144,23 +144,8 @@ def _make(
         with PageFiller(store, description, files, buffers_count) as filler:
             filler.fill(should_stop)
         files.check_digests()
-        record = replace(record, extra={**record.extra, **_keep(path, origin, config.chunk_bytes)})
-        store.prepare(record)
-        store.decide(record.version, record.attempt)
+        decide(store, record, cut(origin.attached, config.chunk_bytes))
         store.record_attempt(origin.attempt)
-
-
-def _keep(path: Path, origin: Origin, piece_bytes: int) -> dict[str, str]:
-    """Put what ranks attached beside the state; what the step's record says of it."""
-    if not origin.attached:
-        return {}
-    version, attempt = origin.record.version, origin.record.attempt
-    with AttachmentFiles(path, synced=True, decided=None) as files:
-        for rank, data in origin.attached.items():
-            for piece, start in enumerate(range(0, len(data), piece_bytes)):
-                part = memoryview(data)[start : start + piece_bytes]
-                files.put(version, attempt, rank, piece, part)
-        return {RECORD_KEY: files.seal(version, attempt)}
 
 
 def _digest_of(path: Path, buffers_count: int) -> str:
@@ -216,8 +201,7 @@ class PageFiller(Closing):
         for unit in range(len(self._layout.units)):
             pieces = pieces_by_chunk(self._layout, unit)
             for chunk in self._layout.unit_chunks[unit]:
-                if should_stop():
-                    raise Interrupted("stopped before it was complete; nothing was left behind")
+                check_running(should_stop)
                 self._check_writes()
                 buffer = self._free.get()
                 record = buffer[: self._store.config.kind(chunk).record_bytes]

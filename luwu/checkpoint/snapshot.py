@@ -12,7 +12,7 @@ hard link would share the bytes that the next steps write over.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,11 +24,11 @@ import numpy as np
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.directories import check_absent, flush_directory, making_directory
 from luwu.base.errors import ConfigError, StateError
-from luwu.checkpoint.copying import check_running, copy_pages, decide, pieces_of
+from luwu.checkpoint.copying import check_running, copy_pages, cut, decide, pieces_of
 from luwu.checkpoint.source import RunningState
 from luwu.layout import Share
 from switch_emu.node.pages import store_config, store_values
-from switch_emu.store import FilePageStore, StoreConfig, aligned_buffer
+from switch_emu.store import FilePageStore, aligned_buffer
 from switch_emu.store.directory import NoReflinks, clone_store
 from switch_emu.store.striped import node_directory
 from switch_emu.store.verify import verify_state
@@ -163,11 +163,7 @@ def _copy_running(
             store_values(kind, whole, name, values)
         store.write(page, record.version, record.attempt, whole)
     attached = source.attached() if 0 in share.stripes else {}
-    pieces = {
-        rank: [data[start : start + config.chunk_bytes] for start in _starts(data, config)]
-        for rank, data in attached.items()
-    }
-    decide(store, record, pieces)
+    decide(store, record, cut(attached, config.chunk_bytes))
     store.record_attempt(source.attempt)
 
 
@@ -241,11 +237,6 @@ def _decided_version(store: FilePageStore, path: Path) -> int:
             f"{path} has no weights yet: its job ended before the first of them had come"
         )
     return store.decided.version
-
-
-def _starts(data: bytes, config: StoreConfig) -> Iterator[int]:
-    """Where pieces of what a rank attached start; one at least."""
-    yield from range(0, max(1, len(data)), config.chunk_bytes)
 
 
 def _made(out: Path, version: int, count: int, how: str, started_ns: int) -> Snapshot:
