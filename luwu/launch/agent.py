@@ -1,11 +1,10 @@
 """Starts the workers of one host, and starts them again.
 
-    python -m luwu.launch.agent --ranks 0-3 --world-size N --policy stop|wait|drop --restarts K
-                                --run-dir DIR --prefix P [--when FILE] -- SCRIPT ...
+    python -m luwu.launch.agent '{"share": [[0, 1], 4], ...}' SCRIPT ...      `own_agent_command`
 
 In torchrun's place, which ends all workers, on all hosts, when one is lost. Torch is imported here,
 once, and workers are forked; `torch_import.py` says when they start by themselves instead. They
-begin when FILE is there: torch is imported while switch and node start, which take as long. The
+begin when a file is there: torch is imported while switch and node start, which take as long. The
 ranks of this host may be some of the job's (`Share`). Each worker gets the variables of the
 environment that torchrun gives (RANK, WORLD_SIZE, ...). Those by which processes of
 torch.distributed meet are there where a lost worker ends the others; a process group cannot outlive
@@ -23,8 +22,8 @@ What happens is one line each of our output, which the launcher shows.
 
 from __future__ import annotations
 
-import argparse
 import functools
+import json
 import os
 import signal
 import sys
@@ -37,7 +36,6 @@ from luwu.base import loopback
 from luwu.base.clock import sleep, unix_ns
 from luwu.base.expendable import print_if_possible
 from luwu.base.torch_import import import_for_children
-from luwu.base.tree import parse_ranks, ranges_text
 from luwu.launch import entry
 from luwu.launch.attendance import BROKEN_OFF, look_at
 from luwu.launch.processes.children import end_text, exit_text, wait_for_end
@@ -307,30 +305,21 @@ def own_agent_command(
     when: Path | None = None,
 ) -> list[str]:  # fmt: skip
     """The command line of an agent, without the script. `when`: a file that workers wait for."""
-    return [
-        sys.executable, "-m", "luwu.launch.agent", "--ranks", ranges_text(share.ranks),
-        "--world-size", str(share.world_size), "--policy", policy, "--restarts", str(restarts),
-        "--run-dir", str(run.path), "--prefix", prefix,
-        *(() if when is None else ("--when", str(when))), "--",
-    ]  # fmt: skip
+    asked = {
+        "share": share, "policy": policy, "restarts": restarts, "run": str(run.path),
+        "prefix": prefix, "when": None if when is None else str(when),
+    }  # fmt: skip
+    return [sys.executable, "-m", "luwu.launch.agent", json.dumps(asked)]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Start and watch; the exit code."""
-    end = arguments.index("--")  # argparse would take flags behind it for ours
-    parser = argparse.ArgumentParser(prog="python -m luwu.launch.agent", allow_abbrev=False)
-    parser.add_argument("--ranks", required=True)
-    parser.add_argument("--world-size", type=int, required=True)
-    parser.add_argument("--policy", choices=("stop", "wait", "drop"), required=True)
-    parser.add_argument("--restarts", type=int, required=True)
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--prefix", required=True)
-    parser.add_argument("--when", type=Path)
-    asked = parser.parse_args(arguments[:end])
+    asked, *script = arguments
+    given = json.loads(asked)
+    (ranks, world_size), when = given.pop("share"), given.pop("when")
     agent = Agent(
-        arguments[end + 1 :], share=Share(parse_ranks(asked.ranks, "--ranks"), asked.world_size),
-        policy=asked.policy, restarts=asked.restarts, run=RunDirectory(asked.run_dir),
-        prefix=asked.prefix, when=asked.when,
+        script, share=Share(tuple(ranks), world_size), run=RunDirectory(Path(given.pop("run"))),
+        when=None if when is None else Path(when), **given,
     )  # fmt: skip
     return agent.run()
 
