@@ -81,15 +81,11 @@ class Worker:
         self.pushes = Pushes(nic, device, progress=progress, attempt=attempt, loss_scale=scale)
         self.backward = Backward(
             nic, model, progress=progress, attempt=attempt, pulls=self.pulls, pushes=self.pushes,
-            loss_scale=scale,
+            loss_scale=scale, hyper=lambda: b"rates", begin=lambda: None,
         )  # fmt: skip
-        streaming = update == "streaming"
-        self.backward.start(
-            streaming=streaming, is_trained=True, hyper=lambda: b"rates",
-            begin=lambda: None,
-        )  # fmt: skip
-        self.pushes.start(model, streaming=streaming)
-        self.pulls.start(device, window=1, streaming=streaming, is_trained=True)
+        progress.is_streaming = update == "streaming"
+        self.pushes.start(model)
+        self.pulls.start(device, window=1)
 
 
 def test_attempt_drops_before_the_script_knows() -> None:
@@ -120,7 +116,7 @@ def result(number: int) -> StepResult:
     found = StepResult(
         number, lambda: None, attempt=Attempt(no_drop), attachments=Attachments(nic, Progress())
     )
-    found.commit(handle)
+    found.handle = handle
     return found
 
 
@@ -129,7 +125,7 @@ def test_results_from_a_lost_step_on_are_lost() -> None:
     results, made = Results(), [result(number) for number in range(3)]
     for each in made:
         results.expect(each)
-        results.add(each)
+        results.last = each
     results.lose(3)
     assert results.last is made[2]
     results.lose(1)

@@ -27,6 +27,10 @@ class Progress:
     """The network had weights when we joined."""
     aborts_count: int = 0
     """Attempts that were lost."""
+    is_streaming: bool = False
+    """The order of work: gradients are applied behind the backward."""
+    is_trained: bool = True
+    """False if there is no optimizer: the model was used before one was made."""
 
 
 class Attempt:

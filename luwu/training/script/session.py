@@ -87,7 +87,8 @@ class Session:
         )  # fmt: skip
         self.backward = Backward(
             self.nic, self.model, progress=self.progress, attempt=self.attempt, pulls=self.pulls,
-            pushes=self.pushes, loss_scale=self.loss_scale,
+            pushes=self.pushes, loss_scale=self.loss_scale, hyper=self._hyper,
+            begin=self._begin_backward,
         )  # fmt: skip
         self.hooks = Hooks(
             self.nic, self.model, device=self.device, progress=self.progress, pulls=self.pulls,
@@ -99,10 +100,6 @@ class Session:
         """Result of the step that one optimizer has stepped and that is not committed yet."""
         self.stats_every: int | None = None
         """Steps with a number that it divides are measured; None: no step."""
-        self._only_computes = False
-        """There is no optimizer: the model was used before one was made."""
-        self.is_streaming = False
-        """Gradients are applied behind the backward."""
         self.is_finished = False
 
     # ---------------------------------------------------------------------- before training
@@ -120,7 +117,7 @@ class Session:
             raise ConfigError(
                 "the model was used before this optimizer was made, and so joined its job as one "
                 "that is not trained; make the optimizer before the first forward"
-                if self._only_computes
+                if not self.progress.is_trained
                 else "this session has an optimizer already, whose groups had all parameters that "
                 "required a gradient then, or a forward followed; make several optimizers one "
                 "after the other, while all that they train requires a gradient"
@@ -154,7 +151,7 @@ class Session:
         optimizer: str, update: str, state_fields: tuple[str, ...], norm_type: float,
     ) -> None:  # fmt: skip
         """Lay out the model, join the job."""
-        streaming = self.is_streaming = update == "streaming"
+        self.progress.is_streaming = update == "streaming"
         self.clipping.norm_type = norm_type
         self._lay_out(groups, stored)
         description = Description(
@@ -165,15 +162,8 @@ class Session:
             agreement=self._agree | self._agreement(),
         )
         self._join(description)
-        trained = not self._only_computes
-        self.backward.start(
-            streaming=streaming, is_trained=trained, hyper=self._hyper,
-            begin=self._begin_backward,
-        )  # fmt: skip
-        self.pushes.start(self.model, streaming=streaming)
-        self.pulls.start(
-            self.mover, window=self.prefetch_units, streaming=streaming, is_trained=trained
-        )
+        self.pushes.start(self.model)
+        self.pulls.start(self.mover, window=self.prefetch_units)
         self.attachments.joined()
 
     def _hyper(self) -> bytes:
@@ -293,7 +283,7 @@ class Session:
 
     def _finalise_without_optimizer(self) -> None:
         """The model is used before there is an optimizer: it is not trained."""
-        self._only_computes = True
+        self.progress.is_trained = False
         self._finalise([], [], optimizer="sgd", update="at_step", state_fields=(), norm_type=2.0)
 
     def _begin_forward(self, unit: Unit, is_trained: bool) -> None:
@@ -353,8 +343,8 @@ class Session:
         self.optimizers.check_ready(number, self.units)
         hyper = self.backward.hyper_to_commit()
         with self.attempt():
-            result.commit(self.nic.commit(number, parts, hyper, skip=self.optimizers.skips))
-            self.results.add(result)
+            result.handle = self.nic.commit(number, parts, hyper, skip=self.optimizers.skips)
+            self.results.last = result
             norms, pushes = self.clipping.resolve(result), self.pushes.take()
             idle = self.optimizers.unstepped
             self._forget_step(number + 1)

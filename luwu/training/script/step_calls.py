@@ -210,7 +210,7 @@ def clip_grad_norm_(
             "luwu optimizer were called on; for others use torch.nn.utils.clip_grad_norm_"
         )
     clip = Clip(checked_norm_type(norm_type), checked_max_norm(max_norm))
-    if session.is_streaming:
+    if session.progress.is_streaming:
         raise StepOrderError(
             'clip_grad_norm_ with update="streaming": gradients are applied before the norm of '
             'all of them is known; make the optimizer with update="at_step"'

@@ -38,8 +38,10 @@ class Backward:
 
     def __init__(
         self, nic: Nic, model: Model, *, progress: Progress, attempt: Attempt, pulls: Pulls,
-        pushes: Pushes, loss_scale: LossScale,
+        pushes: Pushes, loss_scale: LossScale, hyper: Callable[[], bytes],
+        begin: Callable[[], None],
     ) -> None:  # fmt: skip
+        """`hyper`: the hyper-parameters as they are now; `begin`: what a backward begins with."""
         self._nic, self._model = nic, model
         self._progress, self._attempt = progress, attempt
         self._pulls, self._pushes, self._loss_scale = pulls, pushes, loss_scale
@@ -47,10 +49,7 @@ class Backward:
         self.frozen = ""
         """Names the parameters that were frozen as the last backward began; part of what all ranks
         must state alike of a step."""
-        self._is_streaming = False
-        self._is_trained = True
-        self._hyper: Callable[[], bytes] = lambda: b""
-        self._begin_step: Callable[[], None] = lambda: None
+        self._hyper, self._begin_step = hyper, begin
         self._stated_hyper: bytes | None = None
         """Hyper-parameters of a streaming step, stated as its backward began."""
         self.is_last = True
@@ -60,15 +59,6 @@ class Backward:
         self._retained = False
         self._calls_before: list[tuple[int, int]] = []
 
-    def start(
-        self, *, streaming: bool, is_trained: bool, hyper: Callable[[], bytes],
-        begin: Callable[[], None],
-    ) -> None:  # fmt: skip
-        """The optimizer is made; `hyper`: the hyper-parameters as they are now; `begin`: what a
-        backward begins with."""
-        self._is_streaming, self._is_trained, self._hyper = streaming, is_trained, hyper
-        self._begin_step = begin
-
     def reset(self) -> None:
         """The step is over, or the pass ended with an error; nothing of it counts any more."""
         self.is_open = False
@@ -77,7 +67,7 @@ class Backward:
     def hyper_to_commit(self) -> bytes:
         """The hyper-parameters of the step. Raises StepOrderError if they came too late."""
         hyper = self._hyper()
-        if self._is_streaming and hyper != self._stated_hyper:
+        if self._progress.is_streaming and hyper != self._stated_hyper:
             raise StepOrderError(
                 f"the hyper-parameters of step {self._progress.step} were changed after its "
                 'backward began; with update="streaming" they count from there. Change them after '
@@ -154,7 +144,7 @@ class Backward:
 
     def _begin(self) -> None:
         """The first hook of a backward runs."""
-        if not self._is_trained:
+        if not self._progress.is_trained:
             raise ConfigError(
                 "backward of a model that was used before its optimizer was made, and so is not "
                 "trained; make luwu.optim.AdamW or SGD before the first forward"
@@ -165,8 +155,8 @@ class Backward:
             unit.begin_backward()
         self.frozen = self._model.name_frozen()
         synced = {unit.requires_gradient_sync for unit in units if unit.is_trainable}
-        self._keeps_all = True not in synced or (self._is_streaming and not self.is_last)
-        if self._is_streaming and not self._keeps_all:
+        self._keeps_all = True not in synced or (self._progress.is_streaming and not self.is_last)
+        if self._progress.is_streaming and not self._keeps_all:
             self._begin_streaming(has_unsynced=False in synced)
         self._pulls.prefetcher.begin_backward()
 

@@ -34,12 +34,10 @@ class Pulls:
         """Bytes of the weights that are here."""
         self._memory = Memory()
         self._prefetcher: Prefetcher | None = None
-        self._is_streaming = False
-        self._is_trained = True
         self.in_transforms: set[Unit] = set()
         """Units that ran in a transform of torch.func; they keep their weights."""
 
-    def start(self, device: Device, *, window: int, streaming: bool, is_trained: bool) -> None:
+    def start(self, device: Device, *, window: int) -> None:
         """The job is joined: make the units' storages, which stay empty until they are pulled."""
         model = self._model
         name_units_in_errors()
@@ -47,10 +45,10 @@ class Pulls:
             elems = model.layout.unit_elems[unit.index]
             unit.make_weights(device, self._memory, elems=elems, live_bytes=self.bytes_count)
         device.start(unit_bytes_max=model.unit_bytes_max, window=window)
-        self._is_streaming, self._is_trained = streaming, is_trained
         self._prefetcher = Prefetcher(
-            self._nic, model.units, window=window, streaming=streaming, step=self._progress.step
-        )
+            self._nic, model.units, window=window, streaming=self._progress.is_streaming,
+            step=self._progress.step,
+        )  # fmt: skip
 
     @property
     def is_started(self) -> bool:
@@ -78,11 +76,11 @@ class Pulls:
         if unit.index < 0:
             return
         unit.follow_requires_grad()
-        if (torch.is_grad_enabled() or in_backward()) and self._is_trained:
+        if (torch.is_grad_enabled() or in_backward()) and self._progress.is_trained:
             unit.check_room()
         if unit.is_installed:
             return
-        if self._is_streaming and unit.was_pushed:
+        if self._progress.is_streaming and unit.was_pushed:
             raise StepOrderError(
                 f"unit {unit.name} was pulled again in step {self._progress.step} after its "
                 'gradient had been pushed; with update="streaming" its weights may be those of the '

@@ -29,15 +29,13 @@ class Pushes:
         self._progress, self._attempt, self._loss_scale = progress, attempt, loss_scale
         self.gradient_weight = 1.0
         """Weight of this rank's gradient in a step."""
-        self._is_streaming = False
         self._plans: list[tuple[ExtentPlan, ...]] = []
         """Plans of extents by unit."""
         self._handles: list[Handle] = []
         """Handles of this step."""
 
-    def start(self, model: Model, *, streaming: bool) -> None:
+    def start(self, model: Model) -> None:
         """The layout is known."""
-        self._is_streaming = streaming
         self._plans = [
             gradient_plan(model.layout, unit.index, unit.push_dtype) for unit in model.units
         ]
@@ -71,7 +69,7 @@ class Pushes:
                 unit.index,
                 group,
                 dtype_name(unit.push_dtype),
-                last=self._is_streaming,
+                last=self._progress.is_streaming,
                 weight=self._weight(unit),
                 ready=ready,
             )

@@ -19,8 +19,8 @@ class StepResult:
         self, number: int, complete: Callable[[], None], *, attempt: Attempt,
         attachments: Attachments,
     ) -> None:  # fmt: skip
-        self._handle: StepHandle | None = None
-        """Handle of the step; None while other optimizers are to step too."""
+        self.handle: StepHandle | None = None
+        """Handle of the step, once it is committed; None while other optimizers are to step too."""
         self._complete = complete
         self._attempt, self._attachments = attempt, attachments
         self._verdict: tuple[bool, tuple[float, ...]] | None = None
@@ -53,14 +53,6 @@ class StepResult:
         with self._attempt():
             handle.decision()
 
-    def commit(self, handle: StepHandle) -> None:
-        """The step is on its way."""
-        self._handle = handle
-
-    def lose(self) -> None:
-        """The step was aborted before it was decided."""
-        self.is_lost = True
-
     def _read(self) -> tuple[bool, tuple[float, ...]]:
         handle = self._committed()
         if self._verdict is None:
@@ -70,15 +62,15 @@ class StepResult:
 
     def _committed(self) -> StepHandle:
         """Of the step, which is committed now if it was not. Raises StepOrderError."""
-        if self._handle is None and not self.is_lost:
+        if self.handle is None and not self.is_lost:
             self._complete()
         if self.is_lost:
             raise StepOrderError(
                 f"step {self.number} was lost before it was decided, so it has no result; replay "
                 "it and read the result of the new step()"
             )
-        assert self._handle is not None
-        return self._handle
+        assert self.handle is not None
+        return self.handle
 
     def __repr__(self) -> str:
         if self._verdict is None:
@@ -99,15 +91,11 @@ class Results:
         """A step is about to be committed."""
         self._all.add(result)
 
-    def add(self, result: StepResult) -> None:
-        """It was."""
-        self.last = result
-
     def lose(self, step: int) -> None:
         """The attempt was lost: `step` is computed again, and so is what came after it."""
         for result in list(self._all):
             if result.number >= step:
-                result.lose()
+                result.is_lost = True
         if self.last is not None and self.last.is_lost:
             self.last = None
 
