@@ -101,7 +101,8 @@ def snapshot_by_reflinks(
             with making_directory(out) as new:
                 _clone(state, count, new)
                 try:
-                    version = _newest_in(new, count)
+                    with FilePageStore.open(node_directory(new, 0, count), read_only=True) as first:
+                        version = _decided_version(first, new)
                     _apply_decision(new, count, version)
                     _check_whole(new, count, state, full=True, should_stop=should_stop)
                 except StateError as exc:
@@ -178,12 +179,6 @@ def _clone(state: Path, count: int, new: Path) -> None:
             shutil.rmtree(new)
             raise
         flush_directory(directory)
-
-
-def _newest_in(new: Path, count: int) -> int:
-    """The version that node 0 has decided in a clone."""
-    with FilePageStore.open(node_directory(new, 0, count), read_only=True) as store:
-        return _decided_version(store, new)
 
 
 def _apply_decision(new: Path, count: int, version: int) -> None:

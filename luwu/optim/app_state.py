@@ -96,9 +96,11 @@ class AppState:
         """
         set_model_state_dict(self._model, state_dict["model"])
         optimizer = dict(state_dict["optim"])
-        if optimizer:
+        if optimizer:  # an average that was not loaded is NaN
             optimizer["state"] = {
-                name: {key: value for key, value in of.items() if not _was_not_loaded(key, value)}
+                name: {
+                    k: value for k, value in of.items() if k != AVERAGE or not value.isnan().any()
+                }
                 for name, of in optimizer["state"].items()
             }
         set_optimizer_state_dict(self._model, self._optimizers, optimizer)
@@ -122,7 +124,3 @@ class AppState:
                 for key, field in keys
             }
         return {"state": state, "param_groups": groups}
-
-
-def _was_not_loaded(key: str, value: Any) -> bool:
-    return key == AVERAGE and bool(value.isnan().any())

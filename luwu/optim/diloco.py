@@ -12,6 +12,7 @@ holds the weights, and a copy of those that the round started with.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable
 
 import torch
@@ -86,7 +87,8 @@ class DiLoCo:
         else:
             fully_shard(outer)
         self._session.first_weights.sources.has_state_dict = True  # the model's, below
-        self.optimizer: NetworkOptimizer = (optimizer or _nesterov)(outer.parameters())
+        make = optimizer or functools.partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
+        self.optimizer: NetworkOptimizer = make(outer.parameters())
         """The outer optimizer: hyper-parameters and schedulers are as with any of `luwu.optim`."""
         if not isinstance(self.optimizer, NetworkOptimizer):
             raise ConfigError(
@@ -187,10 +189,6 @@ class DiLoCo:
                 lost = error if error.step < number else lost
         if lost is not None:
             raise lost
-
-
-def _nesterov(parameters: Iterable[nn.Parameter]) -> NetworkOptimizer:
-    return SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
 
 
 def _on_meta(model: nn.Module) -> nn.Module:

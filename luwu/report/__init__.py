@@ -13,8 +13,7 @@ verdict.py       a run in three sentences
 page.py          its page, as one HTML file; the sections of the live page
 pair.py          two runs side by side
 table.py         a comparison as plain text
-timeline.py      a run as a timeline for Perfetto: its rows and counters
-flows.py         its arrows: the way of a gradient from push to pull
+timeline.py      a run as a timeline for Perfetto: its rows, counters and arrows
 aligned.py       spans of several processes on one clock
 busy.py          busy time of each engine, and the share hidden behind compute
 """

@@ -56,10 +56,6 @@ class Steps:
             return True
         return (self.first or 0) <= step and (self.end is None or step < self.end)
 
-    def and_next_pulls(self) -> Steps:
-        """These steps, and the pulls of the weights that they made."""
-        return replace(self, with_next_pulls=True)
-
     def and_the_one_before(self) -> Steps:
         """These steps and the one before them, which made the weights that they pull."""
         return self if self.first is None else replace(self, first=max(0, self.first - 1))

@@ -69,7 +69,8 @@ class Child:
         if self._process.returncode is None and self._has_exited():
             self.note_disk()
             self._process.wait()
-            self._close_lifeline()
+            if self._process.stdin is not None:
+                self._process.stdin.close()
         return self._process.returncode
 
     def note_disk(self) -> None:
@@ -100,10 +101,6 @@ class Child:
             return os.waitid(os.P_PID, self.pid, options) is not None
         except ChildProcessError:
             return True
-
-    def _close_lifeline(self) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
 
 
 def stop_all(children: Sequence[Child], *, patience_s: float) -> None:

@@ -83,7 +83,11 @@ def worker_failure(
         ]
         return error_of_code(first["exit_code"], "\n".join([*causes, *waits]), first.get("code"))
     shown = first["traceback"] or tail(log) or "(its log is empty)"
-    alike = [each["rank"] for each in others if _is_alike(each, first)]
+    alike = [
+        each["rank"]
+        for each in others
+        if all(each[key] == first[key] for key in ("type", "message", "traceback"))
+    ]
     lines = [
         f"worker {first['rank']} failed with {first['type']} "
         f"(exit code {first['exit_code']}); log {log}",
@@ -166,11 +170,6 @@ def _elsewhere(run: RunDirectory, prefix: str, here: list[int]) -> str:
         f"\nthis host had rank {', '.join(map(str, sorted(here)))} and other hosts rank {text}: if "
         "one of these hosts was lost, start its command on another one, and this one again"
     )
-
-
-def _is_alike(record: dict[str, Any], other: dict[str, Any]) -> bool:
-    """True if two workers failed in one place with one message."""
-    return all(record[key] == other[key] for key in ("type", "message", "traceback"))
 
 
 def _first_line(record: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -83,9 +83,10 @@ class RunDirectory:
             return run
         run = cls(path)
         if not is_shared and run.file("resolved.json").exists():
+            started = (read_json(run.file("resolved.json")) or {}).get("started", "unknown")
             raise ConfigError(
-                f"run_dir: {path} holds the run of {_run_time(run)}; name a new directory, "
-                "or leave --run-dir out",
+                f"run_dir: {path} holds the run of {started}; name a new directory, or leave "
+                "--run-dir out",
                 code="E202",
             )
         run._make_folders()
@@ -173,12 +174,6 @@ class RunDirectory:
             ) from exc
 
 
-def text_of(document: Mapping[str, object], key: str) -> str:
-    """A text of a record, or `unknown`."""
-    value = document.get(key)
-    return value if isinstance(value, str) else "unknown"
-
-
 def _new_name() -> str:
     digits = utc_text().translate(str.maketrans("T", "-", "-:Z"))
     return f"{digits}-{secrets.token_hex(2)}"
@@ -188,7 +183,3 @@ def _point_latest(path: Path) -> None:
     partial = path.with_name(f".{LATEST}.{secrets.token_hex(4)}")
     partial.symlink_to(path.name)
     os.replace(partial, path.with_name(LATEST))
-
-
-def _run_time(run: RunDirectory) -> str:
-    return text_of(read_json(run.file("resolved.json")) or {}, "started")

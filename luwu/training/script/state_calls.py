@@ -14,7 +14,7 @@ from luwu.base.errors import ConfigError, RemoteProtocolError
 from luwu.nic.reader import FieldRead, StateReader
 from luwu.training.script import run
 from luwu.training.script.module import LuwuModule
-from luwu.training.state.pretrained import Pretrained, Rename
+from luwu.training.state.first_weights import Pretrained, Rename
 from luwu.wire.statistics import STATS, SegmentSquares, decode_stats, norm, stats_bytes
 
 

@@ -1,6 +1,5 @@
 """State beyond one step: first weights, and what only workers hold.
 
 first_weights.py   who gives first weights, how they are made, when they are sent
-pretrained.py      first weights from files
 attached.py        what only workers hold, kept with every step
 """

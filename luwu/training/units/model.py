@@ -83,7 +83,11 @@ class Model:
             unit.choose_wire_dtype(_wire_dtype(unit))
         stored_as = {
             placeholder: stored[group_of[placeholder]].of(
-                placeholder.numel(), is_embedding=_is_embedding(members[placeholder])
+                placeholder.numel(),
+                is_embedding=any(
+                    isinstance(module, nn.Embedding | nn.EmbeddingBag)
+                    for module, _ in members[placeholder].places
+                ),
             )
             for placeholder in given
         }
@@ -214,11 +218,6 @@ def _give_to_units(
                 "them; give each a copy of its own"
             )
         owner.members.append(members[placeholder])
-
-
-def _is_embedding(member: Member) -> bool:
-    """True if it is the table of an embedding, in one of its places."""
-    return any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module, _ in member.places)
 
 
 def _layout(
