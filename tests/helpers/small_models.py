@@ -107,7 +107,8 @@ def compare(
     make: Callable[[], nn.Module] = make_stack, shard_model: Callable[[nn.Module], object] = shard,
     loss: Loss = square_loss, *, optimizer: str = "adamw", update: str = "at_step",
     world_size: int = 2, eager: bool = True, steps: int = STEPS, backwards: int = 1,
-    groups: Callable[[nn.Module], Any] = lambda model: model.parameters(), **nic_options: Any,
+    groups: Callable[[nn.Module], Any] = lambda model: model.parameters(),
+    before_step: Callable[[nn.Module, Any, int], object] = lambda *_: None, **nic_options: Any,
 ) -> FakeNetwork:  # fmt: skip
     """Train both ways and compare every weight."""
     arguments = ARGUMENTS[optimizer]
@@ -120,6 +121,7 @@ def compare(
         loss,
         steps=steps,
         backwards=backwards,
+        before_step=before_step,
         **nic_options,
     )
     expected = reference(
@@ -129,6 +131,7 @@ def compare(
         world_size=world_size,
         steps=steps,
         backwards=backwards,
+        before_step=before_step,
     )
     assert_same_bits(network.masters(), expected)
     assert network.step == steps

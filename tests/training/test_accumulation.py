@@ -114,36 +114,6 @@ def test_accumulation_digest_of_one_unit_only(four_ranks: str, tmp_path: Path) -
     assert on_one_rank(tmp_path, before).digest == four_ranks
 
 
-@pytest.mark.feature("accumulation on the node")
-def test_accumulation_is_one_large_batch(tmp_path: Path) -> None:
-    """Goal: one batch of 4 times the size within 1e-6. Method: the sum over a larger batch is made
-    inside one product, in another order, so the last bits differ."""
-    seen: dict[str, list[Tensor]] = {}
-
-    def work(name: str) -> Callable[[int], None]:
-        def run(rank: int) -> None:
-            model = make()
-            shard(model)
-            optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2)
-            for step in range(STEPS):
-                parts = [batch(step, part) for part in range(4)]
-                for x in parts if name == "parts" else [torch.cat(parts)]:
-                    loss = mean_loss(model, x)
-                    (loss / 4 if name == "parts" else loss).backward()
-                optimizer.step()
-            model.unshard()
-            for block in model.blocks:
-                block.unshard()
-            seen[name] = [p.detach().clone() for p in model.parameters()]
-
-        return run
-
-    for name in ("parts", "whole"):
-        in_cluster(tmp_path, work(name))
-    for left, right in zip(seen["parts"], seen["whole"], strict=True):
-        torch.testing.assert_close(left, right, rtol=0, atol=1e-6)
-
-
 # ---------------------------------------------------------------------------- unequal batches
 
 COUNTS = [(8, 4), (4, 8), (8, 0)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,6 +27,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    """Neither of other tests, nor of this one for them."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.mark.feature("torch.compile of a unit")
 @pytest.mark.parametrize("where", ["blocks", "model"])
 def test_compiled_units(where: str) -> None:
@@ -37,13 +46,7 @@ def test_compiled_units(where: str) -> None:
         for module in model.blocks if where == "blocks" else [model]:
             module.compile(backend="aot_eager")
 
-    torch._dynamo.reset()
-    try:
-        compare(
-            lambda: make_stack(blocks=2), shard_and_compile, world_size=1, steps=3, update="at_step"
-        )
-    finally:
-        torch._dynamo.reset()
+    compare(lambda: make_stack(blocks=2), shard_and_compile, world_size=1, steps=3)
 
 
 @pytest.mark.feature("torch.compile of a unit")
@@ -64,13 +67,7 @@ def test_units_compiled_as_one_graph(order: str) -> None:
         for block in model.blocks if order == "shard, compile" else ():
             block.compile(backend="aot_eager", fullgraph=True)
 
-    torch._dynamo.reset()
-    try:
-        compare(
-            lambda: make_stack(blocks=2), shard_and_compile, world_size=1, steps=3, update="at_step"
-        )
-    finally:
-        torch._dynamo.reset()
+    compare(lambda: make_stack(blocks=2), shard_and_compile, world_size=1, steps=3)
 
 
 @pytest.mark.feature("torch.compile of a unit")
@@ -79,19 +76,15 @@ def test_a_compiled_model_of_many_units_recompiles_nothing_of_ours(
 ) -> None:
     """Goal: no warning about recompile limits, which would point into this library: its hooks are
     no code of the model. More units than the limit, in training and evaluation."""
-    torch._dynamo.reset()
     blocks = torch._dynamo.config.recompile_limit + 2
-    try:
-        with worker(FakeNetwork(1)), caplog.at_level(logging.WARNING, logger="torch._dynamo"):
-            model = make_stack(blocks=blocks)
-            luwu.fully_shard_each(model, Block)
-            optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
-            compiled = torch.compile(model, backend="eager")
-            for step in range(2):
-                compiled(batch(step, 0, 0)).square().mean().backward()
-                optimizer.step()
-                with torch.no_grad():
-                    compiled(batch(step, 0, 0))
-    finally:
-        torch._dynamo.reset()
+    with worker(FakeNetwork(1)), caplog.at_level(logging.WARNING, logger="torch._dynamo"):
+        model = make_stack(blocks=blocks)
+        luwu.fully_shard_each(model, Block)
+        optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        compiled = torch.compile(model, backend="eager")
+        for step in range(2):
+            compiled(batch(step, 0, 0)).square().mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                compiled(batch(step, 0, 0))
     assert "limit" not in caplog.text

@@ -171,8 +171,6 @@ def test_groups_and_frozen_parameters() -> None:
 @pytest.mark.feature("learning rate schedulers")
 def test_learning_rate_schedulers_work() -> None:
     """Goal: hyper-parameters count at each step. Method: one of torch's schedulers, both ways."""
-    network = FakeNetwork(2)
-    arguments = ARGUMENTS["adamw"]
     schedulers: dict[int, Any] = {}
 
     def schedule(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -183,24 +181,7 @@ def test_learning_rate_schedulers_work() -> None:
         elif step:
             scheduler.step()
 
-    train(
-        network,
-        make_stack,
-        shard,
-        lambda m: luwu.optim.AdamW(m.parameters(), **arguments),
-        square_loss,
-        steps=5,
-        before_step=schedule,
-    )
-    expected = reference(
-        make_stack,
-        lambda m: torch.optim.AdamW(m.parameters(), fused=True, **arguments),
-        square_loss,
-        world_size=2,
-        steps=5,
-        before_step=schedule,
-    )
-    assert_same_bits(network.masters(), expected)
+    compare(steps=5, before_step=schedule)
 
 
 class Twice(Stack):
@@ -303,19 +284,7 @@ def test_retained_graph_runs_backward_twice() -> None:
         value.backward(retain_graph=True)
         return 3 * value
 
-    arguments = ARGUMENTS["adamw"]
-    network = FakeNetwork(1)
-    optimizer = lambda m: luwu.optim.AdamW(m.parameters(), **arguments)  # noqa: E731
-    train(network, make_stack, shard, optimizer, loss, steps=3)
-
-    expected = reference(
-        make_stack,
-        lambda m: torch.optim.AdamW(m.parameters(), fused=True, **arguments),
-        loss,
-        world_size=1,
-        steps=3,
-    )
-    assert_same_bits(network.masters(), expected)
+    compare(loss=loss, world_size=1, steps=3)
 
 
 @pytest.mark.feature("fully_shard on a module or a list of modules")
@@ -336,54 +305,6 @@ def test_units_of_several_modules_and_tied_blocks() -> None:
     layout = network.layout
     tied = next(i for i, p in enumerate(layout.parameters) if p.name == "blocks.0.up.weight")
     assert [unit.name for unit in layout.units if tied in unit.parameters] == ["root"]
-
-
-@pytest.mark.feature("clipping by the global norm: 1, 2 or infinity")
-@pytest.mark.parametrize("how", ["optimizer", "function"])
-def test_clipping_equals_torch(how: str) -> None:
-    """I4. Goal: torch's clipping by the global norm of the mean gradient. The norm is summed in
-    another order than torch's, so the last bits of the scale differ."""
-    network = FakeNetwork(2)
-    arguments = {**ARGUMENTS["sgd"], "lr": 0.1}
-    norms: list[Any] = []
-
-    def clip(model: nn.Module, optimizer: Any, step: int) -> None:
-        if how == "function":
-            norm = luwu.clip_grad_norm_(model.parameters(), 0.05)
-            with pytest.raises(luwu.StepOrderError, match="known after step"):
-                float(norm)
-            norms.append(norm)
-
-    train(
-        network,
-        make_stack,
-        shard,
-        lambda m: luwu.optim.SGD(
-            m.parameters(), max_grad_norm=0.05 if how == "optimizer" else None, **arguments
-        ),
-        square_loss,
-        steps=STEPS,
-        before_step=clip,
-    )
-    plain_norms: list[float] = []
-
-    def clip_plain(model: nn.Module, optimizer: Any, step: int) -> None:
-        plain_norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.05)))
-
-    expected = reference(
-        make_stack,
-        lambda m: torch.optim.SGD(m.parameters(), fused=True, **arguments),
-        square_loss,
-        world_size=2,
-        steps=STEPS,
-        before_step=clip_plain,
-    )
-    assert min(plain_norms) > 0.05, "the test does not clip"
-    for name, value in network.masters().items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
-    found = [network.outcomes[step][1][0] for step in range(STEPS)]
-    assert found == pytest.approx(plain_norms, rel=1e-5)
-    assert [float(norm) for norm in norms] in ([], [n for n in found for _ in range(2)])
 
 
 @pytest.mark.feature("two forwards before one backward")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -321,14 +320,6 @@ def test_autocast_caches_no_weights() -> None:
     compare(loss=loss, steps=3)
 
 
-@pytest.mark.feature("deepcopy of a sharded model")
-def test_copies_are_refused() -> None:
-    with worker(FakeNetwork(1)):
-        model, _ = trainer()
-        with pytest.raises(luwu.LuwuError, match=r"cannot be copied.*Copy it before"):
-            copy.deepcopy(model)
-
-
 @pytest.mark.feature("ignored_params")
 def test_ignored_parameters_stay_with_the_worker() -> None:
     """I4. Goal: a parameter that is ignored stays an ordinary one, trained by torch's optimizer."""
@@ -430,11 +421,3 @@ def test_gradients_may_travel_in_float32(tmp_path: Path) -> None:
     narrow = in_cluster(tmp_path / "narrow", work(None))
     assert wide.digest == digest_of(dict(model.named_parameters())) != narrow.digest
     assert wide.results[0] == (2 * narrow.results[0][0], narrow.results[0][1])
-
-
-@pytest.mark.feature("MixedPrecisionPolicy")
-def test_other_reduce_dtypes_are_refused() -> None:
-    with worker(FakeNetwork(1)):
-        model = make_stack()
-        with pytest.raises(luwu.ConfigError, match="dtype of compute or in float32"):
-            luwu.fully_shard(model, mp_policy=MixedPrecisionPolicy(torch.float16, torch.bfloat16))

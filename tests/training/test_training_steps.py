@@ -129,23 +129,6 @@ def test_clipping_holds_for_one_step() -> None:
             luwu.clip_grad_norm_(nn.Linear(2, 2).parameters(), 1.0)
 
 
-@pytest.mark.feature("a gradient that is not finite")
-def test_step_that_is_not_finite_is_skipped() -> None:
-    """Goal: the weights stay, the result says so, and the next step goes on."""
-    network = FakeNetwork(1)
-    with worker(network):
-        model, optimizer = small()
-        model.unshard()  # the first weights go to the network
-        before = network.masters()
-        (square_loss(model, 0, 0, 0) * math.inf).backward()
-        result = optimizer.step()
-        assert not result.applied
-        assert_same_bits(network.masters(), before)
-        backward(model)
-        assert optimizer.step().applied
-        assert optimizer.next_step == 2
-
-
 # -------------------------------------------------------------------------- lost attempts
 
 LOST = [
@@ -278,6 +261,7 @@ def test_error_in_backward_must_be_cleared() -> None:
         assert optimizer.step().number == 0
 
 
+@pytest.mark.feature("step(closure)")
 def test_closure_replays_by_itself() -> None:
     """Goal: step(closure) returns when decided, whatever happened in between."""
     network = FakeNetwork(2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -84,23 +83,10 @@ def test_what_ran_in_a_transform_is_freed() -> None:
 
 @pytest.mark.feature("torch.func over inputs")
 def test_gradients_of_weights_through_a_transform_are_refused() -> None:
-    """I6. Goal: what would not be pushed is refused at step(), with what to do; a double backward
-    that is written with torch.autograd works."""
+    """I6. Goal: what would not be pushed is refused at step(), with what to do."""
     with worker(FakeNetwork(1)):
         model = make()
         optimizer = shard(model)
         func.grad(lambda x: model(x).sum())(X).square().sum().backward()
         with pytest.raises(luwu.StepOrderError, match=r"inside a transform of torch\.func"):
             optimizer.step()
-    network, plain = FakeNetwork(1), copy.deepcopy(make())
-    reference = torch.optim.SGD(plain.parameters(), lr=0.1)
-    with worker(network):
-        model = make()
-        optimizer = shard(model)
-        for each, of in ((model, optimizer), (plain, reference)):
-            x = X.clone().requires_grad_()
-            (slope,) = torch.autograd.grad(each(x).sum(), x, create_graph=True)
-            slope.square().sum().backward()
-            of.step()
-    for name, value in network.masters().items():
-        torch.testing.assert_close(value, dict(plain.named_parameters())[name].detach())

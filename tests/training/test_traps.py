@@ -87,6 +87,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
 
 
 @pytest.mark.feature("calls that would do nothing")
+@pytest.mark.feature("deepcopy of a sharded model")
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_raises_where_it_is_made(mistake: str) -> None:
     """Goal: no such call returns; the message names the remedy."""
@@ -197,30 +198,6 @@ def test_optimizers_that_would_update_nothing(tmp_path: Path) -> None:
 
     in_cluster(tmp_path, work)
     in_cluster(tmp_path, without_ours)
-
-
-@pytest.mark.feature("step(closure)")
-def test_a_step_with_a_closure(tmp_path: Path) -> None:
-    """Goal: the closure's loss and the decided step come back; LBFGS, which would call it often
-    between two steps, has no counterpart here."""
-
-    def work(rank: int) -> None:
-        model = make_stack()
-        shard(model)
-        optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
-
-        def closure() -> torch.Tensor:
-            loss = square_loss(model, 0, 0, 0)
-            loss.backward()
-            return loss
-
-        result = optimizer.step(closure)
-        assert (result.number, result.applied) == (0, True)
-        assert result.loss.item() > 0
-        assert result.grad_norm > 0
-        assert not hasattr(luwu.optim, "LBFGS")
-
-    in_cluster(tmp_path, work)
 
 
 @pytest.mark.feature("hooks of the optimizer")
