@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ import pytest
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.tree import (
+    NODE,
+    SWITCH,
+    Place,
+    Tree,
     groups_text,
     one_switch,
     parse_ranks,
@@ -20,7 +25,6 @@ from luwu.join.connection import Connection, Leaf, parse_url, read_connection, w
 from luwu.launch.serving import decide_sizes, node_plan, tree_of
 from luwu.protocol.contribution import Contribution, Group, depth, nested, total_weight
 from switch_emu.node.spec import NodeSpec
-from tests.helpers.trees import leaves_per_group
 
 GOOD = """
 [host-b]
@@ -69,6 +73,15 @@ BAD = {
     "called node": ('[node]\nparent="node"\nworkers="0-3"', "is not a name of a switch"),
     "no table": ("a = 3", "write a table"),
 }
+
+
+def leaves_per_group(groups: Iterable[Iterable[int]]) -> Tree:
+    """A root, and a leaf for each group of ranks: `host-0`, `host-1`, ..."""
+    leaves = [
+        Place(name=f"host-{index}", parent=SWITCH, workers=tuple(ranks))
+        for index, ranks in enumerate(groups)
+    ]
+    return Tree((Place(name=SWITCH, parent=NODE, workers=()), *leaves))
 
 
 @pytest.mark.parametrize(("text", "said"), BAD.values(), ids=BAD.keys())

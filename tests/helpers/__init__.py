@@ -18,14 +18,12 @@ Training:
     fake_nic.py          what `luwu.nic.shell.Nic` does, with threads in place of peers
     fake_streams.py      streams on a CPU whose work is done as late as the events allow
     activations.py       modules whose activations are offloaded, beside plain torch
-    unit_layouts.py      layouts of units of which only the numbers of elements are known
     collecting.py        calls in the middle of another function, as another thread may make them
 
 Parts, each alone:
 
     node_parts.py        parts of the node's core, and their actions as short lines
     switch_parts.py      what parts of the switch's core are handed, and their answers as lines
-    trees.py             trees of switches
     kernel_calls.py      calls of an update kernel in place, on arrays
     kernel_jobs.py       updates drawn at random, what torch makes of them, and kernels
 
