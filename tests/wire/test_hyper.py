@@ -73,12 +73,6 @@ def test_clips_that_are_none_are_refused(clips: Any) -> None:
         decode_hyper(encoded)
 
 
-def test_groups_keep_their_order() -> None:
-    """Goal: group i of the script is group i of the node."""
-    groups = tuple({"lr": float(index)} for index in range(5))
-    assert decode_hyper(encode_hyper(StepHyper(groups=groups))).groups == groups
-
-
 @pytest.mark.parametrize(
     "encoded",
     [
@@ -108,13 +102,3 @@ def test_bytes_that_are_no_hyper_parameters_are_refused(encoded: bytes) -> None:
     """I7. Goal: one kind of error, whatever a peer sent."""
     with pytest.raises(RemoteProtocolError, match="hyper-parameters cannot be read"):
         decode_hyper(encoded)
-
-
-def test_decoded_groups_are_plain_numbers() -> None:
-    """I7. Goal: nothing but names and numbers comes out."""
-    decoded: Any = decode_hyper(encode_hyper(StepHyper(groups=(SGD,), max_grad_norm=2.0)))
-    for group in decoded.groups:
-        for name, value in group.items():
-            assert type(name) is str
-            assert type(value) in (float, int, bool)
-    assert type(decoded.max_grad_norm) is float

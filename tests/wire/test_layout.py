@@ -343,19 +343,6 @@ def test_an_extent_ends_only_where_it_must(layout: Layout, extent_chunks: int) -
 
 
 @FIXED
-@given(layout=layouts())
-def test_extents_of_one_are_chunks(layout: Layout) -> None:
-    """Goal: with one chunk each, all numbers are those of the chunks."""
-    assert layout.extent_chunks == 1
-    assert layout.unit_extents == layout.unit_chunks
-    for extent, chunk in zip(layout.extents, layout.chunks, strict=True):
-        assert (extent.index, list(extent.chunks)) == (chunk.index, [chunk.index])
-        assert extent.runs == ((chunk.start, chunk.elems),)
-        assert list(layout.extent_segments(extent.index)) == list(layout.segments(chunk.index))
-        assert layout.extent_stripe(extent.index) == layout.stripe(chunk.index)
-
-
-@FIXED
 @given(layout=layouts(), extent_chunks=EXTENT_CHUNKS)
 def test_a_job_does_not_depend_on_extents(layout: Layout, extent_chunks: int) -> None:
     """Goal: layouts that differ in their extents alone are equal, and so are their chunks."""

@@ -35,42 +35,6 @@ def test_a_late_caller_repeats_once() -> None:
     assert asked.next_due_ns() == 10**9 + 200
 
 
-def test_answers_end_it() -> None:
-    """Goal: what was answered is not said again; an answer counts once."""
-    asked: Outstanding[str] = Outstanding(POLICY)
-    asked.add("a", "A", 0)
-    asked.add("b", "B", 0)
-    assert len(asked) == 2
-    assert "a" in asked
-    assert asked.pop("a") == "A"
-    assert asked.pop("a") is None
-    assert "a" not in asked
-    assert asked.due(100) == ["B"]
-    asked.pop("b")
-    assert asked.next_due_ns() is None
-    assert asked.due(10**9) == []
-
-
-def test_a_key_asked_again_is_a_new_request() -> None:
-    """Goal: the older request is forgotten, and its time with it."""
-    asked: Outstanding[str] = Outstanding(POLICY)
-    asked.add("k", "old", 0)
-    asked.add("k", "new", 50)
-    assert asked.due(149) == []
-    assert asked.due(150) == ["new"]
-    assert len(asked) == 1
-
-
-def test_a_key_asked_again_at_the_same_instant_is_sent_once() -> None:
-    """Goal: the ghost of the answered request does not repeat the new one early or twice."""
-    asked: Outstanding[str] = Outstanding(POLICY)
-    asked.add("k", "old", 0)
-    asked.pop("k")
-    asked.add("k", "new", 0)
-    assert asked.due(100) == ["new"]
-    assert asked.due(299) == []
-
-
 def test_ties_go_by_age() -> None:
     """I3. Goal: what is due together is sent in the order it was asked, so histories replay."""
     asked: Outstanding[int] = Outstanding(POLICY)

@@ -195,38 +195,6 @@ def push(extent: int, dtype: str = "float32", absent: int = 0, part: int = 0) ->
     return pushed
 
 
-@pytest.mark.parametrize(
-    ("pushed", "payload_bytes", "expected"),
-    [
-        (push(0), 16384, ""),
-        (push(0, "bfloat16"), 8192, ""),
-        (push(1, absent=0b01), 12032, ""),
-        (push(0), 8192, "extent 0 has 4096 elements, and a push of it 8192 bytes of float32"),
-        (push(0, "int3"), 0, "extent 0 has 4096 elements, and a push of it 0 bytes of int3"),
-        (push(0, "encoded"), 16384, "16384 bytes of encoded, expected 0"),
-        (push(1, absent=0b11), 12032, "extent 1 has 2 segments, and a push of it lacks 0b11"),
-        (push(4), 256, "extent 4 is not one that is pushed"),
-        (push(5), 256, "extent 5 is not one that is pushed; there are 5"),
-    ],
-)
-def test_a_push_of_another_form_is_named(
-    pushed: wire.Push, payload_bytes: int, expected: str
-) -> None:
-    """Goal: what does not fit the job's extents is found before it meets other gradients."""
-    fault = form_of().fault(pushed, payload_bytes, has_payload=True)
-    assert expected in fault
-    assert bool(fault) == bool(expected)
-
-
-def test_a_push_without_a_payload_has_no_form() -> None:
-    """Goal: a rank without a gradient sends none of its bytes, and names no segments."""
-    form = form_of()
-    assert form.extents_count == 5
-    assert form.fault(push(0), 0, has_payload=False) == ""
-    assert "without a payload" in form.fault(push(1, absent=0b01), 0, has_payload=False)
-    assert "not one that is pushed" in form.fault(push(4), 0, has_payload=False)
-
-
 def test_an_encoded_push_is_as_its_aggregator_encodes_it() -> None:
     """Goal: neither a gradient in float nor one of another size is added to integers."""
     form = form_of("shared-exponent")

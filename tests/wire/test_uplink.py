@@ -71,22 +71,6 @@ def test_requests_go_at_once_and_again() -> None:
     assert bench.taken() == []
 
 
-def test_cargo_waits_for_room() -> None:
-    """I5. Goal: never more payload under way than the window; first in, first out."""
-    bench = Bench(window_bytes=250)
-    for extent in range(5):
-        bench.uplink.load(0, extent, cargo(extent))
-    assert bench.sent() == [0, 1]
-    assert bench.uplink.arrived(0, 1)
-    assert bench.taken() == [Drop("payload 1"), Send((PARENT,), push(2), "payload 2")]
-    assert bench.uplink.arrived(0, 0)
-    assert bench.taken() == [Drop("payload 0"), Send((PARENT,), push(3), "payload 3")]
-    assert bench.uplink.holds(4)
-    assert bench.uplink.holds(3)
-    assert not bench.uplink.holds(0)
-    assert len(bench.uplink) == 2
-
-
 def test_small_cargo_does_not_overtake() -> None:
     """I3. Goal: a small payload behind a large one waits, or the large one might never go."""
     bench = Bench(window_bytes=100)
@@ -110,45 +94,6 @@ def test_cargo_larger_than_the_window_travels_alone(window_bytes: int) -> None:
     for extent in range(3):
         assert bench.uplink.arrived(0, extent)
     assert [type(action) for action in bench.taken()] == [Drop, Send, Drop, Send, Drop]
-
-
-def test_absent_gradients_take_no_room() -> None:
-    """Goal: cargo without a payload is not dropped, and does not fill a window."""
-    bench = Bench(window_bytes=100)
-    for extent in range(3):
-        bench.uplink.load(0, extent, cargo(extent, 0))
-    assert bench.sent() == [0, 1, 2]
-    for extent in range(3):
-        bench.uplink.arrived(0, extent)
-    assert bench.taken() == []
-
-
-def test_only_what_is_under_way_can_arrive() -> None:
-    """I1. Goal: a repeated receipt, or one for what still waits, frees nothing twice."""
-    bench = Bench(window_bytes=100)
-    bench.uplink.load(0, 0, cargo(0))
-    bench.uplink.load(0, 1, cargo(1))
-    assert not bench.uplink.arrived(0, 1)
-    assert not bench.uplink.arrived(0, "unknown")
-    assert bench.uplink.arrived(0, 0)
-    assert not bench.uplink.arrived(0, 0)
-    assert [a for a in bench.taken() if isinstance(a, Drop)] == [Drop("payload 0")]
-
-
-def test_only_what_is_under_way_is_repeated() -> None:
-    """I5. Goal: what waits for room is not sent by the clock."""
-    bench = Bench(window_bytes=100)
-    bench.uplink.load(0, 0, cargo(0))
-    bench.uplink.load(0, 1, cargo(1))
-    assert bench.sent() == [0]
-    bench.uplink.tick(100)
-    assert bench.sent() == [0]
-    bench.uplink.arrived(200, 0)
-    assert bench.taken() == [Drop("payload 0"), Send((PARENT,), push(1), "payload 1")]
-    bench.uplink.tick(299)
-    assert bench.sent() == []
-    bench.uplink.tick(300)
-    assert bench.sent() == [1]
 
 
 def test_on_way_is_called_when_it_enters_the_window() -> None:
