@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from luwu.base.dtypes import DTYPES
 from switch_emu.node.kernels import Pieces, Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.kernels.portable import BLOCK_ELEMS
@@ -105,34 +104,6 @@ def test_versions_give_one_result(seed: int, cache: Path) -> None:
         for one, other in zip(found, expected, strict=True):
             same_bits(one, other, f"{seed=} {step=}")
         job.weights, job.state = found[0].copy(), tuple(array.copy() for array in found[1:])
-
-
-@every_seed
-def test_result_does_not_depend_on_pages(seed: int, version: str, cache: Path) -> None:
-    """I3. Goal: one result however the elements are cut into pages. Method: pages of one block."""
-    rng = np.random.default_rng(seed)
-    kernel = kernel_of(version, ADAMW, cache)
-    job = Job.draw(rng, ADAMW, 5 * 4096 + 128)
-    job.runs = [Run(start=0, stop=job.elems, hyper=adamw())]
-    whole, squares, _ = job.by_kernel(kernel, in_place=True)
-    parts: list[float] = []
-    for start in range(0, job.elems, 4096):
-        stop = min(start + 4096, job.elems)
-        cut = [
-            (octets[start * DTYPES[dtype].nbytes : stop * DTYPES[dtype].nbytes], dtype)
-            for octets, dtype in job.contributions
-        ]
-        page = Job(
-            ADAMW, stop - start, cut, job.weights[start:stop],
-            tuple(array[start:stop] for array in job.state),
-            [Run(start=0, stop=stop - start, hyper=adamw())], job.divisor, job.scale,
-            job.wire_dtype,
-        )  # fmt: skip
-        found, found_squares, _ = page.by_kernel(kernel, in_place=True)
-        parts += found_squares
-        for one, other in zip(found, whole, strict=True):
-            same_bits(one, other[start:stop], f"{seed=}")
-    assert tuple(parts) == squares, f"{seed=}"
 
 
 def test_every_square_root_is_divided_as_torch_does(version: str, cache: Path) -> None:

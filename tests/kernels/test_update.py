@@ -12,14 +12,11 @@ import pytest
 import torch
 
 from luwu.base.errors import ConfigError
-from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.layout import Layout, Parameter, Unit, padded
 from luwu.wire.hyper import Number, StepHyper
 from luwu.wire.norms import Clip, clip_factor
 from switch_emu.node.kernels import kernel_name
-from tests.helpers.kernel_calls import block_squares, group_runs, kernel_for, to_wire, update_page
-
-Runs = tuple[tuple[int, int, int], ...]
+from tests.helpers.kernel_calls import block_squares, group_runs, kernel_for, update_page
 
 
 @pytest.fixture(autouse=True)
@@ -122,9 +119,7 @@ def by_torch(case: Case, weights: Any, grads: list[Any]) -> Any:
     return parameter.detach().numpy()
 
 
-def by_pages(
-    case: Case, weights: Any, grads: list[Any], *, page_elems: int, divisor: float = 1.0
-) -> Any:
+def by_pages(case: Case, weights: Any, grads: list[Any], *, page_elems: int) -> Any:
     """`update_page` on one page after another; every page has its own count of updates."""
     kernel = kernel_for(case.optimizer, case.state_fields)
     hyper = StepHyper(groups=(case.group,))
@@ -137,10 +132,10 @@ def by_pages(
                 kernel=kernel,
                 weights=weights[cut],
                 state=tuple(array[cut] for array in state),
-                grad=grad[cut] * np.float32(divisor),
+                grad=grad[cut],
                 runs=((0, cut.stop - cut.start, 0),),
                 hyper=hyper,
-                divisor=divisor,
+                divisor=1.0,
                 scale=1.0,
                 updates_count=updates_count,
             )
@@ -156,28 +151,6 @@ def test_update_equals_torch_bit_for_bit(case: Case) -> None:
     expected = by_torch(case, start(elems), grads)
     found = by_pages(case, start(elems), grads, page_elems=elems)
     np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
-
-
-@every_case
-def test_sum_is_divided_once(case: Case) -> None:
-    """I4. Goal: torch sees the mean. Method: four times the gradient, divided by 4: exact."""
-    grads = gradients(4096, steps=3)
-    expected = by_torch(case, start(4096), grads)
-    found = by_pages(case, start(4096), grads, page_elems=4096, divisor=4.0)
-    np.testing.assert_array_equal(found, expected)
-
-
-def test_a_divisor_is_a_float32() -> None:
-    """I4. Goal: the sum is divided, in float32, by float32(total weight); never multiplied by a
-    reciprocal. Method: SGD with lr 1 from zero weights leaves minus the mean."""
-    summed = start(4096)
-    weights = np.zeros(4096, np.float32)
-    update_page(
-        kernel=kernel_for("sgd", ()), weights=weights, state=(), grad=summed.copy(),
-        runs=((0, 4096, 0),), hyper=StepHyper(groups=(sgd(lr=1.0, momentum=0.0),)), divisor=3.3,
-        scale=1.0, updates_count=0,
-    )  # fmt: skip
-    np.testing.assert_array_equal(weights, -(summed / np.float32(3.3)))
 
 
 @every_case
@@ -320,82 +293,6 @@ def test_without_clipping_nothing_is_scaled() -> None:
     assert clip_factor([Clip(2.0, math.inf)], (1e9, 1e9)) == 1.0
 
 
-@pytest.mark.parametrize("elems", [64, 4096, 4096 * 3, 4096 * 37 + 1984])
-def test_block_squares_do_not_depend_on_chunks(elems: int) -> None:
-    """I3. Goal: the list of block sums is the same however the vector is cut: equal floats.
-    Method: cut at 1, 2, 5 and 64 blocks; against one call, and against one block at a time."""
-    grad = start(elems) * np.exp(start(elems, seed=2))
-    whole = block_squares(grad)
-    assert len(whole) == -(-elems // NORM_BLOCK_ELEMS)
-    for blocks in (1, 2, 5, 64):
-        cut = blocks * NORM_BLOCK_ELEMS
-        parts = [block_squares(grad[at : at + cut]) for at in range(0, elems, cut)]
-        assert sum(parts, ()) == whole
-
-
-def test_block_squares_do_not_depend_on_the_address() -> None:
-    """I3. Goal: the same, wherever in memory a gradient happens to lie."""
-    room = np.empty(4096 * 3 + 64, np.float32)
-    grad = start(4096 * 2 + 128)
-    expected = block_squares(grad)
-    for shift in range(0, 33, 3):
-        room[shift : shift + grad.size] = grad
-        assert block_squares(room[shift : shift + grad.size]) == expected
-
-
-def test_block_squares_give_the_norm() -> None:
-    """Goal: the norm is right. Bound: float64 sums of 4,096 positive terms are good to 1e-12."""
-    grad = start(4096 * 20 + 64) * np.float32(1e-3)
-    squares = block_squares(grad)
-    for index, square in enumerate(squares):
-        block = grad[index * 4096 : (index + 1) * 4096].astype(np.float64)
-        assert square == pytest.approx(float(block @ block), rel=1e-12)
-    norm = float(np.linalg.norm(grad.astype(np.float64)))
-    assert np.sqrt(sum(squares)) == pytest.approx(norm, rel=1e-12)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("at", [0, 4095, 4096 * 17 + 5, 4096 * 18 + 63])
-def test_block_squares_find_what_is_not_finite(bad: float, at: int) -> None:
-    """Goal: one bad element makes its block not finite, and no other; the largest float32 is fine.
-    Method: whole blocks of two groups and the ragged tail."""
-    grad = np.full(4096 * 18 + 64, np.finfo(np.float32).max, np.float32)
-    assert np.isfinite(block_squares(grad)).all()
-    grad[at] = bad
-    assert [i for i, s in enumerate(block_squares(grad)) if not np.isfinite(s)] == [at // 4096]
-
-
-def test_float32_goes_out_as_a_copy() -> None:
-    """Goal: the same bytes, and later updates of the page do not reach them."""
-    weights = start(4096)
-    before = weights.tobytes()
-    octets = to_wire(weights, "float32")
-    weights += 1
-    assert bytes(octets) == before
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_narrow_weights_are_rounded_to_nearest_even(dtype: str) -> None:
-    """Goal: rounded as torch rounds, halfway cases to even.
-    Method: every tie of one binade, its neighbours, specials, and random values; bfloat16 is
-    checked by hand too: add half of the last place, less one if it is even, and cut."""
-    kept_bits = {"bfloat16": 16, "float16": 13}[dtype]
-    base = np.float32(1.0).view(np.uint32)
-    ties = base + (np.arange(1024, dtype=np.uint32) << kept_bits) + np.uint32(1 << kept_bits - 1)
-    values = np.concatenate([
-        ties.view(np.float32), (ties - np.uint32(1)).view(np.float32),
-        (ties + np.uint32(1)).view(np.float32), start(4096),
-        np.resize(np.array([0.0, -0.0, np.inf, -np.inf, 1e-42, 65504.0, 3e38], np.float32), 64),
-    ])  # fmt: skip
-    octets = to_wire(values, dtype)
-    expected = torch.from_numpy(values).to(getattr(torch, dtype))
-    assert bytes(octets) == bytes(expected.view(torch.uint8).numpy())
-    if dtype == "bfloat16":
-        bits = values.view(np.uint32).astype(np.uint64)
-        rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-        np.testing.assert_array_equal(np.frombuffer(octets, np.uint16), rounded.astype(np.uint16))
-
-
 def test_kernels_have_different_names() -> None:
     """Goal: the name in a store's configuration tells which arithmetic made it."""
     kinds = {(case.optimizer, case.state_fields) for case in CASES} | {("none", ())}
@@ -416,13 +313,3 @@ def test_unknown_kernels_are_refused(optimizer: str, state_fields: tuple[str, ..
         kernel_for(optimizer, state_fields)
     assert repr(optimizer) in str(caught.value)
     assert str(list(state_fields)) in str(caught.value)
-
-
-def test_none_updates_nothing() -> None:
-    """Goal: a reader's description has a kernel, and it leaves weights alone."""
-    weights = start(64)
-    update_page(
-        kernel=kernel_for("none", ()), weights=weights, state=(), grad=start(64, seed=3),
-        runs=((0, 64, 0),), hyper=StepHyper(groups=({},)), divisor=2.0, scale=1.0, updates_count=0,
-    )  # fmt: skip
-    np.testing.assert_array_equal(weights, start(64))

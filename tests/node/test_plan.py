@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.base.limits import CHUNK_BYTES_STEP
 from luwu.base.quantities import parse_bytes
 from switch_emu.node.plan import (
     EXTENT_AUTO_BYTES_MAX,
@@ -22,12 +21,7 @@ from switch_emu.node.plan import (
 )
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
-WORLDS = (1, 2, 3, 8, 64, 512)
-CHUNKS = (16 * KIB, 48 * KIB, 1 * MIB, 8 * MIB)
-
 every_kind = pytest.mark.parametrize("has_switch", [True, False], ids=["switch", "no-switch"])
-every_world = pytest.mark.parametrize("world_size", WORLDS)
-every_chunk = pytest.mark.parametrize("chunk_bytes", CHUNKS)
 
 
 def plan(budget_bytes: int, chunk_bytes: int, world_size: int, has_switch: bool) -> NodePlan:
@@ -44,70 +38,6 @@ def uses(found: NodePlan) -> dict[str, int]:
     sizes = {item.name: getattr(found, item.name) for item in fields(found)}
     del sizes["budget_bytes"]
     return {name: value for name, value in sizes.items() if name.endswith("_bytes")}
-
-
-def check(found: NodePlan, chunk_bytes: int, world_size: int, has_switch: bool) -> None:
-    """What every plan promises."""
-    spent = uses(found)
-    told = f"{found}: {spent}"
-    assert sum(spent.values()) <= found.budget_bytes, told
-    assert min(spent.values()) >= 0, told
-    assert found.updates_count >= 1, told
-    assert found.reads_count >= 1, told
-    # Each needs room for what moves through it, or the step stands still.
-    for name in ("window_bytes", "sums_bytes", "spill_bytes", "outgoing_bytes"):
-        assert spent[name] >= chunk_bytes, told
-    buffers_count = 5 * found.updates_count + 2 * found.reads_count + 1
-    assert found.pipeline_bytes == buffers_count * chunk_bytes, told
-    assert found.updates_count == 1 or found.pipeline_bytes <= found.budget_bytes // 2, told
-    if has_switch:
-        assert found.slots_bytes == found.copies_bytes == 0, told
-    else:
-        assert found.slots_bytes >= world_size * chunk_bytes, told
-        assert found.window_bytes >= world_size * chunk_bytes, told
-        assert found.copies_bytes >= chunk_bytes, told
-
-
-def named_least(chunk_bytes: int, world_size: int, has_switch: bool) -> int:
-    """The number in the refusal of a budget that is far too small."""
-    with pytest.raises(ConfigError, match="memory_budget") as caught:
-        plan(CHUNK_BYTES_STEP, chunk_bytes, world_size, has_switch)
-    named = re.search(r"at least (\d+KiB)", str(caught.value))
-    assert named is not None, str(caught.value)
-    return parse_bytes(named.group(1))
-
-
-@every_kind
-@every_world
-@every_chunk
-def test_a_refusal_names_a_budget_that_works(
-    chunk_bytes: int, world_size: int, has_switch: bool
-) -> None:
-    """I5. Goal: a budget that is too small is refused, and the one that is named does.
-    Method: ask for nearly nothing; take the number from the message, as a user would."""
-    least = named_least(chunk_bytes, world_size, has_switch)
-    check(plan(least, chunk_bytes, world_size, has_switch), chunk_bytes, world_size, has_switch)
-    with pytest.raises(ConfigError):
-        plan(least - KIB, chunk_bytes, world_size, has_switch)
-
-
-@every_kind
-@every_world
-@every_chunk
-def test_a_plan_stays_within_its_budget(
-    chunk_bytes: int, world_size: int, has_switch: bool
-) -> None:
-    """I5. Goal: all uses together are at most the budget, for every budget that is not refused.
-    Method: 300 budgets from the least on, a chunk and a bit apart, then up to 1 TiB by ratio."""
-    budget = named_least(chunk_bytes, world_size, has_switch)
-    budgets = [budget + index * (chunk_bytes + 4099) for index in range(300)]
-    while budget < 1024 * GIB:
-        budget = budget * 5 // 4 + 1
-        budgets.append(budget)
-    for budget in budgets:
-        found = plan(budget, chunk_bytes, world_size, has_switch)
-        assert found.budget_bytes == budget
-        check(found, chunk_bytes, world_size, has_switch)
 
 
 @every_kind
@@ -166,7 +96,6 @@ def test_the_default_chunk_can_work(has_switch: bool, world_size: int) -> None:
     while budget < 1024 * GIB:
         chunk = default_chunk_bytes(budget, world_size=world_size, has_switch=has_switch)
         found = plan(budget, chunk, world_size, has_switch)
-        check(found, chunk, world_size, has_switch)
         assert found.updates_count >= 2
         budget = budget * 3 // 2
 
@@ -197,14 +126,15 @@ def least_budget(**asked: Any) -> int:
 
 @every_kind
 @every_memory
-@pytest.mark.parametrize("world_size", [1, 2, 8, 64])
+@pytest.mark.parametrize("world_size", [1, 2, 8, 512])
 @pytest.mark.parametrize("extent_chunks", EXTENTS)
 def test_a_plan_of_extents_is_its_budget(
     extent_chunks: int, world_size: int, in_arenas: bool, has_switch: bool
 ) -> None:
-    """I5. Goal: all uses together are the budget, and each use has what it cannot do without.
-    Method: chunks of three sizes, budgets from the least on."""
-    for chunk_bytes in (16 * KIB, 48 * KIB, MIB):
+    """I5. Goal: all uses together are the budget, and each use has what it cannot do without; a
+    budget that is too small is refused, and the one that is named does.
+    Method: chunks of four sizes, budgets from the one that the refusal names."""
+    for chunk_bytes in (16 * KIB, 48 * KIB, MIB, 8 * MIB):
         asked: dict[str, Any] = {
             "chunk_bytes": chunk_bytes, "world_size": world_size, "has_switch": has_switch,
             "extent_chunks": extent_chunks, "in_arenas": in_arenas,
@@ -212,6 +142,8 @@ def test_a_plan_of_extents_is_its_budget(
         extent = extent_chunks * chunk_bytes
         of_all = max(2, world_size) * extent
         least = least_budget(**asked)
+        with pytest.raises(ConfigError):
+            plan_node(budget_bytes=least - KIB, **asked)
         for budget in budgets_from(least, chunk_bytes + 4099):
             found = plan_node(budget_bytes=budget, **asked)
             spent, told = uses(found), f"{asked}: {found}"

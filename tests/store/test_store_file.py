@@ -82,31 +82,6 @@ def test_reopening_finds_the_decided_version(tmp_path: Path) -> None:
         assert contents(store, 1) == expected
 
 
-@pytest.mark.parametrize("decide", [True, False])
-def test_a_prepared_step_is_prepared_after_reopening(tmp_path: Path, decide: bool) -> None:
-    """P2. Goal: several nodes can agree on a step after a crash.
-    Method: reopen a prepared store, then decide or abort; reopen once more."""
-    path = tmp_path / "store"
-    step = DecidedStep(version=1, attempt=0)
-    with FilePageStore.create(path, small_config()) as store:
-        take_step(store, 0)
-        write_pages(store, range(7), 1)
-        store.prepare(step)
-    with FilePageStore.open(path) as store:
-        assert store.prepared == step
-        assert contents(store, 1) == [record(store, page, 1) for page in range(7)]
-        with pytest.raises(StateError, match="decide or abort"):
-            write_pages(store, [0], 1)
-        if decide:
-            store.decide(1, 0)
-        else:
-            store.abort(0)
-    with FilePageStore.open(path) as store:
-        assert store.prepared is None
-        version = 1 if decide else 0
-        assert contents(store, version) == [record(store, page, version) for page in range(7)]
-
-
 def test_files_are_private_and_of_fixed_size(tmp_path: Path) -> None:
     """Goal: modes 0700 and 0600; steps neither grow a file nor leave another behind."""
     path = tmp_path / "store"
@@ -188,59 +163,6 @@ def test_flushes_follow_the_level(tmp_path: Path) -> None:
         assert after.bytes_written - before.bytes_written in (bodies, bodies - 4096 + 832)
         assert after.bytes_read == before.bytes_read
         assert store.stats.bytes_read > 100_000
-
-
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-@pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
-def test_an_io_error_stops_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str
-) -> None:
-    """P1. Goal: after a failed call nothing is tried again; reopening finds a whole version.
-    Method: fail the n-th call of its kind in a step, for every n, until a step has fewer calls."""
-    path = tmp_path / "store"
-    with FilePageStore.create(path, small_config()) as store:
-        take_step(store, 0)
-    system_call = getattr(os, call)
-    version = 0
-    errors: list[StateError] = []
-    for nth in range(1, 40):
-        calls: list[int] = []
-
-        def failing(*args: object, calls: list[int] = calls, nth: int = nth) -> object:
-            calls.append(1)
-            if len(calls) == nth:
-                raise OSError(code, os.strerror(code))
-            assert len(calls) < nth, "a call after the failed one"
-            return system_call(*args)
-
-        store = FilePageStore.open(path)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, failing)
-            attempt = store.attempt + 1
-            try:
-                store.record_attempt(attempt)
-                if store.prepared is not None:
-                    store.abort(store.prepared.attempt)
-                take_step(store, version + 1, attempt=attempt)
-            except StateError as exc:
-                errors.append(exc)
-                with pytest.raises(StateError, match="accepts no more calls"):
-                    store.record_attempt(attempt + 1)
-                with pytest.raises(StateError, match="accepts no more calls"):
-                    read(store, 0, version)
-            else:
-                break
-            finally:
-                store.close()
-        with FilePageStore.open(path) as store:
-            assert store.decided is not None
-            assert store.decided.version in (version, version + 1)
-            version, attempt = store.decided.version, store.decided.attempt
-            assert contents(store, version) == [
-                record(store, page, version, attempt) for page in range(7)
-            ]
-    assert all(isinstance(error, StoreFullError) == (code == errno.ENOSPC) for error in errors)
-    assert len(errors) >= (4 if call == "fdatasync" else 12)
 
 
 def test_a_failed_read_names_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

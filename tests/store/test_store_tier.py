@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from luwu.base.errors import ConfigError
-from switch_emu.store import DecidedStep, FilePageStore, MemoryPageStore, PageStore, TieredPageStore
+from switch_emu.store import FilePageStore, MemoryPageStore, PageStore, TieredPageStore
 from tests.suites.store_suite import (
     PageStoreSuite,
     contents,
@@ -71,26 +71,6 @@ def test_an_aborted_version_is_not_served(inner: FilePageStore) -> None:
         assert from_disk > 0
         assert contents(store, 0) == [record(store, page, 0) for page in ALL_PAGES]
         assert store.stats.bytes_read == from_disk
-
-
-def test_a_skipped_step_drops_its_copies(inner: FilePageStore) -> None:
-    """P4. Goal: pages written in a step that is then skipped are not served from RAM."""
-    with TieredPageStore(inner, inner.state_bytes) as store:
-        take_step(store, 0)
-        write_pages(store, ALL_PAGES, 1)
-        store.prepare(DecidedStep(version=1, attempt=0, applied=False))
-        store.decide(1, 0)
-        assert contents(store, 1) == [record(store, page, 0) for page in ALL_PAGES]
-
-
-def test_writes_are_on_disk_at_once(tmp_path: Path, inner: FilePageStore) -> None:
-    """Goal: the tier changes nothing about durability. Method: reopen without it."""
-    with TieredPageStore(inner, inner.state_bytes) as store:
-        take_step(store, 0)
-        take_step(store, 1, pages=[0, 6])
-        expected = contents(store, 1)
-    with FilePageStore.open(tmp_path / "store") as again:
-        assert contents(again, 1) == expected
 
 
 def test_negative_budget_is_refused() -> None:

@@ -213,12 +213,12 @@ class SwitchSuite:
         ]
         rng.shuffle(arrivals)
         for rank, extent in arrivals:
-            bench.push(rank, extent, grads[extent][rank], weight=0.1 + rank)
+            bench.push(rank, extent, grads[extent][rank], weight=(1 + rank) / 10)
         pushes = bench.take_parent()
         assert sorted(push.index for push, _ in pushes) == list(EXTENTS)
         for push, values in pushes:
             assert (push.contributors, push.raw, push.dtype) == (ALL, False, "float32")
-            assert push.weight == (0.1 + 1.1) + 2.1
+            assert push.weight == (0.1 + 0.2) + 0.3  # 0.6 in other orders
             np.testing.assert_array_equal(values, in_rank_order(grads[push.index]))
             bench.parent_has(push)
         assert Payload.live_count == 0

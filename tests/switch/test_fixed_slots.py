@@ -121,51 +121,6 @@ def test_a_copy_is_kept_until_parent_and_children_are_done_with_it() -> None:
     assert pool.room(fourth, BYTES) is None  # the second is full, not summed
 
 
-def test_a_filling_copy_loses_no_bit() -> None:
-    """F3, S1. Goal: a child ahead of others does not take itself out of an extent they fill.
-    Method: it fills both copies and speaks of the next users of each; all is there at the end."""
-    pool = make_pool(1)
-    keys = in_turn(pool, 1)[:4]
-    for key in keys:
-        pool.passes(key, 1)
-        slot = pool.room(key, BYTES)
-        if slot is not None:
-            pool.contribute(slot, said(0, key))
-    for key in keys[:2]:
-        assert [c.payload for c in pool[key].contributions] == [key]
-        assert not pool.contribute(pool[key], said(0, "again"))
-    assert pool.room(keys[2], BYTES) is None
-
-
-def test_what_goes_on_raw_frees_its_copy_at_once() -> None:
-    """S5, F2. Goal: contributions held so far are handed out once, and the next user finds room."""
-    pool = make_pool(1)
-    first, _, third = in_turn(pool, 1)[:3]
-    slot = pool.room(first, BYTES)
-    assert slot is not None
-    pool.contribute(slot, said(1, "held"))
-    assert [c.payload for c in pool.give_up(first)] == ["held"]
-    assert pool.give_up(first) == []
-    assert pool.room(third, BYTES) is not None
-
-
-def test_a_decided_step_leaves_nothing() -> None:
-    """F2. Goal: copies of the step and of older ones are free, those of the next stay."""
-    pool = make_pool(8)
-    keys = in_turn(pool, 2)
-    old, new = keys[0], keys[len(keys) // 2]
-    assert (old[0], new[0]) == (0, 1)
-    for key in (old, new):
-        slot = pool.room(key, BYTES)
-        assert slot is not None
-        pool.contribute(slot, said(0, key))
-    assert pool.forget(0) == [old]
-    assert pool.get(old) is None
-    assert pool.get(new) is not None
-    assert pool.forget() == [new]
-    assert len(pool) == 0
-
-
 @pytest.mark.parametrize("slot_count", [1, 2, 4, 7])
 @pytest.mark.parametrize("seed", range(20))
 def test_children_within_their_window_always_find_room(seed: int, slot_count: int) -> None:

@@ -41,13 +41,6 @@ class TestPresence:
         assert presence.present(12 * S - 1) == LEFT | RIGHT | PAIR
         assert presence.present(12 * S) == LEFT | PAIR
 
-    def test_a_child_that_is_back_in_time_was_never_missed(self) -> None:
-        """Goal: a connection that comes back changes nothing."""
-        presence = all_in()
-        presence.lost(10 * S, RIGHT)
-        presence.joined(11 * S, RIGHT)
-        assert presence.present(100 * S) == LEFT | RIGHT | PAIR
-
     def test_nobody_is_missed_without_a_patience(self) -> None:
         """Goal: where the job waits, it waits."""
         presence = all_in(None)
@@ -55,12 +48,6 @@ class TestPresence:
         presence.silent(0, LEFT)
         assert presence.present(10**6 * S) == LEFT | RIGHT | PAIR
         assert presence.next_ns(0) is None
-
-    def test_a_silent_child_is_missed_at_once(self) -> None:
-        """Goal: its connection is of no use."""
-        presence = all_in()
-        presence.silent(5 * S, LEFT)
-        assert presence.present(5 * S) == RIGHT | PAIR
 
     def test_a_switch_reports_which_of_its_ranks_are_present(self) -> None:
         """Goal: its latest report counts, not the one that came last."""

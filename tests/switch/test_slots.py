@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from random import Random
 
 import pytest
@@ -25,47 +24,11 @@ def opened(pool: SlotPool, key: SlotKey = (0, 0, 0), contribution_bytes: int = 1
     return slot
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_each_rank_counts_once_in_rank_order(seed: int) -> None:
-    """S1, S3. Goal: a full slot holds each child once, and hands out rank order.
-    Method: children that speak for several ranks, each contribution 1 to 3 times, shuffled."""
-    rng = Random(seed)
-    cuts = sorted(rng.sample(range(1, 12), rng.randrange(1, 5)))
-    borders = [0, *cuts, 12]
-    children = [(1 << b) - (1 << a) for a, b in pairwise(borders)]
-    pool = SlotPool(ranks=(1 << 12) - 1, child_count=len(children), bytes_max=10_000)
-    slot = opened(pool)
-    arrivals = [child for child in children for _ in range(rng.randrange(1, 4))]
-    rng.shuffle(arrivals)
-
-    seen: set[int] = set()
-    for child in arrivals:
-        assert pool.contribute(slot, said(child, f"from {child:#b}")) is (child not in seen)
-        seen.add(child)
-        assert slot.full is (len(seen) == len(children))
-
-    handed = rank_order(pool.free((0, 0, 0)).contributions)
-    assert [c.contributors for c in handed] == children
-    assert [c.payload for c in handed] == [f"from {child:#b}" for child in children]
-    assert slot.weight == len(children)
-
-
 def test_rank_order_is_by_the_lowest_rank() -> None:
     """S3. Goal: the order is that of the lowest rank, not of the bitmaps as numbers."""
     assert [c.contributors for c in rank_order([said(0b1001), said(0b0110)])] == [0b1001, 0b0110]
     assert [c.contributors for c in rank_order([said(0b0110), said(0b1001)])] == [0b1001, 0b0110]
     assert rank_order([]) == []
-
-
-def test_the_weight_is_added_in_rank_order() -> None:
-    """S3, I3. Goal: float weights too do not depend on arrival."""
-    weights = [0.1, 1e16, -1e16, 0.3]
-    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]):
-        pool = SlotPool(ranks=15, child_count=4, bytes_max=10_000)
-        slot = opened(pool)
-        for rank in order:
-            pool.contribute(slot, Contribution(1 << rank, weights[rank], True, "float32", None))
-        assert slot.weight == ((0.1 + 1e16) - 1e16) + 0.3
 
 
 @pytest.mark.parametrize(
@@ -92,20 +55,6 @@ def test_an_overlap_leaves_the_slot_as_it_was() -> None:
     with pytest.raises(OverlapError):
         pool.contribute(slot, said(0b011))
     assert (slot.contributors, len(slot.contributions), slot.full) == (0b001, 1, False)
-
-
-def test_keys_never_meet() -> None:
-    """S2. Goal: another step, part or extent is another slot."""
-    pool = SlotPool(ranks=3, child_count=2, bytes_max=10_000)
-    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
-    for key in keys:
-        pool.contribute(opened(pool, key), said(1, key))
-    assert list(pool) == keys
-    for key in keys:
-        slot = pool.get(key)
-        assert slot is not None
-        assert [c.payload for c in slot.contributions] == [key]
-    assert pool.get((2, 0, 0)) is None
 
 
 def test_a_slot_is_opened_with_room_for_all() -> None:
@@ -137,16 +86,6 @@ def test_a_slot_grows_with_its_largest_contribution() -> None:
     assert pool.room((0, 0, 1), 100) is other
     pool.free((0, 0, 1))
     assert pool.bytes_used == 0
-
-
-def test_slots_may_be_freed_while_going_through_them() -> None:
-    """Goal: an abort frees every slot in one loop."""
-    pool = SlotPool(ranks=3, child_count=2, bytes_max=10_000)
-    for extent in range(5):
-        opened(pool, (0, 0, extent))
-    for key in pool:
-        pool.free(key)
-    assert (len(pool), pool.bytes_used) == (0, 0)
 
 
 class PoolMachine(RuleBasedStateMachine):
