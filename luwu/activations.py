@@ -45,7 +45,7 @@ from luwu.base.errors import ConfigError, LuwuError, StateError, refusal
 from luwu.base.quantities import format_bytes, parse_bytes
 from luwu.training.base.names import class_name
 from luwu.training.base.torch_state import in_backward, uncompiled
-from luwu.training.devices.streams import CudaStream
+from luwu.training.devices.gpu import CudaStream
 from luwu.training.devices.weights import WEIGHTS, Storages
 from luwu.transport.arena import FreeList
 

@@ -94,9 +94,8 @@ def _draw(run_directory: RunDirectory, steps: Steps | None, path: Path) -> None:
     """Write the picture of a step, by default a typical one of the last."""
     from luwu.report.chart import as_file
     from luwu.report.lanes_chart import lanes_chart
-    from luwu.report.last_step import ended_steps, lanes_of_step, typical_step
     from luwu.report.page import write_page
-    from luwu.report.recent import RecentEvents
+    from luwu.report.recent import RecentEvents, ended_steps, lanes_of_step, typical_step
 
     check_trace(path, "--svg")
     wanted = None if steps is None else steps.first or 0

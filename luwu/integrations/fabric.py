@@ -35,7 +35,7 @@ from luwu.base.own import needs
 from luwu.optim.base import NetworkOptimizer
 from luwu.training.script import run
 from luwu.training.script.module import LuwuModule
-from luwu.training.steps.clip import ClippedNorm
+from luwu.training.steps.result import ClippedNorm
 
 try:
     from lightning_fabric.plugins.environments import TorchElasticEnvironment

@@ -38,6 +38,7 @@ from luwu.launch.processes.children import (
     WORKER_TUNABLES,
     Child,
     DiskBytes,
+    MemorySampler,
     exit_text,
     kill_marked,
     stop_all,
@@ -47,7 +48,6 @@ from luwu.launch.processes.failures import FINAL_CODES, role_failure, worker_fai
 from luwu.launch.processes.guard import MARK_SUFFIX
 from luwu.launch.processes.relay import Relay, Sink
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
-from luwu.launch.processes.sampling import MemorySampler
 from luwu.launch.progress import Skips
 from luwu.launch.roles import POLL_S, RoleProcess, wait_until_listens
 from luwu.launch.torchrun import (

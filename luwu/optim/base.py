@@ -21,9 +21,8 @@ from luwu.optim.averages import WeightAverage
 from luwu.training.devices.weights import WEIGHTS
 from luwu.training.script.optimizers import OptimizerPart, StepSettings
 from luwu.training.script.session import Session, session_of
-from luwu.training.steps.clip import checked_max_norm, checked_norm_type
 from luwu.training.steps.loss_scale import DynamicLossScale, checked_loss_scale
-from luwu.training.steps.result import StepResult
+from luwu.training.steps.result import StepResult, checked_max_norm, checked_norm_type
 from luwu.wire.hyper import Number
 from luwu.wire.stored import AVERAGE
 

@@ -6,9 +6,7 @@ intervals.py     stretches of time: what spans cover, and what others cover of i
 lanes.py         one step: a row per engine, and what limits it
 lanes_chart.py   its picture
 event_files.py   the events of a run, read from disk one at a time; units and their extents
-recent.py        the same, followed as they grow
-last_step.py     the last steps of a run as lanes
-history.py       decided steps, faults and the script's numbers
+recent.py        the same, followed as they grow; the last steps as lanes
 verdict.py       a run in three sentences
 page.py          its page, as one HTML file; the sections of the live page
 pair.py          two runs side by side

@@ -1,6 +1,6 @@
 """One step as lanes: a row per engine, when each was busy, and what limits the step.
 
-A step of a run is measured (`luwu.report.last_step`). This module is pure: spans in, lanes and a
+A step of a run is measured (`luwu.report.recent`). This module is pure: spans in, lanes and a
 verdict out.
 
     compute   forward and backward of one worker, without waits and copies inside them

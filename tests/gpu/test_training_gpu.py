@@ -21,8 +21,7 @@ from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.memory import SharedWeights
 from luwu.nic.shell import Nic
 from luwu.training.devices.device import CudaDevice
-from luwu.training.devices.host_memory import HostPins
-from luwu.training.devices.streams import CudaStreams
+from luwu.training.devices.gpu import CudaStreams, HostPins
 from luwu.training.script import run
 from luwu.training.script.session import Session
 from luwu.transport.arena import Access, map_memory

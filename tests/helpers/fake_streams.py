@@ -77,7 +77,7 @@ class FakeCompute(FakeStream):
 
 
 class FakeStreams:
-    """`luwu.training.devices.streams.Streams`."""
+    """`luwu.training.devices.gpu.Streams`."""
 
     def __init__(self, *, refuse: str | None = None) -> None:
         self.pull, self.push = FakeStream(), FakeStream()

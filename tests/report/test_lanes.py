@@ -14,12 +14,18 @@ import numpy as np
 import pytest
 
 from luwu.base.quantities import format_seconds
-from luwu.report.history import History
+from luwu.monitor.watch import History
 from luwu.report.intervals import Intervals, union
 from luwu.report.lanes import Lanes, Piece, lanes_of, make_lanes
 from luwu.report.lanes_chart import Row, lanes_chart, rows_chart
-from luwu.report.last_step import ended_steps, lanes_of_step, typical_step
-from luwu.report.recent import STEPS_HELD, TAIL_BYTES, RecentEvents
+from luwu.report.recent import (
+    STEPS_HELD,
+    TAIL_BYTES,
+    RecentEvents,
+    ended_steps,
+    lanes_of_step,
+    typical_step,
+)
 from tests.helpers.written_run import MS, Written
 
 

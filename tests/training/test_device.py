@@ -21,8 +21,8 @@ from luwu.layout import Layout, Parameter
 from luwu.layout import Unit as LayoutUnit
 from luwu.training.devices import device as device_module
 from luwu.training.devices.device import STAGING_COUNT, CudaDevice
+from luwu.training.devices.gpu import HostPins, Ring, mapping_at
 from luwu.training.devices.gradients import gradient_plan, write
-from luwu.training.devices.host_memory import HostPins, Ring, mapping_at
 from luwu.training.script import run
 from luwu.training.script.session import Session
 from tests.helpers import training_harness

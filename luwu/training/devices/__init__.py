@@ -3,6 +3,5 @@
 gradients.py        which parts of a unit's gradients make up each extent, and the copy
 device.py           `CpuDevice`, `CudaDevice`, which packs; `write_unit` writes gradients to cells
 weights.py          the storage of a unit's weights, on a CPU or a GPU
-streams.py          streams and events of a GPU
-host_memory.py      registered memory, buffers used again
+gpu.py              streams and events of a GPU, registered memory, buffers used again
 """

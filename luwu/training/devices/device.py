@@ -33,9 +33,8 @@ from luwu.base.limits import MIB
 from luwu.nic.memory import ExtentGradient, SharedWeights
 from luwu.nic.threads import Ready
 from luwu.training.base.interface import Nic
+from luwu.training.devices.gpu import CudaStreams, Event, HostPins, Ring, Streams
 from luwu.training.devices.gradients import ExtentPlan, flat_gradients, write
-from luwu.training.devices.host_memory import HostPins, Ring
-from luwu.training.devices.streams import CudaStreams, Event, Streams
 
 STAGING_COUNT = 4
 """Extents under way to cells that the GPU cannot write."""

@@ -34,7 +34,7 @@ from luwu.base.address_range import AddressRange, Memory
 from luwu.base.errors import LuwuError, StepOrderError
 from luwu.nic.memory import SharedWeights
 from luwu.training.devices.device import CudaDevice, Device
-from luwu.training.devices.streams import Event
+from luwu.training.devices.gpu import Event
 
 
 class Storages:

@@ -34,12 +34,11 @@ from luwu.training.script.optimizers import OptimizerPart, Optimizers
 from luwu.training.state.attached import Attachments
 from luwu.training.state.first_weights import FirstWeights
 from luwu.training.steps.backward import Backward
-from luwu.training.steps.clip import ClippedNorm, Clipping
 from luwu.training.steps.hooks import Hooks
 from luwu.training.steps.loss_scale import LossScale
 from luwu.training.steps.pulls import Pulls
 from luwu.training.steps.pushes import Pushes, ZeroedGradients
-from luwu.training.steps.result import Results, StepResult
+from luwu.training.steps.result import ClippedNorm, Clipping, Results, StepResult
 from luwu.training.units.model import (
     Model,
     Shape,

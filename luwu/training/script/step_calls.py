@@ -29,7 +29,7 @@ from luwu.base.events import SCALARS
 from luwu.base.own import needs
 from luwu.training.script import run
 from luwu.training.script.session import session_of
-from luwu.training.steps.clip import ClippedNorm, checked_max_norm, checked_norm_type
+from luwu.training.steps.result import ClippedNorm, checked_max_norm, checked_norm_type
 from luwu.wire.norms import Clip
 
 TENSORBOARD: Final = "LUWU_TENSORBOARD"

@@ -4,6 +4,6 @@ hooks.py        what happens before and after a unit's forward, and opens and cl
 backward.py     one backward pass: when a unit's gradient is final
 pulls.py        a unit's weights come and go (`units/prefetch.py`: ahead of use)
 pushes.py       its gradients are sent, or kept for the next backward
-result.py       what `step()` returns
-clip.py, loss_scale.py    what a step is clipped and scaled by
+result.py       what `step()` returns; what a step is clipped by
+loss_scale.py   what it is scaled by
 """

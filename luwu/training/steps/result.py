@@ -1,15 +1,24 @@
-"""Results, which `step()` returns: steps that are on their way to the store."""
+"""What `step()` returns, of steps that are on their way to the store; what they are clipped by.
+
+Clipping is by the global norm, on the optimizer node: the gradient is there, not here. Each call
+acts on what those before it left, as in torch; its norm is that of the mean gradient over all ranks
+and parameters as it then is, and known after `step()`.
+"""
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from luwu.base.errors import StepOrderError
+from luwu.base.errors import ConfigError, StepOrderError
+from luwu.base.limits import CLIPS_MAX
 from luwu.nic.threads import StepHandle
 from luwu.training.base.progress import Attempt
 from luwu.training.state.attached import Attachments
+from luwu.wire.description import NORM_TYPES
+from luwu.wire.norms import Clip
 
 
 class StepResult:
@@ -103,3 +112,102 @@ class Results:
         """Return when the last step is decided."""
         if self.last is not None:
             self.last.wait()
+
+
+class ClippedNorm:
+    """The norm before this clip; a number as soon as `step()` has returned."""
+
+    def __init__(self, step: int, call: int, clip: Clip, *, must_be_finite: bool) -> None:
+        self.result: StepResult | None = None
+        """Result of the step, once it is committed."""
+        self.is_dropped = False
+        """The step is computed again, or never: nothing makes the norm known."""
+        self.step, self.clip = step, clip
+        self._call, self._must_be_finite = call, must_be_finite
+
+    def item(self) -> float:
+        """The norm; waits until all sums of the step are complete."""
+        if self.result is None:
+            raise StepOrderError(
+                f"the norm of step {self.step} will never be known: the step was dropped"
+                if self.is_dropped
+                else f"the norm of step {self.step} is known after step(): the ranks' gradients "
+                "are summed in the network. Read it there, or from the result of step()"
+            )
+        return self.result.norm_found(self._call)
+
+    def check(self) -> None:
+        """Raises RuntimeError, as torch, if the norm had to be finite and is not."""
+        if self._must_be_finite and not math.isfinite(norm := self.item()):
+            raise RuntimeError(
+                f"the {self.clip.norm_type:g}-norm of the gradient of step {self.step} is {norm}, "
+                "so the step was left out and no weight has changed; with "
+                "error_if_nonfinite=False training goes on after such a step"
+            )
+
+    def __float__(self) -> float:
+        return self.item()
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec)
+
+    def __repr__(self) -> str:
+        norm = "known after step()" if self.result is None else f"{self.item():.6g}"
+        return f"ClippedNorm(step={self.step}, max_norm={self.clip.max_norm}, norm={norm})"
+
+
+class Clipping:
+    """The clipping of a session's steps."""
+
+    def __init__(self) -> None:
+        self.norm_type = 2.0
+        """The norm of gradients that the node takes of each step, and the optimizer clips by."""
+        self._asked: list[ClippedNorm] = []
+        """Norms asked for in this step, in their order."""
+
+    @property
+    def clips(self) -> tuple[Clip, ...]:
+        """Those that were asked for in this step."""
+        return tuple(each.clip for each in self._asked)
+
+    def ask(self, step: int, clip: Clip, *, must_be_finite: bool) -> ClippedNorm:
+        """Clip the gradient of the coming step. Raises ConfigError for one call too many."""
+        if len(self._asked) == CLIPS_MAX:
+            raise ConfigError(
+                f"clip_grad_norm_ was called {CLIPS_MAX} times in step {step}, which is the limit "
+                "of calls per step; keep the norm that a call returns instead of asking again"
+            )
+        norm = ClippedNorm(step, len(self._asked), clip, must_be_finite=must_be_finite)
+        self._asked.append(norm)
+        return norm
+
+    def resolve(self, result: StepResult) -> list[ClippedNorm]:
+        """The step is committed: what was asked for it."""
+        asked, self._asked = self._asked, []
+        for each in asked:
+            each.result = result
+        return asked
+
+    def drop(self) -> None:
+        """What was asked for in this step does not count."""
+        for each in self._asked:
+            each.is_dropped = True
+        self._asked = []
+
+
+def checked_max_norm(max_norm: float) -> float:
+    """The limit as a float. Raises ConfigError unless it is above 0 (infinity: only measure)."""
+    value = float(max_norm)
+    if math.isnan(value) or value <= 0:
+        raise ConfigError(f"max_norm must be above 0, got {max_norm!r}")
+    return value
+
+
+def checked_norm_type(norm_type: float | str) -> float:
+    """The norm to clip by. Raises ConfigError unless it is 1, 2 or infinity."""
+    value = float(norm_type)
+    if value not in NORM_TYPES:
+        raise ConfigError(
+            f"norm_type={norm_type!r}: gradients are clipped by norm 1, 2 or infinity"
+        )
+    return value
