@@ -50,16 +50,6 @@ def test_extents_change_no_bit(
 
 @every_order
 @pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
-def test_extents_out_of_core(update: str, wire_dtype: str, tmp_path: Path) -> None:
-    job = Job(layout=make_layout(extent_chunks=3, wire_dtype=wire_dtype), update=update)
-    with cluster_for(
-        job, tmp_path, state=tmp_path / "state", memory_budget_bytes=600 * KIB
-    ) as cluster:
-        check(cluster, job, cluster.run(Worker(job)))
-
-
-@every_order
-@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("budget_kib", [720, 1000, 2000])
 def test_pages_that_are_worked_on_at_once_change_no_bit(
     update: str, wire_dtype: str, budget_kib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

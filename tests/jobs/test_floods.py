@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,8 +17,6 @@ from luwu.base.limits import (
     PROTOCOL_VERSION,
     QUEUED_MESSAGES_MAX,
     READERS_OF_CONNECTION_MAX,
-    TURN_BYTES_MAX,
-    TURN_MESSAGES_MAX,
 )
 from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.reader import FieldRead
@@ -95,49 +92,6 @@ class Log:
             write(name, level=level, **fields)
 
         monkeypatch.setattr(shell.recorder, "event", event)
-
-
-KINDS: dict[str, tuple[type[Any], dict[str, Any]]] = {
-    "pulls": (wire.Pull, {"index": 0, "part": 0}),
-    "cancels": (wire.Cancel, {"lost": 1, "text": "x" * 900}),
-    "opens": (wire.Open, {"role": Role.READER, "reader": 7}),
-    "shuts": (wire.Shut, {"role": Role.READER, "reader": 7}),
-}
-
-
-@pytest.mark.parametrize("kind", sorted(KINDS))
-@every_place
-def test_a_flood_of_a_stranger_changes_nothing(
-    has_switch: bool, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """I5, I6. Goal: valid messages of somebody who has not joined, as many as go, leave a run as
-    it was: between two looks at the timers a bounded number of them is handled, and few are logged.
-    """
-    job = Job()
-    message, fields = KINDS[kind]
-    with cluster_for(job, tmp_path, has_switch=has_switch, transport="ipc") as cluster:
-        shell = shell_of(cluster)
-        log = Log(shell, monkeypatch)
-        endpoint = cluster.endpoints[next(reversed(cluster.endpoints))]
-        header = said(cluster, message, **fields)
-        sent: list[int] = []
-
-        def flood() -> None:
-            with connected(endpoint) as transport:
-                for count in range(FLOOD):
-                    if not send(transport, header):
-                        return
-                    sent.append(count)
-
-        stranger = threading.Thread(target=flood)
-        stranger.start()
-        results = cluster.run(Worker(job))
-        stranger.join()
-        check(cluster, job, results)
-    assert len(sent) == FLOOD
-    assert 0 < shell.turn_messages_max <= TURN_MESSAGES_MAX
-    assert shell.turn_bytes_max <= TURN_BYTES_MAX
-    assert len(log.lines) <= 100, log.lines[:3]
 
 
 @every_place

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from luwu.base.links import Links, emulated_links, parse_links
+from luwu.base.links import parse_links
 from switch_emu.links.linked import KINDS
 from tests.helpers.local_job import Job, Worker, check, cluster_for, every_place
 
@@ -70,12 +70,3 @@ def test_links_that_are_only_slow_change_no_bit(has_switch: bool, tmp_path: Path
         check(cluster, job, cluster.run(Worker(job)))
         names = WORKERS | ({"node (ranks 0, 1)"} if has_switch else set())
         check_counters(cluster.links(), names, is_bad=False)
-
-
-def test_without_links_nothing_is_wrapped(tmp_path: Path) -> None:
-    """Goal: an ideal link costs nothing: the transport is the bare one, and no row is written."""
-    job = Job(steps=1)
-    with cluster_for(job, tmp_path, links=emulated_links(Links())) as cluster:
-        assert type(cluster.switch.transport).__name__ == "InProcessTransport"
-        check(cluster, job, cluster.run(Worker(job)))
-        assert cluster.links() == []

@@ -10,10 +10,8 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.base.limits import PROTOCOL_VERSION
-from luwu.nic.memory import ExtentGradient
 from luwu.nic.shell import Nic
 from luwu.nic.threads import StepHandle
-from luwu.wire.hyper import encode_hyper
 from switch_emu.node.plan import plan_node
 from tests.helpers.local_job import (
     KIB,
@@ -168,42 +166,6 @@ def test_different_hyper_parameters_are_refused(place: str, update: str, tmp_pat
     ranks, others = ("0, 2", "1, 3") if tree else ("0", "1")
     found = f"max_grad_norm is None on ranks {ranks} and 9.0 on ranks {others}"
     assert f"the hyper-parameters of step 1 differ between ranks ({found})" in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", ["size", "dtype", "segments"])
-@every_order
-@every_place
-def test_a_push_of_another_form_is_refused_by_name(
-    has_switch: bool, update: str, kind: str, tmp_path: Path
-) -> None:
-    """I6. Goal: one push that cannot be summed ends neither switch nor node: whoever made it is
-    named and refused, and the other ranks are waiting for it still, nothing being decided.
-    Method: rank 1 pushes a chunk of another size, dtype or segments."""
-    job = Job(update=update)
-
-    class Wrong(Worker):
-        def _step(self, nic: Nic, step: int, may_cancel: bool) -> StepHandle:
-            if nic.rank == 1 and step == 1:
-                chunk = job.layout.chunks[0]
-                nbytes = chunk.sum_bytes - (256 if kind == "size" else 0)
-                entry = ExtentGradient(
-                    chunk.index, nic.cells.take(nbytes), absent=(kind == "segments") << 9
-                )
-                dtype = "bfloat16" if kind == "dtype" else "float32"
-                if update == "streaming":
-                    nic.begin(step, encode_hyper(job.hyper(step)))
-                push = nic.push(step, 0, 0, [entry], dtype, last=update == "streaming")
-                nic.wait(push)
-            return super()._step(nic, step, may_cancel)
-
-    with (
-        cluster_for(job, tmp_path, has_switch=has_switch) as cluster,
-        pytest.raises(ConfigError, match="worker 1 was rejected: ranks 1: extent 0") as caught,
-    ):
-        workers = [Wrong(job), Wrong(job)]
-        cluster.run(lambda nic: workers[nic.rank](nic))
-    expected = {"size": "16128 bytes", "dtype": "of bfloat16", "segments": "segments"}
-    assert expected[kind] in str(caught.value)
 
 
 @every_place

@@ -18,14 +18,6 @@ from tests.simulate.job import Job, make_layout
 from tests.simulate.seeds import seeds
 from tests.simulate.world import ROUGH, Faults
 
-CALM = Faults()
-
-
-@pytest.mark.parametrize("update", ["streaming", "at_step"])
-def test_calm_network(update: str) -> None:
-    """I1, I3. Goal: a job on a faultless network ends with the bits of the plain loop."""
-    Cluster(0, Job(make_layout(), update=update), CALM).run()
-
 
 @pytest.mark.parametrize("seed", seeds(30))
 @pytest.mark.parametrize("update", ["streaming", "at_step"])

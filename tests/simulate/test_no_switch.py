@@ -20,13 +20,12 @@ from switch_emu.node.core import actions as do
 from switch_emu.node.core.with_switch import OWN_SWITCH, NodeWithSwitch
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.aggregation import Aggregation
-from tests.simulate.cluster import Cluster
 from tests.simulate.faults import Noise
 from tests.simulate.history import run_history
 from tests.simulate.job import JOB, Job, make_layout
 from tests.simulate.plan import History, Options, make_history
 from tests.simulate.seeds import seeds
-from tests.simulate.world import Faults, Payload
+from tests.simulate.world import Payload
 
 TENS = 20
 
@@ -77,18 +76,6 @@ def test_a_repetition_that_a_switch_does_not_let_go_of_is_found(
     who = "switch" if has_switch else "node"
     with pytest.raises(AssertionError, match=rf"O5: {who} holds \d+ bytes when all is done"):
         run_history(History(0, Options(own_switch=not has_switch), (repeats,)))
-
-
-@pytest.mark.parametrize("update", ["streaming", "at_step"])
-def test_the_same_bits_with_a_switch_and_without(update: str) -> None:
-    """I3. Goal: where the sum is made changes nothing."""
-    digests = set()
-    for own_switch in (False, True):
-        job = Job(make_layout(), world_size=3, update=update, own_switch=own_switch)
-        cluster = Cluster(0, job, Faults())
-        cluster.run_to_the_end()
-        digests.add(cluster.digest())
-    assert len(digests) == 1
 
 
 def test_what_passes_between_the_cores_waits_and_is_shared() -> None:
