@@ -40,7 +40,7 @@ from luwu.launch.worker_loss import check_worker_loss, drops_workers
 from luwu.report.table import table_text
 from workers.data_file import check_data_file
 
-PRESETS: Final = {"demo": {"arms": "luwu,luwu_ram,fsdp"}}
+PRESETS: Final = {"demo": {"arms": "luwu,luwu_ram,fsdp", "steps": "100"}}
 OF_ALL_ARMS: Final = ("dilation", "grace", "link", "reshard_after_forward", "resume", "seed")
 """Keys of switch and node that other arms heed too, or that are refused elsewhere."""
 STATE_KEYS: Final = ("state_dtype", "master_dtype")
