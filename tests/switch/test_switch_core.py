@@ -178,6 +178,16 @@ def test_a_switch_whose_successor_leads_ends() -> None:
         assert handed.outbox.take() == [End("a later start leads", code="E512")]
 
 
+def test_a_report_of_presence_waits_for_its_own_receipt() -> None:
+    """I6. Goal: a receipt of the report before it, which may come late, leaves it unanswered."""
+    handed, part = joined(drop_after_ns=S)
+    part.silent(LEFT)
+    part.tick()
+    for ranks, is_asked in ((LEFT | RIGHT, True), (RIGHT, False)):
+        part.present_received(message(wire.Received, contributors=ranks, verb=Verb.PRESENT))
+        assert handed.uplink.asks("present") is is_asked
+
+
 def test_a_child_that_knows_more_is_refused_when_the_parent_has_answered() -> None:
     """I2, I6. Goal: another switch may lead, which this one does not know: the parent is asked
     once, and the child is refused only if it has answered; each time anew."""
