@@ -454,15 +454,16 @@ class SwitchSuite:
         assert push.attempt == 1
 
     def test_a_cancel_outlives_the_skip_of_a_step(self) -> None:
-        """I6. Goal: what a child asked for while a step was being skipped is asked for again under
-        the new attempt: the skip gives up weights, not what was pushed.
-        Method: a rank is started again, so the switch cancels; the skip comes before the abort. It
-        once forgot, and the rank was told of the skip, which says nothing to it, for ever."""
+        """I3, I6. Goal: a rank that was started again is welcomed by the new attempt alone; what
+        was asked for it while a step was being skipped is asked for again: the skip gives up
+        weights, not what was pushed. Method: the skip comes before the abort."""
         bench = self.bench()
         hello = bench.core.children.members.first
         assert hello is not None
         later = replace(hello, incarnation=500, rank=0, contributors=1)
+        bench.told.clear()
         bench.deliver(child(0), later, bench.core.children.members.description)
+        assert bench.heard(wire.Welcome) == []
         assert [m.attempt for m, _ in bench.take_parent(wire.Cancel)] == [0]
         bench.attempt = 1
         bench.parent_says(wire.Verdict, applied=False, norms=(0.0,))
