@@ -304,12 +304,16 @@ def test_nodes_find_the_norm_that_one_would(norm_type: float, seed: int) -> None
 
 @pytest.mark.parametrize("elems", [1, 4096, 4097, 10_000])
 def test_numbers_of_blocks(elems: int) -> None:
-    """Goal: a block is 4,096 elements, the last one what is left."""
+    """Goal: a block is 4,096 elements, the last one what is left; a NaN shows in its own."""
     total = np.random.default_rng(elems).standard_normal(elems).astype(np.float32)
     blocks = [total[start : start + 4096] for start in range(0, elems, 4096)]
     assert block_norms(total, math.inf) == tuple(float(np.abs(each).max()) for each in blocks)
     sums = [math.fsum(np.abs(each).tolist()) for each in blocks]
     assert block_norms(total, 1.0) == pytest.approx(sums, rel=1e-12)
+    total[0] = math.nan
+    for norm_type in (1.0, math.inf):
+        found = block_norms(total, norm_type)
+        assert [math.isnan(each) for each in found] == [True] + [False] * (len(blocks) - 1)
 
 
 def test_a_description_asks_for_a_norm_that_there_is() -> None:
