@@ -104,10 +104,11 @@ def main() -> int:
         seeds = seeds_with(options.fault, options)
     one = functools.partial(run_one, slot_count=options.slots, own_switch=options.no_switch)
     start_ns = SYSTEM_CLOCK.now_ns()
-    failed_count, virtual_s = 0, 0.0
+    done_count, failed_count, virtual_s = 0, 0, 0.0
     struck: Counter[str] = Counter()
     with ProcessPoolExecutor(options.processes) as pool:
         for outcome in pool.map(one, seeds, chunksize=8):
+            done_count += 1
             struck.update(outcome.faults)
             virtual_s += outcome.virtual_s
             if outcome.trace:
@@ -123,10 +124,10 @@ def main() -> int:
     if struck:
         print("faults: " + ", ".join(f"{count} {kind}" for kind, count in struck.most_common()))
     print(
-        f"{len(seeds)} histories in {elapsed_s:.1f} s: {len(seeds) / elapsed_s:.1f} per second, "
+        f"{done_count} histories in {elapsed_s:.1f} s: {done_count / elapsed_s:.1f} per second, "
         f"{virtual_s:.0f} virtual s"
     )
-    print(f"{len(seeds)} trials, {failed_count} violations")
+    print(f"{done_count} trials, {failed_count} violations")
     return 1 if failed_count else 0
 
 
