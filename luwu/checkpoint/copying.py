@@ -49,7 +49,7 @@ def pieces_of(source: FilePageStore, record: DecidedStep) -> dict[int, list[memo
 
 
 def cut(attached: Mapping[int, bytes], nbytes: int) -> dict[int, list[memoryview]]:
-    """What each rank attached, in pieces of at most so many bytes; one at least."""
+    """Cut each rank's attachment into pieces of at most `nbytes`; an empty one is one piece."""
     return {
         rank: [view[start : start + nbytes] for start in range(0, max(1, len(view)), nbytes)]
         for rank, view in ((rank, memoryview(data)) for rank, data in attached.items())

@@ -144,7 +144,7 @@ class RunningState(Closing):
         return {rank: data for rank, data in found.items() if data is not None}
 
     def read_field(self, chunk: int, field: str, into: memoryview) -> None:
-        with self._lock:  # one connection; the node reads ahead of nobody
+        with self._lock:  # one connection, for one thread at a time
             self._reader.read([FieldRead(chunk, field, into)])
 
     def read_page(self, chunk: int, fields: Mapping[str, memoryview]) -> None:

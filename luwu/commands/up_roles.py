@@ -1,7 +1,7 @@
-"""What `luwu up` starts, a node, a switch or both, and the lines to join them.
+"""The roles that `luwu up` starts, a node, a switch or both, and the lines by which others join.
 
-Several nodes are started one after the other. Each is told by --join what the one before printed,
-so it knows node 0, whom it asks, and hands on where all before it are:
+Several nodes are started one after the other. Each is given by --join what the one before printed,
+so it knows the addresses of all before it, and prints them with its own:
 
     luwu up --role node --optimizer-nodes 2                      prints URL 0, of node 0
     luwu up --role node --number 1 --join URL-0                  prints URL 1, of both
@@ -92,7 +92,7 @@ class Up:
 
     @property
     def config(self) -> RunConfig:
-        """What was asked for."""
+        """The configuration of the command."""
         return self.resolved.config
 
     @property

@@ -57,7 +57,7 @@ class ArmRun:
     links: list[dict[str, Any]] | None = None
     """Traffic of each emulated link; None where this arm has none."""
     estimate: dict[str, Any] | None = None
-    """What was planned of a job of one node."""
+    """The estimate of the job; None with several optimizer nodes."""
     pool: dict[str, Any] | None = None
     """Slots of the switch, its own process or the node's: `SwitchCore.report`."""
 

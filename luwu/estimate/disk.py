@@ -43,7 +43,7 @@ took 4 s of a processor and more, to say the same."""
 FILE_BYTES_MIN: Final = 16 * MIB
 FILE_BYTES_MAX: Final = 256 * MIB
 SECONDS_MIN: Final = 0.1
-"""Of each rate."""
+"""Each rate is measured for this long at least."""
 ROUNDS_MAX: Final = 50
 
 

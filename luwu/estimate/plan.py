@@ -145,7 +145,7 @@ class Estimate:
 
 
 def estimate(job: Job, disk: DiskRates | None = None) -> Estimate:
-    """What a job takes; `disk`: the rates of its directory, where they were measured.
+    """The estimate of a job; `disk`: the rates of its directory, where they were measured.
 
     Raises: ConfigError, with the number that would do, if the state fits neither RAM nor disk.
     """

@@ -87,7 +87,7 @@ def busy_seconds(events: Path, steps_count: int) -> dict[str, float] | None:
 def outcome(
     *, step_seconds: float, busy: Mapping[str, float] | None, disk_bytes: Mapping[str, int] | None
 ) -> dict[str, Any]:
-    """What the resources of steps did: all null where spans are not known."""
+    """How busy each resource was in a step, and which limited it; null where no span is known."""
     seconds = None
     if busy is not None:  # reads and writes of pages in RAM are no work of a disk
         is_on_disk = disk_bytes is not None and any(disk_bytes.values())

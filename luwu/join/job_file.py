@@ -16,7 +16,7 @@ JOB_FILE: Final = "LUWU_JOB_FILE"
 
 
 class ScriptJob(NamedTuple):
-    """What a script joins with."""
+    """The job that a script joins."""
 
     description: Description
     stays: frozenset[int]
