@@ -207,6 +207,11 @@ class Nic(Closing):
         return self._mailbox.joined is not None and self._mailbox.joined.loaded
 
     @property
+    def attempt(self) -> int:
+        """The attempt that is under way; if left out, the last one this rank counted in."""
+        return self._core.out.attempt
+
+    @property
     def counted(self) -> int:
         """Bitmap of the ranks that count in the attempt; if left out, of its last one."""
         return self._core.membership.counted

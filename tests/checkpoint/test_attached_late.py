@@ -114,7 +114,9 @@ def test_any_order_of_a_loop_resumes_as_torch_does(name: str, seed: int, tmp_pat
     assert digest == digest_of(dict(model.named_parameters())), f"{parts}"
 
 
-def trained(world: Callable[[Any, Any, nn.Module], Any], **options: Any) -> Callable[[int], Any]:
+def trained(
+    world: Callable[[Any, Any, nn.Module], Any], join: Callable[[], object] = bool, **options: Any
+) -> Callable[[int], Any]:
     """A script that makes a step of rate 1.0 and then does this, with the scheduler halving it."""
 
     def work(rank: int) -> Any:
@@ -124,6 +126,7 @@ def trained(world: Callable[[Any, Any, nn.Module], Any], **options: Any) -> Call
         luwu.fully_shard(model)
         optimizer = luwu.optim.SGD(model.parameters(), lr=1.0, **options)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        join()
         luwu.attach("scheduler", scheduler)
         if optimizer.next_step == 0:
             loss_of(model, torch.ones(8, 64)).backward()
@@ -250,6 +253,29 @@ def test_one_rank_may_wait_while_others_evaluate(tmp_path: Path) -> None:
     in_cluster(tmp_path, trained(world), world_size=2, state=state)
     again = in_cluster(tmp_path, trained(rate_of), world_size=2, state=state, resume=True)
     assert again.results == [0.5] * 2
+
+
+def test_a_rank_may_attach_after_another_went_on(tmp_path: Path) -> None:
+    """I4. Goal: all resume with the state that was kept as their attempt began.
+    Method: the first rank makes a step of its scheduler and waits before the other attaches."""
+    meet = threading.Barrier(2)
+
+    def join() -> None:
+        if luwu.session().is_resumed and luwu.rank() == 1:
+            meet.wait(60)
+
+    def world(optimizer: Any, scheduler: Any, model: nn.Module) -> float:
+        scheduler.step()
+        if luwu.rank() == 0:
+            luwu.session().attend()
+            meet.wait(60)
+        return rate_of(optimizer, scheduler, model)
+
+    options: dict[str, Any] = {"world_size": 2, "state": tmp_path / "state"}
+    in_cluster(tmp_path, trained(rate_of), **options)
+    for rate in (0.5, 0.25):
+        done = in_cluster(tmp_path, trained(world, join), resume=True, **options)
+        assert done.results == [rate] * 2
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp", "ipc"])

@@ -344,7 +344,7 @@ class FakeNic:
         self.cells = FakeCells()
         self.counters = NicCounters()
         self.is_closed = False
-        self._attempt = 0
+        self.attempt = 0
         self._copies = Copies(self._copy_failed)
         self._error: Exception | None = None
 
@@ -388,7 +388,7 @@ class FakeNic:
     ) -> FakeHandle:
         with self.network.changed:
             self._check()
-            handle = FakeHandle(self._attempt, (step, part, unit), memory)
+            handle = FakeHandle(self.attempt, (step, part, unit), memory)
             self.network.note("pull", self.rank, step, part, unit)
             self._check()
             if self.network.eager:
@@ -407,7 +407,7 @@ class FakeNic:
     ) -> FakeHandle:  # fmt: skip
         with self.network.changed:
             self._check()
-            handle = FakeHandle(self._attempt, (step, part, unit), None)
+            handle = FakeHandle(self.attempt, (step, part, unit), None)
 
         def hand_over() -> None:
             try:
@@ -513,13 +513,13 @@ class FakeNic:
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
-        if self._attempt != self.network.attempt:
-            self._attempt = self.network.attempt
+        if self.attempt != self.network.attempt:
+            self.attempt = self.network.attempt
             raise StepAborted(self.network.step, "the test lost the attempt")
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         def reached() -> bool:
-            return self._attempt != self.network.attempt or condition()
+            return self.attempt != self.network.attempt or condition()
 
         if not self.network.changed.wait_for(reached, timeout=WAIT_S_MAX):
             raise TimeoutError(f"rank {self.rank} waited in vain")

@@ -45,6 +45,10 @@ class Nic(Protocol):
         """True if the network had weights when we joined, or when an attempt was last aborted."""
 
     @property
+    def attempt(self) -> int:
+        """The attempt that is under way."""
+
+    @property
     def counted(self) -> int:
         """Bitmap of the ranks that count in the attempt; if left out, of its last one."""
 

@@ -20,7 +20,8 @@ A step begins with its first forward that can be trained, whatever was computed 
 before it. Attach right before the loop.
 
 Every rank's state is kept. A rank that is new, or was left out of the last step, takes that of the
-first rank that was in it. So do all where it is late, since ranks replace it one after the other.
+first rank that was in it. So do all where it is late, since ranks replace it one after the other;
+a rank that restores while the first has gone on finds what there was as their attempt began.
 What is attached with `per_rank=True` differs by rank: a rank takes its own, and a new one keeps the
 state it has.
 """
@@ -97,6 +98,9 @@ class Attachments:
         """The step the state before which was decided before it began, so ranks may differ in
         whether they have replaced it."""
         self._replaced_count = 0
+        self._at_first: tuple[int, bytes] | None = None
+        """The attempt that began with this step, and the state that was kept then of what is
+        late."""
         self._found: dict[str, Any] | None = None
         """This rank's attachment in the resumed state; None: not read yet."""
         self._found_of_first: dict[str, Any] = {}
@@ -143,7 +147,7 @@ class Attachments:
             self._early[step] = self._pack(late=False)
             self._early.pop(step - KEPT_STEPS, None)
             self._late.pop(step - KEPT_STEPS, None)
-            self._has_begun = False
+            self._has_begun, self._at_first = False, None
 
     def begin(self) -> None:
         """The training of the next step begins: the state before it is final."""
@@ -172,7 +176,10 @@ class Attachments:
             self._nic.attach(step - 1, msgpack.packb([self._early[step], late]))
         elif step and late != before and self._is_taken:
             self._replaced_count += 1
-            self._nic.attach(step - 1, msgpack.packb(late), self._replaced_count)
+            replacing = msgpack.packb(late)
+            if self._at_first is not None:
+                replacing += msgpack.packb(self._at_first)
+            self._nic.attach(step - 1, replacing, self._replaced_count)
         self._late[step] = late
 
     def restart(self, step: int) -> None:
@@ -192,6 +199,7 @@ class Attachments:
                 states = unpack_value(taken[step])
                 for name, state in states.items():
                     self._attached[name].thing.load_state_dict(state)
+        self._note_first(step)
 
     def _was_restored(self) -> None:
         """What surrounds the next step is that of the network, or of a new run."""
@@ -199,6 +207,12 @@ class Attachments:
         self._early.clear()
         self._late = {step: self._pack(late=True)} if step else {}
         self.take(step)
+        self._note_first(step)
+
+    def _note_first(self, step: int) -> None:
+        """An attempt begins with this step, and some ranks may not have restored it yet."""
+        if step in self._late:
+            self._at_first = self._nic.attempt, self._late[step]
 
     @property
     def _is_taken(self) -> bool:
@@ -214,8 +228,9 @@ class Attachments:
     def _restore(self, name: str) -> None:
         if self._found is None:
             with self._nic.open_reader() as reader:
-                self._found = _read(reader, self._nic.rank)
-                self._found_of_first = _read(reader, min(reader.facts.attached, default=0))
+                attempt, first = self._nic.attempt, min(reader.facts.attached, default=0)
+                self._found = _read(reader, self._nic.rank, attempt)
+                self._found_of_first = _read(reader, first, attempt)
         attached = self._attached[name]
         is_common = attached.late and not attached.per_rank
         if name in self._found and not (is_common and name in self._found_of_first):
@@ -227,8 +242,9 @@ class Attachments:
             recorder.event("worker.nothing_attached", level="WARNING", rank=rank, attached=name)
 
 
-def _read(reader: StateReader, rank: int) -> dict[str, Any]:
-    """The state that a rank keeps beside the version; nothing if it was made without."""
+def _read(reader: StateReader, rank: int, attempt: int) -> dict[str, Any]:
+    """The state that a rank keeps beside the version, as it was when this attempt began; nothing if
+    it was made without."""
     data = reader.read_attached(rank)
     if data is None:
         return {}
@@ -236,7 +252,11 @@ def _read(reader: StateReader, rank: int) -> dict[str, Any]:
         unpacker = msgpack.Unpacker(max_buffer_size=0)
         unpacker.feed(data)
         (early, late), *replaced = unpacker
-        found: dict[str, Any] = {**unpack_value(early), **unpack_value(*replaced or [late])}
+        if replaced:
+            late, *at_first = replaced
+            for first, kept in at_first:
+                late = kept if first == attempt else late
+        found: dict[str, Any] = {**unpack_value(early), **unpack_value(late)}
     return found
 
 
