@@ -23,11 +23,6 @@ PLAINER = {
     r"by itself": "automatically, alone, without",
     r"shall": "must, does",
 }
-DOCSTRINGS_LEFT_OUT = (
-    "luwu/commands", "luwu/estimate", "luwu/launch", "luwu/predict", "switch_emu/node/core",
-    "switch_emu/switch/core",
-)  # fmt: skip
-"""Packages whose docstrings still have such words."""
 _WRONG = re.compile("|".join(rf"\b(?:{each})\b" for each in PLAINER), re.IGNORECASE)
 _CODE = re.compile(r"^( *)```.*?^\1```|`[^`\n]+`|\]\([^)]*\)|<!--.*?-->", re.DOTALL | re.MULTILINE)
 
@@ -49,10 +44,7 @@ def places(root: Path) -> Iterator[tuple[str, str]]:
     yield from _in_text(table, table.read_text(encoding="utf-8"))
     for package in ("luwu", "switch_emu", "workers"):
         for module in sorted((root / package).rglob("*.py")):
-            place = module.relative_to(root).as_posix()
-            yield from _in_strings(
-                module, with_docstrings=not place.startswith(DOCSTRINGS_LEFT_OUT)
-            )
+            yield from _in_strings(module)
 
 
 def _in_text(file: Path, text: str) -> Iterator[tuple[str, str]]:
@@ -61,7 +53,7 @@ def _in_text(file: Path, text: str) -> Iterator[tuple[str, str]]:
             yield f"{file}:{number}", match[0]
 
 
-def _in_strings(module: Path, *, with_docstrings: bool) -> Iterator[tuple[str, str]]:
+def _in_strings(module: Path) -> Iterator[tuple[str, str]]:
     tree = ast.parse(module.read_text(encoding="utf-8"))
     docstrings = {
         id(node.value)
@@ -70,8 +62,6 @@ def _in_strings(module: Path, *, with_docstrings: bool) -> Iterator[tuple[str, s
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            if id(node) in docstrings and not with_docstrings:
-                continue
             text = _CODE.sub(_blank, node.value) if id(node) in docstrings else node.value
             for number, line in enumerate(text.split("\n"), node.lineno):
                 for match in _WRONG.finditer(line):

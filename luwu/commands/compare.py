@@ -42,7 +42,7 @@ from workers.data_file import check_data_file
 
 PRESETS: Final = {"demo": {"arms": "luwu,luwu_ram,fsdp", "steps": "100"}}
 OF_ALL_ARMS: Final = ("dilation", "grace", "link", "reshard_after_forward", "resume", "seed")
-"""Keys of switch and node that other arms heed too, or that are refused elsewhere."""
+"""Keys of switch and node that other arms heed too, or that others reject."""
 STATE_KEYS: Final = ("state_dtype", "master_dtype")
 """Keys of the optimizer's state, which other arms keep in float32."""
 OF_NETWORK: Final = ("worker_restarts", *STATE_KEYS)

@@ -205,7 +205,7 @@ def _run_by_ray(
 def _failure_written(
     run_directory: RunDirectory, resolved: Resolved, script: list[str]
 ) -> Iterator[None]:
-    """Write the outcome of a run that fails early, and let nobody join it afterwards."""
+    """Write the outcome of a run that fails early, and let no worker join it afterwards."""
     try:
         yield
     except LuwuError as cause:
@@ -270,7 +270,7 @@ def _measured_disk(
 def _say_steps(run_directory: RunDirectory, served: _Served | None, console: Console) -> None:
     """Say what the steps took and what bound them, and keep it.
 
-    The run is over and its outcome written: what cannot be read any more is said, not raised.
+    The run is over and its outcome written: what cannot be read any more is reported, not raised.
     """
     from luwu.estimate.steps import FILE, steps_document, steps_lines
 
@@ -324,7 +324,7 @@ def _share(config: RunConfig, connection: Connection) -> tuple[Share, Meeting | 
 
 
 def _own_ranks(text: str, connection: Connection) -> Share:
-    """The ranks of `--ranks`, which this host starts and restarts by itself."""
+    """The ranks of `--ranks`, which this host starts and restarts."""
     share = Share(parse_ranks(text, "ranks"), connection.world_size)
     if max(share.ranks) >= share.world_size:
         raise ConfigError(

@@ -144,7 +144,7 @@ def _version(path: Path) -> tuple[int, int]:
 
 
 def _remove(ours: Mapping[Path, tuple[int, int]]) -> None:
-    """Nobody can join any more what was started here; files of a successor stay."""
+    """No worker can join any more what was started here; files of a successor stay."""
     for path, version in ours.items():
         if path.exists() and _version(path) == version:
             path.unlink(missing_ok=True)

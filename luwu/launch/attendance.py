@@ -4,15 +4,15 @@ A worker that ends leaves `roles/worker-r.ended`, which says whether it joined t
 leaves the job has `worker.leaves` among its events, with the step that would have been its next.
 
     none joined              the script has no luwu.init(): N copies train side by side
-    one said no goodbye      it ended by os._exit(0): it is lost, as one that was killed
+    one sent no goodbye      it ended by os._exit(0): it is lost, as one that was killed
     a thread stays behind    the script is done, and its process is not
     one did not join         the others wait until it does
     one made fewer steps     the others wait for its part of the next one
-    some elsewhere are late  their switch has told the workers here which (`worker.misses`)
+    some elsewhere are late  their switch has sent the workers here which (`worker.misses`)
     a host is missing        the torchruns of the others start no worker
 
-Each is said once, as soon as it can be seen, and not when `--grace` is over. Of a worker that was
-started again only what it did since counts; one that failed is no case of these.
+Each is reported once, as soon as it can be seen, and not when `--grace` is over. Of a worker that
+was started again only what it did since counts; one that failed is no case of these.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Worker:
     rank: int
     has_ended: bool
     has_joined: bool
-    """As it said at its end."""
+    """As it reported at its end."""
     has_broken_off: bool
     """It exited with code 0 in the middle of its script, before luwu.init(), as its agent saw."""
     has_begun: bool

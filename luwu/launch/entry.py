@@ -5,7 +5,7 @@
 Output of rank r goes to `logs/worker-r.log` (that of a worker that is shown by way of `relay`), its
 process number to `roles/worker-r.json`, the number and time of its start to `roles/worker-r.start`,
 and what ends it early, with the traceback, to `errors/worker-r.json`: the launcher shows the first
-of them in full. The script runs as `__main__`, as if it had been started by itself. A signal to
+of them in full. The script runs as `__main__`, as if it had been started alone. A signal to
 stop (SIGTERM) ends it at once, after what its events hold in memory is written.
 """
 
@@ -85,7 +85,7 @@ def _stop(run: RunDirectory, number: int, frame: FrameType | None) -> None:
 
 
 def _breakpoint(*_: object, **__: object) -> None:
-    """Stands for breakpoint(), whose debugger would read the end of its input and quit."""
+    """Takes the place of breakpoint(), whose debugger would read the end of its input and quit."""
     raise ConfigError(
         "breakpoint(): a worker of luwu run has no terminal. Replace luwu.init() with "
         "luwu.init_local() and run the script with python (docs/training.md), or set "
@@ -141,7 +141,7 @@ def _has_joined() -> bool:
 
 
 def _redirect_output(run: RunDirectory, process: str) -> None:
-    """Both streams to the log; each to a file of its own where somebody follows them."""
+    """Both streams to the log; each to a file of its own where a terminal follows them."""
     out, error = stream_files(run, process)
     if not out.exists():
         out = error = run.log(process)

@@ -215,7 +215,7 @@ class LocalCluster(Closing):
         return self.run_ranks(work)
 
     def run_ranks(self, work: Callable[[int], ResultT]) -> Sequence[ResultT]:
-        """The same for `work(rank)`, which takes a NIC and leaves by itself, or does not."""
+        """The same for `work(rank)`, which takes a NIC and leaves, or does not."""
         results: list[Any] = [None] * self.world_size
         failures: list[BaseException] = []
 
@@ -386,7 +386,7 @@ def init_local(
 
 
 def close() -> None:
-    """Stop what is left of a job that is over, or that nobody ended."""
+    """Stop what is left of a job that is over, or that was never ended."""
     while _running:
         _running.pop().close()
 

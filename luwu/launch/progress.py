@@ -6,7 +6,7 @@
 `Skips` reports steps that the nodes skipped, from what they print.
 
 A step that was decided is never decided again, none is left out, and a node that comes back has
-found all of them: whoever reads along can check that (I1, I2). A node that was killed between a
+found all of them: a reader of these lines can check that (I1, I2). A node that was killed between a
 decision and its record left no line for that one step; `node.opened` tells it.
 """
 

@@ -1,4 +1,4 @@
-"""The switch and the node as processes: what they are told, and what they say when they listen.
+"""The switch and the node as processes: what they are sent, and what they report when they listen.
 
     roles/node.json          written by us    {"role", "spec", "ready", "error", ...}
     roles/node.ready.json    written by it    {"pid", "endpoint", "lines"}: it listens
@@ -71,7 +71,7 @@ class RoleProcess:
         self._started_ns = 0
         self.child: Child | None = None
         self.is_told = False
-        """The process that runs now was told that the job is over."""
+        """The process that runs now has heard that the job is over."""
         self.is_for_results = False
         """It was started again as the job was over, to write its results."""
 
@@ -162,7 +162,7 @@ class RoleProcess:
 def write_role(
     run: RunDirectory, role: str, spec: Mapping[str, Any], private_directory: Path | None
 ) -> Path:
-    """Write what a role is told; the file."""
+    """Write what a role is to read; the file."""
     config = run.role(f"{role}.json")
     write_json(config, {
         "schema": 1,

@@ -1,12 +1,12 @@
 """Starts the processes of a run on this host, watches them, and leaves nothing behind.
 
-starting   node, then switch: each says where it listens     -> `serve` returns, connect.json
+starting   node, then switch: each reports where it listens     -> `serve` returns, connect.json
 training   an agent under its guard, one worker a rank       -> `train`, then `wait`
 ending     all workers have left; node and switch end too    -> `wait` returns
 closed     everything is stopped within 2 s                  -> `close`, whatever happened
 
 a switch or node died      started again on the same state and endpoint, `restarts` times in all;
-                           as the job ends, a node without results alone, and told to write them
+                           as the job ends, a node without results alone, only to write them
 a node that others replace the run goes on without it (--replicas), once the switch has left it out
 it refused its input       the run ends with its message (exit codes 2, 3, 5)
 a worker was lost          the run ends with its traceback (exit code 4, or the error's own)
@@ -245,7 +245,7 @@ class Supervisor(Closing):
 
     @property
     def roles_done(self) -> bool:
-        """True if every role has ended by itself."""
+        """True if every role has ended."""
         return all(self._has_ended(role) for role in self._roles)
 
     def kernel_disk_bytes(self) -> DiskBytes | None:
@@ -471,7 +471,7 @@ def threads_per_worker(workers: int) -> int:
 def threads_alone(workers: int) -> int:
     """The same for one process that has the cores of all workers to itself.
 
-    A number from the environment is taken as it stands: bits depend on the number of threads, so
+    A number from the environment is taken as it is: bits depend on the number of threads, so
     this is how to compare weights with those of several workers.
     """
     threads = threads_per_worker(workers)

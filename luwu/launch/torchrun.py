@@ -22,8 +22,9 @@ TORCHRUN_ENVIRON: Final = {
 }
 """Variables of torchrun's environment.
 
-By itself it keeps the address of its first meeting's store: when a host takes the place of a lost
-one, those that stayed do not send it theirs, and all end after a minute of waiting for MASTER_ADDR.
+Without them it keeps the address of its first meeting's store: when a host takes the place of a
+lost one, those that stayed do not send it theirs, and all end after a minute of waiting for
+MASTER_ADDR.
 """
 TORCHRUN_FOLDER: Final = ".torchrun"
 """The folder for torchrun's own folders; removed at the end."""
@@ -38,7 +39,7 @@ def guarded_command(
 
 
 def guard_command(run_id: str) -> list[str]:
-    """The guard, to stand before another command."""
+    """The guard, to go before another command."""
     return [sys.executable, "-m", "luwu.launch.processes.guard", run_id]
 
 
@@ -55,8 +56,8 @@ class Meeting:
     def ways(self) -> tuple[str, bool]:
         """The address by which this host reaches the meeting, and whether it is its place.
 
-        torchrun goes by the host's name for itself, which often leads elsewhere: then nobody
-        listens, or others are told a wrong address. Raises ConnectionFailed.
+        torchrun goes by the host's name for itself, which often leads elsewhere: then no process
+        listens, or others get a wrong address. Raises ConnectionFailed.
         """
         host, _, port = self.endpoint.rpartition(":")
         try:

@@ -88,7 +88,7 @@ class Child:
                 self._process.send_signal(number)
 
     def send_line(self, line: str) -> None:
-        """Send a line to its standard input. Raises BrokenPipeError if nobody reads it."""
+        """Send a line to its standard input. Raises BrokenPipeError if it reads no more."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()

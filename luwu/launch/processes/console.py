@@ -123,7 +123,7 @@ class Console:
             self._give_up(self._stream, error)
 
     def _give_up(self, stream: IO[str], error: Exception) -> None:
-        """Nobody reads a stream any more, or it is a file on a full disk; the run goes on."""
+        """A stream is read no more, or it is a file on a full disk; the run goes on."""
         give_up_stream(stream)
         is_ours = stream is self._stream
         text = (
@@ -160,7 +160,7 @@ class LogFollower:
 def tail(
     path: Path, *, lines_max: int = 20, bytes_max: int = 16 * 1024, start: int = 0
 ) -> str:  # fmt: skip
-    """The last lines of a file, of what stands from `start` on, for an error message."""
+    """The last lines of a file, of what is there from `start` on, for an error message."""
     try:
         with open_lines(path) as file:
             file.seek(0, 2)

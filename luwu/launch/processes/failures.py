@@ -34,7 +34,7 @@ _TORCHRUN_ENDED = re.compile(r"exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+
 def error_of_code(exit_code: int, text: str, code: str | None = None) -> LuwuError:
     """The error whose exit code this is; a failed worker where it is none of ours.
 
-    `code`: its own, where it said one.
+    `code`: its own, where it has one.
     """
     return FINAL_CODES.get(exit_code, WorkerFailed)(text, code=code)
 
@@ -60,9 +60,9 @@ def worker_failure(
     run: RunDirectory, prefix: str, code: int, guard: str | None = None,
     causes: Sequence[str] = (),
 ) -> LuwuError:  # fmt: skip
-    """The workers ended with `code`: why, as far as they or torchrun said.
+    """The workers ended with `code`: why, as far as they or torchrun reported.
 
-    `guard`: the name of the process whose log has what torchrun said. `causes`: why a wait of
+    `guard`: the name of the process whose log has what torchrun reported. `causes`: why a wait of
     theirs was in vain.
     """
     found = [read_json(path) for path in run.path.glob(f"errors/{prefix}worker-*.json")]
@@ -103,7 +103,7 @@ def worker_failure(
 
 
 def _check_room(run: RunDirectory, code: int) -> None:
-    """A process ended by itself without a word. Raises StateError if there is no room for one."""
+    """A process ended without a word. Raises StateError if there is no room for one."""
     probe = run.file(".room")
     try:
         if 0 < code < 128:  # else it was killed

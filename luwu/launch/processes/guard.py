@@ -1,10 +1,10 @@
-"""Stands over a command so that none of its processes outlives the launcher.
+"""Runs a command so that none of its processes outlives the launcher.
 
     python -m luwu.launch.processes.guard RUN_ID COMMAND ...
 
 torchrun gives each worker a session of its own, so no signal to a group reaches them all. The guard
 finds them by the mark in their environment, and kills them when it is asked to stop, when the
-launcher is gone, and when the command has ended and left some behind; what was left, it says.
+launcher is gone, and when the command has ended and left some behind; what was left, it reports.
 """
 
 from __future__ import annotations

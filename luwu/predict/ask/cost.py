@@ -14,7 +14,7 @@
     tariff = "ours"                of the catalogue, instead of those three
     rented = true                  instead of all that: devices at the server's rental
 
-A price or power that nobody knows is an error that names it, as `server.H100x8.power`, to be given
+A price or power that is not known is an error that names it, as `server.H100x8.power`, to be given
 in a file of --catalogue; nothing is taken to be free. Power is that at work, all of the time. Only
 a cluster of one host needs no [topology].
 """

@@ -7,12 +7,12 @@
     engines.py          the directions between them
 
 A decision that is changed in a core changes a run and the prediction alike; nothing of what the
-cores know is said again here. Engines take their time from the question, as the closed form (L1 to
-L5) does: the same rates, the same passes over memory. Where `at_step` folds a gradient it is read
-and the sum is written once more. Workers are equal, so two of them stand for all, and what is seen
-is the first one. One switch stands for all on the way: the narrowest place between a worker and the
-node sets the rate of its links, and the latency counts its hops. Pulls and pushes that devices of a
-host pass on in their domain share its link (L8).
+cores know is here a second time. Engines take their time from the question, as the closed form
+(L1 to L5) does: the same rates, the same passes over memory. Where `at_step` folds a gradient it is
+read and the sum is written once more. Workers are equal, so two are played, and what is seen is the
+first one. One switch is played for all on the way: the narrowest place between worker and node sets
+the rate of its links, and the latency counts its hops. Pulls and pushes that devices of a host
+pass on in their domain share its link (L8).
 
 Steps of several micro-batches are updated `at_step`, as the project does it: `streaming` has one
 backward a step. A node holds and has under way what its memory plan says (`switch_emu.node.plan`).
@@ -202,7 +202,7 @@ def _chunk_bytes(job: TrainingJob) -> int:
 def _layout(units: list[Unit], chunk_bytes: int, scale: int) -> Layout:
     """A parameter for each unit: all 16-bit on the wire, all trained.
 
-    An element stands for `scale` parameters: frames have a largest size, and models have not.
+    An element is `scale` parameters: frames have a largest size, and models have not.
     """
     parameters = tuple(
         Parameter(name=unit.name, shape=(round(unit.parameters / scale),), wire_dtype="bfloat16")

@@ -44,15 +44,15 @@ SWITCH: Final = "switch"
 
 class DrivenNode:
     """See the module. `send` puts a message on its way to the switch; `scale` is how many
-    parameters each element of the layout stands for."""
+    parameters each element of the layout is."""
 
     def __init__(
         self, env: simpy.Environment, record: Record, *, description: Description,
         nodes: OptimizerNodes, world_size: int, limits: do.NodeLimits, threads_count: int,
         scale: int, send: Callable[[Message, Any], None],
     ) -> None:  # fmt: skip
-        """`nodes` are equal, so one stands for all; `threads_count`: of those that update; as many
-        read weights as the limits allow. Raises ConfigError for a state on drives without any."""
+        """`nodes` are equal, so one is played; `threads_count`: of those that update; as many read
+        weights as the limits allow. Raises ConfigError for a state on drives without any."""
         self._env, self._layout, self._scale, self._send = env, description.layout, scale, send
         self._streaming = description.update == "streaming"
         self._sum_bytes_max = limits.sum_bytes_max
@@ -172,7 +172,7 @@ class DrivenNode:
     # ---------------------------------------------------------------------- what work takes
 
     def _elems(self, extent: int) -> int:
-        """Parameters that it stands for."""
+        """Its parameters."""
         return self._layout.extents[extent].elems * self._scale
 
     def _weights_of(self, extent: int) -> Token:

@@ -73,7 +73,7 @@ class Script:
     """Units that may be requested before compute is at them."""
     gradient_dtype: str
     scale: int
-    """Parameters that each element of the layout stands for."""
+    """Parameters of each element of the layout."""
 
 
 class DrivenWorker:

@@ -3,7 +3,7 @@
 A record holds every span of every engine, in seconds of virtual time.
 An engine is never at two jobs, and does what it was given.
 
-A payload is a `Token`: how many bytes it stands for, and whether its holder let go of it. A link is
+A payload is a `Token`: how many bytes it is, and whether its holder let go of it. A link is
 one direction of a connection. Data take their turn on it, one after the other, at its rate, and
 arrive after its latency; what carries no data takes the latency alone (headers are thousandths of
 what is carried), so it may overtake data, as the cores allow.

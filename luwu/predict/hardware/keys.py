@@ -17,7 +17,7 @@ SHARED: Final = ("topology", "cost")
 def check_keys(
     place: str, table: Mapping[str, Any], known: Iterable[str], needed: Iterable[str] = ()
 ) -> None:
-    """Refuse what nobody knows, and what is missing. `place` stands before a key: `node.`"""
+    """Refuse what is not known, and what is missing. `place` goes before a key: `node.`"""
     names = list(known)
     for key in table:
         if key not in names:

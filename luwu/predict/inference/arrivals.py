@@ -38,7 +38,7 @@ from luwu.predict.inference.inference import RoundTime, Work, predict_round
 from luwu.predict.inference.inference_job import InferenceJob
 
 REQUESTS: Final = 500
-"""Played unless told; 150,000 rounds of a copy take some 8 s."""
+"""The default; 150,000 rounds of a copy take some 8 s."""
 _PLACE: Final = "arrivals."
 _KEYS: Final = ("per_second", "requests", "seed")
 _NOT_OF_LAYERS: Final = (

@@ -104,7 +104,7 @@ def socket_cache_bytes(job: SocketJob, tokens: float) -> float:
 
 def with_largest_socket_batch(job: SocketJob) -> SocketJob:
     """The same with as many sequences as the memory of a socket holds. Raises ConfigError where
-    nobody said it."""
+    it is not given."""
     if job.memory_bytes is None:
         raise ConfigError(
             "memory_bytes is missing: the largest batch is what the memory of a socket holds; give "

@@ -7,7 +7,7 @@
     O4   slow device  each of these longer by the given factor
 
 The rate of a product is a measured curve of the device, of cubes. Where a precision was not
-measured, the curve of another one stands for it, twice as fast with half the bits: so the level is
+measured, the curve of another one is taken, twice as fast with half the bits: so the level is
 that of a measurement, and the peaks of data sheets are there for utilisation alone. Training and
 inference have one rule. The scale is fitted, one number for each kind of kernels: what frameworks
 lose or gain against that measurement.

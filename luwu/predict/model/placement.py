@@ -8,7 +8,7 @@
                       a flat one, the fitted share of one port
     G4  a step        of a ring whose ranks wait for each other takes as long as its slowest hop
     G5  a shared port of d devices (N16) carries max(1, s d/k) flows, where s of the k ranks that a
-                      group has in a domain send out of it: all of them unless said otherwise, one
+                      group has in a domain send out of it: all of them by default, one
                       of a flat ring and of context parallel ranks, two of a pipeline
 
 A domain is a set of devices with its own fast network: `domain_count` of the catalogue, 8 in a

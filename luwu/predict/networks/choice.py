@@ -127,7 +127,7 @@ class TopologyChoice:
         )
 
     def _in_rails(self, endpoints: int, rails: int) -> int:
-        """As many in each rail, where nobody said how many endpoints there are."""
+        """As many in each rail, where it is not given how many endpoints there are."""
         return self.endpoints or -(-endpoints // rails) * rails
 
     def _rail_only(

@@ -7,7 +7,7 @@ networks asked.
     devices = 512
     sequence = 2048
     batch = 1024
-    systems = ["3d", "zero3"]       default: those that are told enough of
+    systems = ["3d", "zero3"]       default: those of which enough is given
     software = "nemo-2024"          or {3d = "nemo-2024", zero3 = "torchtitan-2024"}
     goal = "capex"                  orders the list: tokens_per_s (the default),
                                     dollars_per_million_tokens, capex, watts
@@ -74,7 +74,7 @@ class Found:
     left_bytes: float
     """Free memory of a device."""
     expense: Expense | None = None
-    """None where no costs are told."""
+    """None where no costs are given."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -83,7 +83,7 @@ class Found:
 
     @property
     def dollars_per_million_tokens(self) -> float | None:
-        """None where no costs are told."""
+        """None where no costs are given."""
         if self.expense is None:
             return None
         return dollars_per_million_tokens(self.tokens_per_s, self.expense.dollars_per_s)

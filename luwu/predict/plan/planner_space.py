@@ -174,7 +174,7 @@ def _experts(experts: int, tensor: int, ranks: int) -> Iterator[dict[str, int]]:
 
 
 def systems_of(table: Mapping[str, Any]) -> list[str]:
-    """Those asked; by default those that are told enough of. Raises ConfigError."""
+    """Those asked; by default those of which enough is given. Raises ConfigError."""
     asked = table.get("systems")
     if asked is None:
         return [name for name in TRAINING if SECTIONS.get(name) is None or SECTIONS[name] in table]

@@ -15,7 +15,7 @@ filling.py          the pages of a lost node, which come from the others while t
 attachments.py      what ranks attach to a step
 serving.py          weights that are pulled
 
-deciding.py         a single node, which decides by itself; one of several, which their switch leads
+deciding.py         a single node, which decides alone; one of several, which their switch leads
 readers.py          readers of a decided version, while training goes on
 
 with_switch.py      a node and its own switch (`--no-switch`), and what passes between them

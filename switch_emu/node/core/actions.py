@@ -53,7 +53,7 @@ class NodeNumber:
 
     @property
     def is_alone(self) -> bool:
-        """The job has one node, which decides by itself; several are led by their switch."""
+        """The job has one node, which decides alone; several are led by their switch."""
         return self.count == 1
 
 
@@ -170,7 +170,7 @@ class Spill:
 
     payload: Payload
     is_raw: bool
-    """One rank's, which may wait for others: then whoever shares it with us needs it back."""
+    """One rank's, which may wait for others: then a process that shares it needs it back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class Update:
     hyper: bytes
     """Hyper-parameters of the step, as rank 0 sent them."""
     publish: bool
-    """Somebody waits for the weights: hand them out with `updated`."""
+    """A child waits for the weights: hand them out with `updated`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Who decides which attempt counts and how a step comes out: a single node, or several together.
 
-`Alone` is a single node: it decides by itself. An abort between the verdict of a step and its
+`Alone` is a single node: it decides alone. An abort between the verdict of a step and its
 decision waits for the decision; but if what belongs to the step is lost, only for the store to have
 time.
 
-`Joint` is one of several nodes, which their switch leads: it says where it stands, and follows.
+`Joint` is one of several nodes, which their switch leads: it reports its position, and follows.
 
     the switch sends   this node
     Hello              records that it hears no older switch, and answers Standing
@@ -145,7 +145,7 @@ class Joint:
     # ---------------------------------------------------------------------- what the switch sends
 
     def hello(self, peer: str, hello: wire.Hello, description: bytes) -> None:
-        """The switch, or another start of it, asks where this node stands."""
+        """The switch, or another start of it, asks for this node's position."""
         shard = self._shard
         try:
             if hello.incarnation < self._recorded.promised:

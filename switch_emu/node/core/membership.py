@@ -1,12 +1,13 @@
 """The node's child: how it joins, and how it leaves.
 
-    Hello, no store    OpenStore -> the store is open: Welcome | it is refused: Refuse
+    Hello, no store    OpenStore -> the store is open: Welcome | it cannot be: Refuse
     Hello, a store     Welcome; another job than the store's: Refuse
     Cancel             an AbortRequest
     Leave              Received
 
-A child that knows of more decided steps than the state has is refused, and the node gives up; or,
-where the operator lets the job make them again, the attempt goes beyond what the child knows. Pure.
+A child that knows of more decided steps than the state has is sent Refuse, and the node gives up;
+or, where the operator lets the job make them again, the attempt goes beyond what the child knows.
+Pure.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Membership:
             self._outbox.send(peer, refuse)
 
     def admit(self) -> Joined | None:
-        """The child that waits, as a member, still to be welcomed; None if it is refused."""
+        """The child that waits, as a member, still to be welcomed; None if it got Refuse."""
         if self._waiting is None:
             return None
         (peer, hello, description), self._waiting = self._waiting, None

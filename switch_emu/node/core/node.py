@@ -20,7 +20,7 @@ An abort raises `attempt`, which is durable and never resets; whatever was compu
 one is stale. Between verdict(t) and decided(t) an abort waits: step t is as good as decided. A step
 whose sums are not finite is skipped: nothing of it stays, and a new attempt voids what streamed.
 
-A single node decides by itself, several are led by their switch (`deciding.py`): it sends the
+A single node decides alone, several are led by their switch (`deciding.py`): it sends the
 verdict once all have measured, and says when a version that all have prepared is decided.
 """
 

@@ -362,7 +362,7 @@ class Step:
     def squares(self, trainable: Sequence[int]) -> Squares | None:
         """Block squares of the undivided sums, for the norm; None if a sum is not finite.
 
-        By norm type. Extents of equal total weight stand together: they are added, divided once.
+        By norm type. Extents of equal total weight are together: they are added, divided once.
         """
         blocks: dict[tuple[float, float], list[float]] = {}
         for extent in trainable:
@@ -377,7 +377,7 @@ class Step:
 
     def not_finite(self, trainable: Sequence[int]) -> int | None:
         """The last extent here whose sum is not finite: backward came to it first. None if there is
-        none, or none has come: a node that is being filled is told of steps too."""
+        none, or none has come: a node that is being filled hears of steps too."""
         for extent in reversed(trainable):
             entry = self.sums.extents.get(extent)
             squares = () if entry is None else entry.squares.get(self.norm_types[0], ())

@@ -8,9 +8,9 @@
     parents.py           several optimizer nodes: which messages concern which of them; this, to
                          `refusals.py`, only where there are several
     lead.py              E1 to E8: attempts, verdicts and decisions of several nodes; who counts
-    standings.py         where each of them stands; ballot.py what they state of a version
+    standings.py         the position of each of them; ballot.py what they state of a version
     filling.py           pages for a node that does not count
-    refusals.py          what nodes that cannot take part are told
+    refusals.py          what nodes that cannot take part are sent
     readers.py           requests of readers, up and back
 
     aggregation.py       pushes in slots: one sum of each goes up; what waits, or goes up raw

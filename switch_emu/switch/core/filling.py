@@ -1,6 +1,6 @@
 """A node that does not count is filled with the pages of the others while they go on. Pure.
 
-    it has said where it stands      it waits until the open step is decided
+    it has sent its position         it waits until the open step is decided
     an attempt is proposed with it   it empties its store (`wire.Adopt.filling`)
     a step is open at all nodes      Copy to an owner of each page that counts from now on
     Page, from that owner            the same to the node
@@ -45,7 +45,7 @@ class Filling:
         self._refusals, self._bytes_per_s = refusals, bytes_per_s
         self._job: Description | None = None
         self.waiting: set[int] = set()
-        """Nodes that do not count, and have said where they stand."""
+        """Nodes that do not count, and have sent their position."""
         self.node: FilledNode | None = None
         """That which is being filled."""
         self._pages: set[int] = set()
@@ -71,7 +71,7 @@ class Filling:
     # ---------------------------------------------------------------------- which node
 
     def came(self, number: int) -> None:
-        """A node that does not count has said where it stands."""
+        """A node that does not count has sent its position."""
         if number not in self.waiting:
             self.waiting.add(number)
             self._outbox.note("switch.returned", node=number, step=self._at.now.step)

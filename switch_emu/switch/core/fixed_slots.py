@@ -1,4 +1,4 @@
-"""The slots of a programmable switch: a fixed number, two copies each, and who has moved on.
+"""The slots of a programmable switch: a fixed number, two copies each, and who moved on.
 
 In place of `SlotPool` where the switch runs in protocol fidelity. No extent has a choice of memory:
 its slot and its copy follow from its *turn*, a number that every child can compute. Turns count the
@@ -131,7 +131,7 @@ class FixedSlotPool:
         self._slots_used = 0
 
     def is_ahead(self, ranks: int) -> bool:
-        """Nobody waits for a fixed slot: it is the place of some extents, however many are free."""
+        """No child waits for a fixed slot: each is the place of some extents."""
         return False
 
     def __len__(self) -> int:

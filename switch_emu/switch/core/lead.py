@@ -1,9 +1,9 @@
 """The root switch leads several optimizer nodes: attempts, verdicts, decisions, and who counts.
 
-No node is special. To the rest of the core they look like one parent; this part asks where they
-stand, proposes what counts, and answers the core in their name. See `node/core/deciding.py`.
+No node is special. To the rest of the core they look like one parent; this part asks for their
+positions, proposes what counts, and answers the core in their name. See `node/core/deciding.py`.
 
-    greeting -> proposed    `_propose`   enough have said where they stand (E3): `at.next` is set
+    greeting -> proposed    `_propose`   enough have sent their position (E3): `at.next` is set
     proposed -> settled     `_install`   all that it names have taken it over (E1): `at.is_settled`
     proposed -> proposed    `_propose`   one of them is lost, or cannot take it over
     settled  -> judged      `_judge`     all members have measured the open step: `_verdict` is set
@@ -186,7 +186,7 @@ class Lead:
         self._greet(number)
 
     def _away(self, number: int) -> None:
-        """Where a node stands is not known any more; the others do not wait for one that is being
+        """The position of a node is not known now; the others do not wait for one that is being
         filled."""
         self.at.away(number)
         self._asked.pop(("adopt", number))
@@ -268,7 +268,7 @@ class Lead:
         self._greet(number)
 
     def _stands(self, number: int, m: wire.Standing, digests: bytes | None) -> None:
-        """A node says where it stands."""
+        """A node sends its position."""
         node, bit, filled = self.at.nodes[number], 1 << number, self._filling.node
         if node.is_cut:
             return  # it is late; which start of the node it was is to be said again
@@ -451,7 +451,7 @@ class Lead:
         self._ask_to_adopt()
 
     def _ask_to_adopt(self) -> None:
-        """Ask those that are there, and can: the others say first where they stand."""
+        """Ask those that are there, and can: the others send their position first."""
         position = self.at.next
         assert position is not None
         for number in nodes_of(position.everyone):

@@ -17,7 +17,7 @@ Hello).
     in again  `joined`                at once the first time, and after a growing pause the next:
                                       each return makes all ranks compute a step again
 
-Nobody is missed where the patience is None: the job waits.
+No child is missed where the patience is None: the job waits.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Membership:
         self._is_in_doubt = self._is_confirmed = False
         """A child knows more than this switch, which has asked its parent; which was answered."""
         self._missing_ns: int | None = None
-        """When children are sent next who has not joined; None: nobody waits for that."""
+        """When children are sent next which ranks have not joined; None: nothing waits for that."""
 
     # ---------------------------------------------------------------------- time and connections
 
@@ -270,7 +270,7 @@ class Membership:
     # ---------------------------------------------------------------------- from the parent
 
     def rejoin(self, m: wire.Rejoin) -> None:
-        """The parent was started again, and knows nobody."""
+        """The parent was started again, and knows no child."""
         if self._members.complete and not self._uplink.asks("hello"):
             self.joined = False
             self._send_hello()
@@ -422,7 +422,7 @@ class Membership:
         self._outbox.send_all(self._members.everyone, receipt)
 
     def _report_presence(self) -> None:
-        """Send Hello once nobody is waited for any more; then which ranks are present, if that
+        """Send Hello once no child is waited for any more; then which ranks are present, if that
         changed."""
         if self.is_over or self._uplink.asks("hello"):
             return

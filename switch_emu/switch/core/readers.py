@@ -6,7 +6,7 @@ one connection cannot take all places that the node has for readers, or the ways
 Of several optimizer nodes, all hold the same version for a reader (`JointReaders`):
 
     a reader sends   the nodes are sent                      the reader is sent
-    Open             Open, all that count, once they stand   Opened, when all hold that version
+    Open             Open, all that count, once they are     Opened, when all hold that version
                      at one version
     Read             Read, one that holds the page           Content; by another, if one is lost
     Shut             Shut, all                               Gone
@@ -150,7 +150,7 @@ class JointReaders:
             self._read(reader, m)
 
     def _open(self, reader: _Reader) -> None:
-        """Have all members hold the version at which they stand."""
+        """Have all members hold the version of their position."""
         position = self._position
         if position is None or reader.opened is not None:
             return

@@ -1,4 +1,4 @@
-"""Optimizer nodes that cannot take part: what each is told. Pure."""
+"""Optimizer nodes that cannot take part: what each is sent. Pure."""
 
 from __future__ import annotations
 

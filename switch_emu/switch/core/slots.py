@@ -6,7 +6,7 @@ fidelity; both have the same methods.
 A slot holds what each child contributed to one (step, part, extent) until all are in; then they are
 summed in rank order, in one pass, and leave as one. Nothing is added before all are there: the sum
 does not depend on arrival, and an incomplete slot can still be handed on raw. Pure: payloads are
-opaque and nobody adds here.
+opaque and nothing is added here.
 
     absent  -> FILLING  `contribute`  first contribution, if the pool has room for the whole slot
     FILLING -> FULL     `contribute`  the last missing child

@@ -1,7 +1,7 @@
-"""Where several optimizer nodes stand, as the switch that leads them knows it. Pure.
+"""The positions of several optimizer nodes, as the switch that leads them knows it. Pure.
 
 now, next      what counts, and what is proposed to count (`lead.py`)
-nodes          what each node has said since its connection was lost, or it was started again
+nodes          what each node has sent since its connection was lost, or it was started again
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class KnownNode:
     """An optimizer node, as this switch knows it."""
 
     standing: wire.Standing | None = None
-    """Where it stands; None: where the switch does, or not known."""
+    """Its position; None: that of the switch, or not known."""
     incarnation: int = -1
     """Number of its starts, by its last Standing."""
     adopted_as: int = -1
@@ -30,7 +30,7 @@ class KnownNode:
     prepared_as: int = -1
     """Number of the start as which it last prepared a version."""
     is_away: bool = True
-    """It has not said where it stands since its connection was lost, or it was started again."""
+    """It has not sent its position since its connection was lost, or it was started again."""
     is_adopted: bool = False
     """It has taken over the attempt that counts, and is connected."""
     is_cut: bool = False
@@ -107,7 +107,7 @@ class Standings:
         return self.is_installed and self.next is None
 
     def away(self, number: int) -> None:
-        """A connection was lost, or a node was started again: where it stands is not known."""
+        """A connection was lost, or a node was started again: its position is not known."""
         node = self.nodes[number]
         node.is_away, node.is_adopted, node.standing = True, False, None
 
@@ -207,7 +207,7 @@ class Standings:
         return self.latest.version  # E5: who has not decided it can
 
     def newest(self) -> tuple[int, int, int]:
-        """The newest epoch, generation and attempt that anybody knows, whoever stated which."""
+        """The newest epoch, generation and attempt that any node knows."""
         positions: list[Position | wire.Standing | None] = [self.now, self.next]
         positions += [node.standing for node in self.nodes]
         stated = [(p.epoch, p.generation, p.attempt) for p in positions if p is not None]
@@ -217,7 +217,7 @@ class Standings:
         return max(epochs), max(generations), max(attempts)
 
     def was_before(self, number: int, m: wire.Standing) -> bool:
-        """True if a member has prepared a version since it said this: it has been decided (E2). One
+        """True if a member has prepared a version since it sent this: it has been decided (E2). One
         that has just been filled says nothing else until it has taken the next epoch over."""
         members = self.now.members | (0 if self.next is None else self.next.members)
         has_prepared = self.nodes[number].prepared_as == m.incarnation

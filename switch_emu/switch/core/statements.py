@@ -5,8 +5,8 @@
     Propose   all children have sent it: one to the parent     Agreed, when the parent sends it
 
 Begin and Commit are of a step, of which all children must state the same: their hyper-parameters,
-and the number of their backward passes. Where they differ all are refused, with what differs, its
-values and their ranks. A child that asks later, or again, is sent the same answer again.
+and the number of their backward passes. Where they differ all are sent Refuse, with what differs,
+its values and their ranks. A child that asks later, or again, is sent the same answer again.
 
 When each child commits a step shows who is late (`Lateness`): it is named in the log, and missed
 where the job goes on without lost ranks. A late switch is only named: it misses its own children.
@@ -50,7 +50,7 @@ _KEPT_COUNT = 256
 
 
 class Lateness:
-    """See the module. `least_ns`: nobody is late before."""
+    """See the module. `least_ns`: no child is late before."""
 
     def __init__(self, least_ns: int) -> None:
         self._least_ns = least_ns
@@ -84,7 +84,7 @@ class Lateness:
 
     @property
     def limit_ns(self) -> int:
-        """How late nobody usually is."""
+        """How late no child usually is."""
         if not self._last:
             return self._least_ns
         usual = self.usual_ns
@@ -92,7 +92,7 @@ class Lateness:
         return max(self._least_ns, usual + MADS * scatter_ns)
 
     def deadline_ns(self, step: int) -> int | None:
-        """When those who have not committed a step are late; None while nobody has."""
+        """When those who have not committed a step are late; None while none has."""
         came_ns = self._came_ns.get(step)
         return int(median(came_ns.values())) + self.limit_ns if came_ns else None
 
@@ -100,7 +100,7 @@ class Lateness:
 _KEPT_MAX = 4
 """Different statements of children that are kept, to say how they differ."""
 _LATE_NS = 5 * 10**9
-"""Where all are waited for, nobody is named as late before this."""
+"""Where all are waited for, no child is named as late before this."""
 
 
 class Statement(NamedTuple):
@@ -248,7 +248,7 @@ class BeginCommit:
     # ---------------------------------------------------------------------- who is late
 
     def late_ns(self) -> int | None:
-        """When whoever has not committed the open step is late; None: nobody is, or it is named."""
+        """When a child without a commit of the open step is late; None: none is, or it is named."""
         if self._named_step >= self._outbox.step or self._uplink.asks("commit"):
             return None
         return self._lateness.deadline_ns(self._outbox.step)
@@ -336,8 +336,8 @@ class Agreement:
                 del of_extents[key]
 
     def learn(self, peer: str) -> None:
-        """Make the aggregator of the first description; `peer`, who brought it, is refused if that
-        is not possible here."""
+        """Make the aggregator of the first description; `peer`, which brought it, is sent Refuse if
+        that is not possible here."""
         first = self._members.first
         if first is None or self._described:
             return

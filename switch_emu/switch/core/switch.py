@@ -78,7 +78,7 @@ FROM_CHILD: Final[Mapping[type[wire.Message], str]] = {
     wire.Leave: "membership.leave",
 }
 OF_ANYONE: Final = frozenset({wire.Open, wire.Read, wire.Shut, wire.Hello})
-"""Handled whoever sends them; all others of children that have joined."""
+"""Handled from any sender; all others of children that have joined."""
 OF_ANY_ATTEMPT: Final = frozenset({wire.Present})
 """Handled from any child that has joined; all others only under the attempt that counts."""
 
@@ -113,7 +113,7 @@ RECEIPTS: Final[Mapping[Verb, str]] = {
 
 
 class SwitchCore:
-    """See the module. `children` are bitmaps of the ranks each child stands for.
+    """See the module. `children` are bitmaps of the ranks below each child.
 
     `parents_count`: more than one where several optimizer nodes are the parent, which `lead.py`
     leads; `replicas` of them hold each page. Raises ValueError if there is none.
