@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -145,7 +146,7 @@ def test_nothing_is_left_running(tmp_path: Path) -> None:
 def test_a_job_does_not_wait_for_repetitions(tmp_path: Path) -> None:
     """Goal: where nothing is lost, nothing is asked for twice: every request is answered once it
     can be, so the pause before a repetition (10 s) never shows.
-    Method: 20 short jobs; a repeated message would be the answer to a lost one."""
+    Method: eight short jobs; a repeated message would be the answer to a lost one."""
     repeated: list[str] = []
 
     class Told(Outstanding[Any]):
@@ -156,11 +157,11 @@ def test_a_job_does_not_wait_for_repetitions(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("luwu.protocol.uplink.Outstanding", Told)
-        for index in range(20):
-            job = Job(
-                update=("streaming", "at_step")[index % 2], poison_step=(None, 2)[index // 10]
-            )
-            with cluster_for(job, tmp_path, has_switch=index % 4 < 2) as cluster:
+        for update, poison_step, has_switch in itertools.product(
+            ("streaming", "at_step"), (None, 2), (True, False)
+        ):
+            job = Job(update=update, poison_step=poison_step)
+            with cluster_for(job, tmp_path, has_switch=has_switch) as cluster:
                 check(cluster, job, cluster.run(Worker(job)))
     assert repeated == []
 

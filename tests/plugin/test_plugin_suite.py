@@ -322,6 +322,7 @@ def test_it(tmp_path):
 
 @pytest.mark.feature("kill, suspend, resume in a user's tests")
 @pytest.mark.feature("an example project")
+@pytest.mark.slow
 def test_plugin_suite_of_the_documented_project(sandbox: Sandbox) -> None:
     """Goal: what the page on pytest shows is a file that runs."""
     project = ROOT / "docs/examples/pytest_project"

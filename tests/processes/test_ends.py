@@ -31,14 +31,12 @@ END
 
 
 @pytest.mark.faults(35)
-@pytest.mark.parametrize(
-    ("count", "seed"), [(2, 0), (2, 4), pytest.param(8, 8, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("count", "seed"), [(2, 0), pytest.param(8, 8, marks=pytest.mark.slow)])
 def test_a_run_whose_process_dies_in_the_last_second(
     count: int, seed: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """I1, I3, I8. Goal: it ends with 0 and the digest of plain torch, whoever dies. The seeds take
-    a node and a switch, with one copy of each page and with two; the slow one takes all."""
+    """I1, I3, I8. Goal: it ends with 0 and the digest of plain torch, whoever dies: a node
+    and a switch; the slow ones are all, with one copy of each page and with two."""
     arguments = ["--role", "last", "--count", str(count), "--seed", str(seed)]
     assert kill.main(arguments) == 0, capfd.readouterr().out
 
@@ -80,9 +78,7 @@ def assert_whole(directory: Path, *, warned: str) -> None:
     ("redirected", "warned"),
     [
         ("| head -c 1", "standard output cannot be written: Broken pipe"),
-        ("> /dev/full", "standard output cannot be written: No space left on device"),
         ("2> /dev/full", "standard error cannot be written: No space left on device"),
-        (">&-", ""),
         ("<&- >&- 2>&-", ""),
     ],
 )

@@ -168,25 +168,25 @@ def test_replicas_are_added_and_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.feature("several optimizer nodes")
-def test_disk_work_divides(tmp_path: Path) -> None:
-    """I3. Goal: four nodes end with the digest of plain torch, and each writes its own pages alone;
+@pytest.mark.parametrize(
+    ("count", "replicas"), [(3, 2), pytest.param(4, 1, marks=pytest.mark.slow)]
+)
+def test_disk_work_divides(count: int, replicas: int, tmp_path: Path) -> None:
+    """I3. Goal: the nodes end with the digest of plain torch, and each writes its own pages alone;
     of three with two replicas, each writes those of two stripes, and receives as much.
     Method: our own count of page bytes, exactly: of each version, and of the initial one."""
-    ends = {}
-    for count, replicas in ((4, 1), (3, 2)):
-        outside = Outside(tmp_path / f"outside-{count}")
-        with start(tmp_path, count, outside, replicas=replicas) as cluster:
-            ends[count, replicas] = finished(cluster, outside)
-    for (count, replicas), found in ends.items():
-        assert found["weights_digest"] == light_digest(STEPS)
-        layout = replace(make_layout(), optimizer_nodes=count)
-        shares = [Share(layout, number, replicas) for number in range(count)]
-        chunks = [[layout.chunks[each] for each in share.chunks()] for share in shares]
-        written = [sum(map(page_bytes, each)) for each in chunks]
-        pushed = [STEPS * sum(c.sum_bytes for c in each if c.trainable) for each in chunks]
-        nodes = found["nodes"]
-        assert [node["disk_bytes"]["written"] for node in nodes] == written
-        assert [node["network_bytes"]["into_node"] for node in nodes] == pushed
+    outside = Outside(tmp_path / "outside")
+    with start(tmp_path, count, outside, replicas=replicas) as cluster:
+        found = finished(cluster, outside)
+    assert found["weights_digest"] == light_digest(STEPS)
+    layout = replace(make_layout(), optimizer_nodes=count)
+    shares = [Share(layout, number, replicas) for number in range(count)]
+    chunks = [[layout.chunks[each] for each in share.chunks()] for share in shares]
+    written = [sum(map(page_bytes, each)) for each in chunks]
+    pushed = [STEPS * sum(c.sum_bytes for c in each if c.trainable) for each in chunks]
+    nodes = found["nodes"]
+    assert [node["disk_bytes"]["written"] for node in nodes] == written
+    assert [node["network_bytes"]["into_node"] for node in nodes] == pushed
 
 
 def page_bytes(chunk: Chunk) -> int:

@@ -239,8 +239,8 @@ APART = {"serve", "join", ""}  # tests of their own
 # --- Tests ----------------------------------------------------------------------------------------
 
 
-SLOW = ("port-fsdp2.md",)
-"""Pages that are run with the marked tests: their scripts train under FSDP2 too."""
+SLOW = ("kill-9.md", "port-fsdp2.md")
+"""Pages that are run with the marked tests: they start many runs, which others here show too."""
 
 
 @pytest.mark.parametrize(

@@ -48,10 +48,7 @@ def shell(tmp_path: Path) -> Iterator[Terminal]:
         assert opened.leftovers() == []
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_killed_run_resumes_with_the_state_of_a_decided_step(
-    transport: str, shell: Terminal
-) -> None:
+def test_a_killed_run_resumes_with_the_state_of_a_decided_step(shell: Terminal) -> None:
     """I2. Goal: a scheduler that makes its step behind an evaluation has made it in the resumed
     run; where the step was waited for before, it has if the run went on to the next training, or
     to its end, and has not if a worker was killed before.
@@ -60,8 +57,8 @@ def test_a_killed_run_resumes_with_the_state_of_a_decided_step(
     def epoch(*words: str, resume: bool = True) -> tuple[int, str]:
         flags = ("--resume",) if resume else ()
         done = shell.run(
-            "run", "--workers", "2", "--transport", transport, "--state", "luwu-state", *flags,
-            "--worker-restarts", "0", "train.py", *words,
+            "run", "--workers", "2", "--state", "luwu-state", *flags, "--worker-restarts", "0",
+            "train.py", *words,
         )  # fmt: skip
         return done.process.returncode, done.out
 
