@@ -17,20 +17,7 @@ from luwu.protocol.actions import Drop, Send
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
-from luwu.wire.messages import (
-    Abort,
-    Agreed,
-    Cancel,
-    Decided,
-    Leave,
-    Pull,
-    Push,
-    Received,
-    Role,
-    Verb,
-    Verdict,
-    Welcome,
-)
+from luwu.wire.messages import Push, Role, Verb
 from tests.helpers.local_job import MIB
 
 
@@ -47,20 +34,20 @@ def test_a_worker_ahead_of_the_decision_asks_when_it_can_be_answered() -> None:
         return [
             (pull.step, pull.index + index)
             for pull in sent
-            if isinstance(pull, Pull)
+            if isinstance(pull, wire.Pull)
             for index in range(pull.count)
         ]
 
     core.join(0, b"job", "hash")
-    core.received(1, Welcome(**parent, step=0, loaded=True, push_window_bytes=MIB, contributors=1))
+    core.received(1, stamped(wire.Welcome, loaded=True, push_window_bytes=MIB, contributors=1))
     assert pulls(core.pull(2, 1, 0, 0, [4])) == [(0, 4)]
     core.commit(3, 0, 1, b"hyper")
     assert pulls(core.pull(4, 2, 1, 0, [4])) == [(1, 4)]
-    core.received(5, Verdict(**parent, step=0, applied=True, norms=(1.0,)))
+    core.received(5, wire.Verdict(**parent, step=0, applied=True, norms=(1.0,)))
     assert pulls(core.pull(6, 3, 2, 0, [4, 5])) == []
     assert pulls(core.pull(7, 4, 2, 0, [6])) == []
     core.forget(4)
-    actions = core.received(8, Decided(**parent, step=0, applied=True, norms=(1.0,)))
+    actions = core.received(8, wire.Decided(**parent, step=0, applied=True, norms=(1.0,)))
     assert pulls(actions) == [(2, 4), (2, 5)]
     assert pulls(core.pull(9, 5, 2, 0, [7])) == [(2, 7)]
 
@@ -84,18 +71,19 @@ def test_a_worker_without_samples_is_not_ahead_of_a_verdict(is_skipped: bool) ->
         return core.push(9, handle, step, 0, [gradient], last=False)
 
     core.join(0, b"job", "hash")
-    core.received(1, Welcome(**parent, step=0, loaded=True, push_window_bytes=MIB, contributors=1))
+    core.received(1, stamped(wire.Welcome, loaded=True, push_window_bytes=MIB, contributors=1))
     assert pushes(push(1, 0)) == [(0, 1)]
-    core.received(2, Received(**parent, step=0, index=0, part=0, verb=Verb.PUSH, contributors=1))
+    core.received(2, stamped(wire.Received, index=0, part=0, verb=Verb.PUSH, contributors=1))
     core.commit(3, 0, 1, b"hyper")
     assert pushes(push(2, 1)) == []
     core.commit(4, 1, 1, b"hyper")
     assert pushes(push(3, 2)) == []
     counts = {**parent, "attempt": 2 if is_skipped else 1}
-    judged = core.received(5, Verdict(**counts, step=0, applied=not is_skipped, norms=(1.0,)))
+    judged = core.received(5, wire.Verdict(**counts, step=0, applied=not is_skipped, norms=(1.0,)))
     assert pushes(judged) == [(1, counts["attempt"])]
     aborted = core.received(
-        6, Abort(**{**parent, "attempt": 3}, step=1, text="a test", contributors=1, loaded=True)
+        6,
+        wire.Abort(**{**parent, "attempt": 3}, step=1, text="a test", contributors=1, loaded=True),
     )
     assert {id(a.payload) for a in aborted if isinstance(a, Drop)} == {id(p) for p in payloads[1:]}
     assert pushes(push(4, 1)) == [(1, 3)]
@@ -110,11 +98,11 @@ def test_a_receipt_for_what_was_not_sent_yet_is_nobodys() -> None:
         "incarnation": 9, "step": 0,
     }  # fmt: skip
 
-    def receipt(chunk: int) -> Received:
-        return Received(**parent, index=chunk, part=0, verb=Verb.LOAD, contributors=0)
+    def receipt(chunk: int) -> wire.Received:
+        return wire.Received(**parent, index=chunk, part=0, verb=Verb.LOAD, contributors=0)
 
     core.join(0, b"job", "hash")
-    core.received(1, Welcome(**parent, loaded=False, push_window_bytes=100, contributors=1))
+    core.received(1, wire.Welcome(**parent, loaded=False, push_window_bytes=100, contributors=1))
     chunks = [
         Gradient(index=chunk, payload=object(), payload_bytes=100, dtype="float32")
         for chunk in range(2)
@@ -159,7 +147,7 @@ def test_an_answer_of_another_size_is_an_error_of_the_parent() -> None:
     bench = Encoding()
     bench.part.measured(Measure(bench.push("g4"), "g4"), b"ab")
     with pytest.raises(RemoteProtocolError, match="another layout"):
-        bench.part.agreed(stamped(Agreed, index=4, part=0), b"xyz")
+        bench.part.agreed(stamped(wire.Agreed, index=4, part=0), b"xyz")
 
 
 def test_what_is_encoded_after_its_attempt_is_dropped() -> None:
@@ -176,18 +164,20 @@ def test_what_is_encoded_after_its_attempt_is_dropped() -> None:
 
 
 def test_a_skipped_step_does_not_withdraw_what_was_asked() -> None:
-    """Goal: cancel and leave are sent again under the new attempt, the reason cut to its limit."""
+    """I1. Goal: cancel and leave are sent again under the new attempt, the reason cut to its limit;
+    until the attempt is given up no Commit is sent, which could decide what is to be dropped."""
     core = NicCore(job=1, rank=0, world_size=1, incarnation=1)
     core.join(0, b"job", "hash")
-    welcome = stamped(Welcome, loaded=True, push_window_bytes=MIB, contributors=1)
+    welcome = stamped(wire.Welcome, loaded=True, push_window_bytes=MIB, contributors=1)
     core.received(1, welcome)
     core.commit(2, 0, 1, b"hyper")
     core.cancel(2, "x" * 2000)
+    assert core.commit(2, 1, 1, b"hyper") == []
     core.leave(2)
-    skipped = core.received(3, stamped(Verdict, attempt=2, applied=False, norms=(1.0,)))
+    skipped = core.received(3, stamped(wire.Verdict, attempt=2, applied=False, norms=(1.0,)))
     cancel, leave = [
         each.message for each in skipped
-        if isinstance(each, Send) and isinstance(each.message, Cancel | Leave)
+        if isinstance(each, Send) and isinstance(each.message, wire.Cancel | wire.Leave)
     ]  # fmt: skip
     assert (len(cancel.text), cancel.attempt, leave.attempt) == (900, 2, 2)
 

@@ -66,6 +66,11 @@ class Membership:
         self._cancelling = text[:CANCEL_CHARS_MAX]
         self._send_cancel()
 
+    @property
+    def is_cancelling(self) -> bool:
+        """True until the attempt that this worker wants given up is."""
+        return self._cancelling is not None
+
     def leave(self) -> None:
         """Announce that this worker is done."""
         self._is_leaving = True

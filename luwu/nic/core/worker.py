@@ -174,7 +174,10 @@ class NicCore:
     ) -> list[Action]:
         """Every push of the step is out; with `skip` it is left out, on all ranks."""
         self.out.now_ns = now_ns
-        self.steps.commit(step, parts, hyper, skip=skip)
+        # Until an attempt is given up, what is pushed again counts as a repetition: with our Commit
+        # the step could be decided with what was to be dropped, if Cancel was lost on the way.
+        if not self.membership.is_cancelling:
+            self.steps.commit(step, parts, hyper, skip=skip)
         return self.out.take()
 
     def attach(

@@ -451,8 +451,8 @@ class NodeCore:
 
     def _request_abort(self, request: AbortRequest) -> None:
         """Give the attempt up as soon as that is allowed."""
-        if not self.children.loaded and not request.is_lost:
-            return  # nothing was pushed yet
+        if not self.children.loaded:
+            return  # what has come is of the same attempt, and waits (`early`)
         if self.joint.request_abort(request):
             self._abort(request.text)
             self._advance()

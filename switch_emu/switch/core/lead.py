@@ -642,10 +642,12 @@ class Lead:
 
     def _request_abort(self, text: str, *, lost: int = 0) -> None:
         """Give the attempt up as soon as that is allowed; `lost`: ranks that were started again."""
-        if not self.at.is_settled or self.at.now.version < 0:
-            return  # one begins anyway; or nothing was pushed yet
+        if not self.at.is_settled:
+            return  # one begins anyway
         # As good as decided, unless who was started again still had to attach something to it.
-        if self._verdict is not None and not (lost and self._hyper.keeps):
+        # Before the first weights are, what was pushed waits at the nodes, and so does this.
+        is_decided = self._verdict is not None and not (lost and self._hyper.keeps)
+        if is_decided or self.at.now.version < 0:
             self._abort_text = text
         else:
             self._propose(self.at.now.members, self.at.now.version, text)
