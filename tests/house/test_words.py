@@ -22,7 +22,6 @@ def test_words_are_found_in_pages_messages_and_docstrings(tmp_path: Path) -> Non
         "docs/design/0001-note.md": "Nobody.\n",
         "luwu/base/error_table.toml": 'meaning = "It was told."\n',
         "luwu/a.py": '"""Nobody, `nobody`."""\n\nTEXT = "made anew"\nNAME = "told"\n# nobody\n',
-        "luwu/predict/a.py": '"""Nobody reads it."""\n',
     }
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -123,12 +123,11 @@ def test_names():
         r"luwu node: .*node\.log -*\n12:00:00\.000 WARNING node\.slow disk=1\nwithout a level\n",
         section(output, "test_warning_of_the_node"),
     )
-    whole = sandbox.run("-vv", "-k", "test_warning or test_refused_result", code=1)
+    whole = sandbox.run("-vv", "--full-trace", "-k", "test_warning or test_refused", code=1)
     noise = section(whole, "test_warning_of_the_node")
     assert "INFO node.noise a=1\n12:00:00.000 WARNING node.slow" in noise
     assert " INFO switch." in noise
-    frames = sandbox.run("--full-trace", "-k", "test_refused", code=1)
-    assert "luwu/testing/calls.py" in frames
+    assert "luwu/testing/calls.py" in whole
 
 
 @pytest.mark.feature("defaults of one test: @pytest.mark.luwu")

@@ -216,6 +216,7 @@ def test_the_root_of_a_tree_moves(shell: Terminal) -> None:
     assert summary(at / "up")["weights_digest"] == light_digest(STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.feature("another number of replicas")
 def test_replicas_are_added_while_workers_wait(shell: Terminal) -> None:
     """I1, I2, I3. Goal: in the middle of a job of two nodes without replicas, nodes and switch are

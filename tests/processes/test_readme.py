@@ -239,7 +239,7 @@ APART = {"serve", "join", ""}  # tests of their own
 # --- Tests ----------------------------------------------------------------------------------------
 
 
-SLOW = ("kill-9.md", "port-fsdp2.md")
+SLOW = ("first-model.md", "kill-9.md", "port-fsdp2.md")
 """Pages that are run with the marked tests: they start many runs, which others here show too."""
 
 

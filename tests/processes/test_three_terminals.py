@@ -180,16 +180,8 @@ def test_nodes_in_terminals_of_their_own(shell: Terminal) -> None:
     as on hosts of their own; what they export together is what one node makes. The line carries the
     replicas too: each node holds all pages."""
     start = [
-        "up",
-        "--role",
-        "node",
-        "--optimizer-nodes",
-        "2",
-        "--replicas",
-        "2",
-        "--chunk",
-        "16KiB",
-    ]
+        "up", "--role", "node", "--optimizer-nodes", "2", "--replicas", "2", "--chunk", "16KiB",
+    ]  # fmt: skip
     first = shell.start(*start, "--state", "state")
     line = first.wait_for(r"^or      luwu (up --role node --number 1 --join) '(tcp://.*)'$")
     second = shell.start(*line[1].split(), line[2], "--state", "state", "--memory-budget", "8MiB")

@@ -151,6 +151,7 @@ def test_the_job_goes_on_without_a_host(shell: Terminal) -> None:
     assert cluster.check_end(3) == ["0-2"] * 4 + ["0,2"] * 4 + ["0-2"] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.feature("a host of workers that dies and comes back")
 @pytest.mark.faults(1)
 def test_the_job_waits_for_a_host(shell: Terminal) -> None:
