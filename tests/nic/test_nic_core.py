@@ -168,6 +168,7 @@ def test_a_skipped_step_does_not_withdraw_what_was_asked() -> None:
     until the attempt is given up no Commit is sent, which could decide what is to be dropped."""
     core = NicCore(job=1, rank=0, world_size=1, incarnation=1)
     core.join(0, b"job", "hash")
+    assert core.cancel(0, "of what counts nowhere") == []
     welcome = stamped(wire.Welcome, loaded=True, push_window_bytes=MIB, contributors=1)
     core.received(1, welcome)
     core.commit(2, 0, 1, b"hyper")

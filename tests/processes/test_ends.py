@@ -136,8 +136,6 @@ def end_in_step_1(self, nic, number, may_cancel):
 light_job.StepWorker._step = end_in_step_1
 """
 STAYS = "threading.Thread(target=time.sleep, args=(4,), name='uploader').start()"
-
-
 BREAKS_OFF_BEFORE = "if os.environ['RANK'] == '1': os._exit(0)"
 
 

@@ -212,6 +212,18 @@ def test_a_child_that_knows_more_is_refused_when_the_parent_has_answered() -> No
         assert "is_older=True" in line(refuse)
 
 
+def test_a_child_that_is_started_again_while_the_switch_joins_again() -> None:
+    """I1, I6. Goal: the attempt goes on, and is given up although the parent has yet to answer."""
+    handed, part = joined()
+    part.rejoin(message(wire.Rejoin))
+    part.hello("right", hello(RIGHT, incarnation=9), BYTES)
+    assert handed.uplink.asks("cancel")
+    assert part.awaits(welcome())
+    part.welcomed(welcome())
+    handed.outbox.take()
+    handed.play(part, [("hello", ("right", hello(RIGHT, incarnation=9), BYTES), [])])
+
+
 def outbox_of() -> Outbox:
     return Outbox(job=1, role=Role.SWITCH, rank=0, incarnation=9)
 

@@ -15,30 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luwu.aggregate.interface import ENCODED
+from luwu.base import limits
 from luwu.base.dtypes import WIRE_DTYPES
 from luwu.base.errors import RemoteProtocolError
-from luwu.base.limits import (
-    CLIPS_MAX,
-    CONTROL_HEADER_BYTES_MAX,
-    DATA_HEADER_BYTES_MAX,
-    FIELD_CHARS_MAX,
-    INT64_MAX,
-    SEGMENTS_MAX,
-    TEXT_CHARS_MAX,
-    WORLD_SIZE_MAX,
-)
+from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
-from luwu.wire.messages import (
-    MESSAGE_TYPES,
-    Leave,
-    Message,
-    PayloadRule,
-    Push,
-    Refuse,
-    Rejoin,
-    Role,
-    Verb,
-)
+from luwu.wire.messages import MESSAGE_TYPES, Message, PayloadRule, Role, Verb
 from tests.evidence.headers import cases
 
 FIXED = settings(derandomize=True, deadline=None, max_examples=60)
@@ -50,19 +32,21 @@ _PAYLOADS = {PayloadRule.NONE: [0], PayloadRule.ONE: [1], PayloadRule.OPTIONAL: 
 
 _HEX = "0123456789abcdef"
 _STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
-    "int": st.integers(0, INT64_MAX),
+    "int": st.integers(0, limits.INT64_MAX),
     "float": st.floats(),
-    "tuple[float, ...]": st.lists(st.floats(), min_size=1, max_size=CLIPS_MAX + 2).map(tuple),
+    "tuple[float, ...]": st.lists(st.floats(), min_size=1, max_size=limits.CLIPS_MAX + 2).map(
+        tuple
+    ),
     "bool": st.booleans(),
-    "str": st.text(st.characters(exclude_categories=["Cs"]), max_size=TEXT_CHARS_MAX),
+    "str": st.text(st.characters(exclude_categories=["Cs"]), max_size=limits.TEXT_CHARS_MAX),
     "Role": st.sampled_from(Role),
     "Verb": st.sampled_from(Verb),
-    "contributors": st.integers(0, 2**WORLD_SIZE_MAX - 1),
-    "present": st.integers(0, 2**WORLD_SIZE_MAX - 1),
-    "lost": st.integers(0, 2**WORLD_SIZE_MAX - 1),
+    "contributors": st.integers(0, 2**limits.WORLD_SIZE_MAX - 1),
+    "present": st.integers(0, 2**limits.WORLD_SIZE_MAX - 1),
+    "lost": st.integers(0, 2**limits.WORLD_SIZE_MAX - 1),
     "weight": st.floats(0, allow_nan=False, allow_infinity=False),
     "dtype": st.sampled_from(sorted(WIRE_DTYPES)),
-    "field": st.text(st.characters(exclude_categories=("Cs",)), max_size=FIELD_CHARS_MAX),
+    "field": st.text(st.characters(exclude_categories=("Cs",)), max_size=limits.FIELD_CHARS_MAX),
     "description_hash": st.text(_HEX, max_size=64),
 }
 
@@ -73,7 +57,7 @@ def messages(message_type: type[Message]) -> st.SearchStrategy[Message]:
         entry.name: _STRATEGIES[entry.name if entry.name in _STRATEGIES else str(entry.type)]
         for entry in fields(message_type)
     }
-    if message_type is Push:
+    if message_type is wire.Push:
         chosen["dtype"] = st.sampled_from([*sorted(WIRE_DTYPES), ENCODED])
     return st.builds(message_type, **chosen)
 
@@ -99,7 +83,7 @@ def refuses(header: bytes, payload_count: int = 0) -> str:
 def test_round_trip(message_type: type[Message]) -> None:
     """Goal: every legal message arrives as it was sent, and its header stays within the caps.
     NaN and infinity are legal floats: the norm of a skipped step is one of them."""
-    cap = DATA_HEADER_BYTES_MAX if message_type.IS_DATA else CONTROL_HEADER_BYTES_MAX
+    cap = limits.DATA_HEADER_BYTES_MAX if message_type.IS_DATA else limits.CONTROL_HEADER_BYTES_MAX
 
     @FIXED
     @given(message=messages(message_type))
@@ -155,20 +139,20 @@ def test_wrong_counts(message_type: type[Message]) -> None:
 
 
 _NO_BITMAPS: list[Any] = [1, "\1", None, b"\0", b"\1\0", [b"\1"]]
-_WRONG_BITMAPS = [*_NO_BITMAPS, b"\1" * (WORLD_SIZE_MAX // 8 + 1)]
+_WRONG_BITMAPS = [*_NO_BITMAPS, b"\1" * (limits.WORLD_SIZE_MAX // 8 + 1)]
 _WRONG: dict[str, list[Any]] = {
     "int": [-1, -(2**63), 2**63, 2**64 - 1, 1.0, True, None, "1", b"\1", [1]],
     "float": [1, 0, True, None, "1.0", [1.0]],
-    "tuple[float, ...]": [[], [1], [1.0, None], 1.0, None, [1.0] * (CLIPS_MAX + 3), [[1.0]]],
+    "tuple[float, ...]": [[], [1], [1.0, None], 1.0, None, [1.0] * (limits.CLIPS_MAX + 3), [[1.0]]],
     "bool": [0, 1, None, "true", 1.0],
-    "str": [1, None, b"text", "x" * (TEXT_CHARS_MAX + 1), ["text"]],
+    "str": [1, None, b"text", "x" * (limits.TEXT_CHARS_MAX + 1), ["text"]],
     "Role": [0, 5, -1, 1.0, True, None, "WORKER"],
     "Verb": [0, 9, -1, 2**63, True, None],
     "contributors": _WRONG_BITMAPS,
     "present": _WRONG_BITMAPS,
     "lost": _WRONG_BITMAPS,
-    "absent": [*_NO_BITMAPS, b"\1" * (SEGMENTS_MAX // 8 + 1)],
-    "field": [1, None, b"weight", "x" * (FIELD_CHARS_MAX + 1)],
+    "absent": [*_NO_BITMAPS, b"\1" * (limits.SEGMENTS_MAX // 8 + 1)],
+    "field": [1, None, b"weight", "x" * (limits.FIELD_CHARS_MAX + 1)],
     "dtype": ["", "float64", "int8", "FLOAT32", 1, None, b"float32", "x" * 200],
     "description_hash": ["0" * 65, 1, None, b"ab"],
 }
@@ -186,7 +170,7 @@ def test_wrong_values_name_the_field(message_type: type[Message]) -> None:
             values[index] = wrong
             text = refuses(msgpack.packb(values), count)
             size = len(msgpack.packb(values))
-            too_big = size > (DATA_HEADER_BYTES_MAX if message.IS_DATA else 2**63)
+            too_big = size > (limits.DATA_HEADER_BYTES_MAX if message.IS_DATA else 2**63)
             unread = "not msgpack" in text  # msgpack itself refused a long binary
             assert f"{message_type.__name__}.{entry.name}: " in text or too_big or unread
 
@@ -194,24 +178,24 @@ def test_wrong_values_name_the_field(message_type: type[Message]) -> None:
 def test_caps_hold() -> None:
     """I5. Goal: a header above its cap is refused before it is read. Method: legal but wordy
     spellings of the same numbers make it longer."""
-    over = CONTROL_HEADER_BYTES_MAX + 1
+    over = limits.CONTROL_HEADER_BYTES_MAX + 1
     assert f"header of {over} bytes, at most" in refuses(b"\x13" * over)
-    pull = [3, 1, 2, 3, 4, 1, 5, 6, 7, 8, "x" * DATA_HEADER_BYTES_MAX]
+    pull = [3, 1, 2, 3, 4, 1, 5, 6, 7, 8, "x" * limits.DATA_HEADER_BYTES_MAX]
     assert "Pull header of " in refuses(msgpack.packb(pull))
 
 
 def test_wordy_integers_are_legal() -> None:
     """Goal: documented: an integer may be spelled longer than needed; it is the same message."""
     wordy = b"\x99\x13" + b"".join(b"\xcf" + bytes([0] * 7 + [i]) for i in (1, 2, 3, 4, 3, 6, 7, 8))
-    assert decode(wordy, 0) == EXAMPLES[Rejoin]
+    assert decode(wordy, 0) == EXAMPLES[wire.Rejoin]
 
 
 @pytest.mark.parametrize(
     ("kind", "wrong"),
     [
-        (Leave, {"epoch": 2**63}), (Leave, {"attempt": -1}),
-        (Leave, {"contributors": 1 << WORLD_SIZE_MAX}),
-        (Refuse, {"text": "x" * (TEXT_CHARS_MAX + 1)}),
+        (wire.Leave, {"epoch": 2**63}), (wire.Leave, {"attempt": -1}),
+        (wire.Leave, {"contributors": 1 << limits.WORLD_SIZE_MAX}),
+        (wire.Refuse, {"text": "x" * (limits.TEXT_CHARS_MAX + 1)}),
     ],
 )  # fmt: skip
 def test_what_a_receiver_would_refuse_is_not_encoded(

@@ -62,9 +62,10 @@ class Membership:
         self._send_hello()
 
     def cancel(self, text: str) -> None:
-        """Ask for the attempt to be given up."""
-        self._cancelling = text[:CANCEL_CHARS_MAX]
-        self._send_cancel()
+        """Ask for the attempt to be given up; if this worker is in none, nothing of it counts."""
+        if self.has_joined:
+            self._cancelling = text[:CANCEL_CHARS_MAX]
+            self._send_cancel()
 
     @property
     def is_cancelling(self) -> bool:

@@ -271,6 +271,7 @@ class Aggregation:
                 continue  # it went up raw meanwhile
             slot = self.pool.room(key, self.waiting.nbytes(key))
             if slot is None and len(self.pool):
+                assert self.pool.is_ahead(self.waiting.ranks(key)), "S6: it is in every open slot"
                 return
             if slot is None:
                 self._go_raw(key)  # one extent is larger than the pool
@@ -293,6 +294,7 @@ class Aggregation:
         self, peer: str, key: SlotKey, slot: Slot, contribution: Contribution,
         receipt: wire.Received,
     ) -> None:  # fmt: skip
+        assert self.pool.get(key) is slot, "S2"
         try:
             is_new = self.pool.contribute(slot, contribution)
         except OverlapError as exc:

@@ -421,6 +421,7 @@ class Lead:
         """Ask nodes to record an epoch and an attempt, later than all that anybody knows."""
         assert self._parents.covers(members), "E6: some pages are at none of them"
         assert not self.at.is_installed or self._are_enough(members), "E3"
+        assert is_older or version >= self.at.now.version, "E5: a decided version stays decided"
         is_finished = self.at.finishes(members, version)
         version += is_finished  # E5
         if version >= 0:
@@ -579,6 +580,7 @@ class Lead:
         """E2: all members have the next version prepared."""
         assert self.at.is_settled, "E1: what is proposed decides nothing"
         assert self._ballot.is_prepared, "E2"
+        assert self._ballot.differing_pages() is None, "E7"
         self.at.now = replace(self.at.now, version=self.at.now.version + 1)
         whole = self._filling.completed()  # by digests that the ballot forgets
         self._ballot.clear()

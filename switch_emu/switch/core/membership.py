@@ -208,13 +208,16 @@ class Membership:
             return
         self._presence.joined(self._outbox.now_ns, m.contributors)
         self._presence.reported(m.contributors, m.present, (m.incarnation, m.roll))
-        if self.joined and not m.contributors & self._members.active:
+        counts = m.contributors & self._members.active
+        # Before there are weights, no gradient is lost. If this switch has to join again, the
+        # attempt may go on, and the child is never again seen to be a later start.
+        if replaced and counts and self._children.loaded:
+            self._unwelcomed.add(m.contributors)
+            text = f"ranks {ranks_text([m.contributors])} were started again"
+            self._attempts.cancel(text, lost=m.contributors)
+        if self.joined and not counts:
             self._send_present()  # it is welcomed with the attempt in which it counts again
         elif self.joined:
-            if replaced and self._children.loaded:  # before, nobody had weights for a gradient
-                self._unwelcomed.add(m.contributors)
-                text = f"ranks {ranks_text([m.contributors])} were started again"
-                self._attempts.cancel(text, lost=m.contributors)
             if self.is_over or m.contributors not in self._unwelcomed:
                 self._outbox.send(peer, self._welcome())
         elif not self._uplink.asks("hello"):
