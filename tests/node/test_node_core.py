@@ -148,7 +148,6 @@ def test_early_keeps_no_more_than_the_window_and_nothing_of_an_older_attempt() -
     commit = parts.m(wire.Commit, contributors=RANKS, parts=1, skip=False, held=0)
     parts.check(
         (lambda: early.is_early(commit), True, []),
-        (lambda: early.is_early(parts.m(wire.Cancel, text="as planned", lost=0)), True, []),
         (lambda: early.is_early(parts.m(wire.Pull, index=0, part=0, count=1)), False, []),
         (lambda: early.keep(*first, "g0", parts.nbytes(0)), None, []),
         (lambda: early.keep(*second, "g1", parts.nbytes(0)), None, ["drop g1"]),

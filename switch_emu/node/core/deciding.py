@@ -61,7 +61,7 @@ class Alone:
         self._outbox, self._shard = outbox, shard
         self._state, self._steps = state, steps
         self._abort_text: str | None = None
-        """An abort that waits for the open step to be decided, ..."""
+        """An abort that waits for the open step, or the first weights, to be decided, ..."""
         self._is_lost = False
         """... or, as what came in for the step is lost, only for the store to have time."""
 
@@ -88,7 +88,9 @@ class Alone:
         """True if the attempt may be given up now; else the abort waits."""
         step = self._steps.open
         is_judged = step is not None and step.is_judged
-        if self._state.is_sealing or (is_judged and not request.is_lost):  # as good as decided
+        is_decided = self._state.is_sealing or (is_judged and not request.is_lost)
+        # Before the first weights are decided, what was pushed waits for them, and so does this.
+        if is_decided or self._state.version is None:
             self._abort_text, self._is_lost = request.text, self._is_lost or request.is_lost
             return False
         return True

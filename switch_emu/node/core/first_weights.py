@@ -100,7 +100,7 @@ class FirstWeights:
         self._children.send_all(receipt)
 
 
-_KINDS: Final = (wire.Push, wire.Propose, wire.Commit, wire.Keep, wire.Cancel)
+_KINDS: Final = (wire.Push, wire.Propose, wire.Commit, wire.Keep)
 
 
 class Early:

@@ -214,7 +214,7 @@ class NodeCore:
         if joined.lost_text:
             self._abort(joined.lost_text)
             self._advance()
-        if joined.is_restarted:
+        if joined.is_restarted and self.children.loaded:  # before, all that it sent comes again
             self._request_abort(AbortRequest("the switch was started again"))
         peer, hello = joined.peer, joined.hello
         self.out.send(peer, self.children.welcome(self._limits.push_window_bytes))
@@ -451,8 +451,6 @@ class NodeCore:
 
     def _request_abort(self, request: AbortRequest) -> None:
         """Give the attempt up as soon as that is allowed."""
-        if not self.children.loaded:
-            return  # what has come is of the same attempt, and waits (`early`)
         if self.joint.request_abort(request):
             self._abort(request.text)
             self._advance()

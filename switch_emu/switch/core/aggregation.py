@@ -271,7 +271,6 @@ class Aggregation:
                 continue  # it went up raw meanwhile
             slot = self.pool.room(key, self.waiting.nbytes(key))
             if slot is None and len(self.pool):
-                assert self.pool.is_ahead(self.waiting.ranks(key)), "S6: it is in every open slot"
                 return
             if slot is None:
                 self._go_raw(key)  # one extent is larger than the pool
