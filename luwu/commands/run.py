@@ -270,7 +270,7 @@ def _measured_disk(
 def _say_steps(run_directory: RunDirectory, served: _Served | None, console: Console) -> None:
     """Say what the steps took and what bound them, and keep it.
 
-    The run is over and its outcome written: what cannot be read any more is reported, not raised.
+    The run is over and its outcome is written, so a file that cannot be read is only reported.
     """
     from luwu.estimate.steps import FILE, steps_document, steps_lines
 

@@ -8,7 +8,7 @@ leaves the job has `worker.leaves` among its events, with the step that would ha
     a thread stays behind    the script is done, and its process is not
     one did not join         the others wait until it does
     one made fewer steps     the others wait for its part of the next one
-    some elsewhere are late  their switch has sent the workers here which (`worker.misses`)
+    some elsewhere are late  their switch has named them to the workers (`worker.misses`)
     a host is missing        the torchruns of the others start no worker
 
 Each is reported once, as soon as it can be seen, and not when `--grace` is over. Of a worker that

@@ -5,7 +5,7 @@
 Output of rank r goes to `logs/worker-r.log` (that of a worker that is shown by way of `relay`), its
 process number to `roles/worker-r.json`, the number and time of its start to `roles/worker-r.start`,
 and what ends it early, with the traceback, to `errors/worker-r.json`: the launcher shows the first
-of them in full. The script runs as `__main__`, as if it had been started alone. A signal to
+of them in full. The script runs as `__main__`, as if Python had started it directly. A signal to
 stop (SIGTERM) ends it at once, after what its events hold in memory is written.
 """
 

@@ -130,7 +130,7 @@ class History:
         return [(later - earlier) / 1e9 for earlier, later in pairwise(ordered)]
 
     def flags(self) -> list[StepFlag]:
-        """What happened, at the first step that was decided after it."""
+        """Faults and restarts, each at the first step that was decided after it."""
         ordered = sorted(self.decided_ns.items())
         found = []
         for at_ns, text in sorted(self._flags):

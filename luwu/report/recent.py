@@ -158,8 +158,8 @@ _ENGINES: Final = {
 
 
 def typical_step(events: RecentEvents, usual_s: float | None = None) -> int | None:
-    """Of the last steps the one that took nearest to `usual_s`, by default their median; None
-    before a step has ended."""
+    """The number of the recent step whose duration is closest to `usual_s` seconds (the median of
+    the recent steps where it is not given); None before a step has ended."""
     steps = ended_steps(events)
     if not steps:
         return None

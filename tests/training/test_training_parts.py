@@ -92,7 +92,7 @@ def test_the_script_sees_the_newest_abort() -> None:
 
 
 def test_no_lost_step_is_the_last() -> None:
-    """Goal: after an abort nobody waits for a step that is computed again."""
+    """Goal: after an abort no result waits for the lost start of a step."""
     attachments = Attachments(FakeNic(FakeNetwork(1), 0), Progress())
     attempt = Attempt(lambda error: error)
     results = Results()

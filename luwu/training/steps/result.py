@@ -1,4 +1,4 @@
-"""What `step()` returns, of steps that are on their way to the store; what they are clipped by.
+"""Results of steps, which `step()` returns before they are durable, and the clipping of gradients.
 
 Clipping is by the global norm, on the optimizer node: the gradient is there, not here. Each call
 acts on what those before it left, as in torch; its norm is that of the mean gradient over all ranks
@@ -121,7 +121,7 @@ class ClippedNorm:
         self.result: StepResult | None = None
         """Result of the step, once it is committed."""
         self.is_dropped = False
-        """The step is computed again, or never: nothing makes the norm known."""
+        """The step was dropped, so the norm will never be known."""
         self.step, self.clip = step, clip
         self._call, self._must_be_finite = call, must_be_finite
 
@@ -189,7 +189,7 @@ class Clipping:
         return asked
 
     def drop(self) -> None:
-        """What was asked for in this step does not count."""
+        """Forget the norms that were asked for in this step."""
         for each in self._asked:
             each.is_dropped = True
         self._asked = []

@@ -72,7 +72,7 @@ class Membership:
             self._outbox.send(peer, refuse)
 
     def admit(self) -> Joined | None:
-        """The child that waits, as a member, still to be welcomed; None if it got Refuse."""
+        """The child that waits, as a member, still to be welcomed; None if it was sent Refuse."""
         if self._waiting is None:
             return None
         (peer, hello, description), self._waiting = self._waiting, None

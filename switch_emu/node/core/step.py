@@ -376,8 +376,8 @@ class Step:
         return blocks
 
     def not_finite(self, trainable: Sequence[int]) -> int | None:
-        """The last extent here whose sum is not finite: backward came to it first. None if there is
-        none, or none has come: a node that is being filled hears of steps too."""
+        """The last extent here whose sum is not finite: backward came to it first. None if all sums
+        that are here are finite; a node that is being filled may have none."""
         for extent in reversed(trainable):
             entry = self.sums.extents.get(extent)
             squares = () if entry is None else entry.squares.get(self.norm_types[0], ())

@@ -150,7 +150,7 @@ class JointReaders:
             self._read(reader, m)
 
     def _open(self, reader: _Reader) -> None:
-        """Have all members hold the version of their position."""
+        """Ask all members to hold the version that they are at."""
         position = self._position
         if position is None or reader.opened is not None:
             return

@@ -1,7 +1,7 @@
 """Resources of a real switch that the running pool of slots would need.
 
 A slot here holds a chunk, thousands of elements; a switch's pipeline sees packets of 64 to 256. So
-a slot is as many packet slots as its chunk has packets, and each of those has, a copy, a
+a slot takes as many packet slots as its chunk has packets, and each of those has, in each copy, a
 bitmap of its contributors and a counter beside its values (SwitchML: `bitmap_checker.p4`). Values
 take 4 bytes, as integers do; the emulation itself keeps every contribution in float mode, until it
 can add them in rank order, and that is reported beside it. Pure.

@@ -84,7 +84,7 @@ class Lateness:
 
     @property
     def limit_ns(self) -> int:
-        """How late no child usually is."""
+        """The delay behind the median child from which on a child is late."""
         if not self._last:
             return self._least_ns
         usual = self.usual_ns
