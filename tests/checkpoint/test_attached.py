@@ -178,7 +178,7 @@ def test_random_state_is_that_of_all_generators() -> None:
 
 
 def test_what_cannot_be_attached(tmp_path: Path) -> None:
-    """I7. Goal: each mistake is an error that names it; an object in a state is one, with its place."""
+    """I7. Goal: each mistake is an error that names it, as an object in a state is."""
 
     def work(rank: int) -> None:
         model = seeded(Model)
