@@ -180,7 +180,8 @@ def test_a_skipped_step_does_not_withdraw_what_was_asked() -> None:
         if isinstance(each, Send) and isinstance(each.message, wire.Cancel | wire.Leave)
     ]  # fmt: skip
     assert (len(cancel.text), cancel.attempt, leave.attempt) == (900, 2, 2)
-    assert core.commit(4, 1, 1, b"hyper") == []
+    core.received(4, stamped(wire.Decided, attempt=2, applied=False, norms=(1.0,)))
+    assert core.commit(5, 1, 1, b"hyper") == []
 
 
 OF_CHILDREN = {
