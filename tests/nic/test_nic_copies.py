@@ -95,9 +95,6 @@ def test_close_waits_for_the_copy_under_way(copies: Copies) -> None:
     assert late.asked.is_set()
 
 
-# ---------------------------------------------------------------------- a NIC
-
-
 def describe() -> Description:
     layout = Layout(
         parameters=(Parameter(name="p", shape=(64,)),),

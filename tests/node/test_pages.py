@@ -160,9 +160,6 @@ def test_views_of_a_record_are_no_copies() -> None:
     assert not any(record[3 * 512 + 8 :])
 
 
-# ------------------------------------------------------------------------- back to parameters
-
-
 def plain_values(layout: Layout) -> list[Any]:
     """One array a parameter, in order of registration."""
     rng = np.random.default_rng(5)

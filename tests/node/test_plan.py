@@ -100,8 +100,6 @@ def test_the_default_chunk_can_work(has_switch: bool, world_size: int) -> None:
         budget = budget * 3 // 2
 
 
-# ---------------------------------------------------------------------- extents
-
 EXTENTS = (1, 2, 3, 8, 64)
 every_memory = pytest.mark.parametrize("in_arenas", [False, True], ids=["sent", "arenas"])
 

@@ -153,7 +153,11 @@ class Standings:
         missing = self.recorded & ~there
         if missing & ~self.lost or not all(are_enough(there, base) for base in self._bases):
             return 0, 0
-        return self.recorded & there, missing
+        answered = self.recorded & there
+        if self.next is not None and not self._know_newest(answered):
+            self.next = None  # all have older directories now: nobody can take it over
+            return self.answered()
+        return answered, missing
 
     @property
     def recorded(self) -> int:
@@ -164,19 +168,24 @@ class Standings:
         """The version to go on from with the members that have answered, and what may be lost, as
         text. It is that of those that know the newest epoch: others may be ahead of it only if an
         operator has given up what they have (`luwu refill --without`)."""
-        nodes = nodes_of(answered)
-        stands = {n: self.nodes[n].standing for n in nodes}
-        know = [n for n in nodes if (s := stands[n]) is None or s.epoch >= self._base_epoch]
+        know = self._know_newest(answered)
         version = max(self.version_of(n) for n in know)
         if self.next is not None:
             version = max(version, self.next.version)  # E5: who was asked may have decided it
-        there = sum(1 << n for n in nodes if n in know or self.are_at(1 << n, version))
+        there = sum(
+            1 << n for n in nodes_of(answered) if n in know or self.are_at(1 << n, version)
+        )  # fmt: skip
         if version < 0 or all(are_enough(there, base) for base in self._bases):
             return version, ""
         return version, (
             f"{nodes_text(answered & ~there)} came back with an older directory, or none: if the "
             f"job went on without {nodes_text(there)} before, steps from {version} on are lost"
         )
+
+    def _know_newest(self, answered: int) -> list[int]:
+        """Those of the members that have answered who know the newest epoch."""
+        stands = {n: self.nodes[n].standing for n in nodes_of(answered)}
+        return [n for n, s in stands.items() if s is None or s.epoch >= self._base_epoch]
 
     def version_without(self, lost: int, rest: int, back: int) -> int | None:
         """The version from which the rest of the nodes goes on, of which some were started again;
