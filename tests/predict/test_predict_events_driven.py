@@ -85,15 +85,15 @@ def test_predict_laws_driven_bytes_are_conserved(
     read, updated and written once; memory passes what the closed form says. To 1e-5, as layouts
     are padded."""
     job, nodes = luwu(catalogue, node={"pulls": pulls, "cached": cached, **stored})
-    record = play_driven_steps(job, nodes, chunk_bytes=COARSE).record
+    played = play_driven_steps(job, nodes, chunk_bytes=COARSE)
     parameters = 3 * job.model.parameters
     state = parameters * (4.125 if stored else STATE_BYTES) * (1 - cached)
-    assert record.amount("down") == pytest.approx(2 * pulls * parameters, rel=1e-5)
-    assert record.amount("up") == pytest.approx(job.software.gradient_bytes * parameters, rel=1e-5)
-    assert record.amount("disk read") == pytest.approx(state, rel=1e-5)
-    assert record.amount("disk write") == pytest.approx(state, rel=1e-5)
+    assert played.amount("down") == pytest.approx(2 * pulls * parameters, rel=1e-5)
+    assert played.amount("up") == pytest.approx(job.software.gradient_bytes * parameters, rel=1e-5)
+    assert played.amount("disk read") == pytest.approx(state, rel=1e-5)
+    assert played.amount("disk write") == pytest.approx(state, rel=1e-5)
     busy = node_resources(job, nodes, parameters)["node memory"]
-    assert record.busy_s("node memory") == pytest.approx(busy, rel=1e-5)
+    assert played.busy_s("node memory") == pytest.approx(busy, rel=1e-5)
 
 
 @pytest.mark.parametrize(("micro_batch", "count"), [(1, 2), (2, 4), (4, 8)])
@@ -153,7 +153,7 @@ def test_predict_laws_driven_engines_do_one_thing(catalogue: Catalogue) -> None:
     """Goal: no engine is at two jobs."""
     played = play_driven_steps(*luwu(catalogue), chunk_bytes=COARSE)
     for engine in ("compute", "up", "down", "disk read", "disk write", "node memory"):
-        spans = sorted(played.record.of(engine), key=lambda span: span.start_s)
+        spans = sorted(played.of(engine), key=lambda span: span.start_s)
         assert spans
         assert all(a.end_s <= b.start_s for a, b in pairwise(spans))
 
@@ -198,7 +198,7 @@ def test_predict_laws_driven_sizes_of_one(catalogue: Catalogue) -> None:
     small = replace(job, model=replace(job.model, layers=1))
     played = play_driven_steps(small, nodes)
     assert played.step_s > 0
-    assert len(played.record.of("compute")) == 3 * 2 * 2
+    assert len(played.of("compute")) == 3 * 2 * 2
 
 
 def test_predict_laws_driven_micro_batches(catalogue: Catalogue) -> None:
@@ -208,8 +208,8 @@ def test_predict_laws_driven_micro_batches(catalogue: Catalogue) -> None:
     job, nodes = luwu(catalogue, batch=128, node={"cached": 1.0})
     played = play_driven_steps(job, nodes, chunk_bytes=COARSE)
     parameters = 3 * job.model.parameters
-    assert played.record.amount("down") == pytest.approx(4 * 4 * parameters, rel=1e-5)
-    jobs = Counter(span.job for span in played.record.of("node memory"))
+    assert played.amount("down") == pytest.approx(4 * 4 * parameters, rel=1e-5)
+    jobs = Counter(span.job for span in played.of("node memory"))
     folds, updates = jobs["fold"], jobs["update"]
     assert folds == 4 * updates
     closed = predict_in_network_step(job, nodes)
@@ -233,9 +233,9 @@ def test_predict_laws_driven_spills_are_read_back(
         driven, "plan_node", lambda **asked: replace(plan_node(**asked), sums_bytes=10**12)
     )
     held = play_driven_steps(job, nodes, chunk_bytes=COARSE)
-    assert spilled.record.amount("disk write") > 0
-    assert spilled.record.amount("disk read") == spilled.record.amount("disk write")
-    assert held.record.amount("disk write") == 0
+    assert spilled.amount("disk write") > 0
+    assert spilled.amount("disk read") == spilled.amount("disk write")
+    assert held.amount("disk write") == 0
     assert spilled.step_s > held.step_s
     assert play_driven_steps(job, bare, chunk_bytes=COARSE).step_s == held.step_s
 
@@ -344,7 +344,7 @@ def test_a_decision_of_the_node_changes_run_and_prediction(
     assert early_updates(run_late) == early_updates(predicted_late) == 0
     assert sorted(run_late) == sorted(run)  # the same work in another order
     assert sorted(predicted_late) == sorted(predicted)
-    updates_s = played.record.busy_s("node memory") / len(played.ends_s)
+    updates_s = played.busy_s("node memory") / len(played.ends_s)
     assert played_late.step_s > played.step_s + 0.5 * updates_s
 
 

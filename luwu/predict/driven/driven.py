@@ -4,7 +4,8 @@
     `DrivenSwitch`      the project's `SwitchCore`: what is summed, kept and sent to whom
     driven_node.py      the project's `NodeCore`: what is read, updated, published, written,
                         prepared and decided, and when, and how long that takes
-    engines.py          the directions between them
+    engines.py          the directions between them, and all that does one job after another
+    clock.py            virtual time
 
 A decision that is changed in a core changes a run and the prediction alike; nothing of what the
 cores know is here a second time. Engines take their time from the question, as the closed form
@@ -25,24 +26,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
-
-import simpy
 
 from luwu.base.dtypes import DTYPES
 from luwu.base.errors import ConfigError
 from luwu.base.limits import PAYLOAD_BYTES_MAX
 from luwu.layout import SUM_BYTES, Layout, Parameter
 from luwu.layout import Unit as LayoutUnit
+from luwu.predict.driven.clock import Clock
 from luwu.predict.driven.driven_node import DrivenNode
 from luwu.predict.driven.driven_worker import DrivenWorker, Script, Unit, units_of
-from luwu.predict.driven.engines import JOB, NEVER, Arrived, Link, Record, Token
+from luwu.predict.driven.engines import JOB, NEVER, Link, Span, Token
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.systems.in_network import OptimizerNodes, domain_use, pull_rate, push_rate
 from luwu.protocol.actions import PARENT, Drop, Note, Send
 from luwu.wire.description import Description
 from luwu.wire.messages import Message
-from switch_emu.node.core.actions import NodeLimits
 from switch_emu.node.plan import NodePlan, plan_node
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Sum, SwitchLimits
@@ -59,21 +59,34 @@ WORKERS: Final = 2
 """Played: they are equal, and with two of them a switch sums."""
 SLOT_WINDOWS: Final = 16
 """Gradients that a switch holds, in windows of a worker: as in its own limits."""
-GRADIENT_DTYPES: Final = {2: "bfloat16", 4: "float32"}
+GRADIENT_DTYPES: Final[dict[float, str]] = {2: "bfloat16", 4: "float32"}
 
 
 @dataclass(frozen=True, slots=True)
 class Driven:
     """Steps that were played, and when each engine was at what."""
 
-    record: Record
-    ends_s: tuple[float, ...]
+    spans: list[Span]
+    """In the order in which they ended."""
+    ends_s: list[float]
     """When compute was done with each step."""
 
     @property
     def step_s(self) -> float:
         """Seconds of the last step, from the end of the one before."""
         return self.ends_s[-1] - self.ends_s[-2]
+
+    def of(self, engine: str) -> list[Span]:
+        """The spans of an engine."""
+        return [span for span in self.spans if span.engine == engine]
+
+    def busy_s(self, engine: str) -> float:
+        """Seconds at work."""
+        return sum(span.end_s - span.start_s for span in self.of(engine))
+
+    def amount(self, engine: str) -> float:
+        """All that it did."""
+        return sum(span.amount for span in self.of(engine))
 
 
 def play_driven_steps(
@@ -90,6 +103,11 @@ def play_driven_steps(
             "node.pulls_ahead: the project's own cores pull within a window, so such steps are not "
             "played; leave it out to play them"
         )
+    if job.software.gradient_bytes not in GRADIENT_DTYPES:
+        raise ConfigError(
+            f"software: {job.software.name} has gradients of {job.software.gradient_bytes} bytes a "
+            "parameter, and on LuWu's wire they have 2 or 4"
+        )
     units = units_of(job)
     chunk_bytes = chunk_bytes or _chunk_bytes(job)
     scale = -(-chunk_bytes // PAYLOAD_BYTES_MAX)
@@ -99,95 +117,61 @@ def play_driven_steps(
     )  # fmt: skip
     script = Script(
         units=units, steps=STEPS, micro_batches=job.micro_batches, pulls=nodes.pulls, ahead=AHEAD,
-        gradient_dtype=_gradient_dtype(job), scale=scale,
+        gradient_dtype=GRADIENT_DTYPES[job.software.gradient_bytes], scale=scale,
     )  # fmt: skip
     plan = plan_node(
         budget_bytes=int(nodes.host.memory_bytes) * nodes.nodes, chunk_bytes=chunk_bytes,
         world_size=job.devices, has_switch=True,
     )  # fmt: skip
-    return _World(job, nodes, plan, description, script, min(job.devices, workers)).play()
+    return _play(job, nodes, plan, description, script, min(job.devices, workers))
 
 
-class _World:
-    """The processes, and the links between them."""
+def _play(
+    job: TrainingJob, nodes: OptimizerNodes, plan: NodePlan, description: Description,
+    script: Script, count: int,
+) -> Driven:  # fmt: skip
+    """Connect a node, a switch and so many workers, of which the first is seen, and run them.
 
-    def __init__(
-        self, job: TrainingJob, nodes: OptimizerNodes, plan: NodePlan, description: Description,
-        script: Script, count: int,
-    ) -> None:  # fmt: skip
-        self._env, self._record = simpy.Environment(), Record()
-        self._job, self._nodes = job, nodes
-        limits = NodeLimits(
-            sum_bytes_max=plan.sums_bytes // script.scale, updates_max=plan.updates_max,
-            reads_max=plan.reads_count, push_window_bytes=plan.window_bytes // script.scale,
+    The narrowest place on the way sets the rate (L1, L2), and is on one link of the way.
+    """
+    clock, spans = Clock(), list[Span]()
+    latency_s = job.network.latency_s + nodes.tiers * job.network.hop_s
+    window_bytes = plan.window_bytes // script.scale
+    to: dict[str, Link] = {}
+    switch = DrivenSwitch(
+        clock, workers=count, send=lambda peer, *what: to[peer].send(*what),
+        limits=SwitchLimits(
+            push_window_bytes=window_bytes, slot_bytes_max=SLOT_WINDOWS * window_bytes,
+            copies_bytes_max=SLOT_WINDOWS * window_bytes, slots_are_awaited=True,
+        ),
+    )  # fmt: skip
+    down = Link(
+        clock, spans, "down", rate=pull_rate(job, nodes), latency_s=latency_s,
+        arrived=partial(switch.received, PARENT),
+    )  # fmt: skip
+    node = DrivenNode(
+        clock, spans, description=description, nodes=nodes, world_size=count, plan=plan,
+        scale=script.scale, send=down.send,
+    )  # fmt: skip
+    to[PARENT] = Link(clock, [], "", arrived=node.received)
+    workers = []
+    for rank in reversed(range(count)):
+        name, seen = f"worker-{rank}", spans if rank == 0 else []
+        up = Link(
+            clock, seen, "up", rate=push_rate(job, nodes), latency_s=latency_s,
+            arrived=partial(switch.received, name),
         )  # fmt: skip
-        self._ups: list[Link] = []
-        self._workers = [
-            self._worker(rank, count, script, description, rank == 0) for rank in range(count)
-        ]
-        self._switch = DrivenSwitch(
-            self._env, workers=count, send=self._send_from_switch,
-            limits=SwitchLimits(
-                push_window_bytes=limits.push_window_bytes,
-                slot_bytes_max=SLOT_WINDOWS * limits.push_window_bytes,
-                copies_bytes_max=SLOT_WINDOWS * limits.push_window_bytes,
-                slots_are_awaited=True,
-            ),
-        )  # fmt: skip
-        from_node = self._link("down", pull_rate(job, nodes), self._from_node)
-        for up in self._ups[::-1]:
-            from_node.share(up, domain_use(job, nodes))
-        self._node = DrivenNode(
-            self._env, self._record, description=description, nodes=nodes, world_size=count,
-            limits=limits, threads_count=plan.updates_count, scale=script.scale,
-            send=from_node.send,
-        )  # fmt: skip
-        to_node = self._link("", None, self._node.received)
-        self._to = {PARENT: to_node} | {
-            worker_name(rank): self._link("", None, worker.received)
-            for rank, worker in enumerate(self._workers)
-        }
-
-    def play(self) -> Driven:
-        """All steps. The first worker is what is seen."""
-        self._env.run()
-        first = self._workers[0]
-        if not all(worker.is_finished for worker in self._workers):
-            waits_for = self._node.core.waits_for()
-            raise AssertionError(f"the cores stopped: the node waits for {waits_for}")
-        return Driven(self._record, tuple(first.ends_s))
-
-    def _worker(
-        self, rank: int, count: int, script: Script, description: Description, is_seen: bool
-    ) -> DrivenWorker:  # fmt: skip
-        job, nodes, name = self._job, self._nodes, worker_name(rank)
-
-        def arrived(message: Message, payload: Any, nbytes: int) -> None:
-            self._switch.received(name, message, payload, nbytes)
-
-        up = self._link("up", push_rate(job, nodes), arrived, is_seen=is_seen)
-        self._ups.append(up)
-        record = self._record if is_seen else Record()
-        return DrivenWorker(
-            self._env, record, script=script, description=description, send=up.send, rank=rank,
+        down.share(up, domain_use(job, nodes))
+        worker = DrivenWorker(
+            clock, seen, script=script, description=description, send=up.send, rank=rank,
             world_size=count,
         )  # fmt: skip
-
-    def _link(
-        self, name: str, rate: float | None, arrived: Arrived, *, is_seen: bool = True
-    ) -> Link:  # fmt: skip
-        """The narrowest place on the way sets the rate (L1, L2), and is on one link of the way."""
-        job, record = self._job, self._record if is_seen else Record()
-        latency_s = 0.0
-        if rate is not None:
-            latency_s = job.network.latency_s + self._nodes.tiers * job.network.hop_s
-        return Link(self._env, record, name, rate=rate, latency_s=latency_s, arrived=arrived)
-
-    def _from_node(self, message: Message, payload: Any, nbytes: int) -> None:
-        self._switch.received(PARENT, message, payload, nbytes)
-
-    def _send_from_switch(self, peer: str, message: Message, payload: Any) -> None:
-        self._to[peer].send(message, payload)
+        workers.append(worker)
+        to[name] = Link(clock, [], "", arrived=worker.received)
+    clock.run()
+    if not all(worker.is_finished for worker in workers):
+        raise AssertionError(f"the cores stopped: the node waits for {node.core.waits_for()}")
+    return Driven(spans, workers[-1].ends_s)
 
 
 def _chunk_bytes(job: TrainingJob) -> int:
@@ -204,30 +188,12 @@ def _layout(units: list[Unit], chunk_bytes: int, scale: int) -> Layout:
 
     An element is `scale` parameters: frames have a largest size, and models have not.
     """
-    parameters = tuple(
-        Parameter(name=unit.name, shape=(round(unit.parameters / scale),), wire_dtype="bfloat16")
-        for unit in units
-    )
-    members = tuple(
-        LayoutUnit(name=unit.name, parameters=(index,)) for index, unit in enumerate(units)
-    )
-    return Layout(parameters=parameters, units=members, chunk_bytes=chunk_bytes)
-
-
-def _gradient_dtype(job: TrainingJob) -> str:
-    nbytes = job.software.gradient_bytes
-    for known, dtype in GRADIENT_DTYPES.items():
-        if nbytes == known:
-            return dtype
-    raise ConfigError(
-        f"software: {job.software.name} has gradients of {nbytes} bytes a parameter, and on LuWu's "
-        "wire they have 2 or 4"
-    )
-
-
-def worker_name(rank: int) -> str:
-    """The name by which the switch knows a worker."""
-    return f"worker-{rank}"
+    parameters, members = [], []
+    for index, unit in enumerate(units):
+        shape = (round(unit.parameters / scale),)
+        parameters.append(Parameter(name=unit.name, shape=shape, wire_dtype="bfloat16"))
+        members.append(LayoutUnit(name=unit.name, parameters=(index,)))
+    return Layout(parameters=tuple(parameters), units=tuple(members), chunk_bytes=chunk_bytes)
 
 
 # ---------------------------------------------------------------------- the switch
@@ -237,10 +203,10 @@ class DrivenSwitch:
     """One switch between so many workers and their node; `send` puts a message on its way."""
 
     def __init__(
-        self, env: simpy.Environment, *, workers: int, send: Callable[[str, Message, Any], None],
+        self, clock: Clock, *, workers: int, send: Callable[[str, Message, Any], None],
         limits: SwitchLimits,
     ) -> None:  # fmt: skip
-        self._env, self._send = env, send
+        self._clock, self._send = clock, send
         self.core = SwitchCore(
             job=JOB, incarnation=1, children=[1 << rank for rank in range(workers)], limits=limits,
             retry=NEVER,
@@ -248,11 +214,7 @@ class DrivenSwitch:
 
     def received(self, peer: str, message: Message, payload: Any, payload_bytes: int) -> None:
         """A message came."""
-        self._do(self.core.received(self._now_ns, peer, message, payload, payload_bytes))
-
-    @property
-    def _now_ns(self) -> int:
-        return round(self._env.now * 1e9)
+        self._do(self.core.received(self._clock.now_ns, peer, message, payload, payload_bytes))
 
     def _do(self, actions: Sequence[Any]) -> None:
         for action in actions:
@@ -262,22 +224,13 @@ class DrivenSwitch:
                         self._send(peer, message, payload)
                 case Drop(payload):
                     payload.drop()  # type: ignore[attr-defined]
-                case Sum():
-                    total = total_of(action)
-                    self._do(self.core.summed(self._now_ns, action, total, total.nbytes))
+                case Sum(payloads=[Token() as first, *_], dtypes=[dtype, *_]):
+                    # A sum is float32, and costs as much as one of its terms: a network that sums
+                    # gradients of 16 bits on the way is taken to send as many on.
+                    elems = first.nbytes // DTYPES[dtype].nbytes
+                    total = Token(elems * SUM_BYTES, first.cost_bytes)
+                    self._do(self.core.summed(self._clock.now_ns, action, total, total.nbytes))
                 case Note():
                     pass
                 case _:
                     raise AssertionError(f"nothing goes wrong here, but the core asks for {action}")
-
-
-def total_of(action: Sum) -> Token:
-    """The payload of a sum: float32, as the core announces it.
-
-    It costs as much as one of its terms: a network that sums gradients of 16 bits on the way is
-    taken to send as many on.
-    """
-    first = action.payloads[0]
-    assert isinstance(first, Token)
-    elems = first.nbytes // DTYPES[action.dtypes[0]].nbytes
-    return Token(elems * SUM_BYTES, first.cost_bytes)
