@@ -141,13 +141,17 @@ def test_predict_laws_the_play_has_the_same_ports(catalogue: Catalogue) -> None:
         (SMALL | {"system": "zero3", "software": "deepspeed-2023"},
          "1 per host of one device (assumed): 92 Gbit/s per device"),
         ({"system": "inference", "model": "Llama3-8B", "device": "H100-80", "network": "roce-100g",
-          "nics_per_host": 2, "input_tokens": 10, "output_tokens": 10},
-         "2 per host of 8 devices: 23 Gbit/s per device"),
+          "nics_per_host": 2, "tensor": 4, "input_tokens": 10, "output_tokens": 10},
+         "2 per host of 4 devices: 46 Gbit/s per device"),
+        ({**LUWU, "device": "GB300", "devices": 32, "nics_per_host": 2},
+         "2 per host of 32 devices: 5.75 Gbit/s per device"),
+        ({**LUWU, "devices": 32, "devices_per_host": 4, "nics_per_host": 2},
+         "2 per host of 4 devices: 46 Gbit/s per device"),
         ({"system": "inference-sockets", "model": "Llama3-8B", "processor": "Xeon-8575C",
           "network": "roce-100g", "input_tokens": 10, "output_tokens": 10},
          "1 per host of 2 devices (assumed): 46 Gbit/s per device"),
     ],
-    ids=["assumed", "given", "one device", "inference", "sockets"],
+    ids=["assumed", "given", "one device", "inference", "fewer", "of four", "sockets"],
 )  # fmt: skip
 def test_the_answer_always_has_its_nics(
     catalogue: Catalogue, table: dict[str, Any], line: str

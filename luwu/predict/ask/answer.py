@@ -238,19 +238,22 @@ def _largest(parts: dict[str, float]) -> str:
 # ---------------------------------------------------------------------- NICs
 
 
-def _nics(question: AnyQuestion) -> dict[str, Any]:
+def _nics(question: Any) -> dict[str, Any]:
     """NICs of a host, and what a device has of one."""
-    job: Any = question.job
+    job = question.job
     network = job.network
     if isinstance(job, SocketJob):
         devices, sharing, is_assumed = job.host_sockets, float(job.host_sockets), True
     else:
         sharing, is_assumed = network.devices_count, question.nics_per_host is None
-        in_domain = int(job.device.domain_count)
-        devices = domain_count(job) if isinstance(question, Question) else in_domain
+        if isinstance(question, Question):
+            devices = min(domain_count(job), job.devices)
+        else:
+            devices = min(int(job.device.domain_count), question.devices)
     nic_rate = network.flow_rate(0.0)
     return {
-        "per_host": round(devices / sharing), "host_devices": devices, "is_assumed": is_assumed,
+        "per_host": question.nics_per_host or round(devices / sharing), "host_devices": devices,
+        "is_assumed": is_assumed,
         "rate": nic_rate, "device_rate": min(network.port_rate, nic_rate / sharing),
     }  # fmt: skip
 

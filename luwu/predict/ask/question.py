@@ -203,9 +203,7 @@ def make_training_question(
             if values.get(key, 1) != 1:
                 raise ConfigError(f"{key}: {system} has data parallel ranks alone; leave it out")
     nics, tokens = values.pop("nics_per_host", None), values.pop("tokens", None)
-    job = TrainingJob(**_with_streams(values))
-    if nics is not None:
-        job = replace(job, network=job.network.of_nics(nics, domain_count(job)))
+    job = on_nics(TrainingJob(**_on_hosts(values)), nics)
     if tokens is not None and not tokens >= job.tokens:
         raise ConfigError(
             f"tokens: {table['tokens']!r} of the whole training are less than a step's "
@@ -231,11 +229,23 @@ def _part(values: dict[str, Any], system: str, job: TrainingJob) -> OptimizerNod
     return OptimizerNodes(host=host, **{"network": own, **values})
 
 
-def _with_streams(values: dict[str, Any]) -> dict[str, Any]:
-    """The values, whose network has as many streams as they say."""
-    streams = values.pop("streams", None)
+def on_nics(job: TrainingJob, nics: int | None) -> TrainingJob:
+    """The same job, whose devices in a host share so many NICs. Raises ConfigError."""
+    if nics is None:
+        return job
+    places = domain_count(job)
+    return replace(job, network=job.network.of_nics(nics, places, min(places, job.devices)))
+
+
+def _on_hosts(values: dict[str, Any]) -> dict[str, Any]:
+    """The values, with the streams of the network and the devices of a host that they give."""
+    streams, devices = values.pop("streams", None), values.pop("devices_per_host", None)
     if streams is not None:
         values["network"] = values["network"].with_streams(streams)
+    if devices is not None:
+        values["device"] = replace(values["device"], domain_count=float(devices))
+        if "software" in values:
+            values["software"] = replace(values["software"], host_devices=None)
     return values
 
 
@@ -355,7 +365,7 @@ def _make_inference_question(
     table: Mapping[str, Any], catalogue: Catalogue, **shared: Any
 ) -> InferenceQuestion:
     """A question of inference, whose [topology] and [cost] are read."""
-    values = _with_streams(read_keys(table, system_of(table), catalogue))
+    values = _on_hosts(read_keys(table, system_of(table), catalogue))
     is_on_devices = values.pop("system") == "inference"
     nics, batch = values.pop("nics_per_host", None), _batch_of(values)
     shared |= {"replicas": values.pop("replicas", 1), "is_largest": batch is None}
@@ -365,10 +375,11 @@ def _make_inference_question(
         return InferenceQuestion(
             job=sockets if batch else with_largest_socket_batch(sockets), **shared
         )
-    if nics is not None:
-        shares = int(values["device"].domain_count)
-        values["network"] = values["network"].of_nics(nics, shares)
     job = InferenceJob(batch=batch or 1, **values)
+    if nics is not None:
+        places = int(job.device.domain_count)
+        devices = min(places, shared["replicas"] * job.devices)
+        job = replace(job, network=job.network.of_nics(nics, places, devices))
     came = optional_section_of(table, "arrivals")
     return InferenceQuestion(
         job=job if batch else with_largest_batch(job), nics_per_host=nics,

@@ -203,17 +203,17 @@ class Network:
         """The same, by so many streams. Raises ConfigError where one's rate is not known."""
         return dataclasses.replace(self, streams_count=float(count))
 
-    def of_nics(self, nics: int, devices: int) -> Network:
-        """The same where so many NICs serve the devices of a host. Raises ConfigError where these
-        do not share them evenly."""
-        if devices % nics:
+    def of_nics(self, nics: int, places: int, devices: int) -> Network:
+        """The same where so many NICs serve a host with places for devices, of which the job has
+        so many. Raises ConfigError where neither share them evenly."""
+        if places % nics and devices % nics:
             fit = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
             raise ConfigError(
                 f"nics_per_host: {nics} NICs are not shared evenly by the {devices} devices of a "
-                f"host (domain_count); one of {fit} fits, and a faster network where a device has "
-                "several"
+                f"host (devices_per_host); one of {fit} fits, and a faster network where a device "
+                "has several"
             )
-        return dataclasses.replace(self, devices_count=devices / nics)
+        return dataclasses.replace(self, devices_count=float(math.ceil(devices / nics)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,8 @@ def configurations(table: Mapping[str, Any], catalogue: Catalogue) -> Iterator[d
     """Every one of a number of devices and a batch, without network and costs. Raises
     ConfigError."""
     model, sequence = catalogue.model(text_of("", table, "model")), whole_of("", table, "sequence")
-    domain = int(catalogue.device(text_of("", table, "device")).domain_count)
+    device = catalogue.device(text_of("", table, "device"))
+    domain = int(table.get("devices_per_host", device.domain_count))
     for system in systems_of(table):
         section = SECTIONS.get(system)
         base = {key: value for key, value in table.items() if key not in _OF_PLANS}
