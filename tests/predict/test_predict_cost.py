@@ -129,9 +129,11 @@ def test_the_catalogue_prices_a_cluster(catalogue: Catalogue) -> None:
     and two links each; the price of hosts is most of it."""
     network = Clos(endpoints=1024, radix=64, network=catalogue.network("ib-ndr"))
     hosts = Hosts(server=catalogue.server("H100x8"), count=128)
-    bill = cluster_bill(
+    whole = cluster_bill(
         [hosts], network, switch=catalogue.switch("QM9700"), link=catalogue.link("400G")
-    ).capex_by_item()
+    )
+    assert whole.watts_by_item()["hosts"] == 128 * 10.2e3
+    bill = whole.capex_by_item()
     assert bill["hosts"] == 128 * 310e3
     assert bill["switches"] == 48 * 36e3
     assert bill["links"] == 2048 * 1320

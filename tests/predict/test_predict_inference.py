@@ -334,8 +334,9 @@ def test_bad_prediction_sockets(sockets: SocketJob, change: dict[str, Any], said
 
 def test_bad_prediction_prefill_without_a_peak(sockets: SocketJob) -> None:
     """Goal: what the catalogue does not know of a processor is asked for, not guessed."""
+    bare = replace(sockets, processor=replace(sockets.processor, bf16=None))
     with pytest.raises(ConfigError, match=r"Xeon-8575C.bf16 is missing, and it limits prefill"):
-        predict_socket_prefill(sockets)
+        predict_socket_prefill(bare)
 
 
 # ---------------------------------------------------------------------- published rows
