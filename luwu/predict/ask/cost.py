@@ -12,7 +12,9 @@
     energy_price = "0.1 USD/kWh"
     pue = 1.2
     tariff = "ours"                of the catalogue, instead of those three
-    rented = true                  instead of all that: devices at the server's rental
+    rented = true                  instead of all that: devices and nodes at their servers' rentals
+    device_rental = "5 USD/h"      or at this, of a device with its part of host and network
+    node_rental = "3 USD/h"        and of an optimizer node
 
 A price or power that is not known is an error that names it, as `server.H100x8.power`, to be given
 in a file of --catalogue; nothing is taken to be free. Power is that at work, all of the time. Only
@@ -22,7 +24,7 @@ a cluster of one host needs no [topology].
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
@@ -47,7 +49,8 @@ _PLACE: Final = "cost."
 _TARIFF: Final = ("life_years", "energy_price", "pue")
 _COUNTS: Final = ("nics", "disks", "node_nics")
 _ENTRIES: Final = ("server", "nic", "disk", "node_server", "node_nic", "switch", "link")
-_KEYS: Final = (*_ENTRIES, *_COUNTS, *_TARIFF, "tariff", "rented")
+_RENTALS: Final = ("device_rental", "node_rental")
+_KEYS: Final = (*_ENTRIES, *_COUNTS, *_TARIFF, "tariff", "rented", *_RENTALS)
 _OF_WHAT_IS_BOUGHT: Final = ("switch", "link", "tariff", *_TARIFF)
 HOUR_S: Final = 3600.0
 
@@ -87,8 +90,8 @@ class Place:
 
 def make_costs(table: Mapping[str, Any], catalogue: Catalogue) -> Costs:
     """Costs of a table. Raises ConfigError, which names the key."""
-    check_keys(_PLACE, table, _KEYS, ("server",))
-    rented = flag_of(_PLACE, table, "rented")
+    check_keys(_PLACE, table, _KEYS, () if "device_rental" in table else ("server",))
+    rented = flag_of(_PLACE, table, "rented") or any(key in table for key in _RENTALS)
     values: dict[str, Any] = {
         key: getattr(catalogue, key.removeprefix("node_"))(
             text_of(_PLACE, table, key), _PLACE + key
@@ -105,8 +108,22 @@ def make_costs(table: Mapping[str, Any], catalogue: Catalogue) -> Costs:
         for key in _OF_WHAT_IS_BOUGHT:
             if key in table:
                 raise ConfigError(f"{_PLACE}{key}: what is rented has none; leave it out")
-        return Costs(**values)
+        return Costs(**{**values, **_rented(table, values)})
     return Costs(**values, tariff=_tariff(table, catalogue))
+
+
+def _rented(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Server]:
+    """The servers whose rent the table has itself."""
+    found = {}
+    for owner, key, own, devices in (
+        ("server", "device_rental", "device_rental", 1.0),
+        ("node_server", "node_rental", "rental", 0.0),
+    ):
+        if key in table:
+            rent = units.parse(_PLACE + key, table[key], Dimension.DOLLARS_PER_S)
+            server = values.get(owner) or Server(name=key, devices_count=devices)
+            found[owner] = replace(server, **{own: rent})
+    return found
 
 
 def _tariff(table: Mapping[str, Any], catalogue: Catalogue) -> Tariff:
@@ -145,7 +162,7 @@ def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
             f"{_PLACE}server: {place.ranks} devices are not a whole number of {costs.server.name}, "
             f"which has {each}; another server, or another number of devices fits"
         )
-    if place.host_devices not in (None, each):
+    if costs.tariff is not None and place.host_devices not in (None, each):
         raise ConfigError(
             f"{_PLACE}server: {costs.server.name} has {each} devices, but host.devices is "
             f"{place.host_devices}"
@@ -165,7 +182,8 @@ def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
     if place.nodes and place.host is not None:
         if costs.node_server is None:
             raise ConfigError(
-                f"{_PLACE}node_server is missing: {place.nodes} optimizer nodes take part"
+                f"{_PLACE}node_server is missing: {place.nodes} optimizer nodes take part; of what "
+                "is rented node_rental would do"
             )
         found.append(
             Hosts(
@@ -176,8 +194,8 @@ def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
         )  # fmt: skip
     elif costs.node_server is not None or costs.node_nic is not None:
         raise ConfigError(
-            f"{_PLACE}node_server, node_nic: nothing here has an optimizer node; leave them out, "
-            "or in a plan, put them into [cost.luwu]"
+            f"{_PLACE}node_server, node_nic, node_rental: nothing here has an optimizer node; "
+            "leave them out"
         )
     return found
 

@@ -291,6 +291,8 @@ class Server:
     """At work, devices included."""
     device_rental: DollarsPerS | None = None
     """Rent of one device with its part of the host and the network."""
+    rental: DollarsPerS | None = None
+    """Rent of a host without devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
