@@ -104,6 +104,27 @@ def test_predict_laws_a_host_pulls_once(catalogue: Catalogue) -> None:
     assert by_key["pull"].answer().seconds < by_key["none"].answer().seconds
 
 
+@pytest.mark.parametrize(
+    ("change", "node", "port"),
+    [
+        ({"nics_per_host": 1}, {}, "each worker"),
+        ({}, {"network": "virtio-10g"}, "the node"),
+        ({"nics_per_host": 1}, {"per_host": "pull-and-push", "network": "virtio-10g"}, "the node"),
+        ({"network": "virtio-10g"}, {"aggregate_rate": "0.1 GB/s"}, "the switch"),
+        ({"network": "virtio-10g"}, {}, ""),
+    ],
+)  # fmt: skip
+def test_the_bottleneck_has_the_port_that_limits_it(
+    catalogue: Catalogue, change: dict[str, Any], node: dict[str, Any], port: str
+) -> None:
+    """Goal: it is the slowest of all that take part, and none where two are as slow."""
+    document = answer(asked(catalogue, {**LUWU, **change, "node": {**NODE, **node}}))
+    assert document["binding"] in ("pull", "push")
+    assert document["binding_port"] == (port or None)
+    said = f", by the port of {port}" if port else ""
+    assert f"bottleneck        {document['binding']}{said}\n" in text(document)
+
+
 def test_predict_laws_a_domain_link_carries_both(catalogue: Catalogue) -> None:
     """L8. Goal: where what devices of a host pass on takes longest, it limits the step: pulls and
     pushes together, seven eighths of each; the play is no shorter."""

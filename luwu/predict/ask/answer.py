@@ -66,16 +66,18 @@ def answer(question: AnyQuestion) -> dict[str, Any]:
     if question.topology is not None and built is not None:
         kind = question.topology.kind
         document["topology"] = on_topology.document(built, kind, question.exchanges())
+    dollars_per_s = None
     if question.costs is not None:
         rate = document["tokens_per_s"]
         if rate is None:
             raise ConfigError(f"[cost]: tokens_per_s: {document['unknown']['tokens_per_s']}")
         spent = expense(question.costs, question.place, built)
+        dollars_per_s = spent.dollars_per_s
         document["cost"] = cost_document(spent, rate, document.get("step_s"))
     document["error"] = error_bar(question)
     document["nics"] = _nics(question)
     if isinstance(question, Question) and question.tokens is not None:
-        document["whole_training"] = _whole_training(question, question.tokens, document)
+        document["whole_training"] = whole_training(question, document["step_s"], dollars_per_s)
     return document
 
 
@@ -92,6 +94,7 @@ def _training_answer(question: Question) -> dict[str, Any]:
         "parts_s": by_identifier(step.parts),
         "resources_s": by_identifier(step.resources),
         "binding": identifier(step.binding),
+        "binding_port": step.port or None,
         "tokens": job.tokens,
         "tokens_per_s": job.tokens / seconds,
         "tokens_per_s_per_device": job.tokens / seconds / job.devices,
@@ -122,16 +125,18 @@ def asked(question: Question) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _whole_training(question: Question, tokens: float, document: dict[str, Any]) -> dict[str, Any]:
-    """Steps, days, GPU-hours and dollars of as many tokens, without restarts, evaluations and
-    checkpoints; `document` is the answer to the question's step."""
-    steps = math.ceil(tokens / question.job.tokens)
-    seconds = steps * document["step_s"]
-    cost = document.get("cost")
+def whole_training(
+    question: Question, step_s: float, dollars_per_s: float | None
+) -> dict[str, Any]:  # fmt: skip
+    """Steps, days, GPU-hours and dollars of all tokens that the question gives, without restarts,
+    evaluations and checkpoints."""
+    assert question.tokens is not None
+    steps = math.ceil(question.tokens / question.job.tokens)
+    seconds = steps * step_s
     return {
-        "tokens": tokens, "steps": steps, "days": seconds / DAY_S,
+        "tokens": question.tokens, "steps": steps, "days": seconds / DAY_S,
         "device_hours": question.job.devices * seconds / HOUR_S,
-        "dollars": None if cost is None else cost["dollars_per_h"] * seconds / HOUR_S,
+        "dollars": None if dollars_per_s is None else dollars_per_s * seconds,
     }  # fmt: skip
 
 
@@ -295,7 +300,7 @@ def _training_text(document: dict[str, Any]) -> list[str]:
         f"tokens            {document['tokens_per_s']:,.0f} per second, "
         f"{document['tokens_per_s_per_device']:,.0f} per device",
         f"utilisation       MFU {document['mfu']:.1%}, HFU {document['hfu']:.1%}",
-        f"bottleneck        {words(document['binding'])}",
+        f"bottleneck        {binding_text(document)}",
         _nics_text(document["nics"]),
         "",
         *_parts_text(document["parts_s"], step_s),
@@ -304,6 +309,12 @@ def _training_text(document: dict[str, Any]) -> list[str]:
         lines += ["", "busy per step:"]
         lines += [f"  {words(name):<24} {s:9.3f} s" for name, s in document["resources_s"].items()]
     return [*lines, "", _memory_text(document, "a device"), *_doubts_text(document)]
+
+
+def binding_text(document: dict[str, Any]) -> str:
+    """The bottleneck, and whose port limits it."""
+    port = document.get("binding_port")
+    return words(document.get("binding", "-")) + (f", by the port of {port}" if port else "")
 
 
 def _does_not_fit_text(document: dict[str, Any]) -> list[str]:

@@ -190,6 +190,9 @@ class StepTime:
     """Seconds that each is busy, where several work at once."""
     bound_by: str = ""
     """The one that the others wait for, where that is not who is busy longest."""
+    port: str = ""
+    """Whose port limits that one, of those that take part in it: "the node", "each worker" or "the
+    switch"; empty where no port does, or several as much."""
 
     @property
     def seconds(self) -> float:

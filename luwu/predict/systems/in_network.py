@@ -149,6 +149,18 @@ def _node_rate(nodes: OptimizerNodes) -> float:
     return nodes.network.port_rate * nodes.nodes
 
 
+def _slowest_port(job: TrainingJob, nodes: OptimizerNodes, name: str) -> str:
+    """Whose port alone limits pulls or pushes; empty where several do, and of what is neither."""
+    if name not in ("pull", "push"):
+        return ""
+    once = nodes.per_host == "pull-and-push" or (name == "pull" and nodes.per_host != "none")
+    rates = {"the node": _node_rate(nodes), "each worker": _worker_rate(job, once)}
+    if name == "push":
+        rates["the switch"] = nodes.aggregate_rate
+    least = [port for port, rate in rates.items() if rate == min(rates.values())]
+    return least[0] if len(least) == 1 else ""
+
+
 def predict_in_network_step(job: TrainingJob, nodes: OptimizerNodes) -> StepTime:
     """The time of a step (L6)."""
     operators = operators_of(job)
@@ -179,9 +191,10 @@ def predict_in_network_step(job: TrainingJob, nodes: OptimizerNodes) -> StepTime
         if left > 0:
             parts[f"waiting for {name}"] = parts.get(f"waiting for {name}", 0.0) + left
             binds[name] = resources[name]
+    bound_by = max(binds, key=lambda name: binds[name])
     return StepTime(
-        parts=parts, micro_batches=m, notes=operators.notes,
-        bound_by=max(binds, key=lambda name: binds[name]),
+        parts=parts, micro_batches=m, notes=operators.notes, bound_by=bound_by,
+        port=_slowest_port(job, nodes, bound_by),
         resources={"compute": m * sum(compute.values()), **resources},
     )  # fmt: skip
 
