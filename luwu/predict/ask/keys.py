@@ -41,6 +41,8 @@ INFERENCE: Final = {
     "inference-sockets": "the same on processors, whose sockets are tensor ranks",
 }
 SYSTEMS: Final = {**TRAINING, **INFERENCE}
+ALIASES: Final = {"fsdp": "zero3", "switchml": "atp"}
+"""Other names of systems."""
 SECTIONS: Final = {"luwu": "node", "zero-offload": "host", "zero-infinity": "host"}
 """The section of the file that a system requires, such as `[node]`."""
 _MORE_SECTIONS: Final = {"inference": ("arrivals",)}
@@ -131,14 +133,16 @@ def read_keys(
 
 
 def system_of(table: Mapping[str, Any]) -> str:
-    """The system of a question. Raises ConfigError."""
-    system = table.get("system")
+    """The system of a question, by its own name. Raises ConfigError."""
+    names = [*SYSTEMS, *ALIASES]
+    if "system" not in table:
+        raise ConfigError(f"system is missing; one of {', '.join(names)}, or ask luwu plan for all")
+    system = ALIASES.get(str(table["system"]), table["system"])
     if not isinstance(system, str) or system not in SYSTEMS:
         raise ConfigError(
-            f"system: {system!r} is not one of {', '.join(SYSTEMS)}"
-            f"{suggestion(str(system), SYSTEMS)}"
+            f"system: {system!r} is not one of {', '.join(names)}{suggestion(str(system), names)}"
         )
-    return str(system)
+    return system
 
 
 def value_of(text: str) -> Value:
@@ -190,12 +194,14 @@ def with_assumed(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     whole, more = dict(table), dict[str, Any]()
     for key, value in assumed.items():
         own = table.get(key)
-        if isinstance(value, dict):
+        if isinstance(value, dict) and isinstance(own or {}, dict):
             section = dict(own or {})
             more[key] = {name: each for name, each in value.items() if name not in section}
             whole[key] = {**more[key], **section}
         elif own is None:
             more[key] = whole[key] = value
+    if "node" in more and "network" not in whole["node"]:
+        more["node"]["network"] = table.get("network")  # whatever that will be in a sweep
     return whole, {key: value for key, value in more.items() if value != {}}
 
 
@@ -210,8 +216,8 @@ def assumed_text(assumed: Mapping[str, Any]) -> list[str]:
 
 def _known(kind: str, value: Any, catalogue: Catalogue) -> Any:
     """A name as it is known, where it differs in its case alone."""
-    names = {"system": SYSTEMS, "software": data("software.toml")}.get(kind)
+    names = {"system": (*SYSTEMS, *ALIASES), "software": data("software.toml")}.get(kind)
     for name in catalogue.names(kind) if names is None else names:
         if name.casefold() == str(value).casefold():
-            return name
+            return ALIASES.get(name, name) if kind == "system" else name
     return value

@@ -39,8 +39,9 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.identifiers import identifier
-from luwu.predict.ask.answer import asked
+from luwu.predict.ask.answer import asked, binding_text, whole_training
 from luwu.predict.ask.cost import Costs, Expense, expense
+from luwu.predict.ask.keys import assumed_text
 from luwu.predict.ask.question import Question, make_training_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.keys import whole_of
@@ -48,7 +49,7 @@ from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.networks.choice import TopologyChoice
 from luwu.predict.networks.cost import dollars_per_million_tokens
 from luwu.predict.plan.planner_space import (
-    check_table,
+    completed,
     configurations,
     costs_by_system,
     systems_of,
@@ -63,6 +64,7 @@ GOALS: Final = {
     "capex": ", least to buy first", "watts": ", least power first",
 }  # fmt: skip
 """What orders the list, and how its title ends."""
+_OF_NODES: Final = ("nodes", "per_host")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,14 @@ class Found:
         if self.expense is None:
             return None
         return dollars_per_million_tokens(self.tokens_per_s, self.expense.dollars_per_s)
+
+    @property
+    def whole_training(self) -> dict[str, Any] | None:
+        """Of all tokens, where the question gives them."""
+        if self.question.tokens is None:
+            return None
+        per_s = None if self.expense is None else self.expense.dollars_per_s
+        return whole_training(self.question, self.step.seconds, per_s)
 
     @property
     def goals(self) -> tuple[float, ...]:
@@ -130,6 +140,8 @@ class Plan:
     """Those that a network or a host cannot have."""
     first_refusal: str
     goal: str
+    assumed: dict[str, Any]
+    """Keys that the question left out."""
     systems: tuple[OfSystem, ...]
     """One of each system that was asked for."""
 
@@ -176,13 +188,10 @@ class _Search:
 
 def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan:
     """Search. Raises ConfigError: for a table that means nothing, or where nothing fits."""
-    check_table(table)
+    table, assumed = completed(table)
     choices, costs = topologies(table), costs_by_system(table, catalogue, systems_of(table))
     goal = _goal_of(table, costs)
-    for key in ("devices", "batch"):
-        if key not in table:
-            raise ConfigError(f"{key} is missing")
-        whole_of("", table, key)
+    whole_of("", table, "batch")
     search = _Search()
     for one in configurations(table, catalogue):
         question = make_training_question(one, catalogue, costs=costs.get(one["system"]))
@@ -193,7 +202,7 @@ def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan:
     return Plan(
         best=tuple(best), tried=search.tried, too_large=search.too_large,
         refused=len(search.refusals), first_refusal=search.refusals[0] if search.refusals else "",
-        goal=goal,
+        goal=goal, assumed=assumed,
         systems=tuple(_of_system(name, table, search, best, goal) for name in systems_of(table)),
     )  # fmt: skip
 
@@ -285,7 +294,7 @@ def plan_document(found: Plan) -> dict[str, Any]:
             }
             for each in found.systems
         ],
-        "best": [_row_document(each) for each in found.best],
+        "best": [_row_document(each) for each in found.best], "assumed": found.assumed,
     }  # fmt: skip
 
 
@@ -294,10 +303,14 @@ def _row_document(found: Found) -> dict[str, Any]:
     said: dict[str, Any] = {
         "system": found.question.system, "step_s": found.step.seconds,
         "tokens_per_s": found.tokens_per_s, "left_bytes": found.left_bytes,
-        "binding": identifier(found.step.binding),
+        "binding": identifier(found.step.binding), "binding_port": found.step.port or None,
         "asked": asked(found.question)
         | {"expert_tensor": job.expert_width, "ends_as_layers": job.ends_as_layers},
     }  # fmt: skip
+    if found.question.nodes is not None:
+        said["asked"] |= {key: getattr(found.question.nodes, key) for key in _OF_NODES}
+    if found.question.tokens is not None:
+        said["whole_training"] = found.whole_training
     if found.question.topology is not None:
         said["topology"] = found.question.topology.kind
     if found.expense is not None:
@@ -310,7 +323,7 @@ def _row_document(found: Found) -> dict[str, Any]:
 def plan_text(found: Plan, shown: int = SHOWN) -> str:
     """For people: the Pareto set as a table."""
     more = f", {found.refused} that cannot be" if found.refused else ""
-    lines = _systems(found)
+    lines = assumed_text(found.assumed) + _systems(found)
     lines += [
         f"{found.tried} configurations, {found.too_large} of them too large for a device{more}; "
         f"{len(found.best)} that no other beats{GOALS[found.goal]}:",
@@ -330,16 +343,27 @@ def _systems(found: Plan) -> list[str]:
         return []
     return [
         f"{each.system:<13} "
-        + ("" if each.best is None else f"{each.best.tokens_per_s:,.0f} tokens/s at best, ")
+        + ("" if each.best is None else f"{_best_text(each.best)}, ")
         + (each.why or "shown below")
         for each in found.systems
     ] + [""]
 
 
+def _best_text(best: Found) -> str:
+    """Speed, and the days and dollars of a whole training."""
+    whole, said = best.whole_training, f"{best.tokens_per_s:,.0f} tokens/s at best"
+    if whole is not None:
+        said += f", {whole['days']:,.1f} days"
+        said += "" if whole["dollars"] is None else f", {whole['dollars']:,.0f} USD"
+    return said
+
+
 def _head(first: Found) -> str:
     """Columns of costs and networks where there are any: then all rows have them."""
     own = [f"{'tokens/s':>12} {'step':>10} {'left':>8}"]
+    own += [f"{'days':>9}"] if first.question.tokens is not None else []
     if first.expense is not None:
+        own += [f"{'USD':>13}"] if first.question.tokens is not None else []
         own.append(f"{'USD/Mtoken':>10}")
         own += [f"{'MUSD':>8} {'kW':>9}"] if first.expense.bill is not None else []
     own += [f"{'network':<16}"] if first.question.topology is not None else []
@@ -351,12 +375,20 @@ def _line(each: Found) -> str:
     own = [
         f"{each.tokens_per_s:12,.0f} {each.step.seconds:8.3f} s {each.left_bytes / 2**30:4.1f} GiB"
     ]
+    whole = each.whole_training
+    if whole is not None:
+        own.append(f"{whole['days']:9,.1f}")
+        own += [] if whole["dollars"] is None else [f"{whole['dollars']:13,.0f}"]
     if spent is not None:
         own.append(f"{each.dollars_per_million_tokens or 0.0:10,.3f}")
         bill = spent.bill
         own += [f"{bill.capex / 1e6:8,.2f} {bill.watts / 1e3:9,.1f}"] if bill is not None else []
     own += [f"{each.question.topology.kind:<16}"] if each.question.topology is not None else []
-    what = f"{_degrees(job)}, {job.micro_batch}, {job.recompute}; bottleneck: {each.step.binding}"
+    said = {"binding": identifier(each.step.binding), "binding_port": each.step.port}
+    what = f"{_degrees(job)}, {job.micro_batch}, {job.recompute}; bottleneck: {binding_text(said)}"
+    nodes = each.question.nodes
+    if nodes is not None and (nodes.nodes, nodes.per_host) != (1, "none"):
+        what += f"; nodes {nodes.nodes}, per_host {nodes.per_host}"
     return "  ".join([*own, f"{each.question.system:<13}", what])
 
 
