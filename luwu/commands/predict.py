@@ -1,11 +1,4 @@
-"""`luwu predict`: the step time of training jobs on hardware that is not here.
-
-step        one question, of a file or of flags
-sweep       one question over values of its keys
-catalogue   what has a name
-init        a question file to begin with
-validate    published results beside predictions
-"""
+"""`luwu predict`: the step time of training jobs on hardware that is not here."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def job(catalogue: Catalogue) -> TrainingJob:
 @pytest.fixture
 def host(catalogue: Catalogue) -> Host:
     processor = Processor(name="some", cores_count=26, memory_rate=188e9)
-    disk = catalogue.disk("P5510-3.84T")
+    disk = catalogue.find("disk", "P5510-3.84T")
     return Host(processor=processor, memory_bytes=512e9, disk=disk, disks=12)
 
 

@@ -57,7 +57,7 @@ def job(catalogue: Catalogue) -> InferenceJob:
 @pytest.fixture
 def sockets(catalogue: Catalogue) -> SocketJob:
     return SocketJob(
-        model=catalogue.model("Qwen-72B"), processor=catalogue.processor("Xeon-8575C"),
+        model=catalogue.model("Qwen-72B"), processor=catalogue.find("processor", "Xeon-8575C"),
         network=catalogue.network("roce-100g"), inside=catalogue.network("upi"), sockets=4,
         input_tokens=128, output_tokens=128,
     )  # fmt: skip

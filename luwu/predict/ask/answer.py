@@ -240,9 +240,6 @@ def _largest(parts: dict[str, float]) -> str:
     return identifier(max(parts, key=lambda name: parts[name]))
 
 
-# ---------------------------------------------------------------------- NICs
-
-
 def _nics(question: Any) -> dict[str, Any]:
     """NICs of a host, and what a device has of one."""
     job = question.job

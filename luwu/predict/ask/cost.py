@@ -1,24 +1,10 @@
 """`[cost]` of a question: what is bought or rented for it, and what that makes of tokens.
 
-    [cost]
-    server = "H100x8"              hosts, names of the catalogue
-    nic = "U50"                    added to each, with `nics`
-    disk = "PM9A3"                 the same with `disks`; of what offloads, [host] says them
-    node_server = "node"           of luwu: optimizer nodes; their drives are those of [node]
-    node_nic = "ConnectX-7"        with `node_nics`
-    switch = "QM9700"              of [topology]
-    link = "400G"
-    life_years = 4                 over which what is bought is written off
-    energy_price = "0.1 USD/kWh"
-    pue = 1.2
-    tariff = "ours"                of the catalogue, instead of those three
-    rented = true                  instead of all that: devices and nodes at their servers' rentals
-    device_rental = "5 USD/h"      or at this, of a device with its part of host and network
-    node_rental = "3 USD/h"        and of an optimizer node
-
-A price or power that is not known is an error that names it, as `server.H100x8.power`, to be given
-in a file of --catalogue; nothing is taken to be free. Power is that at work, all of the time. Only
-a cluster of one host needs no [topology].
+docs/predict.md has its keys; besides, `disk` and `disks` are added to each host (of what offloads,
+[host] says them), `node_nic` and `node_nics` to each optimizer node, whose drives are those of
+[node]. A price or power that is not known is an error that names it, as `server.H100x8.power`, to
+be given in a file of --catalogue; nothing is taken to be free. Power is that at work, all of the
+time. Only a cluster of one host needs no [topology].
 """
 
 from __future__ import annotations
@@ -50,8 +36,8 @@ _TARIFF: Final = ("life_years", "energy_price", "pue")
 _COUNTS: Final = ("nics", "disks", "node_nics")
 _ENTRIES: Final = ("server", "nic", "disk", "node_server", "node_nic", "switch", "link")
 _RENTALS: Final = ("device_rental", "node_rental")
-_KEYS: Final = (*_ENTRIES, *_COUNTS, *_TARIFF, "tariff", "rented", *_RENTALS)
-_OF_WHAT_IS_BOUGHT: Final = ("switch", "link", "tariff", *_TARIFF)
+_KEYS: Final = (*_ENTRIES, *_COUNTS, *_TARIFF, "rented", *_RENTALS)
+_OF_WHAT_IS_BOUGHT: Final = ("switch", "link", *_TARIFF)
 HOUR_S: Final = 3600.0
 
 
@@ -93,9 +79,7 @@ def make_costs(table: Mapping[str, Any], catalogue: Catalogue) -> Costs:
     check_keys(_PLACE, table, _KEYS, () if "device_rental" in table else ("server",))
     rented = flag_of(_PLACE, table, "rented") or any(key in table for key in _RENTALS)
     values: dict[str, Any] = {
-        key: getattr(catalogue, key.removeprefix("node_"))(
-            text_of(_PLACE, table, key), _PLACE + key
-        )
+        key: catalogue.find(key.removeprefix("node_"), text_of(_PLACE, table, key), _PLACE + key)
         for key in _ENTRIES
         if key in table
     }
@@ -109,7 +93,7 @@ def make_costs(table: Mapping[str, Any], catalogue: Catalogue) -> Costs:
             if key in table:
                 raise ConfigError(f"{_PLACE}{key}: what is rented has none; leave it out")
         return Costs(**{**values, **_rented(table, values)})
-    return Costs(**values, tariff=_tariff(table, catalogue))
+    return Costs(**values, tariff=_tariff(table))
 
 
 def _rented(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Server]:
@@ -126,30 +110,22 @@ def _rented(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Se
     return found
 
 
-def _tariff(table: Mapping[str, Any], catalogue: Catalogue) -> Tariff:
-    if "tariff" in table:
-        for key in _TARIFF:
-            if key in table:
-                raise ConfigError(f"{_PLACE}{key}: the tariff has it; leave one of them out")
-        return catalogue.tariff(text_of(_PLACE, table, "tariff"), f"{_PLACE}tariff")
+def _tariff(table: Mapping[str, Any]) -> Tariff:
     for key in _TARIFF:
         if key not in table:
             raise ConfigError(
-                f"{_PLACE}{key} is missing: what is bought has life_years, energy_price and pue, "
-                "or a tariff of the catalogue; or write rented = true"
+                f"{_PLACE}{key} is missing: what is bought has life_years, energy_price and pue; "
+                "or write rented = true"
             )
     years = table["life_years"]
     if isinstance(years, bool) or not isinstance(years, int | float):
         raise ConfigError(f"{_PLACE}life_years: {years!r} is not a number of years")
     place = f"{_PLACE}energy_price"
     return Tariff(
-        name="cost", life_s=units.to_si(f"{_PLACE}life_years", years, "year", Dimension.SECONDS),
+        life_s=units.to_si(f"{_PLACE}life_years", years, "year", Dimension.SECONDS),
         pue=units.parse(f"{_PLACE}pue", table["pue"], Dimension.RATIO),
         energy_price=units.parse(place, table["energy_price"], Dimension.DOLLARS_PER_JOULE),
     )  # fmt: skip
-
-
-# ---------------------------------------------------------------------- hosts
 
 
 def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
@@ -232,9 +208,6 @@ def expense(costs: Costs, place: Place, built: Built | None) -> Expense:
         return Expense(dollars_per_s=rented_dollars_per_s(hosts), bill=None)
     bill = bill_of(costs, hosts, built)
     return Expense(dollars_per_s=owned_dollars_per_s(bill, costs.tariff), bill=bill)
-
-
-# ---------------------------------------------------------------------- what is said of it
 
 
 def cost_document(found: Expense, tokens_per_s: float, step_s: float | None) -> dict[str, Any]:

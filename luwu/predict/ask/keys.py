@@ -1,13 +1,9 @@
 """The keys of a question, of files and of one-line questions: `data/question_keys.toml` lists them.
 
 `read_keys` reads the values of a table; `[topology]`, `[cost]` and `[arrivals]` have keys of their
-own, in files alone. A question of the command line has keys as flags, in place of a file or over
-one:
-
-    --model llama3-70b --devices 64xh100-80 --network roce-100g --system luwu --node.disks 8
-
-Names are matched whatever their case; `64xh100-80` is `devices` and `device`. Without a file, keys
-that are left out are assumed (`[assumed]` of `data/question_keys.toml`), and the answer lists them.
+own. Flags are keys too, in place of a file or over one. Names are matched whatever their case;
+`64xh100-80` is `devices` and `device`. Without a file, keys that are left out are assumed
+(`[assumed]`), and the answer lists them.
 """
 
 from __future__ import annotations
@@ -89,7 +85,7 @@ class QuestionKey:
         before = f"{self.section}." if self.section else ""
         value = _READERS.get(self.kind, text_of)(before, table, self.name)
         if self.kind in _ENTRIES:
-            return getattr(catalogue, self.kind)(value, self.place)
+            return catalogue.find(self.kind, value, self.place)
         return software(value) if self.kind == "software" else value
 
 

@@ -1,22 +1,5 @@
 """A question as users write it: a TOML file, or a table, made into what is predicted.
 
-    system = "luwu"              one of SYSTEMS
-    model = "GPT-175B"           names of the catalogue
-    device = "A100-40"
-    network = "roce-100g"
-    software = "megatron-2023"
-    devices = 8
-    sequence = 2048
-    batch = 64
-    micro_batch = 8
-    recompute = "full"
-
-    [node]                       of luwu: where the state is
-    processor = "Xeon-5320"
-    disk = "P5510-3.84T"
-    disks = 12
-    memory_bytes = "512 GiB"
-
 Which keys there are depends on the system: `data/question_keys.toml` lists them. `[topology]` and
 `[cost]` go with all systems: `networks/choice.py`, `cost.py`; `[arrivals]` with inference on
 devices: `inference/arrivals.py`. A key that is unknown, that belongs to another system, or that is
@@ -395,9 +378,6 @@ def _batch_of(values: dict[str, Any]) -> int | None:
     if isinstance(batch, str):
         raise ConfigError(f"batch: {batch!r} is neither a whole number nor {LARGEST!r}")
     return whole_of("", {"batch": batch}, "batch")
-
-
-# ---------------------------------------------------------------------- of a file, of a table
 
 
 AnyQuestion: TypeAlias = Question | InferenceQuestion

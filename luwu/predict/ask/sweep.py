@@ -1,14 +1,9 @@
 """A question asked again and again, with keys of it replaced by each of several values.
 
-    batch=64,128,256                      a key of the question
-    node.disks=4,8,12                     of one of its tables
-    network.rate=100 Gbit/s,200 Gbit/s    a number of what the question names in the catalogue
-    devices:batch=8:64,16:128             keys that change together
-    system=luwu,zero3                     tables of other systems are then left out
-
-Several of these are asked in all combinations, the first one slowest. A value that the question
-cannot have (a batch that does not divide) is a point without an answer, and says why; where no
-point has one, that is the error.
+A key is one of the question, of one of its tables, or a number of what it names in the catalogue
+(`network.rate`); several change together (`devices:batch=8:64,16:128`). Several lists are asked in
+all combinations, the first one slowest. A value that the question cannot have is a point without an
+answer, and says why; where no point has one, that is the error.
 """
 
 from __future__ import annotations
@@ -232,9 +227,6 @@ def flattened(document: Mapping[str, Any], place: str = "") -> dict[str, float]:
         elif isinstance(value, int | float) and not isinstance(value, bool):
             found[f"{place}{name}"] = float(value)
     return found
-
-
-# ---------------------------------------------------------------------- what is said of it
 
 
 def sweep_document(found: Sweep, of: str) -> dict[str, Any]:

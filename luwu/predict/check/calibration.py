@@ -191,7 +191,7 @@ def compare_offload(catalogue: Catalogue) -> list[Compared]:
 
 def _adam(catalogue: Catalogue, series: dict[str, Any]) -> Iterator[Compared]:
     host = Host(
-        processor=catalogue.processor(series["processor"]),
+        processor=catalogue.find("processor", series["processor"]),
         memory_bytes=parse("memory_bytes", series["memory_bytes"], Dimension.BYTES),
     )
     for parameters, published in series["rows"]:
@@ -290,7 +290,7 @@ def _sockets(catalogue: Catalogue, series: dict[str, Any]) -> Iterable[Compared]
     for sockets, published in series["rows"]:
         job = SocketJob(
             model=catalogue.model(series["model"]),
-            processor=catalogue.processor(series["processor"]),
+            processor=catalogue.find("processor", series["processor"]),
             network=catalogue.network(series["network"]),
             inside=catalogue.network("upi"),
             sockets=sockets, input_tokens=_SOCKET_TOKENS, output_tokens=_SOCKET_TOKENS,

@@ -112,9 +112,6 @@ def _within(each: dict[str, Any]) -> str:
     return f"{each['mean']:.1%} in the mean, {each['max']:.1%} at most"
 
 
-# ---------------------------------------------------------------------- rankings
-
-
 def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float | None:
     """Kendall's tau of two lists of the same things. None if one of them has equal values only."""
     agreed, told, told_by_other = 0, 0, 0
@@ -130,8 +127,7 @@ def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float | None:
 
 def rankings(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rankings of all groups of comparable rows: those of one source in one unit, in their
-    order.
-    """
+    order."""
     groups: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in rows:
         key = row["group"], row["unit"]

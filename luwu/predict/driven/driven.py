@@ -83,8 +83,7 @@ def play_driven_steps(
     """Play steps as the project's cores decide them. Raises ConfigError.
 
     chunk_bytes: of float32, a multiple of 16 KiB; by default 16 MiB, or more where the model has
-    many chunks then. workers: played, at most.
-    """
+    many chunks then. workers: played, at most."""
     if nodes.pulls_ahead:
         raise ConfigError(
             "node.pulls_ahead: the project's own cores pull within a window, so such steps are not "
@@ -202,8 +201,7 @@ def _chunk_bytes(job: TrainingJob) -> int:
 def _layout(units: list[Unit], chunk_bytes: int, scale: int) -> Layout:
     """A parameter for each unit: all 16-bit on the wire, all trained.
 
-    An element is `scale` parameters: frames have a largest size, and models have not.
-    """
+    An element is `scale` parameters: frames have a largest size, and models have not."""
     parameters = tuple(
         Parameter(name=unit.name, shape=(round(unit.parameters / scale),), wire_dtype="bfloat16")
         for unit in units
@@ -228,9 +226,6 @@ def _gradient_dtype(job: TrainingJob) -> str:
 def worker_name(rank: int) -> str:
     """The name by which the switch knows a worker."""
     return f"worker-{rank}"
-
-
-# ---------------------------------------------------------------------- the switch
 
 
 class DrivenSwitch:
@@ -275,8 +270,7 @@ def total_of(action: Sum) -> Token:
     """The payload of a sum: float32, as the core announces it.
 
     It costs as much as one of its terms: a network that sums gradients of 16 bits on the way is
-    taken to send as many on.
-    """
+    taken to send as many on."""
     first = action.payloads[0]
     assert isinstance(first, Token)
     elems = first.nbytes // DTYPES[action.dtypes[0]].nbytes

@@ -104,9 +104,6 @@ class Engine:
         changed.succeed()
 
 
-# ---------------------------------------------------------------------- links
-
-
 class Token:
     """A payload of so many bytes, as cores count them; held by one core."""
 

@@ -36,8 +36,7 @@ class Curve:
     """Points of sizes and rates, by size; between them, straight lines over the size's logarithm.
 
     Below the first point the time is that of the first point (what binds there is latency, which
-    does not shrink), above the last one the rate is.
-    """
+    does not shrink), above the last one the rate is."""
 
     name: str
     sizes: tuple[float, ...]
@@ -77,7 +76,6 @@ Count: TypeAlias = Annotated[float, Dimension.COUNT]
 Watts: TypeAlias = Annotated[float, Dimension.WATTS]
 Dollars: TypeAlias = Annotated[float, Dimension.DOLLARS]
 DollarsPerS: TypeAlias = Annotated[float, Dimension.DOLLARS_PER_S]
-DollarsPerJoule: TypeAlias = Annotated[float, Dimension.DOLLARS_PER_JOULE]
 ProductCurve: TypeAlias = Annotated[Curve, Dimension.COUNT, Dimension.OPERATIONS_PER_S]
 BusCurve: TypeAlias = Annotated[Curve, Dimension.BYTES, Dimension.BYTES_PER_S]
 
@@ -299,20 +297,17 @@ class Server:
 class Tariff:
     """The terms of the hourly cost of bought machines."""
 
-    name: str
-    life_s: Seconds
+    life_s: float
     """Over which a price is spread."""
-    pue: Ratio
+    pue: float
     """Power of the whole site over that of its machines; from 1 on."""
-    energy_price: DollarsPerJoule
+    energy_price: float
+    """Dollars per joule."""
 
     def __post_init__(self) -> None:
-        for key, value, least in (("life_s", self.life_s, 0.0), ("pue", self.pue, 1.0)):
-            if value < least or value == 0:
-                raise ConfigError(
-                    f"tariff.{self.name}.{key}: {value!r} is too small; "
-                    f"{'1 or more' if least else 'more than 0'} fits"
-                )
+        if not self.life_s > 0 or self.pue < 1:
+            found = f"{self.life_s / 31_536_000:g} and {self.pue:g}"
+            raise ConfigError(f"cost.life_years is above 0, cost.pue 1 or more: they are {found}")
 
 
 KINDS: Final[dict[str, type]] = {
@@ -324,7 +319,6 @@ KINDS: Final[dict[str, type]] = {
     "link": Link,
     "nic": Nic,
     "server": Server,
-    "tariff": Tariff,
 }
 
 

@@ -76,8 +76,3 @@ def software(name: str) -> Software:
 def fitted(name: str) -> float:
     """A fitted number."""
     return float(data("fitted.toml")[name]["value"])
-
-
-def is_fitted(name: str) -> bool:
-    """True if there is such a number."""
-    return name in data("fitted.toml")

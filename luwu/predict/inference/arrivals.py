@@ -1,10 +1,5 @@
 """`[arrivals]` of a question of inference: requests that come one by one, and are played.
 
-    [arrivals]
-    per_second = 8.0     requests that come to all copies, on the mean; independent of each other
-    requests = 500       how many are played
-    seed = 0             the same seed, the same arrivals
-
 Copies take requests in turn. Continuous batching is played round by round, as first tokens under
 load hang on what is before them in the queue, which no closed form knows:
 
@@ -92,9 +87,6 @@ def make_arrivals(table: Mapping[str, Any], job: InferenceJob) -> Arrivals:
         raise ConfigError(f"{_PLACE}seed: {seed!r} is not a whole number")
     requests = whole_of(_PLACE, table, "requests") if "requests" in table else REQUESTS
     return Arrivals(per_second=float(rate), requests=requests, seed=seed)
-
-
-# ---------------------------------------------------------------------- serving
 
 
 @dataclass(slots=True)
@@ -257,8 +249,7 @@ class _World:
 
 def stage_seconds(job: InferenceJob, time: RoundTime) -> list[float]:
     """Seconds of a round per stage: its layers, scheduling, the send to the next, and in the last
-    one the output layer and the choice of tokens. Remaining layers are in the first ones.
-    """
+    one the output layer and the choice of tokens. Remaining layers are in the first ones."""
     each, more = divmod(job.model.layers, job.pipeline)
     parts = time.parts
     layer_s = sum(
@@ -272,9 +263,6 @@ def stage_seconds(job: InferenceJob, time: RoundTime) -> list[float]:
         seconds += parts["output layer"] + parts["choice of tokens"] if is_last else send_s
         found.append(seconds)
     return found
-
-
-# ---------------------------------------------------------------------- what is said of it
 
 
 def arrivals_document(

@@ -35,6 +35,7 @@ from luwu.predict.inference.inference_job import (
 )
 from luwu.predict.model.collectives import Path, measured_all_reduce, ring_all_reduce, send
 from luwu.predict.model.layers import WIRE_BYTES, cube_rate, top_rate
+from luwu.predict.model.placement import network_path
 
 NCCL_BASE_S = 3.6e-6
 """Base latency of a ring with the LL protocol; NCCL's tuning."""
@@ -145,8 +146,7 @@ def predict_continuous(job: InferenceJob) -> tuple[float, RoundTime]:
 
 def predict_round(job: InferenceJob, work: Work, parts: float = 1.0) -> RoundTime:
     """A round of continuous batching, with as many parts of a batch under way, each of them
-    `work`.
-    """
+    `work`."""
     scheduled_s = fitted("round_s") + work.decodes * fitted("sequence_s")
     return _round(
         job, work, parts, layer_launch_s=fitted("decode_layer_s"), round_s=scheduled_s
@@ -266,7 +266,7 @@ def _all_reduce(job: InferenceJob, nbytes: float, notes: Notes) -> float:
     if ranks == 1:
         return 0.0
     if ranks > device.domain_count:
-        return ring_all_reduce(ranks, nbytes, _network_path(job))
+        return ring_all_reduce(ranks, nbytes, network_path(job.network))
     inside = _domain_path(job)
     if device.all_reduce is None:
         return ring_all_reduce(ranks, nbytes, inside)
@@ -290,14 +290,10 @@ def _send(job: InferenceJob, tokens: float) -> float:
     if job.pipeline == 1:
         return 0.0
     inside = job.devices <= job.device.domain_count
-    path = _domain_path(job) if inside else _network_path(job)
+    path = _domain_path(job) if inside else network_path(job.network)
     return send(WIRE_BYTES * tokens * job.model.hidden, path)
 
 
 def _domain_path(job: InferenceJob) -> Path:
     """To a device of the same domain; without a network of its own, through the host."""
     return Path(latency_s=NCCL_BASE_S, rate=job.device.domain_rate or job.device.host_rate)
-
-
-def _network_path(job: InferenceJob) -> Path:
-    return Path(latency_s=job.network.latency_s, rate=job.network.port_rate)

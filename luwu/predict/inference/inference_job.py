@@ -29,8 +29,7 @@ LOGIT_BYTES: Final = 4
 
 def cache_bytes_per_element(precision: str, head_width: int) -> float:
     """Bytes of an element of keys and values; int8 has a scale for each head, which costs 1/d
-    more.
-    """
+    more."""
     return {"bf16": 2.0, "fp8": 1.0, "int8": 1.0 + 1.0 / head_width}[precision]
 
 
@@ -59,8 +58,7 @@ def check_tensor(key: str, ranks: int, model: Transformer) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceJob:
     """An inference job: model, devices, parallelism, batch. Raises ConfigError if it is impossible,
-    or if memory does not hold the batch.
-    """
+    or if memory does not hold the batch."""
 
     model: Transformer
     device: Device
@@ -172,8 +170,7 @@ def fixed_bytes(job: InferenceJob) -> float:
 
 def sequence_bytes(job: InferenceJob) -> float:
     """Memory of one more sequence on a rank: its cache at its end, its logits, and if a batch
-    starts as a whole, work space of its prompt; stages work on different parts of a batch.
-    """
+    starts as a whole, work space of its prompt; stages work on different parts of a batch."""
     cache = cache_bytes(job, job.tokens)
     logits = LOGIT_BYTES * job.model.vocab / job.tensor / job.pipeline
     if job.batching == "continuous":

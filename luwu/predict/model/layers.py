@@ -47,7 +47,7 @@ from typing import NamedTuple
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Device, Notes
-from luwu.predict.hardware.software import fitted, is_fitted
+from luwu.predict.hardware.software import data, fitted
 from luwu.predict.model.collectives import (
     domains_all_to_all,
     hierarchical_all_reduce,
@@ -172,8 +172,7 @@ def compute_time(
     job: TrainingJob, operators: Operators, layer: LayerTime | None = None
 ) -> dict[str, float]:
     """Compute time of all layers, forward and backward, of a micro-batch on a device that has them
-    all (T2). `layer`: that of `layer_time`, if it is known.
-    """
+    all (T2). `layer`: that of `layer_time`, if it is known."""
     layer, layers = layer or layer_time(job, operators), job.model.layers
     return {
         "products": 3 * layers * layer.products,
@@ -212,7 +211,7 @@ def _scale(job: TrainingJob) -> float:
     if kernels == "vendor" and job.precision == "bf16":
         return 1.0
     name += f"_{job.precision}" + ("" if kernels == "vendor" else "_torch")
-    if not is_fitted(name):
+    if name not in data("fitted.toml"):
         raise ConfigError(
             f"precision: {job.precision} by the kernels of {job.software.name} was not measured; "
             "take bf16, or software with the vendor's kernels, such as nemo-2024, in bf16 or fp8"
@@ -234,8 +233,7 @@ def _attention(job: TrainingJob, operators: Operators, n: float) -> float:
 
 def _passed_bytes(job: TrainingJob, n: float) -> float:
     """Memory traffic of a layer's operators, forward, without products and attention: two norms,
-    two additions to the residual stream, the activation, the rotation of queries and keys.
-    """
+    two additions to the residual stream, the activation, the rotation of queries and keys."""
     model = job.model
     whole = job.tensor if job.sequence_parallel else 1
     residual = model.hidden * (2 * 2 + 2 * 3 + (1 if model.dropout else 0)) / whole
@@ -322,9 +320,6 @@ def copies_group(job: TrainingJob) -> Group:
     return placed(job, job.expert_copies, job.expert * job.expert_width)
 
 
-# ---------------------------------------------------------------------- compute
-
-
 def mlp_products(job: TrainingJob, operators: Operators, n: float) -> float:
     """Seconds of the products of a layer's experts on one rank, forward (J1)."""
     model, width = job.model, job.expert_width
@@ -346,9 +341,6 @@ def gathered_tokens(job: TrainingJob, n: float) -> float:
     return n * (job.expert_width / job.tensor) * copies
 
 
-# ---------------------------------------------------------------------- exchange
-
-
 def dispatched_bytes(job: TrainingJob) -> float:
     """That a rank sends in one all-to-all of a layer and micro-batch, its own part too (J2)."""
     if job.expert == 1:
@@ -359,8 +351,7 @@ def dispatched_bytes(job: TrainingJob) -> float:
 
 def all_to_alls(job: TrainingJob) -> float:
     """All-to-alls of a layer and micro-batch: two forward, two backward, two if forward is
-    recomputed (J2).
-    """
+    recomputed (J2)."""
     return 4.0 + 2 * job.again
 
 

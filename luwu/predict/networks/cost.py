@@ -81,8 +81,7 @@ class Bill:
 def network_bill(topology: Built, *, switch: Switch | None, link: Link) -> Bill:
     """Switches, links and transceivers of a network (B2); without the hosts' own ports.
 
-    Raises: ConfigError for switches with too few ports, or ports and links that are too slow.
-    """
+    Raises: ConfigError for switches with too few ports, or ports and links that are too slow."""
     parts, rate = topology.inventory, topology.network.rate
     items: list[Item] = []
     if parts.switches:
@@ -209,7 +208,7 @@ def rented_dollars_per_s(hosts: Iterable[Hosts]) -> float:
         if rent is None:
             raise ConfigError(
                 f"server.{server.name}.{key} is not known; give it in a file of --catalogue or in "
-                "[cost], which has device_rental and node_rental, or a tariff for what is bought"
+                "[cost], which has device_rental and node_rental, or buy it"
             )
         total += (each.devices or each.count) * rent
     return total

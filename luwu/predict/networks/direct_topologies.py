@@ -60,8 +60,7 @@ class Torus:
     def connection(self, group: RankGroup, collective: str) -> Connection:
         """Connection of a group that is whole dimensions. Raises ConfigError.
 
-        The rate of exchanges between neighbours is that of one link.
-        """
+        The rate of exchanges between neighbours is that of one link."""
         check_exchange(self.endpoints, group, collective, sums=False)
         if group.size == 1:
             return alone(self.network)

@@ -55,9 +55,6 @@ class Exchange:
         return built.connection(group, self.collective)
 
 
-# ---------------------------------------------------------------------- what is exchanged
-
-
 def training_exchanges(
     system: str, job: TrainingJob, nodes: OptimizerNodes | None
 ) -> dict[str, Exchange]:
@@ -84,8 +81,7 @@ def _ring(
     collective: str = "all_gather",
 ) -> dict[str, Exchange]:  # fmt: skip
     """Ring of every stride-th device, if they are in several domains: through all ports that its
-    ranks have in each, or through one of them (S11).
-    """
+    ranks have in each, or through one of them (S11)."""
     group = placed(job, size, stride)
     if group.is_inside:
         return {}
@@ -148,9 +144,6 @@ def socket_exchanges(job: SocketJob) -> dict[str, Exchange]:
     }  # fmt: skip
 
 
-# ---------------------------------------------------------------------- what they have of it
-
-
 @lru_cache(maxsize=1024)  # a plan asks for the same few all the time
 def slowed(network: Network, connection: Connection) -> Network:
     """A network as one exchange has it (S12)."""
@@ -211,9 +204,6 @@ def three_d_step(job: TrainingJob, found: dict[str, Connection]) -> StepTime:
     parts |= waits
     parts["straggling"] = straggling
     return replace(base, parts=parts, bound_by=bound_by)
-
-
-# ---------------------------------------------------------------------- what is said of it
 
 
 def document(built: Built, kind: str, exchanges: dict[str, Exchange]) -> dict[str, Any]:

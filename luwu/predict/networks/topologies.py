@@ -84,9 +84,6 @@ class Inventory:
         return TRANSCEIVERS_PER_LINK * self.links
 
 
-# ---------------------------------------------------------------------- checks
-
-
 def check_ports_of(key: str, count: int) -> None:
     """Refuse a switch without a port for each of two neighbours. Raises ConfigError."""
     if count < 2:
@@ -239,8 +236,7 @@ class Clos:
     """A folded Clos network, or fat tree, of as many tiers as it needs.
 
     `rails` above 1: rail-optimised. The ranks of a host, one a rail, are on switches of their own
-    in the first tier; the tiers above are shared.
-    """
+    in the first tier; the tiers above are shared."""
 
     endpoints: int
     radix: int

@@ -1,29 +1,7 @@
 """The best configuration: all degrees, micro-batches and recomputations, of the systems and
-networks asked.
+networks asked. docs/predict.md has the keys, `planner_space.py` what is searched.
 
-    model = "GPT-175B"              as in a question (`question.py`), without what is searched
-    device = "H100-80"
-    network = "ib-ndr"
-    devices = 512
-    sequence = 2048
-    batch = 1024
-    systems = ["3d", "zero3"]       default: those of which enough is given
-    software = "nemo-2024"          or {3d = "nemo-2024", zero3 = "torchtitan-2024"}
-    goal = "capex"                  orders the list: tokens_per_s (the default),
-                                    dollars_per_million_tokens, capex, watts
-
-    [[topology]]                    one, or several to choose from; as in a question
-    kind = "clos"
-    radix = 64
-
-    [cost]                          what is bought or rented; makes costs and power goals too
-    server = "H100x8"
-    [cost.luwu]                     and what a system needs besides
-    nic = "U50"
-    nics = 8
-
-`[node]` and `[host]` are those of a question; `planner_space.py` has what is searched. A
-configuration whose memory does not fit a device is left out and counted; so is one that a network
+A configuration whose memory does not fit a device is left out and counted; so is one that a network
 or a host cannot have, with the first reason. What remains is scored by closed forms; the *Pareto
 set* are those that no other beats in all of tokens a second, memory left on a device, and with
 [cost] dollars per million tokens, price and power. The order of search is fixed, and of two equal
@@ -276,9 +254,6 @@ def pareto(found: Iterable[Found]) -> list[Found]:
             best.append(each)
             shown.append(own)
     return best
-
-
-# ---------------------------------------------------------------------- what is said of it
 
 
 def plan_document(found: Plan) -> dict[str, Any]:

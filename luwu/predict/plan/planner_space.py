@@ -54,8 +54,7 @@ def costs_by_system(
     table: Mapping[str, Any], catalogue: Catalogue, systems: list[str]
 ) -> dict[str, Costs]:
     """Costs of each system: [cost], with the additions of [cost.SYSTEM]; None if the question has
-    no costs. Raises ConfigError.
-    """
+    no costs. Raises ConfigError."""
     found = table.get("cost")
     if found is None:
         return {}

@@ -167,9 +167,6 @@ def _check_memory(job: TrainingJob, offload: Offload) -> None:
         )
 
 
-# ---------------------------------------------------------------------- a whole model each
-
-
 def predict_replicated_step(job: TrainingJob) -> StepTime:
     """The time of a step of DDP: devices sum the gradients in a ring (R1)."""
     seconds = ring_all_reduce(job.devices, _gradient_bytes(job), sharded_path(job))

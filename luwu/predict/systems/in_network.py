@@ -242,8 +242,7 @@ def node_resources(job: TrainingJob, nodes: OptimizerNodes, parameters: float) -
 
 def tail(job: TrainingJob, nodes: OptimizerNodes, *, within: str) -> float:
     """Time of the first unit at the end of a step (L7), without the resource that backward already
-    waits for; its write overlaps with the next step.
-    """
+    waits for; its write overlaps with the next step."""
     resources = node_resources(job, nodes, job.model.layer_parameters)
     seconds = {name: resources[name] for name in ("disk read", "node memory")}
     seconds["push"] = resources["push"] / job.micro_batches

@@ -117,13 +117,10 @@ power = "600 W"
 [disk."P5510-3.84T"]
 price = "600 USD"
 power = "15 W"
-[tariff.ours]
-life_s = "4 year"
-pue = 1.2
-energy_price = "0.1 USD/kWh"
 """
 COST: dict[str, Any] = {
-    "server": "eight", "switch": "QM9700", "link": "400G", "tariff": "ours",
+    "server": "eight", "switch": "QM9700", "link": "400G", "life_years": 4,
+    "energy_price": "0.1 USD/kWh", "pue": 1.2,
     "luwu": {"node_server": "node"},
 }  # fmt: skip
 

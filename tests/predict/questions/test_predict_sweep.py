@@ -98,8 +98,8 @@ def test_numbers_of_a_drive_and_of_a_name_that_changes(catalogue: Catalogue) -> 
     asked, known = replaced(
         LUWU, {"node.disk.write_rate": "5 GB/s", "node.disk": "PM9A3"}, catalogue
     )
-    disk = known.disk(asked["node"]["disk"])
-    assert (disk.write_rate, disk.read_rate) == (5e9, catalogue.disk("PM9A3").read_rate)
+    disk = known.find("disk", asked["node"]["disk"])
+    assert (disk.write_rate, disk.read_rate) == (5e9, catalogue.find("disk", "PM9A3").read_rate)
     asked, known = replaced(
         LUWU, {"network.rate": "50 Gbit/s", "network.latency_s": "9 us"}, catalogue
     )
