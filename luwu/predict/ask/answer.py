@@ -42,8 +42,8 @@ from luwu.predict.model.job import utilisation
 from luwu.predict.model.placement import domain_count
 from luwu.predict.networks import on_topology
 
-SCHEMA: Final = 4
-"""4: neither elasticities, sources, savings nor the share of exposed time."""
+SCHEMA: Final = 5
+"""5: neither rates through the middle of a network nor joules by item; 4: no elasticities."""
 DAY_S: Final = 86_400.0
 MFU_SANE: Final = (0.05, 0.85)
 """Outside of this, something of the question or of the model is wrong."""

@@ -232,8 +232,7 @@ def cost_document(found: Expense, tokens_per_s: float, step_s: float | None) -> 
         "joules_per_token": found.bill.watts / tokens_per_s,
     }  # fmt: skip
     if step_s is not None:
-        joules = {name: each * step_s for name, each in watts.items()} | {"bytes": 0.0}  # B5
-        said |= {"joules_of_a_step": sum(joules.values()), "joules_by_item": joules}
+        said["joules_of_a_step"] = found.bill.watts * step_s  # B5
     return said
 
 

@@ -24,8 +24,8 @@ from luwu.predict.hardware.hardware import KINDS, keys_of
 
 POINTS_MAX: Final = 1000
 STEP: Final = "step_s"
-SCHEMA: Final = 4
-"""4: answers have schema 4, and there is no `no_effect`."""
+SCHEMA: Final = 5
+"""That of its answers."""
 _COLUMNS: Final = {
     "step_s": ("step", "{:.3f} s"),
     "tokens_per_s_per_device": ("tokens/s each", "{:,.0f}"),

@@ -226,12 +226,9 @@ def document(built: Built, kind: str, exchanges: dict[str, Exchange]) -> dict[st
             "collective": each.collective, "ranks": each.group.size, "stride": each.group.stride,
             "port_share": share, "rate": share * built.network.port_rate,
             "hops": connection.hops, "latency_s": connection.latency_s,
-            "bisection_rate": connection.bisection_rate, "bytes_of_a_port": each.port_bytes,
+            "bytes_of_a_port": each.port_bytes,
             "bytes_of_the_busiest_link": each.port_bytes / share,
         }  # fmt: skip
-        if isinstance(built, AggregationTree):
-            by_tier = [each.port_bytes] * built.tier_count  # with sums, each link carries it once
-            found["exchanges"][name]["bytes_of_a_link_by_tier"] = by_tier
     return found
 
 
