@@ -1,8 +1,7 @@
 """The error of an answer: that of the calibration rows of its kind, and what they do not cover.
 
-`data/errors.toml` has both, made from `luwu predict validate`. An answer whose device, software,
-number of devices, port, sequence or model is of no row is outside of what was fitted: its error may
-be that of the predictions that were frozen before their results were seen, or more.
+`data/errors.toml` has both, made from `luwu predict validate`. An answer with something that no row
+has may be off by as much as those that were predicted before their results were seen, or more.
 """
 
 from __future__ import annotations

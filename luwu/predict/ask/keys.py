@@ -154,9 +154,6 @@ def value_of(text: str) -> Value:
     return text
 
 
-# ---------------------------------------------------------------------- one line
-
-
 def table_of(flags: Mapping[str, str], catalogue: Catalogue) -> dict[str, Any]:
     """The table of flags by their names, such as `node.disks`. Raises ConfigError."""
     found: dict[str, Any] = {}

@@ -43,7 +43,6 @@ from luwu.predict.networks.choice import Built, TopologyChoice, check_ports, mak
 from luwu.predict.networks.on_topology import (
     Exchange,
     build_for_training,
-    connections,
     inference_exchanges,
     on_topology,
     slowest,
@@ -312,8 +311,8 @@ class InferenceQuestion:
         """The prediction. Raises ConfigError for what cannot be."""
         job, built = self.job, self.build()
         if built is not None:
-            found = connections(built, self.exchanges())
-            job = replace(job, network=slowest(job.network, list(found.values())))
+            found = [each.connection(built) for each in self.exchanges().values()]
+            job = replace(job, network=slowest(job.network, found))
         if isinstance(job, InferenceJob):
             return _on_devices(job, self.replicas)
         return _on_sockets(job, self.replicas)

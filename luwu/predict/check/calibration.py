@@ -168,9 +168,6 @@ def compare_memory(catalogue: Catalogue) -> list[Compared]:
     return found
 
 
-# ---------------------------------------------------------------------- offloading
-
-
 def _testbed_question(catalogue: Catalogue, system: str, model: str, **changes: Any) -> Question:
     """A job on the testbed of arXiv 2409.00918."""
     table = {**_TESTBED, "system": system, "model": model, **changes}
@@ -222,9 +219,6 @@ def _utilisation(catalogue: Catalogue, row: dict[str, Any]) -> Compared:
         group=row["group"], name=f"{row['model']} LuWu, of the peak",
         unit="of the peak", published=row["hfu"], predicted=found,
     )  # fmt: skip
-
-
-# ---------------------------------------------------------------------- inference
 
 
 def compare_inference(catalogue: Catalogue) -> list[Compared]:

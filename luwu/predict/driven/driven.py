@@ -1,21 +1,14 @@
 """Steps of LuWu that its own cores decide: what a run would do, in virtual time.
 
-    driven_worker.py    the project's `NicCore`: what is asked for, what may be used
-    `DrivenSwitch`      the project's `SwitchCore`: what is summed, kept and sent to whom
-    driven_node.py      the project's `NodeCore`: what is read, updated, published, written,
-                        prepared and decided, and when, and how long that takes
-    engines.py          the directions between them
-
-A decision that is changed in a core changes a run and the prediction alike; nothing of what the
-cores know is here a second time. Engines take their time from the question, as the closed form
-(L1 to L5) does: the same rates, the same passes over memory. Where `at_step` folds a gradient it is
-read and the sum is written once more. Workers are equal, so two are played, and what is seen is the
-first one. One switch is played for all on the way: the narrowest place between worker and node sets
-the rate of its links, and the latency counts its hops. Pulls and pushes that devices of a host
-pass on in their domain share its link (L8).
-
-Steps of several micro-batches are updated `at_step`, as the project does it: `streaming` has one
-backward a step. A node holds and has under way what its memory plan says (`switch_emu.node.plan`).
+`DrivenWorker` has the project's `NicCore`, `DrivenSwitch` its `SwitchCore`, `DrivenNode` its
+`NodeCore`: a decision that is changed in a core changes a run and the prediction alike. Engines
+take their time from the question, as the closed form (L1 to L5) does: the same rates, the same
+passes over memory. Where `at_step` folds a gradient it is read and the sum is written once more.
+Workers are equal, so two are played, and what is seen is the first one. One switch is played for
+all on the way: the narrowest place between worker and node sets the rate of its links, and the
+latency counts its hops. Pulls and pushes that devices of a host pass on in their domain share its
+link (L8). Steps of several micro-batches are updated `at_step`, as the project does it:
+`streaming` has one backward a step. A node holds and has under way what its memory plan says.
 
 It is right where the order of work, windows and threads bind, which no closed form sees; the closed
 form (`systems/in_network.py`) takes a thousandth of the time.

@@ -1,7 +1,6 @@
 """The project's own `NodeCore` in virtual time: it decides, and its work takes the time.
 
-Whatever a running node reads, folds, updates, publishes, writes, prepares and decides, and when, is
-decided by the same core here. `DrivenNode` does what the node's pipeline does, without bytes:
+`DrivenNode` does what the node's pipeline does, without bytes:
 
     Update        `updated` when the page is read and made, `written` when it is on its other side
     Fold          `folded`          ReadWeights   `weights_read`

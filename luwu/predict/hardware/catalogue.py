@@ -90,7 +90,8 @@ class Catalogue:
 def load(*more: Path) -> Catalogue:
     """The package's own catalogue, then files of the user. Raises ConfigError."""
     tables: dict[str, dict[str, dict[str, Any]]] = {}
-    for resource in sorted(_own_files(), key=lambda each: each.name):
+    folder = resources.files("luwu.predict") / "data" / "catalogue"
+    for resource in sorted(folder.iterdir(), key=lambda each: each.name):
         _merge(tables, tomllib.loads(resource.read_text(encoding="utf-8")), resource.name)
     for path in more:
         _merge(tables, read_toml(path, "catalogue"), str(path))
@@ -100,11 +101,6 @@ def load(*more: Path) -> Catalogue:
             name: _made(catalogue, kind, name, _with_like(kind, name, entries)) for name in entries
         }
     return catalogue
-
-
-def _own_files() -> list[Any]:
-    data = resources.files("luwu.predict") / "data" / "catalogue"
-    return [each for each in data.iterdir() if each.name.endswith(".toml")]
 
 
 def _merge(
@@ -191,9 +187,6 @@ def _about(place: str, value: Any) -> Known:
         except ValueError as exc:
             raise ConfigError(f"{place}.date: {date!r} is not a date; write 2026-11-22") from exc
     return Known(str(source or "given by the user"), str(tag or "stated"), str(date or ""))
-
-
-# ---------------------------------------------------------------------- lists of names
 
 
 SCHEMA: Final = 1

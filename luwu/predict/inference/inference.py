@@ -158,9 +158,6 @@ def with_largest_batch(job: InferenceJob) -> InferenceJob:
     return replace(job, batch=maximum_batch(job))
 
 
-# ---------------------------------------------------------------------- a round
-
-
 def _round(
     job: InferenceJob, work: Work, parts: float, *, layer_launch_s: float, round_s: float
 ) -> RoundTime:
@@ -257,9 +254,6 @@ def _memory(device: Device, nbytes: float) -> float:
     return nbytes / (device.memory_rate * device.memory_efficiency)
 
 
-# ---------------------------------------------------------------------- exchanges
-
-
 def _all_reduce(job: InferenceJob, nbytes: float, notes: Notes) -> float:
     """Seconds of an all-reduce of a layer's activations among tensor parallel ranks."""
     ranks, device = job.tensor, job.device
@@ -279,8 +273,6 @@ def _all_reduce(job: InferenceJob, nbytes: float, notes: Notes) -> float:
 
 def small_all_reduce(ranks: int, nbytes: float, rate: float) -> float:
     """By NCCL's protocol for small messages, in a domain (IN7)."""
-    if ranks == 1:
-        return 0.0
     latency_s = NCCL_BASE_S + 2 * (ranks - 1) * NCCL_HOP_S
     return latency_s + 2 * (ranks - 1) / ranks * nbytes / (rate * NCCL_SMALL_SHARE)
 

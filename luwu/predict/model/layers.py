@@ -56,9 +56,6 @@ from luwu.predict.model.collectives import (
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.placement import Group, domain_path, network_path, placed, tensor_group
 
-# ---------------------------------------------------------------------- operators
-
-
 WIRE_BYTES = 2
 """Bytes of an element in 16 bits."""
 FP8_BYTES = 1

@@ -75,9 +75,6 @@ class Bill:
         return found
 
 
-# ---------------------------------------------------------------------- bills
-
-
 def network_bill(topology: Built, *, switch: Switch | None, link: Link) -> Bill:
     """Switches, links and transceivers of a network (B2); without the hosts' own ports.
 
@@ -187,9 +184,6 @@ def cluster_bill(
             "takes at least one"
         )
     return Bill(items + network_bill(topology, switch=switch, link=link).items)
-
-
-# ---------------------------------------------------------------------- an hour, a token
 
 
 def owned_dollars_per_s(bill: Bill, tariff: Tariff) -> float:

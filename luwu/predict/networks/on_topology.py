@@ -162,11 +162,6 @@ def slowest(network: Network, connections: list[Connection]) -> Network:
     return replace(min(each, key=lambda one: one.rate), latency_s=latency_s)
 
 
-def connections(built: Built, exchanges: dict[str, Exchange]) -> dict[str, Connection]:
-    """Connections of all exchanges. Raises ConfigError if the network cannot do them."""
-    return {name: each.connection(built) for name, each in exchanges.items()}
-
-
 def build_for_training(
     choice: TopologyChoice, job: TrainingJob, nodes: OptimizerNodes | None
 ) -> Built:
@@ -180,7 +175,8 @@ def on_topology(
 ) -> tuple[TrainingJob, OptimizerNodes | None, dict[str, Connection]]:
     """The job and its nodes as the network leaves their ports. Raises ConfigError."""
     built = build_for_training(choice, job, nodes)
-    found = connections(built, training_exchanges(system, job, nodes))
+    exchanges = training_exchanges(system, job, nodes)
+    found = {name: each.connection(built) for name, each in exchanges.items()}
     network = slowest(job.network, list(found.values()))
     if nodes is None:
         return replace(job, network=network), None, found

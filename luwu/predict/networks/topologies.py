@@ -35,9 +35,6 @@ from typing import Final
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Network
 
-# ---------------------------------------------------------------------- groups of ranks
-
-
 NEIGHBOUR: Final = ("all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter", "send")
 """Exchanges in which a rank sends to the next one: rings, chains."""
 ALL_TO_ALL: Final = "all_to_all"

@@ -52,8 +52,6 @@ from luwu.predict.model.placement import network_path, placed, ring_path
 from luwu.predict.model.traffic import GATHERS
 from luwu.predict.systems.training import OPTIMIZER_BYTES
 
-# ---------------------------------------------------------------------- sharded states
-
 
 def predict_sharded_step(job: TrainingJob) -> StepTime:
     """The time of a step of ZeRO-3 or FSDP (Z3)."""
@@ -81,9 +79,6 @@ def kept_rate(job: TrainingJob) -> float:
 def sharded_path(job: TrainingJob) -> Path:
     """A rank's path in the ring through all devices (G3)."""
     return ring_path(job, placed(job, job.devices, 1))
-
-
-# ---------------------------------------------------------------------- states in hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
