@@ -59,19 +59,6 @@ def test_predict_laws_the_node_does_not_feel_the_workers(
     assert steps[0] == pytest.approx(steps[1]) == pytest.approx(steps[2])
 
 
-def test_predict_laws_tokens_that_hide_the_network(
-    job: TrainingJob, nodes: OptimizerNodes, catalogue: Catalogue
-) -> None:
-    """Goal: the tokens of a worker's step at which its pull takes as long as its compute depend
-    neither on the size of the model nor on the number of workers."""
-    breaks = []
-    for name in ("GPT-175B", "GPT-530B"):
-        step = predict_in_network_step(replace(job, model=catalogue.model(name)), nodes)
-        tokens = job.tokens / job.devices
-        breaks.append(tokens * step.resources["pull"] / step.resources["compute"])
-    assert breaks[0] == pytest.approx(breaks[1], rel=0.1)  # attention and vocabulary differ
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -124,15 +111,6 @@ def test_predict_laws_updates_wait_for_the_last_micro_batch(
     one, two = (predict_in_network_step(replace(job, batch=16 * m), nodes) for m in (1, 2))
     for name, times in (("pull", 2), ("push", 2), ("disk read", 1), ("disk write", 1)):
         assert two.resources[name] == pytest.approx(times * one.resources[name])
-
-
-def test_predict_laws_a_slow_switch_binds(job: TrainingJob, nodes: OptimizerNodes) -> None:
-    """Goal: what the switch can sum bounds the push, and nothing else."""
-    slow = predict_in_network_step(job, replace(nodes, aggregate_rate=1e9))
-    fast = predict_in_network_step(job, nodes)
-    assert slow.resources["push"] > fast.resources["push"]
-    assert slow.resources["pull"] == fast.resources["pull"]
-    assert slow.binding == "push"
 
 
 def test_predict_laws_replicated(job: TrainingJob) -> None:

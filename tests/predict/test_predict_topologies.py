@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.catalogue import load
 from luwu.predict.hardware.hardware import Network
 from luwu.predict.networks.choice import Built
 from luwu.predict.networks.direct_topologies import Dragonfly, Torus
@@ -323,12 +322,3 @@ def test_bad_prediction_group(
     """Goal: a group or an exchange that a network cannot serve is refused, with what fits."""
     with pytest.raises(ConfigError, match=said):
         topology.connection(group, collective)
-
-
-def test_every_network_of_the_catalogue_connects() -> None:
-    """Goal: the closed forms take the catalogue's own entries."""
-    catalogue = load()
-    for name in catalogue.names("network"):
-        network = catalogue.network(name)
-        found = Clos(endpoints=512, radix=64, network=network).connection(of(512), "all_gather")
-        assert found.rate == pytest.approx(network.rate * network.efficiency)

@@ -56,12 +56,6 @@ def test_operations_are_those_of_the_literature(catalogue: Catalogue) -> None:
 # ---------------------------------------------------------------------- exchanges
 
 
-def test_predict_laws_one_rank_exchanges_nothing() -> None:
-    """Goal: sizes of one take no time, in any form."""
-    assert c.ring_all_gather(1, 1e9, PATH) == c.ring_all_reduce(1, 1e9, PATH) == 0
-    assert c.hierarchical_all_reduce(1, 1, 1e9, PATH, PATH) == 0
-
-
 @pytest.mark.parametrize("ranks", [2, 8, 1024])
 def test_predict_laws_exchanges(ranks: int) -> None:
     """Goal: an all-reduce is a reduce-scatter and an all-gather; in the network it moves each byte
@@ -79,7 +73,8 @@ def test_predict_laws_exchanges(ranks: int) -> None:
 
 
 def test_predict_laws_hierarchies() -> None:
-    """Goal: one host is the ring inside it, one rank a host the ring between them."""
+    """Goal: one host is the ring inside it, a rank a host that between them, one rank none."""
+    assert c.ring_all_gather(1, 1e9, PATH) == c.ring_all_reduce(1, 1e9, PATH) == 0
     inside = Path(latency_s=1e-6, rate=300e9)
     assert c.hierarchical_all_reduce(1, 8, 1e9, inside, PATH) == pytest.approx(
         c.ring_all_reduce(8, 1e9, inside)

@@ -11,7 +11,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer import answer, text
-from luwu.predict.ask.question import Question, make_question, make_training_question
+from luwu.predict.ask.question import Question, make_question
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.systems.training import predict_step
 
@@ -353,10 +353,3 @@ def test_bad_prediction_costs_of_what_is_not_known(catalogue: Catalogue) -> None
     for table, said in cases:
         with pytest.raises(ConfigError, match=said):
             answer(make_question(table, catalogue))
-
-
-def test_a_table_without_sections_is_a_question_of_training(catalogue: Catalogue) -> None:
-    """Goal: a misspelt section is told as a key, with the one that is meant."""
-    with pytest.raises(ConfigError, match=r"^topolgy is unknown here; did you mean topology"):
-        make_question({**THREE_D, "topolgy": TREE}, catalogue)
-    assert make_training_question(THREE_D, catalogue) == make_question(THREE_D, catalogue)
