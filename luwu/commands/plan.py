@@ -13,7 +13,7 @@ import click
 
 from luwu.commands import form
 from luwu.commands.predict import CATALOGUE, FILE, Command, asked_table
-from luwu.predict.ask.keys import TRAINING, QuestionKey
+from luwu.predict.ask.keys import TRAINING, QuestionKey, value_of
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.plan.planner import GOALS, plan, plan_document, plan_text
 from luwu.predict.plan.planner_space import SEARCHED
@@ -50,8 +50,11 @@ def run(
     The question is in FILE, or in flags, as of luwu predict step. docs/predict.md describes it."""
     table = asked_table(asked, file, catalogue)
     if file is None:
-        table = {"node": {}, **table}  # so that luwu takes part
-    table |= {} if systems is None else {"systems": systems.lower().split(",")}
+        node = table.get("node", {}).items()
+        lists = {key: value.split(",") for key, value in node if "," in str(value)}
+        several = {key: [value_of(each) for each in values] for key, values in lists.items()}
+        table["node"] = {**dict(node), **several}  # which is there, so that luwu takes part
+    table |= {} if systems is None else {"systems": systems.lower().replace(" ", "").split(",")}
     table |= {} if goal is None else {"goal": goal}
     found = plan(table, catalogue)
     print(json.dumps(plan_document(found), indent=1) if as_json else plan_text(found))

@@ -18,12 +18,12 @@ from typing import Any, Final
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.identifiers import identifier
 from luwu.predict.ask.answer import asked, binding_text, whole_training
-from luwu.predict.ask.cost import Costs, Expense, expense
+from luwu.predict.ask.cost import Costs, Expense, Place, expense
 from luwu.predict.ask.keys import assumed_text
 from luwu.predict.ask.question import Question, make_training_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.keys import whole_of
-from luwu.predict.model.job import StepTime, TrainingJob
+from luwu.predict.model.job import StepTime
 from luwu.predict.networks.choice import TopologyChoice
 from luwu.predict.networks.cost import dollars_per_million_tokens
 from luwu.predict.plan.planner_space import (
@@ -134,7 +134,7 @@ class _Search:
     found: list[Found] = field(default_factory=list)
     needs: dict[str, float] = field(default_factory=dict)
     """Bytes of a device that the smallest configuration of a system needs."""
-    expenses: dict[tuple[str, TopologyChoice | None], Expense] = field(default_factory=dict)
+    expenses: dict[tuple[str, Place, TopologyChoice | None], Expense] = field(default_factory=dict)
     """By what decides them."""
 
     def look_at(self, question: Question) -> None:
@@ -158,7 +158,7 @@ class _Search:
     def _expense_of(self, question: Question) -> Expense | None:
         if question.costs is None:
             return None
-        key = question.system, question.topology
+        key = question.system, question.place, question.topology
         if key not in self.expenses:
             self.expenses[key] = expense(question.costs, question.place, question.build())
         return self.expenses[key]
@@ -320,6 +320,7 @@ def _systems(found: Plan) -> list[str]:
         f"{each.system:<13} "
         + ("" if each.best is None else f"{_best_text(each.best)}, ")
         + (each.why or "shown below")
+        + (f": {_what(each.best)}" if each.best is not None and each.why else "")
         for each in found.systems
     ] + [""]
 
@@ -346,7 +347,7 @@ def _head(first: Found) -> str:
 
 
 def _line(each: Found) -> str:
-    job, spent = each.question.job, each.expense
+    spent = each.expense
     own = [
         f"{each.tokens_per_s:12,.0f} {each.step.seconds:8.3f} s {each.left_bytes / 2**30:4.1f} GiB"
     ]
@@ -359,18 +360,18 @@ def _line(each: Found) -> str:
         bill = spent.bill
         own += [f"{bill.capex / 1e6:8,.2f} {bill.watts / 1e3:9,.1f}"] if bill is not None else []
     own += [f"{each.question.topology.kind:<16}"] if each.question.topology is not None else []
+    return "  ".join([*own, f"{each.question.system:<13}", _what(each)])
+
+
+def _what(each: Found) -> str:
+    """Degrees: tensor, pipeline, virtual, data; context (c), experts (e, of width w) and ends as
+    layers where there are any; micro-batch and recomputation; the bottleneck; nodes of luwu."""
+    job, nodes = each.question.job, each.question.nodes
     said = {"binding": identifier(each.step.binding), "binding_port": each.step.port}
-    what = f"{_degrees(job)}, {job.micro_batch}, {job.recompute}; bottleneck: {binding_text(said)}"
-    nodes = each.question.nodes
-    if nodes is not None and (nodes.nodes, nodes.per_host) != (1, "none"):
-        what += f"; nodes {nodes.nodes}, per_host {nodes.per_host}"
-    return "  ".join([*own, f"{each.question.system:<13}", what])
-
-
-def _degrees(job: TrainingJob) -> str:
-    """Tensor, pipeline, virtual, data; context (c), experts (e, of width w) and ends as layers
-    where there are any."""
     more = f" c{job.context}" if job.context > 1 else ""
     more += f" e{job.expert} w{job.expert_width}" if job.spreads_experts else ""
     more += " ends" if job.ends_as_layers else ""
+    more += f", {job.micro_batch}, {job.recompute}; bottleneck: {binding_text(said)}"
+    if nodes is not None and (nodes.nodes, nodes.per_host) != (1, "none"):
+        more += f"; nodes {nodes.nodes}, per_host {nodes.per_host}"
     return f"t{job.tensor} p{job.pipeline} v{job.virtual} d{job.data}{more}"

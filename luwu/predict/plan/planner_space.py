@@ -98,18 +98,13 @@ def completed(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     whole, assumed = dict(table), dict[str, Any]()
     for system in systems_of(table):
         base = {key: value for key, value in table.items() if key != "software"}
-        _, more = with_assumed({**base, "system": system})
+        own, more = with_assumed({**base, "system": system})
         software[system] = more.pop("software")
         assumed |= {key: value for key, value in more.items() if key not in SEARCHED}
+        whole |= {key: own[key] for key in more if key not in SEARCHED}
     if isinstance(named, dict):
         whole["software"] = {**software, **named}
         assumed["software"] = {k: v for k, v in software.items() if k not in named}
-    for key, value in assumed.items():
-        if key == "node":
-            own = {name: each for name, each in value.items() if name != "network"}
-            whole[key] = {**own, **table.get(key, {})}
-        elif key != "software":
-            whole[key] = value
     return whole, {key: value for key, value in assumed.items() if value != {}}
 
 

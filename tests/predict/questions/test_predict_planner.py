@@ -217,7 +217,7 @@ def test_a_plan_of_one_line_has_days_and_dollars(
     row has the days and dollars of its own question, and LuWu's those of its node."""
     words = ["plan", "--model", "llama3-8b", "--devices", "16xh100-80", "--network", "roce-100g",
              "--tokens", "1T", "--cost.device-rental", "3 USD/h", "--cost.node-rental", "2 USD/h",
-             "--systems", "luwu,FSDP,3d"]  # fmt: skip
+             "--systems", "luwu,FSDP,3d", "--node.nodes", "1,2"]  # fmt: skip
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     check("plan", found)
@@ -229,12 +229,13 @@ def test_a_plan_of_one_line_has_days_and_dollars(
     whole = plan({
         "model": "Llama3-8B", "device": "H100-80", "devices": 16, "network": "roce-100g",
         "tokens": "1T", "systems": ["luwu", "zero3", "3d"], **assumed,
+        "node": {**assumed["node"], "nodes": [1, 2]},
         "cost": {"device_rental": "3 USD/h", "node_rental": "2 USD/h"},
     }, catalogue)  # fmt: skip
     assert plan_document(whole) == {**found, "assumed": {}}
     rents = {each.system: each.best and each.best.expense for each in whole.systems}
     assert [each and each.dollars_per_s * 3600 for each in rents.values()] == [
-        pytest.approx(16 * 3.0 + rent) for rent in (2.0, 0.0, 0.0)
+        pytest.approx(16 * 3.0 + rent) for rent in (2 * 2.0, 0.0, 0.0)
     ]  # fmt: skip
     assert all(len(each.goals) == 3 for each in whole.best), "neither price nor power"
     for row, each in zip(found["best"], whole.best, strict=True):
@@ -244,7 +245,7 @@ def test_a_plan_of_one_line_has_days_and_dollars(
     assert said.startswith("assumed           sequence 8192, batch 32, node.processor Xeon-5320")
     days, dollars = (found["best"][0]["whole_training"][key] for key in ("days", "dollars"))
     assert f" tokens/s at best, {days:,.1f} days, {dollars:,.0f} USD, shown below" in said
-    assert " USD, beaten by 3d\n" in said
+    assert " USD, beaten by 3d: t1 p1 v1 d16, 2, none; bottleneck: " in said
     assert f"{days:9,.1f}  {dollars:13,.0f}" in said
 
 
