@@ -50,7 +50,7 @@ DOCUMENTS = (
 OLDEST, NEWEST = (3, 11), (3, 13)
 PACKAGES = {
     "click": "click", "msgpack": "msgpack", "numpy": "numpy", "pytest": "pytest",
-    "pytest_timeout": "pytest-timeout", "simpy": "simpy", "xxhash": "xxhash", "zmq": "pyzmq",
+    "pytest_timeout": "pytest-timeout", "xxhash": "xxhash", "zmq": "pyzmq",
 }  # fmt: skip
 """What is imported beside torch, and what the package index calls it."""
 PROBE = """

@@ -1,6 +1,7 @@
 """Random questions of all systems: no step is shorter than its busiest resource needs.
 
     python -m tests.predictions --count 1000 --seed 0
+    python -m tests.predictions --cores 200     # of LuWu: its closed form beside its cores
 
 What a resource needs is counted here, apart from the model's forms: operations at the peak, bytes
 of ports, bytes of drives and memories, each over its rate, for a
@@ -17,6 +18,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -29,7 +31,6 @@ from luwu.predict.driven.driven_worker import units_of
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model.job import TrainingJob, utilisation
-from luwu.predict.networks.on_topology import connections
 from luwu.predict.systems.in_network import PER_HOST
 
 ROUNDING = 1 - 1e-9
@@ -105,6 +106,18 @@ def _played_s(question: Question) -> float | None:
     if on.nodes is None or (on.job.model.layers + 1) * on.job.micro_batches > UNITS_MAX:
         return None
     return play_driven_steps(on.job, on.nodes, **quick_playing(on.job)).step_s
+
+
+def cores_shares(count: int, seed: int, catalogue: Catalogue) -> list[float]:
+    """Shares by which steps of LuWu and of its cores (`luwu predict step --cores`) differ."""
+    random, found = Random(seed), list[float]()
+    while len(found) < count:
+        with suppress(ConfigError):
+            on = make_question(_table("luwu", random), catalogue).as_on_topology()
+            if (on.job.model.layers + 1) * on.job.micro_batches <= 2 * UNITS_MAX:
+                played_s = play_driven_steps(on.job, on.nodes).step_s
+                found.append(abs(played_s / on.answer().seconds - 1))
+    return sorted(found)
 
 
 def quick_playing(job: TrainingJob) -> dict[str, int]:
@@ -209,8 +222,9 @@ def _needs(question: AnyQuestion) -> dict[str, float]:
     built = question.build()
     if built is not None:
         found |= {
-            f"links of {name}": by_port[name] / min(each.rate, job.network.port_rate)
-            for name, each in connections(built, question.exchanges()).items()
+            f"links of {name}": by_port[name]
+            / min(each.connection(built).rate, job.network.port_rate)
+            for name, each in question.exchanges().items()
         }
     found |= {"compute": operations * (job.slowdown if job.pipeline == 1 else 1.0)}
     found |= _nic_needs(question)
@@ -293,7 +307,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.predictions", allow_abbrev=False)
     parser.add_argument("--count", type=int, default=1000, help="questions (1000)")
     parser.add_argument("--seed", type=int, default=0, help="of their choice (0)")
+    parser.add_argument("--cores", type=int, help="jobs of LuWu, and nothing else")
     asked = parser.parse_args(arguments)
+    if asked.cores:
+        shares = cores_shares(asked.cores, asked.seed, load())
+        within = ", ".join(f"{shares[int(part * len(shares))]:.1%}" for part in (0.5, 0.8, 0.9))
+        print(f"half, 80 % and 90 % differ by at most {within}; all by {shares[-1]:.1%};")
+        print(f"{sum(share > 0.1 for share in shares)} of {len(shares)} by more than 10 %")
+        return 0
     violations, limits = 0, Counter[str]()
     for trial in trials(asked.count, asked.seed, load()):
         limits[max(trial.needs, key=lambda name: trial.needs[name])] += 1

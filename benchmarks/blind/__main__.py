@@ -18,7 +18,6 @@ from pathlib import Path
 
 from benchmarks.blind import columns, score
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.catalogue import load
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -31,7 +30,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if (asked.beside is None) != (asked.why is None):
         parser.error("--beside and --why go together")
     if asked.beside is None:
-        rows = score.scored(load())
+        rows = score.scored()
         print(json.dumps(rows, indent=1) if asked.json else score.text(rows))
         return 0
     try:

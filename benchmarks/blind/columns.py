@@ -2,7 +2,8 @@
 never edited.
 
 A change of the model that is meant adds one: why, the digest of its parameters, and the values that
-it changes.
+it changes; where rows have intervals, each of these with its own, by the rule of answers
+(`luwu/predict/ask/error_bar.py`). The value of a question that the model refuses since is null.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import math
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.blind.predicted import predicted
+from luwu.base.errors import ConfigError
+from luwu.predict.ask.error_bar import error_bar
+from luwu.predict.check.quantities import NETWORK, predicted, question_of
 from luwu.predict.hardware.catalogue import Catalogue, load
 
 SCHEMA: Final = 2
 _ROOT: Final = Path(__file__).parents[2]
+NETWORK_FACTOR: Final = 1.07
+"""Of switches, links and their prices: the largest error of the networks of blind.json."""
 TOLERANCE: Final = 1e-9
 """Relative; machines round their logarithms and roots differently, and documents to 12 digits."""
 
@@ -34,7 +39,15 @@ def catalogue_of(found: dict[str, Any]) -> Catalogue:
     return load(*(_ROOT / path for path in found.get("catalogue", ())))
 
 
-def values_of(found: dict[str, Any]) -> dict[str, float]:
+def today(configuration: dict[str, Any], catalogue: Catalogue) -> float | None:
+    """What is predicted now, to the digits of a document; None where the question is refused."""
+    try:
+        return float(f"{predicted(configuration, catalogue):.12g}")
+    except ConfigError:
+        return None
+
+
+def values_of(found: dict[str, Any]) -> dict[str, float | None]:
     """The value of each row, from the last column that has one."""
     values = {row["name"]: row["value"] for row in found["rows"]}
     for column in found["columns"]:
@@ -42,14 +55,36 @@ def values_of(found: dict[str, Any]) -> dict[str, float]:
     return values
 
 
+def _factors(configuration: dict[str, Any], catalogue: Catalogue) -> tuple[float, float]:
+    """By which the interval of a value goes below and above it."""
+    if configuration["quantity"] in NETWORK:
+        return NETWORK_FACTOR, NETWORK_FACTOR
+    bar = error_bar(question_of(configuration["question"], catalogue))
+    factor = bar["factor"]
+    if configuration["quantity"].startswith("first token"):
+        return factor, bar.get("first_token_factor", factor)
+    return factor, factor
+
+
 def with_column(found: dict[str, Any], date: str, why: str) -> dict[str, Any]:
     """The document with one more column: what the model of today predicts otherwise."""
-    catalogue, last, values = catalogue_of(found), values_of(found), {}
+    catalogue, last = catalogue_of(found), values_of(found)
+    values: dict[str, float | None] = {}
+    intervals: dict[str, list[float]] = {}
     for row in found["rows"]:
-        value = predicted(row["configuration"], catalogue)
-        if not math.isclose(value, last[row["name"]], rel_tol=TOLERANCE):
-            values[row["name"]] = float(f"{value:.12g}")
-    column = {
+        name, configuration = row["name"], row["configuration"]
+        value, before = today(configuration, catalogue), last[name]
+        if value is None or before is None:
+            if value != before:
+                values[name] = value
+        elif not math.isclose(value, before, rel_tol=TOLERANCE):
+            values[name] = value
+            if "low" in row:
+                below, above = _factors(configuration, catalogue)
+                intervals[name] = [float(f"{each:.12g}") for each in (value / below, value * above)]
+    column: dict[str, Any] = {
         "date": date, "why": why, "parameters_sha256": parameters_sha256(found), "values": values,
     }  # fmt: skip
+    if intervals:
+        column["intervals"] = intervals
     return {**found, "columns": [*found["columns"], column]}

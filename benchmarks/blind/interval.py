@@ -13,8 +13,8 @@ from collections import defaultdict
 from functools import cache
 from typing import Any, Final
 
-from benchmarks.blind.predicted import NETWORK
 from benchmarks.blind.score import FROZEN, PUBLISHED
+from luwu.predict.check.quantities import NETWORK
 
 SHARE: Final = 0.8
 _ALL: Final = ""

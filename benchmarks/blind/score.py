@@ -1,9 +1,9 @@
-"""Errors of frozen predictions, and of today's where a row is a question of the model.
+"""Errors of the first set of frozen predictions.
 
 `docs/predict/blind.json` has what was predicted, `published.json` what was published of it. A row
 counts by its signed error, as in `luwu predict validate`, or by whether it holds: a bound from
-below, a range, the class of the largest model. The model was mended with these results, so only the
-frozen predictions were blind.
+below, a range, the class of the largest model. The model was mended with these results, which
+calibrate it now (`luwu predict validate`), so only the frozen predictions were blind.
 """
 
 from __future__ import annotations
@@ -13,33 +13,26 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Final
 
-from benchmarks.blind.predicted import predicted
-from luwu.predict.check.calibration import Compared
-from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.check.quantities import signed_error
 
 FROZEN: Final = Path(__file__).parents[2] / "docs" / "predict" / "blind.json"
 PUBLISHED: Final = Path(__file__).with_name("published.json")
 
 
-def scored(catalogue: Catalogue) -> list[dict[str, Any]]:
-    """All rows with a published result; `error` is of today, None where a row is no question."""
+def scored() -> list[dict[str, Any]]:
+    """All rows with a published result."""
     frozen = {row["name"]: row for row in _read(FROZEN)["rows"]}
     document, found = _read(PUBLISHED), []
     for row in document["rows"]:
         made, published = frozen[row["name"]], row["published"]
-        today = predicted(row, catalogue) if "question" in row else None
+        rate = ("/s" in made["unit"] or made["unit"] == "share") and made["group"] != "Networks"
         found.append({
             "family": row["family"], "group": made["group"], "name": row["name"],
             "unit": made["unit"], "tag": row["tag"], "published": published,
-            "frozen": made["value"], "predicted": today,
-            "frozen_error": _error(made, published, made["value"]),
-            "error": None if today is None else _error(made, published, today),
+            "frozen": made["value"],
+            "frozen_error": signed_error(published, made["value"], rate=rate),
             "left_out": row.get("left_out", ""),
-            "question": row.get("question"),
-            "holds": holds(
-                row.get("bound"), published, made["value"] if today is None else today,
-                document["classes"],
-            ),
+            "holds": holds(row.get("bound"), published, made["value"], document["classes"]),
         })  # fmt: skip
     return found
 
@@ -63,26 +56,21 @@ def holds(bound: Any, published: float, value: float, classes: list[float]) -> b
     return bool(low <= value <= high)
 
 
-def wrong_winners(rows: list[dict[str, Any]], key: str) -> list[str]:
-    """Pairs whose order was published and is the other way by `frozen` or `predicted`."""
-    by_name = {row["name"]: row for row in rows}
-    return [
-        f"{one} is more than {other}"
-        for one, other in _read(PUBLISHED)["winners"]
-        if None not in (first := by_name[one][key], second := by_name[other][key])
-        and first <= second
-    ]
+def wrong_winners(rows: list[dict[str, Any]]) -> list[str]:
+    """Pairs whose order was published, and was the other way when it was frozen."""
+    frozen = {row["name"]: row["frozen"] for row in rows}
+    winners = _read(PUBLISHED)["winners"]
+    return [f"{one} is more than {other}" for one, other in winners if frozen[one] <= frozen[other]]
 
 
 def text(rows: list[dict[str, Any]]) -> str:
     """All rows, and the errors of each group, for people."""
-    lines = ["published, frozen, of today; error of the frozen one", ""]
+    lines = ["published, frozen; error", ""]
     for row in rows:
         said = "" if row["holds"] is None else "holds" if row["holds"] else "does not hold"
-        today = "-" if row["predicted"] is None else f"{row['predicted']:,.4g}"
         left_out = f" (left out: {row['left_out']})" if row["left_out"] else ""
         lines.append(
-            f"{row['name']:<80} {row['published']:>9,.4g} {row['frozen']:>9,.4g} {today:>9} "
+            f"{row['name']:<80} {row['published']:>9,.4g} {row['frozen']:>9,.4g} "
             f"{row['unit']} {row['tag']} {said or format(row['frozen_error'], '+7.1%')}{left_out}"
         )
     lines.append("")
@@ -92,14 +80,6 @@ def text(rows: list[dict[str, Any]]) -> str:
             within = f"{mean(errors):.1%} in the mean, {max(errors):.1%} at most"
             lines.append(f"{name:<24} {len(errors):>3} rows, {within}")
     return "\n".join(lines)
-
-
-def _error(made: dict[str, Any], published: float, value: float) -> float:
-    is_rate = "/s" in made["unit"] or made["unit"] == "share"
-    return Compared(
-        group=made["group"], name=made["name"], unit=made["unit"], published=published,
-        predicted=value, is_rate=is_rate and made["group"] != "Networks",
-    ).error  # fmt: skip
 
 
 def _read(path: Path) -> dict[str, Any]:

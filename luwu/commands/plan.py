@@ -1,35 +1,61 @@
 """`luwu plan`: the best configuration of a job on machines that are not here.
 
-luwu plan FILE.toml [--json] [--catalogue FILE]      its form: luwu/predict/plan/planner.py
+luwu plan [FILE.toml] [--KEY VALUE ...] [--systems NAME,...]    luwu/predict/plan/planner.py
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
-from luwu.base.parsers import path
 from luwu.commands import form
-from luwu.commands.predict import CATALOGUE
-from luwu.predict.ask.question import read_table
+from luwu.commands.predict import CATALOGUE, FILE, Command, asked_table
+from luwu.predict.ask.keys import TRAINING, QuestionKey, value_of
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.plan.planner import plan, plan_document, plan_text
+from luwu.predict.plan.planner import GOALS, plan, plan_document, plan_text
+from luwu.predict.plan.planner_space import SEARCHED
+
+
+def _is_asked(key: QuestionKey) -> bool:
+    return key.name not in SEARCHED and any(system in TRAINING for system in key.systems)
 
 
 @click.command(
     "plan",
-    cls=form.Command,
-    examples=("luwu plan llama.toml", "luwu plan llama.toml --catalogue ours.toml --json"),
+    cls=Command,
+    is_asked=_is_asked,
+    examples=(
+        "luwu plan --model llama3-70b --devices 64xh100-80 --network roce-100g \\\n"
+        "      --tokens 1T --cost.device-rental 3USD/h --cost.node-rental 2USD/h",
+        "luwu plan llama.toml --catalogue ours.toml --json",
+    ),
 )
-@click.argument("file", type=form.Value("FILE.toml", path))
+@FILE
+@click.option(
+    "--systems", type=form.Value("NAME,NAME"), help="those to compare, such as luwu,fsdp,3d"
+)
+@click.option("--goal", type=form.Value("|".join(GOALS)), help="what orders the list")
 @form.JSON
 @CATALOGUE
-def run(file: Path, as_json: bool, catalogue: Catalogue) -> int:
+def run(
+    asked: Mapping[str, str], file: Path | None, systems: str | None, goal: str | None,
+    as_json: bool, catalogue: Catalogue,
+) -> int:  # fmt: skip
     """Search the best configurations of a job on hardware you do not have: systems, networks,
     degrees of parallelism, micro-batches and recomputation. Show those that no other beats in
-    speed, free memory, cost and power. docs/predict.md describes FILE."""
-    found = plan(read_table(file), catalogue)
+    speed, free memory, cost and power; with --tokens, the days and dollars of a whole training.
+    The question is in FILE, or in flags, as of luwu predict step. docs/predict.md describes it."""
+    table = asked_table(asked, file, catalogue)
+    if file is None:
+        node = table.get("node", {}).items()
+        lists = {key: value.split(",") for key, value in node if "," in str(value)}
+        several = {key: [value_of(each) for each in values] for key, values in lists.items()}
+        table["node"] = {**dict(node), **several}  # which is there, so that luwu takes part
+    table |= {} if systems is None else {"systems": systems.lower().replace(" ", "").split(",")}
+    table |= {} if goal is None else {"goal": goal}
+    found = plan(table, catalogue)
     print(json.dumps(plan_document(found), indent=1) if as_json else plan_text(found))
     return 0

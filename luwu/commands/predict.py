@@ -1,16 +1,9 @@
-"""`luwu predict`: the step time of training jobs on hardware that is not here.
-
-step        one question, of a file or of flags
-sweep       one question over values of its keys
-catalogue   what has a name
-init        a question file to begin with
-validate    published results beside predictions
-"""
+"""`luwu predict`: the step time of training jobs on hardware that is not here."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +14,14 @@ from luwu.base.errors import ConfigError, suggestion
 from luwu.base.parsers import path
 from luwu.commands import form
 from luwu.predict.ask.answer import answer, text
-from luwu.predict.ask.keys import SYSTEMS, assumed_text, keys, table_of, with_assumed
+from luwu.predict.ask.keys import (
+    SYSTEMS,
+    QuestionKey,
+    assumed_text,
+    keys,
+    table_of,
+    with_assumed,
+)
 from luwu.predict.ask.question import AnyQuestion, Question, make_question, read_table
 from luwu.predict.ask.sweep import STEP, Axis, parse_axis, sweep, sweep_document, sweep_text
 from luwu.predict.check import validate as checked
@@ -40,13 +40,16 @@ FILE: Final = click.argument("file", required=False, type=form.Value("FILE", pat
 class Command(form.Command):
     """A command whose keys are those of a question, each once; it is given their texts."""
 
-    def __init__(self, name: str, *, params: list[click.Parameter], **settings: Any) -> None:
-        """As that of other commands."""
-        first = {key.place: key for key in reversed(keys())}
+    def __init__(
+        self, name: str, *, params: list[click.Parameter], is_asked: Callable[[QuestionKey], bool] =
+        lambda key: True, **settings: Any,
+    ) -> None:  # fmt: skip
+        """As that of other commands; `is_asked`: of a key that is a flag."""
+        first = {key.place: key for key in reversed(keys()) if is_asked(key)}
         asked = [
             form.KeyFlag(key.place, key.shape, key.text, key.title, is_flag=not key.shape)
             for key in keys()
-            if first[key.place] is key
+            if first.get(key.place) is key
         ]
         super().__init__(name, params=[*params, *asked], **settings)
 
@@ -57,24 +60,22 @@ class Command(form.Command):
 
 def asked_table(
     asked: Mapping[str, str], file: Path | None, catalogue: Catalogue
-) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
-    """The table of a question, and what of it is assumed: nothing of a file. Raises ConfigError."""
+) -> dict[str, Any]:  # fmt: skip
+    """The table of a file, of flags, or of both. Raises ConfigError."""
     flags = table_of(asked, catalogue)
-    if file is None:
-        if not flags:
-            ctx = click.get_current_context()
-            raise ConfigError(
-                f"{ctx.command_path} takes a file, or a question in flags; {form.usage(ctx)}"
-            )
-        return with_assumed(flags)
-    table = read_table(file)
+    if file is None and not flags:
+        ctx = click.get_current_context()
+        raise ConfigError(
+            f"{ctx.command_path} takes a file, or a question in flags; {form.usage(ctx)}"
+        )
+    table = {} if file is None else read_table(file)
     for key, value in flags.items():
         own = table.get(key)
         if isinstance(own, dict) and isinstance(value, dict):
             table[key] = {**own, **value}
         else:
             table[key] = value
-    return table, {}
+    return table
 
 
 run = form.Commands(
@@ -107,7 +108,9 @@ def step(
     does not fit its devices. The question is in FILE, or in flags with the names of its keys; flags
     replace keys of FILE. Without FILE, keys that are left out are assumed, and the answer lists
     them. docs/predict.md describes the keys, luwu predict catalogue lists names."""
-    table, assumed = asked_table(asked, file, catalogue)
+    table, assumed = asked_table(asked, file, catalogue), dict[str, Any]()
+    if file is None:
+        table, assumed = with_assumed(table)
     question = make_question(table, catalogue)
     document = answer(question) | {"assumed": assumed}
     if with_cores:
@@ -150,8 +153,10 @@ def run_sweep(
 ) -> int:  # fmt: skip
     """Predict a step for each value of one or more keys of a question, as a table. The question
     is in FILE, or in flags, as of luwu predict step."""
-    table, assumed = asked_table(asked, file, catalogue)
-    found = sweep(table, over, catalogue)
+    table, assumed = asked_table(asked, file, catalogue), dict[str, Any]()
+    if file is None:
+        table, assumed = with_assumed(table)
+    found = sweep(table, over, catalogue, of)
     numbers = found.numbers(of)
     if as_json:
         print(json.dumps(sweep_document(found, of) | {"assumed": assumed}, indent=1))

@@ -60,7 +60,7 @@ def test_missing_packages_are_named_and_nothing_is_installed() -> None:
         cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    names = "click, msgpack, numpy, pytest, pytest-timeout, simpy, xxhash, pyzmq"
+    names = "click, msgpack, numpy, pytest, pytest-timeout, xxhash, pyzmq"
     [said] = done.stderr.splitlines()
     assert f" lacks {names}; " in said
     assert f"-m pip install {names.replace(',', '')}`" in said

@@ -13,9 +13,11 @@ import pytest
 from luwu.activations import ActivationStore
 from luwu.base.directories import making_directory
 from luwu.base.errors import StateError, StoreFullError
-from switch_emu.store import DecidedStep
+from switch_emu.store import DecidedStep, FilePageStore
 from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
+from switch_emu.store.directory import Claim
 from switch_emu.store.spill import SpillFile
+from tests.suites.store_suite import small_config
 from tests.syscalls import __main__ as campaign
 from tests.syscalls import tracing
 from tests.syscalls.story import Child
@@ -54,7 +56,15 @@ def made(directory: Path) -> None:
         new.mkdir()
 
 
+def claimed(directory: Path) -> None:
+    """A state that takes the place of the claim on it."""
+    with Claim(directory / "state") as claim:
+        claim.take()
+        FilePageStore.create(directory / "state", small_config(), claim=claim).close()
+
+
 PATHS = [
+    (claimed, "unlink", 1, r"a store of .* could not be made.*(Input/output|No space left)"),
     (spilled, "fallocate", 1, "spill file of gradient sums cannot grow"),
     (spilled, "pwritev,pwritev2", 3, "a gradient sum cannot be written to the spill file"),
     (activations, "write", 1, "the file for activations .* cannot be written at offset 0"),

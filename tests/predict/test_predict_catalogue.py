@@ -50,8 +50,9 @@ def test_bad_prediction_units(value: object, dimension: Dimension, said: str) ->
 
 
 def test_every_number_has_a_source() -> None:
-    """Goal: source, tag and date of each number of our own."""
+    """Goal: source, tag and date of each number of our own; and each processor has its peak."""
     catalogue = load()
+    assert all(each.bf16 for each in catalogue.entries["processor"].values())
     assert len(catalogue.known) > 80
     for place, known in catalogue.known.items():
         assert known.source != "given by the user", place

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Link, Network, Server, Switch, Tariff
 from luwu.predict.networks.cost import (
     Hosts,
@@ -28,7 +27,7 @@ SWITCH = Switch(name="switch", ports_count=64, port_rate=50e9, price=6400.0, pow
 LINK = Link(name="link", rate=50e9, price=200.0, transceiver_power=10.0)
 SERVER = Server(name="server", devices_count=8, price=80e3, power=5e3, device_rental=2 / 3600)
 NODE = Server(name="node", devices_count=0, price=10e3, power=500.0)
-TARIFF = Tariff(name="t", life_s=1e8, pue=1.25, energy_price=0.1 / 3.6e6)
+TARIFF = Tariff(life_s=1e8, pue=1.25, energy_price=0.1 / 3.6e6)
 
 
 # ---------------------------------------------------------------------- bills
@@ -60,8 +59,8 @@ def test_predict_laws_one_host_needs_no_network() -> None:
 def test_predict_laws_bills_add_up(catalogue: Catalogue) -> None:
     """B1. Goal: a cluster is its hosts, its nodes with their disks and cards, and its network; the
     parts add up to the whole."""
-    disk = replace(catalogue.disk("PM9A3"), price=500.0, power=10.0)
-    nic = replace(catalogue.nic("U50"), price=3000.0)
+    disk = replace(catalogue.find("disk", "PM9A3"), price=500.0, power=10.0)
+    nic = replace(catalogue.find("nic", "U50"), price=3000.0)
     workers = Hosts(server=SERVER, count=8, nic=nic, nics=2)
     nodes = Hosts(server=NODE, count=2, disk=disk, disks=12)
     tree = AggregationTree(endpoints=8, fan_in=4, network=NET, optimizer_nodes=2)
@@ -113,25 +112,19 @@ def test_predict_laws_dollars_add_up() -> None:
     assert longer < owned < dearer
 
 
-def test_a_tariff_comes_from_the_user(tmp_path: Path, catalogue: Catalogue) -> None:
-    """Goal: life, PUE and the price of energy are read with their units; none is assumed."""
-    assert catalogue.names("tariff") == []
-    file = tmp_path / "mine.toml"
-    file.write_text('[tariff.ours]\nlife_s = "4 year"\npue = 1.2\nenergy_price = "0.1 USD/kWh"\n')
-    ours = load(file).tariff("ours")
-    assert ours.life_s == 4 * 8760 * 3600
-    assert ours.energy_price == pytest.approx(0.1 / 3.6e6)
-    assert ours.pue == 1.2
-
-
 def test_the_catalogue_prices_a_cluster(catalogue: Catalogue) -> None:
     """Goal: 128 hosts of 8 H100 on 64-port switches: three quarters of a switch for 16 ports,
     and two links each; the price of hosts is most of it."""
     network = Clos(endpoints=1024, radix=64, network=catalogue.network("ib-ndr"))
-    hosts = Hosts(server=catalogue.server("H100x8"), count=128)
-    bill = cluster_bill(
-        [hosts], network, switch=catalogue.switch("QM9700"), link=catalogue.link("400G")
-    ).capex_by_item()
+    hosts = Hosts(server=catalogue.find("server", "H100x8"), count=128)
+    whole = cluster_bill(
+        [hosts],
+        network,
+        switch=catalogue.find("switch", "QM9700"),
+        link=catalogue.find("link", "400G"),
+    )
+    assert whole.watts_by_item()["hosts"] == 128 * 10.2e3
+    bill = whole.capex_by_item()
     assert bill["hosts"] == 128 * 310e3
     assert bill["switches"] == 48 * 36e3
     assert bill["links"] == 2048 * 1320
@@ -175,7 +168,7 @@ def of_radix(radix: int) -> Clos:
             r"topology.endpoints: the network has 64, but there are 65 hosts",
         ),
         (lambda: dollars_per_million_tokens(1.0, 0.0), r"dollars_per_s: 0.0 is not above"),
-        (lambda: replace(TARIFF, life_s=0.0), r"tariff.t.life_s: 0.0 is too small; more than 0"),
+        (lambda: replace(TARIFF, life_s=0.0), r"cost.life_years is above 0, .* are 0 and 1.25"),
     ],
 )
 def test_bad_prediction_cost(make: Any, said: str) -> None:

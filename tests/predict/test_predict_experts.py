@@ -25,7 +25,7 @@ from luwu.predict.model.layers import (
     operators_of,
     own_parameters,
 )
-from luwu.predict.model.memory import activation_bytes, state_bytes
+from luwu.predict.model.memory import stage_memory
 from luwu.predict.systems.training import predict_step
 
 
@@ -146,14 +146,14 @@ def test_predict_laws_capacity(job: TrainingJob) -> None:
     more = replace(job, capacity=1.25)
     assert dispatched_bytes(more) == 1.25 * dispatched_bytes(job)
     assert predict_step(more).parts["products"] > predict_step(job).parts["products"]
-    assert activation_bytes(more) > activation_bytes(job)
-    assert state_bytes(more) == state_bytes(job)
+    assert stage_memory(more)[1] > stage_memory(job)[1]
+    assert stage_memory(more)[0] == stage_memory(job)[0]
 
 
 def test_predict_laws_more_expert_ranks_hold_less(job: TrainingJob) -> None:
     """Goal: states of a device shrink with the ranks that share experts, where the optimizer is
     sharded already too."""
-    held = [state_bytes(replace(job, expert=each)) for each in (1, 2, 4, 8)]
+    held = [stage_memory(replace(job, expert=each))[0] for each in (1, 2, 4, 8)]
     assert held == sorted(held, reverse=True)
     assert held[3] < 0.5 * held[0]
 

@@ -37,7 +37,7 @@ def job(catalogue: Catalogue) -> TrainingJob:
 @pytest.fixture
 def host(catalogue: Catalogue) -> Host:
     processor = Processor(name="some", cores_count=26, memory_rate=188e9)
-    disk = catalogue.disk("P5510-3.84T")
+    disk = catalogue.find("disk", "P5510-3.84T")
     return Host(processor=processor, memory_bytes=512e9, disk=disk, disks=12)
 
 
@@ -57,19 +57,6 @@ def test_predict_laws_the_node_does_not_feel_the_workers(
     assert found[0].resources == found[1].resources == found[2].resources
     steps = [step.seconds for step in found]
     assert steps[0] == pytest.approx(steps[1]) == pytest.approx(steps[2])
-
-
-def test_predict_laws_tokens_that_hide_the_network(
-    job: TrainingJob, nodes: OptimizerNodes, catalogue: Catalogue
-) -> None:
-    """Goal: the tokens of a worker's step at which its pull takes as long as its compute depend
-    neither on the size of the model nor on the number of workers."""
-    breaks = []
-    for name in ("GPT-175B", "GPT-530B"):
-        step = predict_in_network_step(replace(job, model=catalogue.model(name)), nodes)
-        tokens = job.tokens / job.devices
-        breaks.append(tokens * step.resources["pull"] / step.resources["compute"])
-    assert breaks[0] == pytest.approx(breaks[1], rel=0.1)  # attention and vocabulary differ
 
 
 @pytest.mark.parametrize(
@@ -108,7 +95,7 @@ def test_predict_laws_the_slowest_binds(
     """Goal: the slowest resource is named and waited for; no step is shorter than any resource is
     busy, or than compute and what is waited for."""
     processor = replace(nodes.host.processor, memory_rate=change["memory"])
-    host = replace(nodes.host, processor=processor, disks=change.get("disks", 12))
+    host = replace(nodes.host, processor=processor, disks=change.get("disks", 48))
     step = predict_in_network_step(job, replace(nodes, host=host))
     assert step.binding == expected
     assert step.parts[f"waiting for {expected}"] > 0
@@ -124,15 +111,6 @@ def test_predict_laws_updates_wait_for_the_last_micro_batch(
     one, two = (predict_in_network_step(replace(job, batch=16 * m), nodes) for m in (1, 2))
     for name, times in (("pull", 2), ("push", 2), ("disk read", 1), ("disk write", 1)):
         assert two.resources[name] == pytest.approx(times * one.resources[name])
-
-
-def test_predict_laws_a_slow_switch_binds(job: TrainingJob, nodes: OptimizerNodes) -> None:
-    """Goal: what the switch can sum bounds the push, and nothing else."""
-    slow = predict_in_network_step(job, replace(nodes, aggregate_rate=1e9))
-    fast = predict_in_network_step(job, nodes)
-    assert slow.resources["push"] > fast.resources["push"]
-    assert slow.resources["pull"] == fast.resources["pull"]
-    assert slow.binding == "push"
 
 
 def test_predict_laws_replicated(job: TrainingJob) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.check.calibration import compare_inference
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Curve
 from luwu.predict.hardware.model import Transformer
@@ -22,9 +21,10 @@ from luwu.predict.inference.inference import (
     with_largest_batch,
 )
 from luwu.predict.inference.inference_job import (
+    RUNTIME_BYTES,
     InferenceJob,
     cache_bytes,
-    fixed_bytes,
+    cache_memory_bytes,
     layer_weight_bytes,
     maximum_batch,
     sequence_bytes,
@@ -57,7 +57,7 @@ def job(catalogue: Catalogue) -> InferenceJob:
 @pytest.fixture
 def sockets(catalogue: Catalogue) -> SocketJob:
     return SocketJob(
-        model=catalogue.model("Qwen-72B"), processor=catalogue.processor("Xeon-8575C"),
+        model=catalogue.model("Qwen-72B"), processor=catalogue.find("processor", "Xeon-8575C"),
         network=catalogue.network("roce-100g"), inside=catalogue.network("upi"), sockets=4,
         input_tokens=128, output_tokens=128,
     )  # fmt: skip
@@ -102,10 +102,12 @@ def test_predict_laws_the_largest_batch_fits_and_one_more_does_not(
 ) -> None:
     """F3. Goal: weights, work space and so many sequences fill memory to less than one of them."""
     largest = with_largest_batch(replace(job, batching=batching))
-    left = job.device.memory_bytes - weight_bytes(largest) - fixed_bytes(largest)
-    assert 0 <= left - largest.batch * sequence_bytes(largest) < sequence_bytes(largest)
-    with pytest.raises(ConfigError, match=rf"batch: .* a batch of {largest.batch} fits"):
-        replace(largest, batch=largest.batch + 1)
+    left, each = cache_memory_bytes(largest), sequence_bytes(largest)
+    kept = 0.0 if batching == "static" else left - 0.9 * (left - RUNTIME_BYTES)
+    assert 0 <= left - kept - largest.batch * each < each
+    most = int(left / each)
+    with pytest.raises(ConfigError, match=rf"batch: .* a batch of {most} fits"):
+        replace(largest, batch=most + 1)
     assert maximum_batch(replace(job, pipeline=2)) > maximum_batch(job)
 
 
@@ -160,11 +162,10 @@ def test_predict_laws_full_stages_are_as_fast_as_the_slowest(job: InferenceJob) 
     alone = predict_decode(one)
     assert alone.parts["waiting for stages"] == 0
     full = predict_decode(replace(one, batch=4))
-    layers = sum(full.parts[name] for name in ("products", "attention", "memory", "launches",
+    layers = sum(full.parts[name] for name in ("products", "attention", "memory", "sequences",
                                                "tensor exchange"))  # fmt: skip
-    ends = full.parts["output layer"] + full.parts["choice of tokens"]
     send = full.parts["stage exchange"] / 3
-    assert full.seconds == pytest.approx(4 * (layers / 4 + ends + send))
+    assert full.seconds == pytest.approx(4 * (layers / 4 + full.parts["output layer"] + send))
     assert alone.seconds <= full.seconds < 1.2 * alone.seconds
 
 
@@ -180,7 +181,6 @@ def test_predict_laws_all_reduces_have_their_own_size(job: InferenceJob) -> None
     small = small_all_reduce(8, short, job.device.domain_rate)
     assert predict_decode(job).parts["tensor exchange"] == pytest.approx(160 * small)
     assert small < measured_all_reduce(8, short, curve) == measured_all_reduce(8, 1000, curve)
-    assert small_all_reduce(1, short, 1.0) == 0
 
 
 @pytest.mark.parametrize(
@@ -292,8 +292,11 @@ def test_predict_laws_prefill_of_sockets_is_bound_by_products(sockets: SocketJob
             r"tensor: 6 ranks cannot share 64 heads, 8 of .*; 1, 2, 4, 8, 16, 32, 64 f",
         ),
         ({"pipeline": 81}, r"pipeline: 81 stages, but Llama3-70B has 80 layers"),
-        ({"precision": "fp4"}, r"precision: a H100-80 has no fp4; it has bf16, fp8"),
-        ({"precision": "fp16"}, r"precision: 'fp16' is not one of bf16, fp8, fp4; did you mean"),
+        ({"precision": "fp4"}, r"precision: a H100-80 has no fp4; it has bf16, w8, fp8"),
+        (
+            {"precision": "fp16"},
+            r"precision: 'fp16' is not one of bf16, w8, fp8, fp4; did you mean",
+        ),
         ({"kv_precision": "int4"}, r"kv_precision: 'int4' is not one of bf16, fp8, int8; did you"),
         ({"batching": "statik"}, r"batching: 'statik' is not one of static, .*did you mean static"),
         ({"tensor": 1, "precision": "bf16"}, r"tensor: 1 of H100-80 do not hold .*missing on each"),
@@ -334,24 +337,9 @@ def test_bad_prediction_sockets(sockets: SocketJob, change: dict[str, Any], said
 
 def test_bad_prediction_prefill_without_a_peak(sockets: SocketJob) -> None:
     """Goal: what the catalogue does not know of a processor is asked for, not guessed."""
+    bare = replace(sockets, processor=replace(sockets.processor, bf16=None))
     with pytest.raises(ConfigError, match=r"Xeon-8575C.bf16 is missing, and it limits prefill"):
-        predict_socket_prefill(sockets)
+        predict_socket_prefill(bare)
 
 
 # ---------------------------------------------------------------------- published rows
-
-
-def test_published_stages_keep_their_order(catalogue: Catalogue) -> None:
-    """Goal: throughput by stages scales in the published order."""
-    compared = compare_inference(catalogue)
-    ratios = [each.predicted for each in compared if each.kind == "pipeline"]
-    assert ratios == sorted(ratios)
-
-
-def test_published_errors_have_the_sign_of_time(catalogue: Catalogue) -> None:
-    """Goal: too slow is above zero, of times and of rates."""
-    rows = compare_inference(catalogue)
-    for unit in ("ms", "tokens/s", "ratio"):
-        found = next(each for each in rows if each.unit == unit)
-        slower = 1.1 if unit == "ms" else 1 / 1.1
-        assert replace(found, predicted=found.published * slower).error == pytest.approx(0.1)

@@ -104,6 +104,27 @@ def test_predict_laws_a_host_pulls_once(catalogue: Catalogue) -> None:
     assert by_key["pull"].answer().seconds < by_key["none"].answer().seconds
 
 
+@pytest.mark.parametrize(
+    ("change", "node", "port"),
+    [
+        ({"nics_per_host": 1}, {}, "each worker"),
+        ({}, {"network": "virtio-10g"}, "the node"),
+        ({"nics_per_host": 1}, {"per_host": "pull-and-push", "network": "virtio-10g"}, "the node"),
+        ({"network": "virtio-10g"}, {"aggregate_rate": "0.1 GB/s"}, "the switch"),
+        ({"network": "virtio-10g"}, {}, ""),
+    ],
+)  # fmt: skip
+def test_the_bottleneck_has_the_port_that_limits_it(
+    catalogue: Catalogue, change: dict[str, Any], node: dict[str, Any], port: str
+) -> None:
+    """Goal: it is the slowest of all that take part, and none where two are as slow."""
+    document = answer(asked(catalogue, {**LUWU, **change, "node": {**NODE, **node}}))
+    assert document["binding"] in ("pull", "push")
+    assert document["binding_port"] == (port or None)
+    said = f", by the port of {port}" if port else ""
+    assert f"bottleneck        {document['binding']}{said}\n" in text(document)
+
+
 def test_predict_laws_a_domain_link_carries_both(catalogue: Catalogue) -> None:
     """L8. Goal: where what devices of a host pass on takes longest, it limits the step: pulls and
     pushes together, seven eighths of each; the play is no shorter."""
@@ -141,13 +162,17 @@ def test_predict_laws_the_play_has_the_same_ports(catalogue: Catalogue) -> None:
         (SMALL | {"system": "zero3", "software": "deepspeed-2023"},
          "1 per host of one device (assumed): 92 Gbit/s per device"),
         ({"system": "inference", "model": "Llama3-8B", "device": "H100-80", "network": "roce-100g",
-          "nics_per_host": 2, "input_tokens": 10, "output_tokens": 10},
-         "2 per host of 8 devices: 23 Gbit/s per device"),
+          "nics_per_host": 2, "tensor": 4, "input_tokens": 10, "output_tokens": 10},
+         "2 per host of 4 devices: 46 Gbit/s per device"),
+        ({**LUWU, "device": "GB300", "devices": 32, "nics_per_host": 2},
+         "2 per host of 32 devices: 5.75 Gbit/s per device"),
+        ({**LUWU, "devices": 32, "devices_per_host": 4, "nics_per_host": 2},
+         "2 per host of 4 devices: 46 Gbit/s per device"),
         ({"system": "inference-sockets", "model": "Llama3-8B", "processor": "Xeon-8575C",
           "network": "roce-100g", "input_tokens": 10, "output_tokens": 10},
          "1 per host of 2 devices (assumed): 46 Gbit/s per device"),
     ],
-    ids=["assumed", "given", "one device", "inference", "sockets"],
+    ids=["assumed", "given", "one device", "inference", "fewer", "of four", "sockets"],
 )  # fmt: skip
 def test_the_answer_always_has_its_nics(
     catalogue: Catalogue, table: dict[str, Any], line: str

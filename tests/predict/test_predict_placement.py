@@ -31,7 +31,7 @@ from luwu.predict.systems.training import predict_step
 def job(catalogue: Catalogue) -> TrainingJob:
     return TrainingJob(
         model=catalogue.model("Llama3-70B"), device=catalogue.device("H100-80"),
-        network=catalogue.network("ib-ndr"), software=software("nemo-2024"), devices=512,
+        network=catalogue.network("ib-ndr"), software=software("megatron-2023"), devices=512,
         sequence=8192, batch=64, tensor=4, pipeline=4, context=2, sequence_parallel=True,
     )  # fmt: skip
 

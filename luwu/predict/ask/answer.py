@@ -15,7 +15,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.identifiers import by_identifier, identifier, words
 from luwu.base.quantities import format_bytes
 from luwu.predict.ask.cost import HOUR_S, cost_document, cost_text, expense
-from luwu.predict.ask.error_bar import error_bar, error_bar_text
+from luwu.predict.ask.error_bar import error_bar, error_bar_text, never_compared_text
 from luwu.predict.ask.fitting import nearest_fit
 from luwu.predict.ask.keys import assumed_text
 from luwu.predict.ask.question import (
@@ -41,9 +41,10 @@ from luwu.predict.inference.inference_sockets import (
 from luwu.predict.model.job import utilisation
 from luwu.predict.model.placement import domain_count
 from luwu.predict.networks import on_topology
+from luwu.predict.systems.in_network import spilled_bytes
 
-SCHEMA: Final = 4
-"""4: neither elasticities, sources, savings nor the share of exposed time."""
+SCHEMA: Final = 5
+"""5: an interval, no errors of fitted rows; no rates through the middle of a network."""
 DAY_S: Final = 86_400.0
 MFU_SANE: Final = (0.05, 0.85)
 """Outside of this, something of the question or of the model is wrong."""
@@ -51,7 +52,7 @@ DIFFERS: Final = 0.1
 """Share of a step by which closed form and cores differ enough to say so."""
 _OF_TRAINING: Final = (
     "devices", "data", "tensor", "pipeline", "virtual", "context", "expert", "sequence", "batch",
-    "micro_batch", "recompute", "precision", "sequence_parallel",
+    "micro_batch", "recompute", "layers_in_hosts", "precision", "sequence_parallel",
 )  # fmt: skip
 """Keys of a job as it was understood."""
 
@@ -66,16 +67,18 @@ def answer(question: AnyQuestion) -> dict[str, Any]:
     if question.topology is not None and built is not None:
         kind = question.topology.kind
         document["topology"] = on_topology.document(built, kind, question.exchanges())
+    dollars_per_s = None
     if question.costs is not None:
         rate = document["tokens_per_s"]
         if rate is None:
             raise ConfigError(f"[cost]: tokens_per_s: {document['unknown']['tokens_per_s']}")
         spent = expense(question.costs, question.place, built)
+        dollars_per_s = spent.dollars_per_s
         document["cost"] = cost_document(spent, rate, document.get("step_s"))
     document["error"] = error_bar(question)
     document["nics"] = _nics(question)
     if isinstance(question, Question) and question.tokens is not None:
-        document["whole_training"] = _whole_training(question, question.tokens, document)
+        document["whole_training"] = whole_training(question, document["step_s"], dollars_per_s)
     return document
 
 
@@ -92,6 +95,7 @@ def _training_answer(question: Question) -> dict[str, Any]:
         "parts_s": by_identifier(step.parts),
         "resources_s": by_identifier(step.resources),
         "binding": identifier(step.binding),
+        "binding_port": step.port or None,
         "tokens": job.tokens,
         "tokens_per_s": job.tokens / seconds,
         "tokens_per_s_per_device": job.tokens / seconds / job.devices,
@@ -102,10 +106,14 @@ def _training_answer(question: Question) -> dict[str, Any]:
         "extrapolated": step.notes,
     }
     mfu, (low, high) = document["mfu"], MFU_SANE
-    sane = low <= mfu <= high
-    nearest = None if question.fits else nearest_fit(question)
+    nearest, warnings = None if question.fits else nearest_fit(question), []
+    if not low <= mfu <= high:
+        warnings.append(f"an MFU of {mfu:.1%} is not plausible; look at the question")
+    nodes = question.nodes
+    if nodes is not None and nodes.cached == 1 and spilled_bytes(job, nodes):
+        warnings.append("gradients are spilled to drives that have no state: believe the cores")
     return document | {
-        "warnings": [] if sane else [f"an MFU of {mfu:.1%} is not plausible; look at the question"],
+        "warnings": warnings,
         "asked": asked(question),
         "fits": question.fits,
         "nearest_fit": None if nearest is None else nearest.text,
@@ -122,16 +130,18 @@ def asked(question: Question) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _whole_training(question: Question, tokens: float, document: dict[str, Any]) -> dict[str, Any]:
-    """Steps, days, GPU-hours and dollars of as many tokens, without restarts, evaluations and
-    checkpoints; `document` is the answer to the question's step."""
-    steps = math.ceil(tokens / question.job.tokens)
-    seconds = steps * document["step_s"]
-    cost = document.get("cost")
+def whole_training(
+    question: Question, step_s: float, dollars_per_s: float | None
+) -> dict[str, Any]:  # fmt: skip
+    """Steps, days, GPU-hours and dollars of all tokens that the question gives, without restarts,
+    evaluations and checkpoints."""
+    assert question.tokens is not None
+    steps = math.ceil(question.tokens / question.job.tokens)
+    seconds = steps * step_s
     return {
-        "tokens": tokens, "steps": steps, "days": seconds / DAY_S,
+        "tokens": question.tokens, "steps": steps, "days": seconds / DAY_S,
         "device_hours": question.job.devices * seconds / HOUR_S,
-        "dollars": None if cost is None else cost["dollars_per_h"] * seconds / HOUR_S,
+        "dollars": None if dollars_per_s is None else dollars_per_s * seconds,
     }  # fmt: skip
 
 
@@ -235,22 +245,22 @@ def _largest(parts: dict[str, float]) -> str:
     return identifier(max(parts, key=lambda name: parts[name]))
 
 
-# ---------------------------------------------------------------------- NICs
-
-
-def _nics(question: AnyQuestion) -> dict[str, Any]:
+def _nics(question: Any) -> dict[str, Any]:
     """NICs of a host, and what a device has of one."""
-    job: Any = question.job
+    job = question.job
     network = job.network
     if isinstance(job, SocketJob):
         devices, sharing, is_assumed = job.host_sockets, float(job.host_sockets), True
     else:
         sharing, is_assumed = network.devices_count, question.nics_per_host is None
-        in_domain = int(job.device.domain_count)
-        devices = domain_count(job) if isinstance(question, Question) else in_domain
+        if isinstance(question, Question):
+            devices = min(domain_count(job), job.devices)
+        else:
+            devices = min(int(job.device.domain_count), question.devices)
     nic_rate = network.flow_rate(0.0)
     return {
-        "per_host": round(devices / sharing), "host_devices": devices, "is_assumed": is_assumed,
+        "per_host": question.nics_per_host or round(devices / sharing), "host_devices": devices,
+        "is_assumed": is_assumed,
         "rate": nic_rate, "device_rate": min(network.port_rate, nic_rate / sharing),
     }  # fmt: skip
 
@@ -260,12 +270,11 @@ def _nics(question: AnyQuestion) -> dict[str, Any]:
 
 def text(document: dict[str, Any]) -> str:
     """The document for people."""
-    lines = assumed_text(document.get("assumed", {}))
+    lines = [*never_compared_text(document["error"]), *assumed_text(document.get("assumed", {}))]
     if "step_s" in document:
         lines += _training_text(document)
     else:
-        lines += _inference_text(document)
-        lines += [*error_bar_text(document["error"]), _nics_text(document["nics"])]
+        lines += [*_inference_text(document), _nics_text(document["nics"])]
     if "whole_training" in document:
         lines += ["", _whole_training_text(document["whole_training"])]
     if "topology" in document:
@@ -288,11 +297,11 @@ def _training_text(document: dict[str, Any]) -> list[str]:
         "",
         f"step              {step_s:.3f} s",
         *_cores_text(document),
-        *error_bar_text(document["error"]),
+        *error_bar_text(document["error"], "step", step_s),
         f"tokens            {document['tokens_per_s']:,.0f} per second, "
         f"{document['tokens_per_s_per_device']:,.0f} per device",
         f"utilisation       MFU {document['mfu']:.1%}, HFU {document['hfu']:.1%}",
-        f"bottleneck        {words(document['binding'])}",
+        f"bottleneck        {binding_text(document)}",
         _nics_text(document["nics"]),
         "",
         *_parts_text(document["parts_s"], step_s),
@@ -301,6 +310,12 @@ def _training_text(document: dict[str, Any]) -> list[str]:
         lines += ["", "busy per step:"]
         lines += [f"  {words(name):<24} {s:9.3f} s" for name, s in document["resources_s"].items()]
     return [*lines, "", _memory_text(document, "a device"), *_doubts_text(document)]
+
+
+def binding_text(document: dict[str, Any]) -> str:
+    """The bottleneck, and whose port limits it."""
+    port = document.get("binding_port")
+    return words(document.get("binding", "-")) + (f", by the port of {port}" if port else "")
 
 
 def _does_not_fit_text(document: dict[str, Any]) -> list[str]:
@@ -355,6 +370,7 @@ def _inference_text(document: dict[str, Any]) -> list[str]:
         "",
         f"first token       {_ms_text(document['first_token_s'])}",
         f"between tokens    {_ms_text(document['token_s'])}",
+        *error_bar_text(document["error"], "token", document["token_s"], document["first_token_s"]),
         "tokens            "
         + (
             f"{rate:,.0f} per second, {document['tokens_per_s_per_device']:,.1f} per {each}"

@@ -1,28 +1,16 @@
 """`[cost]` of a question: what is bought or rented for it, and what that makes of tokens.
 
-    [cost]
-    server = "H100x8"              hosts, names of the catalogue
-    nic = "U50"                    added to each, with `nics`
-    disk = "PM9A3"                 the same with `disks`; of what offloads, [host] says them
-    node_server = "node"           of luwu: optimizer nodes; their drives are those of [node]
-    node_nic = "ConnectX-7"        with `node_nics`
-    switch = "QM9700"              of [topology]
-    link = "400G"
-    life_years = 4                 over which what is bought is written off
-    energy_price = "0.1 USD/kWh"
-    pue = 1.2
-    tariff = "ours"                of the catalogue, instead of those three
-    rented = true                  instead of all that: devices at the server's rental
-
-A price or power that is not known is an error that names it, as `server.H100x8.power`, to be given
-in a file of --catalogue; nothing is taken to be free. Power is that at work, all of the time. Only
-a cluster of one host needs no [topology].
+docs/predict.md has its keys; besides, `disk` and `disks` are added to each host (of what offloads,
+[host] says them), `node_nic` and `node_nics` to each optimizer node, whose drives are those of
+[node]. A price or power that is not known is an error that names it, as `server.H100x8.power`, to
+be given in a file of --catalogue; nothing is taken to be free. Power is that at work, all of the
+time. Only a cluster of one host needs no [topology].
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
@@ -47,8 +35,9 @@ _PLACE: Final = "cost."
 _TARIFF: Final = ("life_years", "energy_price", "pue")
 _COUNTS: Final = ("nics", "disks", "node_nics")
 _ENTRIES: Final = ("server", "nic", "disk", "node_server", "node_nic", "switch", "link")
-_KEYS: Final = (*_ENTRIES, *_COUNTS, *_TARIFF, "tariff", "rented")
-_OF_WHAT_IS_BOUGHT: Final = ("switch", "link", "tariff", *_TARIFF)
+_RENTALS: Final = ("device_rental", "node_rental")
+_KEYS: Final = (*_ENTRIES, *_COUNTS, *_TARIFF, "rented", *_RENTALS)
+_OF_WHAT_IS_BOUGHT: Final = ("switch", "link", *_TARIFF)
 HOUR_S: Final = 3600.0
 
 
@@ -87,12 +76,10 @@ class Place:
 
 def make_costs(table: Mapping[str, Any], catalogue: Catalogue) -> Costs:
     """Costs of a table. Raises ConfigError, which names the key."""
-    check_keys(_PLACE, table, _KEYS, ("server",))
-    rented = flag_of(_PLACE, table, "rented")
+    check_keys(_PLACE, table, _KEYS, () if "device_rental" in table else ("server",))
+    rented = flag_of(_PLACE, table, "rented") or any(key in table for key in _RENTALS)
     values: dict[str, Any] = {
-        key: getattr(catalogue, key.removeprefix("node_"))(
-            text_of(_PLACE, table, key), _PLACE + key
-        )
+        key: catalogue.find(key.removeprefix("node_"), text_of(_PLACE, table, key), _PLACE + key)
         for key in _ENTRIES
         if key in table
     }
@@ -105,34 +92,40 @@ def make_costs(table: Mapping[str, Any], catalogue: Catalogue) -> Costs:
         for key in _OF_WHAT_IS_BOUGHT:
             if key in table:
                 raise ConfigError(f"{_PLACE}{key}: what is rented has none; leave it out")
-        return Costs(**values)
-    return Costs(**values, tariff=_tariff(table, catalogue))
+        return Costs(**{**values, **_rented(table, values)})
+    return Costs(**values, tariff=_tariff(table))
 
 
-def _tariff(table: Mapping[str, Any], catalogue: Catalogue) -> Tariff:
-    if "tariff" in table:
-        for key in _TARIFF:
-            if key in table:
-                raise ConfigError(f"{_PLACE}{key}: the tariff has it; leave one of them out")
-        return catalogue.tariff(text_of(_PLACE, table, "tariff"), f"{_PLACE}tariff")
+def _rented(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Server]:
+    """The servers whose rent the table has itself."""
+    found = {}
+    for owner, key, own, devices in (
+        ("server", "device_rental", "device_rental", 1.0),
+        ("node_server", "node_rental", "rental", 0.0),
+    ):
+        if key in table:
+            rent = units.parse(_PLACE + key, table[key], Dimension.DOLLARS_PER_S)
+            server = values.get(owner) or Server(name=key, devices_count=devices)
+            found[owner] = replace(server, **{own: rent})
+    return found
+
+
+def _tariff(table: Mapping[str, Any]) -> Tariff:
     for key in _TARIFF:
         if key not in table:
             raise ConfigError(
-                f"{_PLACE}{key} is missing: what is bought has life_years, energy_price and pue, "
-                "or a tariff of the catalogue; or write rented = true"
+                f"{_PLACE}{key} is missing: what is bought has life_years, energy_price and pue; "
+                "or write rented = true"
             )
     years = table["life_years"]
     if isinstance(years, bool) or not isinstance(years, int | float):
         raise ConfigError(f"{_PLACE}life_years: {years!r} is not a number of years")
     place = f"{_PLACE}energy_price"
     return Tariff(
-        name="cost", life_s=units.to_si(f"{_PLACE}life_years", years, "year", Dimension.SECONDS),
+        life_s=units.to_si(f"{_PLACE}life_years", years, "year", Dimension.SECONDS),
         pue=units.parse(f"{_PLACE}pue", table["pue"], Dimension.RATIO),
         energy_price=units.parse(place, table["energy_price"], Dimension.DOLLARS_PER_JOULE),
     )  # fmt: skip
-
-
-# ---------------------------------------------------------------------- hosts
 
 
 def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
@@ -145,7 +138,7 @@ def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
             f"{_PLACE}server: {place.ranks} devices are not a whole number of {costs.server.name}, "
             f"which has {each}; another server, or another number of devices fits"
         )
-    if place.host_devices not in (None, each):
+    if costs.tariff is not None and place.host_devices not in (None, each):
         raise ConfigError(
             f"{_PLACE}server: {costs.server.name} has {each} devices, but host.devices is "
             f"{place.host_devices}"
@@ -165,7 +158,8 @@ def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
     if place.nodes and place.host is not None:
         if costs.node_server is None:
             raise ConfigError(
-                f"{_PLACE}node_server is missing: {place.nodes} optimizer nodes take part"
+                f"{_PLACE}node_server is missing: {place.nodes} optimizer nodes take part; of what "
+                "is rented node_rental would do"
             )
         found.append(
             Hosts(
@@ -176,8 +170,8 @@ def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
         )  # fmt: skip
     elif costs.node_server is not None or costs.node_nic is not None:
         raise ConfigError(
-            f"{_PLACE}node_server, node_nic: nothing here has an optimizer node; leave them out, "
-            "or in a plan, put them into [cost.luwu]"
+            f"{_PLACE}node_server, node_nic, node_rental: nothing here has an optimizer node; "
+            "leave them out"
         )
     return found
 
@@ -216,9 +210,6 @@ def expense(costs: Costs, place: Place, built: Built | None) -> Expense:
     return Expense(dollars_per_s=owned_dollars_per_s(bill, costs.tariff), bill=bill)
 
 
-# ---------------------------------------------------------------------- what is said of it
-
-
 def cost_document(found: Expense, tokens_per_s: float, step_s: float | None) -> dict[str, Any]:
     """Dollars, watts and joules; of what is rented dollars alone."""
     said: dict[str, Any] = {
@@ -241,8 +232,7 @@ def cost_document(found: Expense, tokens_per_s: float, step_s: float | None) -> 
         "joules_per_token": found.bill.watts / tokens_per_s,
     }  # fmt: skip
     if step_s is not None:
-        joules = {name: each * step_s for name, each in watts.items()} | {"bytes": 0.0}  # B5
-        said |= {"joules_of_a_step": sum(joules.values()), "joules_by_item": joules}
+        said["joules_of_a_step"] = found.bill.watts * step_s  # B5
     return said
 
 

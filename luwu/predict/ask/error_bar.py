@@ -1,65 +1,78 @@
-"""The error of an answer: that of the calibration rows of its kind, and what they do not cover.
+"""How far off an answer may be: an interval of 80 %, from predictions of what had not been seen.
 
-`data/errors.toml` has both, made from `luwu predict validate`. An answer whose device, software,
-number of devices, port, sequence or model is of no row is outside of what was fitted: its error may
-be that of the predictions that were frozen before their results were seen, or more.
+`data/errors.toml` has the factor of each kind of answer, and of what makes it wider: a device that
+no row has in its precision, software that none has, experts, and a first token in a queue, which
+the closed form does not know. The interval goes from the answer over the factor to the answer times
+it; a queue makes it longer above alone.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from luwu.predict.ask.question import AnyQuestion
+from luwu.predict.ask.question import AnyQuestion, InferenceQuestion
 from luwu.predict.hardware.software import data
 from luwu.predict.inference.inference_sockets import SocketJob
 
-_KIND: Final = {
-    "3d": "3d", "zero3": "sharded", "inference": "inference", "inference-sockets": "inference",
-}  # fmt: skip
-"""Kind of system in the file; LuWu and what offloads have their testbed."""
+SHARE: Final = 0.8
+_SEEN: Final = ("3d", "zero3")
+"""Systems of training that others have measured; LuWu and what offloads have one testbed."""
 
 
 def error_bar(question: AnyQuestion) -> dict[str, Any]:
-    """As a document: shares of the time, and what is outside of what was fitted."""
-    kind = _KIND.get(question.system, "testbed")
-    known = data("errors.toml")[kind]
-    return {
-        "of": kind, "rows": known["rows"], "mean": known["mean"], "max": known["max"],
-        "blind_rows": known["blind_rows"], "blind_max": known["blind_max"],
-        "outside": _outside(question, known),
+    """As a document: the factor of time, that of first tokens, and what is outside of all rows."""
+    serving = isinstance(question, InferenceQuestion)
+    kind, factors = "serving" if serving else "training", data("errors.toml")["factor"]
+    wider = _wider(question, data("errors.toml")[kind])
+    found = {
+        "share": SHARE, "kind": kind, "wider": list(wider), "outside": list(wider.values()),
+        "factor": max(factors[name] for name in (kind, *wider)),
     }  # fmt: skip
-
-
-def _outside(question: AnyQuestion, known: dict[str, Any]) -> list[str]:
-    if isinstance(question.job, SocketJob):
-        return []
-    job: Any = question.job
-    found = []
-    software = None if question.system == "inference" else job.software.name
-    names = (("devices", job.device.name), ("software", software), ("precisions", job.precision))
-    for key, value in names:
-        if key in known and value is not None and value not in known[key]:
-            found.append(f"{value}: rows have {', '.join(known[key])}")
-    for key, value, unit, scale in (
-        ("device_count", job.devices, "devices", 1),
-        ("sequence", getattr(job, "sequence", None), "tokens of a sequence", 1),
-        ("port_rate", job.network.port_rate, "Gbit/s of a port", 8e-9),
-    ):
-        if key in known and value is not None and not known[key][0] <= value <= known[key][1]:
-            said, low, high = (f"{each * scale:,.6g}" for each in (value, *known[key]))
-            found.append(f"{said} {unit}: rows have {low} to {high}")
-    if job.model.experts > 1:
-        found.append("experts: no row has any")
-    if question.topology is not None:
-        found.append(f"{question.topology.kind}: no row is of a network that is known link by link")
+    if isinstance(question, InferenceQuestion) and not isinstance(question.job, SocketJob):
+        waits = question.job.batching == "continuous" and question.arrivals is None
+        first = factors["queueing"] if waits else 1.0
+        found["first_token_factor"] = max(found["factor"], first)
     return found
 
 
-def error_bar_text(found: dict[str, Any]) -> list[str]:
-    """The same for people."""
-    lines = [
-        f"error             +- {found['max']:.0%} at most, {found['mean']:.0%} in the mean, in the "
-        f"{found['rows']} rows that it is fitted to; {found['blind_max']:.0%} at most in the "
-        f"{found['blind_rows']} predicted blind"
-    ]
-    return lines + [f"outside of what was fitted: {each}" for each in found["outside"]]
+def _wider(question: AnyQuestion, known: dict[str, Any]) -> dict[str, str]:
+    """What is new, and why."""
+    if isinstance(question.job, SocketJob):
+        return {}
+    job: Any = question.job
+    found: dict[str, str] = {}
+    on = f"{job.device.name} {job.precision}"
+    if on not in known["devices"]:
+        found["device"] = f"{on}: rows have {', '.join(known['devices'])}"
+    if question.system in _SEEN and job.software.name not in known["software"]:
+        found["framework"] = f"{job.software.name}: rows have {', '.join(known['software'])}"
+    elif not isinstance(question, InferenceQuestion) and question.system not in _SEEN:
+        found["framework"] = f"{question.system}: rows are of one testbed of eight devices"
+    if job.model.experts > 1:
+        found["experts"] = "experts: no row has any"
+    return found
+
+
+def error_bar_text(
+    found: dict[str, Any], of: str, seconds: float, first_token_s: float | None = None
+) -> list[str]:
+    """The interval for people, of an answer of so many seconds and of its first token."""
+    factor = found["factor"]
+    lines = [f"{SHARE:.0%} interval      {_span_text(seconds, factor, factor)} a {of}"]
+    if first_token_s is not None and "first_token_factor" in found:
+        span = _span_text(first_token_s, factor, found["first_token_factor"])
+        queue = ": with [arrivals] a queue is known" if found["first_token_factor"] > factor else ""
+        lines.append(f"                  {span} to a first token{queue}")
+    return [*lines, *(f"never compared    {each}" for each in found["outside"])]
+
+
+def _span_text(seconds: float, below: float, above: float) -> str:
+    scale, unit = (1.0, "s") if seconds >= 1 else (1e3, "ms")
+    return f"{seconds / below * scale:,.4g} to {seconds * above * scale:,.4g} {unit}"
+
+
+def never_compared_text(found: dict[str, Any]) -> list[str]:
+    """The first line of an answer that is outside of everything; none of another."""
+    if len(found["wider"]) < 2:
+        return []
+    return [f"NOTHING LIKE THIS WAS COMPARED: by {', '.join(found['wider'])} no row is near", ""]

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
-from luwu.predict.ask.question import Question
+from luwu.predict.ask.question import Question, on_nics
 from luwu.predict.model.job import RECOMPUTE, TrainingJob
 
 CHANGED_MAX: Final = 3
@@ -75,7 +75,8 @@ def _fitting(question: Question, options: dict[str, list[Any]], count: int) -> I
         for values in product(*(options[key] for key in keys)):
             changes = dict(zip(keys, values, strict=True))
             try:
-                changed = replace(question, job=_changed(question.job, changes))
+                job = on_nics(_changed(question.job, changes), question.nics_per_host)
+                changed = replace(question, job=job)
                 if changed.fits:
                     yield Fit(changes, changed, changed.answer().seconds)
             except ConfigError:  # degrees that do not divide, a host that is too small

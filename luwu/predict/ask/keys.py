@@ -1,13 +1,9 @@
 """The keys of a question, of files and of one-line questions: `data/question_keys.toml` lists them.
 
 `read_keys` reads the values of a table; `[topology]`, `[cost]` and `[arrivals]` have keys of their
-own, in files alone. A question of the command line has keys as flags, in place of a file or over
-one:
-
-    --model llama3-70b --devices 64xh100-80 --network roce-100g --system luwu --node.disks 8
-
-Names are matched whatever their case; `64xh100-80` is `devices` and `device`. Without a file, keys
-that are left out are assumed (`[assumed]` of `data/question_keys.toml`), and the answer lists them.
+own. Flags are keys too, in place of a file or over one. Names are matched whatever their case;
+`64xh100-80` is `devices` and `device`. Without a file, keys that are left out are assumed
+(`[assumed]`), and the answer lists them.
 """
 
 from __future__ import annotations
@@ -41,6 +37,8 @@ INFERENCE: Final = {
     "inference-sockets": "the same on processors, whose sockets are tensor ranks",
 }
 SYSTEMS: Final = {**TRAINING, **INFERENCE}
+ALIASES: Final = {"fsdp": "zero3", "switchml": "atp"}
+"""Other names of systems."""
 SECTIONS: Final = {"luwu": "node", "zero-offload": "host", "zero-infinity": "host"}
 """The section of the file that a system requires, such as `[node]`."""
 _MORE_SECTIONS: Final = {"inference": ("arrivals",)}
@@ -87,7 +85,7 @@ class QuestionKey:
         before = f"{self.section}." if self.section else ""
         value = _READERS.get(self.kind, text_of)(before, table, self.name)
         if self.kind in _ENTRIES:
-            return getattr(catalogue, self.kind)(value, self.place)
+            return catalogue.find(self.kind, value, self.place)
         return software(value) if self.kind == "software" else value
 
 
@@ -131,14 +129,16 @@ def read_keys(
 
 
 def system_of(table: Mapping[str, Any]) -> str:
-    """The system of a question. Raises ConfigError."""
-    system = table.get("system")
+    """The system of a question, by its own name. Raises ConfigError."""
+    names = [*SYSTEMS, *ALIASES]
+    if "system" not in table:
+        raise ConfigError(f"system is missing; one of {', '.join(names)}, or ask luwu plan for all")
+    system = ALIASES.get(str(table["system"]), table["system"])
     if not isinstance(system, str) or system not in SYSTEMS:
         raise ConfigError(
-            f"system: {system!r} is not one of {', '.join(SYSTEMS)}"
-            f"{suggestion(str(system), SYSTEMS)}"
+            f"system: {system!r} is not one of {', '.join(names)}{suggestion(str(system), names)}"
         )
-    return str(system)
+    return system
 
 
 def value_of(text: str) -> Value:
@@ -152,9 +152,6 @@ def value_of(text: str) -> Value:
         except ValueError:
             continue
     return text
-
-
-# ---------------------------------------------------------------------- one line
 
 
 def table_of(flags: Mapping[str, str], catalogue: Catalogue) -> dict[str, Any]:
@@ -190,12 +187,14 @@ def with_assumed(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     whole, more = dict(table), dict[str, Any]()
     for key, value in assumed.items():
         own = table.get(key)
-        if isinstance(value, dict):
+        if isinstance(value, dict) and isinstance(own or {}, dict):
             section = dict(own or {})
             more[key] = {name: each for name, each in value.items() if name not in section}
             whole[key] = {**more[key], **section}
         elif own is None:
             more[key] = whole[key] = value
+    if "node" in more and "network" not in whole["node"]:
+        more["node"]["network"] = table.get("network")  # whatever that will be in a sweep
     return whole, {key: value for key, value in more.items() if value != {}}
 
 
@@ -210,8 +209,8 @@ def assumed_text(assumed: Mapping[str, Any]) -> list[str]:
 
 def _known(kind: str, value: Any, catalogue: Catalogue) -> Any:
     """A name as it is known, where it differs in its case alone."""
-    names = {"system": SYSTEMS, "software": data("software.toml")}.get(kind)
+    names = {"system": (*SYSTEMS, *ALIASES), "software": data("software.toml")}.get(kind)
     for name in catalogue.names(kind) if names is None else names:
         if name.casefold() == str(value).casefold():
-            return name
+            return ALIASES.get(name, name) if kind == "system" else name
     return value

@@ -1,22 +1,5 @@
 """A question as users write it: a TOML file, or a table, made into what is predicted.
 
-    system = "luwu"              one of SYSTEMS
-    model = "GPT-175B"           names of the catalogue
-    device = "A100-40"
-    network = "roce-100g"
-    software = "megatron-2023"
-    devices = 8
-    sequence = 2048
-    batch = 64
-    micro_batch = 8
-    recompute = "full"
-
-    [node]                       of luwu: where the state is
-    processor = "Xeon-5320"
-    disk = "P5510-3.84T"
-    disks = 12
-    memory_bytes = "512 GiB"
-
 Which keys there are depends on the system: `data/question_keys.toml` lists them. `[topology]` and
 `[cost]` go with all systems: `networks/choice.py`, `cost.py`; `[arrivals]` with inference on
 devices: `inference/arrivals.py`. A key that is unknown, that belongs to another system, or that is
@@ -50,17 +33,16 @@ from luwu.predict.inference.inference_sockets import (
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import WIRE_BYTES
 from luwu.predict.model.memory import (
-    activation_bytes,
     replicated_state_bytes,
     sharded_state_bytes,
-    state_bytes,
+    stage_memory,
+    window_bytes,
 )
 from luwu.predict.model.placement import domain_count
 from luwu.predict.networks.choice import Built, TopologyChoice, check_ports, make_topology
 from luwu.predict.networks.on_topology import (
     Exchange,
     build_for_training,
-    connections,
     inference_exchanges,
     on_topology,
     slowest,
@@ -154,17 +136,16 @@ class Question:
     def memory_bytes(self) -> dict[str, float]:
         """Memory of a device by use."""
         job = self.job
-        if self.system == "3d":
-            states = state_bytes(job)
-        elif self.system in ("ddp", "atp"):
+        states, activations = stage_memory(job)
+        if self.system in ("ddp", "atp"):
             states = replicated_state_bytes(job)
         elif self.system == "zero3":
             states = sharded_state_bytes(job)
-        else:  # a window of three layers, and where hosts keep the state a share of the weights
-            states = 3.0 * WIRE_BYTES * 2 * job.model.layer_parameters
-            if self.nodes is None:
+        elif self.system != "3d":  # a window, and where hosts have no weights a share of these
+            states = window_bytes(job)
+            if isinstance(self.part, Offload) and not self.part.to_disk:
                 states += WIRE_BYTES * 2 * job.model.parameters / job.devices
-        return {"states": states, "activations": activation_bytes(job)}
+        return {"states": states, "activations": activations}
 
     @property
     def needed_bytes(self) -> float:
@@ -203,9 +184,7 @@ def make_training_question(
             if values.get(key, 1) != 1:
                 raise ConfigError(f"{key}: {system} has data parallel ranks alone; leave it out")
     nics, tokens = values.pop("nics_per_host", None), values.pop("tokens", None)
-    job = TrainingJob(**_with_streams(values))
-    if nics is not None:
-        job = replace(job, network=job.network.of_nics(nics, domain_count(job)))
+    job = on_nics(TrainingJob(**_on_hosts(values)), nics)
     if tokens is not None and not tokens >= job.tokens:
         raise ConfigError(
             f"tokens: {table['tokens']!r} of the whole training are less than a step's "
@@ -231,11 +210,23 @@ def _part(values: dict[str, Any], system: str, job: TrainingJob) -> OptimizerNod
     return OptimizerNodes(host=host, **{"network": own, **values})
 
 
-def _with_streams(values: dict[str, Any]) -> dict[str, Any]:
-    """The values, whose network has as many streams as they say."""
-    streams = values.pop("streams", None)
+def on_nics(job: TrainingJob, nics: int | None) -> TrainingJob:
+    """The same job, whose devices in a host share so many NICs. Raises ConfigError."""
+    if nics is None:
+        return job
+    places = domain_count(job)
+    return replace(job, network=job.network.of_nics(nics, places, min(places, job.devices)))
+
+
+def _on_hosts(values: dict[str, Any]) -> dict[str, Any]:
+    """The values, with the streams of the network and the devices of a host that they give."""
+    streams, devices = values.pop("streams", None), values.pop("devices_per_host", None)
     if streams is not None:
         values["network"] = values["network"].with_streams(streams)
+    if devices is not None:
+        values["device"] = replace(values["device"], domain_count=float(devices))
+        if "software" in values:
+            values["software"] = replace(values["software"], host_devices=None)
     return values
 
 
@@ -319,8 +310,8 @@ class InferenceQuestion:
         """The prediction. Raises ConfigError for what cannot be."""
         job, built = self.job, self.build()
         if built is not None:
-            found = connections(built, self.exchanges())
-            job = replace(job, network=slowest(job.network, list(found.values())))
+            found = [each.connection(built) for each in self.exchanges().values()]
+            job = replace(job, network=slowest(job.network, found))
         if isinstance(job, InferenceJob):
             return _on_devices(job, self.replicas)
         return _on_sockets(job, self.replicas)
@@ -355,7 +346,7 @@ def _make_inference_question(
     table: Mapping[str, Any], catalogue: Catalogue, **shared: Any
 ) -> InferenceQuestion:
     """A question of inference, whose [topology] and [cost] are read."""
-    values = _with_streams(read_keys(table, system_of(table), catalogue))
+    values = _on_hosts(read_keys(table, system_of(table), catalogue))
     is_on_devices = values.pop("system") == "inference"
     nics, batch = values.pop("nics_per_host", None), _batch_of(values)
     shared |= {"replicas": values.pop("replicas", 1), "is_largest": batch is None}
@@ -365,10 +356,11 @@ def _make_inference_question(
         return InferenceQuestion(
             job=sockets if batch else with_largest_socket_batch(sockets), **shared
         )
-    if nics is not None:
-        shares = int(values["device"].domain_count)
-        values["network"] = values["network"].of_nics(nics, shares)
     job = InferenceJob(batch=batch or 1, **values)
+    if nics is not None:
+        places = int(job.device.domain_count)
+        devices = min(places, shared["replicas"] * job.devices)
+        job = replace(job, network=job.network.of_nics(nics, places, devices))
     came = optional_section_of(table, "arrivals")
     return InferenceQuestion(
         job=job if batch else with_largest_batch(job), nics_per_host=nics,
@@ -384,9 +376,6 @@ def _batch_of(values: dict[str, Any]) -> int | None:
     if isinstance(batch, str):
         raise ConfigError(f"batch: {batch!r} is neither a whole number nor {LARGEST!r}")
     return whole_of("", {"batch": batch}, "batch")
-
-
-# ---------------------------------------------------------------------- of a file, of a table
 
 
 AnyQuestion: TypeAlias = Question | InferenceQuestion

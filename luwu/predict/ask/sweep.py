@@ -1,14 +1,9 @@
 """A question asked again and again, with keys of it replaced by each of several values.
 
-    batch=64,128,256                      a key of the question
-    node.disks=4,8,12                     of one of its tables
-    network.rate=100 Gbit/s,200 Gbit/s    a number of what the question names in the catalogue
-    devices:batch=8:64,16:128             keys that change together
-    system=luwu,zero3                     tables of other systems are then left out
-
-Several of these are asked in all combinations, the first one slowest. A value that the question
-cannot have (a batch that does not divide) is a point without an answer, and says why; where no
-point has one, that is the error.
+A key is one of the question, of one of its tables, or a number of what it names in the catalogue
+(`network.rate`); several change together (`devices:batch=8:64,16:128`). Several lists are asked in
+all combinations, the first one slowest. A value that the question cannot have is a point without an
+answer, and says why; where no point has one, that is the error.
 """
 
 from __future__ import annotations
@@ -20,8 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError, suggestion
-from luwu.base.identifiers import words
-from luwu.predict.ask.answer import answer
+from luwu.predict.ask.answer import answer, binding_text
 from luwu.predict.ask.keys import SECTIONS, Value, value_of
 from luwu.predict.ask.question import make_question
 from luwu.predict.hardware import units
@@ -30,8 +24,8 @@ from luwu.predict.hardware.hardware import KINDS, keys_of
 
 POINTS_MAX: Final = 1000
 STEP: Final = "step_s"
-SCHEMA: Final = 4
-"""4: answers have schema 4, and there is no `no_effect`."""
+SCHEMA: Final = 5
+"""That of its answers."""
 _COLUMNS: Final = {
     "step_s": ("step", "{:.3f} s"),
     "tokens_per_s_per_device": ("tokens/s each", "{:,.0f}"),
@@ -78,15 +72,8 @@ class Sweep:
     points: tuple[Point, ...]
 
     def numbers(self, of: str = STEP) -> list[float | None]:
-        """A number of each point's answer, None where there is none. Raises ConfigError for one
-        that no answer has."""
+        """A number of each point's answer, None where there is none."""
         flat = [None if each.answer is None else flattened(each.answer) for each in self.points]
-        known = list(dict.fromkeys(name for each in flat if each for name in each))
-        if of not in known:
-            raise ConfigError(
-                f"of: {of!r} is not a number in the answer{suggestion(of, known)}; they are "
-                f"{', '.join(known)}"
-            )
         absent = 0.0 if of.startswith(_ADDING_UP) else None
         return [None if each is None else each.get(of, absent) for each in flat]
 
@@ -116,9 +103,11 @@ def parse_axis(text: str) -> Axis:
     return Axis(keys, values)
 
 
-def sweep(table: Mapping[str, Any], axes: Sequence[Axis], catalogue: Catalogue) -> Sweep:
-    """Ask for every combination. Raises ConfigError where none can be answered, or too many are
-    asked for."""
+def sweep(
+    table: Mapping[str, Any], axes: Sequence[Axis], catalogue: Catalogue, of: str = STEP
+) -> Sweep:  # fmt: skip
+    """Ask for every combination. Raises ConfigError where none can be answered, too many are asked
+    for, or `of` is a number that no answer has: that is found before any request is played."""
     keys = [key for axis in axes for key in axis.keys]
     for key in keys:
         if keys.count(key) > 1:
@@ -128,6 +117,17 @@ def sweep(table: Mapping[str, Any], axes: Sequence[Axis], catalogue: Catalogue) 
     count = math.prod(len(axis.values) for axis in axes)
     if count > POINTS_MAX:
         raise ConfigError(f"over: {count:,} combinations; up to {POINTS_MAX:,} are asked for")
+    if "arrivals" in table or of != STEP:
+        known = dict[str, float]()
+        for each in _points(table, axes, catalogue, is_short=True):
+            known |= flattened(each.answer or {})
+            if of in known:
+                break
+        if known and of not in known:
+            raise ConfigError(
+                f"of: {of!r} is not a number in the answer{suggestion(of, known)}; they are "
+                f"{', '.join(known)}"
+            )
     points = tuple(_points(table, axes, catalogue))
     if all(each.answer is None for each in points):
         raise ConfigError(points[0].refused)
@@ -135,8 +135,9 @@ def sweep(table: Mapping[str, Any], axes: Sequence[Axis], catalogue: Catalogue) 
 
 
 def _points(
-    table: Mapping[str, Any], axes: Sequence[Axis], catalogue: Catalogue
+    table: Mapping[str, Any], axes: Sequence[Axis], catalogue: Catalogue, *, is_short: bool = False
 ) -> Iterator[Point]:
+    """Their answers; in short with one request played of each copy."""
     for values in itertools.product(*(axis.values for axis in axes)):
         try:
             changes = {
@@ -145,6 +146,8 @@ def _points(
                 for key, value in zip(axis.keys, chosen, strict=True)
             }
             asked, known = replaced(table, changes, catalogue)
+            if is_short and isinstance(asked.get("arrivals"), dict):
+                asked["arrivals"]["requests"] = asked.get("replicas", 1)
             yield Point(values, answer(make_question(asked, known)))
         except ConfigError as exc:
             yield Point(values, None, str(exc))
@@ -226,9 +229,6 @@ def flattened(document: Mapping[str, Any], place: str = "") -> dict[str, float]:
     return found
 
 
-# ---------------------------------------------------------------------- what is said of it
-
-
 def sweep_document(found: Sweep, of: str) -> dict[str, Any]:
     """A sweep for programs; each answer is that of `luwu predict step`."""
     return {
@@ -266,7 +266,7 @@ def sweep_text(found: Sweep, of: str, numbers: Sequence[float | None]) -> str:
             cells.append("-" if value is None else form.format(value))
         cells += ["-" if number is None else f"{number:.6g}" for _ in shown]
         warned = f"; {len(point.answer['warnings'])} warning(s)" if point.answer["warnings"] else ""
-        rows.append([*cells, f"{words(point.answer.get('binding', '-'))}{warned}"])
+        rows.append([*cells, f"{binding_text(point.answer)}{warned}"])
     widths = [
         max(len(row[index]) for row in rows if index < len(row) - 1)
         for index in range(len(rows[0]) - 1)

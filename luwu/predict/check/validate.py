@@ -1,8 +1,9 @@
-"""Published results beside predictions, all families: signed errors, and what they come to.
+"""Published results beside predictions of the same, all families: how far off the model is.
 
-Of each family and each group of its rows the mean and the maximum of errors, and whether rows of
-one source in one unit keep their order. All rows calibrate the model; how good it was at what it
-had not seen, `python -m benchmarks.blind` says.
+Each row of `data/calibration.toml` is a question; the same code answers it that answers a user. Of
+each family and each group of its rows the mean and the maximum of errors, and whether rows of one
+group in one quantity keep their order. All rows calibrate the model; how good it was at what it had
+not seen, `python -m benchmarks.blind` says.
 
 Order is Kendall's tau-b: of all pairs, those that both put in the same order less those in another
 one, over the geometric mean of the pairs that each tells apart. 1: the same order; -1: the opposite
@@ -12,47 +13,62 @@ one. Source: Kendall, Rank Correlation Methods, 1948.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from statistics import mean
-from typing import Any
+from typing import Any, Final
 
-from luwu.predict.check.calibration import (
-    Compared,
-    compare,
-    compare_inference,
-    compare_memory,
-    compare_offload,
-    training_rows,
-)
+from luwu.predict.check.quantities import is_rate, predicted, signed_error
 from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.software import data
 
-SCHEMA = 3
-"""3: without rows that were predicted blind; 2: a summary of each group."""
+SCHEMA: Final = 4
+"""4: every row is a quantity of a question; those that were predicted blind are among them."""
+_OF_GROUP: Final = ("family", "source", "series")
+_OF_SERIES: Final = ("quantity", "over", "keys", "rows")
+_NAMED: Final = (
+    "system", "model", "precision", "recompute", "devices", "tensor", "pipeline", "sockets",
+    "batch", "input_tokens", "output_tokens", "parameters",
+)  # fmt: skip
+"""Keys that set a row apart from others."""
+
+
+def rows(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
+    """All rows, with what is predicted of each. Raises ConfigError."""
+    for group, table in data("calibration.toml").items():
+        shared = {key: value for key, value in table.items() if key not in _OF_GROUP}
+        for series in table["series"]:
+            keys = {**shared, **series}
+            for *values, published in series["rows"]:
+                question = {key: value for key, value in keys.items() if key not in _OF_SERIES}
+                question |= zip(series.get("keys", ()), values, strict=True)
+                row: dict[str, Any] = {"quantity": keys["quantity"], "question": question}
+                if "over" in series:
+                    row["over"] = {**question, **series["over"]}
+                value = predicted(row, catalogue)
+                rate = is_rate(keys["quantity"])
+                yield {
+                    "family": table["family"], "group": group, "name": _name(question), **row,
+                    "published": published, "predicted": value, "source": table["source"],
+                    "error": signed_error(published, value, rate=rate),
+                }  # fmt: skip
+
+
+def _name(question: dict[str, Any]) -> str:
+    """The row for people."""
+    on = question.get("device", question.get("processor"))
+    said = [f"{key} {question[key]}" if type(question[key]) in (int, float) else question[key]
+            for key in _NAMED if key in question]  # fmt: skip
+    load = question.get("arrivals", {}).get("concurrent")
+    return " ".join([*map(str, said), f"on {on}", *([f"users {load}"] if load else [])])
 
 
 def document(catalogue: Catalogue) -> dict[str, Any]:
     """All rows by family, and a summary of each."""
-    families: dict[str, list[dict[str, Any]]] = {
-        "training": [
-            {
-                "group": row.group, "model": row.job.model.name,
-                "system": row.system, "device": row.job.device.name,
-                "devices": row.job.devices, "precision": row.job.precision,
-                "recompute": row.job.recompute, "unit": row.unit,
-                "published": row.published, "predicted": each.predicted,
-                "error": each.error, "source": row.source,
-            }
-            for row in training_rows(catalogue)
-            for each in [compare(row)]
-        ],
-        "memory": [_named(each) for each in compare_memory(catalogue)],
-        "offload": [_named(each) for each in compare_offload(catalogue)],
-        "inference": [
-            _named(each) | {"source": each.source} for each in compare_inference(catalogue)
-        ],
-    }  # fmt: skip
-    summary = {name: _summary(rows) for name, rows in families.items()}
+    families: dict[str, list[dict[str, Any]]] = {}
+    for row in rows(catalogue):
+        families.setdefault(row.pop("family"), []).append(row)
+    summary = {name: _summary(own) for name, own in families.items()}
     return {"schema": SCHEMA, **families, "summary": summary}
 
 
@@ -73,36 +89,20 @@ def _errors(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"rows": len(errors), "mean": mean(errors), "max": max(errors)}
 
 
-def _named(each: Compared) -> dict[str, Any]:
-    return {
-        "group": each.group, "name": each.name, "unit": each.unit, "published": each.published,
-        "predicted": each.predicted, "error": each.error,
-    }  # fmt: skip
-
-
 def text(found: dict[str, Any]) -> str:
     """The document for people."""
-    lines = [
-        f"{row['group']:<3} {row['model']:<14} {row['system']:<6} {row['devices']:>5} x "
-        f"{row['device']:<13} {row['precision']} {row['recompute']:<9} {row['published']:>9,.2f} "
-        f"{row['predicted']:>9,.2f} {row['unit']:<8} {row['error']:+7.1%}"
-        for row in found["training"]
-    ]
-    lines += ["", *(f"{row['name']:<34} {row['error']:+7.2%}" for row in found["memory"]), ""]
-    for row in found["offload"]:
-        published, predicted = f"{row['published']:6.2f}", f"{row['predicted']:6.2f}"
-        lines.append(f"{row['name']:<34} {published} {predicted} {row['error']:+7.1%}")
-    lines.append("")
-    for row in found["inference"]:
-        published, predicted = f"{row['published']:9,.2f}", f"{row['predicted']:9,.2f}"
-        lines.append(
-            f"{row['name']:<48} {published} {predicted} {row['unit']} {row['error']:+7.1%}"
-        )
-    lines.append("")
+    lines: list[str] = []
+    for family in found["summary"]:
+        lines += [
+            f"{row['group']:<28} {row['name']:<80} {row['published']:>9,.4g} "
+            f"{row['predicted']:>9,.4g} {row['quantity']:<20} {row['error']:+7.1%}"
+            for row in found[family]
+        ]
+        lines.append("")
     for name, each in found["summary"].items():
         lines.append(f"{name}: {each['rows']} rows, {_within(each)}")
         for one in each["groups"]:
-            lines.append(f"  {one['group']:<22} {one['rows']:>3} rows, {_within(one)}")
+            lines.append(f"  {one['group']:<28} {one['rows']:>3} rows, {_within(one)}")
         orders = [f"{one['group']} {one['tau']:+.2f} ({one['rows']})" for one in each["rankings"]]
         lines.append(f"  rank correlation by group (rows): {', '.join(orders) or '-'}")
     return "\n".join(lines)
@@ -129,16 +129,14 @@ def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float | None:
 
 
 def rankings(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rankings of all groups of comparable rows: those of one source in one unit, in their
-    order.
-    """
+    """Rankings of all groups of comparable rows: those of one group in one quantity."""
     groups: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in rows:
-        key = row["group"], row["unit"]
+        key = row["group"], row["quantity"]
         groups.setdefault(key, []).append((row["published"], row["predicted"]))
     found = []
-    for (group, unit), pairs in groups.items():
+    for (group, quantity), pairs in groups.items():
         tau = kendall_tau([each[0] for each in pairs], [each[1] for each in pairs])
         if tau is not None:
-            found.append({"group": group, "unit": unit, "rows": len(pairs), "tau": tau})
+            found.append({"group": group, "quantity": quantity, "rows": len(pairs), "tau": tau})
     return found

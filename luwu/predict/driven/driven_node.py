@@ -1,7 +1,6 @@
 """The project's own `NodeCore` in virtual time: it decides, and its work takes the time.
 
-Whatever a running node reads, folds, updates, publishes, writes, prepares and decides, and when, is
-decided by the same core here. `DrivenNode` does what the node's pipeline does, without bytes:
+`DrivenNode` does what the node's pipeline does, without bytes:
 
     Update        `updated` when the page is read and made, `written` when it is on its other side
     Fold          `folded`          ReadWeights   `weights_read`
@@ -22,11 +21,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import simpy
-
 from luwu.base.errors import ConfigError
 from luwu.layout import SUM_BYTES
-from luwu.predict.driven.engines import JOB, NEVER, Engine, Process, Record, Token
+from luwu.predict.driven.clock import Clock, Event, Process, Semaphore
+from luwu.predict.driven.engines import JOB, NEVER, Engine, Span, Token
 from luwu.predict.hardware.hardware import adam_bytes
 from luwu.predict.model.layers import WIRE_BYTES
 from luwu.predict.systems.in_network import DMA, OptimizerNodes
@@ -35,6 +33,7 @@ from luwu.wire.description import Description
 from luwu.wire.messages import Message
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as do
+from switch_emu.node.plan import NodePlan
 
 SQUARES: Final = (1.0,)
 """Squares of any gradient: steps are finite, and are applied."""
@@ -47,21 +46,23 @@ class DrivenNode:
     parameters each element of the layout is."""
 
     def __init__(
-        self, env: simpy.Environment, record: Record, *, description: Description,
-        nodes: OptimizerNodes, world_size: int, limits: do.NodeLimits, threads_count: int,
-        scale: int, send: Callable[[Message, Any], None],
+        self, clock: Clock, spans: list[Span], *, description: Description,
+        nodes: OptimizerNodes, world_size: int, plan: NodePlan, scale: int,
+        send: Callable[[Message, Any], None],
     ) -> None:  # fmt: skip
-        """`nodes` are equal, so one is played; `threads_count`: of those that update; as many read
-        weights as the limits allow. Raises ConfigError for a state on drives without any."""
-        self._env, self._layout, self._scale, self._send = env, description.layout, scale, send
+        """`nodes` are equal: one is played. Raises ConfigError where the state lacks drives."""
+        limits = do.NodeLimits(
+            sum_bytes_max=plan.sums_bytes // scale, updates_max=plan.updates_max,
+            reads_max=plan.reads_count, push_window_bytes=plan.window_bytes // scale,
+        )  # fmt: skip
+        self._clock, self._layout, self._scale, self._send = clock, description.layout, scale, send
         self._streaming = description.update == "streaming"
         self._sum_bytes_max = limits.sum_bytes_max
-        self._crew, self._readers = simpy.Store(env), simpy.Store(env)
-        self._crew.items = list(range(threads_count))
-        self._readers.items = list(range(limits.reads_max))
-        self._read = Engine(env, record, "disk read")
-        self._write = Engine(env, record, "disk write")
-        self._memory = Engine(env, record, "node memory")
+        self._crew = Semaphore(clock, plan.updates_count)
+        self._readers = Semaphore(clock, plan.reads_count)
+        self._read = Engine(clock, spans, "disk read")
+        self._write = Engine(clock, spans, "disk write")
+        self._memory = Engine(clock, spans, "node memory")
         host, away = nodes.host, 1 - nodes.cached
         has_drives = away > 0 or host.disks > 0
         self._read_s = host.read(1.0) / nodes.nodes if has_drives else math.nan
@@ -82,8 +83,7 @@ class DrivenNode:
 
     def received(self, message: Message, payload: Any, payload_bytes: int) -> None:
         """A message came."""
-        now_ns = round(self._env.now * 1e9)
-        self._do(self.core.received(now_ns, SWITCH, message, payload, payload_bytes))
+        self._do(self.core.received(self._clock.now_ns, SWITCH, message, payload, payload_bytes))
 
     def _do(self, actions: Sequence[Any]) -> None:
         for action in actions:
@@ -92,29 +92,27 @@ class DrivenNode:
                     self._send(message, payload)
                 case Drop(payload):
                     payload.drop()  # type: ignore[attr-defined]
-                case Note():
-                    pass
                 case do.Spill(payload):
                     assert isinstance(payload, Token)
-                    payload.is_spilled = True
-                    self._env.process(self._spill(payload))
+                    payload.spilled = Event(self._clock)
+                    self._clock.start(self._spill(payload))
                 case do.ReadWeights():
-                    self._env.process(self._read_weights(action))
+                    self._clock.start(self._read_weights(action))
                 case do.Update():
-                    self._env.process(self._update(action))
+                    self._clock.start(self._update(action))
                 case do.Fold():
-                    self._env.process(self._fold(action))
+                    self._clock.start(self._fold(action))
                 case do.Prepare() | do.Decide():
-                    self._env.process(self._flush(action))
-                case do.RecordAttempt() | do.Discard():
-                    pass  # before the first step
+                    self._clock.start(self._flush(action))
+                case Note() | do.RecordAttempt() | do.Discard():  # the two before the first step
+                    pass
                 case _:
                     raise AssertionError(f"nothing goes wrong here, but the core asks for {action}")
 
     # ---------------------------------------------------------------------- the pipeline
 
     def _update(self, action: do.Update) -> Process:
-        thread = yield self._crew.get()
+        yield self._crew.acquire()
         elems = self._elems(action.extent)
         yield from self._read_back(action.contributions)
         away = elems * self._state_bytes
@@ -123,40 +121,39 @@ class DrivenNode:
         passed = elems * self._update_bytes
         passed += _arrived_bytes(action.contributions) if self._streaming else 0
         passed += elems * WIRE_BYTES if action.publish else 0
-        yield from self._pass("update", passed)
+        yield from self._memory.work("update", passed * self._memory_s, passed)
         weights = self._weights_of(action.extent) if action.publish else None
         self._do(self.core.updated(action, SQUARES, weights))
         if away:
             yield from self._write.work("state", away * self._write_s, away)
-        self._crew.put(thread)
+        self._crew.release()
         self._do(self.core.written(action))
 
     def _fold(self, action: do.Fold) -> Process:
-        thread = yield self._crew.get()
+        yield self._crew.acquire()
         before = () if action.total is None else (action.total,)
         yield from self._read_back((*action.contributions, *before))
         passed = 2 * _arrived_bytes(action.contributions)
         passed += self._elems(action.extent) * SUM_BYTES * (1 + len(before))
-        yield from self._pass("fold", passed)
-        self._crew.put(thread)
+        yield from self._memory.work("fold", passed * self._memory_s, passed)
+        self._crew.release()
         nbytes = self._layout.extents[action.extent].sum_bytes
         total = Token(nbytes, nbytes * self._scale)
         self._do(self.core.folded(action, {2.0: SQUARES}, total, nbytes))
 
     def _read_weights(self, action: do.ReadWeights) -> Process:
-        thread = yield self._readers.get()
-        yield from self._pass("read_weights", self._elems(action.extent) * WIRE_BYTES)
-        self._readers.put(thread)
+        yield self._readers.acquire()
+        passed = self._elems(action.extent) * WIRE_BYTES
+        yield from self._memory.work("read_weights", passed * self._memory_s, passed)
+        self._readers.release()
         self._do(self.core.weights_read(action, self._weights_of(action.extent)))
 
     def _flush(self, action: do.Prepare | do.Decide) -> Process:
-        thread = yield self._crew.get()
+        yield self._crew.acquire()
+        self._crew.release()  # the catalogue's drives do not say what a flush takes
         if isinstance(action, do.Prepare):
-            yield self._env.timeout(0.0)  # the catalogue's drives do not say what a flush takes
-            self._crew.put(thread)
             self._do(self.core.prepared(action))
         else:
-            self._crew.put(thread)
             self._do(self.core.decided(action))
 
     def _spill(self, payload: Token) -> Process:
@@ -168,6 +165,8 @@ class DrivenNode:
             )
         nbytes = payload.cost_bytes
         yield from self._write.work("spill", nbytes * self._write_s, nbytes)
+        assert payload.spilled is not None
+        payload.spilled.set()
 
     # ---------------------------------------------------------------------- what work takes
 
@@ -180,12 +179,11 @@ class DrivenNode:
         return Token(nbytes, nbytes * self._scale)
 
     def _read_back(self, contributions: Sequence[Any]) -> Process:
-        nbytes = _arrived_bytes([each for each in contributions if each.payload.is_spilled])
+        spilled = [each for each in contributions if each.payload.spilled]
+        yield from (each.payload.spilled for each in spilled)
+        nbytes = _arrived_bytes(spilled)
         if nbytes:
             yield from self._read.work("spill", nbytes * self._read_s, nbytes)
-
-    def _pass(self, job: str, nbytes: float) -> Process:
-        yield from self._memory.work(job, nbytes * self._memory_s, nbytes)
 
 
 def _arrived_bytes(contributions: Sequence[Any]) -> float:

@@ -1,19 +1,9 @@
 """The catalogue of hardware and models: files of data, and those that a user adds.
 
-    [device.A100-80]
-    bf16 = {value = 312, unit = "TFLOP/s", source = "datasheet", tag = "read", date = "2026-10-01"}
-
-    [device.A100-80.matmul_bf16]            a measured curve
-    sizes = [1024, 2048]
-    rates = [119, 222]
-    unit = "TFLOP/s"
-    source = "..."
-
-Every number has a source, a date, and a tag: how much it can be trusted. A user's file has the same
-form; what it says of a name that is known replaces single numbers, and `like = "A100-80"` takes the
-rest from another entry. What is unknown, misspelt or of another dimension is an error that names
-the key.
-`listing` makes a document of its names, their main properties and sources.
+Every number has a source, a date, and a tag: how much it can be trusted; a measured curve is a
+table of sizes and rates. A user's file has the same form; what it says of a name that is known
+replaces single numbers, and `like = "A100-80"` takes the rest from another entry. What is unknown,
+misspelt or of another dimension is an error that names the key.
 """
 
 from __future__ import annotations
@@ -24,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.foreign import read_toml
@@ -33,21 +23,12 @@ from luwu.predict.hardware.hardware import (
     KINDS,
     Curve,
     Device,
-    Disk,
-    Link,
     Network,
-    Nic,
-    Processor,
-    Server,
-    Switch,
-    Tariff,
     keys_of,
 )
 from luwu.predict.hardware.model import CONFIG_SUFFIX, Transformer, read_model_config
 from luwu.predict.hardware.software import data
 from luwu.predict.hardware.units import Dimension
-
-Entry = TypeVar("Entry")
 
 TAGS: Final = ("read", "stated", "paper", "derived", "memory", "assumed")
 """read in its source; stated by a document that we know; published of the system we reproduce;
@@ -76,58 +57,41 @@ class Catalogue:
     """`device.A100-80.bf16` -> where it comes from."""
 
     def device(self, name: str, key: str = "device") -> Device:
-        return self._find("device", name, key, Device)
+        found: Device = self.find("device", name, key)
+        return found
 
     def network(self, name: str, key: str = "network") -> Network:
-        return self._find("network", name, key, Network)
-
-    def disk(self, name: str, key: str = "disk") -> Disk:
-        return self._find("disk", name, key, Disk)
-
-    def processor(self, name: str, key: str = "processor") -> Processor:
-        return self._find("processor", name, key, Processor)
-
-    def switch(self, name: str, key: str = "switch") -> Switch:
-        return self._find("switch", name, key, Switch)
-
-    def link(self, name: str, key: str = "link") -> Link:
-        return self._find("link", name, key, Link)
-
-    def nic(self, name: str, key: str = "nic") -> Nic:
-        return self._find("nic", name, key, Nic)
-
-    def server(self, name: str, key: str = "server") -> Server:
-        return self._find("server", name, key, Server)
-
-    def tariff(self, name: str, key: str = "tariff") -> Tariff:
-        return self._find("tariff", name, key, Tariff)
+        found: Network = self.find("network", name, key)
+        return found
 
     def model(self, name: str, key: str = "model") -> Transformer:
-        """An entry, or the model of a `config.json`."""
-        if name.endswith(CONFIG_SUFFIX):
-            return read_model_config(Path(name))
-        return self._find(_MODEL, name, key, Transformer)
+        found: Transformer = self.find(_MODEL, name, key)
+        return found
 
     def names(self, kind: str) -> list[str]:
         """Names of all entries of a kind."""
         return sorted(self.entries.get(kind, {}))
 
-    def _find(self, kind: str, name: str, key: str, expected: type[Entry]) -> Entry:
+    def find(self, kind: str, name: str, key: str = "") -> Any:
+        """An entry, or the model of a `config.json`; `key` is where a question names it, if not its
+        kind. Raises ConfigError."""
+        if kind == _MODEL and name.endswith(CONFIG_SUFFIX):
+            return read_model_config(Path(name))
         found = self.entries.get(kind, {}).get(name)
         if found is None:
             names = self.names(kind)
             raise ConfigError(
-                f"{key}: no {kind} {name!r} is known{suggestion(name, names)}; known are "
+                f"{key or kind}: no {kind} {name!r} is known{suggestion(name, names)}; known are "
                 f"{', '.join(names) or 'none'}, and what you add by --catalogue FILE"
             )
-        assert isinstance(found, expected)
         return found
 
 
 def load(*more: Path) -> Catalogue:
     """The package's own catalogue, then files of the user. Raises ConfigError."""
     tables: dict[str, dict[str, dict[str, Any]]] = {}
-    for resource in sorted(_own_files(), key=lambda each: each.name):
+    folder = resources.files("luwu.predict") / "data" / "catalogue"
+    for resource in sorted(folder.iterdir(), key=lambda each: each.name):
         _merge(tables, tomllib.loads(resource.read_text(encoding="utf-8")), resource.name)
     for path in more:
         _merge(tables, read_toml(path, "catalogue"), str(path))
@@ -137,11 +101,6 @@ def load(*more: Path) -> Catalogue:
             name: _made(catalogue, kind, name, _with_like(kind, name, entries)) for name in entries
         }
     return catalogue
-
-
-def _own_files() -> list[Any]:
-    data = resources.files("luwu.predict") / "data" / "catalogue"
-    return [each for each in data.iterdir() if each.name.endswith(".toml")]
 
 
 def _merge(
@@ -228,9 +187,6 @@ def _about(place: str, value: Any) -> Known:
         except ValueError as exc:
             raise ConfigError(f"{place}.date: {date!r} is not a date; write 2026-11-22") from exc
     return Known(str(source or "given by the user"), str(tag or "stated"), str(date or ""))
-
-
-# ---------------------------------------------------------------------- lists of names
 
 
 SCHEMA: Final = 1

@@ -36,8 +36,7 @@ class Curve:
     """Points of sizes and rates, by size; between them, straight lines over the size's logarithm.
 
     Below the first point the time is that of the first point (what binds there is latency, which
-    does not shrink), above the last one the rate is.
-    """
+    does not shrink), above the last one the rate is."""
 
     name: str
     sizes: tuple[float, ...]
@@ -77,7 +76,6 @@ Count: TypeAlias = Annotated[float, Dimension.COUNT]
 Watts: TypeAlias = Annotated[float, Dimension.WATTS]
 Dollars: TypeAlias = Annotated[float, Dimension.DOLLARS]
 DollarsPerS: TypeAlias = Annotated[float, Dimension.DOLLARS_PER_S]
-DollarsPerJoule: TypeAlias = Annotated[float, Dimension.DOLLARS_PER_JOULE]
 ProductCurve: TypeAlias = Annotated[Curve, Dimension.COUNT, Dimension.OPERATIONS_PER_S]
 BusCurve: TypeAlias = Annotated[Curve, Dimension.BYTES, Dimension.BYTES_PER_S]
 
@@ -128,6 +126,9 @@ class Device:
     matmul_fp8: ProductCurve | None = None
     all_reduce: BusCurve | None = None
     """Bus bandwidth among the devices of one domain, by size."""
+    exponentials: Ratio = 1.0
+    """Rate of exponentials, which attention in one kernel waits for, over that of others of its
+    generation."""
     domain_count: Count = 1.0
     """Devices that share a fast network of their own."""
     domain_rate: Rate | None = None
@@ -203,17 +204,17 @@ class Network:
         """The same, by so many streams. Raises ConfigError where one's rate is not known."""
         return dataclasses.replace(self, streams_count=float(count))
 
-    def of_nics(self, nics: int, devices: int) -> Network:
-        """The same where so many NICs serve the devices of a host. Raises ConfigError where these
-        do not share them evenly."""
-        if devices % nics:
+    def of_nics(self, nics: int, places: int, devices: int) -> Network:
+        """The same where so many NICs serve a host with places for devices, of which the job has
+        so many. Raises ConfigError where neither share them evenly."""
+        if places % nics and devices % nics:
             fit = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
             raise ConfigError(
                 f"nics_per_host: {nics} NICs are not shared evenly by the {devices} devices of a "
-                f"host (domain_count); one of {fit} fits, and a faster network where a device has "
-                "several"
+                f"host (devices_per_host); one of {fit} fits, and a faster network where a device "
+                "has several"
             )
-        return dataclasses.replace(self, devices_count=devices / nics)
+        return dataclasses.replace(self, devices_count=float(math.ceil(devices / nics)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,26 +292,25 @@ class Server:
     """At work, devices included."""
     device_rental: DollarsPerS | None = None
     """Rent of one device with its part of the host and the network."""
+    rental: DollarsPerS | None = None
+    """Rent of a host without devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tariff:
     """The terms of the hourly cost of bought machines."""
 
-    name: str
-    life_s: Seconds
+    life_s: float
     """Over which a price is spread."""
-    pue: Ratio
+    pue: float
     """Power of the whole site over that of its machines; from 1 on."""
-    energy_price: DollarsPerJoule
+    energy_price: float
+    """Dollars per joule."""
 
     def __post_init__(self) -> None:
-        for key, value, least in (("life_s", self.life_s, 0.0), ("pue", self.pue, 1.0)):
-            if value < least or value == 0:
-                raise ConfigError(
-                    f"tariff.{self.name}.{key}: {value!r} is too small; "
-                    f"{'1 or more' if least else 'more than 0'} fits"
-                )
+        if not self.life_s > 0 or self.pue < 1:
+            found = f"{self.life_s / 31_536_000:g} and {self.pue:g}"
+            raise ConfigError(f"cost.life_years is above 0, cost.pue 1 or more: they are {found}")
 
 
 KINDS: Final[dict[str, type]] = {
@@ -322,7 +322,6 @@ KINDS: Final[dict[str, type]] = {
     "link": Link,
     "nic": Nic,
     "server": Server,
-    "tariff": Tariff,
 }
 
 

@@ -119,8 +119,7 @@ class Transformer:
     @property
     def layer_parameters(self) -> int:
         """Parameters of one layer: all experts, the router, biases (unless the MLP is gated),
-        norms.
-        """
+        norms."""
         if self.gated:
             small = 2 * self.hidden
         else:
@@ -149,8 +148,7 @@ class Transformer:
         """Operations of a layer's forward on so many tokens (M1).
 
         `seen`: how much of the scores is counted: 1 in what is published as model operations, 1/2
-        in kernels that leave out what a causal mask hides.
-        """
+        in kernels that leave out what a causal mask hides."""
         matrices = self.attention_parameters + self.experts_used * self.mlp_parameters
         matrices += self.router_parameters
         return 2 * matrices * tokens + self.attention_operations(tokens, sequence, seen)
@@ -165,8 +163,7 @@ class Transformer:
 
     def step_operations(self, tokens: float, sequence: float) -> float:
         """Model operations of a step, forward and backward (M3): no recomputation, backward twice
-        the forward.
-        """
+        the forward."""
         forward = self.layers * self.layer_operations(tokens, sequence) + self.head_operations(
             tokens
         )

@@ -25,12 +25,14 @@ class Software:
     counts_causal: float
     """Share of the scores that its attention computes: 1, or 1/2 if masked blocks are skipped."""
     overlaps: str
-    """Exchanges of 3-D parallel ranks that run beside compute: `none`; `tensor`, where those of
-    tensor parallel ranks do beside one product; `all`, where those of tensor and data parallel
-    ranks and sends of interleaved pipelines do."""
+    """Exchanges of 3-D parallel ranks that compute hides: `none`; `tensor`, of the four of tensor
+    parallel ranks in a layer the one beside the gradient of weights; `all`, those of tensor and
+    data parallel ranks and sends of interleaved pipelines."""
     gradient_bytes: float
     """That data parallel ranks reduce, of each parameter."""
     shards_optimizer: bool
+    shards_gradients: bool = False
+    """With the optimizer."""
     exposed_gathers: float = 0.0
     """Share of the exchanges of sharded states that compute does not hide, at least."""
     kernels: str = "vendor"
@@ -43,15 +45,14 @@ class Software:
     """Devices of a host, each with its own port, for a testbed without the device's domain."""
 
     @property
-    def hidden(self) -> float:
-        """Share of the exchange of data parallel ranks, and of sends of interleaved pipelines, that
-        compute hides."""
-        return fitted("overlap") if self.overlaps == "all" else 0.0
+    def hides(self) -> bool:
+        """True if compute hides all exchanges that it can."""
+        return self.overlaps == "all"
 
     @property
-    def tensor_hidden(self) -> float:
-        """Share of the exchange of tensor parallel ranks that compute hides."""
-        return fitted("tensor_overlap") if self.overlaps == "tensor" else self.hidden
+    def tensor_shown(self) -> float:
+        """Share of the exchanges of tensor parallel ranks that compute does not hide."""
+        return {"none": 1.0, "tensor": 0.75, "all": 0.0}[self.overlaps]
 
 
 @cache
@@ -76,8 +77,3 @@ def software(name: str) -> Software:
 def fitted(name: str) -> float:
     """A fitted number."""
     return float(data("fitted.toml")[name]["value"])
-
-
-def is_fitted(name: str) -> bool:
-    """True if there is such a number."""
-    return name in data("fitted.toml")

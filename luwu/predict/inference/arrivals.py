@@ -1,10 +1,5 @@
 """`[arrivals]` of a question of inference: requests that come one by one, and are played.
 
-    [arrivals]
-    per_second = 8.0     requests that come to all copies, on the mean; independent of each other
-    requests = 500       how many are played
-    seed = 0             the same seed, the same arrivals
-
 Copies take requests in turn. Continuous batching is played round by round, as first tokens under
 load hang on what is before them in the queue, which no closed form knows:
 
@@ -17,7 +12,8 @@ load hang on what is before them in the queue, which no closed form knows:
     IN11  stages     p groups of sequences, each in a round of its own; a stage does one of them at
                      a time; a group's next round begins when its last has left the last stage
 
-A prompt's last piece gives its first token. Percentiles are of all copies, by nearest rank.
+A prompt's last piece gives its first token. Percentiles are of all copies, by nearest rank; of
+concurrent users without the first request of each, as these begin at once.
 Source: Agrawal et al., Sarathi-Serve, OSDI 2024 (IN8); derived (IN9 to IN11).
 """
 
@@ -30,6 +26,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import fmean
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
@@ -40,10 +37,8 @@ from luwu.predict.inference.inference_job import InferenceJob
 REQUESTS: Final = 500
 """The default; 150,000 rounds of a copy take some 8 s."""
 _PLACE: Final = "arrivals."
-_KEYS: Final = ("per_second", "requests", "seed")
-_NOT_OF_LAYERS: Final = (
-    "output layer", "choice of tokens", "stage exchange", "scheduling", "waiting for stages",
-)  # fmt: skip
+_KEYS: Final = ("per_second", "concurrent", "requests", "seed")
+_NOT_OF_LAYERS: Final = ("output layer", "stage exchange", "scheduling", "waiting for stages")
 """Parts of a round's time; the others are of every layer."""
 _SHARES: Final = {"median": 0.5, "p95": 0.95, "p99": 0.99}
 _TIMES: Final = {
@@ -55,13 +50,17 @@ _TIMES: Final = {
 class Arrivals:
     """Requests that come to all copies of a model."""
 
-    per_second: float
+    per_second: float | None = None
+    concurrent: int | None = None
     requests: int = REQUESTS
     seed: int = 0
 
     def times_s(self) -> list[float]:
-        """When each comes (Poisson)."""
+        """When each comes (Poisson); or the first of each user."""
+        if self.concurrent is not None:
+            return [0.0] * self.concurrent
         source, at, found = random.Random(self.seed), 0.0, []
+        assert self.per_second is not None  # `make_arrivals` takes one of the two
         for _ in range(self.requests):
             at += source.expovariate(self.per_second)
             found.append(at)
@@ -69,32 +68,39 @@ class Arrivals:
 
     def play(self, job: InferenceJob, replicas: int) -> list[Played]:
         """Play the requests of each copy. Raises ConfigError."""
-        if self.requests < replicas:
+        users = self.concurrent or 0
+        needed = max(replicas, 2 * users)
+        if self.requests < needed:
+            of = f"of {users} concurrent users " if users else ""
             raise ConfigError(
-                f"{_PLACE}requests: {self.requests} for {replicas} copies; {replicas} or more fit"
+                f"{_PLACE}requests: {self.requests} {of}for {replicas} copies; {needed} or more fit"
             )
-        times_s = self.times_s()
-        return [serve(job, times_s[copy::replicas]) for copy in range(replicas)]
+        times_s, more = self.times_s(), self.requests - users if users else 0
+        return [
+            serve(job, times_s[copy::replicas], len(range(copy, more, replicas)))
+            for copy in range(replicas)
+        ]
 
 
 def make_arrivals(table: Mapping[str, Any], job: InferenceJob) -> Arrivals:
     """Arrivals of a table. Raises ConfigError, which names the key."""
-    check_keys(_PLACE, table, _KEYS, ("per_second",))
+    check_keys(_PLACE, table, _KEYS, ())
+    if ("per_second" in table) == ("concurrent" in table):
+        raise ConfigError("[arrivals]: give per_second or concurrent, one of the two")
     if job.batching != "continuous":
         raise ConfigError(
             f"[arrivals] with batching {job.batching!r}, of which all begin as one: only "
             'batching = "continuous" takes requests as they come'
         )
-    rate, seed = table["per_second"], table.get("seed", 0)
-    if type(rate) not in (int, float) or not 0 < rate < math.inf:
+    rate, seed = table.get("per_second"), table.get("seed", 0)
+    if rate is not None and (type(rate) not in (int, float) or not 0 < rate < math.inf):
         raise ConfigError(f"{_PLACE}per_second: {rate!r}; a number above 0 fits")
     if type(seed) is not int:
         raise ConfigError(f"{_PLACE}seed: {seed!r} is not a whole number")
-    requests = whole_of(_PLACE, table, "requests") if "requests" in table else REQUESTS
-    return Arrivals(per_second=float(rate), requests=requests, seed=seed)
-
-
-# ---------------------------------------------------------------------- serving
+    whole = {
+        key: whole_of(_PLACE, table, key) for key in ("requests", "concurrent") if key in table
+    }
+    return Arrivals(per_second=rate if rate is None else float(rate), seed=seed, **whole)
 
 
 @dataclass(slots=True)
@@ -155,17 +161,20 @@ class _Round:
         )  # fmt: skip
 
 
-def serve(job: InferenceJob, times_s: Sequence[float]) -> Played:
-    """Answer requests that come at these times. `job` says on what, its `batch` how many at once,
-    its `budget_tokens` how many tokens of a round."""
-    return _World(job).serve(times_s)
+def serve(job: InferenceJob, times_s: Sequence[float], more: int = 0) -> Played:
+    """Answer requests that come at these times, and so many more, each as another is answered.
+    `job` says on what, its `batch` how many at once, its `budget_tokens` how many tokens of a
+    round."""
+    return _World(job, more).serve(times_s)
 
 
 class _World:
     """The queue, the groups and the stages."""
 
-    def __init__(self, job: InferenceJob) -> None:
+    def __init__(self, job: InferenceJob, more: int) -> None:
         self._job, self._served, self._now, self._count = job, Played(), 0.0, 0
+        self._more = more
+        """Requests that come as others are answered."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._queue: deque[float] = deque()
         self._groups: list[list[_Sequence]] = [[] for _ in range(job.pipeline)]
@@ -249,6 +258,9 @@ class _World:
         for each in done:
             self._groups[group].remove(each)
             served.answer_s.append(now - each.arrive_s)
+        for _ in done[: self._more]:
+            self._more -= 1
+            self._queue.append(now)
         served.end_s = now
         self._begin(group)
         if done:
@@ -257,8 +269,7 @@ class _World:
 
 def stage_seconds(job: InferenceJob, time: RoundTime) -> list[float]:
     """Seconds of a round per stage: its layers, scheduling, the send to the next, and in the last
-    one the output layer and the choice of tokens. Remaining layers are in the first ones.
-    """
+    one the output layer. Remaining layers are in the first ones."""
     each, more = divmod(job.model.layers, job.pipeline)
     parts = time.parts
     layer_s = sum(
@@ -269,27 +280,26 @@ def stage_seconds(job: InferenceJob, time: RoundTime) -> list[float]:
     for stage in range(job.pipeline):
         seconds = (each + (stage < more)) * layer_s + parts["scheduling"] / job.pipeline
         is_last = stage == job.pipeline - 1
-        seconds += parts["output layer"] + parts["choice of tokens"] if is_last else send_s
+        seconds += parts["output layer"] if is_last else send_s
         found.append(seconds)
     return found
-
-
-# ---------------------------------------------------------------------- what is said of it
 
 
 def arrivals_document(
     arrivals: Arrivals, job: InferenceJob, played: Sequence[Played], bound_per_second: float
 ) -> dict[str, Any]:
     """Document of a played system; `bound_per_second`: requests by the closed form."""
+    first = -(-(arrivals.concurrent or 0) // len(played))
     return {
         "per_second": arrivals.per_second,
+        "concurrent": arrivals.concurrent,
         "requests": arrivals.requests,
         "seed": arrivals.seed,
         "bound_per_second": bound_per_second,
-        "is_overloaded": arrivals.per_second >= bound_per_second,
-        "first_token_s": _percentiles([each for copy in played for each in copy.first_token_s]),
+        "is_overloaded": (arrivals.per_second or 0) >= bound_per_second,
+        "first_token_s": _percentiles([e for copy in played for e in copy.first_token_s[first:]]),
         "token_s": _percentiles([each for copy in played for each in copy.between_s]),
-        "answer_s": _percentiles([each for copy in played for each in copy.answer_s]),
+        "answer_s": _percentiles([e for copy in played for e in copy.answer_s[first:]]),
         "tokens_per_s": arrivals.requests * job.output_tokens / max(each.end_s for each in played),
     }
 
@@ -302,24 +312,27 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
     """None: there are none, as answers of one token have no time between tokens."""
     ordered = sorted(values)
-    return (
-        {name: percentile(ordered, share) for name, share in _SHARES.items()} if ordered else None
-    )
+    if not ordered:
+        return None
+    found = {name: percentile(ordered, share) for name, share in _SHARES.items()}
+    return {"mean": fmean(values), **found}
 
 
 def arrivals_text(document: dict[str, Any]) -> list[str]:
     """For people."""
+    users, rate = document["concurrent"], document["per_second"]
+    came = f"{rate:g} requests per second" if users is None else f"{users:,} users at once"
+    shares = ("mean", *_SHARES)
     lines = [
-        f"{document['per_second']:g} requests per second, of at most "
-        f"{document['bound_per_second']:,.2f} ({document['requests']:,} simulated, "
-        f"seed {document['seed']}):",
-        f"  {'':<18}" + "".join(f"{name:>14}" for name in _SHARES),
+        f"{came}, of at most {document['bound_per_second']:,.2f} requests per second "
+        f"({document['requests']:,} simulated, seed {document['seed']}):",
+        f"  {'':<18}" + "".join(f"{name:>14}" for name in shares),
     ]
     for name, key in _TIMES.items():
         found = document[key]
         if found is not None:
             lines.append(
-                f"  {name:<18}" + "".join(f"{1e3 * found[share]:>11,.2f} ms" for share in _SHARES)
+                f"  {name:<18}" + "".join(f"{1e3 * found[share]:>11,.2f} ms" for share in shares)
             )
     return [
         *lines,

@@ -4,9 +4,10 @@
                         with as many operations: flat or thin products are limited by bytes
     IN2  attention      of decode: max(cache / memory rate, operations / rate); of prefill:
                         operations / rate
-    IN3  a layer        products + attention + passes over memory + 2 all-reduces + launches
-    IN4  a round        all layers, the output layer, the choice of tokens, sends between stages;
-                        with m parts of a batch in p stages no faster than m times the slowest stage
+    IN3  a layer        products + attention + passes over memory + 2 all-reduces + launches of a
+                        prefill's kernels + a fitted time for each sequence in decode
+    IN4  a round        all layers, the output layer, sends between stages; with m parts of a batch
+                        in p stages no faster than m times the slowest stage
     IN5  static batch   prefill + (output - 1) decodes at the mean length
     IN6  continuous     of b sequences each round decodes one token, and prefills b input / output
                         tokens for sequences that replace those that ended; b is limited by memory
@@ -34,7 +35,8 @@ from luwu.predict.inference.inference_job import (
     maximum_batch,
 )
 from luwu.predict.model.collectives import Path, measured_all_reduce, ring_all_reduce, send
-from luwu.predict.model.layers import WIRE_BYTES, cube_rate, top_rate
+from luwu.predict.model.layers import WIRE_BYTES, attention_rate, cube_rate
+from luwu.predict.model.placement import network_path
 
 NCCL_BASE_S = 3.6e-6
 """Base latency of a ring with the LL protocol; NCCL's tuning."""
@@ -127,7 +129,7 @@ def predict_decode(job: InferenceJob, context: float | None = None) -> RoundTime
     parts = min(job.batch, job.pipeline)
     return _round(
         job, Work(decodes=job.batch / parts, context=context), parts,
-        layer_launch_s=fitted("decode_layer_s"), round_s=0.0,
+        layer_launch_s=0.0, round_s=0.0,
     )  # fmt: skip
 
 
@@ -145,12 +147,8 @@ def predict_continuous(job: InferenceJob) -> tuple[float, RoundTime]:
 
 def predict_round(job: InferenceJob, work: Work, parts: float = 1.0) -> RoundTime:
     """A round of continuous batching, with as many parts of a batch under way, each of them
-    `work`.
-    """
-    scheduled_s = fitted("round_s") + work.decodes * fitted("sequence_s")
-    return _round(
-        job, work, parts, layer_launch_s=fitted("decode_layer_s"), round_s=scheduled_s
-    )  # fmt: skip
+    `work`."""
+    return _round(job, work, parts, layer_launch_s=0.0, round_s=fitted("round_s"))
 
 
 def with_largest_batch(job: InferenceJob) -> InferenceJob:
@@ -158,26 +156,24 @@ def with_largest_batch(job: InferenceJob) -> InferenceJob:
     return replace(job, batch=maximum_batch(job))
 
 
-# ---------------------------------------------------------------------- a round
-
-
 def _round(
     job: InferenceJob, work: Work, parts: float, *, layer_launch_s: float, round_s: float
 ) -> RoundTime:
     """A round of as many parts of a batch as are under way, each of them `work` (IN4)."""
     notes: Notes = {}
-    layer = {**layer_time(job, work, notes), "launches": layer_launch_s}
+    sequences_s = work.decodes * fitted("layer_sequence_s")
+    layer = {
+        **layer_time(job, work, notes), "launches": layer_launch_s, "sequences": sequences_s,
+    }  # fmt: skip
     layer_s = sum(layer.values())
     head_s = _head_time(job, work.answers, notes)
-    choice_s = work.answers * fitted("sequence_s")
     send_s = _send(job, work.tokens)
     layers, stages = job.model.layers, job.pipeline
     seconds = {name: layers * each for name, each in layer.items()}
     seconds["output layer"] = head_s
-    seconds["choice of tokens"] = choice_s
     seconds["stage exchange"] = (stages - 1) * send_s
     seconds["scheduling"] = stages * round_s
-    last_s = layers // stages * layer_s + head_s + choice_s
+    last_s = layers // stages * layer_s + head_s
     slowest_s = max(job.stage_layers * layer_s, last_s) + send_s + round_s
     seconds["waiting for stages"] = max(0.0, parts * slowest_s - sum(seconds.values()))
     return RoundTime(parts=seconds, notes=notes)
@@ -208,25 +204,30 @@ def _products(job: InferenceJob, n: float, notes: Notes) -> float:
         (touched, rows, model.hidden, inner * (model.mlp_matrices - 1)),
         (touched, rows, inner, model.hidden),
     ]
-    return sum(times * product(job.device, job.precision, shape, notes) for times, *shape in shapes)
+    return sum(
+        times * product(job, WEIGHT_BYTES[job.precision], job.products, shape, notes)
+        for times, *shape in shapes
+    )
 
 
-def product(device: Device, precision: str, shape: Sequence[float], notes: Notes) -> float:
+def product(
+    job: InferenceJob, weight_bytes: float, precision: str, shape: Sequence[float], notes: Notes
+) -> float:  # fmt: skip
     """Seconds of [rows, inner] x [inner, columns], weights on the right (IN1)."""
     rows, inner, columns = shape
-    weights = inner * columns * WEIGHT_BYTES[precision]
-    passed_s = _memory(device, weights + rows * (inner + columns) * WIRE_BYTES)
+    weights = inner * columns * weight_bytes
+    passed_s = _memory(job.device, weights + rows * (inner + columns) * WIRE_BYTES)
     volume = rows * inner * columns
     size = volume ** (1 / 3)
-    computed_s = 2 * volume / cube_rate(device, precision, size)
+    computed_s = 2 * volume / cube_rate(job.device, precision, size)
     if computed_s > passed_s:  # a look-up beyond the curve is told of only where it matters
-        cube_rate(device, precision, size, notes)
+        cube_rate(job.device, precision, size, notes)
     return max(computed_s, passed_s)
 
 
 def _attention(job: InferenceJob, work: Work) -> float:
     """Scores and their product with values, of decode and of prefill (IN2)."""
-    model, rate = job.model, top_rate(job.device) * fitted("attention_efficiency")
+    model, rate = job.model, attention_rate(job.device)
     seen = work.decodes * work.context
     cached_s = _memory(job.device, seen * layer_cache_bytes(job))
     decode = model.attention_operations(work.decodes, work.context) / job.tensor
@@ -250,14 +251,11 @@ def _head_time(job: InferenceJob, answers: float, notes: Notes) -> float:
     columns = job.model.vocab / job.tensor
     logits = 2 * answers * columns * LOGIT_BYTES
     shape = (answers, job.model.hidden, columns)
-    return product(job.device, "bf16", shape, notes) + _memory(job.device, logits)
+    return product(job, WIRE_BYTES, "bf16", shape, notes) + _memory(job.device, logits)
 
 
 def _memory(device: Device, nbytes: float) -> float:
     return nbytes / (device.memory_rate * device.memory_efficiency)
-
-
-# ---------------------------------------------------------------------- exchanges
 
 
 def _all_reduce(job: InferenceJob, nbytes: float, notes: Notes) -> float:
@@ -266,7 +264,7 @@ def _all_reduce(job: InferenceJob, nbytes: float, notes: Notes) -> float:
     if ranks == 1:
         return 0.0
     if ranks > device.domain_count:
-        return ring_all_reduce(ranks, nbytes, _network_path(job))
+        return ring_all_reduce(ranks, nbytes, network_path(job.network))
     inside = _domain_path(job)
     if device.all_reduce is None:
         return ring_all_reduce(ranks, nbytes, inside)
@@ -279,8 +277,6 @@ def _all_reduce(job: InferenceJob, nbytes: float, notes: Notes) -> float:
 
 def small_all_reduce(ranks: int, nbytes: float, rate: float) -> float:
     """By NCCL's protocol for small messages, in a domain (IN7)."""
-    if ranks == 1:
-        return 0.0
     latency_s = NCCL_BASE_S + 2 * (ranks - 1) * NCCL_HOP_S
     return latency_s + 2 * (ranks - 1) / ranks * nbytes / (rate * NCCL_SMALL_SHARE)
 
@@ -290,14 +286,10 @@ def _send(job: InferenceJob, tokens: float) -> float:
     if job.pipeline == 1:
         return 0.0
     inside = job.devices <= job.device.domain_count
-    path = _domain_path(job) if inside else _network_path(job)
+    path = _domain_path(job) if inside else network_path(job.network)
     return send(WIRE_BYTES * tokens * job.model.hidden, path)
 
 
 def _domain_path(job: InferenceJob) -> Path:
     """To a device of the same domain; without a network of its own, through the host."""
     return Path(latency_s=NCCL_BASE_S, rate=job.device.domain_rate or job.device.host_rate)
-
-
-def _network_path(job: InferenceJob) -> Path:
-    return Path(latency_s=job.network.latency_s, rate=job.network.port_rate)

@@ -2,7 +2,10 @@
 
     F1  cache of a sequence   2 l/p tokens max(1, g/t) d bytes, on each rank of the stage with most
     F2  weights of a rank     its share of each matrix; embedding and output layer are in 16 bits
-    F3  largest batch         what weights and the work space of a round leave, over F1
+    F3  largest batch         what weights and the work space of a round leave, over F1; in
+                              continuous batching a server takes of that, without its runtime, nine
+                              tenths (TensorRT-LLM's default), and more where it is asked for
+    F4  w8                    weights in 8 bits, whose products are in 16
 
 l layers, p stages, t tensor parallel ranks, g heads of keys and values, d the width of a head. With
 fewer such heads than ranks, ranks hold copies.
@@ -19,9 +22,13 @@ from luwu.predict.hardware.hardware import Device, Network
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.model.layers import WIRE_BYTES
 
-WEIGHT_BYTES: Final = {"bf16": 2.0, "fp8": 1.0, "fp4": 9 / 16}
+WEIGHT_BYTES: Final = {"bf16": 2.0, "w8": 1.0, "fp8": 1.0, "fp4": 9 / 16}
 """Bytes of a weight. fp4: NVFP4, where 16 values share a scale of a byte. Source: NVIDIA's
 documents."""
+RUNTIME_BYTES: Final = 3e9
+"""Of a device: its context, libraries, captured graphs. From memory."""
+CACHE_SHARE: Final = 0.9
+"""Of the memory that is left, for keys and values (F3). Source: TensorRT-LLM's default."""
 CACHE_PRECISIONS: Final = ("bf16", "fp8", "int8")
 BATCHINGS: Final = ("static", "continuous")
 LOGIT_BYTES: Final = 4
@@ -29,8 +36,7 @@ LOGIT_BYTES: Final = 4
 
 def cache_bytes_per_element(precision: str, head_width: int) -> float:
     """Bytes of an element of keys and values; int8 has a scale for each head, which costs 1/d
-    more.
-    """
+    more."""
     return {"bf16": 2.0, "fp8": 1.0, "int8": 1.0 + 1.0 / head_width}[precision]
 
 
@@ -59,8 +65,7 @@ def check_tensor(key: str, ranks: int, model: Transformer) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceJob:
     """An inference job: model, devices, parallelism, batch. Raises ConfigError if it is impossible,
-    or if memory does not hold the batch.
-    """
+    or if memory does not hold the batch."""
 
     model: Transformer
     device: Device
@@ -69,7 +74,7 @@ class InferenceJob:
     tensor: int = 1
     pipeline: int = 1
     precision: str = "bf16"
-    """Precision of weights and products; attention is in 16 bits."""
+    """Precision of weights and products (F4); attention is in 16 bits."""
     kv_precision: str = "bf16"
     batch: int = 1
     """Sequences at once, of all stages."""
@@ -86,8 +91,8 @@ class InferenceJob:
         check_choice("precision", self.precision, tuple(WEIGHT_BYTES))
         check_choice("kv_precision", self.kv_precision, CACHE_PRECISIONS)
         check_choice("batching", self.batching, BATCHINGS)
-        if self.device.peak(self.precision) is None:
-            has = [each for each in WEIGHT_BYTES if self.device.peak(each)]
+        if self.device.peak(self.products) is None:
+            has = [each for each in WEIGHT_BYTES if each == "w8" or self.device.peak(each)]
             raise ConfigError(
                 f"precision: a {self.device.name} has no {self.precision}; it has {', '.join(has)}"
             )
@@ -100,22 +105,25 @@ class InferenceJob:
         self._check_memory()
 
     def _check_memory(self) -> None:
-        has, fits = self.device.memory_bytes, maximum_batch(self)
+        fits = math.floor(cache_memory_bytes(self) / sequence_bytes(self))
+        missing = (max(1, self.batch) * sequence_bytes(self) - cache_memory_bytes(self)) / 1e9
         if fits < 1:
-            missing = (weight_bytes(self) + fixed_bytes(self) + sequence_bytes(self) - has) / 1e9
             raise ConfigError(
                 f"tensor: {self.devices} of {self.device.name} do not hold {self.model.name} in "
                 f"{self.precision} and one sequence; {missing:.3g} GB are missing on each. More "
                 "tensor or pipeline ranks, or a smaller precision, would fit"
             )
         if self.batch > fits:
-            missing = (self.batch * sequence_bytes(self) + weight_bytes(self) + fixed_bytes(self)
-                       - has) / 1e9  # fmt: skip
             raise ConfigError(
                 f"batch: {self.batch} sequences of {self.tokens} tokens are more than "
                 f"{self.devices} of {self.device.name} hold; {missing:.3g} GB are missing on "
                 f"each, a batch of {fits} fits"
             )
+
+    @property
+    def products(self) -> str:
+        """The precision of products."""
+        return "bf16" if self.precision == "w8" else self.precision
 
     @property
     def devices(self) -> int:
@@ -172,8 +180,7 @@ def fixed_bytes(job: InferenceJob) -> float:
 
 def sequence_bytes(job: InferenceJob) -> float:
     """Memory of one more sequence on a rank: its cache at its end, its logits, and if a batch
-    starts as a whole, work space of its prompt; stages work on different parts of a batch.
-    """
+    starts as a whole, work space of its prompt; stages work on different parts of a batch."""
     cache = cache_bytes(job, job.tokens)
     logits = LOGIT_BYTES * job.model.vocab / job.tensor / job.pipeline
     if job.batching == "continuous":
@@ -190,7 +197,14 @@ def _work_bytes(job: InferenceJob) -> float:
     return WIRE_BYTES * (4 * model.hidden + heads + inner)
 
 
+def cache_memory_bytes(job: InferenceJob) -> float:
+    """Memory of a device for its sequences (F3); below 0 where it does not hold the weights."""
+    return job.device.memory_bytes - weight_bytes(job) - fixed_bytes(job)
+
+
 def maximum_batch(job: InferenceJob) -> int:
-    """Sequences that memory holds (F3); below 1 where it does not hold the weights."""
-    left = job.device.memory_bytes - weight_bytes(job) - fixed_bytes(job)
-    return math.floor(left / sequence_bytes(job))
+    """Sequences that a server takes unless it is asked for more (F3), one at least."""
+    left = cache_memory_bytes(job)
+    if job.batching == "continuous":
+        left = (left - RUNTIME_BYTES) * CACHE_SHARE
+    return max(1, math.floor(left / sequence_bytes(job)))

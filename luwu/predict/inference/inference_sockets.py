@@ -29,6 +29,7 @@ from luwu.predict.inference.inference_job import (
 )
 from luwu.predict.model.collectives import Path, hierarchical_all_reduce
 from luwu.predict.model.layers import WIRE_BYTES
+from luwu.predict.model.placement import network_path
 
 SOCKET_WEIGHT_BYTES: Final = {"bf16": 2.0, "int8": 1.0}
 
@@ -164,11 +165,7 @@ def _time(job: SocketJob, tokens: float, cache: float, attention: float) -> Roun
 def _all_reduce(job: SocketJob, nbytes: float) -> float:
     """Seconds of an all-reduce of a layer's activations among all sockets (K2)."""
     in_host = min(job.sockets, job.host_sockets)
-    inside, port = _path(job.inside), _path(job.network)
+    inside, port = network_path(job.inside), network_path(job.network)
     hop_s = fitted("socket_hop_s")
     between = Path(latency_s=port.latency_s + hop_s, rate=port.rate / in_host)
     return hierarchical_all_reduce(job.hosts, in_host, nbytes, inside, between)
-
-
-def _path(network: Network) -> Path:
-    return Path(latency_s=network.latency_s, rate=network.port_rate)

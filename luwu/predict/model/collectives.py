@@ -44,9 +44,6 @@ class Path:
         return nbytes / self.rate
 
 
-# ---------------------------------------------------------------------- point to point, rings
-
-
 def send(nbytes: float, path: Path) -> float:
     """From one rank to another (N2)."""
     return path.latency_s + path.seconds(nbytes)
@@ -66,16 +63,10 @@ def ring_all_reduce(ranks: int, nbytes: float, path: Path) -> float:
     return 2 * (ranks - 1) * path.latency_s + path.seconds(2 * (ranks - 1) / ranks * nbytes)
 
 
-# ---------------------------------------------------------------------- in the network
-
-
 def switch_all_reduce(tiers: int, nbytes: float, path: Path, aggregate_rate: float) -> float:
     """Summed by switches on the way up, multicast on the way down; the links carry both at once
     (N9)."""
     return 2 * tiers * path.latency_s + nbytes / min(path.rate, aggregate_rate)
-
-
-# ---------------------------------------------------------------------- several levels
 
 
 def hierarchical_all_reduce(
@@ -98,22 +89,15 @@ def domains_all_to_all(
     return latency_s + max(stays, between.seconds((ranks - in_domain) / ranks * nbytes))
 
 
-# ---------------------------------------------------------------------- as it was measured
-
-
 def measured_all_reduce(ranks: int, nbytes: float, bus: Curve, notes: Notes | None = None) -> float:
     """By a curve of bus bandwidths (N13): what nccl-tests call so is bytes * 2(n-1)/n / time.
 
     No message takes less than the shortest that was measured: latency binds there, which rates
-    between its point and the next, of hundreds of times its size, would hide.
-    """
+    between its point and the next, of hundreds of times its size, would hide."""
     if ranks == 1 or nbytes == 0:
         return 0.0
     shortest_s = bus.sizes[0] / bus.rates[0]
     return 2 * (ranks - 1) / ranks * max(shortest_s, nbytes / bus.rate(nbytes, notes))
-
-
-# ---------------------------------------------------------------------- compute beside them
 
 
 KAPPA = 0.15

@@ -42,6 +42,8 @@ class TrainingJob:
     that the first stage and the last have a layer fewer."""
     sequence_parallel: bool = False
     recompute: str = "none"
+    layers_in_hosts: int = 0
+    """Whose activations go to the memory of hosts, of the whole model."""
     precision: str = "bf16"
     slowdown: float = 1.0
     """Factor of the compute time of the slowest device over that of the others."""
@@ -64,6 +66,11 @@ class TrainingJob:
         if self.pipeline > self.model.layers:
             raise ConfigError(
                 f"pipeline: {self.pipeline} stages, but {self.model.name} has "
+                f"{self.model.layers} layers"
+            )
+        if self.layers_in_hosts > self.model.layers:
+            raise ConfigError(
+                f"layers_in_hosts: {self.layers_in_hosts}, but {self.model.name} has "
                 f"{self.model.layers} layers"
             )
         if self.virtual > 1:
@@ -190,6 +197,9 @@ class StepTime:
     """Seconds that each is busy, where several work at once."""
     bound_by: str = ""
     """The one that the others wait for, where that is not who is busy longest."""
+    port: str = ""
+    """Whose port limits that one, of those that take part in it: "the node", "each worker" or "the
+    switch"; empty where no port does, or several as much."""
 
     @property
     def seconds(self) -> float:

@@ -2,8 +2,8 @@
 
     O1   product      operations / (rate of the cube of as many operations * scale)
     O2   pass         bytes / (memory rate * efficiency)
-    O3   attention    operations / (rate of the largest product in 16 bits * efficiency), where it
-                      is one kernel
+    O3   attention    operations / (rate of the largest product in 16 bits * efficiency of the
+                      device's generation * exponentials), where it is one kernel
     O4   slow device  each of these longer by the given factor
 
 The rate of a product is a measured curve of the device, of cubes. Where a precision was not
@@ -14,6 +14,7 @@ lose or gain against that measurement.
 
     T1  a layer's forward     products + attention + passes over memory + exchanges
     T2  a layer's backward    twice products and passes, 2 times the attention (2.5 in one kernel)
+    T7  activations in hosts  down beside forward, and up beside backward in as much time
 
 Sources: Korthikanti et al. arXiv 2205.05198 (sequence parallel ranks, selective recomputation).
 
@@ -47,7 +48,7 @@ from typing import NamedTuple
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Device, Notes
-from luwu.predict.hardware.software import fitted, is_fitted
+from luwu.predict.hardware.software import fitted
 from luwu.predict.model.collectives import (
     domains_all_to_all,
     hierarchical_all_reduce,
@@ -55,9 +56,6 @@ from luwu.predict.model.collectives import (
 )
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.placement import Group, domain_path, network_path, placed, tensor_group
-
-# ---------------------------------------------------------------------- operators
-
 
 WIRE_BYTES = 2
 """Bytes of an element in 16 bits."""
@@ -74,7 +72,6 @@ class Operators:
     precision: str = "bf16"
     """Precision of products of weights: bf16 or fp8. Attention is in 16 bits."""
     matmul_scale: float = 1.0
-    attention_efficiency: float = 0.5
     slowdown: float = 1.0
     notes: Notes = field(default_factory=dict)
 
@@ -101,7 +98,7 @@ class Operators:
 
     def fused_attention(self, operations: float) -> float:
         """Seconds of attention that never writes its scores (O3, O4)."""
-        return self.slowdown * operations / (top_rate(self.device) * self.attention_efficiency)
+        return self.slowdown * operations / attention_rate(self.device)
 
 
 def cube_rate(device: Device, precision: str, size: float, notes: Notes | None = None) -> float:
@@ -117,9 +114,10 @@ def cube_rate(device: Device, precision: str, size: float, notes: Notes | None =
     )
 
 
-def top_rate(device: Device) -> float:
-    """Operations per second of the largest product in 16 bits that was measured (O3)."""
-    return cube_rate(device, "bf16", math.inf)
+def attention_rate(device: Device) -> float:
+    """Operations per second of attention in one kernel (O3)."""
+    name = "attention_efficiency" + ("" if device.fp4 is None else "_Blackwell")
+    return cube_rate(device, "bf16", math.inf) * fitted(name) * device.exponentials
 
 
 # ---------------------------------------------------------------------- layers
@@ -128,6 +126,8 @@ def top_rate(device: Device) -> float:
 FP8_CAST_BYTES = 6
 """Of each element that is made fp8: read in 16 bits for its scale and to be cast, written as it is
 and transposed, which backward needs."""
+SCORE_BYTES = 5
+"""Bytes of a saved score: before and after softmax in 16 bits, and a mask."""
 SCORE_PASSES = 7
 """Over the scores, forward, where attention is not one kernel: written, softmax, dropout, read."""
 
@@ -172,16 +172,20 @@ def compute_time(
     job: TrainingJob, operators: Operators, layer: LayerTime | None = None
 ) -> dict[str, float]:
     """Compute time of all layers, forward and backward, of a micro-batch on a device that has them
-    all (T2). `layer`: that of `layer_time`, if it is known.
-    """
+    all (T2). `layer`: that of `layer_time`, if it is known."""
     layer, layers = layer or layer_time(job, operators), job.model.layers
-    return {
+    found = {
         "products": 3 * layers * layer.products,
         "attention": (1 + attention_backward(job)) * layers * layer.attention,
         "memory": 3 * layers * layer.passes,
         "recomputation": layers * layer.recompute,
         "output layer": head_time(job, operators),
     }
+    if job.layers_in_hosts:
+        forward_s = layers * (layer.products + layer.attention + layer.passes)
+        moved_s = job.layers_in_hosts * layer_activation_bytes(job) / job.device.host_rate
+        found["activations to hosts"] = 2 * max(0.0, moved_s - forward_s)
+    return found
 
 
 def attention_backward(job: TrainingJob) -> float:
@@ -192,9 +196,8 @@ def attention_backward(job: TrainingJob) -> float:
 def operators_of(job: TrainingJob) -> Operators:
     """The job's device, as far as it was measured and fitted."""
     return Operators(
-        device=job.device, precision=job.precision, matmul_scale=_scale(job),
-        attention_efficiency=fitted("attention_efficiency"), slowdown=job.slowdown,
-    )  # fmt: skip
+        device=job.device, precision=job.precision, matmul_scale=_scale(job), slowdown=job.slowdown
+    )
 
 
 def _family(job: TrainingJob) -> str:
@@ -204,20 +207,18 @@ def _family(job: TrainingJob) -> str:
 
 def _scale(job: TrainingJob) -> float:
     """Of products, by the kernels of the software; those of the vendor in 16 bits reach on later
-    devices half of what was measured in fp8 (O1)."""
+    devices half of what was measured in fp8 (O1). In fp8, PyTorch's lose against the vendor's as
+    much as in 16 bits."""
     family, kernels = _family(job), job.software.kernels
     name = f"matmul_scale_{family}"
     if family == "A100":
         return fitted(name + (f"_{kernels}" if kernels.startswith("deepspeed") else ""))
-    if kernels == "vendor" and job.precision == "bf16":
-        return 1.0
-    name += f"_{job.precision}" + ("" if kernels == "vendor" else "_torch")
-    if not is_fitted(name):
+    if job.precision not in ("bf16", "fp8"):
         raise ConfigError(
-            f"precision: {job.precision} by the kernels of {job.software.name} was not measured; "
-            "take bf16, or software with the vendor's kernels, such as nemo-2024, in bf16 or fp8"
+            f"precision: training in {job.precision} was not measured; bf16 and fp8 fit"
         )
-    return fitted(name)
+    scale = fitted("matmul_scale_H100_fp8") if job.precision == "fp8" else 1.0
+    return scale if kernels == "vendor" else scale * fitted("matmul_scale_H100_bf16_torch")
 
 
 def _attention(job: TrainingJob, operators: Operators, n: float) -> float:
@@ -234,8 +235,7 @@ def _attention(job: TrainingJob, operators: Operators, n: float) -> float:
 
 def _passed_bytes(job: TrainingJob, n: float) -> float:
     """Memory traffic of a layer's operators, forward, without products and attention: two norms,
-    two additions to the residual stream, the activation, the rotation of queries and keys.
-    """
+    two additions to the residual stream, the activation, the rotation of queries and keys."""
     model = job.model
     whole = job.tensor if job.sequence_parallel else 1
     residual = model.hidden * (2 * 2 + 2 * 3 + (1 if model.dropout else 0)) / whole
@@ -288,6 +288,27 @@ def head_time(job: TrainingJob, operators: Operators) -> float:
     )
 
 
+def layer_activation_bytes(job: TrainingJob) -> float:
+    """Activations of one layer and one micro-batch (Y2)."""
+    model = job.model
+    tokens = job.own_tokens
+    whole_share = job.tensor if job.sequence_parallel else 1
+    if job.recompute == "full":
+        return WIRE_BYTES * tokens * model.hidden / whole_share
+    operand = FP8_BYTES if job.precision == "fp8" else WIRE_BYTES
+    masks = 2 * model.hidden if model.dropout else 0
+    whole: float = (2 * WIRE_BYTES + 2 * operand) * model.hidden + masks
+    heads = WIRE_BYTES * model.head_width * (2 * model.heads + 2 * model.kv_heads)
+    copies = model.experts_used * job.load
+    mlp = (WIRE_BYTES * (model.mlp_matrices - 1) + operand) * model.ffn * copies
+    if model.experts > 1:
+        whole += 2 * WIRE_BYTES * model.hidden * copies
+    kept = tokens * (whole / whole_share + (heads + mlp) / job.tensor)
+    if job.recompute == "selective" or job.software.fused_attention:
+        return kept
+    return kept + SCORE_BYTES * tokens * job.sequence * model.heads / job.tensor
+
+
 # ---------------------------------------------------------------------- experts
 
 
@@ -322,9 +343,6 @@ def copies_group(job: TrainingJob) -> Group:
     return placed(job, job.expert_copies, job.expert * job.expert_width)
 
 
-# ---------------------------------------------------------------------- compute
-
-
 def mlp_products(job: TrainingJob, operators: Operators, n: float) -> float:
     """Seconds of the products of a layer's experts on one rank, forward (J1)."""
     model, width = job.model, job.expert_width
@@ -346,9 +364,6 @@ def gathered_tokens(job: TrainingJob, n: float) -> float:
     return n * (job.expert_width / job.tensor) * copies
 
 
-# ---------------------------------------------------------------------- exchange
-
-
 def dispatched_bytes(job: TrainingJob) -> float:
     """That a rank sends in one all-to-all of a layer and micro-batch, its own part too (J2)."""
     if job.expert == 1:
@@ -359,8 +374,7 @@ def dispatched_bytes(job: TrainingJob) -> float:
 
 def all_to_alls(job: TrainingJob) -> float:
     """All-to-alls of a layer and micro-batch: two forward, two backward, two if forward is
-    recomputed (J2).
-    """
+    recomputed (J2)."""
     return 4.0 + 2 * job.again
 
 

@@ -79,8 +79,7 @@ def context_exchange(job: TrainingJob, attention: float, backward_attention: flo
     """Seconds of a layer and micro-batch in which attention waits for keys and values (X4).
 
     `attention` is of a layer's forward on one rank, in all its blocks; where forward is computed
-    again, keys and values go around again.
-    """
+    again, keys and values go around again."""
     if job.context == 1:
         return 0.0
     again = job.again

@@ -1,18 +1,9 @@
 """`[topology]` of a question: how the network is built, made into one of the classes that know.
 
-    [topology]
-    kind = "clos"              radix, taper = 2 or [1, 2] from the hosts up, aggregates
-           "single-switch"     radix, aggregates
-           "rail-optimised"    as clos, and rails: ranks of a host
-           "rail-only"         radix, taper, domain, domain_rate, domain_latency
-           "torus"             sizes = [8, 8, 8]
-           "dragonfly"         groups, routers_per_group, endpoints_per_router, global_taper
-           "aggregation-tree"  fan_in: a tree of switches that sum
-    endpoints = 1024           where the network is larger than what the job takes
-
-An endpoint is the port of one device; of sockets, that of a host. `rails` and `domain` are by
-default as many as devices share a fast domain, `domain_rate` is that domain's, and
-`domain_latency` the time of a switch. The network's rate and latency are those of `network`.
+An endpoint is the port of one device; of sockets, that of a host. `taper` is a number, or a list
+from the hosts up. `rails` and `domain` are by default as many as devices share a fast domain,
+`domain_rate` is that domain's, and `domain_latency` the time of a switch. The network's rate and
+latency are those of `network`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     B1  to buy        sum of count * price, at work sum of count * power
     B2  a network     its switches, its links, and two transceivers per link
-    B3  a second      B1 / life + power * PUE * price of energy; rented: devices * rental
+    B3  a second      B1 / life + power * PUE * price of energy; rented: devices and nodes * rental
     B4  tokens        tokens per second / dollars per second; its inverse for a million tokens
     B5  a step        sum of count * power * seconds of the step
 
@@ -75,14 +75,10 @@ class Bill:
         return found
 
 
-# ---------------------------------------------------------------------- bills
-
-
 def network_bill(topology: Built, *, switch: Switch | None, link: Link) -> Bill:
     """Switches, links and transceivers of a network (B2); without the hosts' own ports.
 
-    Raises: ConfigError for switches with too few ports, or ports and links that are too slow.
-    """
+    Raises: ConfigError for switches with too few ports, or ports and links that are too slow."""
     parts, rate = topology.inventory, topology.network.rate
     items: list[Item] = []
     if parts.switches:
@@ -190,27 +186,25 @@ def cluster_bill(
     return Bill(items + network_bill(topology, switch=switch, link=link).items)
 
 
-# ---------------------------------------------------------------------- an hour, a token
-
-
 def owned_dollars_per_s(bill: Bill, tariff: Tariff) -> float:
     """Cost per second of bought machines, power included (B3)."""
     return bill.capex / tariff.life_s + bill.watts * tariff.pue * tariff.energy_price
 
 
 def rented_dollars_per_s(hosts: Iterable[Hosts]) -> float:
-    """Rent per second of devices with their part of host and network (B3). Raises ConfigError if
-    such a host cannot be rented.
-    """
+    """Rent per second of devices with their part of host and network, and of hosts without devices
+    (B3). Raises ConfigError if one of them cannot be rented."""
     total = 0.0
     for each in hosts:
         server = each.server
-        if server.device_rental is None or not each.devices:
+        key = "device_rental" if each.devices else "rental"
+        rent: float | None = getattr(server, key)
+        if rent is None:
             raise ConfigError(
-                f"server.{server.name}.device_rental is not known, or it has no devices to rent; "
-                "give it in a file of --catalogue, or a tariff for what is bought"
+                f"server.{server.name}.{key} is not known; give it in a file of --catalogue or in "
+                "[cost], which has device_rental and node_rental, or buy it"
             )
-        total += each.devices * server.device_rental
+        total += (each.devices or each.count) * rent
     return total
 
 

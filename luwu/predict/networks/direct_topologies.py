@@ -5,7 +5,6 @@
     D2  its middle  2 n/n_max links pass it (n/2 in dimensions of 2)
     D3  dragonfly   g groups of a routers with p endpoints and h = p/taper global ports each; every
                     pair in a group has a link, every pair of groups m = floor(a h/(g - 1))
-    D4  its middle  m floor(g/2) ceil(g/2) links; in one group, of its routers the same way
     D5  all-to-all  in a torus, limited by what n/2 ranks send across the middle, 4 D2/n of a port;
                     in a dragonfly by what leaves a group, or its local links, of which a message to
                     another group takes two: a g/(p (2g - 1)) of a port
@@ -60,18 +59,17 @@ class Torus:
     def connection(self, group: RankGroup, collective: str) -> Connection:
         """Connection of a group that is whole dimensions. Raises ConfigError.
 
-        The rate of exchanges between neighbours is that of one link.
-        """
+        The rate of exchanges between neighbours is that of one link."""
         check_exchange(self.endpoints, group, collective, sums=False)
         if group.size == 1:
             return alone(self.network)
         sizes = self.dimensions_of(group)
-        largest = max(sizes)
-        middle = group.size // largest * _ways(largest)
         share = 1.0
         if collective == ALL_TO_ALL:
+            largest = max(sizes)
+            middle = group.size // largest * _ways(largest)
             share = min(sum(_ways(size) for size in sizes), 4 * middle / group.size)
-        return over_switches(self.network, sum(size // 2 for size in sizes), share, middle)
+        return over_switches(self.network, sum(size // 2 for size in sizes), share)
 
     def dimensions_of(self, group: RankGroup) -> tuple[int, ...]:
         """The sizes of the torus that a group is. Raises ConfigError."""
@@ -163,14 +161,13 @@ class Dragonfly:
             return alone(self.network)
         extent, p = group.size * group.stride, self.endpoints_per_router
         if p % extent == 0:
-            return over_switches(self.network, 1, 1.0, group.size // 2)
+            return over_switches(self.network, 1, 1.0)
         is_global = self.groups > 1 and self._group_endpoints % extent != 0
         if collective == ALL_TO_ALL:
             share = self._uniform_share(group, is_global)
         else:
             share = self._neighbour_share(group.stride, is_global)
-        hops = 4 if is_global else 2
-        return over_switches(self.network, hops, share, self._middle(group, is_global))
+        return over_switches(self.network, 4 if is_global else 2, share)
 
     def _uniform_share(self, group: RankGroup, is_global: bool) -> float:
         """Share of a port, in all-to-all among all routers, or those of a group (D5)."""
@@ -194,13 +191,3 @@ class Dragonfly:
             flows = min(stride, self._group_endpoints)
             share = min(share, max(self.links_per_pair, outgoing / 2) / flows)
         return share
-
-    def _middle(self, group: RankGroup, is_global: bool) -> float:
-        """Ports' worth between the halves of a group: its part of the links there (D4)."""
-        if is_global:
-            g, everyone = self.groups, self.endpoints
-            links = self.links_per_pair * (g // 2) * -(-g // 2)
-        else:
-            a, everyone = self.routers_per_group, self._group_endpoints
-            links = (a // 2) * -(-a // 2)
-        return min(group.size // 2, links * group.size / everyone)

@@ -55,9 +55,6 @@ class Exchange:
         return built.connection(group, self.collective)
 
 
-# ---------------------------------------------------------------------- what is exchanged
-
-
 def training_exchanges(
     system: str, job: TrainingJob, nodes: OptimizerNodes | None
 ) -> dict[str, Exchange]:
@@ -84,8 +81,7 @@ def _ring(
     collective: str = "all_gather",
 ) -> dict[str, Exchange]:  # fmt: skip
     """Ring of every stride-th device, if they are in several domains: through all ports that its
-    ranks have in each, or through one of them (S11).
-    """
+    ranks have in each, or through one of them (S11)."""
     group = placed(job, size, stride)
     if group.is_inside:
         return {}
@@ -148,9 +144,6 @@ def socket_exchanges(job: SocketJob) -> dict[str, Exchange]:
     }  # fmt: skip
 
 
-# ---------------------------------------------------------------------- what they have of it
-
-
 @lru_cache(maxsize=1024)  # a plan asks for the same few all the time
 def slowed(network: Network, connection: Connection) -> Network:
     """A network as one exchange has it (S12)."""
@@ -169,11 +162,6 @@ def slowest(network: Network, connections: list[Connection]) -> Network:
     return replace(min(each, key=lambda one: one.rate), latency_s=latency_s)
 
 
-def connections(built: Built, exchanges: dict[str, Exchange]) -> dict[str, Connection]:
-    """Connections of all exchanges. Raises ConfigError if the network cannot do them."""
-    return {name: each.connection(built) for name, each in exchanges.items()}
-
-
 def build_for_training(
     choice: TopologyChoice, job: TrainingJob, nodes: OptimizerNodes | None
 ) -> Built:
@@ -187,7 +175,8 @@ def on_topology(
 ) -> tuple[TrainingJob, OptimizerNodes | None, dict[str, Connection]]:
     """The job and its nodes as the network leaves their ports. Raises ConfigError."""
     built = build_for_training(choice, job, nodes)
-    found = connections(built, training_exchanges(system, job, nodes))
+    exchanges = training_exchanges(system, job, nodes)
+    found = {name: each.connection(built) for name, each in exchanges.items()}
     network = slowest(job.network, list(found.values()))
     if nodes is None:
         return replace(job, network=network), None, found
@@ -213,9 +202,6 @@ def three_d_step(job: TrainingJob, found: dict[str, Connection]) -> StepTime:
     return replace(base, parts=parts, bound_by=bound_by)
 
 
-# ---------------------------------------------------------------------- what is said of it
-
-
 def document(built: Built, kind: str, exchanges: dict[str, Exchange]) -> dict[str, Any]:
     """A network and what each exchange has of it and puts on it (S16)."""
     found: dict[str, Any] = {
@@ -236,12 +222,9 @@ def document(built: Built, kind: str, exchanges: dict[str, Exchange]) -> dict[st
             "collective": each.collective, "ranks": each.group.size, "stride": each.group.stride,
             "port_share": share, "rate": share * built.network.port_rate,
             "hops": connection.hops, "latency_s": connection.latency_s,
-            "bisection_rate": connection.bisection_rate, "bytes_of_a_port": each.port_bytes,
+            "bytes_of_a_port": each.port_bytes,
             "bytes_of_the_busiest_link": each.port_bytes / share,
         }  # fmt: skip
-        if isinstance(built, AggregationTree):
-            by_tier = [each.port_bytes] * built.tier_count  # with sums, each link carries it once
-            found["exchanges"][name]["bytes_of_a_link_by_tier"] = by_tier
     return found
 
 

@@ -12,7 +12,6 @@ and d down, and the taper of a tier is d/u. n endpoints, t tiers, R rails:
                     the flows to the next rank; each has min(1, U_i/flows) of a port
     S6  all-to-all  of what D_i endpoints send, (g - c_i)/(g - 1) leaves the block, where c_i of the
                     g ranks of a group are in it
-    S7  bisection   g/2 ports, by the tapers of all tiers that the group crosses
     S8  rail-only   all-to-all is an exchange in the domain of K, then one in the rail:
                     (K - 1)/K / domain rate + (g - K)/g / rate
 
@@ -22,9 +21,8 @@ they are reached where blocks have equally many links to all switches above; oth
 S3 with as few switches, and some flows then meet on a link.
 Derived; S5 and S6 count flows.
 
-A network says, for a group of ranks and a collective, the three numbers that closed forms need: the
-rate of one rank, the latency between two, and what passes the middle of the group; and what it is
-made of.
+A network says, for a group of ranks and a collective, the rate of one rank and the latency between
+two; and what it is made of.
 """
 
 from __future__ import annotations
@@ -36,9 +34,6 @@ from typing import Final
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Network
-
-# ---------------------------------------------------------------------- groups of ranks
-
 
 NEIGHBOUR: Final = ("all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter", "send")
 """Exchanges in which a rank sends to the next one: rings, chains."""
@@ -67,8 +62,6 @@ class Connection:
     """Latency of a small message between the two ranks that are furthest apart."""
     hops: int
     """Switches on that way."""
-    bisection_rate: float
-    """Bytes a second from one half of the group to the other, one direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +75,6 @@ class Inventory:
     def transceivers(self) -> int:
         """One at each end of a link."""
         return TRANSCEIVERS_PER_LINK * self.links
-
-
-# ---------------------------------------------------------------------- checks
 
 
 def check_ports_of(key: str, count: int) -> None:
@@ -109,16 +99,13 @@ def check_exchange(endpoints: int, group: RankGroup, collective: str, *, sums: b
 
 def alone(network: Network) -> Connection:
     """One rank exchanges nothing."""
-    return Connection(rate=network.port_rate, latency_s=0.0, hops=0, bisection_rate=0.0)
+    return Connection(rate=network.port_rate, latency_s=0.0, hops=0)
 
 
-def over_switches(network: Network, hops: int, share: float, bisection: float) -> Connection:
-    """A share of a port, over so many switches; the bisection is in ports."""
-    rate = network.port_rate
-    return Connection(
-        rate=rate * share, latency_s=network.latency_s + hops * network.hop_s, hops=hops,
-        bisection_rate=rate * bisection,
-    )  # fmt: skip
+def over_switches(network: Network, hops: int, share: float) -> Connection:
+    """A share of a port, over so many switches."""
+    latency_s = network.latency_s + hops * network.hop_s
+    return Connection(rate=network.port_rate * share, latency_s=latency_s, hops=hops)
 
 
 _ROUNDING: Final = 1e-9
@@ -185,7 +172,7 @@ def place(group: RankGroup, domain: int) -> Placement:
 def tiered_connection(
     topology: Clos | AggregationTree, rails: int, group: RankGroup, collective: str
 ) -> Connection:
-    """Connection of a group in blocks within blocks (S5 to S7)."""
+    """Connection of a group in blocks within blocks (S5, S6)."""
     if group.size == 1:
         return alone(topology.network)
     placed, domains = place(group, rails), topology.endpoints // rails
@@ -193,9 +180,7 @@ def tiered_connection(
         tier for tier in topology.tiers if _crosses(tier, rails, domains, placed, collective)
     ]
     share = min([1.0, *(_share(tier, rails, group, placed, collective) for tier in crossed)])
-    tapered = min([1.0, *(tier.uplinks / tier.block for tier in crossed)])
-    bisection = group.size // 2 * tapered
-    return over_switches(topology.network, 2 * len(crossed) + 1, share, bisection)
+    return over_switches(topology.network, 2 * len(crossed) + 1, share)
 
 
 def _crosses(tier: Tier, rails: int, domains: int, placed: Placement, collective: str) -> bool:
@@ -239,8 +224,7 @@ class Clos:
     """A folded Clos network, or fat tree, of as many tiers as it needs.
 
     `rails` above 1: rail-optimised. The ranks of a host, one a rail, are on switches of their own
-    in the first tier; the tiers above are shared.
-    """
+    in the first tier; the tiers above are shared."""
 
     endpoints: int
     radix: int
@@ -384,10 +368,7 @@ class RailOnly:
             return alone(self.network)
         placed = place(group, self.domain)
         if placed.domains == 1:
-            return Connection(
-                rate=self.domain_rate, latency_s=self.domain_latency_s, hops=0,
-                bisection_rate=group.size // 2 * self.domain_rate,
-            )  # fmt: skip
+            return Connection(rate=self.domain_rate, latency_s=self.domain_latency_s, hops=0)
         in_rail = self.rail.connection(
             RankGroup(size=placed.domains, stride=placed.step), collective
         )
@@ -398,10 +379,8 @@ class RailOnly:
             size, own = group.size, placed.per_domain
             in_domain_s = (own - 1) / own / self.domain_rate
             rate = (size - 1) / size / (in_domain_s + (size - own) / size / in_rail.rate)
-        return Connection(
-            rate=rate, latency_s=in_rail.latency_s + self.domain_latency_s, hops=in_rail.hops,
-            bisection_rate=placed.per_domain * in_rail.bisection_rate,
-        )  # fmt: skip
+        latency_s = in_rail.latency_s + self.domain_latency_s
+        return Connection(rate=rate, latency_s=latency_s, hops=in_rail.hops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,29 +1,7 @@
 """The best configuration: all degrees, micro-batches and recomputations, of the systems and
-networks asked.
+networks asked. docs/predict.md has the keys, `planner_space.py` what is searched.
 
-    model = "GPT-175B"              as in a question (`question.py`), without what is searched
-    device = "H100-80"
-    network = "ib-ndr"
-    devices = 512
-    sequence = 2048
-    batch = 1024
-    systems = ["3d", "zero3"]       default: those of which enough is given
-    software = "nemo-2024"          or {3d = "nemo-2024", zero3 = "torchtitan-2024"}
-    goal = "capex"                  orders the list: tokens_per_s (the default),
-                                    dollars_per_million_tokens, capex, watts
-
-    [[topology]]                    one, or several to choose from; as in a question
-    kind = "clos"
-    radix = 64
-
-    [cost]                          what is bought or rented; makes costs and power goals too
-    server = "H100x8"
-    [cost.luwu]                     and what a system needs besides
-    nic = "U50"
-    nics = 8
-
-`[node]` and `[host]` are those of a question; `planner_space.py` has what is searched. A
-configuration whose memory does not fit a device is left out and counted; so is one that a network
+A configuration whose memory does not fit a device is left out and counted; so is one that a network
 or a host cannot have, with the first reason. What remains is scored by closed forms; the *Pareto
 set* are those that no other beats in all of tokens a second, memory left on a device, and with
 [cost] dollars per million tokens, price and power. The order of search is fixed, and of two equal
@@ -39,16 +17,17 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.identifiers import identifier
-from luwu.predict.ask.answer import asked
-from luwu.predict.ask.cost import Costs, Expense, expense
+from luwu.predict.ask.answer import asked, binding_text, whole_training
+from luwu.predict.ask.cost import Costs, Expense, Place, expense
+from luwu.predict.ask.keys import assumed_text
 from luwu.predict.ask.question import Question, make_training_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.keys import whole_of
-from luwu.predict.model.job import StepTime, TrainingJob
+from luwu.predict.model.job import StepTime
 from luwu.predict.networks.choice import TopologyChoice
 from luwu.predict.networks.cost import dollars_per_million_tokens
 from luwu.predict.plan.planner_space import (
-    check_table,
+    completed,
     configurations,
     costs_by_system,
     systems_of,
@@ -63,6 +42,7 @@ GOALS: Final = {
     "capex": ", least to buy first", "watts": ", least power first",
 }  # fmt: skip
 """What orders the list, and how its title ends."""
+_OF_NODES: Final = ("nodes", "per_host")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +67,14 @@ class Found:
         if self.expense is None:
             return None
         return dollars_per_million_tokens(self.tokens_per_s, self.expense.dollars_per_s)
+
+    @property
+    def whole_training(self) -> dict[str, Any] | None:
+        """Of all tokens, where the question gives them."""
+        if self.question.tokens is None:
+            return None
+        per_s = None if self.expense is None else self.expense.dollars_per_s
+        return whole_training(self.question, self.step.seconds, per_s)
 
     @property
     def goals(self) -> tuple[float, ...]:
@@ -130,6 +118,8 @@ class Plan:
     """Those that a network or a host cannot have."""
     first_refusal: str
     goal: str
+    assumed: dict[str, Any]
+    """Keys that the question left out."""
     systems: tuple[OfSystem, ...]
     """One of each system that was asked for."""
 
@@ -144,7 +134,7 @@ class _Search:
     found: list[Found] = field(default_factory=list)
     needs: dict[str, float] = field(default_factory=dict)
     """Bytes of a device that the smallest configuration of a system needs."""
-    expenses: dict[tuple[str, TopologyChoice | None], Expense] = field(default_factory=dict)
+    expenses: dict[tuple[str, Place, TopologyChoice | None], Expense] = field(default_factory=dict)
     """By what decides them."""
 
     def look_at(self, question: Question) -> None:
@@ -168,7 +158,7 @@ class _Search:
     def _expense_of(self, question: Question) -> Expense | None:
         if question.costs is None:
             return None
-        key = question.system, question.topology
+        key = question.system, question.place, question.topology
         if key not in self.expenses:
             self.expenses[key] = expense(question.costs, question.place, question.build())
         return self.expenses[key]
@@ -176,13 +166,10 @@ class _Search:
 
 def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan:
     """Search. Raises ConfigError: for a table that means nothing, or where nothing fits."""
-    check_table(table)
+    table, assumed = completed(table)
     choices, costs = topologies(table), costs_by_system(table, catalogue, systems_of(table))
     goal = _goal_of(table, costs)
-    for key in ("devices", "batch"):
-        if key not in table:
-            raise ConfigError(f"{key} is missing")
-        whole_of("", table, key)
+    whole_of("", table, "batch")
     search = _Search()
     for one in configurations(table, catalogue):
         question = make_training_question(one, catalogue, costs=costs.get(one["system"]))
@@ -193,7 +180,7 @@ def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan:
     return Plan(
         best=tuple(best), tried=search.tried, too_large=search.too_large,
         refused=len(search.refusals), first_refusal=search.refusals[0] if search.refusals else "",
-        goal=goal,
+        goal=goal, assumed=assumed,
         systems=tuple(_of_system(name, table, search, best, goal) for name in systems_of(table)),
     )  # fmt: skip
 
@@ -269,9 +256,6 @@ def pareto(found: Iterable[Found]) -> list[Found]:
     return best
 
 
-# ---------------------------------------------------------------------- what is said of it
-
-
 def plan_document(found: Plan) -> dict[str, Any]:
     """For JSON."""
     return {
@@ -285,7 +269,7 @@ def plan_document(found: Plan) -> dict[str, Any]:
             }
             for each in found.systems
         ],
-        "best": [_row_document(each) for each in found.best],
+        "best": [_row_document(each) for each in found.best], "assumed": found.assumed,
     }  # fmt: skip
 
 
@@ -294,10 +278,14 @@ def _row_document(found: Found) -> dict[str, Any]:
     said: dict[str, Any] = {
         "system": found.question.system, "step_s": found.step.seconds,
         "tokens_per_s": found.tokens_per_s, "left_bytes": found.left_bytes,
-        "binding": identifier(found.step.binding),
+        "binding": identifier(found.step.binding), "binding_port": found.step.port or None,
         "asked": asked(found.question)
         | {"expert_tensor": job.expert_width, "ends_as_layers": job.ends_as_layers},
     }  # fmt: skip
+    if found.question.nodes is not None:
+        said["asked"] |= {key: getattr(found.question.nodes, key) for key in _OF_NODES}
+    if found.question.tokens is not None:
+        said["whole_training"] = found.whole_training
     if found.question.topology is not None:
         said["topology"] = found.question.topology.kind
     if found.expense is not None:
@@ -310,7 +298,7 @@ def _row_document(found: Found) -> dict[str, Any]:
 def plan_text(found: Plan, shown: int = SHOWN) -> str:
     """For people: the Pareto set as a table."""
     more = f", {found.refused} that cannot be" if found.refused else ""
-    lines = _systems(found)
+    lines = assumed_text(found.assumed) + _systems(found)
     lines += [
         f"{found.tried} configurations, {found.too_large} of them too large for a device{more}; "
         f"{len(found.best)} that no other beats{GOALS[found.goal]}:",
@@ -330,16 +318,28 @@ def _systems(found: Plan) -> list[str]:
         return []
     return [
         f"{each.system:<13} "
-        + ("" if each.best is None else f"{each.best.tokens_per_s:,.0f} tokens/s at best, ")
+        + ("" if each.best is None else f"{_best_text(each.best)}, ")
         + (each.why or "shown below")
+        + (f": {_what(each.best)}" if each.best is not None and each.why else "")
         for each in found.systems
     ] + [""]
+
+
+def _best_text(best: Found) -> str:
+    """Speed, and the days and dollars of a whole training."""
+    whole, said = best.whole_training, f"{best.tokens_per_s:,.0f} tokens/s at best"
+    if whole is not None:
+        said += f", {whole['days']:,.1f} days"
+        said += "" if whole["dollars"] is None else f", {whole['dollars']:,.0f} USD"
+    return said
 
 
 def _head(first: Found) -> str:
     """Columns of costs and networks where there are any: then all rows have them."""
     own = [f"{'tokens/s':>12} {'step':>10} {'left':>8}"]
+    own += [f"{'days':>9}"] if first.question.tokens is not None else []
     if first.expense is not None:
+        own += [f"{'USD':>13}"] if first.question.tokens is not None else []
         own.append(f"{'USD/Mtoken':>10}")
         own += [f"{'MUSD':>8} {'kW':>9}"] if first.expense.bill is not None else []
     own += [f"{'network':<16}"] if first.question.topology is not None else []
@@ -347,23 +347,31 @@ def _head(first: Found) -> str:
 
 
 def _line(each: Found) -> str:
-    job, spent = each.question.job, each.expense
+    spent = each.expense
     own = [
         f"{each.tokens_per_s:12,.0f} {each.step.seconds:8.3f} s {each.left_bytes / 2**30:4.1f} GiB"
     ]
+    whole = each.whole_training
+    if whole is not None:
+        own.append(f"{whole['days']:9,.1f}")
+        own += [] if whole["dollars"] is None else [f"{whole['dollars']:13,.0f}"]
     if spent is not None:
         own.append(f"{each.dollars_per_million_tokens or 0.0:10,.3f}")
         bill = spent.bill
         own += [f"{bill.capex / 1e6:8,.2f} {bill.watts / 1e3:9,.1f}"] if bill is not None else []
     own += [f"{each.question.topology.kind:<16}"] if each.question.topology is not None else []
-    what = f"{_degrees(job)}, {job.micro_batch}, {job.recompute}; bottleneck: {each.step.binding}"
-    return "  ".join([*own, f"{each.question.system:<13}", what])
+    return "  ".join([*own, f"{each.question.system:<13}", _what(each)])
 
 
-def _degrees(job: TrainingJob) -> str:
-    """Tensor, pipeline, virtual, data; context (c), experts (e, of width w) and ends as layers
-    where there are any."""
+def _what(each: Found) -> str:
+    """Degrees: tensor, pipeline, virtual, data; context (c), experts (e, of width w) and ends as
+    layers where there are any; micro-batch and recomputation; the bottleneck; nodes of luwu."""
+    job, nodes = each.question.job, each.question.nodes
+    said = {"binding": identifier(each.step.binding), "binding_port": each.step.port}
     more = f" c{job.context}" if job.context > 1 else ""
     more += f" e{job.expert} w{job.expert_width}" if job.spreads_experts else ""
     more += " ends" if job.ends_as_layers else ""
+    more += f", {job.micro_batch}, {job.recompute}; bottleneck: {binding_text(said)}"
+    if nodes is not None and (nodes.nodes, nodes.per_host) != (1, "none"):
+        more += f"; nodes {nodes.nodes}, per_host {nodes.per_host}"
     return f"t{job.tensor} p{job.pipeline} v{job.virtual} d{job.data}{more}"

@@ -14,14 +14,15 @@ those alone count that share devices and batch evenly. Degrees of "3d", each onl
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError, suggestion
 from luwu.predict.ask.cost import Costs, make_costs
-from luwu.predict.ask.keys import SECTIONS, TRAINING
+from luwu.predict.ask.keys import ALIASES, SECTIONS, TRAINING, with_assumed
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.keys import text_of, whole_of
+from luwu.predict.hardware.keys import section_of, text_of, whole_of
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.networks.choice import TopologyChoice, make_topology
 
@@ -53,8 +54,7 @@ def costs_by_system(
     table: Mapping[str, Any], catalogue: Catalogue, systems: list[str]
 ) -> dict[str, Costs]:
     """Costs of each system: [cost], with the additions of [cost.SYSTEM]; None if the question has
-    no costs. Raises ConfigError.
-    """
+    no costs. Raises ConfigError."""
     found = table.get("cost")
     if found is None:
         return {}
@@ -67,7 +67,10 @@ def costs_by_system(
                 f"cost.{key}: none of the systems searched, {', '.join(systems)}"
                 f"{suggestion(key, systems)}"
             )
-    costs = {name: make_costs({**common, **found.get(name, {})}, catalogue) for name in systems}
+    costs = {
+        name: make_costs({**_of_nodes(common, name), **found.get(name, {})}, catalogue)
+        for name in systems
+    }
     if len({each.tariff is None for each in costs.values()}) > 1:
         raise ConfigError(
             "cost.rented: of some systems and not of others; what is bought has a price and a "
@@ -76,35 +79,60 @@ def costs_by_system(
     return costs
 
 
-def check_table(table: Mapping[str, Any]) -> None:
-    """Raises ConfigError for what a plan searches itself, and for what is missing."""
+def _of_nodes(costs: Mapping[str, Any], system: str) -> dict[str, Any]:
+    """Common costs: those of optimizer nodes are for the system that has them."""
+    return {k: v for k, v in costs.items() if system == "luwu" or not k.startswith("node_")}
+
+
+def completed(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The table with what it leaves out, as a question of each of its systems assumes it, and that
+    alone. Raises ConfigError for what a plan searches itself, and for what is missing."""
     for key in table:
         if key in SEARCHED:
             raise ConfigError(f"{key}: is what a plan searches; leave it out")
-    if "tokens" in table:
-        raise ConfigError(
-            "tokens: a plan orders configurations by their speed, whatever the length of a "
-            "training; leave it out, and ask luwu predict step for the one you choose"
-        )
-    for needed in ("model", "device", "network", "software", "sequence"):
+    for needed in ("model", "device", "network", "devices"):
         if needed not in table:
             raise ConfigError(f"{needed} is missing")
+    whole_of("", table, "devices")
+    named, software = table.get("software", {}), dict[str, str]()
+    whole, assumed = dict(table), dict[str, Any]()
+    for system in systems_of(table):
+        base = {key: value for key, value in table.items() if key != "software"}
+        own, more = with_assumed({**base, "system": system})
+        software[system] = more.pop("software")
+        assumed |= {key: value for key, value in more.items() if key not in SEARCHED}
+        whole |= {key: own[key] for key in more if key not in SEARCHED}
+    if isinstance(named, dict):
+        whole["software"] = {**software, **named}
+        assumed["software"] = {k: v for k, v in software.items() if k not in named}
+    return whole, {key: value for key, value in assumed.items() if value != {}}
 
 
 def configurations(table: Mapping[str, Any], catalogue: Catalogue) -> Iterator[dict[str, Any]]:
     """Every one of a number of devices and a batch, without network and costs. Raises
     ConfigError."""
     model, sequence = catalogue.model(text_of("", table, "model")), whole_of("", table, "sequence")
-    domain = int(catalogue.device(text_of("", table, "device")).domain_count)
+    device, software = catalogue.device(text_of("", table, "device")), table["software"]
+    domain = int(table.get("devices_per_host", device.domain_count))
     for system in systems_of(table):
-        section = SECTIONS.get(system)
         base = {key: value for key, value in table.items() if key not in _OF_PLANS}
-        base |= {"system": system, "software": _software(table, system)}
-        if section is not None:
-            base[section] = table[section]
-        for degrees in _degrees(system, table["devices"], model, domain, sequence):
-            for own in _batches(table, degrees):
-                yield {**base, **degrees, **own}
+        base |= {"system": system}
+        base["software"] = software[system] if isinstance(software, dict) else software
+        for section in _sections(table, SECTIONS.get(system)):
+            for degrees in _degrees(system, table["devices"], model, domain, sequence):
+                for own in _batches(table, degrees):
+                    yield {**base, **section, **degrees, **own}
+
+
+def _sections(table: Mapping[str, Any], name: str | None) -> Iterator[dict[str, Any]]:
+    """The section of a system, once for each value where it gives a list of them."""
+    if name is None:
+        yield {}
+        return
+    own = section_of(table, name, "it says where the state is")
+    lists = {key: value for key, value in own.items() if isinstance(value, list)}
+    for values in itertools.product(*lists.values()):
+        yield {name: {**own, **dict(zip(lists, values, strict=True))}}
 
 
 def _batches(table: Mapping[str, Any], degrees: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -177,25 +205,18 @@ def systems_of(table: Mapping[str, Any]) -> list[str]:
     """Those asked; by default those of which enough is given. Raises ConfigError."""
     asked = table.get("systems")
     if asked is None:
-        return [name for name in TRAINING if SECTIONS.get(name) is None or SECTIONS[name] in table]
+        return [name for name in TRAINING if SECTIONS.get(name) in (None, *table)]
     if not isinstance(asked, list) or not asked or not all(isinstance(e, str) for e in asked):
         raise ConfigError(f"systems: {asked!r} is not a list of names; one such as ['3d'] fits")
-    for name in asked:
-        if asked.count(name) > 1:
+    found = [ALIASES[name] if name in ALIASES else str(name) for name in asked]
+    for name in found:
+        if found.count(name) > 1:
             raise ConfigError(f"systems: {name!r} is there twice; each once fits")
         if name not in TRAINING:
+            names = [*TRAINING, *ALIASES]
             raise ConfigError(
-                f"systems: {name!r} is not one of {', '.join(TRAINING)}{suggestion(name, TRAINING)}"
+                f"systems: {name!r} is not one of {', '.join(names)}{suggestion(name, names)}"
             )
-        if SECTIONS.get(name) not in (None, *table):
+        if SECTIONS.get(name) not in (None, "node", *table):
             raise ConfigError(f"[{SECTIONS[name]}] is missing: {name} needs to know its hosts")
-    return list(asked)
-
-
-def _software(table: Mapping[str, Any], system: str) -> Any:
-    chosen = table["software"]
-    if not isinstance(chosen, dict):
-        return chosen
-    if system not in chosen:
-        raise ConfigError(f"software.{system} is missing")
-    return chosen[system]
+    return found

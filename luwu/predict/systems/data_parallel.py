@@ -26,7 +26,7 @@ independent study of GPUs that idle 40 to 70 % of a step.
     R2  ATP      the same, by a switch that sums: each byte goes up and comes down once
 
 The share of the link that a host's software reaches with in-network sums is fitted: switches of
-this kind sum integers that hosts convert from floats. Sources: DisDP's comparison with ATP (C9).
+this kind sum integers that hosts convert from floats. Sources: DisDP's comparison with ATP.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ from luwu.predict.model.layers import WIRE_BYTES, compute_time, operators_of
 from luwu.predict.model.placement import network_path, placed, ring_path
 from luwu.predict.model.traffic import GATHERS
 from luwu.predict.systems.training import OPTIMIZER_BYTES
-
-# ---------------------------------------------------------------------- sharded states
 
 
 def predict_sharded_step(job: TrainingJob) -> StepTime:
@@ -81,9 +79,6 @@ def kept_rate(job: TrainingJob) -> float:
 def sharded_path(job: TrainingJob) -> Path:
     """A rank's path in the ring through all devices (G3)."""
     return ring_path(job, placed(job, job.devices, 1))
-
-
-# ---------------------------------------------------------------------- states in hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +160,6 @@ def _check_memory(job: TrainingJob, offload: Offload) -> None:
             "more on drives (to_disk, weights_to_disk), or take "
             f"{math.ceil(job.devices * needs / has)} devices"
         )
-
-
-# ---------------------------------------------------------------------- a whole model each
 
 
 def predict_replicated_step(job: TrainingJob) -> StepTime:

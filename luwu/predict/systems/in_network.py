@@ -8,10 +8,12 @@
                   S = 12: master and moments, by `master_dtype` and `state_dtype` 12 to 4.125
     L5  memory    [4 + 2 S + 2 S (1 - cached) dma + m (gradient + pulls * 2)] Psi / memory rate
     L6  a step    its phases one after the other, each as long as its slowest resource, and the
-                  tail; at least L4, which overlaps with the next step
+                  tail; at least what drives read, and what they write
         forward   compute, half of the pulls
-        backward  compute, the other half; in the last of a step, read and memory too: a unit is
-                  updated when its gradient is there, and the last one updated is needed first
+        backward  compute, the other half
+        update    read, write and memory: of one micro-batch in its backward, as a unit is updated
+                  when its gradient is there, and a thread keeps a page until it is written; of
+                  several in the first forward of the next step, as all is updated after the commit
         push      overlaps with the next forward, so it limits all of them together: from the end
                   of the first forward on, m pushes, the last of them beside read and memory
         ahead     with `pulls_ahead`, pulls of the next forward begin in backward, as soon as units
@@ -22,6 +24,9 @@
                   through its part of the host's NICs, and has the rest from the others of its
                   domain, who sum first what they push: min(k port, k/(k - 1) domain) in place of
                   the port of a worker; a step is no shorter than both take on a domain's link
+    L9  spilled   max(0, m (gradient + 4) Psi - (m + gradient/4) sums): contributions and sums of
+                  several micro-batches, beyond the memory that a node has for sums, are written and
+                  read back
 
 It is right where resources are the limit, and not the order of work: `luwu/predict/driven`, which
 runs the protocol cores, models windows, threads and pages that must be written before they are read
@@ -50,6 +55,9 @@ from luwu.predict.model.placement import domain_count, domain_path
 
 PER_HOST = ("none", "pull", "pull-and-push")
 DOMAIN_LINK = "domain link"
+SUM_BYTES = 4
+SUMS_BYTES_MAX = 2**30
+"""Sums that wait in memory for the rest of a step, as `switch_emu.node.plan` has it."""
 DMA = 1.0
 """Passes over memory of what a drive reads or writes, besides those of the update: the processor's
 cache takes part (DDIO); 2 where it does not."""
@@ -149,6 +157,18 @@ def _node_rate(nodes: OptimizerNodes) -> float:
     return nodes.network.port_rate * nodes.nodes
 
 
+def _slowest_port(job: TrainingJob, nodes: OptimizerNodes, name: str) -> str:
+    """Whose port alone limits pulls or pushes; empty where several do, and of what is neither."""
+    if name not in ("pull", "push"):
+        return ""
+    once = nodes.per_host == "pull-and-push" or (name == "pull" and nodes.per_host != "none")
+    rates = {"the node": _node_rate(nodes), "each worker": _worker_rate(job, once)}
+    if name == "push":
+        rates["the switch"] = nodes.aggregate_rate
+    least = [port for port, rate in rates.items() if rate == min(rates.values())]
+    return least[0] if len(least) == 1 else ""
+
+
 def predict_in_network_step(job: TrainingJob, nodes: OptimizerNodes) -> StepTime:
     """The time of a step (L6)."""
     operators = operators_of(job)
@@ -174,14 +194,18 @@ def predict_in_network_step(job: TrainingJob, nodes: OptimizerNodes) -> StepTime
         binds["push"] = resources["push"]
     parts |= {f"waiting for {name}": seconds for name, seconds in waits.items() if seconds}
     parts["tail"] = tail(job, nodes, within=longest)
-    for name in ("disk write", DOMAIN_LINK):
-        left = resources.get(name, 0.0) - sum(parts.values())
+    spilled = spilled_bytes(job, nodes)
+    spills = {"disk read": nodes.host.read(spilled), "disk write": nodes.host.write(spilled)}
+    for name in (*spills, DOMAIN_LINK):
+        busy_s = resources.get(name, 0.0) + spills.get(name, 0.0)
+        left = busy_s - sum(parts.values())
         if left > 0:
             parts[f"waiting for {name}"] = parts.get(f"waiting for {name}", 0.0) + left
-            binds[name] = resources[name]
+            binds[name] = busy_s
+    bound_by = max(binds, key=lambda name: binds[name])
     return StepTime(
-        parts=parts, micro_batches=m, notes=operators.notes,
-        bound_by=max(binds, key=lambda name: binds[name]),
+        parts=parts, micro_batches=m, notes=operators.notes, bound_by=bound_by,
+        port=_slowest_port(job, nodes, bound_by),
         resources={"compute": m * sum(compute.values()), **resources},
     )  # fmt: skip
 
@@ -200,8 +224,19 @@ def _phases(
         return [whole | {name: resources[name] for name in ("disk read", "node memory")}]
     forward = {"compute": forward_s, "pull": pull_s / nodes.pulls}
     backward = {"compute": backward_s, "pull": pull_s * (1 - 1 / nodes.pulls)}
-    last = {name: resources[name] for name in ("disk read", "node memory")}
-    return [forward, backward] * (m - 1) + [forward, backward | last]
+    update = {name: resources[name] for name in ("disk read", "disk write", "node memory")}
+    if m == 1:
+        return [forward, backward | update]
+    return [forward | update, backward] + [forward, backward] * (m - 1)
+
+
+def spilled_bytes(job: TrainingJob, nodes: OptimizerNodes) -> float:
+    """Of a step, to a node's drives and back (L9)."""
+    m, up = job.micro_batches, job.software.gradient_bytes
+    if m == 1 or not nodes.host.disks:
+        return 0.0
+    whole = m * (up + SUM_BYTES) * job.model.parameters
+    return max(0.0, whole - (m + up / SUM_BYTES) * SUMS_BYTES_MAX) / nodes.nodes
 
 
 def node_resources(job: TrainingJob, nodes: OptimizerNodes, parameters: float) -> dict[str, float]:
@@ -229,8 +264,7 @@ def node_resources(job: TrainingJob, nodes: OptimizerNodes, parameters: float) -
 
 def tail(job: TrainingJob, nodes: OptimizerNodes, *, within: str) -> float:
     """Time of the first unit at the end of a step (L7), without the resource that backward already
-    waits for; its write overlaps with the next step.
-    """
+    waits for; its write overlaps with the next step."""
     resources = node_resources(job, nodes, job.model.layer_parameters)
     seconds = {name: resources[name] for name in ("disk read", "node memory")}
     seconds["push"] = resources["push"] / job.micro_batches

@@ -7,8 +7,9 @@
     T5  sends that show       2 (p - 1) (1 + (m - 1)/p) in 1F1B, which waits all along;
                               2 (p v - 1) if interleaved, where the ends wait, and of the other
                               2 m v those that are not hidden
-    T6  a step's wait         of n devices for the slowest, once: w ln n seconds, however long the
-                              step. Where states are sharded, published steps do not grow so
+    T6  a step's wait         of n devices for the slowest: w ln n seconds, however long the step,
+                              or where that is less, a share of the step times ln n. Where states
+                              are sharded, published steps do not grow so
 
 One slower device is in the last stage, which sets the pace: the bubble is that of the others.
 m is the number of micro-batches, p of stages, v of parts of the model that a stage has. The last
@@ -76,7 +77,8 @@ def predict_step(job: TrainingJob) -> StepTime:
     parts["optimizer"] = _optimizer(job, operators)
     waits, bound_by = waiting_for(parts, three_d_busy(job))
     parts |= waits
-    parts["straggling"] = fitted("step_wait_s") * math.log(job.devices)
+    wait_s = min(fitted("step_wait_s"), fitted("step_wait_share") * sum(parts.values()))
+    parts["straggling"] = wait_s * math.log(job.devices)
     return StepTime(parts=parts, micro_batches=m, notes=operators.notes, bound_by=bound_by)
 
 
@@ -105,7 +107,7 @@ def exchange_time(job: TrainingJob, name: str) -> float:
     if name == "pipeline exchange":
         return _pipeline_exchange(job)
     if name == "data exchange":
-        return _data_exchange(job) * (1 - job.software.hidden)
+        return 0.0 if job.software.hides else _data_exchange(job)
     layer = layer_time(job, operators_of(job))
     return job.micro_batches * _stage_exchanges(job, layer)[name]
 
@@ -113,7 +115,7 @@ def exchange_time(job: TrainingJob, name: str) -> float:
 def _stage_exchanges(job: TrainingJob, layer: LayerTime) -> dict[str, float]:
     """Exchanges of a stage's micro-batch: of tensor parallel ranks, without what is behind
     products, of keys and values that attention waits for, and of experts."""
-    shown, attention = 1 - job.software.tensor_hidden, layer.attention
+    shown, attention = job.software.tensor_shown, layer.attention
     context = context_exchange(job, attention, attention_backward(job) * attention)
     return {
         "tensor exchange": job.stage_layers * all_reduces(job) * shown * layer.exchange,
@@ -133,7 +135,7 @@ def shown_sends(job: TrainingJob) -> float:
     if v == 1:
         return 2 * (p - 1) * (1 + (m - 1) / p)
     ends = 2 * (p * v - 1)
-    return ends + (1 - job.software.hidden) * max(0, 2 * m * v - ends)
+    return ends if job.software.hides else max(ends, 2 * m * v)
 
 
 def _send_time(job: TrainingJob) -> float:

@@ -13,7 +13,15 @@ import pytest
 from luwu.commands.form import KeyFlag
 from luwu.commands.main import main
 from luwu.commands.predict import presets, step
-from luwu.predict.ask.keys import SYSTEMS, keys, keys_of, read_keys, table_of, with_assumed
+from luwu.predict.ask.keys import (
+    SYSTEMS,
+    keys,
+    keys_of,
+    read_keys,
+    system_of,
+    table_of,
+    with_assumed,
+)
 from luwu.predict.ask.question import make_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import software
@@ -73,9 +81,9 @@ def test_one_line_is_the_file_with_the_same_keys(capsys: pytest.CaptureFixture[s
 def test_what_is_assumed_is_printed_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ONE_LINE, "--batch", "64"]) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first.startswith("assumed           software torchtitan-2024, sequence 8192, recompute")
-    assert "node.disks 12" in first
-    assert "batch" not in first
+    assert first.startswith("assumed           software torchtitan-2024, sequence 8192, micro_b")
+    assert "node.disks 12, node.nodes 1, node.network roce-100g" in first
+    assert " batch" not in first
     assert second.startswith("Llama3-70B (70.6 B) by luwu on 64 x H100-80, roce-100g")
 
 
@@ -111,6 +119,9 @@ def test_values_of_flags_are_those_of_a_file(catalogue: Catalogue) -> None:
         "network": catalogue.network("ib-ndr"), "software": software("nemo-2024"),
         "sequence_parallel": True, "capacity": 1.5, "tokens": 1e12,
     }  # fmt: skip
+    for name, own in (("FSDP", "zero3"), ("switchml", "atp")):
+        assert table_of({"system": name}, catalogue) == {"system": own}
+        assert system_of({"system": name.lower()}) == own
     whole, assumed = with_assumed({"system": "inference", "model": "Llama3-8B"})
     assert assumed == {}
     assert whole == {"system": "inference", "model": "Llama3-8B"}
@@ -131,7 +142,7 @@ def test_values_of_flags_are_those_of_a_file(catalogue: Catalogue) -> None:
         (["predict", "step"], "takes a file, or a question in flags"),
         (["predict", "step", "--system", "zero-infinity", *ONE_LINE[2:-2]],
          r"\[host\] is missing"),
-        (["predict", "step", *ONE_LINE[2:-2]], "system: None is not one of"),
+        (["predict", "step", *ONE_LINE[2:-2]], "system is missing; one of luwu.* or ask luwu plan"),
     ],
 )  # fmt: skip
 def test_bad_one_line(

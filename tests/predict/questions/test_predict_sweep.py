@@ -98,8 +98,8 @@ def test_numbers_of_a_drive_and_of_a_name_that_changes(catalogue: Catalogue) -> 
     asked, known = replaced(
         LUWU, {"node.disk.write_rate": "5 GB/s", "node.disk": "PM9A3"}, catalogue
     )
-    disk = known.disk(asked["node"]["disk"])
-    assert (disk.write_rate, disk.read_rate) == (5e9, catalogue.disk("PM9A3").read_rate)
+    disk = known.find("disk", asked["node"]["disk"])
+    assert (disk.write_rate, disk.read_rate) == (5e9, catalogue.find("disk", "PM9A3").read_rate)
     asked, known = replaced(
         LUWU, {"network.rate": "50 Gbit/s", "network.latency_s": "9 us"}, catalogue
     )
@@ -146,10 +146,17 @@ def test_bad_prediction_sweeps(catalogue: Catalogue, over: list[str], said: str)
 
 
 def test_bad_prediction_metrics(catalogue: Catalogue) -> None:
-    """Goal: a number that no answer has is refused, with those there are."""
-    found = sweep(LUWU, [parse_axis("batch=32")], catalogue)
+    """Goal: a number that no answer has is refused, with those there are; where requests arrive,
+    before they are played: a million would take hours."""
     with pytest.raises(ConfigError, match=r"of: 'step' is not a number .* mean step_s\?; they are"):
-        found.numbers("step")
+        sweep(LUWU, [parse_axis("batch=32")], catalogue, "step")
+    arriving = {
+        "system": "inference", "model": "Llama3-8B", "device": "H100-80", "network": "ib-ndr",
+        "batching": "continuous", "input_tokens": 512, "output_tokens": 64,
+        "arrivals": {"per_second": 1.0, "requests": 10**6},
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"first_token_s.p50' .*first_token_s.median, "):
+        sweep(arriving, [parse_axis("batch=8,16")], catalogue, "arrivals.first_token_s.p50")
 
 
 # ---------------------------------------------------------------------- the commands

@@ -1,27 +1,39 @@
-"""The number that a question of a blind row asks for, by the model of today.
+"""The number that a published result, or a row that was predicted blind, asks of a question.
 
-A row's configuration holds the quantity and the question with all its keys; for a ratio, `over` is
-the question of the denominator. So the document alone is enough to recompute a number.
+A configuration holds the quantity and the question with all its keys; for a ratio, `over` is the
+question of the denominator. So it is enough to recompute a number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any, Final
 
 from luwu.predict.ask.question import (
     AnyQuestion,
+    InferenceQuestion,
     Question,
     Served,
     make_question,
 )
 from luwu.predict.ask.sweep import replaced
-from luwu.predict.check.calibration import published_operations
 from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.hardware import Host
+from luwu.predict.hardware.units import Dimension, parse
+from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.model.job import StepTime, TrainingJob, utilisation
-from luwu.predict.model.memory import activation_bytes, state_bytes
+from luwu.predict.model.memory import stage_memory
 from luwu.predict.networks.choice import Built
 from luwu.predict.networks.cost import network_bill
+
+
+def published_operations(job: TrainingJob) -> float:
+    """Operations of a step on each device as SC'21 counts them: with what is computed again."""
+    forward = job.model.step_operations(job.tokens, job.sequence) / 3
+    again = 1.0 if job.recompute == "full" else 0.0
+    head = job.model.head_operations(job.tokens)
+    return ((3 + again) * forward - again * head) / job.devices
 
 
 def _model_operations(job: TrainingJob, seen: float) -> float:
@@ -57,8 +69,9 @@ def _forward_s(step: StepTime) -> float:
 _TRAINING: Final[dict[str, Callable[[TrainingJob, StepTime], float]]] = {
     "step s": lambda job, step: step.seconds,
     "mfu share": lambda job, step: utilisation(job, step.seconds)["mfu"],
-    "states GiB": lambda job, step: state_bytes(job) / 2**30,
-    "activations GiB": lambda job, step: activation_bytes(job) / 2**30,
+    "hfu share": lambda job, step: utilisation(job, step.seconds)["hfu"],
+    "states GiB": lambda job, step: stage_memory(job)[0] / 2**30,
+    "activations GiB": lambda job, step: stage_memory(job)[1] / 2**30,
     "forward s": lambda job, step: _forward_s(step),
     "backward s":
         lambda job, step: step.seconds - step.parts["optimizer stage"] - _forward_s(step),
@@ -73,6 +86,8 @@ _TRAINING: Final[dict[str, Callable[[TrainingJob, StepTime], float]]] = {
     "TFLOP/s/device, half of the scores":
         lambda job, step: _model_operations(job, 0.5) / step.seconds / 1e12,
 }  # fmt: skip
+FIRST_UNDER_LOAD: Final = "first token under load ms"
+BETWEEN_UNDER_LOAD: Final = "between tokens under load ms"
 _INFERENCE: Final[dict[str, Callable[[Served], float]]] = {
     "output token/s": lambda served: _known(served.tokens_per_s),
     "token/s of prompts and answers": lambda served: (
@@ -94,6 +109,35 @@ NETWORK: Final[dict[str, Callable[[Question], float]]] = {
 }  # fmt: skip
 
 
+def _adam_s(table: dict[str, Any], catalogue: Catalogue) -> float:
+    """Seconds of Adam on a host's processors."""
+    memory_bytes = parse("memory_bytes", table["memory_bytes"], Dimension.BYTES)
+    host = Host(
+        processor=catalogue.find("processor", table["processor"]), memory_bytes=memory_bytes
+    )
+    return host.adam(table["parameters"])
+
+
+def _under_load_ms(quantity: str, question: InferenceQuestion) -> float:
+    """The mean of first tokens, or between tokens, of requests that are played."""
+    assert question.arrivals is not None
+    assert isinstance(question.job, InferenceJob)
+    (played,) = question.arrivals.play(question.job, 1)
+    if quantity == BETWEEN_UNDER_LOAD:
+        return 1e3 * fmean(played.between_s)
+    return 1e3 * fmean(played.first_token_s[question.arrivals.concurrent :])
+
+
+def is_rate(quantity: str) -> bool:
+    """True of what is less the longer something takes."""
+    return "/s" in quantity or quantity.endswith("share")
+
+
+def signed_error(published: float, value: float, *, rate: bool) -> float:
+    """Of predicted over published time, less one: above zero, the model is too slow."""
+    return (published / value if rate else value / published) - 1
+
+
 def predicted(configuration: dict[str, Any], catalogue: Catalogue) -> float:
     """The number that a row's configuration asks for. Raises ConfigError."""
     quantity = configuration["quantity"]
@@ -103,7 +147,7 @@ def predicted(configuration: dict[str, Any], catalogue: Catalogue) -> float:
     return value
 
 
-def _question(table: dict[str, Any], catalogue: Catalogue) -> AnyQuestion:
+def question_of(table: dict[str, Any], catalogue: Catalogue) -> AnyQuestion:
     """With the section of its system alone, and other numbers of what it names."""
     changes = {key: value for key, value in table.items() if key == "system" or "." in key}
     rest = {key: value for key, value in table.items() if key not in changes}
@@ -111,9 +155,13 @@ def _question(table: dict[str, Any], catalogue: Catalogue) -> AnyQuestion:
 
 
 def _value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -> float:
-    question = _question(table, catalogue)
+    if quantity == "Adam s":
+        return _adam_s(table, catalogue)
+    question = question_of(table, catalogue)
     if isinstance(question, Question):
         if quantity in NETWORK:
             return NETWORK[quantity](question)
         return _TRAINING[quantity](question.job, question.answer())
+    if quantity in (FIRST_UNDER_LOAD, BETWEEN_UNDER_LOAD):
+        return _under_load_ms(quantity, question)
     return _INFERENCE[quantity](question.answer())
