@@ -110,7 +110,7 @@ def _played_s(question: Question) -> float | None:
 
 
 def cores_shares(count: int, seed: int, catalogue: Catalogue) -> list[tuple[float, bool]]:
-    """Shares by which steps of LuWu and of its cores differ, and if the answer says which to trust."""
+    """Shares by which steps of LuWu and of its cores differ, and if the answer says so."""
     random, found = Random(seed), list[tuple[float, bool]]()
     while len(found) < count:
         with suppress(ConfigError):

@@ -41,7 +41,6 @@ from luwu.predict.inference.inference_sockets import (
 from luwu.predict.model.job import utilisation
 from luwu.predict.model.placement import domain_count
 from luwu.predict.networks import on_topology
-from luwu.predict.systems.in_network import spilled_bytes
 
 SCHEMA: Final = 5
 """5: an interval, no errors of fitted rows; no rates through the middle of a network."""
@@ -109,9 +108,9 @@ def _training_answer(question: Question) -> dict[str, Any]:
     nearest, warnings = None if question.fits else nearest_fit(question), []
     if not low <= mfu <= high:
         warnings.append(f"an MFU of {mfu:.1%} is not plausible; look at the question")
-    nodes = question.nodes
-    if nodes is not None and nodes.cached == 1 and spilled_bytes(job, nodes):
-        warnings.append("gradients are spilled to drives that have no state: believe the cores")
+    is_gathered = question.nodes is not None and step.micro_batches > 1
+    if is_gathered and step.binding in ("push", "disk write"):
+        warnings.append("what several micro-batches push has its order: believe the cores")
     return document | {
         "warnings": warnings,
         "asked": asked(question),
