@@ -89,7 +89,5 @@ def _changed(job: TrainingJob, changes: dict[str, Any]) -> TrainingJob:
     except ConfigError:
         if "devices" not in changes:
             raise
-        batch = job.batch * changes["devices"] // job.devices
-        made = replace(job, batch=batch, **changes)
-        changes["batch"] = batch
-        return made
+        changes["batch"] = job.batch * changes["devices"] // job.devices
+        return replace(job, **changes)

@@ -105,9 +105,7 @@ def keys() -> tuple[QuestionKey, ...]:
 @cache
 def keys_of(system: str, section: str = "") -> Mapping[str, QuestionKey]:
     """The keys that a system takes, by name."""
-    return {
-        key.name: key for key in keys() if system in key.systems and key.section == section
-    }  # fmt: skip
+    return {key.name: key for key in keys() if system in key.systems and key.section == section}
 
 
 def read_keys(

@@ -41,19 +41,8 @@ def _teraflops(job: TrainingJob, step: StepTime, seen: float) -> float:
 
 
 def _known(value: Any) -> Any:
-    assert value is not None  # rows name processors whose peak is known, networks and their prices
+    assert value is not None  # the rows name processors whose peak is known
     return value
-
-
-def _network_price(question: Question) -> float:
-    built, costs = _known(question.build()), _known(question.costs)
-    bill = network_bill(built, switch=costs.switch, link=_known(costs.link))
-    return bill.capex / float(built.endpoints)
-
-
-def _links_between(question: Question) -> float:
-    built = _known(question.build())
-    return float(built.inventory.links - built.endpoints)
 
 
 def _forward_s(step: StepTime) -> float:
@@ -94,11 +83,14 @@ _INFERENCE: Final[dict[str, Callable[[Served], float]]] = {
     "generated token/s": lambda served: served.batch / served.token_s,
     "whole answer ms": lambda served: 1e3 * served.job.output_tokens / _known(served.tokens_per_s),
 }
-NETWORK: Final[dict[str, Callable[[Question], float]]] = {
-    "switches": lambda question: _known(question.build()).inventory.switches,
-    "links between switches": _links_between,
-    "USD/endpoint of the network": _network_price,
-}  # fmt: skip
+NETWORK: Final[dict[str, Callable[[Any, Any], float]]] = {
+    "switches": lambda built, costs: built.inventory.switches,
+    "links between switches": lambda built, costs: built.inventory.links - built.endpoints,
+    "USD/endpoint of the network": lambda built, costs: (
+        network_bill(built, switch=costs.switch, link=costs.link).capex / built.endpoints
+    ),
+}
+"""Of a network as it is built, and its costs."""
 
 
 def _under_load_ms(quantity: str, question: InferenceQuestion) -> float:
@@ -125,9 +117,8 @@ def predicted(configuration: dict[str, Any], catalogue: Catalogue) -> float:
     """The number that a row's configuration asks for. Raises ConfigError."""
     quantity = configuration["quantity"]
     value = _value(quantity, configuration["question"], catalogue)
-    if "over" in configuration:
-        value /= _value(quantity, configuration["over"], catalogue)
-    return value
+    over = configuration.get("over")
+    return value if over is None else value / _value(quantity, over, catalogue)
 
 
 def question_of(table: dict[str, Any], catalogue: Catalogue) -> AnyQuestion:
@@ -144,7 +135,7 @@ def _value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -> float:
     question = question_of(table, catalogue)
     if isinstance(question, Question):
         if quantity in NETWORK:
-            return NETWORK[quantity](question)
+            return NETWORK[quantity](question.build(), question.costs)
         return _TRAINING[quantity](question.job, question.answer())
     if quantity in (FIRST_UNDER_LOAD, BETWEEN_UNDER_LOAD):
         return _under_load_ms(quantity, question)

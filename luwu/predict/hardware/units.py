@@ -55,9 +55,7 @@ _UNITS: Final[dict[Dimension, dict[str, float]]] = {
     Dimension.TOKENS: {"tokens": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12},
 }  # fmt: skip
 _TEXT: Final = re.compile(r"\s*([+-]?[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(\S.*)?")
-_BARE: Final = {
-    Dimension.RATIO: "1", Dimension.COUNT: "count", Dimension.TOKENS: "tokens",
-}  # fmt: skip
+_BARE: Final = {Dimension.RATIO: "1", Dimension.COUNT: "count", Dimension.TOKENS: "tokens"}
 """Dimensions that need no unit."""
 
 
