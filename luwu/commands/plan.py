@@ -1,7 +1,4 @@
-"""`luwu plan`: the best configuration of a job on machines that are not here.
-
-luwu plan [FILE.toml] [--KEY VALUE ...] [--systems NAME,...]    luwu/predict/plan/planner.py
-"""
+"""`luwu plan`: the best configuration of a job on machines that are not here."""
 
 from __future__ import annotations
 
@@ -13,20 +10,16 @@ import click
 
 from luwu.commands import form
 from luwu.commands.predict import CATALOGUE, FILE, Command, asked_table
-from luwu.predict.ask.keys import TRAINING, QuestionKey, value_of
+from luwu.predict.ask.keys import TRAINING, value_of
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.plan.planner import GOALS, plan, plan_document, plan_text
 from luwu.predict.plan.planner_space import SEARCHED
 
 
-def _is_asked(key: QuestionKey) -> bool:
-    return key.name not in SEARCHED and any(system in TRAINING for system in key.systems)
-
-
 @click.command(
     "plan",
     cls=Command,
-    is_asked=_is_asked,
+    is_asked=lambda key: key.name not in SEARCHED and any(s in TRAINING for s in key.systems),
     examples=(
         "luwu plan --model llama3-70b --devices 64xh100-80 --network roce-100g \\\n"
         "      --tokens 1T --cost.device-rental 3USD/h --cost.node-rental 2USD/h",
@@ -50,10 +43,10 @@ def run(
     The question is in FILE, or in flags, as of luwu predict step. docs/predict.md describes it."""
     table = asked_table(asked, file, catalogue)
     if file is None:
-        node = table.get("node", {}).items()
-        lists = {key: value.split(",") for key, value in node if "," in str(value)}
-        several = {key: [value_of(each) for each in values] for key, values in lists.items()}
-        table["node"] = {**dict(node), **several}  # which is there, so that luwu takes part
+        table["node"] = {  # which is there, so that luwu takes part
+            key: [*map(value_of, value.split(","))] if "," in str(value) else value
+            for key, value in table.get("node", {}).items()
+        }
     table |= {} if systems is None else {"systems": systems.lower().replace(" ", "").split(",")}
     table |= {} if goal is None else {"goal": goal}
     found = plan(table, catalogue)

@@ -14,15 +14,8 @@ from luwu.base.errors import ConfigError, suggestion
 from luwu.base.parsers import path
 from luwu.commands import form
 from luwu.predict.ask.answer import answer, text
-from luwu.predict.ask.keys import (
-    SYSTEMS,
-    QuestionKey,
-    assumed_text,
-    keys,
-    table_of,
-    with_assumed,
-)
-from luwu.predict.ask.question import AnyQuestion, Question, make_question, read_table
+from luwu.predict.ask.keys import SYSTEMS, QuestionKey, assumed_text, keys, table_of, with_assumed
+from luwu.predict.ask.question import Question, make_question, read_table
 from luwu.predict.ask.sweep import STEP, Axis, parse_axis, sweep, sweep_document, sweep_text
 from luwu.predict.check import validate as checked
 from luwu.predict.driven.driven import play_driven_steps
@@ -45,13 +38,11 @@ class Command(form.Command):
         lambda key: True, **settings: Any,
     ) -> None:  # fmt: skip
         """As that of other commands; `is_asked`: of a key that is a flag."""
-        first = {key.place: key for key in reversed(keys()) if is_asked(key)}
-        asked = [
-            form.KeyFlag(key.place, key.shape, key.text, key.title, is_flag=not key.shape)
-            for key in keys()
-            if first.get(key.place) is key
-        ]
-        super().__init__(name, params=[*params, *asked], **settings)
+        asked = dict[str, click.Parameter]()
+        for key in filter(is_asked, keys()):
+            flag = form.KeyFlag(key.place, key.shape, key.text, key.title, is_flag=not key.shape)
+            asked.setdefault(key.place, flag)
+        super().__init__(name, params=[*params, *asked.values()], **settings)
 
     def take(self, ctx: click.Context, texts: Mapping[str, str]) -> None:
         """Pass the texts on as `asked`."""
@@ -70,12 +61,18 @@ def asked_table(
         )
     table = {} if file is None else read_table(file)
     for key, value in flags.items():
-        own = table.get(key)
-        if isinstance(own, dict) and isinstance(value, dict):
-            table[key] = {**own, **value}
-        else:
-            table[key] = value
+        own: Any = table.get(key)
+        both = isinstance(own, dict) and isinstance(value, dict)
+        table[key] = {**own, **value} if both else value
     return table
+
+
+def _completed(
+    asked: Mapping[str, str], file: Path | None, catalogue: Catalogue
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The table; without a file with keys that are left out, and these alone."""
+    table = asked_table(asked, file, catalogue)
+    return with_assumed(table) if file is None else (table, {})
 
 
 run = form.Commands(
@@ -108,23 +105,18 @@ def step(
     does not fit its devices. The question is in FILE, or in flags with the names of its keys; flags
     replace keys of FILE. Without FILE, keys that are left out are assumed, and the answer lists
     them. docs/predict.md describes the keys, luwu predict catalogue lists names."""
-    table, assumed = asked_table(asked, file, catalogue), dict[str, Any]()
-    if file is None:
-        table, assumed = with_assumed(table)
+    table, assumed = _completed(asked, file, catalogue)
     question = make_question(table, catalogue)
     document = answer(question) | {"assumed": assumed}
     if with_cores:
-        document["cores_step_s"] = _cores_step_s(question)
+        on = question.as_on_topology() if isinstance(question, Question) else None
+        if on is None or on.nodes is None:
+            raise ConfigError(
+                f"cores: are LuWu's, and the system is {question.system!r}; leave it out"
+            )
+        document["cores_step_s"] = play_driven_steps(on.job, on.nodes).step_s
     print(json.dumps(document, indent=1) if as_json else text(document))
     return 0 if document.get("fits", True) else 1
-
-
-def _cores_step_s(question: AnyQuestion) -> float:
-    """Seconds of a step as LuWu's cores decide it. Raises ConfigError for another system."""
-    on = question.as_on_topology() if isinstance(question, Question) else None
-    if on is None or on.nodes is None:
-        raise ConfigError(f"cores: are LuWu's, and the system is {question.system!r}; leave it out")
-    return play_driven_steps(on.job, on.nodes).step_s
 
 
 @run.command(
@@ -153,15 +145,12 @@ def run_sweep(
 ) -> int:  # fmt: skip
     """Predict a step for each value of one or more keys of a question, as a table. The question
     is in FILE, or in flags, as of luwu predict step."""
-    table, assumed = asked_table(asked, file, catalogue), dict[str, Any]()
-    if file is None:
-        table, assumed = with_assumed(table)
+    table, assumed = _completed(asked, file, catalogue)
     found = sweep(table, over, catalogue, of)
-    numbers = found.numbers(of)
     if as_json:
         print(json.dumps(sweep_document(found, of) | {"assumed": assumed}, indent=1))
     else:
-        print("\n".join([*assumed_text(assumed), sweep_text(found, of, numbers)]))
+        print("\n".join([*assumed_text(assumed), sweep_text(found, of)]))
     return 0
 
 
@@ -201,9 +190,7 @@ def presets() -> dict[str, str]:
 
 
 @run.command(
-    "init",
-    cls=form.Command,
-    examples=("luwu predict init", "luwu predict init luwu-64xh100"),
+    "init", cls=form.Command, examples=("luwu predict init", "luwu predict init luwu-64xh100")
 )
 @click.argument("name", required=False)
 def init(name: str | None) -> int:

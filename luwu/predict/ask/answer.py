@@ -1,14 +1,14 @@
 """The answer to a question: the time, its parts, the bottleneck, and how far off it may be.
 
-`answer` makes a document (one JSON schema for all systems, with what a system does not have left
-out), `text` the same for people. Keys mean the same in training and in inference: there, `parts_s`
-are those of the time between two tokens of a sequence, and `tokens_per_s` tokens that come out.
-Operations are counted twice and never mixed: MFU without what is computed again, HFU with it.
+`answer` makes a document, with one JSON schema for all systems; `text` shows it to people. In
+inference `parts_s` are those of the time between two tokens of a sequence, and `tokens_per_s`
+tokens that come out. MFU is without what is computed again, HFU with it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
@@ -18,26 +18,12 @@ from luwu.predict.ask.cost import HOUR_S, cost_document, cost_text, expense
 from luwu.predict.ask.error_bar import error_bar, error_bar_text, never_compared_text
 from luwu.predict.ask.fitting import nearest_fit
 from luwu.predict.ask.keys import assumed_text
-from luwu.predict.ask.question import (
-    AnyQuestion,
-    InferenceQuestion,
-    Question,
-    Served,
-)
+from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question, Served
+from luwu.predict.inference import inference_job as on_devices
+from luwu.predict.inference import inference_sockets as on_sockets
 from luwu.predict.inference.arrivals import arrivals_document, arrivals_text
-from luwu.predict.inference.inference_job import (
-    InferenceJob,
-    cache_bytes,
-    fixed_bytes,
-    maximum_batch,
-    sequence_bytes,
-    weight_bytes,
-)
-from luwu.predict.inference.inference_sockets import (
-    SocketJob,
-    socket_cache_bytes,
-    socket_weight_bytes,
-)
+from luwu.predict.inference.inference_job import InferenceJob
+from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model.job import utilisation
 from luwu.predict.model.placement import domain_count
 from luwu.predict.networks import on_topology
@@ -53,7 +39,6 @@ _OF_TRAINING: Final = (
     "devices", "data", "tensor", "pipeline", "virtual", "context", "expert", "sequence", "batch",
     "micro_batch", "recompute", "layers_in_hosts", "precision", "sequence_parallel",
 )  # fmt: skip
-"""Keys of a job as it was understood."""
 
 
 def answer(question: AnyQuestion) -> dict[str, Any]:
@@ -81,20 +66,13 @@ def answer(question: AnyQuestion) -> dict[str, Any]:
     return document
 
 
-# ---------------------------------------------------------------------- training
-
-
 def _training_answer(question: Question) -> dict[str, Any]:
     job, step = question.job, question.answer()
     seconds = step.seconds
     document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "system": question.system,
-        "step_s": seconds,
-        "parts_s": by_identifier(step.parts),
-        "resources_s": by_identifier(step.resources),
-        "binding": identifier(step.binding),
-        "binding_port": step.port or None,
+        "schema": SCHEMA, "system": question.system, "step_s": seconds,
+        "parts_s": by_identifier(step.parts), "resources_s": by_identifier(step.resources),
+        "binding": identifier(step.binding), "binding_port": step.port or None,
         "tokens": job.tokens,
         "tokens_per_s": job.tokens / seconds,
         "tokens_per_s_per_device": job.tokens / seconds / job.devices,
@@ -103,7 +81,7 @@ def _training_answer(question: Question) -> dict[str, Any]:
         "memory_bytes_max": job.device.memory_bytes,
         "micro_batches": step.micro_batches,
         "extrapolated": step.notes,
-    }
+    }  # fmt: skip
     mfu, (low, high) = document["mfu"], MFU_SANE
     nearest, warnings = None if question.fits else nearest_fit(question), []
     if not low <= mfu <= high:
@@ -112,11 +90,9 @@ def _training_answer(question: Question) -> dict[str, Any]:
     if is_gathered and step.binding in ("push", "disk write"):
         warnings.append("what several micro-batches push has its order: believe the cores")
     return document | {
-        "warnings": warnings,
-        "asked": asked(question),
-        "fits": question.fits,
+        "warnings": warnings, "asked": asked(question), "fits": question.fits,
         "nearest_fit": None if nearest is None else nearest.text,
-    }
+    }  # fmt: skip
 
 
 def asked(question: Question) -> dict[str, Any]:
@@ -132,8 +108,7 @@ def asked(question: Question) -> dict[str, Any]:
 def whole_training(
     question: Question, step_s: float, dollars_per_s: float | None
 ) -> dict[str, Any]:  # fmt: skip
-    """Steps, days, GPU-hours and dollars of all tokens that the question gives, without restarts,
-    evaluations and checkpoints."""
+    """Steps, days, GPU-hours and dollars of all tokens, without restarts and checkpoints."""
     assert question.tokens is not None
     steps = math.ceil(question.tokens / question.job.tokens)
     seconds = steps * step_s
@@ -144,12 +119,10 @@ def whole_training(
     }  # fmt: skip
 
 
-# ---------------------------------------------------------------------- inference
-
-
 def _inference_answer(question: InferenceQuestion) -> dict[str, Any]:
     served = question.answer()
-    job, prefill, rate = served.job, served.first_token_parts, served.tokens_per_s
+    job, rate = served.job, served.tokens_per_s
+    parts, prefill = served.token_parts, served.first_token_parts
     if isinstance(job, InferenceJob):
         own, device = _of_devices(question, job, served), job.device.name
         ranks: dict[str, Any] = {"tensor": job.tensor, "pipeline": job.pipeline}
@@ -160,14 +133,14 @@ def _inference_answer(question: InferenceQuestion) -> dict[str, Any]:
         ranks |= {"inside": job.inside.name}
         settings = {"batching": "static", "parallel_blocks": job.parallel_blocks}
     return {
-        "schema": SCHEMA,
-        "system": question.system,
+        "schema": SCHEMA, "system": question.system,
         "first_token_s": None if prefill is None else sum(prefill.values()),
         "token_s": served.token_s,
-        "parts_s": by_identifier(served.token_parts),
+        "parts_s": by_identifier(parts),
         "prefill_parts_s": None if prefill is None else by_identifier(prefill),
-        "binding": _largest(served.token_parts),
-        "prefill_binding": None if prefill is None else _largest(prefill),
+        "binding": identifier(max(parts, key=parts.__getitem__)),
+        "prefill_binding":
+            None if prefill is None else identifier(max(prefill, key=prefill.__getitem__)),
         "tokens_per_s": rate,
         "tokens_per_s_per_device": None if rate is None else rate / question.devices,
         "decode_tokens_per_s": question.replicas * served.batch / served.token_s,
@@ -186,18 +159,17 @@ def _inference_answer(question: InferenceQuestion) -> dict[str, Any]:
 
 def _of_devices(question: InferenceQuestion, job: InferenceJob, served: Served) -> dict[str, Any]:
     """What only devices have; memory is of one, with all sequences at their end (F1 to F3)."""
-    cache = cache_bytes(job, job.tokens)
+    cache = on_devices.cache_bytes(job, job.tokens)
+    work = on_devices.fixed_bytes(job) + job.batch * (on_devices.sequence_bytes(job) - cache)
     document: dict[str, Any] = {
-        "batch_max": maximum_batch(job),
+        "batch_max": on_devices.maximum_batch(job),
         "memory_bytes": {
-            "weights": weight_bytes(job),
-            "cache": job.batch * cache,
-            "work_space": fixed_bytes(job) + job.batch * (sequence_bytes(job) - cache),
+            "weights": on_devices.weight_bytes(job), "cache": job.batch * cache, "work_space": work,
         },
         "memory_bytes_max": job.device.memory_bytes,
         "extrapolated": served.extrapolated,
         "unknown": {},
-    }
+    }  # fmt: skip
     warnings = []
     if served.batch < job.batch:
         warnings.append(
@@ -230,24 +202,17 @@ def _of_sockets(job: SocketJob, served: Served) -> dict[str, Any]:
         warnings.append("first_token_s: at the peak of the processor, so a bound from below")
     if job.memory_bytes is None:
         warnings.append("memory_bytes is not given, so whether sockets hold this was not asked")
-    cache = job.batch * socket_cache_bytes(job, job.input_tokens + job.output_tokens)
+    cache = job.batch * on_sockets.socket_cache_bytes(job, job.input_tokens + job.output_tokens)
     return {
-        "memory_bytes": {"weights": socket_weight_bytes(job), "cache": cache},
-        "memory_bytes_max": job.memory_bytes,
-        "extrapolated": served.extrapolated,
-        "unknown": unknown,
-        "warnings": warnings,
-    }
-
-
-def _largest(parts: dict[str, float]) -> str:
-    return identifier(max(parts, key=lambda name: parts[name]))
+        "memory_bytes": {"weights": on_sockets.socket_weight_bytes(job), "cache": cache},
+        "memory_bytes_max": job.memory_bytes, "extrapolated": served.extrapolated,
+        "unknown": unknown, "warnings": warnings,
+    }  # fmt: skip
 
 
 def _nics(question: Any) -> dict[str, Any]:
     """NICs of a host, and what a device has of one."""
-    job = question.job
-    network = job.network
+    job, network = question.job, question.job.network
     if isinstance(job, SocketJob):
         devices, sharing, is_assumed = job.host_sockets, float(job.host_sockets), True
     else:
@@ -264,22 +229,13 @@ def _nics(question: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# ---------------------------------------------------------------------- for people
-
-
 def text(document: dict[str, Any]) -> str:
     """The document for people."""
     lines = [*never_compared_text(document["error"]), *assumed_text(document.get("assumed", {}))]
-    if "step_s" in document:
-        lines += _training_text(document)
-    else:
-        lines += [*_inference_text(document), _nics_text(document["nics"])]
-    if "whole_training" in document:
-        lines += ["", _whole_training_text(document["whole_training"])]
-    if "topology" in document:
-        lines += ["", *on_topology.document_text(document["topology"])]
-    if "cost" in document:
-        lines += ["", *cost_text(document["cost"])]
+    lines += _training_text(document) if "step_s" in document else _inference_text(document)
+    for key, shown in _SECTIONS.items():
+        if key in document:
+            lines += ["", *shown(document[key])]
     return "\n".join(lines)
 
 
@@ -308,7 +264,7 @@ def _training_text(document: dict[str, Any]) -> list[str]:
     if document["resources_s"]:
         lines += ["", "busy per step:"]
         lines += [f"  {words(name):<24} {s:9.3f} s" for name, s in document["resources_s"].items()]
-    return [*lines, "", _memory_text(document, "a device"), *_doubts_text(document)]
+    return [*lines, "", *_memory_text(document, "device")]
 
 
 def binding_text(document: dict[str, Any]) -> str:
@@ -342,13 +298,13 @@ def _cores_text(document: dict[str, Any]) -> list[str]:
     return [f"by its own cores  {cores_s:.3f} s{said}"]
 
 
-def _whole_training_text(found: dict[str, Any]) -> str:
+def _whole_training_text(found: dict[str, Any]) -> list[str]:
     dollars = found["dollars"]
     spent = "dollars are not known without [cost]" if dollars is None else f"{dollars:,.0f} USD"
-    return (
+    return [
         f"{found['tokens'] / 1e9:,.6g} billion tokens: {found['steps']:,} steps, "
         f"{found['days']:,.1f} days, {found['device_hours']:,.0f} GPU-hours, {spent}"
-    )
+    ]
 
 
 def _inference_text(document: dict[str, Any]) -> list[str]:
@@ -386,7 +342,7 @@ def _inference_text(document: dict[str, Any]) -> list[str]:
         lines += _parts_text(document["prefill_parts_s"], document["first_token_s"])
     if "arrivals" in document:
         lines += ["", *arrivals_text(document["arrivals"])]
-    return [*lines, "", _memory_text(document, f"a {each}"), *_doubts_text(document)]
+    return [*lines, "", *_memory_text(document, each), _nics_text(document["nics"])]
 
 
 def _ms_text(seconds: float | None) -> str:
@@ -412,20 +368,23 @@ def _parts_text(parts: dict[str, float], whole_s: float) -> list[str]:
     ]
 
 
-def _memory_text(document: dict[str, Any], what: str) -> str:
-    has = document["memory_bytes_max"]
-    known = "" if has is None else f"; it has {format_bytes(has)}"
-    return f"memory of {what}: {_uses_text(document['memory_bytes'])}{known}"
+def _memory_text(document: dict[str, Any], of: str) -> list[str]:
+    """Memory of a device or socket, look-ups beyond what was measured, and warnings."""
+    has, uses = document["memory_bytes_max"], _uses_text(document["memory_bytes"])
+    return [
+        f"memory of a {of}: {uses}{'' if has is None else f'; it has {format_bytes(has)}'}",
+        *(f"beyond what was measured: {k}: {v}" for k, v in document["extrapolated"].items()),
+        *(f"warning: {each}" for each in document["warnings"]),
+    ]
 
 
 def _uses_text(memory: dict[str, float]) -> str:
     return ", ".join(f"{words(name)} {format_bytes(nbytes)}" for name, nbytes in memory.items())
 
 
-def _doubts_text(document: dict[str, Any]) -> list[str]:
-    """Look-ups beyond what was measured, and warnings."""
-    lines = [
-        f"beyond what was measured: {name}: {said}"
-        for name, said in document["extrapolated"].items()
-    ]
-    return lines + [f"warning: {each}" for each in document["warnings"]]
+_SECTIONS: Final[dict[str, Callable[[Any], list[str]]]] = {
+    "whole_training": _whole_training_text,
+    "topology": on_topology.document_text,
+    "cost": cost_text,
+}
+"""Parts of a document that not each has, and their lines."""

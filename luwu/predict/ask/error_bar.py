@@ -1,9 +1,8 @@
 """How far off an answer may be: an interval of 80 %, from predictions of what had not been seen.
 
 `data/errors.toml` has the factor of each kind of answer, and of what makes it wider: a device that
-no row has in its precision, software that none has, experts, and a first token in a queue, which
-the closed form does not know. The interval goes from the answer over the factor to the answer times
-it; a queue makes it longer above alone.
+no row has in its precision, software that none has, experts, and above alone a first token in a
+queue. The interval goes from the answer over the factor to the answer times it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def _wider(question: AnyQuestion, known: dict[str, Any]) -> dict[str, str]:
     if isinstance(question.job, SocketJob):
         return {}
     job: Any = question.job
-    found: dict[str, str] = {}
+    found = dict[str, str]()
     on = f"{job.device.name} {job.precision}"
     if on not in known["devices"]:
         found["device"] = f"{on}: rows have {', '.join(known['devices'])}"
@@ -73,6 +72,5 @@ def _span_text(seconds: float, below: float, above: float) -> str:
 
 def never_compared_text(found: dict[str, Any]) -> list[str]:
     """The first line of an answer that is outside of everything; none of another."""
-    if len(found["wider"]) < 2:
-        return []
-    return [f"NOTHING LIKE THIS WAS COMPARED: by {', '.join(found['wider'])} no row is near", ""]
+    said = f"NOTHING LIKE THIS WAS COMPARED: by {', '.join(found['wider'])} no row is near"
+    return [said, ""] if len(found["wider"]) > 1 else []

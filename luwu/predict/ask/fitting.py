@@ -53,9 +53,8 @@ def nearest_fit(question: Question) -> Fit | None:
 def _options(question: Question) -> dict[str, list[Any]]:
     """Values of each key that save memory."""
     job = question.job
-    again = RECOMPUTE[RECOMPUTE.index(job.recompute) + 1 :]
     found: dict[str, list[Any]] = {
-        "recompute": list(again),
+        "recompute": list(RECOMPUTE[RECOMPUTE.index(job.recompute) + 1 :]),
         "micro_batch": [m for m in range(1, job.micro_batch) if job.micro_batch % m == 0],
         "devices": _doubled(job.devices, DEVICES_FACTOR_MAX),
     }
@@ -90,7 +89,5 @@ def _changed(job: TrainingJob, changes: dict[str, Any]) -> TrainingJob:
     except ConfigError:
         if "devices" not in changes:
             raise
-        batch = job.batch * changes["devices"] // job.devices
-        made = replace(job, batch=batch, **changes)
-        changes["batch"] = batch
-        return made
+        changes["batch"] = job.batch * changes["devices"] // job.devices
+        return replace(job, **changes)

@@ -1,9 +1,8 @@
 """The keys of a question, of files and of one-line questions: `data/question_keys.toml` lists them.
 
-`read_keys` reads the values of a table; `[topology]`, `[cost]` and `[arrivals]` have keys of their
-own. Flags are keys too, in place of a file or over one. Names are matched whatever their case;
-`64xh100-80` is `devices` and `device`. Without a file, keys that are left out are assumed
-(`[assumed]`), and the answer lists them.
+`[topology]`, `[cost]` and `[arrivals]` have keys of their own. Flags are keys too, in place of a
+file or over one; their names are matched whatever their case, and `64xh100-80` is `devices` and
+`device`. Without a file, keys that are left out are assumed, and the answer lists them.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ ALIASES: Final = {"fsdp": "zero3", "switchml": "atp"}
 SECTIONS: Final = {"luwu": "node", "zero-offload": "host", "zero-infinity": "host"}
 """The section of the file that a system requires, such as `[node]`."""
 _MORE_SECTIONS: Final = {"inference": ("arrivals",)}
-"""Sections that a system may have in addition."""
 _SYSTEMS_OF: Final[dict[str, tuple[str, ...]]] = {
     "all": tuple(SYSTEMS), "training": tuple(TRAINING), "serving": tuple(INFERENCE),
     "devices": (*TRAINING, "inference"), "offload": ("zero-offload", "zero-infinity"),
@@ -55,7 +53,6 @@ _READERS: Final[dict[str, Callable[[str, Mapping[str, Any], str], Any]]] = {
 _ENTRIES: Final = ("model", "device", "network", "processor", "disk")
 """Kinds of which the value is an entry of the catalogue."""
 _DIMENSIONS: Final = {each.name.lower(): each for each in Dimension}
-"""Kinds of numbers with a unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +76,8 @@ class QuestionKey:
 
     def read(self, table: Mapping[str, Any], catalogue: Catalogue) -> Any:
         """Its value: numbers in SI, names as what they name. Raises ConfigError."""
-        dimension = _DIMENSIONS.get(self.kind)
-        if dimension is not None:
-            return units.parse(self.place, table[self.name], dimension)
+        if self.kind in _DIMENSIONS:
+            return units.parse(self.place, table[self.name], _DIMENSIONS[self.kind])
         before = f"{self.section}." if self.section else ""
         value = _READERS.get(self.kind, text_of)(before, table, self.name)
         if self.kind in _ENTRIES:
@@ -96,29 +92,26 @@ def keys() -> tuple[QuestionKey, ...]:
     for group in data("question_keys.toml")["group"]:
         systems = _SYSTEMS_OF.get(group["systems"], (group["systems"],))
         needed, section = group.get("needed", ()), group.get("section", "")
-        for name, kind, shape, text in group["keys"]:
-            found.append(
-                QuestionKey(
-                    name=name, kind=kind, shape=shape, text=text, section=section,
-                    title=group["title"], systems=systems, is_needed=name in needed,
-                )
-            )  # fmt: skip
+        found += [
+            QuestionKey(
+                name=name, kind=kind, shape=shape, text=text, section=section,
+                title=group["title"], systems=systems, is_needed=name in needed,
+            )
+            for name, kind, shape, text in group["keys"]
+        ]  # fmt: skip
     return tuple(found)
 
 
 @cache
 def keys_of(system: str, section: str = "") -> Mapping[str, QuestionKey]:
     """The keys that a system takes, by name."""
-    return {
-        key.name: key for key in keys() if system in key.systems and key.section == section
-    }  # fmt: skip
+    return {key.name: key for key in keys() if system in key.systems and key.section == section}
 
 
 def read_keys(
     table: Mapping[str, Any], system: str, catalogue: Catalogue, section: str = ""
 ) -> dict[str, Any]:
-    """The values of the keys of a table. Raises ConfigError for a key that is unknown or missing,
-    and for a value that is none of its kind."""
+    """The values of the keys of a table. Raises ConfigError, which names the key."""
     known, more = keys_of(system, section), []
     if not section:
         more = [*_MORE_SECTIONS.get(system, ()), *SHARED]
@@ -168,10 +161,8 @@ def table_of(flags: Mapping[str, str], catalogue: Catalogue) -> dict[str, Any]:
                 raise ConfigError(f"devices: {text!r} names a device too; leave out --device")
             found["device"] = _known("device", devices[2], catalogue)
             text = devices[1]
-        if key.kind == "flag":
-            owner[key.name] = text != "false"
-        else:
-            owner[key.name] = _known(key.kind, value_of(text), catalogue)
+        value = text != "false" if key.kind == "flag" else value_of(text)
+        owner[key.name] = _known(key.kind, value, catalogue)
     return found
 
 

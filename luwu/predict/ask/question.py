@@ -1,9 +1,8 @@
 """A question as users write it: a TOML file, or a table, made into what is predicted.
 
-Which keys there are depends on the system: `data/question_keys.toml` lists them. `[topology]` and
-`[cost]` go with all systems: `networks/choice.py`, `cost.py`; `[arrivals]` with inference on
-devices: `inference/arrivals.py`. A key that is unknown, that belongs to another system, or that is
-missing is an error.
+Which keys there are depends on the system (`keys.py`). `[topology]` and `[cost]` go with all
+systems: `networks/choice.py`, `cost.py`; `[arrivals]` with inference on devices:
+`inference/arrivals.py`. A key that is unknown, of another system, or missing is an error.
 """
 
 from __future__ import annotations
@@ -21,59 +20,32 @@ from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Host
 from luwu.predict.hardware.keys import SHARED, optional_section_of, section_of, whole_of
 from luwu.predict.hardware.model import CONFIG_SUFFIX
+from luwu.predict.inference import inference_sockets as sockets
 from luwu.predict.inference.arrivals import Arrivals, make_arrivals
 from luwu.predict.inference.inference import predict_inference, predict_prefill, with_largest_batch
 from luwu.predict.inference.inference_job import InferenceJob
-from luwu.predict.inference.inference_sockets import (
-    SocketJob,
-    predict_socket_prefill,
-    predict_socket_token,
-    with_largest_socket_batch,
-)
+from luwu.predict.inference.inference_sockets import SocketJob
+from luwu.predict.model import memory
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import WIRE_BYTES
-from luwu.predict.model.memory import (
-    replicated_state_bytes,
-    sharded_state_bytes,
-    stage_memory,
-    window_bytes,
-)
 from luwu.predict.model.placement import domain_count
+from luwu.predict.networks import on_topology
 from luwu.predict.networks.choice import Built, TopologyChoice, check_ports, make_topology
-from luwu.predict.networks.on_topology import (
-    Exchange,
-    build_for_training,
-    inference_exchanges,
-    on_topology,
-    slowest,
-    socket_exchanges,
-    three_d_step,
-    training_exchanges,
-)
-from luwu.predict.systems.data_parallel import (
-    Offload,
-    predict_offload_step,
-    predict_replicated_step,
-    predict_sharded_step,
-    predict_switch_summed_step,
-)
+from luwu.predict.systems import data_parallel
+from luwu.predict.systems.data_parallel import Offload
 from luwu.predict.systems.in_network import OptimizerNodes, predict_in_network_step
 from luwu.predict.systems.training import predict_step
 
 ALONE: Final = {
-    "zero3": predict_sharded_step,
+    "zero3": data_parallel.predict_sharded_step,
     "3d": predict_step,
-    "ddp": predict_replicated_step,
-    "atp": predict_switch_summed_step,
+    "ddp": data_parallel.predict_replicated_step,
+    "atp": data_parallel.predict_switch_summed_step,
 }
 """Systems that are a job and nothing else."""
 LARGEST: Final = "largest"
 _DEGREES: Final = ("tensor", "pipeline", "virtual", "context", "expert", "expert_tensor")
 _HOST: Final = ("processor", "processors", "memory_bytes", "disk", "disks")
-_INSIDE: Final = "upi"
-
-
-# ---------------------------------------------------------------------- training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,33 +71,33 @@ class Question:
 
     def answer(self) -> StepTime:
         """The prediction. Raises ConfigError for what cannot be."""
+        if self.topology is not None and self.system == "3d":
+            found = on_topology.on_topology(self.topology, "3d", self.job, None)[2]
+            return on_topology.three_d_step(self.job, found)
         if self.topology is not None:
-            if self.system == "3d":
-                found = on_topology(self.topology, self.system, self.job, self.nodes)[2]
-                return three_d_step(self.job, found)
             return self.as_on_topology().answer()
         if isinstance(self.part, OptimizerNodes):
             return predict_in_network_step(self.job, self.part)
         if isinstance(self.part, Offload):
-            return predict_offload_step(self.job, self.part)
+            return data_parallel.predict_offload_step(self.job, self.part)
         return ALONE[self.system](self.job)
 
     def as_on_topology(self) -> Question:
         """The same without a topology, on ports as it leaves them."""
         if self.topology is None:
             return self
-        job, nodes, _ = on_topology(self.topology, self.system, self.job, self.nodes)
+        job, nodes, _ = on_topology.on_topology(self.topology, self.system, self.job, self.nodes)
         return replace(self, job=job, part=nodes or self.part, topology=None)
 
     def build(self) -> Built | None:
         """The network."""
         if self.topology is None:
             return None
-        return build_for_training(self.topology, self.job, self.nodes)
+        return on_topology.build_for_training(self.topology, self.job, self.nodes)
 
-    def exchanges(self) -> dict[str, Exchange]:
+    def exchanges(self) -> dict[str, on_topology.Exchange]:
         """That go over the network in a step."""
-        return training_exchanges(self.system, self.job, self.nodes)
+        return on_topology.training_exchanges(self.system, self.job, self.nodes)
 
     @property
     def nodes(self) -> OptimizerNodes | None:
@@ -136,13 +108,13 @@ class Question:
     def memory_bytes(self) -> dict[str, float]:
         """Memory of a device by use."""
         job = self.job
-        states, activations = stage_memory(job)
+        states, activations = memory.stage_memory(job)
         if self.system in ("ddp", "atp"):
-            states = replicated_state_bytes(job)
+            states = memory.replicated_state_bytes(job)
         elif self.system == "zero3":
-            states = sharded_state_bytes(job)
+            states = memory.sharded_state_bytes(job)
         elif self.system != "3d":  # a window, and where hosts have no weights a share of these
-            states = window_bytes(job)
+            states = memory.window_bytes(job)
             if isinstance(self.part, Offload) and not self.part.to_disk:
                 states += WIRE_BYTES * 2 * job.model.parameters / job.devices
         return {"states": states, "activations": activations}
@@ -169,12 +141,9 @@ class Question:
 
 
 def make_training_question(
-    table: Mapping[str, Any],
-    catalogue: Catalogue,
-    *,
-    topology: TopologyChoice | None = None,
+    table: Mapping[str, Any], catalogue: Catalogue, *, topology: TopologyChoice | None = None,
     costs: Costs | None = None,
-) -> Question:
+) -> Question:  # fmt: skip
     """A question of training, whose [topology] and [cost] are read. Raises ConfigError."""
     system = system_of(table)
     values = read_keys(table, system, catalogue)
@@ -222,15 +191,12 @@ def _on_hosts(values: dict[str, Any]) -> dict[str, Any]:
     """The values, with the streams of the network and the devices of a host that they give."""
     streams, devices = values.pop("streams", None), values.pop("devices_per_host", None)
     if streams is not None:
-        values["network"] = values["network"].with_streams(streams)
+        values["network"] = replace(values["network"], streams_count=float(streams))
     if devices is not None:
         values["device"] = replace(values["device"], domain_count=float(devices))
         if "software" in values:
             values["software"] = replace(values["software"], host_devices=None)
     return values
-
-
-# ---------------------------------------------------------------------- inference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,9 +210,8 @@ class Served:
     token_parts: dict[str, float]
     """Seconds between two tokens, by what they go to."""
     first_token_parts: dict[str, float] | None
-    """The same to a first token: that of a whole batch, which begins as one; in continuous batching
-    that of a request which finds a place free: at worst it waits for all of the round under way,
-    then for its own prompt. None: the processor's peak, which binds it, is not known."""
+    """The same to a first token of a whole batch; in continuous batching of a request which waits
+    for all of the round under way. None: the processor's peak is not known."""
     tokens_per_s: float | None
     """That come out of all copies; None where prefill is not known."""
     extrapolated: dict[str, str]
@@ -300,18 +265,18 @@ class InferenceQuestion:
         device = self.job.device if isinstance(self.job, InferenceJob) else None
         return self.topology.build(self.job.network, device, self.place.ranks)
 
-    def exchanges(self) -> dict[str, Exchange]:
+    def exchanges(self) -> dict[str, on_topology.Exchange]:
         """That go over the network in a decode round."""
         if isinstance(self.job, InferenceJob):
-            return inference_exchanges(self.job)
-        return socket_exchanges(self.job)
+            return on_topology.inference_exchanges(self.job)
+        return on_topology.socket_exchanges(self.job)
 
     def answer(self) -> Served:
         """The prediction. Raises ConfigError for what cannot be."""
         job, built = self.job, self.build()
         if built is not None:
             found = [each.connection(built) for each in self.exchanges().values()]
-            job = replace(job, network=slowest(job.network, found))
+            job = replace(job, network=on_topology.slowest(job.network, found))
         if isinstance(job, InferenceJob):
             return _on_devices(job, self.replicas)
         return _on_sockets(job, self.replicas)
@@ -331,9 +296,9 @@ def _on_devices(job: InferenceJob, replicas: int) -> Served:
 
 
 def _on_sockets(job: SocketJob, replicas: int) -> Served:
-    token, first, rate = predict_socket_token(job), None, None
+    token, first, rate = sockets.predict_socket_token(job), None, None
     if job.processor.bf16 is not None:
-        prefill = predict_socket_prefill(job)
+        prefill = sockets.predict_socket_prefill(job)
         whole_s = prefill.seconds + (job.output_tokens - 1) * token.seconds  # IN5
         first, rate = prefill.parts, replicas * job.batch * job.output_tokens / whole_s
     return Served(
@@ -351,10 +316,10 @@ def _make_inference_question(
     nics, batch = values.pop("nics_per_host", None), _batch_of(values)
     shared |= {"replicas": values.pop("replicas", 1), "is_largest": batch is None}
     if not is_on_devices:
-        inside = values.pop("inside", None) or catalogue.network(_INSIDE, "inside")
-        sockets = SocketJob(inside=inside, batch=batch or 1, **values)
+        values.setdefault("inside", catalogue.network("upi", "inside"))
+        host = SocketJob(batch=batch or 1, **values)
         return InferenceQuestion(
-            job=sockets if batch else with_largest_socket_batch(sockets), **shared
+            job=host if batch else sockets.with_largest_socket_batch(host), **shared
         )
     job = InferenceJob(batch=batch or 1, **values)
     if nics is not None:
@@ -382,8 +347,7 @@ AnyQuestion: TypeAlias = Question | InferenceQuestion
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """A TOML file of a user; the `config.json` of a model is found from its place. Raises
-    ConfigError."""
+    """A TOML file; a model's `config.json` is found from its place. Raises ConfigError."""
     table = read_toml(path, "question")
     model = table.get("model")
     if isinstance(model, str) and model.endswith(CONFIG_SUFFIX):

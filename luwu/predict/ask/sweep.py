@@ -32,9 +32,6 @@ _COLUMNS: Final = {
     "mfu": ("MFU", "{:.1%}"),
 }
 """Numbers of each row: their headings, and how they are written."""
-_NO_METRIC: Final = ("schema", "asked")
-_ADDING_UP: Final = "parts_s."
-"""Parts of a step: one that is not there takes no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,9 @@ class Axis:
 class Point:
     """A question, by one value of each axis; with its answer, or why there is none."""
 
-    values: tuple[tuple[Value, ...], ...]
+    changes: dict[str, Value]
+    labels: tuple[str, ...]
+    """The values as written, one of each axis."""
     answer: dict[str, Any] | None
     refused: str = ""
 
@@ -74,7 +73,7 @@ class Sweep:
     def numbers(self, of: str = STEP) -> list[float | None]:
         """A number of each point's answer, None where there is none."""
         flat = [None if each.answer is None else flattened(each.answer) for each in self.points]
-        absent = 0.0 if of.startswith(_ADDING_UP) else None
+        absent = 0.0 if of.startswith("parts_s.") else None  # a part not there takes no time
         return [None if each is None else each.get(of, absent) for each in flat]
 
 
@@ -106,8 +105,8 @@ def parse_axis(text: str) -> Axis:
 def sweep(
     table: Mapping[str, Any], axes: Sequence[Axis], catalogue: Catalogue, of: str = STEP
 ) -> Sweep:  # fmt: skip
-    """Ask for every combination. Raises ConfigError where none can be answered, too many are asked
-    for, or `of` is a number that no answer has: that is found before any request is played."""
+    """Ask for every combination. Raises ConfigError where none can be answered, there are too many,
+    or no answer has the number `of`: that is found before any request is played."""
     keys = [key for axis in axes for key in axis.keys]
     for key in keys:
         if keys.count(key) > 1:
@@ -139,25 +138,22 @@ def _points(
 ) -> Iterator[Point]:
     """Their answers; in short with one request played of each copy."""
     for values in itertools.product(*(axis.values for axis in axes)):
+        labels, changes = tuple(map(label, values)), dict[str, Value]()
+        for axis, chosen in zip(axes, values, strict=True):
+            changes |= zip(axis.keys, chosen, strict=True)
         try:
-            changes = {
-                key: value
-                for axis, chosen in zip(axes, values, strict=True)
-                for key, value in zip(axis.keys, chosen, strict=True)
-            }
             asked, known = replaced(table, changes, catalogue)
             if is_short and isinstance(asked.get("arrivals"), dict):
                 asked["arrivals"]["requests"] = asked.get("replicas", 1)
-            yield Point(values, answer(make_question(asked, known)))
+            yield Point(changes, labels, answer(make_question(asked, known)))
         except ConfigError as exc:
-            yield Point(values, None, str(exc))
+            yield Point(changes, labels, None, str(exc))
 
 
 def replaced(
     table: Mapping[str, Any], changes: Mapping[str, Value], catalogue: Catalogue
 ) -> tuple[dict[str, Any], Catalogue]:
-    """The question with other values, and the catalogue with what it then names. Raises
-    ConfigError."""
+    """A question with other values, and the catalogue of what it then names, or ConfigError."""
     copy = {
         key: dict(value) if isinstance(value, Mapping) else value for key, value in table.items()
     }
@@ -198,13 +194,13 @@ def _with_number(table: dict[str, Any], key: str, value: Value, catalogue: Catal
     if entry is None:
         return catalogue  # the question says what names are known
     every = keys_of(KINDS[kind])
-    keys = {each.name: each for each in every.values() if len(each.dimensions) == 1}
+    keys = {each: found for each, found in every.items() if len(found) == 1}
     if name not in keys:
         why = "is a measured curve, no number" if name in every else "is not a number"
         raise ConfigError(
             f"{key} {why} of a {kind}{suggestion(name, keys)}; they are {', '.join(keys)}"
         )
-    number = units.parse(key, value, keys[name].dimensions[0])
+    number = units.parse(key, value, keys[name][0])
     new = f"{entry_name}, {name} {value}"
     owner[kind] = new
     changed = {**entries, new: replace(entry, name=new, **{name: number})}
@@ -220,7 +216,7 @@ def flattened(document: Mapping[str, Any], place: str = "") -> dict[str, float]:
     """All numbers of an answer, by name: `step_s`, `memory_bytes.states`."""
     found: dict[str, float] = {}
     for name, value in document.items():
-        if name in _NO_METRIC:
+        if name in ("schema", "asked"):
             continue
         if isinstance(value, Mapping):
             found |= flattened(value, f"{place}{name}.")
@@ -237,11 +233,7 @@ def sweep_document(found: Sweep, of: str) -> dict[str, Any]:
         "of": of,
         "points": [
             {
-                "values": {
-                    key: value
-                    for axis, chosen in zip(found.axes, point.values, strict=True)
-                    for key, value in zip(axis.keys, chosen, strict=True)
-                },
+                "values": point.changes,
                 "number": number,
                 "answer": point.answer,
                 "refused": point.refused or None,
@@ -251,37 +243,26 @@ def sweep_document(found: Sweep, of: str) -> dict[str, Any]:
     }
 
 
-def sweep_text(found: Sweep, of: str, numbers: Sequence[float | None]) -> str:
+def sweep_text(found: Sweep, of: str) -> str:
     """A sweep for people: a row for each point."""
-    shown = [] if of in _COLUMNS else [of]
-    names, headings = [axis.name for axis in found.axes], [head for head, _ in _COLUMNS.values()]
-    rows = [[*names, *headings, *shown, "bottleneck"]]
-    for point, number in zip(found.points, numbers, strict=True):
-        cells = [label(value) for value in point.values]
+    shown, headings = [] if of in _COLUMNS else [of], [head for head, _ in _COLUMNS.values()]
+    rows = [[*(axis.name for axis in found.axes), *headings, *shown, "bottleneck"]]
+    said = dict[str, None]()
+    for point, number in zip(found.points, found.numbers(of), strict=True):
         if point.answer is None:
-            rows.append([*cells, f"rejected: {point.refused}"])
+            rows.append([*point.labels, f"rejected: {point.refused}"])
             continue
-        for key, (_, form) in _COLUMNS.items():
-            value = point.answer.get(key)
-            cells.append("-" if value is None else form.format(value))
-        cells += ["-" if number is None else f"{number:.6g}" for _ in shown]
-        warned = f"; {len(point.answer['warnings'])} warning(s)" if point.answer["warnings"] else ""
-        rows.append([*cells, f"{binding_text(point.answer)}{warned}"])
-    widths = [
-        max(len(row[index]) for row in rows if index < len(row) - 1)
-        for index in range(len(rows[0]) - 1)
-    ]
+        numbers = [(point.answer.get(key), form) for key, (_, form) in _COLUMNS.items()]
+        numbers += [(number, "{:.6g}") for _ in shown]
+        cells = ["-" if value is None else form.format(value) for value, form in numbers]
+        warnings = point.answer["warnings"]
+        warned = f"; {len(warnings)} warning(s)" if warnings else ""
+        rows.append([*point.labels, *cells, f"{binding_text(point.answer)}{warned}"])
+        said |= {f"warning: {', '.join(point.labels)}: {each}": None for each in warnings}
+    columns = itertools.zip_longest(*(row[:-1] for row in rows), fillvalue="")
+    widths = [max(map(len, column)) for column in columns]
     lines = [
         "  ".join([*(f"{c:>{w}}" for c, w in zip(row[:-1], widths, strict=False)), row[-1]])
         for row in rows
     ]
-    said = list(dict.fromkeys(each for point in found.points for each in _warnings(point)))
-    return "\n".join(lines + [f"warning: {each}" for each in said])
-
-
-def _warnings(point: Point) -> list[str]:
-    """With the values that they are of."""
-    if point.answer is None:
-        return []
-    where = ", ".join(label(value) for value in point.values)
-    return [f"{where}: {each}" for each in point.answer["warnings"]]
+    return "\n".join([*lines, *said])

@@ -20,11 +20,9 @@ from luwu.predict.ask.question import (
 from luwu.predict.ask.sweep import replaced
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Host
-from luwu.predict.hardware.units import Dimension, parse
 from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.model.job import StepTime, TrainingJob, utilisation
 from luwu.predict.model.memory import stage_memory
-from luwu.predict.networks.choice import Built
 from luwu.predict.networks.cost import network_bill
 
 
@@ -36,29 +34,15 @@ def published_operations(job: TrainingJob) -> float:
     return ((3 + again) * forward - again * head) / job.devices
 
 
-def _model_operations(job: TrainingJob, seen: float) -> float:
-    """Operations per step and device with a share `seen` of the scores; none is recomputed."""
-    model = job.model
-    forward = model.layers * model.layer_operations(job.tokens, job.sequence, seen)
-    return 3 * (forward + model.head_operations(job.tokens)) / job.devices
+def _teraflops(job: TrainingJob, step: StepTime, seen: float) -> float:
+    """The rate of a device with a share `seen` of the scores; none is recomputed."""
+    operations = job.model.step_operations(job.tokens, job.sequence, seen)
+    return operations / job.devices / step.seconds / 1e12
 
 
 def _known(value: Any) -> Any:
     assert value is not None  # the rows name processors whose peak is known
     return value
-
-
-def _built(question: Question) -> Built:
-    built = question.build()
-    assert built is not None
-    return built
-
-
-def _network_price(question: Question) -> float:
-    built, costs = _built(question), question.costs
-    assert costs is not None
-    assert costs.link is not None
-    return network_bill(built, switch=costs.switch, link=costs.link).capex / built.endpoints
 
 
 def _forward_s(step: StepTime) -> float:
@@ -81,10 +65,8 @@ _TRAINING: Final[dict[str, Callable[[TrainingJob, StepTime], float]]] = {
     "token/s/device": lambda job, step: job.tokens / step.seconds / job.devices,
     "TFLOP/s/device with recomputation":
         lambda job, step: published_operations(job) / step.seconds / 1e12,
-    "TFLOP/s/device, scores in full":
-        lambda job, step: _model_operations(job, 1.0) / step.seconds / 1e12,
-    "TFLOP/s/device, half of the scores":
-        lambda job, step: _model_operations(job, 0.5) / step.seconds / 1e12,
+    "TFLOP/s/device, scores in full": lambda job, step: _teraflops(job, step, 1.0),
+    "TFLOP/s/device, half of the scores": lambda job, step: _teraflops(job, step, 0.5),
 }  # fmt: skip
 FIRST_UNDER_LOAD: Final = "first token under load ms"
 BETWEEN_UNDER_LOAD: Final = "between tokens under load ms"
@@ -101,21 +83,14 @@ _INFERENCE: Final[dict[str, Callable[[Served], float]]] = {
     "generated token/s": lambda served: served.batch / served.token_s,
     "whole answer ms": lambda served: 1e3 * served.job.output_tokens / _known(served.tokens_per_s),
 }
-NETWORK: Final[dict[str, Callable[[Question], float]]] = {
-    "switches": lambda question: _built(question).inventory.switches,
-    "links between switches":
-        lambda question: _built(question).inventory.links - _built(question).endpoints,
-    "USD/endpoint of the network": _network_price,
-}  # fmt: skip
-
-
-def _adam_s(table: dict[str, Any], catalogue: Catalogue) -> float:
-    """Seconds of Adam on a host's processors."""
-    memory_bytes = parse("memory_bytes", table["memory_bytes"], Dimension.BYTES)
-    host = Host(
-        processor=catalogue.find("processor", table["processor"]), memory_bytes=memory_bytes
-    )
-    return host.adam(table["parameters"])
+NETWORK: Final[dict[str, Callable[[Any, Any], float]]] = {
+    "switches": lambda built, costs: built.inventory.switches,
+    "links between switches": lambda built, costs: built.inventory.links - built.endpoints,
+    "USD/endpoint of the network": lambda built, costs: (
+        network_bill(built, switch=costs.switch, link=costs.link).capex / built.endpoints
+    ),
+}
+"""Of a network as it is built, and its costs."""
 
 
 def _under_load_ms(quantity: str, question: InferenceQuestion) -> float:
@@ -142,9 +117,8 @@ def predicted(configuration: dict[str, Any], catalogue: Catalogue) -> float:
     """The number that a row's configuration asks for. Raises ConfigError."""
     quantity = configuration["quantity"]
     value = _value(quantity, configuration["question"], catalogue)
-    if "over" in configuration:
-        value /= _value(quantity, configuration["over"], catalogue)
-    return value
+    over = configuration.get("over")
+    return value if over is None else value / _value(quantity, over, catalogue)
 
 
 def question_of(table: dict[str, Any], catalogue: Catalogue) -> AnyQuestion:
@@ -155,12 +129,13 @@ def question_of(table: dict[str, Any], catalogue: Catalogue) -> AnyQuestion:
 
 
 def _value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -> float:
-    if quantity == "Adam s":
-        return _adam_s(table, catalogue)
+    if quantity == "Adam s":  # of a host's processors, whatever its memory
+        host = Host(processor=catalogue.find("processor", table["processor"]), memory_bytes=0.0)
+        return host.adam(table["parameters"])
     question = question_of(table, catalogue)
     if isinstance(question, Question):
         if quantity in NETWORK:
-            return NETWORK[quantity](question)
+            return NETWORK[quantity](question.build(), question.costs)
         return _TRAINING[quantity](question.job, question.answer())
     if quantity in (FIRST_UNDER_LOAD, BETWEEN_UNDER_LOAD):
         return _under_load_ms(quantity, question)

@@ -1,9 +1,8 @@
 """Published results beside predictions of the same, all families: how far off the model is.
 
-Each row of `data/calibration.toml` is a question; the same code answers it that answers a user. Of
-each family and each group of its rows the mean and the maximum of errors, and whether rows of one
-group in one quantity keep their order. All rows calibrate the model; how good it was at what it had
-not seen, `python -m benchmarks.blind` says.
+Each row of `data/calibration.toml` is a question; the same code answers it that answers a user.
+All rows calibrate the model; `python -m benchmarks.blind` shows how good it was at what it had not
+seen.
 
 Order is Kendall's tau-b: of all pairs, those that both put in the same order less those in another
 one, over the geometric mean of the pairs that each tells apart. 1: the same order; -1: the opposite
@@ -13,15 +12,17 @@ one. Source: Kendall, Rank Correlation Methods, 1948.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
+from operator import itemgetter
 from statistics import mean
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from luwu.predict.check.quantities import is_rate, predicted, signed_error
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import data
 
+_Groups: TypeAlias = dict[Any, list[dict[str, Any]]]
 SCHEMA: Final = 4
 """4: every row is a quantity of a question; those that were predicted blind are among them."""
 _OF_GROUP: Final = ("family", "source", "series")
@@ -46,11 +47,10 @@ def rows(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
                 if "over" in series:
                     row["over"] = {**question, **series["over"]}
                 value = predicted(row, catalogue)
-                rate = is_rate(keys["quantity"])
                 yield {
                     "family": table["family"], "group": group, "name": _name(question), **row,
                     "published": published, "predicted": value, "source": table["source"],
-                    "error": signed_error(published, value, rate=rate),
+                    "error": signed_error(published, value, rate=is_rate(keys["quantity"])),
                 }  # fmt: skip
 
 
@@ -65,20 +65,23 @@ def _name(question: dict[str, Any]) -> str:
 
 def document(catalogue: Catalogue) -> dict[str, Any]:
     """All rows by family, and a summary of each."""
-    families: dict[str, list[dict[str, Any]]] = {}
-    for row in rows(catalogue):
-        families.setdefault(row.pop("family"), []).append(row)
+    families = _grouped(rows(catalogue), lambda row: row.pop("family"))
     summary = {name: _summary(own) for name, own in families.items()}
     return {"schema": SCHEMA, **families, "summary": summary}
 
 
-def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    groups: dict[str, list[dict[str, Any]]] = {}
+def _grouped(rows: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], Any]) -> _Groups:
+    """Rows by a key, in the order in which they come."""
+    found: _Groups = {}
     for row in rows:
-        groups.setdefault(row["group"], []).append(row)
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    groups = _grouped(rows, itemgetter("group"))
     return {
-        **_errors(rows),
-        "rankings": rankings(rows),
+        **_errors(rows), "rankings": rankings(rows),
         "groups": [{"group": name, **_errors(own)} for name, own in groups.items()],
     }  # fmt: skip
 
@@ -112,31 +115,19 @@ def _within(each: dict[str, Any]) -> str:
     return f"{each['mean']:.1%} in the mean, {each['max']:.1%} at most"
 
 
-# ---------------------------------------------------------------------- rankings
-
-
 def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float | None:
     """Kendall's tau of two lists of the same things. None if one of them has equal values only."""
-    agreed, told, told_by_other = 0, 0, 0
-    for (a, b), (c, d) in combinations(zip(one, other, strict=True), 2):
-        first, second = (a > c) - (a < c), (b > d) - (b < d)
-        agreed += first * second
-        told += first != 0
-        told_by_other += second != 0
-    if not told or not told_by_other:
-        return None
-    return agreed / math.sqrt(told * told_by_other)
+    firsts, seconds = ([(a > b) - (a < b) for a, b in combinations(v, 2)] for v in (one, other))
+    agreed = sum(a * b for a, b in zip(firsts, seconds, strict=True))
+    told = math.sqrt(sum(map(abs, firsts)) * sum(map(abs, seconds)))
+    return agreed / told if told else None
 
 
 def rankings(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rankings of all groups of comparable rows: those of one group in one quantity."""
-    groups: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for row in rows:
-        key = row["group"], row["quantity"]
-        groups.setdefault(key, []).append((row["published"], row["predicted"]))
     found = []
-    for (group, quantity), pairs in groups.items():
-        tau = kendall_tau([each[0] for each in pairs], [each[1] for each in pairs])
+    for (group, quantity), own in _grouped(rows, itemgetter("group", "quantity")).items():
+        tau = kendall_tau([row["published"] for row in own], [row["predicted"] for row in own])
         if tau is not None:
-            found.append({"group": group, "quantity": quantity, "rows": len(pairs), "tau": tau})
+            found.append({"group": group, "quantity": quantity, "rows": len(own), "tau": tau})
     return found

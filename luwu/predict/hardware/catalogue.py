@@ -1,9 +1,8 @@
 """The catalogue of hardware and models: files of data, and those that a user adds.
 
 Every number has a source, a date, and a tag: how much it can be trusted; a measured curve is a
-table of sizes and rates. A user's file has the same form; what it says of a name that is known
-replaces single numbers, and `like = "A100-80"` takes the rest from another entry. What is unknown,
-misspelt or of another dimension is an error that names the key.
+table of sizes and rates. A user's file has the same form; it replaces single numbers of names that
+are known, and `like = "A100-80"` takes the rest from another entry.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from __future__ import annotations
 import datetime
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
+from functools import partialmethod
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -19,13 +19,7 @@ from typing import Any, Final
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.foreign import read_toml
 from luwu.predict.hardware import units
-from luwu.predict.hardware.hardware import (
-    KINDS,
-    Curve,
-    Device,
-    Network,
-    keys_of,
-)
+from luwu.predict.hardware.hardware import KINDS, Curve, keys_of
 from luwu.predict.hardware.model import CONFIG_SUFFIX, Transformer, read_model_config
 from luwu.predict.hardware.software import data
 from luwu.predict.hardware.units import Dimension
@@ -33,10 +27,7 @@ from luwu.predict.hardware.units import Dimension
 TAGS: Final = ("read", "stated", "paper", "derived", "memory", "assumed")
 """read in its source; stated by a document that we know; published of the system we reproduce;
 computed from others; from memory, to be checked; assumed."""
-_ABOUT: Final = ("source", "tag", "date")
 _MODEL: Final = "model"
-_LIKE_MAX: Final = 8
-"""Entries that are like one another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +47,12 @@ class Catalogue:
     known: dict[str, Known] = field(default_factory=dict)
     """`device.A100-80.bf16` -> where it comes from."""
 
-    def device(self, name: str, key: str = "device") -> Device:
-        found: Device = self.find("device", name, key)
-        return found
-
-    def network(self, name: str, key: str = "network") -> Network:
-        found: Network = self.find("network", name, key)
-        return found
-
-    def model(self, name: str, key: str = "model") -> Transformer:
-        found: Transformer = self.find(_MODEL, name, key)
-        return found
-
     def names(self, kind: str) -> list[str]:
         """Names of all entries of a kind."""
         return sorted(self.entries.get(kind, {}))
 
     def find(self, kind: str, name: str, key: str = "") -> Any:
-        """An entry, or the model of a `config.json`; `key` is where a question names it, if not its
-        kind. Raises ConfigError."""
+        """An entry, or a `config.json`'s model; a question has it at `key`. Raises ConfigError."""
         if kind == _MODEL and name.endswith(CONFIG_SUFFIX):
             return read_model_config(Path(name))
         found = self.entries.get(kind, {}).get(name)
@@ -85,6 +63,10 @@ class Catalogue:
                 f"{', '.join(names) or 'none'}, and what you add by --catalogue FILE"
             )
         return found
+
+    device = partialmethod(find, "device")
+    network = partialmethod(find, "network")
+    model = partialmethod(find, _MODEL)
 
 
 def load(*more: Path) -> Catalogue:
@@ -119,25 +101,20 @@ def _merge(
             tables.setdefault(kind, {}).setdefault(name, {}).update(entry)
 
 
-def _with_like(kind: str, name: str, entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _with_like(
+    kind: str, name: str, entries: dict[str, dict[str, Any]], seen: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """The numbers of an entry, over those of the entry that it is like."""
-    entry, seen = entries[name], [name]
-    while (like := entry.get("like")) is not None:
-        if (
-            not isinstance(like, str)
-            or like not in entries
-            or like in seen
-            or len(seen) > _LIKE_MAX
-        ):
-            raise ConfigError(
-                f"{kind}.{name}.like: no other {kind} {like!r} is known"
-                f"{suggestion(str(like), entries)}"
-            )
-        seen.append(like)
-        entry = {**entries[like], **{k: v for k, v in entry.items() if k != "like"}}
-        if "like" in entries[like]:
-            entry["like"] = entries[like]["like"]
-    return entry
+    entry, seen = dict(entries[name]), (*seen, name)
+    like = entry.pop("like", None)
+    if like is None:
+        return entry
+    if not isinstance(like, str) or like not in entries or like in seen:
+        raise ConfigError(
+            f"{kind}.{seen[0]}.like: no other {kind} {like!r} is known"
+            f"{suggestion(str(like), entries)}"
+        )
+    return {**_with_like(kind, like, entries, seen), **entry}
 
 
 def _made(catalogue: Catalogue, kind: str, name: str, entry: Mapping[str, Any]) -> Any:
@@ -145,21 +122,19 @@ def _made(catalogue: Catalogue, kind: str, name: str, entry: Mapping[str, Any]) 
         return Transformer.parse(f"{kind}.{name}", name, entry)
     keys = keys_of(KINDS[kind])
     values: dict[str, Any] = {}
-    for name_of_key, value in entry.items():
-        place, key = f"{kind}.{name}.{name_of_key}", keys.get(name_of_key)
-        if key is None:
+    for key, value in entry.items():
+        place = f"{kind}.{name}.{key}"
+        if key not in keys:
             raise ConfigError(
-                f"{place} is unknown{suggestion(name_of_key, keys)}; a {kind} has {', '.join(keys)}"
+                f"{place} is unknown{suggestion(key, keys)}; a {kind} has {', '.join(keys)}"
             )
-        if len(key.dimensions) == 2:
-            values[key.name] = _curve(place, value, *key.dimensions)
-        else:
-            values[key.name] = units.parse(place, value, key.dimensions[0])
+        read = _curve if len(keys[key]) == 2 else units.parse
+        values[key] = read(place, value, *keys[key])
         catalogue.known[place] = _about(place, value)
-    for key in keys.values():
-        if key.is_required and key.name not in values:
-            fits = units.units_of(key.dimensions[0])
-            raise ConfigError(f"{kind}.{name}.{key.name} is missing; give it in one of {fits}")
+    for each in fields(KINDS[kind]):
+        if each.default is MISSING and each.name not in ("name", *values):
+            fits = units.units_of(keys[each.name][0])
+            raise ConfigError(f"{kind}.{name}.{each.name} is missing; give it in one of {fits}")
     return KINDS[kind](name=name, **values)
 
 
@@ -169,16 +144,13 @@ def _curve(place: str, table: Any, size: Dimension, rate: Dimension) -> Curve:
     size_unit = table.get("size_unit", size.value)
     sizes = [units.to_si(f"{place}.sizes", value, size_unit, size) for value in table["sizes"]]
     rates = [units.to_si(f"{place}.rates", each, table["unit"], rate) for each in table["rates"]]
-    try:
-        return Curve(place, tuple(sizes), tuple(rates))
-    except ValueError as exc:
-        raise ConfigError(str(exc)) from exc
+    return Curve(place, tuple(sizes), tuple(rates))
 
 
 def _about(place: str, value: Any) -> Known:
     """Source, tag and date; a user's own number may come without."""
     table = value if isinstance(value, dict) else {}
-    source, tag, date = (table.get(name) for name in _ABOUT)
+    source, tag, date = (table.get(name) for name in ("source", "tag", "date"))
     if tag is not None and tag not in TAGS:
         raise ConfigError(f"{place}.tag: {tag!r} is not one of {', '.join(TAGS)}")
     if date is not None:
@@ -200,7 +172,7 @@ def listing(
 ) -> dict[str, Any]:  # fmt: skip
     """By kind and name: properties, numbers in SI, and their sources. Raises ConfigError."""
     found: dict[str, Any] = {
-        "system": {name: _listed({"description": text}) for name, text in systems.items()},
+        "system": {name: _listed({"description": text}, {}) for name, text in systems.items()},
         "model": {
             name: _listed({key: getattr(model, key) for key in _MODEL_KEYS}, {"": model.source})
             for name, model in catalogue.entries["model"].items()
@@ -221,11 +193,11 @@ def listing(
     return {"schema": SCHEMA, "kinds": found if kind is None else {kind: found[kind]}}
 
 
-def _listed(properties: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> Any:
-    return {"properties": dict(properties), "sources": dict(sources or {})}
+def _listed(properties: dict[str, Any], sources: dict[str, str]) -> Any:
+    return {"properties": properties, "sources": sources}
 
 
-def _entry(catalogue: Catalogue, kind: str, name: str) -> dict[str, Any]:
+def _entry(catalogue: Catalogue, kind: str, name: str) -> Any:
     """Its numbers, without curves; the sources of these too."""
     place, entry = f"{kind}.{name}.", catalogue.entries[kind][name]
     sources = {
@@ -234,10 +206,7 @@ def _entry(catalogue: Catalogue, kind: str, name: str) -> dict[str, Any]:
         if at.startswith(place)
     }
     values = {key: getattr(entry, key) for key in sources}
-    found: dict[str, Any] = _listed(
-        {key: value for key, value in values.items() if isinstance(value, float)}, sources
-    )
-    return found
+    return _listed({k: value for k, value in values.items() if isinstance(value, float)}, sources)
 
 
 def listing_text(document: Mapping[str, Any]) -> str:
@@ -259,7 +228,7 @@ def _shown(kind: str, key: str, value: Any) -> str:
         return str(value)
     if kind not in KINDS:
         return f"{key} {value:,}" if type(value) is int else f"{key} {value}"
-    dimension = keys_of(KINDS[kind])[key].dimensions[0]
+    dimension = keys_of(KINDS[kind])[key][0]
     if dimension in (Dimension.RATIO, Dimension.COUNT):
         return f"{key} {value:g}"
     if dimension is Dimension.SECONDS:

@@ -20,7 +20,7 @@ import dataclasses
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeAlias, get_type_hints
+from typing import Annotated, Final, TypeAlias, get_type_hints
 
 from luwu.base.dtypes import DTYPES, MASTER_DTYPES
 from luwu.base.errors import ConfigError
@@ -45,13 +45,12 @@ class Curve:
     def __post_init__(self) -> None:
         ordered = all(a < b for a, b in zip(self.sizes, self.sizes[1:], strict=False))
         if len(self.sizes) != len(self.rates) or not self.sizes or not ordered:
-            raise ValueError(f"{self.name}: needs sizes that rise, and a rate for each")
+            raise ConfigError(f"{self.name}: needs sizes that rise, and a rate for each")
 
     def rate(self, size: float, notes: Notes | None = None) -> float:
         """The rate at a size. A size outside of the points is noted."""
         sizes, rates = self.sizes, self.rates
-        outside = size < sizes[0] or size > sizes[-1]
-        if outside and notes is not None:
+        if notes is not None and not sizes[0] <= size <= sizes[-1]:
             said = f"{size:.3g} is outside of {sizes[0]:.3g} to {sizes[-1]:.3g}"
             notes.setdefault(self.name, said)
         if size <= sizes[0]:
@@ -62,9 +61,6 @@ class Curve:
         low, high = sizes[above - 1], sizes[above]
         share = math.log(size / low) / math.log(high / low)
         return rates[above - 1] + share * (rates[above] - rates[above - 1])
-
-
-# ---------------------------------------------------------------------- parts of machines
 
 
 Rate: TypeAlias = Annotated[float, Dimension.BYTES_PER_S]
@@ -80,31 +76,14 @@ ProductCurve: TypeAlias = Annotated[Curve, Dimension.COUNT, Dimension.OPERATIONS
 BusCurve: TypeAlias = Annotated[Curve, Dimension.BYTES, Dimension.BYTES_PER_S]
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A number or a curve that an entry has."""
-
-    name: str
-    dimensions: tuple[Dimension, ...]
-    """One of a number, two of a curve: of its sizes and of its rates."""
-    is_required: bool
-
-
-def keys_of(kind: type) -> dict[str, Key]:
-    """Keys of an entry of a kind, without its name."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {
-        each.name: Key(
-            each.name, _dimensions(hints[each.name]), each.default is dataclasses.MISSING
-        )
-        for each in dataclasses.fields(kind)
-        if each.name != "name"
-    }
-
-
-def _dimensions(hint: Any) -> tuple[Dimension, ...]:
-    options = [hint, *getattr(hint, "__args__", ())]
-    return next(each.__metadata__ for each in options if hasattr(each, "__metadata__"))
+def keys_of(kind: type) -> dict[str, tuple[Dimension, ...]]:
+    """Keys of an entry of a kind: a number's dimension; of a curve those of sizes and rates."""
+    found: dict[str, tuple[Dimension, ...]] = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        for option in (hint, *getattr(hint, "__args__", ())):
+            if hasattr(option, "__metadata__"):
+                found[name] = option.__metadata__
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +106,7 @@ class Device:
     all_reduce: BusCurve | None = None
     """Bus bandwidth among the devices of one domain, by size."""
     exponentials: Ratio = 1.0
-    """Rate of exponentials, which attention in one kernel waits for, over that of others of its
-    generation."""
+    """Rate of exponentials (of attention) over that of others of its generation."""
     domain_count: Count = 1.0
     """Devices that share a fast network of their own."""
     domain_rate: Rate | None = None
@@ -145,9 +123,8 @@ class Device:
 
     def matmul(self, precision: str) -> Curve | None:
         """The measured curve of a precision."""
-        if precision == "bf16":
-            return self.matmul_bf16
-        return self.matmul_fp8 if precision == "fp8" else None
+        found: Curve | None = getattr(self, f"matmul_{precision}", None)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,26 +148,20 @@ class Network:
     """Latency of a switch on the way."""
 
     def __post_init__(self) -> None:
-        if not self.devices_count >= 1:
+        place, devices, streams = f"network.{self.name}", self.devices_count, self.streams_count
+        if not devices >= 1:
+            raise ConfigError(f"{place}.devices_count: {devices:g} share a port; 1 or more fits")
+        if streams is not None and self.stream_rate is None:
             raise ConfigError(
-                f"network.{self.name}.devices_count: {self.devices_count:g} share a port; 1 or "
-                "more fits"
-            )
-        if self.streams_count is None:
-            return
-        place = f"network.{self.name}.streams_count"
-        if self.stream_rate is None:
-            raise ConfigError(
-                f"{place}: has no effect without stream_rate, the rate of one; "
+                f"{place}.streams_count: has no effect without stream_rate, the rate of one; "
                 "leave it out where one fills the port"
             )
-        if self.streams_count <= 0:
-            raise ConfigError(f"{place}: {self.streams_count:g} send nothing; 1 or more fits")
+        if streams is not None and streams <= 0:
+            raise ConfigError(f"{place}.streams_count: {streams:g} send nothing; 1 or more fits")
 
     @property
     def port_rate(self) -> float:
-        """Bytes a second of long messages, of a device and direction, by all its streams, while
-        all devices that share its port send (N14, N16)."""
+        """Bytes per second and direction of a device while all that share its port send (N14)."""
         return self.flow_rate(1.0)
 
     def flow_rate(self, spread: float) -> float:
@@ -199,10 +170,6 @@ class Network:
         if self.stream_rate is None or self.streams_count is None:
             return rate * self.efficiency
         return min(rate, self.streams_count * self.stream_rate) * self.efficiency
-
-    def with_streams(self, count: int) -> Network:
-        """The same, by so many streams. Raises ConfigError where one's rate is not known."""
-        return dataclasses.replace(self, streams_count=float(count))
 
     def of_nics(self, nics: int, places: int, devices: int) -> Network:
         """The same where so many NICs serve a host with places for devices, of which the job has
@@ -314,18 +281,9 @@ class Tariff:
 
 
 KINDS: Final[dict[str, type]] = {
-    "device": Device,
-    "network": Network,
-    "disk": Disk,
-    "processor": Processor,
-    "switch": Switch,
-    "link": Link,
-    "nic": Nic,
-    "server": Server,
+    kind.__name__.lower(): kind
+    for kind in (Device, Network, Disk, Processor, Switch, Link, Nic, Server)
 }
-
-
-# ---------------------------------------------------------------------- hosts
 
 
 STATE_BYTES = 12

@@ -31,10 +31,10 @@ def check_keys(
 
 def text_of(place: str, table: Mapping[str, Any], key: str) -> str:
     """A name."""
-    if not isinstance(table[key], str):
-        raise ConfigError(f"{place}{key}: {table[key]!r} is not a name")
-    found: str = table[key]
-    return found
+    value = table[key]
+    if not isinstance(value, str):
+        raise ConfigError(f"{place}{key}: {value!r} is not a name")
+    return value
 
 
 def whole_of(place: str, table: Mapping[str, Any], key: str) -> int:
@@ -68,11 +68,7 @@ def section_of(table: Mapping[str, Any], key: str, why: str) -> Mapping[str, Any
 
 def optional_section_of(table: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
     """A part of a question in brackets, or None."""
-    if key not in table:
-        return None
-    if not isinstance(table[key], dict):
-        raise ConfigError(
-            f"{key}: {table[key]!r} is not a section; write [{key}] and its keys below"
-        )
-    found: Mapping[str, Any] = table[key]
+    found = table.get(key)
+    if key in table and not isinstance(found, dict):
+        raise ConfigError(f"{key}: {found!r} is not a section; write [{key}] and its keys below")
     return found

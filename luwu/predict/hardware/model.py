@@ -10,10 +10,8 @@ Symbols of the equations: h hidden width, a heads, g heads of keys and values, f
 V vocabulary, l layers, E experts of which k are used, s tokens of a sequence, n tokens at once.
 
 `read_model_config` reads the `config.json` of a model of Hugging Face: decoders of equal layers
-with a gated MLP, by their `model_type` (MODEL_KINDS). Another type, and a field that is missing, is
-an error that names it. Attention counts all of a sequence, also where the model has a window.
-Biases and the norms of queries and keys are `other_parameters`, so that the number of parameters is
-exact.
+with a gated MLP (MODEL_KINDS). Attention counts all of a sequence, also where the model has a
+window. Biases and the norms of queries and keys are `other_parameters`.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from typing import Any, Final
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.foreign import parse_json, read_file
 from luwu.base.limits import TOML_BYTES_MAX
+from luwu.predict.hardware.keys import whole_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +88,6 @@ class Transformer:
             raise ConfigError(f"{place}.experts_used: more than there are experts")
         return Transformer(**values)
 
-    # ---------------------------------------------------------------------- parameters
-
     @property
     def mlp_matrices(self) -> int:
         """Matrices of hidden x ffn in one expert."""
@@ -118,8 +115,7 @@ class Transformer:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one layer: all experts, the router, biases (unless the MLP is gated),
-        norms."""
+        """Of one layer: all experts, the router, norms, and biases unless the MLP is gated."""
         if self.gated:
             small = 2 * self.hidden
         else:
@@ -142,8 +138,6 @@ class Transformer:
         idle = (self.experts - self.experts_used) * self.mlp_parameters
         return self.layers * (self.layer_parameters - idle) + self.embedding_parameters
 
-    # ---------------------------------------------------------------------- operations
-
     def layer_operations(self, tokens: float, sequence: float, seen: float = 1.0) -> float:
         """Operations of a layer's forward on so many tokens (M1).
 
@@ -161,52 +155,45 @@ class Transformer:
         """Operations of the output layer's forward."""
         return 2 * tokens * self.embedding_parameters
 
-    def step_operations(self, tokens: float, sequence: float) -> float:
-        """Model operations of a step, forward and backward (M3): no recomputation, backward twice
-        the forward."""
-        forward = self.layers * self.layer_operations(tokens, sequence) + self.head_operations(
-            tokens
-        )
-        return 3 * forward
-
-
-# ---------------------------------------------------------------------- a model's config.json
+    def step_operations(self, tokens: float, sequence: float, seen: float = 1.0) -> float:
+        """Model operations of a step (M3): forward, and backward twice as many."""
+        forward = self.layers * self.layer_operations(tokens, sequence, seen)
+        return 3 * (forward + self.head_operations(tokens))
 
 
 CONFIG_SUFFIX: Final = ".json"
-_PLACES: Final = {
+_SIZES: Final = {
     "hidden_size": "hidden", "num_hidden_layers": "layers", "num_attention_heads": "heads",
     "vocab_size": "vocab",
 }  # fmt: skip
-"""Fields that every type has."""
-_OPTIONAL: Final = {"num_key_value_heads": "kv_heads", "head_dim": "head_width"}
+_DENSE: Final = _SIZES | {"intermediate_size": "ffn"}
+_USED: Final = {"num_experts_per_tok": "experts_used"}
+_HEAD: Final = {"head_dim": "head_width"}
+_OPTIONAL: Final = {"num_key_value_heads": "kv_heads"} | _HEAD
 """As many as heads, and the width over heads, unless given."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ModelKind:
-    """What the fields of a type are called, and what its layers have besides."""
+    """The fields that a type must have, and what its layers have besides."""
 
-    ffn: str = "intermediate_size"
-    experts: str = ""
-    biased: bool = False
-    """Queries, keys and values always have biases."""
+    needed: Mapping[str, str]
+    """Each with the key of a Transformer; with a `head_dim` queries and keys have norms."""
     biases: tuple[str, ...] = ()
-    """Fields that say whether it has more of them."""
-    normed: bool = False
-    """Queries and keys have norms of one head's width; `head_dim` must be given."""
+    """Fields that say whether it has biases."""
+    is_biased: bool = False
+    """Queries, keys and values always have them."""
 
 
-_ATTENTION_BIAS: Final = "attention_bias"
-_MLP_BIAS: Final = "mlp_bias"
 MODEL_KINDS: Final = {
-    "llama": ModelKind(biases=(_ATTENTION_BIAS, _MLP_BIAS)),
-    "mistral": ModelKind(),
-    "mixtral": ModelKind(experts="num_local_experts"),
-    "qwen2": ModelKind(biased=True),
-    "qwen3": ModelKind(biases=(_ATTENTION_BIAS,), normed=True),
+    "llama": ModelKind(_DENSE, ("attention_bias", "mlp_bias")),
+    "mistral": ModelKind(_DENSE),
+    "mixtral": ModelKind(_DENSE | {"num_local_experts": "experts"} | _USED),
+    "qwen2": ModelKind(_DENSE, is_biased=True),
+    "qwen3": ModelKind(_DENSE | _HEAD, ("attention_bias",)),
     "qwen3_moe": ModelKind(
-        ffn="moe_intermediate_size", experts="num_experts", biases=(_ATTENTION_BIAS,), normed=True
+        _SIZES | {"moe_intermediate_size": "ffn", "num_experts": "experts"} | _USED | _HEAD,
+        ("attention_bias",),
     ),
 }
 
@@ -238,33 +225,23 @@ def model_of(fields: Mapping[str, Any], place: str) -> Transformer:
             f"{place}: mlp_only_layers, decoder_sparse_step: its layers are not equal; only models "
             "of equal layers can be predicted"
         )
-    needed = {**_PLACES, kind.ffn: "ffn"}
-    if kind.experts:
-        needed |= {kind.experts: "experts", "num_experts_per_tok": "experts_used"}
-    if kind.normed:
-        needed |= {"head_dim": "head_width"}
-    optional = {
-        field: key for field, key in _OPTIONAL.items() if fields.get(field) is not None
-    }  # fmt: skip
     entry: dict[str, Any] = {"gated": True, "tied": bool(fields.get("tie_word_embeddings"))}
-    for field, key in (needed | optional).items():
-        value = fields.get(field)
-        if value is None:
-            raise ConfigError(f"{place}: {field} is missing; a {name} has {', '.join(needed)}")
-        if type(value) is not int or value < 1:
-            raise ConfigError(f"{place}: {field}: {value!r} is not a whole number above zero")
-        entry[key] = value
+    for field, key in {**kind.needed, **_OPTIONAL}.items():
+        if fields.get(field) is not None:
+            entry[key] = whole_of(f"{place}: ", fields, field)
+        elif field in kind.needed:
+            needed = ", ".join(kind.needed)
+            raise ConfigError(f"{place}: {field} is missing; a {name} has {needed}")
     model = Transformer.parse(place, place, entry)
-    more = _small_parameters(model, kind, fields)
-    return Transformer.parse(place, place, {**entry, "other_parameters": more})
+    return dataclasses.replace(model, other_parameters=_small_parameters(model, kind, fields))
 
 
 def _small_parameters(model: Transformer, kind: ModelKind, fields: Mapping[str, Any]) -> int:
     """Biases, norms of queries and keys, and the last norm."""
     queries = model.head_width * (model.heads + 2 * model.kv_heads)
     biases = [field for field in kind.biases if fields.get(field)]
-    each = 2 * model.head_width if kind.normed else 0
-    each += queries if kind.biased else 0
-    each += queries + model.hidden if _ATTENTION_BIAS in biases else 0
-    each += 2 * model.ffn + model.hidden if _MLP_BIAS in biases else 0
+    each = 2 * model.head_width if "head_dim" in kind.needed else 0
+    each += queries if kind.is_biased else 0
+    each += queries + model.hidden if "attention_bias" in biases else 0
+    each += 2 * model.ffn + model.hidden if "mlp_bias" in biases else 0
     return model.layers * each + model.hidden

@@ -39,8 +39,7 @@ class Software:
     """`vendor`: Megatron's and NeMo's own; `torch`: what PyTorch and its compiler make;
     `deepspeed_2021`, `deepspeed`: DeepSpeed's of 2021 and of 2023."""
     ring: str = "hierarchical"
-    """Ring of exchanges between all devices: `hierarchical` uses all network ports of a host at
-    once, `flat` one of them."""
+    """Ring between all devices: `hierarchical` uses all ports of a host at once, `flat` one."""
     host_devices: int | None = None
     """Devices of a host, each with its own port, for a testbed without the device's domain."""
 

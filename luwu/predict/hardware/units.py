@@ -4,9 +4,7 @@
     "100 Gbit/s"                        in what users write
 
 A unit belongs to a dimension, and a key takes one dimension: a memory in Gbit/s is an error.
-Prefixes are decimal; KiB, MiB, GiB are binary and of memory alone. Bytes, bits and times have the
-scales of `luwu.base.quantities`; what is more here are dimensions, tables with sources, numbers
-that are not whole, and operations, watts, dollars and ratios.
+Prefixes are decimal; KiB, MiB, GiB are binary and of memory alone.
 """
 
 from __future__ import annotations
@@ -36,13 +34,10 @@ class Dimension(Enum):
     TOKENS = "tokens"
 
 
-def _scaled(unit: str, prefixes: str) -> dict[str, float]:
-    powers = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "m": -3, "u": -6, "n": -9}
-    return {f"{prefix}{unit}": 10.0 ** powers[prefix.strip()] for prefix in prefixes.split(",")}
-
-
 _UNITS: Final[dict[Dimension, dict[str, float]]] = {
-    Dimension.OPERATIONS_PER_S: _scaled("FLOP/s", ",M,G,T,P"),
+    Dimension.OPERATIONS_PER_S: {
+        "FLOP/s": 1.0, "MFLOP/s": 1e6, "GFLOP/s": 1e9, "TFLOP/s": 1e12, "PFLOP/s": 1e15,
+    },
     Dimension.BYTES: {unit: float(scale) for unit, scale in BYTES.items()} | {"PB": 1e15},
     Dimension.BYTES_PER_S: {
         **{f"{unit}/s": float(scale) for unit, scale in BYTES.items() if "i" not in unit},
@@ -51,7 +46,7 @@ _UNITS: Final[dict[Dimension, dict[str, float]]] = {
     Dimension.SECONDS: {
         **{unit: scale / 1e9 for unit, scale in NANOSECONDS.items()}, "year": 8760 * 3600.0,
     },
-    Dimension.WATTS: _scaled("W", ",k,M"),
+    Dimension.WATTS: {"W": 1.0, "kW": 1e3, "MW": 1e6},
     Dimension.DOLLARS: {"USD": 1.0, "kUSD": 1e3, "MUSD": 1e6},
     Dimension.DOLLARS_PER_S: {"USD/h": 1 / 3600.0, "USD/s": 1.0},
     Dimension.DOLLARS_PER_JOULE: {"USD/kWh": 1 / 3.6e6, "USD/MWh": 1 / 3.6e9, "USD/J": 1.0},
@@ -60,9 +55,7 @@ _UNITS: Final[dict[Dimension, dict[str, float]]] = {
     Dimension.TOKENS: {"tokens": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12},
 }  # fmt: skip
 _TEXT: Final = re.compile(r"\s*([+-]?[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(\S.*)?")
-_BARE: Final = {
-    Dimension.RATIO: "1", Dimension.COUNT: "count", Dimension.TOKENS: "tokens",
-}  # fmt: skip
+_BARE: Final = {Dimension.RATIO: "1", Dimension.COUNT: "count", Dimension.TOKENS: "tokens"}
 """Dimensions that need no unit."""
 
 
@@ -79,21 +72,19 @@ def to_si(key: str, value: Any, unit: str, dimension: Dimension) -> float:
         )
     if value < 0:
         raise ConfigError(f"{key}: {value!r} is below zero; give 0 or more")
-    scale = _UNITS[dimension].get(unit)
-    if scale is None:
+    fits = _UNITS[dimension]
+    if unit not in fits:
         other = next((d for d, units in _UNITS.items() if unit in units), None)
         why = "is unknown" if other is None else f"is one of {other.name.lower()}"
-        close = suggestion(unit, _UNITS[dimension]) if other is None else ""
         raise ConfigError(
             f"{key}: the unit {unit!r} {why}, but this is in {dimension.name.lower()}: "
-            f"{units_of(dimension)}{close}"
+            f"{units_of(dimension)}{suggestion(unit, fits) if other is None else ''}"
         )
-    return float(value) * scale
+    return float(value) * fits[unit]
 
 
 def parse(key: str, text: Any, dimension: Dimension) -> float:
-    """A text such as `100 Gbit/s`, a table of value and unit, or a bare number where no unit is
-    needed. Raises ConfigError."""
+    """A text, a table, or a bare number where no unit is needed. Raises ConfigError."""
     bare = _BARE.get(dimension)
     if bare is not None and isinstance(text, int | float):
         return to_si(key, text, bare, dimension)
