@@ -124,7 +124,7 @@ def _cores_step_s(question: AnyQuestion) -> float:
     on = question.as_on_topology() if isinstance(question, Question) else None
     if on is None or on.nodes is None:
         raise ConfigError(f"cores: are LuWu's, and the system is {question.system!r}; leave it out")
-    return play_driven_steps(on.job, on.nodes).step_s
+    return play_driven_steps(on.job, on.nodes)
 
 
 @run.command(

@@ -27,8 +27,7 @@ from luwu.predict.model.collectives import Path
 from luwu.predict.model.job import TrainingJob
 
 DOMAIN_HOP_S = 3.4e-6
-"""Latency of a message to a device of the same domain. Source: NCCL's tuning table, a hop of a ring
-over NVLink."""
+"""Latency of a message in a domain. Source: NCCL's tuning table, a hop of a ring over NVLink."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,33 +61,25 @@ def placed(job: TrainingJob, size: int, stride: int) -> Group:
 
 @functools.cache
 def _group(size: int, most: int) -> Group:
-    """With as many ranks in a domain as divide it, of `most` (a plan asks a hundred thousand
-    times)."""
+    """With as many ranks in a domain as divide it, of `most` (a plan asks often)."""
     inside = max(each for each in range(1, min(size, most) + 1) if size % each == 0)
     return Group(size=size, inside=inside)
 
 
-def tensor_group(job: TrainingJob) -> Group:
-    """Ranks that share each layer."""
-    return placed(job, job.tensor, 1)
-
-
-def context_group(job: TrainingJob) -> Group:
-    """Ranks that share each sequence."""
-    return placed(job, job.context, job.tensor)
-
-
-def gradient_group(job: TrainingJob) -> Group:
-    """Ranks with the same weights: data and context parallel ones."""
-    return placed(job, job.data * job.context, job.tensor)
-
-
-def pipeline_group(job: TrainingJob) -> Group:
-    """Stages of one replica."""
-    return placed(job, job.pipeline, job.tensor * job.context * job.data)
-
-
-# ---------------------------------------------------------------------- paths
+def group_of(job: TrainingJob, ranks: str) -> Group:
+    """Ranks that share each layer (`tensor`), each sequence (`context`), have the same weights
+    (`gradient`), or the same experts (`copies`, J6), other experts (`expert`), or the stages of one
+    replica (`pipeline`); or all."""
+    size, stride = {
+        "tensor": (job.tensor, 1),
+        "context": (job.context, job.tensor),
+        "gradient": (job.data * job.context, job.tensor),
+        "pipeline": (job.pipeline, job.tensor * job.context * job.data),
+        "expert": (job.expert, job.expert_width),
+        "copies": (job.expert_copies, job.expert * job.expert_width),
+        "all": (job.devices, 1),
+    }[ranks]
+    return placed(job, size, stride)
 
 
 def domain_path(device: Device) -> Path:
@@ -105,8 +96,7 @@ def network_path(network: Network) -> Path:
 
 
 def spread(network: Network, group: Group, senders: int = 1) -> float:
-    """Share of the devices at a port that send at once, if so many ranks of a group send out of
-    their domain (G5)."""
+    """Share of the devices at a port that send at once, if so many ranks leave a domain (G5)."""
     return max(1 / network.devices_count, min(1.0, senders / group.inside))
 
 
