@@ -57,12 +57,7 @@ def test_ranks_of_an_nvl72_share_its_domain(catalogue: Catalogue, job: TrainingJ
     large = replace(job, devices=128, pipeline=8, batch=64)
     for device, insides in (("GB200", (4, 2, 4, 4)), ("B200-180", (4, 2, 2, 1))):
         one = replace(large, device=catalogue.device(device))
-        groups = (
-            group_of(one, "tensor"),
-            group_of(one, "context"),
-            group_of(one, "gradient"),
-            group_of(one, "pipeline"),
-        )
+        groups = [group_of(one, each) for each in ("tensor", "context", "gradient", "pipeline")]
         assert tuple(group.inside for group in groups) == insides, device
 
 

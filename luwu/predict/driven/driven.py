@@ -48,8 +48,7 @@ def play_driven_steps(
     job: TrainingJob, nodes: OptimizerNodes, *, chunk_bytes: int | None = None,
     workers: int = WORKERS,
 ) -> float:  # fmt: skip
-    """Play steps as the project's cores decide them. Seconds of the last one, from the end of the
-    one before. Raises ConfigError.
+    """Play steps as the project's cores decide them: the seconds of the last. Raises ConfigError.
 
     chunk_bytes: of float32, a multiple of 16 KiB; by default 16 MiB, or more where the model has
     many chunks then. workers: played, at most."""
@@ -80,20 +79,14 @@ def _play(
     job: TrainingJob, nodes: OptimizerNodes, plan: NodePlan, description: Description,
     scale: int, count: int,
 ) -> float:  # fmt: skip
-    """Connect a node, a switch and so many workers, of which the first is seen, and run them.
-
-    The narrowest place on the way sets the rate (L1, L2), and is on one link of the way.
-    """
+    """Connect a node, a switch and so many workers, and run them. The narrowest place on the way
+    sets the rate (L1, L2), and is on one link of the way."""
     clock = Clock()
     latency_s = job.network.latency_s + nodes.tiers * job.network.hop_s
-    window_bytes = plan.window_bytes // scale
     to: dict[str, Link] = {}
     switch = DrivenSwitch(
-        clock, workers=count, send=lambda peer, *what: to[peer].send(*what),
-        limits=SwitchLimits(
-            push_window_bytes=window_bytes, slot_bytes_max=SLOT_WINDOWS * window_bytes,
-            copies_bytes_max=SLOT_WINDOWS * window_bytes, slots_are_awaited=True,
-        ),
+        clock, workers=count, window_bytes=plan.window_bytes // scale,
+        send=lambda peer, *what: to[peer].send(*what),
     )  # fmt: skip
     down = Link(
         clock, "down", rate=way_rate(job, nodes, "pull"), latency_s=latency_s,
@@ -135,9 +128,8 @@ def _chunk_bytes(job: TrainingJob) -> int:
 
 
 def _layout(job: TrainingJob, chunk_bytes: int, scale: int) -> Layout:
-    """A parameter for each unit: all 16-bit on the wire, all trained.
-
-    An element is `scale` parameters: frames have a largest size, and models have not."""
+    """A parameter for each unit, 16-bit on the wire. An element is `scale` parameters: frames have
+    a largest size, and models have not."""
     parameters, units = [], []
     for index, unit in enumerate(units_of(job)):
         shape = (round(unit.parameters / scale),)
@@ -150,14 +142,18 @@ class DrivenSwitch:
     """One switch between so many workers and their node; `send` puts a message on its way."""
 
     def __init__(
-        self, clock: Clock, *, workers: int, send: Callable[[str, Message, Any], None],
-        limits: SwitchLimits,
+        self, clock: Clock, *, workers: int, window_bytes: int,
+        send: Callable[[str, Message, Any], None],
     ) -> None:  # fmt: skip
         self._clock, self._send = clock, send
-        self.core = SwitchCore(
-            job=JOB, incarnation=1, children=[1 << rank for rank in range(workers)], limits=limits,
-            retry=NEVER,
+        held_bytes, children = SLOT_WINDOWS * window_bytes, [1 << rank for rank in range(workers)]
+        limits = SwitchLimits(
+            push_window_bytes=window_bytes, slot_bytes_max=held_bytes, copies_bytes_max=held_bytes,
+            slots_are_awaited=True,
         )  # fmt: skip
+        self.core = SwitchCore(
+            job=JOB, incarnation=1, children=children, limits=limits, retry=NEVER
+        )
 
     def received(self, peer: str, message: Message, payload: Any, payload_bytes: int) -> None:
         """A message came."""

@@ -29,32 +29,29 @@ class Engine:
 
     def __init__(self, clock: Clock, name: str) -> None:
         self.name, self._clock, self._turn = name, clock, Semaphore(clock)
-        self._rival: Engine | None = None
-        self._rate = 1.0
+        self.rival: Engine | None = None
+        self.rival_rate = 1.0
+        """At which it works while the other engine works."""
         self._is_at_work = False
         self._changes: list[Event] = []
         """Set when it begins or ends a job."""
 
-    def slow_beside(self, rival: Engine, rate: float) -> None:
-        """Work at this rate while the other engine works."""
-        self._rival, self._rate = rival, rate
-
     def work(self, seconds: float) -> Process:
         """Wait for a turn, and be at a job for so long; to be yielded from a process."""
         yield self._turn.acquire()
-        if self._rival is None:
-            yield self._clock.timeout(seconds)
+        if self.rival is None:
+            yield self._clock.at(self._clock.now_s + seconds)
         else:
-            yield from self._work_beside(self._rival, seconds)
+            yield from self._work_beside(self.rival, seconds)
         self._turn.release()
 
     def _work_beside(self, rival: Engine, seconds: float) -> Process:
         self._set_at_work(True)
         left_s = seconds
         while left_s > ROUNDING * seconds:
-            rate = self._rate if rival._is_at_work else 1.0
+            rate = self.rival_rate if rival._is_at_work else 1.0
             start_s, end_s = self._clock.now_s, self._clock.now_s + left_s / rate
-            rival._changes.append(end := self._clock.timeout(left_s / rate))
+            rival._changes.append(end := self._clock.at(end_s))
             yield end
             now_s = self._clock.now_s
             left_s = left_s - rate * (now_s - start_s) if now_s < end_s else 0.0
@@ -100,8 +97,8 @@ class Link:
         """Have the two slow each other down if at once they use more than all of what they share:
         `use`, of 1. With several, this one sees the last."""
         if use > 1:
-            self._engine.slow_beside(other._engine, 1 / use)
-            other._engine.slow_beside(self._engine, 1 / use)
+            self._engine.rival, other._engine.rival = other._engine, self._engine
+            self._engine.rival_rate = other._engine.rival_rate = 1 / use
 
     def send(self, message: Message, payload: Any) -> None:
         """Put a message on the way; its receiver gets a payload of its own."""

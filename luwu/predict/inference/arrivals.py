@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import accumulate
 from statistics import fmean
 from typing import Any, Final
 
@@ -60,12 +61,9 @@ class Arrivals:
         """When each comes (Poisson); or the first of each user."""
         if self.concurrent is not None:
             return [0.0] * self.concurrent
-        source, at, found = random.Random(self.seed), 0.0, []
-        assert self.per_second is not None  # `make_arrivals` takes one of the two
-        for _ in range(self.requests):
-            at += source.expovariate(self.per_second)
-            found.append(at)
-        return found
+        source, rate = random.Random(self.seed), self.per_second
+        assert rate is not None  # `make_arrivals` takes one of the two
+        return list(accumulate(source.expovariate(rate) for _ in range(self.requests)))
 
     def play(self, job: InferenceJob, replicas: int) -> list[Played]:
         """Play the requests of each copy. Raises ConfigError."""

@@ -181,9 +181,10 @@ def _products(job: InferenceJob, n: float, notes: Notes) -> float:
         (touched, rows, model.hidden, inner * (model.mlp_matrices - 1)),
         (touched, rows, inner, model.hidden),
     ]
+    weight_bytes = jobs.WEIGHT_BYTES[job.precision]
+    precision = "bf16" if job.precision == "w8" else job.precision
     return sum(
-        times * product(job, jobs.WEIGHT_BYTES[job.precision], job.products, shape, notes)
-        for times, *shape in shapes
+        times * product(job, weight_bytes, precision, shape, notes) for times, *shape in shapes
     )
 
 

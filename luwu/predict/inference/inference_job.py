@@ -100,11 +100,6 @@ class InferenceJob:
             )
 
     @property
-    def products(self) -> str:
-        """The precision of products."""
-        return "bf16" if self.precision == "w8" else self.precision
-
-    @property
     def devices(self) -> int:
         """In all."""
         return self.tensor * self.pipeline

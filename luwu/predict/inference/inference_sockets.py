@@ -21,10 +21,7 @@ from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Network, Processor
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.hardware.software import fitted
-from luwu.predict.inference.inference_job import (
-    cache_bytes_per_element,
-    check_tensor,
-)
+from luwu.predict.inference.inference_job import cache_bytes_per_element, check_tensor
 from luwu.predict.model.collectives import Path, hierarchical_all_reduce
 from luwu.predict.model.job import StepTime, check_choice
 from luwu.predict.model.layers import WIRE_BYTES
@@ -63,19 +60,18 @@ class SocketJob:
             raise ConfigError(
                 f"sockets: {self.sockets} are not a multiple of host_sockets = {self.host_sockets}"
             )
-        self._check_memory()
+        if self.memory_bytes is not None:
+            self._check_memory(self.memory_bytes)
 
-    def _check_memory(self) -> None:
-        if self.memory_bytes is None:
-            return
-        fits = _batch_max(self, self.memory_bytes)
+    def _check_memory(self, has: float) -> None:
+        fits = _batch_max(self, has)
         if self.batch > fits:
             each = socket_cache_bytes(self, self.input_tokens + self.output_tokens)
             needs = socket_weight_bytes(self) + self.batch * each
             advice = f"a batch of {fits} fits" if fits > 0 else "more sockets would fit"
             raise ConfigError(
                 f"batch: {self.batch} sequences need {needs / 1e9:.3g} GB on each socket, which "
-                f"has {self.memory_bytes / 1e9:.3g} GB; {advice}"
+                f"has {has / 1e9:.3g} GB; {advice}"
             )
 
     @property

@@ -52,10 +52,6 @@ class Clock:
         self.call_at(time_s, event.set_now)
         return event
 
-    def timeout(self, seconds: float) -> Event:
-        """An event that is set when so many seconds have passed."""
-        return self.at(self.now_s + seconds)
-
 
 class Event:
     """What processes wait for; once set, it remains so."""

@@ -209,8 +209,7 @@ def _scale(job: TrainingJob) -> float:
 
 def _attention(job: TrainingJob, operators: Operators, n: float) -> float:
     """Scores and their product with values; where they are written, passes over them too."""
-    model = job.model
-    seen = job.software.counts_causal
+    model, seen = job.model, job.software.counts_causal
     operations = model.attention_operations(n, job.sequence, seen) / job.tensor
     if job.software.fused_attention:
         return operators.slowdown * operations / attention_rate(job.device)  # O3, O4
@@ -253,7 +252,7 @@ def _all_reduce(job: TrainingJob, group: Group, tokens: float, notes: Notes) -> 
     if group.size == 1:
         return 0.0
     nbytes = element_bytes(job) * tokens * job.model.hidden
-    if job.device.all_reduce is not None and group.is_inside:
+    if job.device.all_reduce is not None and group.domains == 1:
         return collectives.measured_all_reduce(group.size, nbytes, job.device.all_reduce, notes)
     return collectives.hierarchical_all_reduce(
         group.domains, group.inside, nbytes, domain_path(job.device), network_path(job.network)

@@ -43,11 +43,6 @@ class Group:
         """That the group is in."""
         return self.size // self.inside
 
-    @property
-    def is_inside(self) -> bool:
-        """All of it in one domain."""
-        return self.inside == self.size
-
 
 def domain_count(job: TrainingJob) -> int:
     """Devices of a domain; those of a host, where the software's testbed had fewer."""
@@ -109,7 +104,7 @@ def leaving_path(job: TrainingJob, group: Group, senders: int = 1) -> Path:
 def ring_path(job: TrainingJob, group: Group) -> Path:
     """A rank's path in a ring through its group (G3)."""
     inside, latency_s = domain_path(job.device), job.network.latency_s
-    if group.is_inside:
+    if group.domains == 1:
         return inside
     if job.software.ring == "hierarchical":
         rate = group.inside * job.network.port_rate
@@ -121,8 +116,8 @@ def ring_path(job: TrainingJob, group: Group) -> Path:
 def step_path(job: TrainingJob, group: Group) -> Path:
     """A rank's path where each sends to the next and all wait (G4)."""
     inside, port = domain_path(job.device), leaving_path(job, group)
-    if group.is_inside or group.inside == 1:
-        return inside if group.is_inside else port
+    if group.domains == 1 or group.inside == 1:
+        return inside if group.domains == 1 else port
     return Path(
         latency_s=max(inside.latency_s, port.latency_s), rate=min(inside.rate, port.rate)
     )  # fmt: skip

@@ -70,7 +70,7 @@ def context_exchange(job: TrainingJob, attention: float, backward_attention: flo
 def _shown(job: TrainingJob, attention: float, blocks: int) -> float:
     group = placement.group_of(job, "context")
     one = send(blocks * block_bytes(job), placement.step_path(job, group))
-    kappa = KAPPA if group.is_inside else KAPPA_NETWORK
+    kappa = KAPPA if group.domains == 1 else KAPPA_NETWORK
     return (job.context - 1) * exposed_s(attention / job.context, one, kappa=kappa, eta=1.0)
 
 
@@ -100,7 +100,7 @@ def ports(job: TrainingJob, group: Group) -> int:
 
 def ring_bytes(job: TrainingJob, group: Group, nbytes: float) -> float:
     """That each port sends of a tensor that goes once around (S11, P3); none inside of a domain."""
-    if group.is_inside:
+    if group.domains == 1:
         return 0.0
     share = 1.0 if job.software.ring == "hierarchical" else placement.spread(job.network, group)
     return share * nbytes * (group.size - 1) / group.size / ports(job, group)
@@ -109,11 +109,8 @@ def ring_bytes(job: TrainingJob, group: Group, nbytes: float) -> float:
 def whole_ring_bytes(job: TrainingJob, system: str) -> float:
     """Through each port, of rings through all devices: zero3 and what offloads, or ddp (S13)."""
     gradients = job.software.gradient_bytes * job.model.parameters
-    if system == "ddp":
-        nbytes = 2 * gradients
-    else:
-        gathered = GATHERS * layers.WIRE_BYTES * job.model.parameters
-        nbytes = job.micro_batches * (gradients + gathered)
+    gathered = GATHERS * layers.WIRE_BYTES * job.model.parameters
+    nbytes = 2 * gradients if system == "ddp" else job.micro_batches * (gradients + gathered)
     return ring_bytes(job, placement.group_of(job, "all"), nbytes)
 
 
@@ -127,7 +124,7 @@ def three_d_bytes(job: TrainingJob) -> dict[str, float]:
     both, own = job.software.gradient_bytes + back, layers.own_parameters(job)
     found = {
         "tensor": _reduced_bytes(job) * 2 * (tensor.domains - 1) / tensor.domains / tensor.inside,
-        "context": 0.0 if context.is_inside
+        "context": 0.0 if context.domains == 1
         else placement.spread(job.network, context) * rounds * sum(sent_bytes(job)),
         "expert": rounds * layers.all_to_alls(job) * layers.dispatched_bytes(job)
         * (experts.size - experts.inside) / experts.size,
@@ -148,7 +145,7 @@ def _reduced_bytes(job: TrainingJob) -> float:
 def _domain_bytes(job: TrainingJob) -> float:
     """Through each device's link to its domain, at least: what does not leave it."""
     inside, context = placement.group_of(job, "tensor").inside, 0.0
-    if placement.group_of(job, "context").is_inside:
+    if placement.group_of(job, "context").domains == 1:
         context = job.micro_batches * job.stage_layers * sum(sent_bytes(job))
     reduced = _reduced_bytes(job) * 2 * (inside - 1) / inside
     return reduced + context + _sends(job, leaving=False) * stage_bytes(job)
@@ -160,7 +157,7 @@ def _sends(job: TrainingJob, *, leaving: bool) -> int:
     if job.pipeline == 1:
         return 0
     both = 2 * most if job.pipeline > 2 else 2 * most - job.micro_batches
-    if group.inside == 1 or group.is_inside:
+    if group.inside == 1 or group.domains == 1:
         return both if leaving == (group.inside == 1) else 0
     return most if leaving or group.inside == 2 else both
 

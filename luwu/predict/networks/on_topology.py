@@ -83,7 +83,7 @@ def _ring(
     """Ring of every stride-th device, if they are in several domains: through all ports that its
     ranks have in each, or through one of them (S11)."""
     group = placed(job, size, stride)
-    if group.is_inside:
+    if group.domains == 1:
         return {}
     each = ports(job, group)
     ranks = RankGroup(size=size // each, stride=stride * each)

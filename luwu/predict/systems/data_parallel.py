@@ -52,14 +52,12 @@ def predict_sharded_step(job: TrainingJob) -> StepTime:
     gradient, m = job.software.gradient_bytes, job.micro_batches
     gathered = (GATHERS * WIRE_BYTES + gradient) * model.parameters
     exchange = collectives.ring_all_gather(job.devices, gathered, path)  # Z1
-    ends = collectives.ring_all_gather(
-        job.devices, (WIRE_BYTES + gradient) * model.layer_parameters, path
-    )
+    first_and_last = (WIRE_BYTES + gradient) * model.layer_parameters
+    ends = collectives.ring_all_gather(job.devices, first_and_last, path)
 
     def exposed(compute_s: float) -> float:
-        shown = collectives.exposed_s(
-            compute_s, exchange, kappa=collectives.KAPPA, eta=kept_rate(job)
-        )
+        kappa, eta = collectives.KAPPA, kept_rate(job)
+        shown = collectives.exposed_s(compute_s, exchange, kappa=kappa, eta=eta)
         return m * (max(shown, job.software.exposed_gathers * exchange) + ends)
 
     return _step(job, exposed, shards=job.devices)
@@ -129,11 +127,10 @@ def _check_memory(job: TrainingJob, offload: Offload, share: float) -> None:
 
 def predict_replicated_step(job: TrainingJob) -> StepTime:
     """The time of a step of DDP: devices sum the gradients in a ring (R1)."""
-    path = ring_path(job, group_of(job, "all"))
-    seconds = collectives.ring_all_reduce(job.devices, _gradient_bytes(job), path)
-    return _summed_step(
-        job, seconds, kappa=collectives.KAPPA if job.devices > 1 else 0.0, eta=kept_rate(job)
-    )
+    path, nbytes = ring_path(job, group_of(job, "all")), _gradient_bytes(job)
+    seconds = collectives.ring_all_reduce(job.devices, nbytes, path)
+    kappa = collectives.KAPPA if job.devices > 1 else 0.0
+    return _summed_step(job, seconds, kappa=kappa, eta=kept_rate(job))
 
 
 def predict_switch_summed_step(job: TrainingJob) -> StepTime:

@@ -43,13 +43,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.hardware import (
-    MASTER_BYTES,
-    MOMENT_BYTES,
-    Host,
-    Network,
-    adam_bytes,
-)
+from luwu.predict.hardware.hardware import MASTER_BYTES, MOMENT_BYTES, Host, Network, adam_bytes
 from luwu.predict.model.job import StepTime, TrainingJob, check_choice
 from luwu.predict.model.layers import WIRE_BYTES, compute_time, operators_of
 from luwu.predict.model.placement import domain_count, domain_path
@@ -197,8 +191,7 @@ def _phases(
     job: TrainingJob, compute: dict[str, float], resources: dict[str, float], nodes: OptimizerNodes
 ) -> list[dict[str, float]]:
     """Seconds of each resource in each phase of a step: they follow each other (L6)."""
-    m = job.micro_batches
-    again = compute["recomputation"]
+    m, again = job.micro_batches, compute["recomputation"]
     forward_s = (sum(compute.values()) - again) / 3
     backward_s = 2 * forward_s + again
     pull_s = resources["pull"] / m
