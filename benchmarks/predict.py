@@ -160,7 +160,7 @@ def _cases(directory: Path, sizes: Sizes) -> list[Case]:
     asked = make_question(read_table(question), catalogue)
     assert isinstance(asked.part, OptimizerNodes)
     job, nodes, words = asked.job, asked.part, ("predict", "step", str(question), "--json")
-    _check_played(asked, play_driven_steps(job, nodes).step_s)
+    _check_played(asked, play_driven_steps(job, nodes))
     return [
         Case("closed form", words, asked.answer),
         Case(

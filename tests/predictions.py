@@ -106,7 +106,7 @@ def _played_s(question: Question) -> float | None:
     on = question.as_on_topology()
     if on.nodes is None or (on.job.model.layers + 1) * on.job.micro_batches > UNITS_MAX:
         return None
-    return play_driven_steps(on.job, on.nodes, **quick_playing(on.job)).step_s
+    return play_driven_steps(on.job, on.nodes, **quick_playing(on.job))
 
 
 def cores_shares(count: int, seed: int, catalogue: Catalogue) -> list[tuple[float, bool]]:
@@ -116,7 +116,7 @@ def cores_shares(count: int, seed: int, catalogue: Catalogue) -> list[tuple[floa
         with suppress(ConfigError):
             on = make_question(_table("luwu", random), catalogue).as_on_topology()
             if (on.job.model.layers + 1) * on.job.micro_batches <= 2 * UNITS_MAX:
-                played_s = play_driven_steps(on.job, on.nodes).step_s
+                played_s = play_driven_steps(on.job, on.nodes)
                 document = answer(on)
                 says = "believe the cores" in " ".join(document["warnings"])
                 found.append((abs(played_s / document["step_s"] - 1), says))

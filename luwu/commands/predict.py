@@ -114,7 +114,7 @@ def step(
             raise ConfigError(
                 f"cores: are LuWu's, and the system is {question.system!r}; leave it out"
             )
-        document["cores_step_s"] = play_driven_steps(on.job, on.nodes).step_s
+        document["cores_step_s"] = play_driven_steps(on.job, on.nodes)
     print(json.dumps(document, indent=1) if as_json else text(document))
     return 0 if document.get("fits", True) else 1
 

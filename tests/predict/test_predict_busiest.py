@@ -81,6 +81,6 @@ def test_predict_laws_a_play_measures_a_step_like_all_after_it(catalogue: Catalo
     assert step.binding == "disk write"
     assert question.nodes is not None
     how = quick_playing(question.job)
-    played_s = play_driven_steps(question.job, question.nodes, **how).step_s
+    played_s = play_driven_steps(question.job, question.nodes, **how)
     assert step.resources["disk write"] < played_s
     assert played_s == pytest.approx(step.seconds, rel=0.1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,13 +12,14 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.layout import SUM_BYTES
 from luwu.predict.ask.question import make_question
-from luwu.predict.driven import driven
-from luwu.predict.driven.driven import Driven, play_driven_steps
+from luwu.predict.driven import driven, driven_worker
+from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.driven.driven_node import DrivenNode
-from luwu.predict.driven.engines import Link
+from luwu.predict.driven.engines import Engine, Link
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import STATE_BYTES
 from luwu.predict.model.job import TrainingJob
+from luwu.predict.systems import in_network
 from luwu.predict.systems.in_network import OptimizerNodes, node_resources, predict_in_network_step
 from luwu.wire.codec import decode, encode
 from luwu.wire.messages import Received, Verb
@@ -50,6 +50,23 @@ def luwu(catalogue: Catalogue, **changes: Any) -> tuple[TrainingJob, OptimizerNo
     return question.job, question.part
 
 
+def worked(
+    monkeypatch: pytest.MonkeyPatch, job: TrainingJob, nodes: OptimizerNodes
+) -> tuple[float, Counter[str]]:
+    """A step with one worker, and the seconds that each engine was at work; none is at two jobs."""
+    busy_s, ends_s, work = Counter[str](), Counter[str](), Engine.work
+
+    def seen(self: Engine, seconds: float) -> Any:
+        yield from work(self, seconds)
+        assert self._clock.now_s - ends_s[self.name] >= seconds * (1 - 1e-9)  # rounding
+        ends_s[self.name] = self._clock.now_s
+        busy_s[self.name] += seconds
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "work", seen)
+        return play_driven_steps(job, nodes, chunk_bytes=COARSE, workers=1), busy_s
+
+
 # ---------------------------------------------------------------------- laws
 
 
@@ -67,7 +84,7 @@ def test_predict_laws_driven_steps_are_the_closed_form(
     within 3 %."""
     job, nodes = luwu(catalogue, micro_batch=micro_batch, batch=8 * micro_batch, node=node)
     closed = predict_in_network_step(job, nodes)
-    step_s = play_driven_steps(job, nodes).step_s
+    step_s = play_driven_steps(job, nodes)
     assert step_s == pytest.approx(closed.seconds, rel=0.03)
 
 
@@ -79,21 +96,23 @@ NARROW = {"state_dtype": "int8", "master_dtype": "bfloat16"}
     [(pulls, cached, {}) for pulls in (1, 2) for cached in (0.0, 0.25, 1.0)] + [(1, 0.25, NARROW)],
 )
 def test_predict_laws_driven_bytes_are_conserved(
-    catalogue: Catalogue, pulls: int, cached: float, stored: dict[str, str]
-) -> None:
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch, pulls: int, cached: float,
+    stored: dict[str, str],
+) -> None:  # fmt: skip
     """L1 to L5. Goal: in each step every parameter is pulled as often as the question says, pushed,
     read, updated and written once; memory passes what the closed form says. To 1e-5, as layouts
     are padded."""
     job, nodes = luwu(catalogue, node={"pulls": pulls, "cached": cached, **stored})
-    played = play_driven_steps(job, nodes, chunk_bytes=COARSE)
+    _, busy_s = worked(monkeypatch, job, nodes)
     parameters = 3 * job.model.parameters
     state = parameters * (4.125 if stored else STATE_BYTES) * (1 - cached)
-    assert played.amount("down") == pytest.approx(2 * pulls * parameters, rel=1e-5)
-    assert played.amount("up") == pytest.approx(job.software.gradient_bytes * parameters, rel=1e-5)
-    assert played.amount("disk read") == pytest.approx(state, rel=1e-5)
-    assert played.amount("disk write") == pytest.approx(state, rel=1e-5)
-    busy = node_resources(job, nodes, parameters)["node memory"]
-    assert played.busy_s("node memory") == pytest.approx(busy, rel=1e-5)
+    expected = {
+        "down": 2 * pulls * parameters / in_network.way_rate(job, nodes, "pull"),
+        "up": job.software.gradient_bytes * parameters / in_network.way_rate(job, nodes, "push"),
+        "disk read": nodes.host.read(state), "disk write": nodes.host.write(state),
+        "node memory": node_resources(job, nodes, parameters)["node memory"],
+    }  # fmt: skip
+    assert {name: busy_s[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(("micro_batch", "count"), [(1, 2), (2, 4), (4, 8)])
@@ -108,7 +127,7 @@ def test_predict_laws_driven_pushes_go_on_behind_the_next_forward(
         software="megatron-2023", node={"cached": 1.0, "memory_bytes": "2 TB"},
     )  # fmt: skip
     closed = predict_in_network_step(job, nodes)
-    step_s = play_driven_steps(job, nodes, chunk_bytes=COARSE).step_s
+    step_s = play_driven_steps(job, nodes, chunk_bytes=COARSE)
     assert step_s == pytest.approx(closed.seconds, rel=0.05)
 
 
@@ -123,13 +142,13 @@ def test_predict_laws_driven_steps_wait_for_drives(
     closed = predict_in_network_step(job, nodes)
     assert closed.binding == "disk write"
     written_s = closed.resources["disk write"]
-    monkeypatch.setattr(driven, "STEPS", 6)
-    step_s = play_driven_steps(job, nodes, chunk_bytes=COARSE).step_s
+    monkeypatch.setattr(driven_worker, "STEPS", 6)
+    step_s = play_driven_steps(job, nodes, chunk_bytes=COARSE)
     assert written_s * 0.99 < step_s < written_s + closed.resources["disk read"]
     assert step_s == pytest.approx(closed.seconds, rel=0.1)
     quick = replace(nodes, host=replace(nodes.host, disks=48))
     closed = predict_in_network_step(job, quick)
-    assert play_driven_steps(job, quick).step_s == pytest.approx(closed.seconds, rel=0.05)
+    assert play_driven_steps(job, quick) == pytest.approx(closed.seconds, rel=0.05)
 
 
 def test_cores_see_a_single_unit_ahead(
@@ -139,30 +158,20 @@ def test_cores_see_a_single_unit_ahead(
     has none."""
     job, nodes = luwu(catalogue, node={"cached": 1.0})
     closed = predict_in_network_step(job, nodes)
-    monkeypatch.setattr(driven, "AHEAD", 1)
-    one = play_driven_steps(job, nodes, chunk_bytes=COARSE).step_s
+    monkeypatch.setattr(driven_worker, "AHEAD", 1)
+    one = play_driven_steps(job, nodes, chunk_bytes=COARSE)
     assert one > closed.seconds * 1.2
 
 
 def test_two_workers_stand_for_all(catalogue: Catalogue) -> None:
     """Goal: the switch sums what equal workers push at once; a third one changes nothing but what
-    is played, and one alone is as long on its way."""
+    is played, and one alone is as long on its way; one layer alone is played, too."""
     job, nodes = luwu(catalogue)
     steps_s = [
-        play_driven_steps(job, nodes, chunk_bytes=COARSE, workers=count).step_s
-        for count in (1, 2, 3)
+        play_driven_steps(job, nodes, chunk_bytes=COARSE, workers=count) for count in (1, 2, 3)
     ]
     assert steps_s == [pytest.approx(steps_s[0])] * 3
-
-
-def test_predict_laws_driven_engines_do_one_thing(catalogue: Catalogue) -> None:
-    """Goal: no engine is at two jobs, and each run has the same record, span by span."""
-    played, again = (play_driven_steps(*luwu(catalogue), chunk_bytes=COARSE) for _ in range(2))
-    assert played == again
-    for engine in ("compute", "up", "down", "disk read", "disk write", "node memory"):
-        spans = sorted(played.of(engine), key=lambda span: span.start_s)
-        assert spans
-        assert all(a.end_s <= b.start_s for a, b in pairwise(spans))
+    assert play_driven_steps(replace(job, model=replace(job.model, layers=1)), nodes) > 0
 
 
 @pytest.mark.parametrize("micro_batch", [1, 4])
@@ -171,7 +180,7 @@ def test_predict_laws_driven_more_is_never_slower(
 ) -> None:
     """Goal: no faster link, drive, memory or device, no further pull ahead makes a step longer."""
     job, nodes = luwu(catalogue, micro_batch=micro_batch, batch=8 * micro_batch)
-    base = play_driven_steps(job, nodes, chunk_bytes=COARSE).step_s
+    base = play_driven_steps(job, nodes, chunk_bytes=COARSE)
     quick = replace(job.network, rate=2 * job.network.rate)
     faster = {
         "link": (replace(job, network=quick), replace(nodes, network=quick)),
@@ -179,44 +188,38 @@ def test_predict_laws_driven_more_is_never_slower(
         "memory": (job, replace(nodes, host=replace(nodes.host, processors=4))),
     }
     for name, asked in faster.items():
-        assert play_driven_steps(*asked, chunk_bytes=COARSE).step_s <= base * (1 + 1e-3), name
-    monkeypatch.setattr(driven, "AHEAD", 16)
-    assert play_driven_steps(job, nodes, chunk_bytes=COARSE).step_s <= base * (1 + 1e-3)
+        assert play_driven_steps(*asked, chunk_bytes=COARSE) <= base * (1 + 1e-3), name
+    monkeypatch.setattr(driven_worker, "AHEAD", 16)
+    assert play_driven_steps(job, nodes, chunk_bytes=COARSE) <= base * (1 + 1e-3)
 
 
 def test_predict_laws_driven_chunks_hardly_matter(catalogue: Catalogue) -> None:
     """Goal: chunks four times as large, for which one element stands for several parameters, change
     a step by 2 % at most."""
     job, nodes = luwu(catalogue)
-    base = play_driven_steps(job, nodes, chunk_bytes=1 << 26).step_s
-    larger = play_driven_steps(job, nodes, chunk_bytes=1 << 28).step_s
+    base = play_driven_steps(job, nodes, chunk_bytes=1 << 26)
+    larger = play_driven_steps(job, nodes, chunk_bytes=1 << 28)
     assert larger == pytest.approx(base, rel=0.02)
 
 
-def test_predict_laws_driven_sizes_of_one(catalogue: Catalogue) -> None:
-    """Goal: one layer on one worker is played."""
-    job, nodes = luwu(catalogue, devices=1, batch=4)
-    small = replace(job, model=replace(job.model, layers=1))
-    played = play_driven_steps(small, nodes)
-    assert played.step_s > 0
-    assert len(played.of("compute")) == 3 * 2 * 2
-
-
-def test_predict_laws_driven_micro_batches(catalogue: Catalogue) -> None:
+def test_predict_laws_driven_micro_batches(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Goal: several micro-batches are pulled and pushed as often, folded, and updated once; with
     the state in memory they take the closed form's time and the updates that `at_step` leaves
     behind the last backward."""
     job, nodes = luwu(catalogue, batch=128, node={"cached": 1.0})
-    played = play_driven_steps(job, nodes, chunk_bytes=COARSE)
-    parameters = 3 * job.model.parameters
-    assert played.amount("down") == pytest.approx(4 * 4 * parameters, rel=1e-5)
-    jobs = Counter(span.job for span in played.of("node memory"))
-    assert jobs["fold"] == 4 * jobs["update"]
+    heard = order_of(DrivenNode, monkeypatch)
+    step_s, busy_s = worked(monkeypatch, job, nodes)
+    pulled_s = 3 * 4 * 2 * 2 * job.model.parameters / in_network.way_rate(job, nodes, "pull")
+    assert busy_s["down"] == pytest.approx(pulled_s, rel=1e-5)
+    kinds = Counter(what for what, *_ in heard)
+    assert kinds["fold"] == 4 * kinds["update"]
     closed = predict_in_network_step(job, nodes)
     least = closed.seconds - closed.parts["tail"]
     most = least + node_resources(job, nodes, job.model.parameters)["node memory"]
-    assert least <= played.step_s * 1.01
-    assert played.step_s <= most * 1.01
+    assert least <= step_s * 1.01
+    assert step_s <= most * 1.01
 
 
 def test_predict_laws_driven_spills_are_read_back(
@@ -226,18 +229,18 @@ def test_predict_laws_driven_spills_are_read_back(
     time; without drives that is refused."""
     job, nodes = luwu(catalogue, batch=64, node={"cached": 1.0, "disks": 1})
     bare = replace(nodes, host=replace(nodes.host, disk=None, disks=0))
-    spilled = play_driven_steps(job, nodes, chunk_bytes=COARSE)
+    spilled_s, spilled = worked(monkeypatch, job, nodes)
     with pytest.raises(ConfigError, match=r"node.disks: .*1,024 MiB.*give disk and disks"):
         play_driven_steps(job, bare, chunk_bytes=COARSE)
     monkeypatch.setattr(
         driven, "plan_node", lambda **asked: replace(plan_node(**asked), sums_bytes=10**12)
     )
-    held = play_driven_steps(job, nodes, chunk_bytes=COARSE)
-    assert spilled.amount("disk write") > 0
-    assert spilled.amount("disk read") == spilled.amount("disk write")
-    assert held.amount("disk write") == 0
-    assert spilled.step_s > held.step_s
-    assert play_driven_steps(job, bare, chunk_bytes=COARSE).step_s == held.step_s
+    held_s, held = worked(monkeypatch, job, nodes)
+    read_share = nodes.host.read(1.0) / nodes.host.write(1.0)
+    assert spilled["disk read"] == pytest.approx(spilled["disk write"] * read_share) != 0
+    assert not held["disk write"]
+    assert spilled_s > held_s
+    assert play_driven_steps(job, bare, chunk_bytes=COARSE) == held_s
 
 
 def test_driven_messages_are_those_of_the_wire(
@@ -265,14 +268,14 @@ def test_driven_messages_are_those_of_the_wire(
 
 def order_of(kind: type, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """What the node's core says to its surroundings, a run's or the prediction's: (what, step,
-    extent) of each gradient that it received and each update that it began, in order."""
+    extent) of each gradient that it received, and each fold and update that it began, in order."""
     heard: list[tuple[str, int, int]] = []
     doing = kind._do  # type: ignore[attr-defined]
 
     def hearing(self: Any, actions: Any) -> None:
         for action in actions:
-            if isinstance(action, do.Update):
-                heard.append(("update", action.step, action.extent))
+            if isinstance(action, do.Update | do.Fold):
+                heard.append((type(action).__name__.lower(), action.step, action.extent))
             message = getattr(action, "message", None)
             if isinstance(message, Received) and message.verb is Verb.PUSH:
                 heard.append(("push", message.step, message.index))
@@ -292,14 +295,14 @@ def run_cluster(update: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
 
 def predict(
     catalogue: Catalogue, update: str, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Driven, list[tuple[str, int, int]]]:
-    """A prediction, and what its node's core said."""
+) -> tuple[float, list[tuple[str, int, int]]]:
+    """A predicted step, and what its node's core said."""
     with monkeypatch.context() as patch:
         heard = order_of(DrivenNode, patch)
         batch = 32 if update == "streaming" else 64  # of several micro-batches
         job, nodes = luwu(catalogue, batch=batch, node={"cached": 1.0})
-        played = play_driven_steps(job, nodes, chunk_bytes=COARSE)
-    return played, heard
+        step_s = play_driven_steps(job, nodes, chunk_bytes=COARSE)
+    return step_s, heard
 
 
 def early_updates(heard: list[tuple[str, int, int]]) -> int:
@@ -315,7 +318,7 @@ def test_a_decision_of_the_node_changes_run_and_prediction(
     update a page only when the gradient of the whole step has come; a run of the simulated cluster
     then updates nothing early, and the predicted step is longer by what backward hid before."""
     run = run_cluster("streaming", monkeypatch)
-    played, predicted = predict(catalogue, "streaming", monkeypatch)
+    step_s, predicted = predict(catalogue, "streaming", monkeypatch)
     assert early_updates(run) > 0
     assert early_updates(predicted) > 0
     start = Updates.start
@@ -329,12 +332,13 @@ def test_a_decision_of_the_node_changes_run_and_prediction(
     # A receipt may wait for room only where pages are updated as their gradients come.
     monkeypatch.setattr(Gathering, "_can_owe", lambda *_: False)
     run_late = run_cluster("streaming", monkeypatch)
-    played_late, predicted_late = predict(catalogue, "streaming", monkeypatch)
+    late_s, predicted_late = predict(catalogue, "streaming", monkeypatch)
     assert early_updates(run_late) == early_updates(predicted_late) == 0
     assert sorted(run_late) == sorted(run)  # the same work in another order
     assert sorted(predicted_late) == sorted(predicted)
-    updates_s = played.busy_s("node memory") / len(played.ends_s)
-    assert played_late.step_s > played.step_s + 0.5 * updates_s
+    job, nodes = luwu(catalogue, node={"cached": 1.0})
+    updates_s = node_resources(job, nodes, job.model.parameters)["node memory"]
+    assert late_s > step_s + 0.5 * updates_s
 
 
 def test_the_order_of_updates_changes_run_and_prediction(
@@ -348,12 +352,12 @@ def test_the_order_of_updates_changes_run_and_prediction(
         if way < 0:
             monkeypatch.setattr(Step, "forward_order", lambda self, all_: sorted(all_)[::-1])
         run = run_cluster("at_step", monkeypatch)
-        played, predicted = predict(catalogue, "at_step", monkeypatch)
+        step_s, predicted = predict(catalogue, "at_step", monkeypatch)
         for heard in (run, predicted):
             for step in range(3):
                 order = [extent for *said, extent in heard if said == ["update", step]]
                 assert order == sorted(order)[::way]
-        steps_s.append(played.step_s)
+        steps_s.append(step_s)
     in_order_s, turned_s = steps_s
     assert turned_s > in_order_s * 1.05
 

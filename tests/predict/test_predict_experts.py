@@ -16,16 +16,15 @@ from luwu.predict.model.collectives import Path
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import (
     WIRE_BYTES,
-    copies_group,
     dispatched_bytes,
     expert_exchange,
-    expert_group,
     gathered_tokens,
     mlp_products,
     operators_of,
     own_parameters,
 )
 from luwu.predict.model.memory import stage_memory
+from luwu.predict.model.placement import group_of
 from luwu.predict.systems.training import predict_step
 
 
@@ -109,7 +108,6 @@ def test_predict_laws_parameters_are_conserved(job: TrainingJob, degrees: dict[s
     experts = own.experts * one.expert * one.expert_width * one.pipeline
     assert shared + experts == pytest.approx(one.model.parameters)
     assert one.expert_copies * one.expert * one.expert_width == stage
-    assert copies_group(one).size == one.expert_copies
     layers = one.model.layers * one.model.layer_parameters
     own = own_parameters(one, embeddings=False)
     assert (
@@ -180,11 +178,11 @@ def test_predict_laws_all_to_all_in_domains() -> None:
 def test_predict_laws_experts_of_one_domain_exchange_fast(job: TrainingJob) -> None:
     """G2, J3. Goal: experts of a tensor parallel width of 2 span two hosts of 8 at 8 ranks; on
     whole experts they fit one; a domain of 72 has all, and a faster network is never slower."""
-    assert expert_group(job).inside == 4
+    assert group_of(job, "expert").inside == 4
     alone = replace(job, expert_tensor=1)
-    assert expert_group(alone).is_inside
+    assert group_of(alone, "expert").domains == 1
     wide = replace(job, device=replace(job.device, domain_count=72.0))
-    assert expert_group(wide).is_inside
+    assert group_of(wide, "expert").domains == 1
     assert expert_exchange(alone) == expert_exchange(wide) < expert_exchange(job)
     faster = replace(job, network=replace(job.network, rate=2 * job.network.rate))
     assert expert_exchange(faster) < expert_exchange(job)

@@ -137,7 +137,7 @@ def test_predict_laws_a_domain_link_carries_both(catalogue: Catalogue) -> None:
     assert found.seconds == pytest.approx(m * (4 + 2) * psi * 7 / 8 / 1e9)
     assert question.nodes is not None
     how = quick_playing(question.job)
-    played_s = play_driven_steps(question.job, question.nodes, **how).step_s
+    played_s = play_driven_steps(question.job, question.nodes, **how)
     assert played_s >= found.seconds
 
 
@@ -150,7 +150,7 @@ def test_predict_laws_the_play_has_the_same_ports(catalogue: Catalogue) -> None:
         assert question.nodes is not None
         busy = node_resources(question.job, question.nodes, question.job.model.parameters)
         how = quick_playing(question.job)
-        played_s = play_driven_steps(question.job, question.nodes, **how).step_s
+        played_s = play_driven_steps(question.job, question.nodes, **how)
         assert played_s > busy["pull"] * (1 - 1e-9)
 
 

@@ -13,15 +13,12 @@ from luwu.predict.model.collectives import KAPPA_NETWORK
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import WIRE_BYTES, attention_backward, layer_time, operators_of
 from luwu.predict.model.placement import (
-    context_group,
     domain_path,
-    gradient_group,
+    group_of,
     network_path,
-    pipeline_group,
     placed,
     ring_path,
     step_path,
-    tensor_group,
 )
 from luwu.predict.model.traffic import block_bytes, context_exchange, sent_bytes
 from luwu.predict.systems.training import predict_step
@@ -60,7 +57,7 @@ def test_ranks_of_an_nvl72_share_its_domain(catalogue: Catalogue, job: TrainingJ
     large = replace(job, devices=128, pipeline=8, batch=64)
     for device, insides in (("GB200", (4, 2, 4, 4)), ("B200-180", (4, 2, 2, 1))):
         one = replace(large, device=catalogue.device(device))
-        groups = (tensor_group(one), context_group(one), gradient_group(one), pipeline_group(one))
+        groups = [group_of(one, each) for each in ("tensor", "context", "gradient", "pipeline")]
         assert tuple(group.inside for group in groups) == insides, device
 
 
@@ -82,7 +79,7 @@ def test_predict_laws_paths_of_groups(job: TrainingJob) -> None:
 def test_a_host_of_one_device_has_no_domain(job: TrainingJob) -> None:
     """Goal: a testbed with fewer devices in a host than the catalogue's has its own domain."""
     alone = replace(job, software=replace(job.software, host_devices=1))
-    assert tensor_group(alone).inside == 1
+    assert group_of(alone, "tensor").inside == 1
 
 
 # ---------------------------------------------------------------------- context
@@ -165,7 +162,7 @@ def test_predict_laws_gradients_are_reduced_over_context_ranks(job: TrainingJob)
     """Goal: data x context ranks have the same weights; with two context ranks in place of two of
     data, as many reduce as before."""
     more = replace(job, context=1)
-    assert gradient_group(job) == gradient_group(more)
+    assert group_of(job, "gradient") == group_of(more, "gradient")
     assert predict_step(job).parts["data exchange"] == predict_step(more).parts["data exchange"]
     only = replace(job, devices=32, batch=64)
     assert only.data == 1

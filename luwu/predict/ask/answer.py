@@ -79,14 +79,14 @@ def _training_answer(question: Question) -> dict[str, Any]:
         **utilisation(job, seconds),
         "memory_bytes": question.memory_bytes,
         "memory_bytes_max": job.device.memory_bytes,
-        "micro_batches": step.micro_batches,
+        "micro_batches": job.micro_batches,
         "extrapolated": step.notes,
     }  # fmt: skip
     mfu, (low, high) = document["mfu"], MFU_SANE
     nearest, warnings = None if question.fits else nearest_fit(question), []
     if not low <= mfu <= high:
         warnings.append(f"an MFU of {mfu:.1%} is not plausible; look at the question")
-    is_gathered = question.nodes is not None and step.micro_batches > 1
+    is_gathered = question.nodes is not None and job.micro_batches > 1
     if is_gathered and step.binding in ("push", "disk write"):
         warnings.append("what several micro-batches push has its order: believe the cores")
     return document | {

@@ -1,14 +1,11 @@
 """Steps of LuWu that its own cores decide: what a run would do, in virtual time.
 
-`DrivenWorker` has the project's `NicCore`, `DrivenSwitch` its `SwitchCore`, `DrivenNode` its
-`NodeCore`: a decision that is changed in a core changes a run and the prediction alike. Engines
-take their time from the question, as the closed form (L1 to L5) does: the same rates, the same
-passes over memory. Where `at_step` folds a gradient it is read and the sum is written once more.
-Workers are equal, so two are played, and what is seen is the first one. One switch is played for
-all on the way: the narrowest place between worker and node sets the rate of its links, and the
-latency counts its hops. Pulls and pushes that devices of a host pass on in their domain share its
-link (L8). Steps of several micro-batches are updated `at_step`, as the project does it:
-`streaming` has one backward a step. A node holds and has under way what its memory plan says.
+A decision that is changed in a core changes a run and the prediction alike. Engines take their
+time from the question, as the closed form (L1 to L5) does. Workers are equal, so two are played.
+One switch is played for all on the way: the narrowest place between worker and node sets the rate
+of its links, and the latency counts its hops. Pulls and pushes that devices of a host pass on in
+their domain share its link (L8). Steps of several micro-batches are updated `at_step`: `streaming`
+has one backward a step. A node holds and has under way what its memory plan says.
 
 It is right where the order of work, windows and threads bind, which no closed form sees; the closed
 form (`systems/in_network.py`) takes a thousandth of the time.
@@ -17,21 +14,19 @@ form (`systems/in_network.py`) takes a thousandth of the time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from luwu.base.dtypes import DTYPES
 from luwu.base.errors import ConfigError
 from luwu.base.limits import PAYLOAD_BYTES_MAX
-from luwu.layout import SUM_BYTES, Layout, Parameter
-from luwu.layout import Unit as LayoutUnit
-from luwu.predict.driven.clock import Clock
+from luwu.layout import SUM_BYTES, Layout, Parameter, Unit
 from luwu.predict.driven.driven_node import DrivenNode
-from luwu.predict.driven.driven_worker import DrivenWorker, Script, Unit, units_of
-from luwu.predict.driven.engines import JOB, NEVER, Link, Span, Token
+from luwu.predict.driven.driven_worker import GRADIENT_DTYPES, DrivenWorker, units_of
+from luwu.predict.driven.engines import JOB, NEVER, Link, Token
+from luwu.predict.model.clock import Clock
 from luwu.predict.model.job import TrainingJob
-from luwu.predict.systems.in_network import OptimizerNodes, domain_use, pull_rate, push_rate
+from luwu.predict.systems.in_network import OptimizerNodes, domain_use, way_rate
 from luwu.protocol.actions import PARENT, Drop, Note, Send
 from luwu.wire.description import Description
 from luwu.wire.messages import Message
@@ -39,53 +34,21 @@ from switch_emu.node.plan import NodePlan, plan_node
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Sum, SwitchLimits
 
-STEPS: Final = 3
-"""Played; the last one is measured. Out of core the second may be shorter than all after it: the
-first has left it less to write."""
 CHUNK_BYTES_MIN: Final = 16 * 1024 * 1024
 """Default chunk of the project, if memory and links allow it."""
 CHUNKS_MAX: Final = 512
 """Played in a step, unless more are asked for: playing takes time by their number."""
-AHEAD: Final = 4
 WORKERS: Final = 2
 """Played: they are equal, and with two of them a switch sums."""
 SLOT_WINDOWS: Final = 16
 """Gradients that a switch holds, in windows of a worker: as in its own limits."""
-GRADIENT_DTYPES: Final[dict[float, str]] = {2: "bfloat16", 4: "float32"}
-
-
-@dataclass(frozen=True, slots=True)
-class Driven:
-    """Steps that were played, and when each engine was at what."""
-
-    spans: list[Span]
-    """In the order in which they ended."""
-    ends_s: list[float]
-    """When compute was done with each step."""
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of the last step, from the end of the one before."""
-        return self.ends_s[-1] - self.ends_s[-2]
-
-    def of(self, engine: str) -> list[Span]:
-        """The spans of an engine."""
-        return [span for span in self.spans if span.engine == engine]
-
-    def busy_s(self, engine: str) -> float:
-        """Seconds at work."""
-        return sum(span.end_s - span.start_s for span in self.of(engine))
-
-    def amount(self, engine: str) -> float:
-        """All that it did."""
-        return sum(span.amount for span in self.of(engine))
 
 
 def play_driven_steps(
     job: TrainingJob, nodes: OptimizerNodes, *, chunk_bytes: int | None = None,
     workers: int = WORKERS,
-) -> Driven:  # fmt: skip
-    """Play steps as the project's cores decide them. Raises ConfigError.
+) -> float:  # fmt: skip
+    """Play steps as the project's cores decide them: the seconds of the last. Raises ConfigError.
 
     chunk_bytes: of float32, a multiple of 16 KiB; by default 16 MiB, or more where the model has
     many chunks then. workers: played, at most."""
@@ -99,70 +62,60 @@ def play_driven_steps(
             f"software: {job.software.name} has gradients of {job.software.gradient_bytes} bytes a "
             "parameter, and on LuWu's wire they have 2 or 4"
         )
-    units = units_of(job)
     chunk_bytes = chunk_bytes or _chunk_bytes(job)
     scale = -(-chunk_bytes // PAYLOAD_BYTES_MAX)
     description = Description(
-        layout=_layout(units, chunk_bytes // scale, scale), optimizer="adamw",
+        layout=_layout(job, chunk_bytes // scale, scale), optimizer="adamw",
         update="streaming" if job.micro_batches == 1 else "at_step", state_fields=("m", "v"),
-    )  # fmt: skip
-    script = Script(
-        units=units, steps=STEPS, micro_batches=job.micro_batches, pulls=nodes.pulls, ahead=AHEAD,
-        gradient_dtype=GRADIENT_DTYPES[job.software.gradient_bytes], scale=scale,
     )  # fmt: skip
     plan = plan_node(
         budget_bytes=int(nodes.host.memory_bytes) * nodes.nodes, chunk_bytes=chunk_bytes,
         world_size=job.devices, has_switch=True,
     )  # fmt: skip
-    return _play(job, nodes, plan, description, script, min(job.devices, workers))
+    return _play(job, nodes, plan, description, scale, min(job.devices, workers))
 
 
 def _play(
     job: TrainingJob, nodes: OptimizerNodes, plan: NodePlan, description: Description,
-    script: Script, count: int,
-) -> Driven:  # fmt: skip
-    """Connect a node, a switch and so many workers, of which the first is seen, and run them.
-
-    The narrowest place on the way sets the rate (L1, L2), and is on one link of the way.
-    """
-    clock, spans = Clock(), list[Span]()
+    scale: int, count: int,
+) -> float:  # fmt: skip
+    """Connect a node, a switch and so many workers, and run them. The narrowest place on the way
+    sets the rate (L1, L2), and is on one link of the way."""
+    clock = Clock()
     latency_s = job.network.latency_s + nodes.tiers * job.network.hop_s
-    window_bytes = plan.window_bytes // script.scale
     to: dict[str, Link] = {}
     switch = DrivenSwitch(
-        clock, workers=count, send=lambda peer, *what: to[peer].send(*what),
-        limits=SwitchLimits(
-            push_window_bytes=window_bytes, slot_bytes_max=SLOT_WINDOWS * window_bytes,
-            copies_bytes_max=SLOT_WINDOWS * window_bytes, slots_are_awaited=True,
-        ),
+        clock, workers=count, window_bytes=plan.window_bytes // scale,
+        send=lambda peer, *what: to[peer].send(*what),
     )  # fmt: skip
     down = Link(
-        clock, spans, "down", rate=pull_rate(job, nodes), latency_s=latency_s,
+        clock, "down", rate=way_rate(job, nodes, "pull"), latency_s=latency_s,
         arrived=partial(switch.received, PARENT),
     )  # fmt: skip
     node = DrivenNode(
-        clock, spans, description=description, nodes=nodes, world_size=count, plan=plan,
-        scale=script.scale, send=down.send,
+        clock, description=description, nodes=nodes, world_size=count, plan=plan, scale=scale,
+        send=down.send,
     )  # fmt: skip
-    to[PARENT] = Link(clock, [], "", arrived=node.received)
+    to[PARENT] = Link(clock, "", arrived=node.received)
     workers = []
     for rank in reversed(range(count)):
-        name, seen = f"worker-{rank}", spans if rank == 0 else []
+        name = f"worker-{rank}"
         up = Link(
-            clock, seen, "up", rate=push_rate(job, nodes), latency_s=latency_s,
+            clock, "up", rate=way_rate(job, nodes, "push"), latency_s=latency_s,
             arrived=partial(switch.received, name),
         )  # fmt: skip
         down.share(up, domain_use(job, nodes))
         worker = DrivenWorker(
-            clock, seen, script=script, description=description, send=up.send, rank=rank,
-            world_size=count,
+            clock, job=job, pulls=nodes.pulls, description=description, scale=scale, send=up.send,
+            rank=rank, world_size=count,
         )  # fmt: skip
         workers.append(worker)
-        to[name] = Link(clock, [], "", arrived=worker.received)
+        to[name] = Link(clock, "", arrived=worker.received)
     clock.run()
     if not all(worker.is_finished for worker in workers):
         raise AssertionError(f"the cores stopped: the node waits for {node.core.waits_for()}")
-    return Driven(spans, workers[-1].ends_s)
+    *_, before_s, end_s = workers[-1].ends_s
+    return end_s - before_s
 
 
 def _chunk_bytes(job: TrainingJob) -> int:
@@ -174,32 +127,33 @@ def _chunk_bytes(job: TrainingJob) -> int:
     return chunk_bytes
 
 
-def _layout(units: list[Unit], chunk_bytes: int, scale: int) -> Layout:
-    """A parameter for each unit: all 16-bit on the wire, all trained.
-
-    An element is `scale` parameters: frames have a largest size, and models have not."""
-    parameters = tuple(
-        Parameter(name=unit.name, shape=(round(unit.parameters / scale),), wire_dtype="bfloat16")
-        for unit in units
-    )
-    members = tuple(
-        LayoutUnit(name=unit.name, parameters=(index,)) for index, unit in enumerate(units)
-    )
-    return Layout(parameters=parameters, units=members, chunk_bytes=chunk_bytes)
+def _layout(job: TrainingJob, chunk_bytes: int, scale: int) -> Layout:
+    """A parameter for each unit, 16-bit on the wire. An element is `scale` parameters: frames have
+    a largest size, and models have not."""
+    parameters, units = [], []
+    for index, unit in enumerate(units_of(job)):
+        shape = (round(unit.parameters / scale),)
+        parameters.append(Parameter(name=unit.name, shape=shape, wire_dtype="bfloat16"))
+        units.append(Unit(name=unit.name, parameters=(index,)))
+    return Layout(parameters=tuple(parameters), units=tuple(units), chunk_bytes=chunk_bytes)
 
 
 class DrivenSwitch:
     """One switch between so many workers and their node; `send` puts a message on its way."""
 
     def __init__(
-        self, clock: Clock, *, workers: int, send: Callable[[str, Message, Any], None],
-        limits: SwitchLimits,
+        self, clock: Clock, *, workers: int, window_bytes: int,
+        send: Callable[[str, Message, Any], None],
     ) -> None:  # fmt: skip
         self._clock, self._send = clock, send
-        self.core = SwitchCore(
-            job=JOB, incarnation=1, children=[1 << rank for rank in range(workers)], limits=limits,
-            retry=NEVER,
+        held_bytes, children = SLOT_WINDOWS * window_bytes, [1 << rank for rank in range(workers)]
+        limits = SwitchLimits(
+            push_window_bytes=window_bytes, slot_bytes_max=held_bytes, copies_bytes_max=held_bytes,
+            slots_are_awaited=True,
         )  # fmt: skip
+        self.core = SwitchCore(
+            job=JOB, incarnation=1, children=children, limits=limits, retry=NEVER
+        )
 
     def received(self, peer: str, message: Message, payload: Any, payload_bytes: int) -> None:
         """A message came."""

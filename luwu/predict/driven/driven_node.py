@@ -1,11 +1,5 @@
 """The project's own `NodeCore` in virtual time: it decides, and its work takes the time.
 
-`DrivenNode` does what the node's pipeline does, without bytes:
-
-    Update        `updated` when the page is read and made, `written` when it is on its other side
-    Fold          `folded`          ReadWeights   `weights_read`
-    Prepare       `prepared`        Decide        `decided`         Spill   at once
-
 A crew of threads does updates, folds and flushes, another reads weights, as
 `switch_emu.node.pipeline` has it: a thread hands out the weights of a page before it writes it.
 An extent is one chunk, and so one page.
@@ -23,9 +17,9 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.layout import SUM_BYTES
-from luwu.predict.driven.clock import Clock, Event, Process, Semaphore
-from luwu.predict.driven.engines import JOB, NEVER, Engine, Span, Token
+from luwu.predict.driven.engines import JOB, NEVER, Engine, Token
 from luwu.predict.hardware.hardware import adam_bytes
+from luwu.predict.model.clock import Clock, Event, Process, Semaphore
 from luwu.predict.model.layers import WIRE_BYTES
 from luwu.predict.systems.in_network import DMA, OptimizerNodes
 from luwu.protocol.actions import Drop, Note, Send
@@ -46,9 +40,8 @@ class DrivenNode:
     parameters each element of the layout is."""
 
     def __init__(
-        self, clock: Clock, spans: list[Span], *, description: Description,
-        nodes: OptimizerNodes, world_size: int, plan: NodePlan, scale: int,
-        send: Callable[[Message, Any], None],
+        self, clock: Clock, *, description: Description, nodes: OptimizerNodes, world_size: int,
+        plan: NodePlan, scale: int, send: Callable[[Message, Any], None],
     ) -> None:  # fmt: skip
         """`nodes` are equal: one is played. Raises ConfigError where the state lacks drives."""
         limits = do.NodeLimits(
@@ -60,9 +53,9 @@ class DrivenNode:
         self._sum_bytes_max = limits.sum_bytes_max
         self._crew = Semaphore(clock, plan.updates_count)
         self._readers = Semaphore(clock, plan.reads_count)
-        self._read = Engine(clock, spans, "disk read")
-        self._write = Engine(clock, spans, "disk write")
-        self._memory = Engine(clock, spans, "node memory")
+        self._read = Engine(clock, "disk read")
+        self._write = Engine(clock, "disk write")
+        self._memory = Engine(clock, "node memory")
         host, away = nodes.host, 1 - nodes.cached
         has_drives = away > 0 or host.disks > 0
         self._read_s = host.read(1.0) / nodes.nodes if has_drives else math.nan
@@ -73,9 +66,12 @@ class DrivenNode:
         """Of a parameter, on drives."""
         self._update_bytes = adam_bytes(nodes.state_bytes) + 2 * DMA * self._state_bytes
         """Memory traffic of the update of a parameter, reads of the gradient included."""
-        self.core = NodeCore(
-            job=JOB, incarnation=1, ranks=(1 << world_size) - 1, limits=limits, retry=NEVER,
-        )  # fmt: skip
+        ranks = (1 << world_size) - 1
+        self.core = NodeCore(job=JOB, incarnation=1, ranks=ranks, limits=limits, retry=NEVER)
+        self._work: dict[type, Callable[[Any], Process]] = {
+            do.ReadWeights: self._read_weights, do.Update: self._update, do.Fold: self._fold,
+            do.Prepare: self._flush, do.Decide: self._flush,
+        }  # fmt: skip
         opened = do.StoreFacts(  # for the first time, with its initial weights
             description=description.to_bytes(), generation=1, attempt=1, epoch=0, job=JOB, version=0
         )
@@ -96,20 +92,12 @@ class DrivenNode:
                     assert isinstance(payload, Token)
                     payload.spilled = Event(self._clock)
                     self._clock.start(self._spill(payload))
-                case do.ReadWeights():
-                    self._clock.start(self._read_weights(action))
-                case do.Update():
-                    self._clock.start(self._update(action))
-                case do.Fold():
-                    self._clock.start(self._fold(action))
-                case do.Prepare() | do.Decide():
-                    self._clock.start(self._flush(action))
+                case do.ReadWeights() | do.Update() | do.Fold() | do.Prepare() | do.Decide():
+                    self._clock.start(self._work[type(action)](action))
                 case Note() | do.RecordAttempt() | do.Discard():  # the two before the first step
                     pass
                 case _:
                     raise AssertionError(f"nothing goes wrong here, but the core asks for {action}")
-
-    # ---------------------------------------------------------------------- the pipeline
 
     def _update(self, action: do.Update) -> Process:
         yield self._crew.acquire()
@@ -117,15 +105,15 @@ class DrivenNode:
         yield from self._read_back(action.contributions)
         away = elems * self._state_bytes
         if away:
-            yield from self._read.work("state", away * self._read_s, away)
+            yield from self._read.work(away * self._read_s)
         passed = elems * self._update_bytes
         passed += _arrived_bytes(action.contributions) if self._streaming else 0
         passed += elems * WIRE_BYTES if action.publish else 0
-        yield from self._memory.work("update", passed * self._memory_s, passed)
+        yield from self._memory.work(passed * self._memory_s)
         weights = self._weights_of(action.extent) if action.publish else None
         self._do(self.core.updated(action, SQUARES, weights))
         if away:
-            yield from self._write.work("state", away * self._write_s, away)
+            yield from self._write.work(away * self._write_s)
         self._crew.release()
         self._do(self.core.written(action))
 
@@ -135,7 +123,7 @@ class DrivenNode:
         yield from self._read_back((*action.contributions, *before))
         passed = 2 * _arrived_bytes(action.contributions)
         passed += self._elems(action.extent) * SUM_BYTES * (1 + len(before))
-        yield from self._memory.work("fold", passed * self._memory_s, passed)
+        yield from self._memory.work(passed * self._memory_s)
         self._crew.release()
         nbytes = self._layout.extents[action.extent].sum_bytes
         total = Token(nbytes, nbytes * self._scale)
@@ -144,7 +132,7 @@ class DrivenNode:
     def _read_weights(self, action: do.ReadWeights) -> Process:
         yield self._readers.acquire()
         passed = self._elems(action.extent) * WIRE_BYTES
-        yield from self._memory.work("read_weights", passed * self._memory_s, passed)
+        yield from self._memory.work(passed * self._memory_s)
         self._readers.release()
         self._do(self.core.weights_read(action, self._weights_of(action.extent)))
 
@@ -163,12 +151,9 @@ class DrivenNode:
                 f"{self._sum_bytes_max * self._scale / 2**20:,.0f} MiB that the node plans for "
                 "them, and it has no drives for the rest; give disk and disks, or more memory"
             )
-        nbytes = payload.cost_bytes
-        yield from self._write.work("spill", nbytes * self._write_s, nbytes)
+        yield from self._write.work(payload.cost_bytes * self._write_s)
         assert payload.spilled is not None
         payload.spilled.set()
-
-    # ---------------------------------------------------------------------- what work takes
 
     def _elems(self, extent: int) -> int:
         """Its parameters."""
@@ -183,7 +168,7 @@ class DrivenNode:
         yield from (each.payload.spilled for each in spilled)
         nbytes = _arrived_bytes(spilled)
         if nbytes:
-            yield from self._read.work("spill", nbytes * self._read_s, nbytes)
+            yield from self._read.work(nbytes * self._read_s)
 
 
 def _arrived_bytes(contributions: Sequence[Any]) -> float:

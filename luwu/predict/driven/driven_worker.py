@@ -17,8 +17,8 @@ from typing import Any, Final
 from luwu.base.dtypes import DTYPES
 from luwu.nic.core import NicCore
 from luwu.nic.core import actions as nic
-from luwu.predict.driven.clock import Clock, Event, Process, Semaphore
-from luwu.predict.driven.engines import JOB, NEVER, Engine, Span, Token
+from luwu.predict.driven.engines import JOB, NEVER, Engine, Token
+from luwu.predict.model.clock import Clock, Event, Process, Semaphore
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import compute_time, operators_of
 from luwu.protocol.actions import Drop, Note, Send
@@ -26,6 +26,12 @@ from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
 from luwu.wire.messages import Message
 
+STEPS: Final = 3
+"""Played; the last one is measured. Out of core the second may be shorter than all after it: the
+first has left it less to write."""
+AHEAD: Final = 4
+"""Units that may be requested before compute is at them."""
+GRADIENT_DTYPES: Final[dict[float, str]] = {2: "bfloat16", 4: "float32"}
 HYPER: Final = encode_hyper(StepHyper(groups=({},)))
 
 
@@ -59,36 +65,22 @@ def units_of(job: TrainingJob) -> list[Unit]:
     return [*layers, head]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """The job, as the worker plays it."""
-
-    units: Sequence[Unit]
-    steps: int
-    micro_batches: int
-    pulls: int
-    """Pulls of a unit in a micro-batch: 2 if weights are freed between forward and backward."""
-    ahead: int
-    """Units that may be requested before compute is at them."""
-    gradient_dtype: str
-    scale: int
-    """Parameters of each element of the layout."""
-
-
 class DrivenWorker:
-    """One worker; `send` puts a message on its way to the switch."""
+    """One worker; `send` puts a message on its way to the switch; `pulls` are of a unit in a
+    micro-batch, `scale` is how many parameters each element of the layout is."""
 
     def __init__(
-        self, clock: Clock, spans: list[Span], *, script: Script,
-        description: Description, send: Callable[[Message, Any], None], rank: int, world_size: int,
+        self, clock: Clock, *, job: TrainingJob, pulls: int, description: Description, scale: int,
+        send: Callable[[Message, Any], None], rank: int, world_size: int,
     ) -> None:  # fmt: skip
-        self._clock, self._script, self._send = clock, script, send
-        self._layout = description.layout
+        self._clock, self._scale, self._send = clock, scale, send
+        self._units, self._micro_batches, self._pulls = units_of(job), job.micro_batches, pulls
+        self._gradient_dtype = GRADIENT_DTYPES[job.software.gradient_bytes]
+        self._description, self._layout = description, description.layout
         self._streaming = description.update == "streaming"
-        self._description = description
-        self._compute = Engine(clock, spans, "compute")
+        self._compute = Engine(clock, "compute")
         self._core = NicCore(job=JOB, rank=rank, world_size=world_size, incarnation=1, retry=NEVER)
-        self._room = Semaphore(clock, script.ahead)
+        self._room = Semaphore(clock, AHEAD)
         new_event = partial(Event, clock)
         self._joined = new_event()
         self._done: list[Event] = []
@@ -118,49 +110,44 @@ class DrivenWorker:
                 case nic.Joined():
                     self._joined.set()
                 case nic.StepDecided(step):
-                    self.is_finished = step == self._script.steps - 1
+                    self.is_finished = step == STEPS - 1
                 case nic.Judged() | Note():
                     pass
                 case _:
                     raise AssertionError(f"nothing goes wrong here, but the core asks for {action}")
 
-    # ---------------------------------------------------------------------- the script
-
     def _run(self) -> Process:
-        encoded, script = self._description.to_bytes(), self._script
-        actions = self._core.join(
-            self._clock.now_ns, encoded, self._description.hash,
-            extent_chunks=self._layout.extent_chunks,
-        )  # fmt: skip
-        self._do(actions)
+        description, extent_chunks = self._description, self._layout.extent_chunks
+        encoded, now_ns = description.to_bytes(), self._clock.now_ns
+        self._do(self._core.join(now_ns, encoded, description.hash, extent_chunks=extent_chunks))
         yield self._joined
         self._clock.start(self._pull_all())
-        for step in range(script.steps):
+        for step in range(STEPS):
             pushes: list[Event] = []
-            for part in range(script.micro_batches):
+            for part in range(self._micro_batches):
                 yield from self._forward(step, part)
                 if self._streaming:
                     self._do(self._core.begin(self._clock.now_ns, step, HYPER))
                 yield from self._backward(step, part, pushes)
             self.ends_s.append(self._clock.now_s)
-            self._do(self._core.commit(self._clock.now_ns, step, script.micro_batches, HYPER))
+            self._do(self._core.commit(self._clock.now_ns, step, self._micro_batches, HYPER))
             if not self._streaming:
-                for index in range(len(script.units)):
+                for index in range(len(self._units)):
                     self._over[step, index].set()
             yield from pushes
 
     def _forward(self, step: int, part: int) -> Process:
-        for index, unit in enumerate(self._script.units):
-            yield self._pulled[step, part * self._script.pulls, index]
-            yield from self._compute.work("forward", unit.forward_s)
+        for index, unit in enumerate(self._units):
+            yield self._pulled[step, part * self._pulls, index]
+            yield from self._compute.work(unit.forward_s)
             self._room.release()
 
     def _backward(self, step: int, part: int, pushes: list[Event]) -> Process:
-        for index, unit in reversed(list(enumerate(self._script.units))):
-            if self._script.pulls == 2:
+        for index, unit in reversed(list(enumerate(self._units))):
+            if self._pulls == 2:
                 yield self._pulled[step, part * 2 + 1, index]
-            yield from self._compute.work("backward", unit.backward_s)
-            if self._script.pulls == 2:
+            yield from self._compute.work(unit.backward_s)
+            if self._pulls == 2:
                 self._room.release()
             if self._streaming:  # requested again before the gradient is pushed
                 self._over[step, index].set()
@@ -168,14 +155,14 @@ class DrivenWorker:
 
     def _uses(self) -> Iterator[tuple[int, int]]:
         """(use, unit) in the order in which a step has them."""
-        order = range(len(self._script.units))
-        for part in range(self._script.micro_batches):
-            yield from ((part * self._script.pulls, index) for index in order)
-            if self._script.pulls == 2:
+        order = range(len(self._units))
+        for part in range(self._micro_batches):
+            yield from ((part * self._pulls, index) for index in order)
+            if self._pulls == 2:
                 yield from ((part * 2 + 1, index) for index in reversed(order))
 
     def _pull_all(self) -> Process:
-        for step in range(self._script.steps):
+        for step in range(STEPS):
             for use, index in self._uses():
                 yield self._room.acquire()
                 if use == 0 and step:
@@ -185,21 +172,19 @@ class DrivenWorker:
                 self._do(self._core.pull(self._clock.now_ns, handle, step, use, list(extents)))
 
     def _push(self, step: int, part: int, index: int) -> Event:
-        last = part == self._script.micro_batches - 1
-        dtype = self._script.gradient_dtype
-        gradients = []
+        last, dtype, gradients = part == self._micro_batches - 1, self._gradient_dtype, []
         for extent in self._layout.trainable_extents(index):
             nbytes = self._layout.extents[extent].elems * DTYPES[dtype].nbytes
-            payload = Token(nbytes, nbytes * self._script.scale)
+            payload = Token(nbytes, nbytes * self._scale)
             gradients.append(
                 nic.Gradient(index=extent, payload=payload, payload_bytes=nbytes, dtype=dtype)
             )
-        done = Event(self._clock)
-        actions = self._core.push(
-            self._clock.now_ns, self._open(done), step, part, gradients,
-            weight=1.0 if last else 0.0, last=last and self._streaming,
-        )  # fmt: skip
-        self._do(actions)
+        done, weight = Event(self._clock), float(last)
+        handle, is_last = self._open(done), last and self._streaming
+        now_ns = self._clock.now_ns
+        self._do(
+            self._core.push(now_ns, handle, step, part, gradients, weight=weight, last=is_last)
+        )
         return done
 
     def _open(self, done: Event) -> int:

@@ -19,20 +19,22 @@ Source: Agrawal et al., Sarathi-Serve, OSDI 2024 (IN8); derived (IN9 to IN11).
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import accumulate
 from statistics import fmean
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.keys import check_keys, whole_of
-from luwu.predict.inference.inference import RoundTime, Work, predict_round
+from luwu.predict.hardware.keys import check_keys, wholes_of
+from luwu.predict.inference.inference import Work, predict_round
 from luwu.predict.inference.inference_job import InferenceJob
+from luwu.predict.model.clock import Clock, Process
+from luwu.predict.model.job import StepTime
 
 REQUESTS: Final = 500
 """The default; 150,000 rounds of a copy take some 8 s."""
@@ -59,12 +61,9 @@ class Arrivals:
         """When each comes (Poisson); or the first of each user."""
         if self.concurrent is not None:
             return [0.0] * self.concurrent
-        source, at, found = random.Random(self.seed), 0.0, []
-        assert self.per_second is not None  # `make_arrivals` takes one of the two
-        for _ in range(self.requests):
-            at += source.expovariate(self.per_second)
-            found.append(at)
-        return found
+        source, rate = random.Random(self.seed), self.per_second
+        assert rate is not None  # `make_arrivals` takes one of the two
+        return list(accumulate(source.expovariate(rate) for _ in range(self.requests)))
 
     def play(self, job: InferenceJob, replicas: int) -> list[Played]:
         """Play the requests of each copy. Raises ConfigError."""
@@ -97,9 +96,7 @@ def make_arrivals(table: Mapping[str, Any], job: InferenceJob) -> Arrivals:
         raise ConfigError(f"{_PLACE}per_second: {rate!r}; a number above 0 fits")
     if type(seed) is not int:
         raise ConfigError(f"{_PLACE}seed: {seed!r} is not a whole number")
-    whole = {
-        key: whole_of(_PLACE, table, key) for key in ("requests", "concurrent") if key in table
-    }
+    whole = wholes_of(_PLACE, table, ("requests", "concurrent"))
     return Arrivals(per_second=rate if rate is None else float(rate), seed=seed, **whole)
 
 
@@ -112,23 +109,8 @@ class Played:
     answer_s: list[float] = field(default_factory=list)
     between_s: list[float] = field(default_factory=list)
     """Seconds after the token before, of all tokens but first ones."""
-    rounds: list[tuple[int, int, int]] = field(default_factory=list)
-    """Of each: sequences in decode, tokens of prompts, prompts that got their first token."""
     end_s: float = 0.0
     """When the last token was there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PiecesWork(Work):
-    """Work of a round with pieces of several prompts (IN9)."""
-
-    ended: int
-    """Prompts of which this is the last piece."""
-
-    @property
-    def answers(self) -> float:
-        """Tokens that come out."""
-        return self.decodes + self.ended
 
 
 @dataclass(slots=True, eq=False)
@@ -149,12 +131,12 @@ class _Round:
     decodes: list[_Sequence]
     pieces: list[tuple[_Sequence, int]] = field(default_factory=list)
 
-    def work(self, prompt: int) -> PiecesWork:
-        """As the closed form takes it."""
+    def work(self, prompt: int) -> Work:
+        """As the closed form takes it (IN9)."""
         tokens = sum(piece for _, piece in self.pieces)
         seen = sum(piece * (2 * (prompt - each.unread) + piece) for each, piece in self.pieces)
         context = sum(prompt + each.made for each in self.decodes)
-        return PiecesWork(
+        return Work(
             decodes=len(self.decodes), context=context / max(1, len(self.decodes)),
             prefill_tokens=tokens, prompt=seen / tokens if tokens else 1,
             ended=sum(piece == each.unread for each, piece in self.pieces),
@@ -162,41 +144,29 @@ class _Round:
 
 
 def serve(job: InferenceJob, times_s: Sequence[float], more: int = 0) -> Played:
-    """Answer requests that come at these times, and so many more, each as another is answered.
-    `job` says on what, its `batch` how many at once, its `budget_tokens` how many tokens of a
-    round."""
-    return _World(job, more).serve(times_s)
+    """Answer requests that come at these times, and so many more, each as another is answered."""
+    world = _World(job, more)
+    for time_s in times_s:
+        world.clock.call_at(time_s, partial(world.arrive, time_s))
+    world.clock.run()
+    return world.served
 
 
 class _World:
     """The queue, the groups and the stages."""
 
     def __init__(self, job: InferenceJob, more: int) -> None:
-        self._job, self._served, self._now, self._count = job, Played(), 0.0, 0
-        self._more = more
-        """Requests that come as others are answered."""
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._job, self._more, self.served, self.clock = job, more, Played(), Clock()
         self._queue: deque[float] = deque()
         self._groups: list[list[_Sequence]] = [[] for _ in range(job.pipeline)]
         self._idle = set(range(job.pipeline))
         self._free_s = [0.0] * job.pipeline
         """When each stage is."""
 
-    def serve(self, times_s: Sequence[float]) -> Played:
-        for time_s in times_s:
-            self._at(time_s, partial(self._arrive, time_s))
-        while self._events:
-            self._now, _, act = heapq.heappop(self._events)
-            act()
-        return self._served
-
-    def _at(self, time_s: float, act: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._events, (time_s, self._count, act))
-
-    def _arrive(self, time_s: float) -> None:
+    def arrive(self, time_s: float) -> None:
+        """A request comes; all that come at once wait before one is served."""
         self._queue.append(time_s)
-        self._at(time_s, self._wake)
+        self.clock.call_at(time_s, self._wake)
 
     def _wake(self) -> None:
         """Something arrived, or a place is free."""
@@ -221,8 +191,8 @@ class _World:
             self._idle.add(group)
             return
         self._idle.discard(group)
-        self._served.rounds.append((len(plan.decodes), int(work.prefill_tokens), work.ended))
-        self._pass(group, plan, stage_seconds(self._job, predict_round(self._job, work)), 0)
+        seconds = stage_seconds(self._job, predict_round(self._job, work))
+        self.clock.start(self._pass(group, plan, seconds))
 
     def _admit(self, group: int) -> _Sequence | None:
         """The first in the queue, if there is a place for it (IN10)."""
@@ -235,16 +205,12 @@ class _World:
         self._groups[group].append(sequence)
         return sequence
 
-    def _pass(self, group: int, plan: _Round, seconds: list[float], stage: int) -> None:
-        """Go through a stage when it is free (IN11)."""
-        end_s = max(self._now, self._free_s[stage]) + seconds[stage]
-        self._free_s[stage] = end_s
-        is_last = stage + 1 == len(seconds)
-        after = partial(self._pass, group, plan, seconds, stage + 1)
-        self._at(end_s, partial(self._end, group, plan) if is_last else after)
-
-    def _end(self, group: int, plan: _Round) -> None:
-        now, served = self._now, self._served
+    def _pass(self, group: int, plan: _Round, seconds: list[float]) -> Process:
+        """Go through each stage when it is free (IN11)."""
+        for stage, stage_s in enumerate(seconds):
+            self._free_s[stage] = max(self.clock.now_s, self._free_s[stage]) + stage_s
+            yield self.clock.at(self._free_s[stage])
+        now, served = self.clock.now_s, self.served
         for each in plan.decodes:
             each.made += 1
             served.between_s.append(now - each.last_s)
@@ -258,31 +224,26 @@ class _World:
         for each in done:
             self._groups[group].remove(each)
             served.answer_s.append(now - each.arrive_s)
-        for _ in done[: self._more]:
-            self._more -= 1
-            self._queue.append(now)
+        following = done[: self._more]
+        self._more -= len(following)
+        self._queue.extend(now for _ in following)
         served.end_s = now
         self._begin(group)
         if done:
-            self._at(now, self._wake)
+            self.clock.call_at(now, self._wake)
 
 
-def stage_seconds(job: InferenceJob, time: RoundTime) -> list[float]:
+def stage_seconds(job: InferenceJob, time: StepTime) -> list[float]:
     """Seconds of a round per stage: its layers, scheduling, the send to the next, and in the last
     one the output layer. Remaining layers are in the first ones."""
     each, more = divmod(job.model.layers, job.pipeline)
-    parts = time.parts
-    layer_s = sum(
-        seconds for name, seconds in parts.items() if name not in _NOT_OF_LAYERS
-    ) / job.model.layers  # fmt: skip
-    send_s = parts["stage exchange"] / max(1, job.pipeline - 1)
-    found = []
-    for stage in range(job.pipeline):
-        seconds = (each + (stage < more)) * layer_s + parts["scheduling"] / job.pipeline
-        is_last = stage == job.pipeline - 1
-        seconds += parts["output layer"] if is_last else send_s
-        found.append(seconds)
-    return found
+    parts, last = time.parts, job.pipeline - 1
+    layers_s = sum(seconds for name, seconds in parts.items() if name not in _NOT_OF_LAYERS)
+    layer_s, round_s = layers_s / job.model.layers, parts["scheduling"] / job.pipeline
+    ends_s = [parts["stage exchange"] / max(1, last)] * last + [parts["output layer"]]
+    return [
+        (each + (stage < more)) * layer_s + round_s + end_s for stage, end_s in enumerate(ends_s)
+    ]
 
 
 def arrivals_document(
@@ -291,10 +252,7 @@ def arrivals_document(
     """Document of a played system; `bound_per_second`: requests by the closed form."""
     first = -(-(arrivals.concurrent or 0) // len(played))
     return {
-        "per_second": arrivals.per_second,
-        "concurrent": arrivals.concurrent,
-        "requests": arrivals.requests,
-        "seed": arrivals.seed,
+        **asdict(arrivals),
         "bound_per_second": bound_per_second,
         "is_overloaded": (arrivals.per_second or 0) >= bound_per_second,
         "first_token_s": _percentiles([e for copy in played for e in copy.first_token_s[first:]]),

@@ -23,18 +23,14 @@ Sources: LIMINAL's form, max(compute, memory) and exposed exchanges; NCCL's tuni
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from luwu.predict.hardware.hardware import Device, Notes
 from luwu.predict.hardware.software import fitted
-from luwu.predict.inference.inference_job import (
-    LOGIT_BYTES,
-    WEIGHT_BYTES,
-    InferenceJob,
-    layer_cache_bytes,
-    maximum_batch,
-)
+from luwu.predict.inference import inference_job as jobs
+from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.model.collectives import Path, measured_all_reduce, ring_all_reduce, send
+from luwu.predict.model.job import StepTime
 from luwu.predict.model.layers import WIRE_BYTES, attention_rate, cube_rate
 from luwu.predict.model.placement import network_path
 
@@ -59,6 +55,8 @@ class Work:
     prefill_tokens: float = 0.0
     prompt: float = 1
     """Length of the prompts that these tokens belong to."""
+    ended: float | None = None
+    """Prompts that get their first token; None: all, as these tokens are whole ones."""
 
     @property
     def tokens(self) -> float:
@@ -68,20 +66,8 @@ class Work:
     @property
     def answers(self) -> float:
         """Tokens that come out."""
-        return self.decodes + self.prefill_tokens / self.prompt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundTime:
-    """Seconds of a round through all stages, by what they go to; they add up to `seconds`."""
-
-    parts: dict[str, float]
-    notes: Notes = field(default_factory=dict)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of the round."""
-        return sum(self.parts.values())
+        ended = self.prefill_tokens / self.prompt if self.ended is None else self.ended
+        return self.decodes + ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +78,10 @@ class Inference:
     """That come out of all devices."""
     batch: float
     """In decode at once; what a round's budget leaves of the job's batch."""
-    prefill: RoundTime
+    prefill: StepTime
     """From a whole batch's prompts to its first tokens; no queue before it."""
-    decode: RoundTime
-    """Between two tokens of a sequence, on the mean; in continuous batching, with the prefill of
-    its rounds."""
+    decode: StepTime
+    """Between two tokens of a sequence, on the mean; continuous, with prefill of its rounds."""
 
 
 def predict_inference(job: InferenceJob) -> Inference:
@@ -112,28 +97,25 @@ def predict_inference(job: InferenceJob) -> Inference:
     return Inference(tokens_per_s=rate, batch=batch, prefill=prefill, decode=decode)
 
 
-def predict_prefill(job: InferenceJob) -> RoundTime:
+def predict_prefill(job: InferenceJob) -> StepTime:
     """All prompts of a batch at once, a part of them in each stage."""
     parts = min(job.batch, job.pipeline)
     tokens = job.batch / parts * job.input_tokens
-    return _round(
-        job, Work(prefill_tokens=tokens, prompt=job.input_tokens), parts,
-        layer_launch_s=fitted("prefill_layer_s"), round_s=0.0,
-    )  # fmt: skip
+    work = Work(prefill_tokens=tokens, prompt=job.input_tokens)
+    launch_s = fitted("prefill_layer_s")
+    return predict_round(job, work, parts, is_continuous=False, layer_launch_s=launch_s)
 
 
-def predict_decode(job: InferenceJob, context: float | None = None) -> RoundTime:
+def predict_decode(job: InferenceJob, context: float | None = None) -> StepTime:
     """One token for each sequence of a batch, at a length or at the mean one of the answers."""
     if context is None:
         context = job.input_tokens + job.output_tokens / 2
     parts = min(job.batch, job.pipeline)
-    return _round(
-        job, Work(decodes=job.batch / parts, context=context), parts,
-        layer_launch_s=0.0, round_s=0.0,
-    )  # fmt: skip
+    work = Work(decodes=job.batch / parts, context=context)
+    return predict_round(job, work, parts, is_continuous=False)
 
 
-def predict_continuous(job: InferenceJob) -> tuple[float, RoundTime]:
+def predict_continuous(job: InferenceJob) -> tuple[float, StepTime]:
     """Sequences in decode, and a round that gives each one token (IN6)."""
     prefills = job.input_tokens / job.output_tokens
     batch = min(job.batch, job.pipeline * job.budget_tokens / (1 + prefills))
@@ -145,38 +127,33 @@ def predict_continuous(job: InferenceJob) -> tuple[float, RoundTime]:
     return batch, predict_round(job, work, parts)
 
 
-def predict_round(job: InferenceJob, work: Work, parts: float = 1.0) -> RoundTime:
-    """A round of continuous batching, with as many parts of a batch under way, each of them
-    `work`."""
-    return _round(job, work, parts, layer_launch_s=0.0, round_s=fitted("round_s"))
-
-
 def with_largest_batch(job: InferenceJob) -> InferenceJob:
     """The same with as many sequences as memory holds."""
-    return replace(job, batch=maximum_batch(job))
+    return replace(job, batch=jobs.maximum_batch(job))
 
 
-def _round(
-    job: InferenceJob, work: Work, parts: float, *, layer_launch_s: float, round_s: float
-) -> RoundTime:
+def predict_round(
+    job: InferenceJob, work: Work, parts: float = 1.0, *, is_continuous: bool = True,
+    layer_launch_s: float = 0.0,
+) -> StepTime:  # fmt: skip
     """A round of as many parts of a batch as are under way, each of them `work` (IN4)."""
+    round_s = fitted("round_s") if is_continuous else 0.0
     notes: Notes = {}
-    sequences_s = work.decodes * fitted("layer_sequence_s")
-    layer = {
-        **layer_time(job, work, notes), "launches": layer_launch_s, "sequences": sequences_s,
-    }  # fmt: skip
+    layer = layer_time(job, work, notes)
+    layer["launches"] = layer_launch_s
+    layer["sequences"] = work.decodes * fitted("layer_sequence_s")
     layer_s = sum(layer.values())
-    head_s = _head_time(job, work.answers, notes)
-    send_s = _send(job, work.tokens)
+    head_s, send_s = _head_time(job, work.answers, notes), _send(job, work.tokens)
     layers, stages = job.model.layers, job.pipeline
-    seconds = {name: layers * each for name, each in layer.items()}
-    seconds["output layer"] = head_s
-    seconds["stage exchange"] = (stages - 1) * send_s
-    seconds["scheduling"] = stages * round_s
+    seconds = {name: layers * each for name, each in layer.items()} | {
+        "output layer": head_s,
+        "stage exchange": (stages - 1) * send_s,
+        "scheduling": stages * round_s,
+    }
     last_s = layers // stages * layer_s + head_s
     slowest_s = max(job.stage_layers * layer_s, last_s) + send_s + round_s
     seconds["waiting for stages"] = max(0.0, parts * slowest_s - sum(seconds.values()))
-    return RoundTime(parts=seconds, notes=notes)
+    return StepTime(parts=seconds, notes=notes)
 
 
 def layer_time(job: InferenceJob, work: Work, notes: Notes) -> dict[str, float]:
@@ -204,9 +181,10 @@ def _products(job: InferenceJob, n: float, notes: Notes) -> float:
         (touched, rows, model.hidden, inner * (model.mlp_matrices - 1)),
         (touched, rows, inner, model.hidden),
     ]
+    weight_bytes = jobs.WEIGHT_BYTES[job.precision]
+    precision = "bf16" if job.precision == "w8" else job.precision
     return sum(
-        times * product(job, WEIGHT_BYTES[job.precision], job.products, shape, notes)
-        for times, *shape in shapes
+        times * product(job, weight_bytes, precision, shape, notes) for times, *shape in shapes
     )
 
 
@@ -229,7 +207,7 @@ def _attention(job: InferenceJob, work: Work) -> float:
     """Scores and their product with values, of decode and of prefill (IN2)."""
     model, rate = job.model, attention_rate(job.device)
     seen = work.decodes * work.context
-    cached_s = _memory(job.device, seen * layer_cache_bytes(job))
+    cached_s = _memory(job.device, seen * jobs.layer_cache_bytes(job))
     decode = model.attention_operations(work.decodes, work.context) / job.tensor
     prefill = model.attention_operations(work.prefill_tokens, work.prompt, CAUSAL_SHARE)
     return max(cached_s, decode / rate) + prefill / job.tensor / rate
@@ -249,7 +227,7 @@ def _head_time(job: InferenceJob, answers: float, notes: Notes) -> float:
     if not answers:  # a part of a prompt, and nothing else
         return 0.0
     columns = job.model.vocab / job.tensor
-    logits = 2 * answers * columns * LOGIT_BYTES
+    logits = 2 * answers * columns * jobs.LOGIT_BYTES
     shape = (answers, job.model.hidden, columns)
     return product(job, WIRE_BYTES, "bf16", shape, notes) + _memory(job.device, logits)
 

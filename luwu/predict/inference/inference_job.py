@@ -17,14 +17,14 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from luwu.base.errors import ConfigError, suggestion
+from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Device, Network
 from luwu.predict.hardware.model import Transformer
-from luwu.predict.model.layers import WIRE_BYTES
+from luwu.predict.model.job import check_choice, check_most
+from luwu.predict.model.layers import WIRE_BYTES, check_precision
 
 WEIGHT_BYTES: Final = {"bf16": 2.0, "w8": 1.0, "fp8": 1.0, "fp4": 9 / 16}
-"""Bytes of a weight. fp4: NVFP4, where 16 values share a scale of a byte. Source: NVIDIA's
-documents."""
+"""Bytes of a weight. fp4: NVFP4, where 16 values share a scale of a byte. Source: NVIDIA."""
 RUNTIME_BYTES: Final = 3e9
 """Of a device: its context, libraries, captured graphs. From memory."""
 CACHE_SHARE: Final = 0.9
@@ -35,27 +35,16 @@ LOGIT_BYTES: Final = 4
 
 
 def cache_bytes_per_element(precision: str, head_width: int) -> float:
-    """Bytes of an element of keys and values; int8 has a scale for each head, which costs 1/d
-    more."""
+    """Bytes of an element of keys and values; int8 has a scale for each head, 1/d more."""
     return {"bf16": 2.0, "fp8": 1.0, "int8": 1.0 + 1.0 / head_width}[precision]
-
-
-def check_choice(key: str, found: str, known: tuple[str, ...]) -> None:
-    """Raises ConfigError for what is none of those known."""
-    if found not in known:
-        raise ConfigError(
-            f"{key}: {found!r} is not one of {', '.join(known)}{suggestion(found, known)}"
-        )
 
 
 def check_tensor(key: str, ranks: int, model: Transformer) -> None:
     """Raises ConfigError where ranks cannot share a model's heads."""
     kv_heads = model.kv_heads
-    if model.heads % ranks or (kv_heads % ranks and ranks % kv_heads):
-        fits = [
-            each for each in range(1, model.heads + 1)
-            if model.heads % each == 0 and (kv_heads % each == 0 or each % kv_heads == 0)
-        ]  # fmt: skip
+    shares = [each for each in range(1, model.heads + 1) if model.heads % each == 0]
+    fits = [each for each in shares if kv_heads % each == 0 or each % kv_heads == 0]
+    if ranks not in fits:
         raise ConfigError(
             f"{key}: {ranks} ranks cannot share {model.heads} heads, {kv_heads} of keys and "
             f"values, of {model.name}; {', '.join(map(str, fits))} fit"
@@ -64,8 +53,7 @@ def check_tensor(key: str, ranks: int, model: Transformer) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceJob:
-    """An inference job: model, devices, parallelism, batch. Raises ConfigError if it is impossible,
-    or if memory does not hold the batch."""
+    """An inference job. Raises ConfigError if it is impossible, or memory lacks for the batch."""
 
     model: Transformer
     device: Device
@@ -84,24 +72,15 @@ class InferenceJob:
     """static: a batch begins and ends as one. continuous: a sequence that ends makes place for the
     next, and each round has prefill and decode."""
     budget_tokens: int = 8192
-    """Tokens of a round of continuous batching: sequences in decode and tokens of prefill
-    together."""
+    """Of a round of continuous batching: sequences in decode and tokens of prefill together."""
 
     def __post_init__(self) -> None:
-        check_choice("precision", self.precision, tuple(WEIGHT_BYTES))
+        check_choice("precision", self.precision, WEIGHT_BYTES)
         check_choice("kv_precision", self.kv_precision, CACHE_PRECISIONS)
         check_choice("batching", self.batching, BATCHINGS)
-        if self.device.peak(self.products) is None:
-            has = [each for each in WEIGHT_BYTES if each == "w8" or self.device.peak(each)]
-            raise ConfigError(
-                f"precision: a {self.device.name} has no {self.precision}; it has {', '.join(has)}"
-            )
+        check_precision(self.device, self.precision, WEIGHT_BYTES, free=("w8",))
         check_tensor("tensor", self.tensor, self.model)
-        if self.pipeline > self.model.layers:
-            raise ConfigError(
-                f"pipeline: {self.pipeline} stages, but {self.model.name} has "
-                f"{self.model.layers} layers"
-            )
+        check_most("pipeline", self.pipeline, " stages", self.model, "layers")
         self._check_memory()
 
     def _check_memory(self) -> None:
@@ -119,11 +98,6 @@ class InferenceJob:
                 f"{self.devices} of {self.device.name} hold; {missing:.3g} GB are missing on "
                 f"each, a batch of {fits} fits"
             )
-
-    @property
-    def products(self) -> str:
-        """The precision of products."""
-        return "bf16" if self.precision == "w8" else self.precision
 
     @property
     def devices(self) -> int:
@@ -181,11 +155,10 @@ def fixed_bytes(job: InferenceJob) -> float:
 def sequence_bytes(job: InferenceJob) -> float:
     """Memory of one more sequence on a rank: its cache at its end, its logits, and if a batch
     starts as a whole, work space of its prompt; stages work on different parts of a batch."""
-    cache = cache_bytes(job, job.tokens)
     logits = LOGIT_BYTES * job.model.vocab / job.tensor / job.pipeline
-    if job.batching == "continuous":
-        return cache + logits
-    return cache + logits + job.input_tokens * _work_bytes(job) / job.pipeline
+    as_one = job.batching != "continuous"
+    prompt = job.input_tokens * _work_bytes(job) / job.pipeline if as_one else 0.0
+    return cache_bytes(job, job.tokens) + logits + prompt
 
 
 def _work_bytes(job: InferenceJob) -> float:

@@ -21,13 +21,9 @@ from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Network, Processor
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.hardware.software import fitted
-from luwu.predict.inference.inference import RoundTime
-from luwu.predict.inference.inference_job import (
-    cache_bytes_per_element,
-    check_choice,
-    check_tensor,
-)
+from luwu.predict.inference.inference_job import cache_bytes_per_element, check_tensor
 from luwu.predict.model.collectives import Path, hierarchical_all_reduce
+from luwu.predict.model.job import StepTime, check_choice
 from luwu.predict.model.layers import WIRE_BYTES
 from luwu.predict.model.placement import network_path
 
@@ -57,26 +53,25 @@ class SocketJob:
     """Memory of a socket; None: it is not checked whether it holds the batch."""
 
     def __post_init__(self) -> None:
-        check_choice("precision", self.precision, tuple(SOCKET_WEIGHT_BYTES))
+        check_choice("precision", self.precision, SOCKET_WEIGHT_BYTES)
         check_choice("kv_precision", self.kv_precision, ("bf16", "int8"))
         check_tensor("sockets", self.sockets, self.model)
         if self.sockets > self.host_sockets and self.sockets % self.host_sockets:
             raise ConfigError(
                 f"sockets: {self.sockets} are not a multiple of host_sockets = {self.host_sockets}"
             )
-        self._check_memory()
+        if self.memory_bytes is not None:
+            self._check_memory(self.memory_bytes)
 
-    def _check_memory(self) -> None:
-        if self.memory_bytes is None:
-            return
-        fits = _batch_max(self, self.memory_bytes)
+    def _check_memory(self, has: float) -> None:
+        fits = _batch_max(self, has)
         if self.batch > fits:
             each = socket_cache_bytes(self, self.input_tokens + self.output_tokens)
             needs = socket_weight_bytes(self) + self.batch * each
             advice = f"a batch of {fits} fits" if fits > 0 else "more sockets would fit"
             raise ConfigError(
                 f"batch: {self.batch} sequences need {needs / 1e9:.3g} GB on each socket, which "
-                f"has {self.memory_bytes / 1e9:.3g} GB; {advice}"
+                f"has {has / 1e9:.3g} GB; {advice}"
             )
 
     @property
@@ -104,8 +99,7 @@ def socket_cache_bytes(job: SocketJob, tokens: float) -> float:
 
 
 def with_largest_socket_batch(job: SocketJob) -> SocketJob:
-    """The same with as many sequences as the memory of a socket holds. Raises ConfigError where
-    it is not given."""
+    """The same with as many sequences as memory holds. Raises ConfigError if it is not given."""
     if job.memory_bytes is None:
         raise ConfigError(
             "memory_bytes is missing: the largest batch is what the memory of a socket holds; give "
@@ -119,7 +113,7 @@ def _batch_max(job: SocketJob, memory_bytes: float) -> int:
     return int((memory_bytes - socket_weight_bytes(job)) // each)
 
 
-def predict_socket_token(job: SocketJob) -> RoundTime:
+def predict_socket_token(job: SocketJob) -> StepTime:
     """Between two tokens of a sequence, at the mean length (K1)."""
     context = job.input_tokens + job.output_tokens / 2
     cache = job.batch * socket_cache_bytes(job, context)
@@ -127,7 +121,7 @@ def predict_socket_token(job: SocketJob) -> RoundTime:
     return _time(job, job.batch, cache, attention)
 
 
-def predict_socket_prefill(job: SocketJob) -> RoundTime:
+def predict_socket_prefill(job: SocketJob) -> StepTime:
     """The prompts of a batch (K3): at the peak of the processor, so a bound from below; nothing
     published calibrates it. Raises ConfigError where that peak is not known."""
     if job.processor.bf16 is None:
@@ -140,7 +134,7 @@ def predict_socket_prefill(job: SocketJob) -> RoundTime:
     return _time(job, tokens, 0.0, attention)
 
 
-def _time(job: SocketJob, tokens: float, cache: float, attention: float) -> RoundTime:
+def _time(job: SocketJob, tokens: float, cache: float, attention: float) -> StepTime:
     """Tokens that pass through all layers on all sockets."""
     model = job.model
     rate = job.processor.memory_rate * fitted("processor_share")
@@ -152,20 +146,16 @@ def _time(job: SocketJob, tokens: float, cache: float, attention: float) -> Roun
     computed_s = operations / job.sockets / peak if peak is not None else 0.0
     cache_s = cache / rate
     syncs = model.layers * (1 if job.parallel_blocks else 2)
-    return RoundTime(
+    in_host, port = min(job.sockets, job.host_sockets), network_path(job.network)
+    hop_s, nbytes = fitted("socket_hop_s"), WIRE_BYTES * tokens * model.hidden
+    between = Path(latency_s=port.latency_s + hop_s, rate=port.rate / in_host)
+    inside = network_path(job.inside)
+    exchange_s = hierarchical_all_reduce(job.hosts, in_host, nbytes, inside, between)
+    return StepTime(
         parts={
             "weights": weights_s,
             "cache": cache_s,
             "products": max(0.0, computed_s - weights_s - cache_s),
-            "exchange": syncs * _all_reduce(job, WIRE_BYTES * tokens * model.hidden),
+            "exchange": syncs * exchange_s,
         }
     )
-
-
-def _all_reduce(job: SocketJob, nbytes: float) -> float:
-    """Seconds of an all-reduce of a layer's activations among all sockets (K2)."""
-    in_host = min(job.sockets, job.host_sockets)
-    inside, port = network_path(job.inside), network_path(job.network)
-    hop_s = fitted("socket_hop_s")
-    between = Path(latency_s=port.latency_s + hop_s, rate=port.rate / in_host)
-    return hierarchical_all_reduce(job.hosts, in_host, nbytes, inside, between)

@@ -58,14 +58,11 @@ def ring_all_gather(ranks: int, nbytes: float, path: Path) -> float:
 
 def ring_all_reduce(ranks: int, nbytes: float, path: Path) -> float:
     """A reduce-scatter and an all-gather (N4)."""
-    if ranks == 1:
-        return 0.0
-    return 2 * (ranks - 1) * path.latency_s + path.seconds(2 * (ranks - 1) / ranks * nbytes)
+    return 2 * ring_all_gather(ranks, nbytes, path)
 
 
 def switch_all_reduce(tiers: int, nbytes: float, path: Path, aggregate_rate: float) -> float:
-    """Summed by switches on the way up, multicast on the way down; the links carry both at once
-    (N9)."""
+    """Summed by switches on the way up, multicast on the way down, both at once (N9)."""
     return 2 * tiers * path.latency_s + nbytes / min(path.rate, aggregate_rate)
 
 

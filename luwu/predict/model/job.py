@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, suggestion
 from luwu.predict.hardware.hardware import Device, Network, Notes
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.hardware.software import Software
 
 RECOMPUTE = ("none", "selective", "half", "full")
 """Nothing; attention's scores; every second product or layer; every layer."""
+
+
+def check_choice(key: str, found: str, known: Iterable[str]) -> None:
+    """Raises ConfigError for what is none of those known."""
+    names = list(known)
+    if found not in names:
+        raise ConfigError(
+            f"{key}: {found!r} is not one of {', '.join(names)}{suggestion(found, names)}"
+        )
+
+
+def check_most(key: str, found: int, what: str, model: Transformer, most: str) -> None:
+    """Raises ConfigError for more than a model has: layers, or heads."""
+    has = getattr(model, most)
+    if found > has:
+        raise ConfigError(f"{key}: {found}{what}, but {model.name} has {has} {most}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,22 +80,11 @@ class TrainingJob:
                 f"ranks in micro-batches of {self.micro_batch}; a multiple of "
                 f"{self.data * self.micro_batch} fits"
             )
-        if self.pipeline > self.model.layers:
-            raise ConfigError(
-                f"pipeline: {self.pipeline} stages, but {self.model.name} has "
-                f"{self.model.layers} layers"
-            )
-        if self.layers_in_hosts > self.model.layers:
-            raise ConfigError(
-                f"layers_in_hosts: {self.layers_in_hosts}, but {self.model.name} has "
-                f"{self.model.layers} layers"
-            )
+        check_most("pipeline", self.pipeline, " stages", self.model, "layers")
+        check_most("layers_in_hosts", self.layers_in_hosts, "", self.model, "layers")
         if self.virtual > 1:
             self._check_interleaving()
-        if self.tensor > self.model.heads:
-            raise ConfigError(
-                f"tensor: {self.tensor} ranks, but {self.model.name} has {self.model.heads} heads"
-            )
+        check_most("tensor", self.tensor, " ranks", self.model, "heads")
         if not 1 <= self.slowdown < math.inf:
             raise ConfigError(
                 f"slowdown: {self.slowdown!r} of the slowest device; 1 is none, and more is slower"
@@ -188,10 +194,9 @@ class TrainingJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of a step, by what they go to; they add up to `seconds`."""
+    """Seconds of a step, or of a round of inference, by what they go to."""
 
     parts: dict[str, float]
-    micro_batches: int
     notes: Notes = field(default_factory=dict)
     resources: dict[str, float] = field(default_factory=dict)
     """Seconds that each is busy, where several work at once."""
@@ -203,16 +208,14 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the step."""
+        """In all."""
         return sum(self.parts.values())
 
     @property
     def binding(self) -> str:
         """The bottleneck; where several resources overlap, the one that the others wait for."""
-        if self.bound_by:
-            return self.bound_by
         busy = self.resources or self.parts
-        return max(busy, key=lambda name: busy[name])
+        return self.bound_by or max(busy, key=lambda name: busy[name])
 
 
 def utilisation(job: TrainingJob, seconds: float) -> dict[str, float]:

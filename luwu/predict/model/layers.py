@@ -43,19 +43,16 @@ w times x times copies; tensor parallel ranks need sequence parallelism); derive
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Device, Notes
 from luwu.predict.hardware.software import fitted
-from luwu.predict.model.collectives import (
-    domains_all_to_all,
-    hierarchical_all_reduce,
-    measured_all_reduce,
-)
+from luwu.predict.model import collectives
 from luwu.predict.model.job import TrainingJob
-from luwu.predict.model.placement import Group, domain_path, network_path, placed, tensor_group
+from luwu.predict.model.placement import Group, domain_path, group_of, network_path, placed
 
 WIRE_BYTES = 2
 """Bytes of an element in 16 bits."""
@@ -76,11 +73,7 @@ class Operators:
     notes: Notes = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.device.peak(self.precision) is None:
-            has = [each for each in ("bf16", "fp8", "fp4") if self.device.peak(each)]
-            raise ConfigError(
-                f"precision: a {self.device.name} has no {self.precision}; it has {', '.join(has)}"
-            )
+        check_precision(self.device, self.precision, BITS)
 
     def matmul(self, rows: float, inner: float, columns: float) -> float:
         """Seconds of [rows, inner] x [inner, columns] (O1, O4)."""
@@ -96,14 +89,18 @@ class Operators:
         rate = self.device.memory_rate * self.device.memory_efficiency
         return self.slowdown * nbytes / rate
 
-    def fused_attention(self, operations: float) -> float:
-        """Seconds of attention that never writes its scores (O3, O4)."""
-        return self.slowdown * operations / attention_rate(self.device)
+
+def check_precision(
+    device: Device, precision: str, known: Iterable[str], free: Sequence[str] = ()
+) -> None:
+    """Raises ConfigError for one whose products a device lacks, of those known; all have some."""
+    has = [each for each in known if each in free or device.peak(each)]
+    if precision not in has:
+        raise ConfigError(f"precision: a {device.name} has no {precision}; it has {', '.join(has)}")
 
 
 def cube_rate(device: Device, precision: str, size: float, notes: Notes | None = None) -> float:
-    """Operations per second of a product of cubes (O1). Raises ConfigError for a device without a
-    measured curve."""
+    """Operations per second of a product of cubes (O1). Raises ConfigError without a curve."""
     for measured in (precision, "fp8", "bf16"):
         curve = device.matmul(measured)
         if curve is not None:
@@ -120,9 +117,6 @@ def attention_rate(device: Device) -> float:
     return cube_rate(device, "bf16", math.inf) * fitted(name) * device.exponentials
 
 
-# ---------------------------------------------------------------------- layers
-
-
 FP8_CAST_BYTES = 6
 """Of each element that is made fp8: read in 16 bits for its scale and to be cast, written as it is
 and transposed, which backward needs."""
@@ -132,8 +126,7 @@ SCORE_PASSES = 7
 """Over the scores, forward, where attention is not one kernel: written, softmax, dropout, read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTime:
+class LayerTime(NamedTuple):
     """Seconds of one layer and one micro-batch on one device."""
 
     products: float
@@ -156,16 +149,13 @@ def layer_time(job: TrainingJob, operators: Operators) -> LayerTime:
     )
     attention = _attention(job, operators, n)
     passes = operators.passes(_passed_bytes(job, n) * fitted("pass_share"))
-    exchange = _tensor_exchange(job, n, operators.notes)
     forward = products + attention + passes
     again = {
         "none": 0.0, "selective": 0.0 if job.software.fused_attention else attention,
         "half": forward / 2, "full": forward,
     }  # fmt: skip
-    return LayerTime(
-        products=products, attention=attention, passes=passes, exchange=exchange,
-        recompute=again[job.recompute],
-    )  # fmt: skip
+    exchange, recompute = _tensor_exchange(job, n, operators.notes), again[job.recompute]
+    return LayerTime(products, attention, passes, exchange, recompute)
 
 
 def compute_time(
@@ -174,12 +164,14 @@ def compute_time(
     """Compute time of all layers, forward and backward, of a micro-batch on a device that has them
     all (T2). `layer`: that of `layer_time`, if it is known."""
     layer, layers = layer or layer_time(job, operators), job.model.layers
+    n, columns = job.own_tokens, job.model.vocab / job.tensor
+    loss_s = operators.passes(3 * n * columns * 4)
     found = {
         "products": 3 * layers * layer.products,
         "attention": (1 + attention_backward(job)) * layers * layer.attention,
         "memory": 3 * layers * layer.passes,
         "recomputation": layers * layer.recompute,
-        "output layer": head_time(job, operators),
+        "output layer": 3 * operators.matmul(n, job.model.hidden, columns) + loss_s,
     }
     if job.layers_in_hosts:
         forward_s = layers * (layer.products + layer.attention + layer.passes)
@@ -200,19 +192,13 @@ def operators_of(job: TrainingJob) -> Operators:
     )
 
 
-def _family(job: TrainingJob) -> str:
-    """Devices that were fitted together: those with a measured curve in 16 bits, and later ones."""
-    return "A100" if job.device.matmul("bf16") is not None else "H100"
-
-
 def _scale(job: TrainingJob) -> float:
-    """Of products, by the kernels of the software; those of the vendor in 16 bits reach on later
-    devices half of what was measured in fp8 (O1). In fp8, PyTorch's lose against the vendor's as
-    much as in 16 bits."""
-    family, kernels = _family(job), job.software.kernels
-    name = f"matmul_scale_{family}"
-    if family == "A100":
-        return fitted(name + (f"_{kernels}" if kernels.startswith("deepspeed") else ""))
+    """Of products, by the kernels of the software; without a curve in 16 bits, the vendor's reach
+    there half of what was measured in fp8 (O1), and PyTorch's lose as much in both."""
+    kernels = job.software.kernels
+    if job.device.matmul("bf16") is not None:
+        of_kernels = f"_{kernels}" if kernels.startswith("deepspeed") else ""
+        return fitted(f"matmul_scale_A100{of_kernels}")
     if job.precision not in ("bf16", "fp8"):
         raise ConfigError(
             f"precision: training in {job.precision} was not measured; bf16 and fp8 fit"
@@ -223,11 +209,10 @@ def _scale(job: TrainingJob) -> float:
 
 def _attention(job: TrainingJob, operators: Operators, n: float) -> float:
     """Scores and their product with values; where they are written, passes over them too."""
-    model = job.model
-    seen = job.software.counts_causal
+    model, seen = job.model, job.software.counts_causal
     operations = model.attention_operations(n, job.sequence, seen) / job.tensor
     if job.software.fused_attention:
-        return operators.fused_attention(operations)
+        return operators.slowdown * operations / attention_rate(job.device)  # O3, O4
     scores = n * job.sequence * model.heads / job.tensor
     products = operations / operators.matmul_rate(min(job.sequence, 16 * model.head_width))
     return products + operators.passes(scores * WIRE_BYTES * SCORE_PASSES * fitted("pass_share"))
@@ -240,7 +225,8 @@ def _passed_bytes(job: TrainingJob, n: float) -> float:
     whole = job.tensor if job.sequence_parallel else 1
     residual = model.hidden * (2 * 2 + 2 * 3 + (1 if model.dropout else 0)) / whole
     copies = model.experts_used * job.load
-    residual += model.hidden * passed_rows(job) / whole
+    if model.experts > 1:
+        residual += model.hidden * (3 * model.experts_used * job.load + 2) / whole  # J5
     activation = model.ffn * copies * (3 if model.gated else 2) / job.tensor
     turned = 2 * model.head_width * (model.heads + 2 * model.kv_heads) / job.tensor
     nbytes = n * WIRE_BYTES * (residual + activation + turned)
@@ -254,7 +240,7 @@ def _passed_bytes(job: TrainingJob, n: float) -> float:
 def _tensor_exchange(job: TrainingJob, n: float, notes: Notes) -> float:
     """One all-reduce of a layer's activations, or the two halves of it: the mean of those around
     attention and around the MLP, whose experts may be shared otherwise (J4)."""
-    attention = _all_reduce(job, tensor_group(job), n, notes)
+    attention = _all_reduce(job, group_of(job, "tensor"), n, notes)
     if not job.spreads_experts:
         return attention
     mlp = _all_reduce(job, placed(job, job.expert_width, 1), gathered_tokens(job, n), notes)
@@ -266,9 +252,9 @@ def _all_reduce(job: TrainingJob, group: Group, tokens: float, notes: Notes) -> 
     if group.size == 1:
         return 0.0
     nbytes = element_bytes(job) * tokens * job.model.hidden
-    if job.device.all_reduce is not None and group.is_inside:
-        return measured_all_reduce(group.size, nbytes, job.device.all_reduce, notes)
-    return hierarchical_all_reduce(
+    if job.device.all_reduce is not None and group.domains == 1:
+        return collectives.measured_all_reduce(group.size, nbytes, job.device.all_reduce, notes)
+    return collectives.hierarchical_all_reduce(
         group.domains, group.inside, nbytes, domain_path(job.device), network_path(job.network)
     )
 
@@ -279,19 +265,9 @@ def element_bytes(job: TrainingJob) -> int:
     return FP8_BYTES if job.precision == "fp8" else WIRE_BYTES
 
 
-def head_time(job: TrainingJob, operators: Operators) -> float:
-    """Output layer and loss of a micro-batch, forward and backward."""
-    n = job.own_tokens
-    columns = job.model.vocab / job.tensor
-    return 3 * operators.matmul(n, job.model.hidden, columns) + operators.passes(
-        3 * n * columns * 4
-    )
-
-
 def layer_activation_bytes(job: TrainingJob) -> float:
     """Activations of one layer and one micro-batch (Y2)."""
-    model = job.model
-    tokens = job.own_tokens
+    model, tokens = job.model, job.own_tokens
     whole_share = job.tensor if job.sequence_parallel else 1
     if job.recompute == "full":
         return WIRE_BYTES * tokens * model.hidden / whole_share
@@ -309,15 +285,17 @@ def layer_activation_bytes(job: TrainingJob) -> float:
     return kept + SCORE_BYTES * tokens * job.sequence * model.heads / job.tensor
 
 
-# ---------------------------------------------------------------------- experts
-
-
 class Own(NamedTuple):
-    """Parameters of one device."""
+    """Parameters of one device: those that all tokens pass, and those of experts."""
 
     shared: float
-    """Parameters that all tokens pass."""
     experts: float
+
+    def updated(self, job: TrainingJob) -> float:
+        """Those of them that the device updates."""
+        if not job.software.shards_optimizer:
+            return self.shared + self.experts
+        return self.shared / (job.data * job.context) + self.experts / job.expert_copies
 
 
 def own_parameters(job: TrainingJob, *, embeddings: bool = True) -> Own:
@@ -325,22 +303,9 @@ def own_parameters(job: TrainingJob, *, embeddings: bool = True) -> Own:
     model, share = job.model, job.tensor * job.pipeline
     layers = model.layers * model.layer_parameters
     parameters = model.parameters if embeddings else layers
-    if not job.spreads_experts:
-        return Own(parameters / share, 0.0)
-    experts = model.layers * model.expert_parameters
-    return Own(
-        (parameters - experts) / share, experts / (job.expert * job.expert_width * job.pipeline)
-    )
-
-
-def expert_group(job: TrainingJob) -> Group:
-    """Ranks with different experts."""
-    return placed(job, job.expert, job.expert_width)
-
-
-def copies_group(job: TrainingJob) -> Group:
-    """Ranks with the same experts (J6)."""
-    return placed(job, job.expert_copies, job.expert * job.expert_width)
+    experts = model.layers * model.expert_parameters if job.spreads_experts else 0
+    own_share = job.expert * job.expert_width * job.pipeline
+    return Own((parameters - experts) / share, experts / own_share)
 
 
 def mlp_products(job: TrainingJob, operators: Operators, n: float) -> float:
@@ -348,14 +313,8 @@ def mlp_products(job: TrainingJob, operators: Operators, n: float) -> float:
     model, width = job.model, job.expert_width
     inner = model.ffn / width
     rows = n * (width / job.tensor) * model.experts_used * job.load
-    seconds = operators.matmul(rows, model.hidden, inner * (model.mlp_matrices - 1))
-    seconds += operators.matmul(rows, inner, model.hidden)
-    return seconds
-
-
-def passed_rows(job: TrainingJob) -> float:
-    """Traffic of a token's width, read and written to bring tokens to experts and back (J5)."""
-    return 3 * job.model.experts_used * job.load + 2 if job.model.experts > 1 else 0.0
+    into_s = operators.matmul(rows, model.hidden, inner * (model.mlp_matrices - 1))
+    return into_s + operators.matmul(rows, inner, model.hidden)
 
 
 def gathered_tokens(job: TrainingJob, n: float) -> float:
@@ -373,8 +332,7 @@ def dispatched_bytes(job: TrainingJob) -> float:
 
 
 def all_to_alls(job: TrainingJob) -> float:
-    """All-to-alls of a layer and micro-batch: two forward, two backward, two if forward is
-    recomputed (J2)."""
+    """Of a layer and micro-batch: two forward, two backward, two if forward is recomputed (J2)."""
     return 4.0 + 2 * job.again
 
 
@@ -382,8 +340,8 @@ def expert_exchange(job: TrainingJob) -> float:
     """Seconds of a layer's and micro-batch's all-to-alls (J3)."""
     if job.expert == 1:
         return 0.0
-    group = expert_group(job)
-    return all_to_alls(job) * domains_all_to_all(
+    group = group_of(job, "expert")
+    return all_to_alls(job) * collectives.domains_all_to_all(
         group.domains, group.inside, dispatched_bytes(job),
         domain_path(job.device), network_path(job.network),
     )  # fmt: skip

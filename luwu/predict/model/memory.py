@@ -38,9 +38,7 @@ def stage_memory(job: TrainingJob) -> tuple[float, float]:
 
 def _stage_memory(job: TrainingJob, stage: int) -> tuple[float, float]:
     own, software = own_parameters(job, embeddings=False), job.software
-    both = shards = own.shared + own.experts
-    if software.shards_optimizer:
-        shards = own.shared / (job.data * job.context) + own.experts / job.expert_copies
+    both, shards = own.shared + own.experts, own.updated(job)
     gradients = software.gradient_bytes * (shards if software.shards_gradients else both)
     states = WIRE_BYTES * both + gradients + ADAM_BYTES * shards
     p, v = job.pipeline, job.virtual

@@ -27,8 +27,7 @@ from luwu.predict.model.collectives import Path
 from luwu.predict.model.job import TrainingJob
 
 DOMAIN_HOP_S = 3.4e-6
-"""Latency of a message to a device of the same domain. Source: NCCL's tuning table, a hop of a ring
-over NVLink."""
+"""Latency of a message in a domain. Source: NCCL's tuning table, a hop of a ring over NVLink."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +43,6 @@ class Group:
         """That the group is in."""
         return self.size // self.inside
 
-    @property
-    def is_inside(self) -> bool:
-        """All of it in one domain."""
-        return self.inside == self.size
-
 
 def domain_count(job: TrainingJob) -> int:
     """Devices of a domain; those of a host, where the software's testbed had fewer."""
@@ -62,33 +56,25 @@ def placed(job: TrainingJob, size: int, stride: int) -> Group:
 
 @functools.cache
 def _group(size: int, most: int) -> Group:
-    """With as many ranks in a domain as divide it, of `most` (a plan asks a hundred thousand
-    times)."""
+    """With as many ranks in a domain as divide it, of `most` (a plan asks often)."""
     inside = max(each for each in range(1, min(size, most) + 1) if size % each == 0)
     return Group(size=size, inside=inside)
 
 
-def tensor_group(job: TrainingJob) -> Group:
-    """Ranks that share each layer."""
-    return placed(job, job.tensor, 1)
-
-
-def context_group(job: TrainingJob) -> Group:
-    """Ranks that share each sequence."""
-    return placed(job, job.context, job.tensor)
-
-
-def gradient_group(job: TrainingJob) -> Group:
-    """Ranks with the same weights: data and context parallel ones."""
-    return placed(job, job.data * job.context, job.tensor)
-
-
-def pipeline_group(job: TrainingJob) -> Group:
-    """Stages of one replica."""
-    return placed(job, job.pipeline, job.tensor * job.context * job.data)
-
-
-# ---------------------------------------------------------------------- paths
+def group_of(job: TrainingJob, ranks: str) -> Group:
+    """Ranks that share each layer (`tensor`), each sequence (`context`), have the same weights
+    (`gradient`), or the same experts (`copies`, J6), other experts (`expert`), or the stages of one
+    replica (`pipeline`); or all."""
+    size, stride = {
+        "tensor": (job.tensor, 1),
+        "context": (job.context, job.tensor),
+        "gradient": (job.data * job.context, job.tensor),
+        "pipeline": (job.pipeline, job.tensor * job.context * job.data),
+        "expert": (job.expert, job.expert_width),
+        "copies": (job.expert_copies, job.expert * job.expert_width),
+        "all": (job.devices, 1),
+    }[ranks]
+    return placed(job, size, stride)
 
 
 def domain_path(device: Device) -> Path:
@@ -105,8 +91,7 @@ def network_path(network: Network) -> Path:
 
 
 def spread(network: Network, group: Group, senders: int = 1) -> float:
-    """Share of the devices at a port that send at once, if so many ranks of a group send out of
-    their domain (G5)."""
+    """Share of the devices at a port that send at once, if so many ranks leave a domain (G5)."""
     return max(1 / network.devices_count, min(1.0, senders / group.inside))
 
 
@@ -119,7 +104,7 @@ def leaving_path(job: TrainingJob, group: Group, senders: int = 1) -> Path:
 def ring_path(job: TrainingJob, group: Group) -> Path:
     """A rank's path in a ring through its group (G3)."""
     inside, latency_s = domain_path(job.device), job.network.latency_s
-    if group.is_inside:
+    if group.domains == 1:
         return inside
     if job.software.ring == "hierarchical":
         rate = group.inside * job.network.port_rate
@@ -131,8 +116,8 @@ def ring_path(job: TrainingJob, group: Group) -> Path:
 def step_path(job: TrainingJob, group: Group) -> Path:
     """A rank's path where each sends to the next and all wait (G4)."""
     inside, port = domain_path(job.device), leaving_path(job, group)
-    if group.is_inside or group.inside == 1:
-        return inside if group.is_inside else port
+    if group.domains == 1 or group.inside == 1:
+        return inside if group.domains == 1 else port
     return Path(
         latency_s=max(inside.latency_s, port.latency_s), rate=min(inside.rate, port.rate)
     )  # fmt: skip

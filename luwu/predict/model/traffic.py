@@ -32,32 +32,10 @@ of its end. Sources: Liu et al. arXiv 2310.01889 (ring attention); derived (X2 t
 
 from __future__ import annotations
 
+from luwu.predict.model import layers, placement
 from luwu.predict.model.collectives import KAPPA, KAPPA_NETWORK, exposed_s, send
 from luwu.predict.model.job import TrainingJob
-from luwu.predict.model.layers import (
-    WIRE_BYTES,
-    all_to_alls,
-    copies_group,
-    dispatched_bytes,
-    element_bytes,
-    expert_group,
-    own_parameters,
-)
-from luwu.predict.model.placement import (
-    Group,
-    context_group,
-    domain_path,
-    gradient_group,
-    network_path,
-    pipeline_group,
-    placed,
-    spread,
-    step_path,
-    tensor_group,
-)
-
-# ---------------------------------------------------------------------- context parallel ranks
-
+from luwu.predict.model.placement import Group
 
 BACKWARD_BLOCKS = 2
 """Sent in each step: keys and values, and their gradients."""
@@ -66,7 +44,7 @@ BACKWARD_BLOCKS = 2
 def block_bytes(job: TrainingJob) -> float:
     """Bytes of the keys and values of one rank's tokens, of one micro-batch and layer (X1)."""
     heads = max(1.0, job.model.kv_heads / job.tensor)
-    return WIRE_BYTES * 2 * heads * job.model.head_width * job.own_tokens
+    return layers.WIRE_BYTES * 2 * heads * job.model.head_width * job.own_tokens
 
 
 def sent_bytes(job: TrainingJob) -> tuple[float, float]:
@@ -90,13 +68,10 @@ def context_exchange(job: TrainingJob, attention: float, backward_attention: flo
 
 
 def _shown(job: TrainingJob, attention: float, blocks: int) -> float:
-    group = context_group(job)
-    one = send(blocks * block_bytes(job), step_path(job, group))
-    kappa = KAPPA if group.is_inside else KAPPA_NETWORK
+    group = placement.group_of(job, "context")
+    one = send(blocks * block_bytes(job), placement.step_path(job, group))
+    kappa = KAPPA if group.domains == 1 else KAPPA_NETWORK
     return (job.context - 1) * exposed_s(attention / job.context, one, kappa=kappa, eta=1.0)
-
-
-# ---------------------------------------------------------------------- bytes of the busiest device
 
 
 GATHERS = 2
@@ -105,20 +80,11 @@ BOTH_ENDS = 2
 """Stages of a domain that send out of it: its last one forward, its first one back."""
 
 
-def layer_bytes(job: TrainingJob) -> float:
-    """Activations of a micro-batch between two layers, of all tensor parallel ranks."""
-    return WIRE_BYTES * job.own_tokens * job.model.hidden
-
-
-def tensor_bytes(job: TrainingJob) -> float:
-    """What one all-reduce of tensor parallel ranks is of."""
-    return layer_bytes(job) * element_bytes(job) / WIRE_BYTES
-
-
 def stage_bytes(job: TrainingJob) -> float:
     """What a device sends of a micro-batch to the next stage; none of one stage."""
     shared = job.tensor if job.sequence_parallel else 1
-    return layer_bytes(job) / shared if job.pipeline > 1 else 0.0
+    sent = layers.WIRE_BYTES * job.own_tokens * job.model.hidden / shared
+    return sent if job.pipeline > 1 else 0.0
 
 
 def all_reduces(job: TrainingJob) -> float:
@@ -134,61 +100,64 @@ def ports(job: TrainingJob, group: Group) -> int:
 
 def ring_bytes(job: TrainingJob, group: Group, nbytes: float) -> float:
     """That each port sends of a tensor that goes once around (S11, P3); none inside of a domain."""
-    if group.is_inside:
+    if group.domains == 1:
         return 0.0
-    share = 1.0 if job.software.ring == "hierarchical" else spread(job.network, group)
+    share = 1.0 if job.software.ring == "hierarchical" else placement.spread(job.network, group)
     return share * nbytes * (group.size - 1) / group.size / ports(job, group)
 
 
 def whole_ring_bytes(job: TrainingJob, system: str) -> float:
     """Through each port, of rings through all devices: zero3 and what offloads, or ddp (S13)."""
     gradients = job.software.gradient_bytes * job.model.parameters
-    if system == "ddp":
-        nbytes = 2 * gradients
-    else:
-        nbytes = job.micro_batches * (gradients + GATHERS * WIRE_BYTES * job.model.parameters)
-    return ring_bytes(job, placed(job, job.devices, 1), nbytes)
+    gathered = GATHERS * layers.WIRE_BYTES * job.model.parameters
+    nbytes = 2 * gradients if system == "ddp" else job.micro_batches * (gradients + gathered)
+    return ring_bytes(job, placement.group_of(job, "all"), nbytes)
 
 
 def three_d_bytes(job: TrainingJob) -> dict[str, float]:
     """Through each port, or a device's part of it (S14, P3), without what stays in domains."""
-    layers = job.micro_batches * job.stage_layers
-    tensor, context, experts = tensor_group(job), context_group(job), expert_group(job)
-    back = WIRE_BYTES if job.software.shards_optimizer else job.software.gradient_bytes
-    both, own = job.software.gradient_bytes + back, own_parameters(job)
+    rounds = job.micro_batches * job.stage_layers
+    tensor, context, experts = (
+        placement.group_of(job, ranks) for ranks in ("tensor", "context", "expert")
+    )
+    back = layers.WIRE_BYTES if job.software.shards_optimizer else job.software.gradient_bytes
+    both, own = job.software.gradient_bytes + back, layers.own_parameters(job)
     found = {
-        "tensor": layers * all_reduces(job) * tensor_bytes(job)
-        * 2 * (tensor.domains - 1) / tensor.domains / tensor.inside,
-        "context": 0.0 if context.is_inside
-        else spread(job.network, context) * layers * sum(sent_bytes(job)),
-        "expert": layers * all_to_alls(job) * dispatched_bytes(job)
+        "tensor": _reduced_bytes(job) * 2 * (tensor.domains - 1) / tensor.domains / tensor.inside,
+        "context": 0.0 if context.domains == 1
+        else placement.spread(job.network, context) * rounds * sum(sent_bytes(job)),
+        "expert": rounds * layers.all_to_alls(job) * layers.dispatched_bytes(job)
         * (experts.size - experts.inside) / experts.size,
-        "data": ring_bytes(job, gradient_group(job), own.shared * both)
-        + ring_bytes(job, copies_group(job), own.experts * both),
-        "pipeline": spread(job.network, pipeline_group(job), BOTH_ENDS)
+        "data": ring_bytes(job, placement.group_of(job, "gradient"), own.shared * both)
+        + ring_bytes(job, placement.group_of(job, "copies"), own.experts * both),
+        "pipeline": placement.spread(job.network, placement.group_of(job, "pipeline"), BOTH_ENDS)
         * _sends(job, leaving=True) * stage_bytes(job),
     }  # fmt: skip
     return {name: nbytes for name, nbytes in found.items() if nbytes}
 
 
+def _reduced_bytes(job: TrainingJob) -> float:
+    """What all all-reduces of a stage's tensor parallel ranks are of."""
+    each = layers.element_bytes(job) * job.own_tokens * job.model.hidden
+    return job.micro_batches * job.stage_layers * all_reduces(job) * each
+
+
 def _domain_bytes(job: TrainingJob) -> float:
     """Through each device's link to its domain, at least: what does not leave it."""
-    layers, tensor, context = job.micro_batches * job.stage_layers, tensor_group(job), 0.0
-    if context_group(job).is_inside:
-        context = layers * sum(sent_bytes(job))
-    reduced = (
-        layers * all_reduces(job) * tensor_bytes(job) * 2 * (tensor.inside - 1) / tensor.inside
-    )
+    inside, context = placement.group_of(job, "tensor").inside, 0.0
+    if placement.group_of(job, "context").domains == 1:
+        context = job.micro_batches * job.stage_layers * sum(sent_bytes(job))
+    reduced = _reduced_bytes(job) * 2 * (inside - 1) / inside
     return reduced + context + _sends(job, leaving=False) * stage_bytes(job)
 
 
 def _sends(job: TrainingJob, *, leaving: bool) -> int:
     """Micro-batches that a device in the middle sends out of its domain, or inside of it (P1)."""
-    group, most = pipeline_group(job), job.micro_batches * job.virtual
+    group, most = placement.group_of(job, "pipeline"), job.micro_batches * job.virtual
     if job.pipeline == 1:
         return 0
     both = 2 * most if job.pipeline > 2 else 2 * most - job.micro_batches
-    if group.inside == 1 or group.is_inside:
+    if group.inside == 1 or group.domains == 1:
         return both if leaving == (group.inside == 1) else 0
     return most if leaving or group.inside == 2 else both
 
@@ -196,6 +165,6 @@ def _sends(job: TrainingJob, *, leaving: bool) -> int:
 def three_d_busy(job: TrainingJob) -> dict[str, float]:
     """Seconds that a device's port and its link to its domain are busy in a step, at least (P2)."""
     return {
-        "network port": sum(three_d_bytes(job).values()) / network_path(job.network).rate,
-        "domain link": _domain_bytes(job) / domain_path(job.device).rate,
+        "network port": sum(three_d_bytes(job).values()) / placement.network_path(job.network).rate,
+        "domain link": _domain_bytes(job) / placement.domain_path(job.device).rate,
     }

@@ -23,7 +23,7 @@ from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import WIRE_BYTES
-from luwu.predict.model.placement import domain_count, pipeline_group, placed, tensor_group
+from luwu.predict.model.placement import domain_count, group_of, placed
 from luwu.predict.model.traffic import ports, three_d_busy, three_d_bytes, whole_ring_bytes
 from luwu.predict.networks.choice import Built, TopologyChoice
 from luwu.predict.networks.direct_topologies import Torus
@@ -83,7 +83,7 @@ def _ring(
     """Ring of every stride-th device, if they are in several domains: through all ports that its
     ranks have in each, or through one of them (S11)."""
     group = placed(job, size, stride)
-    if group.is_inside:
+    if group.domains == 1:
         return {}
     each = ports(job, group)
     ranks = RankGroup(size=size // each, stride=stride * each)
@@ -95,7 +95,8 @@ def _three_d(job: TrainingJob) -> dict[str, Exchange]:
     """Those of `traffic.py`, each with its ranks."""
     sent = three_d_bytes(job)
     found: dict[str, Exchange] = {}
-    tensor, stages, inner = tensor_group(job), pipeline_group(job), job.tensor * job.context
+    tensor, stages = group_of(job, "tensor"), group_of(job, "pipeline")
+    inner = job.tensor * job.context
     groups = {
         "tensor": (tensor.domains, tensor.inside, "all_reduce"),
         "context": (job.context, job.tensor, "send"),

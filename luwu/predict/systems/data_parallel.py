@@ -32,53 +32,40 @@ this kind sum integers that hosts convert from floats. Sources: DisDP's comparis
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import STATE_BYTES, Host
 from luwu.predict.hardware.software import fitted
-from luwu.predict.model.collectives import (
-    KAPPA,
-    Path,
-    eta,
-    exposed_s,
-    ring_all_gather,
-    ring_all_reduce,
-    switch_all_reduce,
-)
+from luwu.predict.model import collectives
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import WIRE_BYTES, compute_time, operators_of
-from luwu.predict.model.placement import network_path, placed, ring_path
+from luwu.predict.model.placement import group_of, network_path, ring_path
 from luwu.predict.model.traffic import GATHERS
 from luwu.predict.systems.training import OPTIMIZER_BYTES
 
 
 def predict_sharded_step(job: TrainingJob) -> StepTime:
     """The time of a step of ZeRO-3 or FSDP (Z3)."""
-    operators = operators_of(job)
-    model, path = job.model, sharded_path(job)
-    compute = compute_time(job, operators)
-    gradient = job.software.gradient_bytes
+    model, path = job.model, ring_path(job, group_of(job, "all"))
+    gradient, m = job.software.gradient_bytes, job.micro_batches
     gathered = (GATHERS * WIRE_BYTES + gradient) * model.parameters
-    exchange = ring_all_gather(job.devices, gathered, path)  # Z1
-    shown = exposed_s(sum(compute.values()), exchange, kappa=KAPPA, eta=kept_rate(job))
-    ends = ring_all_gather(job.devices, (WIRE_BYTES + gradient) * model.layer_parameters, path)
-    m = job.micro_batches
-    parts = {name: m * seconds for name, seconds in compute.items()}
-    exposed = max(shown, job.software.exposed_gathers * exchange)
-    parts["exchange"] = m * (exposed + ends)
-    parts["optimizer"] = operators.passes(model.parameters * OPTIMIZER_BYTES / job.devices)
-    return StepTime(parts=parts, micro_batches=m, notes=operators.notes)
+    exchange = collectives.ring_all_gather(job.devices, gathered, path)  # Z1
+    first_and_last = (WIRE_BYTES + gradient) * model.layer_parameters
+    ends = collectives.ring_all_gather(job.devices, first_and_last, path)
+
+    def exposed(compute_s: float) -> float:
+        kappa, eta = collectives.KAPPA, kept_rate(job)
+        shown = collectives.exposed_s(compute_s, exchange, kappa=kappa, eta=eta)
+        return m * (max(shown, job.software.exposed_gathers * exchange) + ends)
+
+    return _step(job, exposed, shards=job.devices)
 
 
 def kept_rate(job: TrainingJob) -> float:
     """Share of its rate that an exchange among all devices keeps beside compute (V2)."""
-    return 1.0 if job.software.ring == "flat" else eta(job.devices)
-
-
-def sharded_path(job: TrainingJob) -> Path:
-    """A rank's path in the ring through all devices (G3)."""
-    return ring_path(job, placed(job, job.devices, 1))
+    return 1.0 if job.software.ring == "flat" else collectives.eta(job.devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,55 +89,31 @@ class Offload:
 
 def predict_offload_step(job: TrainingJob, offload: Offload) -> StepTime:
     """The time of a step (U4). Raises ConfigError where states do not fit a host."""
-    _check_memory(job, offload)
+    host, share = offload.host, job.model.parameters * offload.devices / job.devices
+    _check_memory(job, offload, share)
     sharded = predict_sharded_step(job)
-    resources = optimizer_stage(job, offload)
-    parts = {
-        name: seconds for name, seconds in sharded.parts.items()
-        if name != "optimizer"
-    }  # fmt: skip
-    moved = job.micro_batches * sum(moved_in_backward(job, offload))
+    weights = WIRE_BYTES * share if offload.weights_to_disk else 0.0
+    resources = {  # of the optimizer stage (U5)
+        "PCIe": WIRE_BYTES * share / offload.devices / job.device.host_rate,
+        "processor": host.adam(share),
+    }
+    if offload.to_disk:
+        resources["disk read"] = host.read(STATE_BYTES * share)
+        resources["disk write"] = host.write(STATE_BYTES * share + weights)
+    parts = dict(sharded.parts)
+    del parts["optimizer"]
+    gradients_s = job.software.gradient_bytes * share / offload.devices / job.device.host_rate
+    moved = job.micro_batches * (gradients_s + host.read(GATHERS * weights))  # U1, U3
     computing = sum(seconds for name, seconds in parts.items() if name != "exchange")
     parts["offload in backward"] = max(0.0, moved - computing)
     stage = max if offload.pipelined else sum
     parts["optimizer stage"] = stage(resources.values())
     busy = {"compute": computing, "exchange": parts["exchange"], **resources}
-    return StepTime(
-        parts=parts, micro_batches=job.micro_batches, notes=sharded.notes, resources=busy
-    )
+    return StepTime(parts=parts, notes=sharded.notes, resources=busy)
 
 
-def moved_in_backward(job: TrainingJob, offload: Offload) -> tuple[float, float]:
-    """Seconds of a micro-batch: gradients down PCIe (U1), weights from drives for gathers (U3)."""
-    share = _share(job, offload)
-    gradients = job.software.gradient_bytes * share / offload.devices / job.device.host_rate
-    gathers = GATHERS * WIRE_BYTES * share if offload.weights_to_disk else 0.0
-    return gradients, offload.host.read(gathers)
-
-
-def optimizer_stage(job: TrainingJob, offload: Offload) -> dict[str, float]:
-    """Seconds of each resource in the optimizer stage (U5), for a host's share of parameters."""
-    host, share = offload.host, _share(job, offload)
-    stage = {
-        "PCIe": WIRE_BYTES * share / offload.devices / job.device.host_rate,
-        "processor": host.adam(share),
-    }
-    if offload.to_disk:
-        state = STATE_BYTES * share
-        weights = WIRE_BYTES * share if offload.weights_to_disk else 0.0
-        stage["disk read"] = host.read(state)
-        stage["disk write"] = host.write(state + weights)
-    return stage
-
-
-def _share(job: TrainingJob, offload: Offload) -> float:
-    """Parameters of a host."""
-    return job.model.parameters * offload.devices / job.devices
-
-
-def _check_memory(job: TrainingJob, offload: Offload) -> None:
-    """Check that the resident data of a host fits in its memory."""
-    share = _share(job, offload)
+def _check_memory(job: TrainingJob, offload: Offload, share: float) -> None:
+    """Check that the resident data of a host, with so many parameters, fits in its memory."""
     kept = 0.0 if offload.to_disk else STATE_BYTES * share
     kept += 0.0 if offload.weights_to_disk else WIRE_BYTES * share
     if kept > offload.host.memory_bytes:
@@ -164,8 +127,10 @@ def _check_memory(job: TrainingJob, offload: Offload) -> None:
 
 def predict_replicated_step(job: TrainingJob) -> StepTime:
     """The time of a step of DDP: devices sum the gradients in a ring (R1)."""
-    seconds = ring_all_reduce(job.devices, _gradient_bytes(job), sharded_path(job))
-    return _step(job, seconds, kappa=KAPPA if job.devices > 1 else 0.0, eta=kept_rate(job))
+    path, nbytes = ring_path(job, group_of(job, "all")), _gradient_bytes(job)
+    seconds = collectives.ring_all_reduce(job.devices, nbytes, path)
+    kappa = collectives.KAPPA if job.devices > 1 else 0.0
+    return _summed_step(job, seconds, kappa=kappa, eta=kept_rate(job))
 
 
 def predict_switch_summed_step(job: TrainingJob) -> StepTime:
@@ -173,21 +138,28 @@ def predict_switch_summed_step(job: TrainingJob) -> StepTime:
     path, seconds = network_path(job.network), 0.0
     if job.devices > 1:
         rate = fitted("atp_share") * path.rate
-        seconds = switch_all_reduce(1, _gradient_bytes(job), path, rate)
-    return _step(job, seconds, kappa=0.0, eta=1.0)
+        seconds = collectives.switch_all_reduce(1, _gradient_bytes(job), path, rate)
+    return _summed_step(job, seconds, kappa=0.0, eta=1.0)
 
 
 def _gradient_bytes(job: TrainingJob) -> float:
     return job.software.gradient_bytes * job.model.parameters
 
 
-def _step(job: TrainingJob, reduction_s: float, *, kappa: float, eta: float) -> StepTime:
+def _summed_step(job: TrainingJob, reduction_s: float, *, kappa: float, eta: float) -> StepTime:
     """Gradients are summed once per step, beside the backward of its last micro-batch (V1)."""
+
+    def exposed(compute_s: float) -> float:
+        return collectives.exposed_s(compute_s * 2 / 3, reduction_s, kappa=kappa, eta=eta)
+
+    return _step(job, exposed, shards=1)
+
+
+def _step(job: TrainingJob, exposed: Callable[[float], float], *, shards: int) -> StepTime:
+    """A step with what is exposed beside a micro-batch's compute, and Adam on a share."""
     operators = operators_of(job)
     compute = compute_time(job, operators)
-    m = job.micro_batches
-    parts = {name: m * seconds for name, seconds in compute.items()}
-    backward = sum(compute.values()) * 2 / 3
-    parts["exchange"] = exposed_s(backward, reduction_s, kappa=kappa, eta=eta)
-    parts["optimizer"] = operators.passes(job.model.parameters * OPTIMIZER_BYTES)
-    return StepTime(parts=parts, micro_batches=m, notes=operators.notes)
+    parts = {name: job.micro_batches * seconds for name, seconds in compute.items()}
+    parts["exchange"] = exposed(sum(compute.values()))
+    parts["optimizer"] = operators.passes(job.model.parameters * OPTIMIZER_BYTES / shards)
+    return StepTime(parts=parts, notes=operators.notes)

@@ -39,17 +39,12 @@ Source: arXiv 2409.00918 (what overlaps with what); derived.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 
-from luwu.base.errors import ConfigError, suggestion
-from luwu.predict.hardware.hardware import (
-    MASTER_BYTES,
-    MOMENT_BYTES,
-    Host,
-    Network,
-    adam_bytes,
-)
-from luwu.predict.model.job import StepTime, TrainingJob
+from luwu.base.errors import ConfigError
+from luwu.predict.hardware.hardware import MASTER_BYTES, MOMENT_BYTES, Host, Network, adam_bytes
+from luwu.predict.model.job import StepTime, TrainingJob, check_choice
 from luwu.predict.model.layers import WIRE_BYTES, compute_time, operators_of
 from luwu.predict.model.placement import domain_count, domain_path
 
@@ -94,51 +89,50 @@ class OptimizerNodes:
         """Bytes of the state of a parameter: its master and two moments (S of L3)."""
         return MASTER_BYTES[self.master_dtype] + 2 * MOMENT_BYTES[self.state_dtype]
 
+    @property
+    def once(self) -> tuple[str, ...]:
+        """Of pulls and pushes, those that go to a host once (L8)."""
+        return ("pull", "push")[: PER_HOST.index(self.per_host)]
+
     def __post_init__(self) -> None:
         if not 0 <= self.cached <= 1:
             raise ConfigError(f"cached: {self.cached} is not a share; give 0 to 1")
         if self.nodes < 1 or self.tiers < 0 or self.pulls not in (1, 2):
             raise ConfigError("nodes is at least 1, tiers at least 0, and pulls are 1 or 2")
-        for name, known in (
-            ("per_host", PER_HOST),
-            ("state_dtype", tuple(MOMENT_BYTES)),
-            ("master_dtype", tuple(MASTER_BYTES)),
-        ):
-            value = getattr(self, name)
-            if value not in known:
-                raise ConfigError(
-                    f"{name}: {value!r} is not one of {', '.join(known)}{suggestion(value, known)}"
-                )
+        check_choice("per_host", self.per_host, PER_HOST)
+        check_choice("state_dtype", self.state_dtype, MOMENT_BYTES)
+        check_choice("master_dtype", self.master_dtype, MASTER_BYTES)
 
 
-def pull_rate(job: TrainingJob, nodes: OptimizerNodes) -> float:
-    """Bytes a second of a unit on its way to all workers (L1)."""
-    return min(_worker_rate(job, nodes.per_host != "none"), _node_rate(nodes))
+def way_rate(job: TrainingJob, nodes: OptimizerNodes, name: str) -> float:
+    """Bytes a second of a unit that is pulled by all workers (L1), or pushed to the node (L2)."""
+    return min(_rates(job, nodes, name).values())
 
 
-def push_rate(job: TrainingJob, nodes: OptimizerNodes) -> float:
-    """The same of gradients on their way to the node (L2)."""
-    worker = _worker_rate(job, nodes.per_host == "pull-and-push")
-    return min(worker, _node_rate(nodes), nodes.aggregate_rate)
+def _rates(job: TrainingJob, nodes: OptimizerNodes, name: str) -> dict[str, float]:
+    """Bytes a second that each on the way of pulls or pushes has, by whose port it is."""
+    worker, devices = job.network.port_rate, host_devices(job)
+    if name in nodes.once and devices > 1:
+        worker = min(devices * worker, devices / (devices - 1) * domain_path(job.device).rate)
+    rates = {"the node": nodes.network.port_rate * nodes.nodes, "each worker": worker}
+    return rates | {"the switch": nodes.aggregate_rate} if name == "push" else rates
 
 
 def domain_use(job: TrainingJob, nodes: OptimizerNodes) -> float:
     """Share of a domain's link that pulls and pushes together would take at their rates (L8)."""
     devices = host_devices(job)
-    rates = pull_rate(job, nodes) * (nodes.per_host != "none")
-    rates += push_rate(job, nodes) * (nodes.per_host == "pull-and-push")
+    rates = sum(way_rate(job, nodes, name) for name in nodes.once)
     return rates * (devices - 1) / devices / domain_path(job.device).rate
 
 
 def port_bytes(job: TrainingJob, nodes: OptimizerNodes) -> dict[str, float]:
     """Through each worker's port, or its part of one, in a step: down, and up."""
-    devices, m = host_devices(job), job.micro_batches
-    pulls = devices if nodes.per_host != "none" else 1
-    pushes = devices if nodes.per_host == "pull-and-push" else 1
-    return {
-        "pull": m * nodes.pulls * WIRE_BYTES * float(job.model.parameters) / pulls,
-        "push": m * job.software.gradient_bytes * job.model.parameters / pushes,
+    whole = {
+        "pull": nodes.pulls * WIRE_BYTES * float(job.model.parameters),
+        "push": job.software.gradient_bytes * job.model.parameters,
     }
+    shares = {name: host_devices(job) if name in nodes.once else 1 for name in whole}
+    return {name: job.micro_batches * whole[name] / shares[name] for name in whole}
 
 
 def host_devices(job: TrainingJob) -> int:
@@ -146,25 +140,11 @@ def host_devices(job: TrainingJob) -> int:
     return job.devices % domain_count(job) or domain_count(job)
 
 
-def _worker_rate(job: TrainingJob, per_host: bool) -> float:
-    port, devices = job.network.port_rate, host_devices(job)
-    if not per_host or devices == 1:
-        return port
-    return min(devices * port, devices / (devices - 1) * domain_path(job.device).rate)
-
-
-def _node_rate(nodes: OptimizerNodes) -> float:
-    return nodes.network.port_rate * nodes.nodes
-
-
 def _slowest_port(job: TrainingJob, nodes: OptimizerNodes, name: str) -> str:
     """Whose port alone limits pulls or pushes; empty where several do, and of what is neither."""
     if name not in ("pull", "push"):
         return ""
-    once = nodes.per_host == "pull-and-push" or (name == "pull" and nodes.per_host != "none")
-    rates = {"the node": _node_rate(nodes), "each worker": _worker_rate(job, once)}
-    if name == "push":
-        rates["the switch"] = nodes.aggregate_rate
+    rates = _rates(job, nodes, name)
     least = [port for port, rate in rates.items() if rate == min(rates.values())]
     return least[0] if len(least) == 1 else ""
 
@@ -176,22 +156,19 @@ def predict_in_network_step(job: TrainingJob, nodes: OptimizerNodes) -> StepTime
     m = job.micro_batches
     parts = {name: m * seconds for name, seconds in compute.items()}
     resources = node_resources(job, nodes, job.model.parameters)
-    waits: dict[str, float] = {}
-    binds = {"compute": 0.0}
+    waits, binds = defaultdict[str, float](float), defaultdict[str, float](float, compute=0.0)
     phases = _phases(job, compute, resources, nodes)
     for phase in phases:
         longest = max(phase, key=lambda name: phase[name])
-        binds[longest] = binds.get(longest, 0.0) + phase[longest]
-        waits[longest] = waits.get(longest, 0.0) + phase[longest] - phase["compute"]
+        binds[longest] += phase[longest]
+        waits[longest] = waits[longest] + phase[longest] - phase["compute"]
     push_s = resources["push"] / m
     beside_s = max(0.0, max(resources["disk read"], resources["node memory"]) - push_s)
     first_s = 0.0 if nodes.pulls_ahead else max(phases[0].values())
     pushed_s = first_s + resources["push"] + beside_s
     behind_s = pushed_s - sum(max(phase.values()) for phase in phases)
     if behind_s > 0:
-        longest = "push"
-        waits["push"] = behind_s
-        binds["push"] = resources["push"]
+        longest, waits["push"], binds["push"] = "push", behind_s, resources["push"]
     parts |= {f"waiting for {name}": seconds for name, seconds in waits.items() if seconds}
     parts["tail"] = tail(job, nodes, within=longest)
     spilled = spilled_bytes(job, nodes)
@@ -204,7 +181,7 @@ def predict_in_network_step(job: TrainingJob, nodes: OptimizerNodes) -> StepTime
             binds[name] = busy_s
     bound_by = max(binds, key=lambda name: binds[name])
     return StepTime(
-        parts=parts, micro_batches=m, notes=operators.notes, bound_by=bound_by,
+        parts=parts, notes=operators.notes, bound_by=bound_by,
         port=_slowest_port(job, nodes, bound_by),
         resources={"compute": m * sum(compute.values()), **resources},
     )  # fmt: skip
@@ -214,8 +191,7 @@ def _phases(
     job: TrainingJob, compute: dict[str, float], resources: dict[str, float], nodes: OptimizerNodes
 ) -> list[dict[str, float]]:
     """Seconds of each resource in each phase of a step: they follow each other (L6)."""
-    m = job.micro_batches
-    again = compute["recomputation"]
+    m, again = job.micro_batches, compute["recomputation"]
     forward_s = (sum(compute.values()) - again) / 3
     backward_s = 2 * forward_s + again
     pull_s = resources["pull"] / m
@@ -240,8 +216,7 @@ def spilled_bytes(job: TrainingJob, nodes: OptimizerNodes) -> float:
 
 
 def node_resources(job: TrainingJob, nodes: OptimizerNodes, parameters: float) -> dict[str, float]:
-    """Seconds that each resource is busy with so many parameters, once pulled and pushed for each
-    micro-batch (L1 to L5)."""
+    """Seconds that each resource is busy with so many parameters of a step (L1 to L5)."""
     own = parameters / nodes.nodes
     down = nodes.pulls * WIRE_BYTES * parameters
     up = job.software.gradient_bytes * parameters
@@ -249,14 +224,14 @@ def node_resources(job: TrainingJob, nodes: OptimizerNodes, parameters: float) -
     passed = adam_bytes(nodes.state_bytes) * own + 2 * DMA * away
     passed += job.micro_batches * (up + down) / nodes.nodes
     busy = {
-        "pull": job.micro_batches * down / pull_rate(job, nodes),
-        "push": job.micro_batches * up / push_rate(job, nodes),
+        "pull": job.micro_batches * down / way_rate(job, nodes, "pull"),
+        "push": job.micro_batches * up / way_rate(job, nodes, "push"),
         "disk read": host.read(away),
         "disk write": host.write(away),
         "node memory": passed / host.memory_rate,
     }
-    if nodes.per_host != "none":
-        passed_on = down + (up if nodes.per_host == "pull-and-push" else 0.0)
+    if nodes.once:
+        passed_on = down + (up if "push" in nodes.once else 0.0)
         devices, rate = host_devices(job), domain_path(job.device).rate
         busy[DOMAIN_LINK] = job.micro_batches * passed_on * (devices - 1) / devices / rate
     return busy

@@ -26,35 +26,9 @@ import math
 from dataclasses import replace
 
 from luwu.predict.hardware.software import fitted
-from luwu.predict.model.collectives import ring_all_gather, send
+from luwu.predict.model import collectives, layers, placement, traffic
 from luwu.predict.model.job import StepTime, TrainingJob
-from luwu.predict.model.layers import (
-    WIRE_BYTES,
-    LayerTime,
-    Operators,
-    attention_backward,
-    compute_time,
-    copies_group,
-    expert_exchange,
-    layer_time,
-    operators_of,
-    own_parameters,
-)
-from luwu.predict.model.placement import (
-    Group,
-    domain_path,
-    gradient_group,
-    leaving_path,
-    pipeline_group,
-    ring_path,
-)
-from luwu.predict.model.traffic import (
-    BOTH_ENDS,
-    all_reduces,
-    context_exchange,
-    stage_bytes,
-    three_d_busy,
-)
+from luwu.predict.model.layers import LayerTime, Operators
 
 OPTIMIZER_BYTES = 30
 """That Adam passes over for a parameter: master, two moments, gradient and the 16-bit copy."""
@@ -62,7 +36,7 @@ OPTIMIZER_BYTES = 30
 
 def predict_step(job: TrainingJob) -> StepTime:
     """The time of a step (T4). Raises ConfigError for a device that lacks a precision."""
-    operators = operators_of(job)
+    operators = layers.operators_of(job)
     m = job.micro_batches
     stage, head = _stage(job, operators)
     others = stage
@@ -74,19 +48,19 @@ def predict_step(job: TrainingJob) -> StepTime:
     parts["bubble"] = (job.pipeline - 1) / job.virtual * sum(others.values())
     for name in ("pipeline exchange", "data exchange"):
         parts[name] = exchange_time(job, name)
-    parts["optimizer"] = _optimizer(job, operators)
-    waits, bound_by = waiting_for(parts, three_d_busy(job))
+    updated = layers.own_parameters(job).updated(job)
+    parts["optimizer"] = operators.passes(updated * OPTIMIZER_BYTES)
+    waits, bound_by = waiting_for(parts, traffic.three_d_busy(job))
     parts |= waits
     wait_s = min(fitted("step_wait_s"), fitted("step_wait_share") * sum(parts.values()))
     parts["straggling"] = wait_s * math.log(job.devices)
-    return StepTime(parts=parts, micro_batches=m, notes=operators.notes, bound_by=bound_by)
+    return StepTime(parts=parts, notes=operators.notes, bound_by=bound_by)
 
 
 def waiting_for(
     parts: dict[str, float], busy: dict[str, float]
 ) -> tuple[dict[str, float], str]:  # fmt: skip
-    """What a step of these parts still waits for, as its busiest resource needs longer (P2), and
-    the name of that one; neither if it does not."""
+    """What a step of these parts still waits for (P2), and the name of that resource, if any."""
     name = max(busy, key=lambda each: busy[each])
     left = busy[name] - sum(parts.values())
     return ({f"waiting for {name}": left}, name) if left > 0 else ({}, "")
@@ -94,8 +68,8 @@ def waiting_for(
 
 def _stage(job: TrainingJob, operators: Operators) -> tuple[dict[str, float], float]:
     """Time of a micro-batch (T3): the parts of a stage in the middle, and the output layer."""
-    layer = layer_time(job, operators)
-    whole = compute_time(job, operators, layer)
+    layer = layers.layer_time(job, operators)
+    whole = layers.compute_time(job, operators, layer)
     head = whole.pop("output layer")
     share = job.stage_layers / job.model.layers
     stage = {name: seconds * share for name, seconds in whole.items()}
@@ -105,10 +79,10 @@ def _stage(job: TrainingJob, operators: Operators) -> tuple[dict[str, float], fl
 def exchange_time(job: TrainingJob, name: str) -> float:
     """One of the exchanges among the parts of `predict_step`, without the others."""
     if name == "pipeline exchange":
-        return _pipeline_exchange(job)
+        return _shown_sends(job) * _send_time(job) if job.pipeline > 1 else 0.0
     if name == "data exchange":
         return 0.0 if job.software.hides else _data_exchange(job)
-    layer = layer_time(job, operators_of(job))
+    layer = layers.layer_time(job, layers.operators_of(job))
     return job.micro_batches * _stage_exchanges(job, layer)[name]
 
 
@@ -116,21 +90,16 @@ def _stage_exchanges(job: TrainingJob, layer: LayerTime) -> dict[str, float]:
     """Exchanges of a stage's micro-batch: of tensor parallel ranks, without what is behind
     products, of keys and values that attention waits for, and of experts."""
     shown, attention = job.software.tensor_shown, layer.attention
-    context = context_exchange(job, attention, attention_backward(job) * attention)
+    context = traffic.context_exchange(job, attention, layers.attention_backward(job) * attention)
     return {
-        "tensor exchange": job.stage_layers * all_reduces(job) * shown * layer.exchange,
+        "tensor exchange": job.stage_layers * traffic.all_reduces(job) * shown * layer.exchange,
         "context exchange": job.stage_layers * context,
-        "expert exchange": job.stage_layers * expert_exchange(job),
+        "expert exchange": job.stage_layers * layers.expert_exchange(job),
     }
 
 
-def _pipeline_exchange(job: TrainingJob) -> float:
+def _shown_sends(job: TrainingJob) -> float:
     """Sends between stages that the step waits for (T5)."""
-    return shown_sends(job) * _send_time(job) if job.pipeline > 1 else 0.0
-
-
-def shown_sends(job: TrainingJob) -> float:
-    """Their number (T5)."""
     p, v, m = job.pipeline, job.virtual, job.micro_batches
     if v == 1:
         return 2 * (p - 1) * (1 + (m - 1) / p)
@@ -140,38 +109,25 @@ def shown_sends(job: TrainingJob) -> float:
 
 def _send_time(job: TrainingJob) -> float:
     """Activations of a micro-batch from a stage to the next, the mean of all of a way (G2)."""
-    stages, nbytes = pipeline_group(job), stage_bytes(job)
+    stages, nbytes = placement.group_of(job, "pipeline"), traffic.stage_bytes(job)
     back = (job.virtual - 1) * (stages.domains > 1)  # from the last stage to the first
     crossings = (stages.domains - 1) * job.virtual + back
     inside = stages.size * job.virtual - 1 - crossings
-    whole = crossings * send(nbytes, leaving_path(job, stages, BOTH_ENDS))
-    whole += inside * send(nbytes, domain_path(job.device))
+    leaving = placement.leaving_path(job, stages, traffic.BOTH_ENDS)
+    whole = crossings * collectives.send(nbytes, leaving)
+    whole += inside * collectives.send(nbytes, placement.domain_path(job.device))
     return whole / (crossings + inside)
 
 
 def _data_exchange(job: TrainingJob) -> float:
     """Gradients are reduced, and parameters gathered where the optimizer is sharded."""
-    own = own_parameters(job)
-    return _reduced(job, own.shared, gradient_group(job)) + _reduced(
-        job, own.experts, copies_group(job)
-    )
-
-
-def _reduced(job: TrainingJob, parameters: float, group: Group) -> float:
-    """Gradients of so many, among the ranks that have them too."""
-    path = ring_path(job, group)
-    gradient = job.software.gradient_bytes
-    back = WIRE_BYTES if job.software.shards_optimizer else gradient
-    if not parameters:
-        return 0.0
-    return ring_all_gather(group.size, parameters * gradient, path) + ring_all_gather(
-        group.size, parameters * back, path
-    )
-
-
-def _optimizer(job: TrainingJob, operators: Operators) -> float:
-    own = own_parameters(job)
-    if not job.software.shards_optimizer:
-        return operators.passes((own.shared + own.experts) * OPTIMIZER_BYTES)
-    shards = own.shared / (job.data * job.context) + own.experts / job.expert_copies
-    return operators.passes(shards * OPTIMIZER_BYTES)
+    own, gradient, seconds = layers.own_parameters(job), job.software.gradient_bytes, 0.0
+    back = layers.WIRE_BYTES if job.software.shards_optimizer else gradient
+    for parameters, ranks in ((own.shared, "gradient"), (own.experts, "copies")):
+        if parameters:
+            group = placement.group_of(job, ranks)
+            path = placement.ring_path(job, group)
+            reduced_s = collectives.ring_all_gather(group.size, parameters * gradient, path)
+            back_s = collectives.ring_all_gather(group.size, parameters * back, path)
+            seconds += reduced_s + back_s
+    return seconds

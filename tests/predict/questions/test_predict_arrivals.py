@@ -11,16 +11,11 @@ from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer import answer, text
 from luwu.predict.ask.question import InferenceQuestion, make_question
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.inference.arrivals import (
-    Arrivals,
-    PiecesWork,
-    Played,
-    percentile,
-    serve,
-    stage_seconds,
-)
+from luwu.predict.inference import arrivals
+from luwu.predict.inference.arrivals import Arrivals, percentile, serve, stage_seconds
 from luwu.predict.inference.inference import Work, layer_time, predict_continuous, predict_round
 from luwu.predict.inference.inference_job import InferenceJob
+from luwu.predict.model.job import StepTime
 
 ARRIVALS: dict[str, Any] = {"per_second": 2.0, "requests": 60, "seed": 3}
 QUESTION: dict[str, Any] = {
@@ -129,23 +124,17 @@ def job(catalogue: Catalogue, **changes: Any) -> InferenceJob:
     return InferenceJob(**{**table, **changes})
 
 
-def first_token_s(served: Played, share: float = 0.5) -> float:
-    """Time to the first token that such a share of requests had at most."""
-    return percentile(sorted(served.first_token_s), share)
-
-
 def test_predict_laws_one_request_is_its_rounds(catalogue: Catalogue) -> None:
     """IN8. Goal: alone, a prompt takes one round per budget's worth, and each token a round."""
     made = job(catalogue, budget_tokens=512, output_tokens=4)
     served = serve(made, [0.0])
-    pieces = [predict_round(made, PiecesWork(prefill_tokens=512, prompt=512 * (1 + 2 * each),
-                                             ended=each)).seconds for each in (0, 1)]  # fmt: skip
+    pieces = [predict_round(made, Work(prefill_tokens=512, prompt=512 * (1 + 2 * each),
+                                       ended=each)).seconds for each in (0, 1)]  # fmt: skip
     decodes = [predict_round(made, Work(decodes=1, context=1024 + each)).seconds
                for each in (1, 2, 3)]  # fmt: skip
     assert served.first_token_s == pytest.approx([sum(pieces)])
     assert served.answer_s == [served.end_s] == pytest.approx([sum(pieces) + sum(decodes)])
     assert served.between_s == pytest.approx(decodes)
-    assert [tokens for _, tokens, _ in served.rounds] == [512, 512, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -194,23 +183,31 @@ def test_predict_laws_pieces_add_up_to_a_prompt(catalogue: Catalogue, piece: int
     found = 0.0
     for start in range(0, 1000, piece):
         size = min(piece, 1000 - start)
-        work = PiecesWork(prefill_tokens=size, prompt=2 * start + size, ended=0)
+        work = Work(prefill_tokens=size, prompt=2 * start + size, ended=0)
         found += layer_time(made, work, {})["attention"]
     assert found == pytest.approx(whole)
 
 
 @pytest.mark.parametrize("change", [{}, {"tensor": 2, "pipeline": 4}, {"batch": 1}], ids=str)
-def test_predict_laws_all_tokens_come_out(catalogue: Catalogue, change: dict[str, Any]) -> None:
+def test_predict_laws_all_tokens_come_out(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
     """IN8, IN10. Goal: every prompt is read once, every token made once; no round is over budget,
     no time below zero."""
     made = job(catalogue, budget_tokens=700, output_tokens=30, **{"batch": 16, **change})
+    rounds: list[Work] = []
+
+    def seen(made: InferenceJob, work: Work) -> StepTime:
+        rounds.append(work)
+        return predict_round(made, work)
+
+    monkeypatch.setattr(arrivals, "predict_round", seen)
     served = serve(made, [each / 3 for each in range(60)])
-    assert sum(tokens for _, tokens, _ in served.rounds) == 60 * 1024
-    assert sum(decodes + ended for decodes, _, ended in served.rounds) == 60 * 30
+    assert sum(work.prefill_tokens for work in rounds) == 60 * 1024
+    assert sum(work.answers for work in rounds) == 60 * 30
     assert len(served.between_s) == 60 * 29
-    for decodes, tokens, _ in served.rounds:
-        assert 0 < decodes + tokens <= made.budget_tokens
-        assert decodes <= made.batch
+    assert all(0 < work.tokens <= made.budget_tokens for work in rounds)
+    assert max(work.decodes for work in rounds) <= made.batch
     assert min(served.first_token_s) > 0
     assert len(served.answer_s) == 60
 
@@ -219,7 +216,7 @@ def test_predict_laws_no_wait_without_load(catalogue: Catalogue) -> None:
     """Goal: of requests far apart each is served as if it were alone."""
     made = job(catalogue)
     alone, rare = serve(made, [0.0]), serve(made, [100.0 * each for each in range(5)])
-    assert first_token_s(rare, 1.0) == pytest.approx(first_token_s(alone))
+    assert rare.first_token_s == pytest.approx(5 * alone.first_token_s)
 
 
 def test_a_seed_draws_the_same_arrivals() -> None:

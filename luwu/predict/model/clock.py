@@ -2,14 +2,6 @@
 
 A process is a generator: it yields each event that it waits for, and continues when that is set.
 Calls that are due at the same time are made in the order in which they were asked for.
-
-    >>> clock = Clock()
-    >>> def process():
-    ...     yield clock.timeout(1.5)
-    ...     print(f"{clock.now_s} s")
-    >>> clock.start(process())
-    >>> clock.run()
-    1.5 s
 """
 
 from __future__ import annotations
@@ -37,9 +29,9 @@ class Clock:
         """The time for a core."""
         return round(self.now_s * 1e9)
 
-    def call_after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call it when so many seconds have passed."""
-        heappush(self._calls, (self.now_s + seconds, next(self._numbers), call))
+    def call_at(self, time_s: float, call: Callable[[], None]) -> None:
+        """Call it then."""
+        heappush(self._calls, (time_s, next(self._numbers), call))
 
     def run(self) -> None:
         """Let time pass until nothing is due."""
@@ -54,9 +46,11 @@ class Clock:
                 event.calls.append(partial(self.start, process))
                 return
 
-    def timeout(self, seconds: float) -> Event:
-        """An event that is set when so many seconds have passed."""
-        return Event(self).set(seconds)
+    def at(self, time_s: float) -> Event:
+        """An event that is set then."""
+        event = Event(self)
+        self.call_at(time_s, event.set_now)
+        return event
 
 
 class Event:
@@ -66,12 +60,12 @@ class Event:
         self._clock, self.is_set = clock, False
         self.calls: list[Callable[[], None]] = []
 
-    def set(self, after_s: float = 0.0) -> Event:
-        """Set it then, after all calls that are due by then; returns the event."""
-        self._clock.call_after(after_s, self._set)
-        return self
+    def set(self) -> None:
+        """Set it after all calls that are due by now."""
+        self._clock.call_at(self._clock.now_s, self.set_now)
 
-    def _set(self) -> None:
+    def set_now(self) -> None:
+        """Set it, and continue what waits for it."""
         self.is_set, calls, self.calls = True, self.calls, []
         for call in calls:
             call()
@@ -92,7 +86,7 @@ class Semaphore:
     def release(self) -> None:
         """Leave it to the next, after all calls that are due by now."""
         self._free += 1
-        self._clock.call_after(0.0, self._grant)
+        self._clock.call_at(self._clock.now_s, self._grant)
 
     def _grant(self) -> None:
         if self._free and self._waiting:
