@@ -18,14 +18,13 @@ from typing import Any, Final
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.identifiers import identifier
 from luwu.predict.ask.answer import asked, binding_text, whole_training
-from luwu.predict.ask.cost import Costs, Expense, Place, expense
+from luwu.predict.ask.cost import Costs, Expense, Place, dollars_per_million_tokens, expense
 from luwu.predict.ask.keys import assumed_text
 from luwu.predict.ask.question import Question, make_training_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.keys import whole_of
 from luwu.predict.model.job import StepTime
 from luwu.predict.networks.choice import TopologyChoice
-from luwu.predict.networks.cost import dollars_per_million_tokens
 from luwu.predict.plan.planner_space import (
     completed,
     configurations,
