@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.hardware import Link, Network, Server, Switch, Tariff
-from luwu.predict.networks.cost import (
+from luwu.predict.ask.cost import (
     Hosts,
     cluster_bill,
     dollars_per_million_tokens,
@@ -19,6 +17,8 @@ from luwu.predict.networks.cost import (
     rented_dollars_per_s,
     tokens_per_dollar,
 )
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.hardware import Link, Network, Server, Switch, Tariff
 from luwu.predict.networks.direct_topologies import Dragonfly, Torus
 from luwu.predict.networks.topologies import AggregationTree, Clos
 
@@ -61,16 +61,16 @@ def test_predict_laws_bills_add_up(catalogue: Catalogue) -> None:
     parts add up to the whole."""
     disk = replace(catalogue.find("disk", "PM9A3"), price=500.0, power=10.0)
     nic = replace(catalogue.find("nic", "U50"), price=3000.0)
-    workers = Hosts(server=SERVER, count=8, nic=nic, nics=2)
-    nodes = Hosts(server=NODE, count=2, disk=disk, disks=12)
+    workers = Hosts(server=SERVER, count=8, added=(("network cards", nic, 2),))
+    nodes = Hosts(server=NODE, count=2, added=(("disks", disk, 12),), what="optimizer nodes")
     tree = AggregationTree(endpoints=8, fan_in=4, network=NET, optimizer_nodes=2)
     bill = cluster_bill([workers, nodes], tree, switch=SWITCH, link=LINK)
-    assert bill.capex_by_item() == {
+    assert bill.by_item("price") == {
         "hosts": 8 * 80e3, "optimizer nodes": 20e3, "disks": 24 * 500.0,
         "network cards": 16 * 3000.0, "switches": 3 * 6400.0, "links": 12 * 200.0,
         "transceivers": 0.0,
     }  # fmt: skip
-    assert bill.capex == sum(bill.capex_by_item().values())
+    assert bill.capex == sum(bill.by_item("price").values())
     assert bill.watts == 8 * 5e3 + 2 * 500 + 24 * 10 + 16 * 75 + 3 * 640 + 24 * 10
     assert workers.devices == 64
 
@@ -123,8 +123,8 @@ def test_the_catalogue_prices_a_cluster(catalogue: Catalogue) -> None:
         switch=catalogue.find("switch", "QM9700"),
         link=catalogue.find("link", "400G"),
     )
-    assert whole.watts_by_item()["hosts"] == 128 * 10.2e3
-    bill = whole.capex_by_item()
+    assert whole.by_item("power")["hosts"] == 128 * 10.2e3
+    bill = whole.by_item("price")
     assert bill["hosts"] == 128 * 310e3
     assert bill["switches"] == 48 * 36e3
     assert bill["links"] == 2048 * 1320

@@ -1,17 +1,21 @@
-"""`[cost]` of a question: what is bought or rented for it, and what that makes of tokens.
+"""`[cost]` of a question: what is bought or rented for it, per hour and token; energy of a step.
 
-docs/predict.md has its keys; besides, `disk` and `disks` are added to each host (of what offloads,
-[host] says them), `node_nic` and `node_nics` to each optimizer node, whose drives are those of
-[node]. A price or power that is not known is an error that names it, as `server.H100x8.power`, to
-be given in a file of --catalogue; nothing is taken to be free. Power is that at work, all of the
-time. Only a cluster of one host needs no [topology].
+    B1  to buy        sum of count * price, at work sum of count * power
+    B2  a network     its switches, its links, and two transceivers per link
+    B3  a second      B1 / life + power * PUE * price of energy; rented: devices and nodes * rental
+    B4  tokens        tokens per second / dollars per second; its inverse for a million tokens
+    B5  a step        sum of count * power * seconds of the step
+
+An unknown price or power is an error that names it, not a zero. Dollars, watts, joules, seconds.
+Derived; with P a port's price and c a transceiver's, B2 of a Clos of t
+tiers is n [(2t - 1) P + 2 t c].
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
 
 from luwu.base.errors import ConfigError
 from luwu.base.identifiers import by_identifier, identifier, words
@@ -21,15 +25,7 @@ from luwu.predict.hardware.hardware import Disk, Host, Link, Nic, Server, Switch
 from luwu.predict.hardware.keys import check_keys, flag_of, text_of, wholes_of
 from luwu.predict.hardware.units import Dimension
 from luwu.predict.networks.choice import Built
-from luwu.predict.networks.cost import (
-    Bill,
-    Hosts,
-    cluster_bill,
-    dollars_per_million_tokens,
-    owned_dollars_per_s,
-    rented_dollars_per_s,
-    tokens_per_dollar,
-)
+from luwu.predict.networks.topologies import AggregationTree
 
 _PLACE: Final = "cost."
 _TARIFF: Final = ("life_years", "energy_price", "pue")
@@ -39,20 +35,192 @@ _RENTALS: Final = ("device_rental", "node_rental")
 _KEYS: Final = (*_ENTRIES, *_COUNTS, *_TARIFF, "rented", *_RENTALS)
 _OF_WHAT_IS_BOUGHT: Final = ("switch", "link", *_TARIFF)
 HOUR_S: Final = 3600.0
+_MILLION: Final = 1e6
+_DISKS: Final = "disks"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One item of a bill: a count of one entry of the catalogue."""
+
+    what: str
+    """For people, and the same in all bills: `switches`."""
+    part: Server | Nic | Disk | Switch | Link
+    count: int
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Of the entry for its `price` and `power`, if they have other names; empty: it has none."""
+
+    @property
+    def entry(self) -> str:
+        """`switch.QM9700`"""
+        return f"{type(self.part).__name__.lower()}.{self.part.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """The items that are bought (B1). Raises ConfigError where a price or a power is not known."""
+
+    items: tuple[Item, ...]
+
+    @property
+    def capex(self) -> float:
+        """Dollars."""
+        return sum(self.by_item("price").values())
+
+    @property
+    def watts(self) -> float:
+        """At work."""
+        return sum(self.by_item("power").values())
+
+    def by_item(self, what: str) -> dict[str, float]:
+        """The `price` or the `power` of each kind of item."""
+        found: dict[str, float] = {}
+        for item in self.items:
+            key = item.keys.get(what, what)
+            value = getattr(item.part, key) if key else 0.0
+            if item.count and value is None:
+                raise ConfigError(
+                    f"{item.entry}.{key} is not known, but {item.count:g} {item.what} are needed; "
+                    "give it in a file of --catalogue"
+                )
+            found[item.what] = found.get(item.what, 0.0) + item.count * (value or 0.0)
+        return found
+
+
+def network_bill(topology: Built, *, switch: Switch | None, link: Link) -> Bill:
+    """Switches, links and transceivers of a network (B2); without the hosts' own ports.
+
+    Raises: ConfigError for switches with too few ports, or ports and links that are too slow."""
+    parts, rate, items = topology.inventory, topology.network.rate, list[Item]()
+    if parts.switches:
+        assert switch is not None  # `cluster_bill` saw to it
+        if switch.ports_count < topology.radix:
+            raise ConfigError(
+                f"switch.{switch.name}.ports_count: {switch.ports_count:g} ports, but the network "
+                f"needs {topology.radix} of each switch; a smaller radix or a larger switch fits"
+            )
+        _check_rate(f"switch.{switch.name}.port_rate", switch.port_rate, rate)
+        items.append(Item("switches", switch, parts.switches))
+    if parts.links:
+        _check_rate(f"link.{link.name}.rate", link.rate, rate)
+    items.append(Item("links", link, parts.links, {"power": ""}))
+    powered = {"price": "", "power": "transceiver_power"}
+    items.append(Item("transceivers", link, parts.transceivers, powered))
+    return Bill(tuple(items))
+
+
+def _check_rate(key: str, found: float, needed: float) -> None:
+    if found < needed:
+        raise ConfigError(
+            f"{key}: {found * 8e-9:g} Gbit/s, but the network's ports have {needed * 8e-9:g} "
+            "Gbit/s; as fast a one fits, or a slower network"
+        )
+
+
+Added: TypeAlias = tuple[tuple[str, Nic | Disk, int], ...]
+"""To each host: what bills call it, the entry, and how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """Hosts of one kind, with what is added to each: workers, or optimizer nodes."""
+
+    server: Server
+    count: int
+    added: Added = ()
+    """What the server's price includes does not count."""
+    what: str = "hosts"
+    """In bills."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of all hosts."""
+        return self.count * int(self.server.devices_count)
+
+    @property
+    def bill(self) -> Bill:
+        """Without the network."""
+        added = (Item(what, part, each * self.count) for what, part, each in self.added)
+        return Bill((Item(self.what, self.server, self.count), *added))
+
+
+def cluster_bill(
+    hosts: Sequence[Hosts], topology: Built | None = None, *, switch: Switch | None = None,
+    link: Link | None = None,
+) -> Bill:  # fmt: skip
+    """Hosts of all kinds and the network between them. Raises ConfigError."""
+    items = tuple(item for each in hosts for item in each.bill.items)
+    count = sum(each.count for each in hosts)
+    if topology is None:
+        if count > 1:
+            raise ConfigError(
+                "[topology] is missing: [cost] needs to know what the network between hosts is "
+                "made of; kind = 'clos' with the radix of its switches would do"
+            )
+        return Bill(items)
+    if topology.inventory.switches and switch is None:
+        raise ConfigError(f"{_PLACE}switch is missing: {topology.inventory.switches} are needed")
+    if link is None:
+        raise ConfigError(f"{_PLACE}link is missing: {topology.inventory.links} are needed")
+    places = topology.endpoints
+    if isinstance(topology, AggregationTree):
+        places += topology.optimizer_nodes
+    if count > places:
+        raise ConfigError(
+            f"topology.endpoints: the network has {places}, but there are {count} hosts; each "
+            "takes at least one"
+        )
+    return Bill(items + network_bill(topology, switch=switch, link=link).items)
+
+
+def owned_dollars_per_s(bill: Bill, tariff: Tariff) -> float:
+    """Cost per second of bought machines, power included (B3)."""
+    return bill.capex / tariff.life_s + bill.watts * tariff.pue * tariff.energy_price
+
+
+def rented_dollars_per_s(hosts: Sequence[Hosts]) -> float:
+    """Rent per second of devices with their part of host and network, and of hosts without devices
+    (B3). Raises ConfigError if one of them cannot be rented."""
+    total = 0.0
+    for each in hosts:
+        key = "device_rental" if each.devices else "rental"
+        rent: float | None = getattr(each.server, key)
+        if rent is None:
+            raise ConfigError(
+                f"server.{each.server.name}.{key} is not known; give it in a file of --catalogue "
+                "or in [cost], which has device_rental and node_rental, or buy it"
+            )
+        total += (each.devices or each.count) * rent
+    return total
+
+
+def tokens_per_dollar(tokens_per_s: float, dollars_per_s: float) -> float:
+    """B4. Raises ConfigError where nothing costs anything."""
+    if not dollars_per_s > 0:
+        raise ConfigError(f"dollars_per_s: {dollars_per_s!r} is not above zero; give prices")
+    return tokens_per_s / dollars_per_s
+
+
+def dollars_per_million_tokens(tokens_per_s: float, dollars_per_s: float) -> float:
+    """B4."""
+    return _MILLION / tokens_per_dollar(tokens_per_s, dollars_per_s)
+
+
+# ---------------------------------------------------------------------- of a question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """The prices of a question's machines, bought or rented."""
+    """The prices of a question's machines, bought or rented.
+
+    docs/predict.md has the keys; besides, `disk` and `disks` are added to each host (of what
+    offloads, [host] says them), `node_nic` and `node_nics` to each optimizer node, whose drives are
+    those of [node]. Only a cluster of one host needs no [topology]."""
 
     server: Server
-    nic: Nic | None = None
-    nics: int = 0
-    disk: Disk | None = None
-    disks: int = 0
+    added: Added = ()
     node_server: Server | None = None
-    node_nic: Nic | None = None
-    node_nics: int = 0
+    node_added: Added = ()
     switch: Switch | None = None
     link: Link | None = None
     tariff: Tariff | None = None
@@ -84,10 +252,17 @@ def make_costs(table: Mapping[str, Any], catalogue: Catalogue) -> Costs:
         if key in table
     }
     values |= wholes_of(_PLACE, table, _COUNTS)
-    for part, count in (("nic", "nics"), ("disk", "disks"), ("node_nic", "node_nics")):
+    for owner, part, what in (
+        ("added", "nic", "network cards"), ("added", "disk", _DISKS),
+        ("node_added", "node_nic", "network cards"),
+    ):  # fmt: skip
+        count = f"{part}s"
         if (part in values) != (count in values):
             missing = count if part in values else part
             raise ConfigError(f"{_PLACE}{missing} is missing: {part} and {count} go together")
+        if part in values:
+            added = (what, values.pop(part), values.pop(count))
+            values[owner] = (*values.get(owner, ()), added)
     if rented:
         for key in _OF_WHAT_IS_BOUGHT:
             if key in table:
@@ -143,53 +318,31 @@ def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
             f"{_PLACE}server: {costs.server.name} has {each} devices, but host.devices is "
             f"{place.host_devices}"
         )
-    own = None if place.nodes else place.host
-    disk, disks = costs.disk, costs.disks
-    if own is not None:
-        if own.disks and disks:
+    host, added = place.host, costs.added
+    drives: Added = ()
+    if host is not None and host.disk is not None and host.disks:
+        drives = ((_DISKS, host.disk, host.disks),)
+    if not place.nodes:
+        if drives and any(what == _DISKS for what, _, _ in added):
             raise ConfigError(f"{_PLACE}disk: [host] says the drives of hosts; leave it out")
-        disk, disks = disk or own.disk, disks or own.disks
-    found = [
-        Hosts(
-            server=costs.server, count=place.ranks // each, nic=costs.nic, nics=costs.nics,
-            disk=disk, disks=disks, what="hosts",
-        )
-    ]  # fmt: skip
-    if place.nodes and place.host is not None:
+        added += drives
+    found = [Hosts(server=costs.server, count=place.ranks // each, added=added)]
+    if place.nodes:
         if costs.node_server is None:
             raise ConfigError(
                 f"{_PLACE}node_server is missing: {place.nodes} optimizer nodes take part; of what "
                 "is rented node_rental would do"
             )
+        added = costs.node_added + drives
         found.append(
-            Hosts(
-                server=costs.node_server, count=place.nodes, nic=costs.node_nic,
-                nics=costs.node_nics, disk=place.host.disk, disks=place.host.disks,
-                what="optimizer nodes",
-            )
-        )  # fmt: skip
-    elif costs.node_server is not None or costs.node_nic is not None:
+            Hosts(server=costs.node_server, count=place.nodes, added=added, what="optimizer nodes")
+        )
+    elif costs.node_server is not None or costs.node_added:
         raise ConfigError(
             f"{_PLACE}node_server, node_nic, node_rental: nothing here has an optimizer node; "
             "leave them out"
         )
     return found
-
-
-def bill_of(costs: Costs, hosts: list[Hosts], built: Built | None) -> Bill:
-    """The bill of hosts and the network between them. Raises ConfigError."""
-    if built is None:
-        if sum(each.count for each in hosts) > 1:
-            raise ConfigError(
-                "[topology] is missing: [cost] needs to know what the network between hosts is "
-                "made of; kind = 'clos' with the radix of its switches would do"
-            )
-        return cluster_bill(hosts)
-    if built.inventory.switches and costs.switch is None:
-        raise ConfigError(f"{_PLACE}switch is missing: {built.inventory.switches} are needed")
-    if costs.link is None:
-        raise ConfigError(f"{_PLACE}link is missing: {built.inventory.links} are needed")
-    return cluster_bill(hosts, built, switch=costs.switch, link=costs.link)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +359,7 @@ def expense(costs: Costs, place: Place, built: Built | None) -> Expense:
     hosts = hosts_of(costs, place)
     if costs.tariff is None:
         return Expense(dollars_per_s=rented_dollars_per_s(hosts), bill=None)
-    bill = bill_of(costs, hosts, built)
+    bill = cluster_bill(hosts, built, switch=costs.switch, link=costs.link)
     return Expense(dollars_per_s=owned_dollars_per_s(bill, costs.tariff), bill=bill)
 
 
@@ -218,21 +371,20 @@ def cost_document(found: Expense, tokens_per_s: float, step_s: float | None) -> 
         "dollars_per_million_tokens": dollars_per_million_tokens(tokens_per_s, found.dollars_per_s),
         "tokens_per_dollar": tokens_per_dollar(tokens_per_s, found.dollars_per_s),
     }
-    if found.bill is None:
+    bill = found.bill
+    if bill is None:
         return said
-    capex = by_identifier(found.bill.capex_by_item())
-    watts = by_identifier(found.bill.watts_by_item())
     said |= {
         "items": [
             {"what": identifier(each.what), "entry": each.entry, "count": each.count}
-            for each in found.bill.items
+            for each in bill.items
         ],
-        "capex": found.bill.capex, "capex_by_item": capex,
-        "watts": found.bill.watts, "watts_by_item": watts,
-        "joules_per_token": found.bill.watts / tokens_per_s,
+        "capex": bill.capex, "capex_by_item": by_identifier(bill.by_item("price")),
+        "watts": bill.watts, "watts_by_item": by_identifier(bill.by_item("power")),
+        "joules_per_token": bill.watts / tokens_per_s,
     }  # fmt: skip
     if step_s is not None:
-        said["joules_of_a_step"] = found.bill.watts * step_s  # B5
+        said["joules_of_a_step"] = bill.watts * step_s  # B5
     return said
 
 

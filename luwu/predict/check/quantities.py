@@ -10,6 +10,7 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import Any, Final
 
+from luwu.predict.ask.cost import network_bill
 from luwu.predict.ask.question import (
     AnyQuestion,
     InferenceQuestion,
@@ -23,7 +24,6 @@ from luwu.predict.hardware.hardware import Host
 from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.model.job import StepTime, TrainingJob, utilisation
 from luwu.predict.model.memory import stage_memory
-from luwu.predict.networks.cost import network_bill
 
 
 def published_operations(job: TrainingJob) -> float:

@@ -8,14 +8,14 @@ latency are those of `network`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from luwu.base.errors import ConfigError, suggestion
 from luwu.predict.hardware import units
 from luwu.predict.hardware.hardware import Device, Network
-from luwu.predict.hardware.keys import check_keys, flag_of, whole_of, wholes_of
+from luwu.predict.hardware.keys import check_keys, flag_of, whole_of
 from luwu.predict.hardware.units import Dimension
 from luwu.predict.networks.direct_topologies import Dragonfly, Torus
 from luwu.predict.networks.topologies import AggregationTree, Clos, RailOnly
@@ -30,50 +30,30 @@ KINDS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "aggregation-tree": (("fan_in",), ("endpoints",)),
 }
 """Keys that are needed, and those that may be left out."""
-_WHOLE: Final = (
-    "radix", "endpoints", "rails", "domain", "fan_in", "groups", "routers_per_group",
-    "endpoints_per_router",
-)  # fmt: skip
 _PLACE: Final = "topology."
 Built: TypeAlias = Clos | RailOnly | Torus | Dragonfly | AggregationTree
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TopologyChoice:
     """A network as it was asked for, before its ports and endpoints are known."""
 
     kind: str
-    radix: int = 0
-    tapers: tuple[float, ...] = ()
-    aggregates: bool = False
-    rails: int | None = None
-    domain: int | None = None
-    domain_rate: float | None = None
-    domain_latency_s: float | None = None
-    sizes: tuple[int, ...] = ()
-    fan_in: int = 0
-    groups: int = 0
-    routers_per_group: int = 0
-    endpoints_per_router: int = 0
-    global_taper: float = 1.0
-    endpoints: int | None = None
+    settings: tuple[tuple[str, Any], ...]
+    """Those of its class that were given."""
 
     def build(
-        self,
-        network: Network,
-        device: Device | None,
-        ranks: int,
-        nodes: int = 0,
-        *,
+        self, network: Network, device: Device | None, ranks: int, nodes: int = 0, *,
         domain: int | None = None,
-    ) -> Built:
+    ) -> Built:  # fmt: skip
         """For so many ranks, `domain` of them in a fast domain, and optimizer nodes. Raises
         ConfigError where it has no place for them, or cannot be built."""
-        tree = self.kind == "aggregation-tree"
+        tree, own = self.kind == "aggregation-tree", dict(self.settings)
         needed = ranks if tree else ranks + nodes
-        built = self._built(network, device, self.endpoints or needed, nodes, domain)
+        built = self._built(network, device, needed, nodes, domain)
         if built.endpoints < needed:
-            key = "endpoints" if self.endpoints else "sizes" if self.kind == "torus" else "groups"
+            key = "sizes" if self.kind == "torus" else "groups"
+            key = "endpoints" if "endpoints" in own else key
             more = f" and {nodes} optimizer nodes" if nodes and not tree else ""
             raise ConfigError(
                 f"{_PLACE}{key}: the network has {built.endpoints} endpoints, but there are "
@@ -82,61 +62,37 @@ class TopologyChoice:
         return built
 
     def _built(
-        self,
-        network: Network,
-        device: Device | None,
-        endpoints: int,
-        nodes: int,
-        domain: int | None,
+        self, network: Network, device: Device | None, needed: int, nodes: int, domain: int | None
     ) -> Built:
-        if self.kind == "single-switch":
-            if endpoints > self.radix:
-                raise ConfigError(
-                    f"endpoints: {endpoints} do not fit a single switch of {self.radix} ports; at "
-                    f"most {self.radix} fit, or take a Clos network"
-                )
-            return Clos(
-                endpoints=endpoints, radix=self.radix, network=network, aggregates=self.aggregates
-            )
-        if self.kind in ("clos", "rail-optimised"):
-            rails = 1 if self.kind == "clos" else self.rails or domain or _domain(device, "rails")
-            return Clos(
-                endpoints=self._in_rails(endpoints, rails), radix=self.radix, network=network,
-                tapers=self.tapers, rails=rails, aggregates=self.aggregates,
-            )  # fmt: skip
-        if self.kind == "rail-only":
-            return self._rail_only(network, device, endpoints, domain)
+        own: dict[str, Any] = {"network": network, **dict(self.settings)}
         if self.kind == "torus":
-            return Torus(sizes=self.sizes, network=network)
+            return Torus(**own)
         if self.kind == "dragonfly":
-            return Dragonfly(
-                groups=self.groups, routers_per_group=self.routers_per_group, network=network,
-                endpoints_per_router=self.endpoints_per_router, global_taper=self.global_taper,
-            )  # fmt: skip
-        return AggregationTree(
-            endpoints=endpoints, fan_in=self.fan_in, network=network, optimizer_nodes=nodes
-        )
-
-    def _in_rails(self, endpoints: int, rails: int) -> int:
-        """As many in each rail, where it is not given how many endpoints there are."""
-        return self.endpoints or -(-endpoints // rails) * rails
-
-    def _rail_only(
-        self, network: Network, device: Device | None, endpoints: int, domain: int | None
-    ) -> RailOnly:
-        rate = self.domain_rate or (device.domain_rate if device is not None else None)
-        if rate is None:
+            return Dragonfly(**own)
+        own = {"endpoints": needed, **own}
+        if self.kind == "aggregation-tree":
+            return AggregationTree(optimizer_nodes=nodes, **own)
+        if self.kind == "single-switch" and own["endpoints"] > own["radix"]:
             raise ConfigError(
-                f"{_PLACE}domain_rate is missing: what changes rails goes through a fast domain, "
-                'and this device has none; give its rate, such as "450 GB/s", or take clos'
+                f"endpoints: {own['endpoints']} do not fit a single switch of {own['radix']} "
+                f"ports; at most {own['radix']} fit, or take a Clos network"
             )
-        latency_s = self.domain_latency_s
-        rails = self.domain or domain or _domain(device, "domain")
-        return RailOnly(
-            endpoints=self._in_rails(endpoints, rails), radix=self.radix, network=network,
-            tapers=self.tapers, domain=rails, domain_rate=rate,
-            domain_latency_s=network.hop_s if latency_s is None else latency_s,
-        )  # fmt: skip
+        if self.kind in ("single-switch", "clos"):
+            return Clos(**own)
+        key = "domain" if self.kind == "rail-only" else "rails"
+        if self.kind == "rail-only":
+            rate = own.get("domain_rate") or (device.domain_rate if device is not None else None)
+            if rate is None:
+                raise ConfigError(
+                    f"{_PLACE}domain_rate is missing: what changes rails goes through a fast "
+                    "domain, and this device has none; give its rate, such as "
+                    '"450 GB/s", or take clos'
+                )
+            own = {"domain_latency_s": network.hop_s, **own, "domain_rate": rate}
+        own[key] = rails = own.get(key) or domain or _domain(device, key)
+        if "endpoints" not in dict(self.settings):  # as many in each rail
+            own["endpoints"] = -(-needed // rails) * rails
+        return RailOnly(**own) if self.kind == "rail-only" else Clos(**own)
 
 
 def _domain(device: Device | None, key: str) -> int:
@@ -164,35 +120,47 @@ def make_topology(table: Mapping[str, Any]) -> TopologyChoice:
         )
     needed, optional = KINDS[kind]
     check_keys(_PLACE, table, ("kind", *needed, *optional), needed)
-    values: dict[str, Any] = dict(wholes_of(_PLACE, table, _WHOLE))
-    if "taper" in table:
-        values["tapers"] = _tapers(table["taper"])
-    if "global_taper" in table:
-        values["global_taper"] = _ratio("global_taper", table["global_taper"])
-    if "sizes" in table:
-        values["sizes"] = _sizes(table["sizes"])
-    for key, name, dimension in (
-        ("domain_rate", "domain_rate", Dimension.BYTES_PER_S),
-        ("domain_latency", "domain_latency_s", Dimension.SECONDS),
-    ):
-        if key in table:
-            values[name] = units.parse(_PLACE + key, table[key], dimension)
-    return TopologyChoice(kind=kind, aggregates=flag_of(_PLACE, table, "aggregates"), **values)
+    return TopologyChoice(
+        kind,
+        tuple(
+            (_NAMES.get(key, key), read(_PLACE, table, key))
+            for key, read in _READERS.items()
+            if key in table
+        ),
+    )
 
 
-def _tapers(value: Any) -> tuple[float, ...]:
-    """One of the lowest tier, or a list from the hosts up."""
-    found = value if isinstance(value, list) else [value]
-    return tuple(_ratio("taper", each) for each in found)
-
-
-def _ratio(key: str, value: Any) -> float:
+def _ratio(place: str, table: Mapping[str, Any], key: str) -> float:
+    value = table[key]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{_PLACE}{key}: {value!r} is not a number; 1 is full bisection")
+        raise ConfigError(f"{place}{key}: {value!r} is not a number; 1 is full bisection")
     return float(value)
 
 
-def _sizes(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or not value:
-        raise ConfigError(f"{_PLACE}sizes: {value!r} is not a list of counts, such as [8, 8]")
-    return tuple(whole_of(_PLACE, {"sizes": each}, "sizes") for each in value)
+def _ratios(place: str, table: Mapping[str, Any], key: str) -> tuple[float, ...]:
+    """One of the lowest tier, or a list from the hosts up."""
+    found = table[key] if isinstance(table[key], list) else [table[key]]
+    return tuple(_ratio(place, {key: each}, key) for each in found)
+
+
+def _wholes(place: str, table: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    found = table[key]
+    if not isinstance(found, list) or not found:
+        raise ConfigError(f"{place}{key}: {found!r} is not a list of counts, such as [8, 8]")
+    return tuple(whole_of(place, {key: each}, key) for each in found)
+
+
+def _parser(dimension: Dimension) -> Callable[[str, Mapping[str, Any], str], float]:
+    return lambda place, table, key: units.parse(place + key, table[key], dimension)
+
+
+_READERS: Final[dict[str, Callable[[str, Mapping[str, Any], str], Any]]] = {
+    "radix": whole_of, "endpoints": whole_of, "rails": whole_of, "domain": whole_of,
+    "fan_in": whole_of, "groups": whole_of, "routers_per_group": whole_of,
+    "endpoints_per_router": whole_of, "taper": _ratios, "global_taper": _ratio, "sizes": _wholes,
+    "domain_rate": _parser(Dimension.BYTES_PER_S), "domain_latency": _parser(Dimension.SECONDS),
+    "aggregates": flag_of,
+}  # fmt: skip
+"""Readers of its keys."""
+_NAMES: Final = {"taper": "tapers", "domain_latency": "domain_latency_s"}
+"""Settings of classes that are not called as the keys."""

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import combinations
+from typing import ClassVar
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Network
@@ -40,16 +42,13 @@ class Torus:
     sizes: tuple[int, ...]
     """Ranks count along the first dimension first."""
     network: Network
+    radix: ClassVar[int] = 0
+    """It has no switches."""
 
     @property
     def endpoints(self) -> int:
         """Endpoints of all dimensions."""
         return math.prod(self.sizes)
-
-    @property
-    def radix(self) -> int:
-        """It has no switches."""
-        return 0
 
     @property
     def inventory(self) -> Inventory:
@@ -74,12 +73,11 @@ class Torus:
     def dimensions_of(self, group: RankGroup) -> tuple[int, ...]:
         """The sizes of the torus that a group is. Raises ConfigError."""
         fits: list[str] = []
-        for first in range(len(self.sizes)):
-            for last in range(first + 1, len(self.sizes) + 1):
-                size, stride = math.prod(self.sizes[first:last]), math.prod(self.sizes[:first])
-                if (size, stride) == (group.size, group.stride):
-                    return self.sizes[first:last]
-                fits.append(f"{size} by {stride}")
+        for first, last in combinations(range(len(self.sizes) + 1), 2):
+            found = RankGroup(math.prod(self.sizes[first:last]), math.prod(self.sizes[:first]))
+            if found == group:
+                return self.sizes[first:last]
+            fits.append(f"{found.size} by {found.stride}")
         raise ConfigError(
             f"group: {group.size} ranks, every {group.stride}., are not whole dimensions of a "
             f"torus {' x '.join(map(str, self.sizes))}; size by stride that fit: {', '.join(fits)}"
@@ -119,11 +117,7 @@ class Dragonfly:
     @property
     def endpoints(self) -> int:
         """Endpoints of all groups."""
-        return self.groups * self._group_endpoints
-
-    @property
-    def _group_endpoints(self) -> int:
-        return self.routers_per_group * self.endpoints_per_router
+        return self.groups * self.routers_per_group * self.endpoints_per_router
 
     @property
     def global_links(self) -> int:
@@ -132,10 +126,8 @@ class Dragonfly:
 
     @property
     def links_per_pair(self) -> int:
-        """Between two groups (D3)."""
-        if self.groups == 1:
-            return 0
-        return self.routers_per_group * self.global_links // (self.groups - 1)
+        """Between two groups, if there are several (D3)."""
+        return self.routers_per_group * self.global_links // max(1, self.groups - 1)
 
     @property
     def radix(self) -> int:
@@ -159,35 +151,23 @@ class Dragonfly:
         check_exchange(self.endpoints, group, collective, sums=False)
         if group.size == 1:
             return alone(self.network)
-        extent, p = group.size * group.stride, self.endpoints_per_router
+        a, p, g = self.routers_per_group, self.endpoints_per_router, self.groups
+        extent = group.size * group.stride
         if p % extent == 0:
             return over_switches(self.network, 1, 1.0)
-        is_global = self.groups > 1 and self._group_endpoints % extent != 0
-        if collective == ALL_TO_ALL:
-            share = self._uniform_share(group, is_global)
+        is_global = g > 1 and a * p % extent != 0
+        outgoing, shares = self.links_per_pair * (g - 1), [1.0]
+        if collective != ALL_TO_ALL:  # D6
+            if a > 1:
+                shares.append(max(1, (a - 1) / 2) / min(group.stride, p))
+            if is_global:
+                flows = min(group.stride, a * p)
+                shares.append(max(self.links_per_pair, outgoing / 2) / flows)
+        elif is_global:  # D5, among all routers
+            inside = max(1, min(group.size, a * p // group.stride))
+            shares.append(outgoing / (a * p * (group.size - inside) / (group.size - 1)))
+            if a > 1:
+                shares.append(a * g / (p * (2 * g - 1)))
         else:
-            share = self._neighbour_share(group.stride, is_global)
-        return over_switches(self.network, 4 if is_global else 2, share)
-
-    def _uniform_share(self, group: RankGroup, is_global: bool) -> float:
-        """Share of a port, in all-to-all among all routers, or those of a group (D5)."""
-        a, p, g = self.routers_per_group, self.endpoints_per_router, self.groups
-        if not is_global:
-            return min(1.0, a / p)
-        outgoing = self.links_per_pair * (g - 1)
-        local = a * g / (p * (2 * g - 1)) if a > 1 else 1.0
-        inside = max(1, min(group.size, a * p // group.stride))
-        leaving = a * p * (group.size - inside) / (group.size - 1)
-        return min(1.0, local, outgoing / leaving)
-
-    def _neighbour_share(self, stride: int, is_global: bool) -> float:
-        """Share of a port, if each rank sends to the next one (D6)."""
-        a, p = self.routers_per_group, self.endpoints_per_router
-        share = 1.0
-        if a > 1:
-            share = min(share, max(1, (a - 1) / 2) / min(stride, p))
-        if is_global:
-            outgoing = self.links_per_pair * (self.groups - 1)
-            flows = min(stride, self._group_endpoints)
-            share = min(share, max(self.links_per_pair, outgoing / 2) / flows)
-        return share
+            shares.append(a / p)
+        return over_switches(self.network, 4 if is_global else 2, min(shares))

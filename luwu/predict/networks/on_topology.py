@@ -27,18 +27,12 @@ from luwu.predict.model.placement import domain_count, group_of, placed
 from luwu.predict.model.traffic import ports, three_d_busy, three_d_bytes, whole_ring_bytes
 from luwu.predict.networks.choice import Built, TopologyChoice
 from luwu.predict.networks.direct_topologies import Torus
-from luwu.predict.networks.topologies import AggregationTree, Connection, RankGroup
+from luwu.predict.networks.topologies import AggregationTree, Clos, Connection, RankGroup
 from luwu.predict.systems.in_network import OptimizerNodes, port_bytes
 from luwu.predict.systems.training import exchange_time, predict_step, waiting_for
 
-_PARTS = {
-    "tensor": "tensor exchange", "context": "context exchange", "data": "data exchange",
-    "pipeline": "pipeline exchange", "expert": "expert exchange",
-}  # fmt: skip
-"""Name of the exchange in a 3-D step, by group."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Exchange:
     """An exchange of one kind, in a step or in a decode round."""
 
@@ -59,18 +53,15 @@ def training_exchanges(
     system: str, job: TrainingJob, nodes: OptimizerNodes | None
 ) -> dict[str, Exchange]:
     """Those that go over the network (S11, S13 to S15)."""
-    everyone = RankGroup(size=job.devices)
-    gradients = job.software.gradient_bytes * job.model.parameters
+    everyone = RankGroup(job.devices)
     if nodes is not None:
         sent = port_bytes(job, nodes)
-        return {
-            name: Exchange(group=everyone, collective=name, port_bytes=sent[name])
-            for name in ("push", "pull")
-        }
+        return {name: Exchange(everyone, name, sent[name]) for name in ("push", "pull")}
     if system == "3d":
         return _three_d(job)
     if system == "atp":
-        summed = Exchange(group=everyone, collective="in_network_all_reduce", port_bytes=gradients)
+        gradients = job.software.gradient_bytes * job.model.parameters
+        summed = Exchange(everyone, "in_network_all_reduce", gradients)
         return {"sum": summed} if job.devices > 1 else {}
     name, collective = ("gradients", "all_reduce") if system == "ddp" else ("states", "all_gather")
     return _ring(name, job, job.devices, 1, whole_ring_bytes(job, system), collective)
@@ -86,30 +77,26 @@ def _ring(
     if group.domains == 1:
         return {}
     each = ports(job, group)
-    ranks = RankGroup(size=size // each, stride=stride * each)
-    whole = RankGroup(size=size, stride=stride)
-    return {name: Exchange(group=ranks, collective=collective, port_bytes=port_bytes, whole=whole)}
+    ranks, whole = RankGroup(size // each, stride * each), RankGroup(size, stride)
+    return {name: Exchange(ranks, collective, port_bytes, whole)}
 
 
 def _three_d(job: TrainingJob) -> dict[str, Exchange]:
     """Those of `traffic.py`, each with its ranks."""
-    sent = three_d_bytes(job)
     found: dict[str, Exchange] = {}
     tensor, stages = group_of(job, "tensor"), group_of(job, "pipeline")
     inner = job.tensor * job.context
     groups = {
-        "tensor": (tensor.domains, tensor.inside, "all_reduce"),
-        "context": (job.context, job.tensor, "send"),
-        "expert": (job.expert, job.expert_width, "all_to_all"),
-        "pipeline": (stages.domains, inner * job.data * stages.inside, "send"),
+        "tensor": (RankGroup(tensor.domains, tensor.inside), "all_reduce"),
+        "context": (RankGroup(job.context, job.tensor), "send"),
+        "expert": (RankGroup(job.expert, job.expert_width), "all_to_all"),
+        "pipeline": (RankGroup(stages.domains, inner * job.data * stages.inside), "send"),
     }
-    for name, nbytes in sent.items():
+    for name, nbytes in three_d_bytes(job).items():
         if name == "data":
             found |= _ring("data", job, job.data * job.context, job.tensor, nbytes)
         else:
-            size, stride, collective = groups[name]
-            group = RankGroup(size=size, stride=stride)
-            found[name] = Exchange(group=group, collective=collective, port_bytes=nbytes)
+            found[name] = Exchange(*groups[name], nbytes)
     return found
 
 
@@ -119,15 +106,10 @@ def inference_exchanges(job: InferenceJob) -> dict[str, Exchange]:
     layer = WIRE_BYTES * job.batch * (1 + rounds) * job.model.hidden
     found = {}
     if job.tensor > job.device.domain_count:
-        found["tensor"] = Exchange(
-            group=RankGroup(size=job.tensor), collective="all_reduce",
-            port_bytes=2 * job.stage_layers * 2 * (job.tensor - 1) / job.tensor * layer,
-        )  # fmt: skip
+        nbytes = 2 * job.stage_layers * 2 * (job.tensor - 1) / job.tensor * layer
+        found["tensor"] = Exchange(RankGroup(job.tensor), "all_reduce", nbytes)
     if job.pipeline > 1 and job.devices > job.device.domain_count:
-        found["pipeline"] = Exchange(
-            group=RankGroup(size=job.pipeline, stride=job.tensor), collective="send",
-            port_bytes=layer,
-        )  # fmt: skip
+        found["pipeline"] = Exchange(RankGroup(job.pipeline, job.tensor), "send", layer)
     return found
 
 
@@ -136,13 +118,9 @@ def socket_exchanges(job: SocketJob) -> dict[str, Exchange]:
     if job.hosts == 1:
         return {}
     syncs = job.model.layers * (1 if job.parallel_blocks else 2)
-    nbytes = WIRE_BYTES * job.batch * job.model.hidden
-    return {
-        "layers": Exchange(
-            group=RankGroup(size=job.hosts), collective="all_reduce",
-            port_bytes=syncs * 2 * (job.hosts - 1) / job.hosts * nbytes,
-        )
-    }  # fmt: skip
+    layer = WIRE_BYTES * job.batch * job.model.hidden
+    nbytes = syncs * 2 * (job.hosts - 1) / job.hosts * layer
+    return {"layers": Exchange(RankGroup(job.hosts), "all_reduce", nbytes)}
 
 
 @lru_cache(maxsize=1024)  # a plan asks for the same few all the time
@@ -181,7 +159,7 @@ def on_topology(
     network = slowest(job.network, list(found.values()))
     if nodes is None:
         return replace(job, network=network), None, found
-    tiers = built.tier_count if isinstance(built, AggregationTree) else found["pull"].hops
+    tiers = len(built.tiers) if isinstance(built, AggregationTree) else found["pull"].hops
     network = replace(network, latency_s=job.network.latency_s)  # the model counts its tiers
     return replace(job, network=network), replace(nodes, tiers=tiers), found
 
@@ -194,7 +172,7 @@ def three_d_step(job: TrainingJob, found: dict[str, Connection]) -> StepTime:
     busy, sent = three_d_busy(job), three_d_bytes(job)
     for name, connection in found.items():
         one = replace(job, network=slowed(job.network, connection))
-        parts[_PARTS[name]] = exchange_time(one, _PARTS[name])
+        parts[f"{name} exchange"] = exchange_time(one, f"{name} exchange")
         alone_s = sent[name] / min(connection.rate, job.network.port_rate)
         busy["network port"] = max(busy["network port"], alone_s)
     waits, bound_by = waiting_for(parts, busy)
@@ -205,17 +183,14 @@ def three_d_step(job: TrainingJob, found: dict[str, Connection]) -> StepTime:
 
 def document(built: Built, kind: str, exchanges: dict[str, Exchange]) -> dict[str, Any]:
     """A network and what each exchange has of it and puts on it (S16)."""
+    parts = built.inventory
     found: dict[str, Any] = {
-        "kind": kind,
-        "endpoints": built.endpoints,
-        "radix": built.radix,
-        "switches": built.inventory.switches,
-        "links": built.inventory.links,
-        "transceivers": built.inventory.transceivers,
+        "kind": kind, "endpoints": built.endpoints, "radix": built.radix,
+        "switches": parts.switches, "links": parts.links, "transceivers": parts.transceivers,
         "exchanges": {},
-    }
-    if hasattr(built, "tier_count"):
-        found["tiers"] = built.tier_count
+    }  # fmt: skip
+    if isinstance(built, AggregationTree | Clos):
+        found["tiers"] = len(built.tiers)
     for name, each in exchanges.items():
         connection = each.connection(built)
         share = min(1.0, connection.rate / built.network.port_rate)

@@ -20,16 +20,12 @@ Where groups do not fill blocks evenly, they are those of the worst placed one. 
 they are reached where blocks have equally many links to all switches above; other sizes come out of
 S3 with as few switches, and some flows then meet on a link.
 Derived; S5 and S6 count flows.
-
-A network says, for a group of ranks and a collective, the rate of one rank and the latency between
-two; and what it is made of.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 from luwu.base.errors import ConfigError
@@ -41,10 +37,8 @@ ALL_TO_ALL: Final = "all_to_all"
 IN_NETWORK: Final = ("in_network_all_reduce", "push", "pull")
 """Summed or copied by switches: a link carries the tensor once."""
 
-TRANSCEIVERS_PER_LINK: Final = 2
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RankGroup:
     """Ranks that exchange: every `stride`-th of the network's, `size` of them."""
 
@@ -74,7 +68,7 @@ class Inventory:
     @property
     def transceivers(self) -> int:
         """One at each end of a link."""
-        return TRANSCEIVERS_PER_LINK * self.links
+        return 2 * self.links
 
 
 def check_ports_of(key: str, count: int) -> None:
@@ -108,16 +102,16 @@ def over_switches(network: Network, hops: int, share: float) -> Connection:
     return Connection(rate=network.port_rate * share, latency_s=latency_s, hops=hops)
 
 
-_ROUNDING: Final = 1e-9
-"""Tapers are floats: 21 ports by 1.1 are not 23.099999."""
+# ---------------------------------------------------------------------- tiers of switches
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Tier:
-    """Tier of switches below the top, and of the blocks of endpoints that end there."""
+    """A tier of switches, and the blocks of endpoints that end there."""
 
-    down: int
+    switches: int
     up: int
+    """Uplinks of a switch; none at the top."""
     block: int
     """Endpoints of a full block."""
     uplinks: int
@@ -129,9 +123,6 @@ class Tier:
     def domains(self) -> int:
         """Endpoints of a block in one of its rails."""
         return self.block // self.rails
-
-
-# ---------------------------------------------------------------------- tiers of switches
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +167,8 @@ def tiered_connection(
     if group.size == 1:
         return alone(topology.network)
     placed, domains = place(group, rails), topology.endpoints // rails
-    crossed = [
-        tier for tier in topology.tiers if _crosses(tier, rails, domains, placed, collective)
-    ]
+    below = topology.tiers[:-1]
+    crossed = [tier for tier in below if _crosses(tier, rails, domains, placed, collective)]
     share = min([1.0, *(_share(tier, rails, group, placed, collective) for tier in crossed)])
     return over_switches(topology.network, 2 * len(crossed) + 1, share)
 
@@ -248,73 +238,53 @@ class Clos:
                     f"tapers: {taper!r} does not fit; 1 is full bisection, and {self.radix} ports "
                     f"allow up to {self.radix - 1}"
                 )
-        if len(self.tapers) > max(0, self.tier_count - 1):
+        tiers = len(self.tiers)
+        if len(self.tapers) > max(0, tiers - 1):
             raise ConfigError(
                 f"tapers: {len(self.tapers)} are given, but {self.endpoints} endpoints on switches "
-                f"of {self.radix} ports need {self.tier_count} tiers: at most "
-                f"{max(0, self.tier_count - 1)} fit, as the top has no uplinks"
+                f"of {self.radix} ports need {tiers} tiers: at most {max(0, tiers - 1)} fit, as "
+                "the top has no uplinks"
             )
 
     def ports(self, tier: int) -> tuple[int, int]:
         """Down and up, of a switch in a tier below the top, counted from 0 (S1)."""
         taper = self.tapers[tier] if tier < len(self.tapers) else 1.0
-        up = math.floor(self.radix / (1 + taper) + _ROUNDING)
-        return math.floor(up * taper + _ROUNDING), up
+        rounding = 1e-9  # tapers are floats: 21 ports by 1.1 are not 23.099999
+        up = math.floor(self.radix / (1 + taper) + rounding)
+        return math.floor(up * taper + rounding), up
 
     @property
-    def tier_count(self) -> int:
-        """Tiers of switches (S2). Raises ConfigError where no number of them is enough."""
-        if self.endpoints == 1:
-            return 0
+    def tiers(self) -> list[Tier]:
+        """From the hosts up (S2, S3). Raises ConfigError where no number of them is enough."""
         if self.endpoints <= self.radix:
-            return 1
-        leaves = self._leaves
-        blocks, tiers = self.radix, 2
-        while blocks < leaves:
-            down = self.ports(tiers - 1)[0]
+            return [self._top(1)] if self.endpoints > 1 else []
+        found: list[Tier] = []
+        down, up = self.ports(0)
+        switches = leaves = self.rails * -(-self.endpoints // (self.rails * down))
+        block, uplinks, block_leaves = down, up, 1
+        while True:
+            rails = min(self.rails, block_leaves)
+            found.append(Tier(switches, up, block, uplinks, rails))
+            if self.radix * block_leaves >= leaves:
+                return [*found, self._top(-(-switches * up // self.radix))]
+            below, (down, up) = up, self.ports(len(found))
             if down < 2:
                 raise ConfigError(
                     f"radix: {self.radix} ports cannot connect {self.endpoints} endpoints; at "
                     "least 4 can"
                 )
-            blocks, tiers = blocks * down, tiers + 1
-        return tiers
+            switches = -(-switches * below // down)
+            block, uplinks, block_leaves = block * down, uplinks * up, block_leaves * down
 
-    @property
-    def _leaves(self) -> int:
-        down = self.ports(0)[0]
-        return self.rails * -(-self.endpoints // (self.rails * down))
-
-    @property
-    def tiers(self) -> list[Tier]:
-        """Those below the top."""
-        found: list[Tier] = []
-        block, uplinks, leaves = 1, 1, 1
-        for each in range(max(0, self.tier_count - 1)):
-            down, up = self.ports(each)
-            block, uplinks = block * down, uplinks * up
-            leaves *= down if each else 1
-            rails = min(self.rails, leaves)
-            found.append(Tier(down=down, up=up, block=block, uplinks=uplinks, rails=rails))
-        return found
-
-    @property
-    def switches_by_tier(self) -> list[int]:
-        """From the hosts up (S3)."""
-        if self.tier_count < 2:
-            return [1] * self.tier_count
-        counts, tiers = [self._leaves], self.tiers
-        for below, tier in pairwise(tiers):
-            counts.append(-(-counts[-1] * below.up // tier.down))
-        counts.append(-(-counts[-1] * tiers[-1].up // self.radix))
-        return counts
+    def _top(self, switches: int) -> Tier:
+        return Tier(switches, up=0, block=self.endpoints, uplinks=0, rails=self.rails)
 
     @property
     def inventory(self) -> Inventory:
         """Switches and links (S3, S4)."""
-        counts = self.switches_by_tier
-        uplinks = sum(n * tier.up for n, tier in zip(counts, self.tiers, strict=False))
-        return Inventory(sum(counts), uplinks + (self.endpoints if counts else 0))
+        tiers = self.tiers
+        links = sum(each.switches * each.up for each in tiers) + (self.endpoints if tiers else 0)
+        return Inventory(sum(each.switches for each in tiers), links)
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
         """Connection of each rank of a group. Raises ConfigError."""
@@ -369,9 +339,7 @@ class RailOnly:
         placed = place(group, self.domain)
         if placed.domains == 1:
             return Connection(rate=self.domain_rate, latency_s=self.domain_latency_s, hops=0)
-        in_rail = self.rail.connection(
-            RankGroup(size=placed.domains, stride=placed.step), collective
-        )
+        in_rail = self.rail.connection(RankGroup(placed.domains, placed.step), collective)
         if placed.per_domain == 1:
             return in_rail
         rate = min(in_rail.rate, self.domain_rate)
@@ -398,41 +366,28 @@ class AggregationTree:
         check_ports_of("fan_in", self.fan_in)
 
     @property
-    def switches_by_tier(self) -> list[int]:
-        """From the hosts up; the last one is 1."""
-        counts: list[int] = []
-        below = self.endpoints
-        while below > 1:
-            below = -(-below // self.fan_in)
-            counts.append(below)
-        return counts
-
-    @property
-    def tier_count(self) -> int:
-        """Switches from a host up to the topmost one."""
-        return len(self.switches_by_tier)
-
-    @property
     def tiers(self) -> list[Tier]:
-        """Those below the top."""
-        return [
-            Tier(down=self.fan_in, up=1, block=self.fan_in**tier, uplinks=1, rails=1)
-            for tier in range(1, self.tier_count)
-        ]
+        """From the hosts up to the topmost switch."""
+        found: list[Tier] = []
+        switches, block = self.endpoints, 1
+        while switches > 1:
+            switches, block = -(-switches // self.fan_in), block * self.fan_in
+            up = 1 if switches > 1 else 0
+            found.append(Tier(switches, up, block, up, rails=1))
+        return found
 
     @property
     def radix(self) -> int:
         """Ports that a switch needs: its children's, and upwards."""
-        if not self.tier_count:
-            return 0
-        return self.fan_in + max(self.optimizer_nodes, 1 if self.tier_count > 1 else 0)
+        tiers = len(self.tiers)
+        return self.fan_in + max(self.optimizer_nodes, 1 if tiers > 1 else 0) if tiers else 0
 
     @property
     def inventory(self) -> Inventory:
         """An endpoint, a switch but for the topmost and an optimizer node have one link each."""
-        counts = self.switches_by_tier
-        links = self.endpoints + sum(counts) - 1 if counts else 0
-        return Inventory(sum(counts), links + self.optimizer_nodes)
+        switches = sum(each.switches for each in self.tiers)
+        links = self.endpoints + switches - 1 if switches else 0
+        return Inventory(switches, links + self.optimizer_nodes)
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
         """Connection of each rank of a group. Raises ConfigError."""

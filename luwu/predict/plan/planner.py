@@ -18,14 +18,13 @@ from typing import Any, Final
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.identifiers import identifier
 from luwu.predict.ask.answer import asked, binding_text, whole_training
-from luwu.predict.ask.cost import Costs, Expense, Place, expense
+from luwu.predict.ask.cost import Costs, Expense, Place, dollars_per_million_tokens, expense
 from luwu.predict.ask.keys import assumed_text
 from luwu.predict.ask.question import Question, make_training_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.keys import whole_of
 from luwu.predict.model.job import StepTime
 from luwu.predict.networks.choice import TopologyChoice
-from luwu.predict.networks.cost import dollars_per_million_tokens
 from luwu.predict.plan.planner_space import (
     completed,
     configurations,
@@ -42,7 +41,6 @@ GOALS: Final = {
     "capex": ", least to buy first", "watts": ", least power first",
 }  # fmt: skip
 """What orders the list, and how its title ends."""
-_OF_NODES: Final = ("nodes", "per_host")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +60,14 @@ class Found:
         return self.question.job.tokens / self.step.seconds
 
     @property
-    def dollars_per_million_tokens(self) -> float | None:
-        """None where no costs are given."""
+    def spent(self) -> dict[str, float]:
+        """By goals that are costs; none where no costs are given, and dollars alone if rented."""
         if self.expense is None:
-            return None
-        return dollars_per_million_tokens(self.tokens_per_s, self.expense.dollars_per_s)
+            return {}
+        dollars = dollars_per_million_tokens(self.tokens_per_s, self.expense.dollars_per_s)
+        bill = self.expense.bill
+        bought = {} if bill is None else {"capex": bill.capex, "watts": bill.watts}
+        return {"dollars_per_million_tokens": dollars, **bought}
 
     @property
     def whole_training(self) -> dict[str, Any] | None:
@@ -79,19 +80,11 @@ class Found:
     @property
     def goals(self) -> tuple[float, ...]:
         """All to be large."""
-        found = [self.tokens_per_s, self.left_bytes]
-        if self.expense is not None:
-            found.append(-(self.dollars_per_million_tokens or 0.0))
-            bill = self.expense.bill
-            found += [-bill.capex, -bill.watts] if bill is not None else []
-        return tuple(found)
+        return (self.tokens_per_s, self.left_bytes, *(-each for each in self.spent.values()))
 
     def place(self, goal: str) -> float:
         """Its place by a goal: the least are the best."""
-        if goal == "tokens_per_s":
-            return -self.tokens_per_s
-        spent: Any = self.expense
-        return float(getattr(self if goal not in ("capex", "watts") else spent.bill, goal))
+        return -self.tokens_per_s if goal == "tokens_per_s" else self.spent[goal]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,33 +98,25 @@ class OfSystem:
     """Why it is not among the best of all; empty if it is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Plan:
-    """The searched space, and the results."""
+    """A search: what was tried, and the results."""
 
-    best: tuple[Found, ...]
-    """The Pareto set, in the order of the goal."""
-    tried: int
-    too_large: int
-    """Configurations whose memory does not fit."""
-    refused: int
-    """Those that a network or a host cannot have."""
-    first_refusal: str
     goal: str
     assumed: dict[str, Any]
     """Keys that the question left out."""
-    systems: tuple[OfSystem, ...]
+    best: list[Found] = field(default_factory=list)
+    """The Pareto set, in the order of the goal."""
+    systems: list[OfSystem] = field(default_factory=list)
     """One of each system that was asked for."""
-
-
-@dataclass(slots=True)
-class _Search:
-    """State of a search."""
-
     tried: int = 0
     too_large: int = 0
-    refusals: list[str] = field(default_factory=list)
+    """Configurations whose memory does not fit."""
+    refused: int = 0
+    """Those that a network or a host cannot have."""
+    first_refusal: str = ""
     found: list[Found] = field(default_factory=list)
+    """All others."""
     needs: dict[str, float] = field(default_factory=dict)
     """Bytes of a device that the smallest configuration of a system needs."""
     expenses: dict[tuple[str, Place, TopologyChoice | None], Expense] = field(default_factory=dict)
@@ -148,41 +133,34 @@ class _Search:
         try:
             step = question.answer()
         except ConfigError as exc:
-            self.refusals.append(str(exc))
+            self.refused += 1
+            self.first_refusal = self.first_refusal or str(exc)
             return
-        spent = self._expense_of(question)
+        spent, key = None, (question.system, question.place, question.topology)
+        if question.costs is not None:
+            spent = self.expenses.get(key)
+            if spent is None:
+                spent = expense(question.costs, question.place, question.build())
+                self.expenses[key] = spent
         self.found.append(
             Found(question=question, step=step, left_bytes=has - needs, expense=spent)
         )
-
-    def _expense_of(self, question: Question) -> Expense | None:
-        if question.costs is None:
-            return None
-        key = question.system, question.place, question.topology
-        if key not in self.expenses:
-            self.expenses[key] = expense(question.costs, question.place, question.build())
-        return self.expenses[key]
 
 
 def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan:
     """Search. Raises ConfigError: for a table that means nothing, or where nothing fits."""
     table, assumed = completed(table)
     choices, costs = topologies(table), costs_by_system(table, catalogue, systems_of(table))
-    goal = _goal_of(table, costs)
+    search = Plan(goal=_goal_of(table, costs), assumed=assumed)
     whole_of("", table, "batch")
-    search = _Search()
     for one in configurations(table, catalogue):
         question = make_training_question(one, catalogue, costs=costs.get(one["system"]))
         for choice in choices:
             search.look_at(replace(question, topology=choice))
     _check(search)
-    best = sorted(pareto(search.found), key=lambda each: each.place(goal))
-    return Plan(
-        best=tuple(best), tried=search.tried, too_large=search.too_large,
-        refused=len(search.refusals), first_refusal=search.refusals[0] if search.refusals else "",
-        goal=goal, assumed=assumed,
-        systems=tuple(_of_system(name, table, search, best, goal) for name in systems_of(table)),
-    )  # fmt: skip
+    search.best = sorted(pareto(search.found), key=lambda each: each.place(search.goal))
+    search.systems = [_of_system(name, table, search) for name in systems_of(table)]
+    return search
 
 
 def _goal_of(table: Mapping[str, Any], costs: Mapping[str, Costs]) -> str:
@@ -200,31 +178,25 @@ def _goal_of(table: Mapping[str, Any], costs: Mapping[str, Costs]) -> str:
     return str(goal)
 
 
-def _of_system(
-    system: str, table: Mapping[str, Any], search: _Search, best: list[Found], goal: str
-) -> OfSystem:
+def _of_system(system: str, table: Mapping[str, Any], search: Plan) -> OfSystem:
     """What became of a system."""
     own = [each for each in search.found if each.question.system == system]
     if own:
-        first = min(own, key=lambda each: each.place(goal))
-        if any(each.question.system == system for each in best):
+        first = min(own, key=lambda each: each.place(search.goal))
+        if any(each.question.system == system for each in search.best):
             return OfSystem(system, first, "")
-        winner = next(
-            each for each in best
-            if all(a >= b for a, b in zip(each.goals, first.goals, strict=True))
-        )  # fmt: skip
+        winner = next(each for each in search.best if _beats(each.goals, first.goals))
         return OfSystem(system, first, f"beaten by {winner.question.system}")
-    if system not in search.needs:
-        what = f"batch {table['batch']} is no multiple of {table['devices']:,}"
-        return OfSystem(system, None, f"no configuration: {what}")
-    return OfSystem(
-        system, None,
-        f"no configuration: the least needs {search.needs[system] / 1e9:,.0f} GB of a device, or a "
-        "host or a network cannot have it",
-    )  # fmt: skip
+    why = f"batch {table['batch']} is no multiple of {table['devices']:,}"
+    if system in search.needs:
+        why = (
+            f"the least needs {search.needs[system] / 1e9:,.0f} GB of a device, or a host or a "
+            "network cannot have it"
+        )
+    return OfSystem(system, None, f"no configuration: {why}")
 
 
-def _check(search: _Search) -> None:
+def _check(search: Plan) -> None:
     """Raises ConfigError if nothing is left."""
     if search.found:
         return
@@ -232,9 +204,9 @@ def _check(search: _Search) -> None:
         raise ConfigError(
             "batch: no degrees share it evenly among the devices; a multiple of them fits"
         )
-    if search.refusals:
+    if search.refused:
         raise ConfigError(
-            f"{search.refusals[0]}; so it is with {len(search.refusals)} of {search.tried} "
+            f"{search.first_refusal}; so it is with {search.refused} of {search.tried} "
             "configurations, and the others are too large for a device"
         )
     raise ConfigError(
@@ -243,17 +215,19 @@ def _check(search: _Search) -> None:
     )
 
 
+def _beats(goals: tuple[float, ...], others: tuple[float, ...]) -> bool:
+    """True if none of the goals is worse."""
+    return all(mine >= other for mine, other in zip(goals, others, strict=True))
+
+
 def pareto(found: Iterable[Found]) -> list[Found]:
     """Those that nothing beats in all goals, the fastest first; of equal ones the first."""
-    best: list[Found] = []
-    shown: list[tuple[float, ...]] = []
-    ordered = [(each.goals, rank, each) for rank, each in enumerate(found)]
-    ordered.sort(key=lambda one: (*(-goal for goal in one[0]), one[1]))
-    for own, _, each in ordered:  # who beats another stands before it
-        if not any(all(a >= b for a, b in zip(other, own, strict=True)) for other in shown):
-            best.append(each)
-            shown.append(own)
-    return best
+    best: list[tuple[tuple[float, ...], Found]] = []
+    ordered = sorted(((each.goals, each) for each in found), key=lambda one: one[0], reverse=True)
+    for own, each in ordered:  # who beats another stands before it
+        if not any(_beats(goals, own) for goals, _ in best):
+            best.append((own, each))
+    return [each for _, each in best]
 
 
 def plan_document(found: Plan) -> dict[str, Any]:
@@ -283,16 +257,13 @@ def _row_document(found: Found) -> dict[str, Any]:
         | {"expert_tensor": job.expert_width, "ends_as_layers": job.ends_as_layers},
     }  # fmt: skip
     if found.question.nodes is not None:
-        said["asked"] |= {key: getattr(found.question.nodes, key) for key in _OF_NODES}
+        nodes = found.question.nodes
+        said["asked"] |= {"nodes": nodes.nodes, "per_host": nodes.per_host}
     if found.question.tokens is not None:
         said["whole_training"] = found.whole_training
     if found.question.topology is not None:
         said["topology"] = found.question.topology.kind
-    if found.expense is not None:
-        said["dollars_per_million_tokens"] = found.dollars_per_million_tokens
-        if found.expense.bill is not None:
-            said |= {"capex": found.expense.bill.capex, "watts": found.expense.bill.watts}
-    return said
+    return said | found.spent
 
 
 def plan_text(found: Plan, shown: int = SHOWN) -> str:
@@ -302,8 +273,8 @@ def plan_text(found: Plan, shown: int = SHOWN) -> str:
     lines += [
         f"{found.tried} configurations, {found.too_large} of them too large for a device{more}; "
         f"{len(found.best)} that no other beats{GOALS[found.goal]}:",
-        _head(found.best[0]),
-        *map(_line, found.best[:shown]),
+        "  ".join(heading for heading, _ in _columns(found.best[0])),
+        *("  ".join(cell for _, cell in _columns(each)) for each in found.best[:shown]),
     ]
     if len(found.best) > shown:
         lines.append(f"and {len(found.best) - shown} more; --json shows all")
@@ -334,33 +305,27 @@ def _best_text(best: Found) -> str:
     return said
 
 
-def _head(first: Found) -> str:
-    """Columns of costs and networks where there are any: then all rows have them."""
-    own = [f"{'tokens/s':>12} {'step':>10} {'left':>8}"]
-    own += [f"{'days':>9}"] if first.question.tokens is not None else []
-    if first.expense is not None:
-        own += [f"{'USD':>13}"] if first.question.tokens is not None else []
-        own.append(f"{'USD/Mtoken':>10}")
-        own += [f"{'MUSD':>8} {'kW':>9}"] if first.expense.bill is not None else []
-    own += [f"{'network':<16}"] if first.question.topology is not None else []
-    return "  ".join([*own, f"{'system':<13}", "degrees, micro-batch, again"])
-
-
-def _line(each: Found) -> str:
-    spent = each.expense
-    own = [
-        f"{each.tokens_per_s:12,.0f} {each.step.seconds:8.3f} s {each.left_bytes / 2**30:4.1f} GiB"
-    ]
-    whole = each.whole_training
+def _columns(each: Found) -> list[tuple[str, str]]:
+    """Headings and cells of a row. Costs and networks are where there are any: then all rows have
+    them."""
+    whole, spent, topology = each.whole_training, each.spent, each.question.topology
+    found = [(
+        f"{'tokens/s':>12} {'step':>10} {'left':>8}",
+        f"{each.tokens_per_s:12,.0f} {each.step.seconds:8.3f} s {each.left_bytes / 2**30:4.1f} GiB",
+    )]  # fmt: skip
     if whole is not None:
-        own.append(f"{whole['days']:9,.1f}")
-        own += [] if whole["dollars"] is None else [f"{whole['dollars']:13,.0f}"]
-    if spent is not None:
-        own.append(f"{each.dollars_per_million_tokens or 0.0:10,.3f}")
-        bill = spent.bill
-        own += [f"{bill.capex / 1e6:8,.2f} {bill.watts / 1e3:9,.1f}"] if bill is not None else []
-    own += [f"{each.question.topology.kind:<16}"] if each.question.topology is not None else []
-    return "  ".join([*own, f"{each.question.system:<13}", _what(each)])
+        found.append((f"{'days':>9}", f"{whole['days']:9,.1f}"))
+        if whole["dollars"] is not None:
+            found.append((f"{'USD':>13}", f"{whole['dollars']:13,.0f}"))
+    if spent:
+        found.append((f"{'USD/Mtoken':>10}", f"{spent['dollars_per_million_tokens']:10,.3f}"))
+    if "capex" in spent:
+        bought = f"{spent['capex'] / 1e6:8,.2f} {spent['watts'] / 1e3:9,.1f}"
+        found.append((f"{'MUSD':>8} {'kW':>9}", bought))
+    if topology is not None:
+        found.append((f"{'network':<16}", f"{topology.kind:<16}"))
+    found.append((f"{'system':<13}", f"{each.question.system:<13}"))
+    return [*found, ("degrees, micro-batch, again", _what(each))]
 
 
 def _what(each: Found) -> str:

@@ -22,7 +22,13 @@ from luwu.base.errors import ConfigError, suggestion
 from luwu.predict.ask.cost import Costs, make_costs
 from luwu.predict.ask.keys import ALIASES, SECTIONS, TRAINING, with_assumed
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.keys import section_of, text_of, whole_of
+from luwu.predict.hardware.keys import (
+    check_keys,
+    optional_section_of,
+    section_of,
+    text_of,
+    whole_of,
+)
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.networks.choice import TopologyChoice, make_topology
 
@@ -30,12 +36,11 @@ SEARCHED: Final = (
     "tensor", "pipeline", "virtual", "context", "expert", "expert_tensor", "ends_as_layers",
     "micro_batch", "recompute", "sequence_parallel", "system",
 )  # fmt: skip
-_MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64)
+MICRO_BATCH_MAX: Final = 64
+TENSOR_MAX: Final = 32
 CONTEXT_TOKENS_MIN: Final = 4096
 """Minimum tokens of a sequence on each of the ranks that share it."""
-_OF_PLANS: Final = (
-    "systems", "software", "node", "host", "topology", "cost", "goal",
-)  # fmt: skip
+_OF_PLANS: Final = ("systems", "software", "node", "host", "topology", "cost", "goal")
 """Keys that are not handed on as they are."""
 
 
@@ -53,24 +58,24 @@ def topologies(table: Mapping[str, Any]) -> list[TopologyChoice | None]:
 def costs_by_system(
     table: Mapping[str, Any], catalogue: Catalogue, systems: list[str]
 ) -> dict[str, Costs]:
-    """Costs of each system: [cost], with the additions of [cost.SYSTEM]; None if the question has
-    no costs. Raises ConfigError."""
-    found = table.get("cost")
+    """Costs of each system: [cost], where those of nodes are LuWu's, with the additions of
+    [cost.SYSTEM]; none if the question has no costs. Raises ConfigError."""
+    found = optional_section_of(table, "cost")
     if found is None:
         return {}
-    if not isinstance(found, dict):
-        raise ConfigError(f"cost: {found!r} is not a section; write [cost] and its keys below")
-    common = {key: value for key, value in found.items() if not isinstance(value, dict)}
+    costs = {}
     for key, value in found.items():
         if isinstance(value, dict) and key not in systems:
             raise ConfigError(
                 f"cost.{key}: none of the systems searched, {', '.join(systems)}"
                 f"{suggestion(key, systems)}"
             )
-    costs = {
-        name: make_costs({**_of_nodes(common, name), **found.get(name, {})}, catalogue)
-        for name in systems
-    }
+    for name in systems:
+        common = {
+            key: value for key, value in found.items()
+            if not isinstance(value, dict) and (name == "luwu" or not key.startswith("node_"))
+        }  # fmt: skip
+        costs[name] = make_costs({**common, **found.get(name, {})}, catalogue)
     if len({each.tariff is None for each in costs.values()}) > 1:
         raise ConfigError(
             "cost.rented: of some systems and not of others; what is bought has a price and a "
@@ -79,20 +84,13 @@ def costs_by_system(
     return costs
 
 
-def _of_nodes(costs: Mapping[str, Any], system: str) -> dict[str, Any]:
-    """Common costs: those of optimizer nodes are for the system that has them."""
-    return {k: v for k, v in costs.items() if system == "luwu" or not k.startswith("node_")}
-
-
 def completed(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The table with what it leaves out, as a question of each of its systems assumes it, and that
     alone. Raises ConfigError for what a plan searches itself, and for what is missing."""
     for key in table:
         if key in SEARCHED:
             raise ConfigError(f"{key}: is what a plan searches; leave it out")
-    for needed in ("model", "device", "network", "devices"):
-        if needed not in table:
-            raise ConfigError(f"{needed} is missing")
+    check_keys("", table, table, ("model", "device", "network", "devices"))
     whole_of("", table, "devices")
     named, software = table.get("software", {}), dict[str, str]()
     whole, assumed = dict(table), dict[str, Any]()
@@ -139,15 +137,13 @@ def _batches(table: Mapping[str, Any], degrees: dict[str, Any]) -> Iterator[dict
     """Micro-batches that share the batch, and what is computed again."""
     inner = degrees["tensor"] * degrees["pipeline"] * degrees.get("context", 1)
     data = table["devices"] // inner
-    for micro_batch in _MICRO_BATCHES:
+    more = {"sequence_parallel": True} if degrees["tensor"] > 1 else {}
+    for micro_batch in _powers_of_two(MICRO_BATCH_MAX):
         rounds, rest = divmod(table["batch"], data * micro_batch)
         if rest or (degrees["virtual"] > 1 and rounds % degrees["pipeline"]):
             continue
         for recompute in ("none", "selective", "full"):
-            own: dict[str, Any] = {"micro_batch": micro_batch, "recompute": recompute}
-            if degrees["tensor"] > 1:
-                own["sequence_parallel"] = True
-            yield own
+            yield {"micro_batch": micro_batch, "recompute": recompute, **more}
 
 
 def _degrees(
@@ -158,7 +154,7 @@ def _degrees(
         yield {"tensor": 1, "pipeline": 1, "virtual": 1}
         return
     stages, contexts = list(_stages(model.layers)), _contexts(sequence, domain)
-    for tensor in (each for each in (1, 2, 4, 8, 16, 32) if each <= domain):
+    for tensor in _powers_of_two(min(domain, TENSOR_MAX)):
         for context in contexts:
             shared = {"tensor": tensor} | ({"context": context} if context > 1 else {})
             for own in stages:
@@ -181,24 +177,26 @@ def _stages(layers: int) -> Iterator[dict[str, Any]]:
 
 def _contexts(sequence: int, domain: int) -> list[int]:
     """Ranks that may share a sequence."""
-    found = [1]
-    while 2 * found[-1] <= domain and sequence % (2 * found[-1]) == 0:
-        if sequence // (2 * found[-1]) < CONTEXT_TOKENS_MIN:
-            break
-        found.append(2 * found[-1])
-    return found
+    return [
+        each for each in _powers_of_two(domain)
+        if each == 1 or (sequence % each == 0 and sequence // each >= CONTEXT_TOKENS_MIN)
+    ]  # fmt: skip
 
 
 def _experts(experts: int, tensor: int, ranks: int) -> Iterator[dict[str, int]]:
     """Ranks of a stage that have different experts."""
     yield {}
-    for expert in sorted({1 << k for k in range(1, experts.bit_length())} | {experts}):
-        if expert == 1 or experts % expert:
+    for expert in sorted({*_powers_of_two(experts), experts} - {1}):
+        if experts % expert:
             continue
         if ranks % (expert * tensor) == 0:
             yield {"expert": expert}
         if tensor > 1 and ranks % expert == 0:
             yield {"expert": expert, "expert_tensor": 1}
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [1 << power for power in range(most.bit_length())]
 
 
 def systems_of(table: Mapping[str, Any]) -> list[str]:

@@ -141,8 +141,8 @@ def test_predict_laws_plans_choose_networks(mine: Catalogue) -> None:
         beats = [o for o in goals if all(a >= b for a, b in zip(o, own, strict=True))]
         assert beats == [own]
     assert found.best[0].tokens_per_s >= one.best[0].tokens_per_s * (1 - 1e-12)
-    cheapest = min(each.dollars_per_million_tokens or 0.0 for each in found.best)
-    assert 0 < cheapest <= (found.best[0].dollars_per_million_tokens or 0.0)
+    dollars = [each.spent["dollars_per_million_tokens"] for each in found.best]
+    assert 0 < min(dollars) <= dollars[0]
 
 
 def test_predict_laws_goals_order_the_same_set(mine: Catalogue) -> None:
