@@ -22,19 +22,16 @@ HEAD: Final = f"""\
 
 
 def covered(family: str) -> dict[str, Any]:
-    """Devices in a precision, software, and the least and the most devices of the rows."""
-    devices, names, counts = set(), set(), set()
+    """Devices or processors in a precision, and software, of the rows."""
+    devices, names = set(), set()
     for group in data("calibration.toml").values():
         for series in group["series"] if group["family"] == family else ():
             for row in series["rows"]:
                 one = {**group, **series, **dict(zip(series.get("keys", ()), row, strict=False))}
-                devices.add(f"{one.get('device', '')} {one.get('precision', 'bf16')}")
-                names.add(one.get("software", ""))
-                counts.add(one.get("devices", 1))
-    return {
-        "devices": sorted(devices), "software": sorted(names),
-        "device_count": [min(counts), max(counts)],
-    }  # fmt: skip
+                on = one.get("device", one.get("processor"))
+                devices.add(f"{on} {one.get('precision', 'bf16')}")
+                names |= {one["software"]} if "software" in one else set()
+    return {"devices": sorted(devices), "software": sorted(names)}
 
 
 def text() -> str:

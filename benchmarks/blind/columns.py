@@ -21,7 +21,7 @@ from luwu.predict.hardware.catalogue import Catalogue, load
 SCHEMA: Final = 2
 _ROOT: Final = Path(__file__).parents[2]
 NETWORK_FACTOR: Final = 1.07
-"""Of switches, links and their prices: the largest error of the networks of blind.json."""
+"""The factor for switches, links and their prices: the largest error of networks in blind.json."""
 TOLERANCE: Final = 1e-9
 """Relative; machines round their logarithms and roots differently, and documents to 12 digits."""
 
@@ -40,7 +40,7 @@ def catalogue_of(found: dict[str, Any]) -> Catalogue:
 
 
 def today(configuration: dict[str, Any], catalogue: Catalogue) -> float | None:
-    """What is predicted now, to the digits of a document; None where the question is refused."""
+    """The value that the model predicts today, with 12 digits; None if it refuses the question."""
     try:
         return float(f"{predicted(configuration, catalogue):.12g}")
     except ConfigError:

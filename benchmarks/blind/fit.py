@@ -39,7 +39,7 @@ def put(names: list[str], values: Any) -> None:
 
 
 def residuals(catalogue: Catalogue) -> Any:
-    """Of each row, weighted."""
+    """The weighted error of each row."""
     found = list(rows(catalogue))
     series = [
         (

@@ -31,9 +31,9 @@ _WIDER: Final = {
         "405B on eight devices, 128/8": ("framework",),
     },
 }  # fmt: skip
-"""What was new, of whole families."""
-_BLACKWELL: Final = ("Megatron-Bridge 25.11", "B200", "GB300")
-"""A family of which the devices of these names were new: GB200 was seen in 16 bits alone."""
+"""What was new in all rows of a family."""
+_BRIDGE: Final = "Megatron-Bridge 25.11"
+"""A family whose devices were new but for H100: GB200 had been seen in 16 bits alone."""
 _SERVING: Final = ("Inference", "TensorRT-LLM", "70B on two H100", "405B on eight devices")
 _EXPERTS: Final = (
     ("training", 14560 / 5275), ("training", 31806 / 23766), ("training", 31806 / 28934),
@@ -74,7 +74,7 @@ def _of(document: str, published: Mapping[str, float]) -> Iterable[Unseen]:
         if name in published and row["unit"] not in ("GiB", "MiB"):
             serving = any(group.startswith(each) for each in _SERVING)
             wider = _WIDER[document].get(group, ())
-            if group == _BLACKWELL[0] and any(each in name for each in _BLACKWELL[1:]):
+            if group == _BRIDGE and "H100" not in name:
                 wider = ("device",)
             if "first token" in name and "concurrency" in name and "concurrency 1," not in name:
                 wider = (*wider, "queueing")
@@ -83,7 +83,8 @@ def _of(document: str, published: Mapping[str, float]) -> Iterable[Unseen]:
 
 
 def factors(rows: Iterable[Unseen]) -> dict[str, float]:
-    """The factor of each kind, where nothing is new, and of each of what may be."""
+    """The factor of each kind, where nothing is new, of each thing that may be new, and as `""`
+    of all rows where something is."""
     errors: dict[str, list[float]] = {}
     for row in rows:
         for name in row.wider or (row.kind,):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from luwu.predict.ask.answer import answer
 from luwu.predict.ask.question import Question, make_question
 from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.hardware.catalogue import Catalogue
@@ -84,3 +85,8 @@ def test_predict_laws_a_play_measures_a_step_like_all_after_it(catalogue: Catalo
     played_s = play_driven_steps(question.job, question.nodes, **how)
     assert step.resources["disk write"] < played_s
     assert played_s == pytest.approx(step.seconds, rel=0.1)
+    several = replace(question, job=replace(question.job, batch=128))
+    said = [
+        any("believe the cores" in w for w in answer(q)["warnings"]) for q in (question, several)
+    ]
+    assert said == [False, True]

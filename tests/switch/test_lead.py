@@ -376,19 +376,6 @@ def test_a_node_with_an_empty_directory_is_left_out() -> None:
     starts(found, "parent-1: Refuse", "core: Welcome step=3 attempt=6")
 
 
-def test_what_is_proposed_goes_with_the_directories_that_know_of_it() -> None:
-    """E3, E6. Goal: nodes that are asked to take an attempt over, and all come back with older
-    directories, go on from these: none of them knows the newest epoch any more."""
-    bench = Bench()
-    bench.greet()
-    for node, step, epoch in ((0, 6, 4), (1, 6, 4), (0, 3, 2), (1, 3, 2)):
-        bench.lead.lost(node)
-        bench.lead.reconnected(node)
-        bench.lines()
-        found = bench.says(node, wire.Standing, step=step, loaded=True, epoch=epoch, members=3)
-    starts(found, "parent-0: Adopt step=3 members=3", "parent-1: Adopt step=3 members=3")
-
-
 def test_a_job_whose_pages_are_lost_ends() -> None:
     """E6. Goal: when all nodes have answered, and pages are at none of them, the job does not wait
     for ever; as long as one has not, it does. Method: two of three come back empty."""

@@ -111,3 +111,16 @@ def test_of_two_epochs_with_one_number_the_members_of_both_must_have_answered() 
         bench.lead.tick()
         assert not any("Adopt" in line for line in bench.lines())
         assert bench.says(2 - number, wire.Standing, members=0b111 & ~(1 << number), **where)
+
+
+def test_what_is_proposed_goes_with_the_directories_that_know_of_it() -> None:
+    """E3, E6. Goal: nodes that are asked to take an attempt over, and all come back with older
+    directories, go on from these: none of them knows the newest epoch any more."""
+    bench = Bench()
+    bench.greet()
+    for node, step, epoch in ((0, 6, 4), (1, 6, 4), (0, 3, 2), (1, 3, 2)):
+        bench.lead.lost(node)
+        bench.lead.reconnected(node)
+        bench.lines()
+        found = bench.says(node, wire.Standing, step=step, loaded=True, epoch=epoch, members=3)
+    starts(found, "parent-0: Adopt step=3 members=3", "parent-1: Adopt step=3 members=3")

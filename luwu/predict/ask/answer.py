@@ -2,7 +2,7 @@
 
 `answer` makes a document, with one JSON schema for all systems; `text` shows it to people. In
 inference `parts_s` are those of the time between two tokens of a sequence, and `tokens_per_s`
-tokens that come out. MFU is without what is computed again, HFU with it.
+tokens that come out. MFU leaves recomputation out, HFU counts it.
 """
 
 from __future__ import annotations

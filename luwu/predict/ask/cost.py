@@ -48,7 +48,7 @@ class Item:
     part: Server | Nic | Disk | Switch | Link
     count: int
     keys: Mapping[str, str] = field(default_factory=dict)
-    """Of the entry for its `price` and `power`, if they have other names; empty: it has none."""
+    """Names that the entry has for `price` and `power`, where they differ; "" if it has neither."""
 
     @property
     def entry(self) -> str:
@@ -128,7 +128,7 @@ class Hosts:
     server: Server
     count: int
     added: Added = ()
-    """What the server's price includes does not count."""
+    """Without what the server's price includes."""
     what: str = "hosts"
     """In bills."""
 

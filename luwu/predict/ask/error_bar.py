@@ -35,12 +35,10 @@ def error_bar(question: AnyQuestion) -> dict[str, Any]:
 
 
 def _wider(question: AnyQuestion, known: dict[str, Any]) -> dict[str, str]:
-    """What is new, and why."""
-    if isinstance(question.job, SocketJob):
-        return {}
+    """Each thing of the question that no row has, with a text that says so."""
     job: Any = question.job
     found = dict[str, str]()
-    on = f"{job.device.name} {job.precision}"
+    on = f"{(job.processor if isinstance(job, SocketJob) else job.device).name} {job.precision}"
     if on not in known["devices"]:
         found["device"] = f"{on}: rows have {', '.join(known['devices'])}"
     if question.system in _SEEN and job.software.name not in known["software"]:

@@ -6,8 +6,8 @@ question of the denominator. So it is enough to recompute a number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from statistics import fmean
 from typing import Any, Final
 
 from luwu.predict.ask.cost import network_bill
@@ -21,13 +21,14 @@ from luwu.predict.ask.question import (
 from luwu.predict.ask.sweep import replaced
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Host
+from luwu.predict.inference.arrivals import arrivals_document
 from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.model.job import StepTime, TrainingJob, utilisation
 from luwu.predict.model.memory import stage_memory
 
 
 def published_operations(job: TrainingJob) -> float:
-    """Operations of a step on each device as SC'21 counts them: with what is computed again."""
+    """Operations of a step on each device, as SC'21 counts them, which includes recomputation."""
     forward = job.model.step_operations(job.tokens, job.sequence) / 3
     again = 1.0 if job.recompute == "full" else 0.0
     head = job.model.head_operations(job.tokens)
@@ -90,17 +91,17 @@ NETWORK: Final[dict[str, Callable[[Any, Any], float]]] = {
         network_bill(built, switch=costs.switch, link=costs.link).capex / built.endpoints
     ),
 }
-"""Of a network as it is built, and its costs."""
+"""Quantities that follow from the built network and its costs alone."""
 
 
 def _under_load_ms(quantity: str, question: InferenceQuestion) -> float:
     """The mean of first tokens, or between tokens, of requests that are played."""
     assert question.arrivals is not None
     assert isinstance(question.job, InferenceJob)
-    (played,) = question.arrivals.play(question.job, 1)
-    if quantity == BETWEEN_UNDER_LOAD:
-        return 1e3 * fmean(played.between_s)
-    return 1e3 * fmean(played.first_token_s[question.arrivals.concurrent :])
+    played = question.arrivals.play(question.job, 1)
+    said = arrivals_document(question.arrivals, question.job, played, math.inf)
+    key = "token_s" if quantity == BETWEEN_UNDER_LOAD else "first_token_s"
+    return 1e3 * float(said[key]["mean"])
 
 
 def is_rate(quantity: str) -> bool:

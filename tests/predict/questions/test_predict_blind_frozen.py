@@ -117,6 +117,10 @@ def test_a_column_has_what_changed(found: dict[str, Any], known: Catalogue, tmp_
     name = rows[3]["name"]
     assert written["rows"] == rows
     assert list(written["columns"][-1]["values"]) == [name]
+    for low, high in written["columns"][-1].get("intervals", {}).values():
+        assert low * high == pytest.approx(values_of(written)[name] ** 2)
+        assert high > low
+    assert ("intervals" in written["columns"][-1]) == ("low" in rows[3])
     assert values_of(written)[name] == pytest.approx(rows[3]["value"] / 2, rel=TOLERANCE)
 
 
