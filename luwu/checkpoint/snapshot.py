@@ -1,27 +1,21 @@
 """A copy of a state that is itself a state directory: to resume from, to verify, to keep.
 
-    reflinks   the files themselves, sharing their blocks; at rest, or of a job on this host whose
-               files are cloned as they are and made again until they are one whole version
-    copies     page by page: at rest from the store, of a running job from the version that its node
-               holds for us while training goes on
-
-Either way the newest decided step, whole or not at all: built beside its place, flushed, renamed. A
-hard link would share the bytes that the next steps write over.
+At rest pages are copied from the store, of a running job from the version that its node holds for
+us while training goes on. Either way the newest decided step, whole or not at all: built beside its
+place, flushed, renamed.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 from uuid import uuid4
 
 import numpy as np
 
-from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.directories import check_absent, flush_directory, making_directory
 from luwu.base.errors import ConfigError, StateError
 from luwu.checkpoint.copying import check_running, copy_pages, cut, decide, pieces_of
@@ -29,17 +23,8 @@ from luwu.checkpoint.source import RunningState
 from luwu.layout import Share
 from switch_emu.node.pages import store_config, store_values
 from switch_emu.store import FilePageStore, aligned_buffer
-from switch_emu.store.directory import NoReflinks, clone_store
 from switch_emu.store.striped import node_directory
 from switch_emu.store.verify import verify_state
-
-CLONES_MAX: Final = 20
-"""A job whose every step takes less than the clones of its files is copied instead."""
-CLONE_AGAIN_S: Final = 0.05
-
-
-class _NotWholeYet(Exception):
-    """A step went on between the clones of two files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +34,6 @@ class Snapshot:
     path: Path
     version: int
     optimizer_nodes: int
-    how: str
-    """`reflinks` or `copies`."""
     seconds: float
 
 
@@ -64,55 +47,19 @@ def snapshot_at_rest(
     started_ns = SYSTEM_CLOCK.now_ns()
     check_absent(out)
     with ExitStack() as stack, making_directory(out) as new:
-        stores = [
-            stack.enter_context(
-                FilePageStore.open(node_directory(state, number, count), read_only=True)
-            )
-            for number in range(count)
-        ]
+        stores = []
+        for number in range(count):
+            directory = node_directory(state, number, count)
+            stores.append(stack.enter_context(FilePageStore.open(directory, read_only=True)))
         version = _decided_version(stores[0], state)
-        try:
-            _clone(state, count, new)
-            how = "reflinks"
-        except NoReflinks:
-            how = "copies"
-            for number, store in enumerate(stores):
-                _copy_store(store, version, node_directory(new, number, count), should_stop)
-        else:
-            _apply_decision(new, count, version)
-        _check_whole(new, count, state, full=how == "reflinks", should_stop=should_stop)
+        for number, store in enumerate(stores):
+            _copy_store(store, version, node_directory(new, number, count), should_stop)
+        found = verify_state(new, count, full=False, should_stop=should_stop)
+        if found.damages:
+            raise StateError(f"{state} is damaged: {found.damages[0]}")
         if count > 1:
             flush_directory(new)
-    return _made(out, version, count, how, started_ns)
-
-
-def snapshot_by_reflinks(
-    state: Path, count: int, out: Path, *, should_stop: Callable[[], bool] = lambda: False
-) -> Snapshot | None:
-    """Snapshot of a state that nodes on this host have open; None without reflinks, or if steps are
-    too short for a whole clone.
-
-    Raises: ConfigError; StoreFullError; StateError; Interrupted.
-    """
-    started_ns = SYSTEM_CLOCK.now_ns()
-    check_absent(out)
-    for _ in range(CLONES_MAX):
-        try:
-            with making_directory(out) as new:
-                _clone(state, count, new)
-                try:
-                    with FilePageStore.open(node_directory(new, 0, count), read_only=True) as first:
-                        version = _decided_version(first, new)
-                    _apply_decision(new, count, version)
-                    _check_whole(new, count, state, full=True, should_stop=should_stop)
-                except StateError as exc:
-                    raise _NotWholeYet from exc
-            return _made(out, version, count, "reflinks", started_ns)
-        except NoReflinks:
-            return None
-        except _NotWholeYet:  # what was made is gone already
-            sleep(CLONE_AGAIN_S)
-    return None
+    return _made(out, version, count, started_ns)
 
 
 def snapshot_of_running(
@@ -136,7 +83,7 @@ def snapshot_of_running(
                 _copy_running(source, Share(layout, number, replicas), store, should_stop)
         if count > 1:
             flush_directory(new)
-    return _made(out, version, count, "copies", started_ns)
+    return _made(out, version, count, started_ns)
 
 
 def _copy_running(
@@ -166,42 +113,6 @@ def _copy_running(
     attached = source.attached() if 0 in share.stripes else {}
     decide(store, record, cut(attached, config.chunk_bytes))
     store.record_attempt(source.attempt)
-
-
-def _clone(state: Path, count: int, new: Path) -> None:
-    new.mkdir()
-    for number in range(count):
-        directory = node_directory(new, number, count)
-        directory.mkdir(exist_ok=True)
-        try:
-            clone_store(node_directory(state, number, count), directory)
-        except NoReflinks:
-            shutil.rmtree(new)
-            raise
-        flush_directory(directory)
-
-
-def _apply_decision(new: Path, count: int, version: int) -> None:
-    """Apply the decisions of node 0 to a clone: its version is decided everywhere, a newer one
-    nowhere.
-    """
-    for number in range(count):
-        with FilePageStore.open(node_directory(new, number, count)) as store:
-            prepared = store.prepared
-            if prepared is None:
-                continue
-            if prepared.version == version:
-                store.decide(version, prepared.attempt)
-            else:
-                store.abort(prepared.attempt)
-
-
-def _check_whole(
-    new: Path, count: int, state: Path, *, full: bool, should_stop: Callable[[], bool]
-) -> None:
-    found = verify_state(new, count, full=full, should_stop=should_stop)
-    if found.damages:
-        raise StateError(f"{state} is damaged: {found.damages[0]}")
 
 
 def _copy_store(
@@ -234,6 +145,6 @@ def _decided_version(store: FilePageStore, path: Path) -> int:
     return store.decided.version
 
 
-def _made(out: Path, version: int, count: int, how: str, started_ns: int) -> Snapshot:
+def _made(out: Path, version: int, count: int, started_ns: int) -> Snapshot:
     seconds = (SYSTEM_CLOCK.now_ns() - started_ns) / 1e9
-    return Snapshot(path=out, version=version, optimizer_nodes=count, how=how, seconds=seconds)
+    return Snapshot(path=out, version=version, optimizer_nodes=count, seconds=seconds)

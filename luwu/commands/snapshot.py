@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from luwu.base.errors import ConfigError
-from luwu.base.foreign import taking
-from luwu.base.json_file import read_json
 from luwu.commands import form
 from luwu.commands.export import CONNECT_NAME, CONNECT_S, OUT, STATE, advise
-from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
 
 if TYPE_CHECKING:
@@ -32,8 +29,7 @@ def run(where: str, out: Path, as_json: bool) -> int:
     --resume continues from it.
 
     To copy the state of a running job, give its run directory, its connect.json or the URL that
-    luwu up printed; training continues. On a file system with reflinks the copy shares its blocks
-    with the state; elsewhere the pages are copied.
+    luwu up printed; training continues.
     """
     path = Path(where)
     with stop_requests() as should_stop:
@@ -43,16 +39,15 @@ def run(where: str, out: Path, as_json: bool) -> int:
             found = _at_rest(path, out, should_stop)
     if as_json:
         document = {
-            "schema": 1,
+            "schema": 2,
             "out": str(found.path),
             "step": found.version,
             "nodes": found.optimizer_nodes,
-            "how": found.how,
             "seconds": found.seconds,
         }
         print(json.dumps(document, indent=1))
         return 0
-    print(f"{found.path}: step {found.version}, by {found.how}, {found.seconds:.1f} s")
+    print(f"{found.path}: step {found.version}, {found.seconds:.1f} s")
     print(f"go on with luwu run --state {found.path} --resume ...")
     return 0
 
@@ -74,29 +69,12 @@ def _at_rest(path: Path, out: Path, should_stop: Callable[[], bool]) -> Snapshot
 
 
 def _of_running(where: str, out: Path, should_stop: Callable[[], bool]) -> Snapshot:
-    from luwu.checkpoint.snapshot import snapshot_by_reflinks, snapshot_of_running
+    from luwu.checkpoint.snapshot import snapshot_of_running
     from luwu.checkpoint.source import RunningState
     from luwu.join.connection import join
 
     connection = join(where, timeout_s=CONNECT_S)
-    count = connection.optimizer_nodes
-    state = None if "://" in where else _state_here(Path(where), count)
-    if state is not None:
-        found = snapshot_by_reflinks(state, count, out, should_stop=should_stop)
-        if found is not None:
-            return found
     with RunningState.of(connection, where) as source:
         return snapshot_of_running(
             source, out, replicas=connection.replicas, should_stop=should_stop
         )
-
-
-def _state_here(where: Path, count: int) -> Path | None:
-    """The state of a job whose run directory is on this host; None: it is elsewhere, or in RAM."""
-    run = RunDirectory(where if where.is_dir() else where.parent)
-    with taking(run.path):
-        document = read_json(run.role("node.json"))
-        state = None if document is None else document["spec"]["state"]
-        if state is None or not Path(state).is_dir():
-            return None
-    return Path(state) if count == 1 else Path(state).parent

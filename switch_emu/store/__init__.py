@@ -10,7 +10,7 @@ Start with `interface.py` (the guarantees), then `file.py` (how), `manifest.py` 
     geometry.py     offsets of records in the side files
     ring.py         a small record that is replaced often
     direct_io.py    reads and writes of whole blocks, past the page cache
-    directory.py    the directory of a store, claimed, made whole or not at all; clones of it
+    directory.py    the directory of a store, claimed, made whole or not at all
     config.py       fields, page kinds, the configuration that never changes
     around.py       a store around another: a RAM tier, an emulated disk
     spill.py        sums that do not fit in RAM

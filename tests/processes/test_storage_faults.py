@@ -172,7 +172,7 @@ def test_a_snapshot_of_a_running_job(shell: Terminal) -> None:
     assert "durability step: every decided step survives power loss" in running.err
     done = shell.run("snapshot", "luwu-runs/latest", "kept")
     assert done.process.returncode == 0, done.err
-    made = re.search(r"kept: step (\d+), by (reflinks|copies)", done.out)
+    made = re.search(r"kept: step (\d+), ", done.out)
     assert made is not None, done.out
     wait_for_step(running, int(made[1]) + 2)
     done = shell.run("snapshot", STATE, "other")
