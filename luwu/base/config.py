@@ -20,11 +20,7 @@ from typing import Any, Final
 from luwu.base.dtypes import COMPUTE_DTYPES, MASTER_DTYPES, STATE_DTYPES
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.foreign import read_toml
-from luwu.base.limits import (
-    INT64_MAX,
-    NODE_COUNT_MAX,
-    WORLD_SIZE_MAX,
-)
+from luwu.base.limits import INT64_MAX, NODE_COUNT_MAX, WORLD_SIZE_MAX
 from luwu.base.links import (
     Links,
     parse_dilation,
@@ -113,6 +109,11 @@ def _key(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def _choice(default: str, choices: tuple[str, ...], *described: Any, **more: Any) -> Any:
+    """A key whose value is one of some words; what follows is as for `_key`."""
+    return _key(default, one_of(*choices), "|".join(choices), *described, **more)
+
+
 # ---------------------------------------------------------------------- the keys
 
 
@@ -120,257 +121,147 @@ def _key(
 class RunConfig:
     """Every key of `luwu compare`, `run` and `up`; None where the program decides."""
 
-    workers: int = _key(
-        2, whole(1, WORLD_SIZE_MAX), "N", ALL, TRAINING,
-        "number of workers, each a training process",
-    )  # fmt: skip
-    arms: tuple[str, ...] = _key(
-        ("luwu", "fsdp"), arm_names, "A,B", COMPARE, TRAINING,
-        "ways to train, one after the other: " + ", ".join(ARM_NAMES),
-    )  # fmt: skip
-    steps: int | None = _key(
-        None, whole(1), "N", COMPARE, TRAINING,
-        "optimizer steps (default: that of workers/train.py)",
-    )  # fmt: skip
-    data: Path | None = _key(  # noqa: RUF009 - it makes a field
-        None, path, "FILE", COMPARE, TRAINING,
-        "training data: text, or .bin of uint16 tokens (default: the source of Python's library)",
-    )  # fmt: skip
+    # fmt: off
+    workers: int = _key(2, whole(1, WORLD_SIZE_MAX), "N", ALL, TRAINING,
+        "number of workers, each a training process")
+    arms: tuple[str, ...] = _key(("luwu", "fsdp"), arm_names, "A,B", COMPARE, TRAINING,
+        "ways to train, one after the other: " + ", ".join(ARM_NAMES))
+    steps: int | None = _key(None, whole(1), "N", COMPARE, TRAINING,
+        "optimizer steps (default: that of workers/train.py)")
+    data: Path | None = _key(None, path, "FILE", COMPARE, TRAINING,
+        "training data: text, or .bin of uint16 tokens (default: the source of Python's library)")
     layers: int | None = _key(None, whole(1), "N", COMPARE, TRAINING, "blocks of the built-in GPT")
-    width: int | None = _key(
-        None, whole(1), "N", COMPARE, TRAINING, "width of the GPT's residual stream",
-    )  # fmt: skip
+    width: int | None = _key(None, whole(1), "N", COMPARE, TRAINING,
+        "width of the GPT's residual stream")
     context: int | None = _key(None, whole(1), "N", COMPARE, TRAINING, "tokens per sample")
     batch: int | None = _key(None, whole(1), "N", COMPARE, TRAINING, "samples per worker and step")
-    dtype: str = _key(
-        "float32", one_of(*COMPUTE_DTYPES), "|".join(COMPUTE_DTYPES), COMPARE, TRAINING,
-        "data type of compute, and of weights and gradients on the network",
-    )  # fmt: skip
-    state_dtype: str = _key(
-        "float32", one_of(*STATE_DTYPES), "|".join(STATE_DTYPES),
-        COMPARE, TRAINING, "data type in which arms luwu keep Adam's moments",
-    )  # fmt: skip
-    master_dtype: str = _key(
-        "float32", one_of(*MASTER_DTYPES), "|".join(MASTER_DTYPES), COMPARE, TRAINING,
-        "data type in which arms luwu keep master weights",
-    )  # fmt: skip
-    max_grad_norm: float | None = _key(
-        None, number(above_zero=True), "X", COMPARE, TRAINING, "clip gradients to this norm",
-    )  # fmt: skip
-    seed: int = _key(
-        0, whole(0), "N", ALL, TRAINING,
-        "seed of all random numbers; run and up: of emulated links only", roles=BOTH,
-    )  # fmt: skip
-    reshard_after_forward: bool | None = _key(
-        None, boolean, "true|false", ALL, TRAINING,
-        "free a unit's weights between forward and backward (default: as FSDP2 does)", roles=NODE,
-    )  # fmt: skip
-    state: Path | None = _key(  # noqa: RUF009 - it makes a field
-        None, path, "DIR", ALL, RECORDS,
+    dtype: str = _choice("float32", COMPUTE_DTYPES, COMPARE, TRAINING,
+        "data type of compute, and of weights and gradients on the network")
+    state_dtype: str = _choice("float32", STATE_DTYPES, COMPARE, TRAINING,
+        "data type in which arms luwu keep Adam's moments")
+    master_dtype: str = _choice("float32", MASTER_DTYPES, COMPARE, TRAINING,
+        "data type in which arms luwu keep master weights")
+    max_grad_norm: float | None = _key(None, number(above_zero=True), "X", COMPARE, TRAINING,
+        "clip gradients to this norm")
+    seed: int = _key(0, whole(0), "N", ALL, TRAINING,
+        "seed of all random numbers; run and up: of emulated links only", roles=BOTH)
+    reshard_after_forward: bool | None = _key(None, boolean, "true|false", ALL, TRAINING,
+        "free a unit's weights between forward and backward (default: as FSDP2 does)", roles=NODE)
+    state: Path | None = _key(None, path, "DIR", ALL, RECORDS,
         "directory of the training state (default: luwu-state; compare: the run directory)",
-        roles=NODE,
-    )  # fmt: skip
-    resume: bool = _key(
-        False, boolean, "true|false", ALL, RECORDS,
-        "continue from the last step in --state", roles=NODE,
-    )  # fmt: skip
-    durability: str = _key(
-        "step", one_of("step", "process", "none"), "step|process|none", ALL, RECORDS,
+        roles=NODE)
+    resume: bool = _key(False, boolean, "true|false", ALL, RECORDS,
+        "continue from the last step in --state", roles=NODE)
+    durability: str = _choice("step", ("step", "process", "none"), ALL, RECORDS,
         "failures that a decided step survives: power loss, the end of any process, or none",
-        roles=NODE,
-    )  # fmt: skip
-    run_dir: Path | None = _key(  # noqa: RUF009 - it makes a field
-        None, path, "DIR", ALL, RECORDS, "directory of this run (default: luwu-runs/<time>-<id>)",
-    )  # fmt: skip
-    trace: Path | None = _key(  # noqa: RUF009 - it makes a field
-        None, path, "FILE", HERE, RECORDS, "write a timeline of the run, for ui.perfetto.dev",
-    )  # fmt: skip
-    tensorboard: Path | None = _key(  # noqa: RUF009 - it makes a field
-        None, path, "DIR", RUN, RECORDS,
-        "write the values that the script passes to luwu.log there, as TensorBoard event files",
-    )  # fmt: skip
-    json: str | None = _key(
-        None, words, "FILE|-", COMPARE, RECORDS, "also write the results as JSON; - prints them",
-    )  # fmt: skip
-    memory_budget: int | None = _key(
-        None, size_or_auto, "SIZE|auto", ALL, MEMORY,
+        roles=NODE)
+    run_dir: Path | None = _key(None, path, "DIR", ALL, RECORDS,
+        "directory of this run (default: luwu-runs/<time>-<id>)")
+    trace: Path | None = _key(None, path, "FILE", HERE, RECORDS,
+        "write a timeline of the run, for ui.perfetto.dev")
+    tensorboard: Path | None = _key(None, path, "DIR", RUN, RECORDS,
+        "write the values that the script passes to luwu.log there, as TensorBoard event files")
+    json: str | None = _key(None, words, "FILE|-", COMPARE, RECORDS,
+        "also write the results as JSON; - prints them")
+    memory_budget: int | None = _key(None, size_or_auto, "SIZE|auto", ALL, MEMORY,
         "total memory that the optimizer nodes may allocate; auto: half of the free memory",
-        roles=NODE,
-    )  # fmt: skip
-    switch_memory_budget: int | None = _key(
-        None, size_or_auto, "SIZE|auto", ALL, MEMORY,
-        "memory of each switch for gradients; the rest caches weights; auto: 512MiB", roles=SWITCH,
-    )  # fmt: skip
-    chunk: int | None = _key(
-        None, chunk_size, "SIZE|auto", ALL, MEMORY,
-        "float32 gradient bytes per stored page; auto: from memory budget and links", roles=NODE,
-    )  # fmt: skip
-    extent: int | None = _key(
-        None, chunk_size, "SIZE|auto", ALL, MEMORY,
+        roles=NODE)
+    switch_memory_budget: int | None = _key(None, size_or_auto, "SIZE|auto", ALL, MEMORY,
+        "memory of each switch for gradients; the rest caches weights; auto: 512MiB", roles=SWITCH)
+    chunk: int | None = _key(None, chunk_size, "SIZE|auto", ALL, MEMORY,
+        "float32 gradient bytes per stored page; auto: from memory budget and links", roles=NODE)
+    extent: int | None = _key(None, chunk_size, "SIZE|auto", ALL, MEMORY,
         "bytes of neighbouring chunks per message; auto: as the budget allows, up to 1MiB",
-        roles=NODE,
-    )  # fmt: skip
-    optimizer_nodes: int = _key(
-        1, whole(1, NODE_COUNT_MAX), "N", ALL, MEMORY,
+        roles=NODE)
+    optimizer_nodes: int = _key(1, whole(1, NODE_COUNT_MAX), "N", ALL, MEMORY,
         "number of optimizer nodes that share the pages; each has its own directory in --state",
-        roles=NODE,
-    )  # fmt: skip
-    replicas: int = _key(
-        1, whole(1, NODE_COUNT_MAX), "R", ALL, MEMORY,
+        roles=NODE)
+    replicas: int = _key(1, whole(1, NODE_COUNT_MAX), "R", ALL, MEMORY,
         "number of optimizer nodes that hold each page; they check each other at every step",
-        roles=NODE,
-    )  # fmt: skip
-    transport: str = _key(
-        "auto", one_of("auto", "tcp", "ipc", "shm"), "auto|tcp|ipc|shm", ALL, NETWORK,
-        "how processes communicate; auto: shared memory on one host", roles=BOTH,
-    )  # fmt: skip
-    aggregate: str = _key(
-        "float32", words, "float32|shared-exponent|NAME", ALL, NETWORK,
-        "how the network adds gradients; NAME: an aggregator of another package", roles=NODE,
-    )  # fmt: skip
-    no_switch: bool = _key(
-        False, boolean, "true|false", ALL, NETWORK,
-        "connect workers directly to the node; one host only", roles=BOTH,
-    )  # fmt: skip
-    tree: Path | None = _key(  # noqa: RUF009 - it makes a field
-        None, path, "FILE", ALL, NETWORK,
-        "TOML file of switches, parents and workers: docs/trees.md", roles=BOTH,
-    )  # fmt: skip
-    join: str | None = _key(
-        None, words, "FILE|URL", JOINING, HOSTS,
-        "connection file or URL of a job that already runs",
-    )  # fmt: skip
-    ranks: str | None = _key(
-        None, rank_ranges, "0-3,6", RUN, HOSTS,
+        roles=NODE)
+    transport: str = _choice("auto", ("auto", "tcp", "ipc", "shm"), ALL, NETWORK,
+        "how processes communicate; auto: shared memory on one host", roles=BOTH)
+    aggregate: str = _key("float32", words, "float32|shared-exponent|NAME", ALL, NETWORK,
+        "how the network adds gradients; NAME: an aggregator of another package", roles=NODE)
+    no_switch: bool = _key(False, boolean, "true|false", ALL, NETWORK,
+        "connect workers directly to the node; one host only", roles=BOTH)
+    tree: Path | None = _key(None, path, "FILE", ALL, NETWORK,
+        "TOML file of switches, parents and workers: docs/trees.md", roles=BOTH)
+    join: str | None = _key(None, words, "FILE|URL", JOINING, HOSTS,
+        "connection file or URL of a job that already runs")
+    ranks: str | None = _key(None, rank_ranges, "0-3,6", RUN, HOSTS,
         "ranks of the workers on this host; run the command on each host, with --join and its own "
-        "ranks (for on_worker_loss wait and drop)",
-    )  # fmt: skip
-    worker_hosts: int = _key(
-        1, whole(1, WORLD_SIZE_MAX), "N", RUN, HOSTS,
+        "ranks (for on_worker_loss wait and drop)")
+    worker_hosts: int = _key(1, whole(1, WORLD_SIZE_MAX), "N", RUN, HOSTS,
         "number of hosts that share the workers; run the same command on each, with --join "
-        "and --rendezvous",
-    )  # fmt: skip
-    rendezvous: str | None = _key(
-        None, host_and_port, "HOST:PORT", RUN, HOSTS,
-        "where the torchruns of all hosts meet: the address of one host, and a free port",
-    )  # fmt: skip
-    engine: str = _key(
-        "local", one_of("local", "ray"), "local|ray", RUN, HOSTS,
-        "what starts and watches the processes: this command, or Ray (needs luwu-emulator[ray])",
-    )  # fmt: skip
-    bind: str | None = _key(
-        None, words, "ENDPOINT", UP, HOSTS, "address to listen on, such as tcp://127.0.0.1:0",
-    )  # fmt: skip
-    advertise: str | None = _key(
-        None, words, "HOST[:PORT]", UP, HOSTS,
-        "address that others connect to, if not that of --bind; of several, the one that answers",
-    )  # fmt: skip
-    job: int | None = _key(
-        None, whole(1, INT64_MAX), "N", UP, HOSTS,
+        "and --rendezvous")
+    rendezvous: str | None = _key(None, host_and_port, "HOST:PORT", RUN, HOSTS,
+        "where the torchruns of all hosts meet: the address of one host, and a free port")
+    engine: str = _choice("local", ("local", "ray"), RUN, HOSTS,
+        "what starts and watches the processes: this command, or Ray (needs luwu-emulator[ray])")
+    bind: str | None = _key(None, words, "ENDPOINT", UP, HOSTS,
+        "address to listen on, such as tcp://127.0.0.1:0")
+    advertise: str | None = _key(None, words, "HOST[:PORT]", UP, HOSTS,
+        "address that others connect to, if not that of --bind; of several, the one that answers")
+    job: int | None = _key(None, whole(1, INT64_MAX), "N", UP, HOSTS,
         "number of the job in the URL (default: random); set it if an engine restarts the roles",
-        roles=NODE,
-    )  # fmt: skip
-    keys: Path | None = _key(  # noqa: RUF009 - it makes a field
-        None, path, "DIR", ("run", "up", "keys"), HOSTS,
-        "directory of keys: encrypt tcp connections, and accept only these keys",
-    )  # fmt: skip
-    key_name: str | None = _key(
-        None, words, "NAME", JOINING, HOSTS,
-        "name of the key to use (default: node, switch or worker-{rank}); may contain {local_rank}",
-    )  # fmt: skip
-    insecure: bool = _key(
-        False, boolean, "true|false", JOINING, HOSTS,
-        "allow addresses off loopback without keys, on a trusted network; run: only with Ray",
-    )  # fmt: skip
-    restarts: int = _key(
-        3, whole(0), "N", ALL, LOSSES,
-        "maximum number of restarts of a crashed switch or node", roles=BOTH,
-    )  # fmt: skip
-    worker_restarts: int | None = _key(
-        None, whole(0), "N", HERE, LOSSES,
+        roles=NODE)
+    keys: Path | None = _key(None, path, "DIR", ("run", "up", "keys"), HOSTS,
+        "directory of keys: encrypt tcp connections, and accept only these keys")
+    key_name: str | None = _key(None, words, "NAME", JOINING, HOSTS,
+        "name of the key to use (default: node, switch or worker-{rank}); may contain {local_rank}")
+    insecure: bool = _key(False, boolean, "true|false", JOINING, HOSTS,
+        "allow addresses off loopback without keys, on a trusted network; run: only with Ray")
+    restarts: int = _key(3, whole(0), "N", ALL, LOSSES,
+        "maximum number of restarts of a crashed switch or node", roles=BOTH)
+    worker_restarts: int | None = _key(None, whole(0), "N", HERE, LOSSES,
         "maximum number of restarts after a worker is lost, each of which replays the step; with "
-        "on_worker_loss stop, of all workers (default: 0), else of the lost one (wait: 3, drop: 0)",
-    )  # fmt: skip
-    on_worker_loss: str = _key(
-        "stop", one_of(*LOSS_POLICIES), "stop|wait|drop", ALL, LOSSES,
+        "on_worker_loss stop, of all workers (default: 0), else of the lost one (wait: 3, drop: 0)")
+    on_worker_loss: str = _choice("stop", LOSS_POLICIES, ALL, LOSSES,
         "when a worker is lost: end the run, restart it while the others wait, or drop it",
-        roles=BOTH,
-    )  # fmt: skip
-    drop_after: float = _key(
-        10.0, seconds, "TIME", ALL, LOSSES,
-        "drop a worker that has been missing, or late, for this long", roles=BOTH,
-    )  # fmt: skip
-    workers_min: int = _key(
-        1, whole(1, WORLD_SIZE_MAX), "N", ALL, LOSSES,
+        roles=BOTH)
+    drop_after: float = _key(10.0, seconds, "TIME", ALL, LOSSES,
+        "drop a worker that has been missing, or late, for this long", roles=BOTH)
+    workers_min: int = _key(1, whole(1, WORLD_SIZE_MAX), "N", ALL, LOSSES,
         "minimum number of workers; with fewer, the job waits until dropped workers return",
-        roles=BOTH,
-    )  # fmt: skip
-    workers_max: int | None = _key(
-        None, whole(1, WORLD_SIZE_MAX), "N", UP, LOSSES,
+        roles=BOTH)
+    workers_max: int | None = _key(None, whole(1, WORLD_SIZE_MAX), "N", UP, LOSSES,
         "number of workers that may join, in place of workers: the job begins with those that are "
-        "there drop_after after the first, at least workers_min; for on_worker_loss drop",
-    )  # fmt: skip
-    drop_node_after: float = _key(
-        10.0, seconds, "TIME", ALL, LOSSES,
+        "there drop_after after the first, at least workers_min; for on_worker_loss drop")
+    drop_node_after: float = _key(10.0, seconds, "TIME", ALL, LOSSES,
         "with replicas: continue without an optimizer node that has been missing for this long",
-        roles=SWITCH,
-    )  # fmt: skip
-    fill_rate: float = _key(
-        64e6, parse_rate, "RATE", ALL, LOSSES,
+        roles=SWITCH)
+    fill_rate: float = _key(64e6, parse_rate, "RATE", ALL, LOSSES,
         "with replicas: rate at which the pages of a lost optimizer node are copied to its "
-        "successor while training continues: 1GB/s", roles=SWITCH,
-    )  # fmt: skip
-    on_lost_steps: str = _key(
-        "stop", one_of("stop", "redo"), "stop|redo", ALL, LOSSES,
-        "when a node has lost decided steps: end the run, or recompute them", roles=NODE,
-    )  # fmt: skip
-    connect_timeout: float = _key(
-        60.0, seconds, "TIME", ALL, LOSSES, "how long to wait for a process or a connection file",
-    )  # fmt: skip
-    grace: float = _key(
-        600.0, seconds, "TIME", ALL, LOSSES,
-        "how long to wait for a process that stopped responding", roles=NODE,
-    )  # fmt: skip
-    link: Links | None = _key(  # noqa: RUF009 - it makes a field
-        None, parse_links, "SPEC", ALL, EMULATION,
+        "successor while training continues: 1GB/s", roles=SWITCH)
+    on_lost_steps: str = _choice("stop", ("stop", "redo"), ALL, LOSSES,
+        "when a node has lost decided steps: end the run, or recompute them", roles=NODE)
+    connect_timeout: float = _key(60.0, seconds, "TIME", ALL, LOSSES,
+        "how long to wait for a process or a connection file")
+    grace: float = _key(600.0, seconds, "TIME", ALL, LOSSES,
+        "how long to wait for a process that stopped responding", roles=NODE)
+    link: Links | None = _key(None, parse_links, "SPEC", ALL, EMULATION,
         "emulate links: 10gbit, 100gbe, rate=1gbit,delay=0.2ms,queue=4MiB or worker=SPEC;node=SPEC",
-        roles=BOTH,
-    )  # fmt: skip
-    disk_rate: float | None = _key(
-        None, parse_rate, "RATE", ALL, EMULATION,
-        "emulate a disk of this rate for the node's pages: 2GB/s", roles=NODE,
-    )  # fmt: skip
-    compute_ms: float | None = _key(
-        None, number(above_zero=False), "X", COMPARE, EMULATION,
-        "minimum time of each unit's forward, and of its backward, in milliseconds",
-    )  # fmt: skip
-    dilation: float = _key(
-        1.0, parse_dilation, "X", ALL, EMULATION,
-        "slow down emulated links, the emulated disk and --compute-ms by this factor", roles=BOTH,
-    )  # fmt: skip
-    fidelity: str = _key(
-        "functional", one_of("functional", "protocol", "timed"), "functional|protocol|timed",
-        ALL, EMULATION,
+        roles=BOTH)
+    disk_rate: float | None = _key(None, parse_rate, "RATE", ALL, EMULATION,
+        "emulate a disk of this rate for the node's pages: 2GB/s", roles=NODE)
+    compute_ms: float | None = _key(None, number(above_zero=False), "X", COMPARE, EMULATION,
+        "minimum time of each unit's forward, and of its backward, in milliseconds")
+    dilation: float = _key(1.0, parse_dilation, "X", ALL, EMULATION,
+        "slow down emulated links, the emulated disk and --compute-ms by this factor", roles=BOTH)
+    fidelity: str = _choice("functional", ("functional", "protocol", "timed"), ALL, EMULATION,
         "model of the switch: memory as needed; the fixed slots of a programmable switch; "
-        "these slots with timed links", roles=SWITCH,
-    )  # fmt: skip
-    slots: int | None = _key(
-        None, whole(1), "N", ALL, EMULATION,
+        "these slots with timed links", roles=SWITCH)
+    slots: int | None = _key(None, whole(1), "N", ALL, EMULATION,
         "slots of the switch with --fidelity protocol, two copies each (default: at most 256)",
-        roles=SWITCH,
-    )  # fmt: skip
-    loss: float | None = _key(
-        None, parse_ratio, "X", ALL, FAULTS,
-        "share of messages that each emulated link drops", roles=BOTH,
-    )  # fmt: skip
-    duplicate: float | None = _key(
-        None, parse_ratio, "X", ALL, FAULTS,
-        "share of messages that each emulated link delivers twice", roles=BOTH,
-    )  # fmt: skip
-    reorder: int | None = _key(
-        None, parse_window, "N", ALL, FAULTS,
-        "number of later messages that may overtake one on an emulated link", roles=BOTH,
-    )  # fmt: skip
+        roles=SWITCH)
+    loss: float | None = _key(None, parse_ratio, "X", ALL, FAULTS,
+        "share of messages that each emulated link drops", roles=BOTH)
+    duplicate: float | None = _key(None, parse_ratio, "X", ALL, FAULTS,
+        "share of messages that each emulated link delivers twice", roles=BOTH)
+    reorder: int | None = _key(None, parse_window, "N", ALL, FAULTS,
+        "number of later messages that may overtake one on an emulated link", roles=BOTH)
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
