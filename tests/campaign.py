@@ -91,7 +91,7 @@ CAMPAIGNS: Final = (
     Campaign("system calls", "tests.syscalls", 20, 1, "--stride {shares} --first {share}"),
     Campaign("fuzzed headers", "tests.fuzz", 20, 500_000, "--headers {each} --first {first}"),
     Campaign("fuzzed messages", "tests.fuzz", 10, 10_000, "--live {each} --first {first}"),
-    Campaign("fuzzed tensors", "tests.fuzz", 10, 10_000, "--tensors {each} --first {first}"),
+    Campaign("fuzzed files", "tests.fuzz", 10, 10_000, "--files {each} --first {first}"),
     Campaign("intruders", "tests.intruders", 10, 100, "--count {each} --seed {share}"),
     Campaign(
         "floods", "tests.intruders.floods", 4, 90_000, "--count {each} --seed {share}",

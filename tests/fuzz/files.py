@@ -3,6 +3,7 @@
 A case puts something else in the place of one file and calls what reads it. That is a FIFO, an
 endless device, a directory, a file of a terabyte that is one hole, or the file with other bytes or
 another value in its document. Checksums are made right again, so that what is behind them is read.
+What is imported all the same must be what was exported, bit for bit.
 """
 
 from __future__ import annotations
@@ -37,8 +38,7 @@ from luwu.predict.hardware.catalogue import load
 from luwu.predict.hardware.model import read_model_config
 from switch_emu.roles.role import read_document
 from switch_emu.store.direct_io import BLOCK_BYTES
-from tests.fuzz.tensors import changed, other_bytes
-from tests.helpers.exports import OptimizerJob, export, train
+from tests.helpers.exports import OptimizerJob, bring, export, train
 from tests.helpers.key_directories import make_keys
 
 TERABYTE: Final = 1 << 40
@@ -49,12 +49,13 @@ _TEXTS: Final = (
     b'{"a": 1, "a": 2}', b'"\\ud800"', b"\xff\xfe", b"", b"\0" * 100, b"{}", b"[]",
     b'{"\\ud800": 1}', b"a = " + b"[" * 10_000, b"a." * 20_000 + b"a = 1", b"a = " + b"9" * 5000,
     b"a = 0x" + b"f" * 5000, b"workers = 1\nworkers = 2", b"no-switch = true\nno_switch = true",
-    "workers = '\u0663'".encode(), b'a = "\\ud800"', b"[a]\n[a.b]\n[a]",
+    "workers = '\u0663'".encode(), b'a = "\\ud800"', b"[a]\n[a.b]\n[a]", b"1e999", b"NaN", b"-0",
+    b'"', b"//",
 )  # fmt: skip
 _VALUES: Final[tuple[Any, ...]] = (
     None, True, -1, 0, 2**31, 2**62, 2**63, 10**30, 10**400, 0.5, 1e308, float("nan"), "",
     "x" * 300, "0x1p9999", "\ud800", "\u0663", "9" * 300, "\0", "/dev/zero", [], [[]], {}, [0],
-    ["a"], {"a": 1},
+    ["a"], {"a": 1}, 1, 2**63 - 1, "F32", "BF16", "F4", [1, -1], [2**62, 2**62], [0, 2**63],
 )  # fmt: skip
 _CONFIG: Final = b"""workers = 2
 chunk = "64KiB"
@@ -133,11 +134,26 @@ def _luwu(*words: str) -> Callable[[Path], object]:
     return call
 
 
+def _import(directory: Path) -> None:
+    """Import an export: an error of ours and no trace, or the state that was exported."""
+    new, digest = directory / "new", (directory / "digest").read_text()
+    before = set(directory.iterdir())
+    try:
+        found = bring(directory / "export", new).weights_digest
+        assert found == digest, f"was imported with digest {found}"
+        shutil.rmtree(new)
+    finally:
+        left = set(directory.iterdir()) - before
+        for path in left:
+            shutil.rmtree(path)
+        assert not left, f"left {sorted(path.name for path in left)}"
+
+
+_EXPORT: Final = ("luwu.json", "model.safetensors", "optimizer.safetensors")
+IMPORTS: Final = tuple(Reader(f"export/{name}", _import) for name in _EXPORT)
+"""Every second case is one of these: most files from elsewhere are."""
 READERS: Final = (
-    *(
-        Reader(f"export/{name}", _luwu("import", "@export", "--state", "@new"))
-        for name in ("luwu.json", "model.safetensors", "optimizer.safetensors")
-    ),
+    *(Reader(f"export/{n}", _luwu("import", "@export", "--state", "@new")) for n in _EXPORT),
     *(
         Reader(f"shards/{name}", _luwu("import", "@shards", "--state", "@new", "--like", "@export"))
         for name in ("model.safetensors.index.json", "model-00001-of-00006.safetensors")
@@ -174,7 +190,7 @@ READERS: Final = (
 
 def make_files(directory: Path) -> None:
     """A good file for every reader."""
-    train(OptimizerJob(steps=2), directory / "state", directory)
+    (directory / "digest").write_text(train(OptimizerJob(steps=2), directory / "state", directory))
     export(directory / "state", directory / "export")
     export(directory / "state", directory / "shards", shard_bytes=8192)
     (directory / "config.toml").write_bytes(_CONFIG)
@@ -210,7 +226,7 @@ def fuzz_files(
     for index in range(first, first + count):
         look(index)
         random = Random(derive(seed, "fuzz", "files") + index)
-        reader = random.choice(READERS)
+        reader = random.choice(random.choice((IMPORTS, READERS)))
         path = directory / reader.file
         data, mode = path.read_bytes(), path.stat().st_mode
         path.unlink()
@@ -265,7 +281,7 @@ def _put(random: Random, path: Path, data: bytes, mode: int) -> str:
             )
             what = f"{text[:30]!r}"
         case 6:
-            path.write_bytes(other_bytes(random, data))
+            path.write_bytes(_other_bytes(random, data))
             what = "other bytes"
         case _:
             path.write_bytes(_other_document(random, path.name, data))
@@ -279,18 +295,21 @@ def _other_document(random: Random, name: str, data: bytes) -> bytes:
     if name in ("LOCK", "meta.dat"):
         return _other_ring(random, data, is_meta=name == "meta.dat")
     if name == "CONFIG":
-        body = _dump(changed(random, json.loads(data.partition(b"\n")[2]), _VALUES))
+        body = _dump(_changed(random, json.loads(data.partition(b"\n")[2])))
         return f"luwu-store 1 {xxhash.xxh3_128_hexdigest(body)}\n".encode() + body
     if name.endswith(".safetensors"):
         size = int.from_bytes(data[:8], "little")
-        text = _dump(changed(random, json.loads(data[8 : 8 + size]), _VALUES))
-        return len(text).to_bytes(8, "little") + text + data[8 + size :]
+        text = _dump(_changed(random, json.loads(data[8 : 8 + size])))
+        length = len(text)
+        if random.random() < 0.15:
+            length = random.choice((0, 1, length - 1, length + 1, 2**24, 2**24 + 1, 2**63))
+        return length.to_bytes(8, "little") + text + data[8 + size :]
     if name.endswith(".json"):
-        return _dump(changed(random, json.loads(data), _VALUES))
+        return _dump(_changed(random, json.loads(data)))
     lines = data.splitlines() or [b""]
     at = random.randrange(len(lines))
     if name.endswith(".jsonl"):
-        lines[at] = _dump(changed(random, json.loads(lines[at]), _VALUES))
+        lines[at] = _dump(_changed(random, json.loads(lines[at])))
     else:  # TOML
         key, _, _ = lines[at].partition(b"=")
         lines[at] = key + b"= " + json.dumps(random.choice(_VALUES)).encode()
@@ -312,7 +331,7 @@ def _other_ring(random: Random, data: bytes, *, is_meta: bool) -> bytes:
         at = 4 * BLOCK_BYTES + 2 * ref["place"] * region
         manifest = data[at : at + ref["size"]]
         (step_bytes,) = struct.unpack_from("<Q", manifest, 32)
-        step = _dump(changed(random, json.loads(manifest[48 : 48 + step_bytes]), _VALUES))
+        step = _dump(_changed(random, json.loads(manifest[48 : 48 + step_bytes])))
         manifest = manifest[:32] + struct.pack("<Q", len(step)) + manifest[40:48] + step + (
             manifest[48 + step_bytes :]
         )  # fmt: skip
@@ -320,7 +339,7 @@ def _other_ring(random: Random, data: bytes, *, is_meta: bool) -> bytes:
         for place in (at, at + region):
             changed_data[place : place + len(manifest)] = manifest
     else:
-        record = changed(random, record, _VALUES)
+        record = _changed(random, record)
     payload = _dump(record)[: BLOCK_BYTES - 64]
     for block in (newest & ~1, newest | 1):
         whole = data[head : head + 24] + struct.pack("<Q", block) + data[head + 32 : head + 40]
@@ -330,6 +349,65 @@ def _other_ring(random: Random, data: bytes, *, is_meta: bool) -> bytes:
     return bytes(changed_data)
 
 
+def _changed(random: Random, document: Any) -> Any:
+    """One place of a document is another value, gone, or there twice under other names."""
+    holder, key = _place(random, document)
+    match random.randrange(4):
+        case 0:
+            if isinstance(holder, dict):
+                del holder[key]
+            else:
+                holder.pop(key)
+        case 1:
+            value = holder[key]
+            if isinstance(holder, dict):
+                holder[random.choice(("", "a.weight", "\ud800", "x" * 3000, "state.m"))] = value
+            else:
+                holder.insert(key, value)
+        case 2 if type(holder[key]) is int:
+            holder[key] += random.choice((-1, 1, 8, 2**32, -(2**63)))
+        case _:
+            holder[key] = random.choice(_VALUES)
+    return document
+
+
+def _place(random: Random, document: Any) -> tuple[Any, Any]:
+    """A place within a document, any depth: what holds it, and under which key."""
+    if not document:
+        return {"": document}, ""
+    keys = list(document) if isinstance(document, dict) else range(len(document))
+    holder, key = document, random.choice(keys)
+    while isinstance(holder[key], dict | list) and holder[key] and random.random() < 0.7:
+        holder = holder[key]
+        key = (
+            random.choice(list(holder))
+            if isinstance(holder, dict)
+            else random.randrange(len(holder))
+        )
+    return holder, key
+
+
 def _dump(document: Any) -> bytes:
     """JSON, also of integers that Python does not print by itself."""
     return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _other_bytes(random: Random, data: bytes) -> bytes:
+    """Bytes with a bit flipped, a piece gone, or something put in."""
+    at = random.randrange(len(data) + 1)
+    match random.randrange(6):
+        case 0 if data:
+            bit = random.randrange(len(data) * 8)
+            flipped = bytearray(data)
+            flipped[bit // 8] ^= 1 << bit % 8
+            return bytes(flipped)
+        case 1:
+            return data[:at]
+        case 2:
+            return data[:at] + data[min(len(data), at + random.randrange(1, 64)) :]
+        case 3:
+            return data[:at] + random.choice(_TEXTS) + data[at:]
+        case 4:
+            return random.choice((0, 1, 8, 2**24, 2**63)).to_bytes(8, "little") + data[8:]
+        case _:
+            return data[:at] + random.randbytes(random.randrange(1, 40)) + data[at + 1 :]

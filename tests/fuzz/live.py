@@ -91,9 +91,7 @@ class Messages:
 class Stranger(Closing):
     """Connections to the switch and the node of a cluster."""
 
-    def __init__(
-        self, cluster: LocalCluster, seed: int, is_over: Callable[[], bool]
-    ) -> None:  # fmt: skip
+    def __init__(self, cluster: LocalCluster, seed: int, is_over: Callable[[], bool]) -> None:
         """`is_over`: nobody answers any more."""
         self.messages = Messages(seed, cluster.job)
         self.slowest_s = 0.0

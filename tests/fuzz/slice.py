@@ -20,7 +20,7 @@ from luwu.base.clock import SYSTEM_CLOCK
 
 STAND_STILL_S: Final = 120
 GROWTH_BYTES_MAX: Final = 64 * 1024**2
-WARM: Final = {"headers": 20_000, "live": 4_000, "tensors": 500, "files": 1_000}
+WARM: Final = {"headers": 20_000, "live": 4_000, "files": 1_000}
 """Cases until every path was taken once, and memory is what it is."""
 
 
@@ -85,13 +85,9 @@ def _found(
         from tests.fuzz.live import fuzz_live
 
         return fuzz_live(seed, first, count, directory, look=watch)
-    if part == "files":
-        from tests.fuzz.files import fuzz_files
+    from tests.fuzz.files import fuzz_files
 
-        return fuzz_files(seed, first, count, directory, look=watch)
-    from tests.fuzz.tensors import fuzz_tensors
-
-    return fuzz_tensors(seed, first, count, directory, look=watch)
+    return fuzz_files(seed, first, count, directory, look=watch)
 
 
 def _memory_bytes(name: str) -> int:
