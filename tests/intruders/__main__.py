@@ -20,17 +20,18 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import LuwuError
 from luwu.base.keys import Identity, OwnKey, read_allowed, read_secret, write_allowed
 from luwu.join.connection import read_connection
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.nic.reader import StateReader
 from luwu.testing.cluster import Cluster
 from luwu.transport.curve import Security
 from luwu.transport.zeromq import ZeroMqTransport
 from luwu.wire.description import description_hash
 from tests.helpers.key_directories import make_keys, take_back
-from tests.intruders.clients import AT_THE_NODE, CLIENTS, Target
+from tests.helpers.waiting import is_soon
+from tests.intruders.clients import AT_THE_NODE, CLIENTS, NAMES, Target
 from tests.kill import TakenBadly, finish, start, wait_for_step
 from tests.processes.jobs import Outside, light_digest
 
@@ -40,39 +41,13 @@ FIRST_STEP: Final = 2
 LAST_STEPS: Final = 8
 """None comes in the last of them, for the job must still be there to refuse it."""
 LOGGED_S: Final = 10.0
-NAMES: Final = {
-    "node": "node", "switch": "switch", "worker-0": "worker", "worker-1": "worker",
-    "spare": "worker", "reader": "reader",
-}  # fmt: skip
 REFUSALS: Final = ("peer.refused", "switch.refused", "node.refused")
 
 
-class RefusalLog:
-    """Refusals in the events of one role, as they come."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read = 0
-        self.count = 0
-
-    def look(self) -> int:
-        """How many there are by now."""
-        with self._path.open("rb") as file:
-            file.seek(self._read)
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._read += len(whole)
-        self.count += sum(whole.count(f'"name":"{name}"'.encode()) for name in REFUSALS)
-        return self.count
-
-    def has_more_than(self, count: int) -> bool:
-        """Whether one more comes in time."""
-        until_ns = SYSTEM_CLOCK.now_ns() + int(LOGGED_S * 1e9)
-        while self.look() <= count:
-            if SYSTEM_CLOCK.now_ns() > until_ns:
-                return False
-            sleep(0.002)
-        return True
+def refusals(events: Path) -> int:
+    """How many there are by now in the events of a role."""
+    text = events.read_bytes()
+    return sum(text.count(f'"name":"{name}"'.encode()) for name in REFUSALS)
 
 
 class Campaign:
@@ -117,9 +92,8 @@ class Campaign:
             wait_for_step(cluster, FIRST_STEP)
             target = self._target(cluster, name)
             run = cluster.run_directory
-            logs = {role: RefusalLog(run.events(role)) for role in ("switch", "node")}
             while self.trials.total() < self.count and self._goes_on(cluster):
-                self._try(target, logs)
+                self._try(target, run)
             digest = finish(cluster, outside)
         for role in ("switch", "node"):
             text = run.events(role).read_text(encoding="utf-8")
@@ -158,16 +132,16 @@ class Campaign:
         steps = [int(found) for found in re.findall(r" step=(\d+) ", log)]
         return max(steps, default=0) < self.steps - LAST_STEPS
 
-    def _try(self, target: Target, logs: dict[str, RefusalLog]) -> None:
+    def _try(self, target: Target, run: RunDirectory) -> None:
         if not self._order:
             self._order = list(CLIENTS)
             self._random.shuffle(self._order)
         kind = self._order.pop()
-        log = logs["node" if kind in AT_THE_NODE else "switch"]
-        before = log.look()
+        events = run.events("node" if kind in AT_THE_NODE else "switch")
+        before = refusals(events)
         self.trials[kind] += 1
         fault = CLIENTS[kind](target, self._random)
-        if not fault and not log.has_more_than(before):
+        if not fault and not is_soon(lambda: refusals(events) > before, LOGGED_S):
             fault = "its attempt is not in the log"
         if fault:
             self.violations.append(f"trial {self.trials.total()}, {kind}: {fault}")

@@ -31,6 +31,11 @@ from luwu.wire.codec import decode, encode
 from luwu.wire.messages import Role
 from tests.helpers.tap import Tap
 
+NAMES: Final = {
+    "node": "node", "switch": "switch", "worker-0": "worker", "worker-1": "worker",
+    "spare": "worker", "reader": "reader",
+}  # fmt: skip
+"""Keys of a job that is attacked: names and roles."""
 LIMIT_NS: Final = 15 * 10**9
 _FAILED: Final = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL

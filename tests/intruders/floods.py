@@ -37,7 +37,6 @@ from luwu.transport.interface import (
     Delivery,
     PeerGone,
     PeerUp,
-    Received,
     SendHandle,
     Transport,
 )
@@ -49,13 +48,10 @@ from luwu.wire.messages import Role
 from tests.fuzz.mutate import payload_counts, random_message
 from tests.helpers.key_directories import make_keys
 from tests.helpers.local_job import LARGE, Job, Worker, check
+from tests.intruders.clients import NAMES
 
 LINES_MAX: Final = 100
 """By which the log of a process may grow."""
-NAMES: Final = {
-    "node": "node", "switch": "switch", "worker-0": "worker", "worker-1": "worker",
-    "spare": "worker", "reader": "reader",
-}  # fmt: skip
 DECIDES: Final = (
     wire.Hello, wire.Load, wire.Begin, wire.Push, wire.Propose, wire.Pull,
     wire.Commit, wire.Keep, wire.Cancel, wire.Leave, wire.Present,
@@ -66,48 +62,29 @@ _TOWARDS: Final = "flooded"
 _LAST_READER: Final = 2**61
 
 
-class Repeating(Transport):
-    """A member's transport that sends everything several times, and other messages beside it."""
+class Repeating:
+    """Makes a member's transport send everything several times, and other messages beside it."""
 
-    def __init__(self, inner: Transport, repeats: int, seed: int) -> None:
-        self._inner, self._repeats, self._random = inner, repeats, Random(seed)
+    def __init__(self, transport: Transport, repeats: int, seed: int) -> None:
+        self._send, transport.send = transport.send, self.send  # type: ignore[method-assign]
+        self._repeats, self._random = repeats, Random(seed)
         self._others = [kind for kind in wire.MESSAGE_TYPES if kind not in DECIDES]
         self.sent: set[type[wire.Message]] = set()
 
-    def listen(self, endpoint: str, *, advertise: str | None = None) -> str:
-        return self._inner.listen(endpoint, advertise=advertise)
-
-    def dial(self, peer: str, endpoint: str) -> None:
-        self._inner.dial(peer, endpoint)
-
-    def reserve(self, nbytes: int) -> memoryview:
-        return self._inner.reserve(nbytes)
-
     def send(self, peer: str, header: bytes, buffers: Sequence[Buffer] = ()) -> SendHandle:
-        handle = self._inner.send(peer, header, buffers)
+        """In place of the transport's."""
+        handle = self._send(peer, header, buffers)
         copies = [bytes(buffer) for buffer in buffers]
         said = decode(header, len(buffers))
         for number in range(self._repeats):
             other = self._others[(number + len(self.sent)) % len(self._others)]
             try:
-                self._inner.send(peer, header, copies)
-                self._inner.send(peer, *self._beside(said, other))
+                self._send(peer, header, copies)
+                self._send(peer, *self._beside(said, other))
             except (CreditExceeded, PeerGone):
                 return handle
             self.sent |= {type(said), other}
         return handle
-
-    def credit(self, peer: str) -> int:
-        return self._inner.credit(peer)
-
-    def receive(self, timeout_ns: int | None) -> Received | None:
-        return self._inner.receive(timeout_ns)
-
-    def wake(self) -> None:
-        self._inner.wake()
-
-    def close(self) -> None:
-        self._inner.close()
 
     def _beside(self, said: wire.Message, kind: type[wire.Message]) -> tuple[bytes, list[bytes]]:
         stamp = {name: getattr(said, name) for name in wire.Message.__slots__}
@@ -247,7 +224,7 @@ class FloodedCluster(LocalCluster):
         security = self.security(role or f"worker-{rank}", *accepts)
         transport: Transport = open_transport(_ENDPOINT, security=security)
         if rank == 1 and self._repeats:
-            transport = self.member = Repeating(transport, self._repeats, self._seed)
+            self.member = Repeating(transport, self._repeats, self._seed)
         self._transports.append(transport)
         return transport
 
