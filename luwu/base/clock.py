@@ -1,48 +1,24 @@
 """The only place that reads a clock.
 
-`Clock` is what shells take; tests pass a `ManualClock`, processes the `SYSTEM_CLOCK`. Times are
-integer nanoseconds of the monotonic clock, which all processes of one host share.
+What waits takes a `Clock`: that of the system, or one that a test moves by hand. Times are integer
+nanoseconds of the monotonic clock, which all processes of one host share.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 
-class Clock(Protocol):
-    """A source of monotonic time, in nanoseconds."""
-
-    def now_ns(self) -> int:
-        """Nanoseconds since an arbitrary fixed instant; never goes back."""
-
-
-class SystemClock:
+class Clock:
     """The monotonic clock of this host."""
 
-    now_ns = staticmethod(time.monotonic_ns)
-    """Nanoseconds of CLOCK_MONOTONIC."""
+    now_ns: Callable[[], int] = staticmethod(time.monotonic_ns)
+    """Nanoseconds since an arbitrary fixed instant; never goes back."""
 
 
-class ManualClock:
-    """A clock that moves only by `advance`."""
-
-    def __init__(self, now_ns: int = 0) -> None:
-        self._now_ns = now_ns
-
-    def now_ns(self) -> int:
-        """The instant last set."""
-        return self._now_ns
-
-    def advance(self, delta_ns: int) -> None:
-        """Move forward by `delta_ns` nanoseconds."""
-        if delta_ns < 0:
-            raise ValueError(f"a clock cannot go back: delta_ns={delta_ns}")
-        self._now_ns += delta_ns
-
-
-SYSTEM_CLOCK = SystemClock()
+SYSTEM_CLOCK: Final = Clock()
 
 
 def sleep(seconds: float) -> None:

@@ -8,7 +8,7 @@ Jobs and networks:
     tap.py               a relay on the wire that sees what passes, and may change a bit of it
     transports.py        how transports of tests are made, strangers, and what is left
     key_directories.py   directories of keys, and transports that have them
-    waiting.py           waiting for what another thread or process brings about
+    waiting.py           waiting for another thread or process; a clock moved by hand
 
 Training:
 

@@ -1,11 +1,11 @@
-"""Waiting for what another thread or process brings about."""
+"""Waiting for what another thread or process brings about; a clock that is moved by hand."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.clock import SYSTEM_CLOCK, Clock, sleep
 
 
 def is_soon(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
@@ -21,3 +21,17 @@ def is_soon(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
 def do_once(condition: Callable[[], bool], do: Callable[[], object]) -> None:
     """Do it in another thread, once the condition holds; after all that time in any case."""
     threading.Thread(target=lambda: (is_soon(condition), do())).start()
+
+
+class ManualClock(Clock):
+    """A clock that moves only by `advance`."""
+
+    def __init__(self) -> None:
+        self._now_ns = 0
+
+    def now_ns(self) -> int:
+        return self._now_ns
+
+    def advance(self, delta_ns: int) -> None:
+        """Move forward by `delta_ns` nanoseconds."""
+        self._now_ns += delta_ns

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from luwu.base.clock import SYSTEM_CLOCK, ManualClock
+from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, WorkerFailed
 from luwu.base.events import Recorder
 from luwu.base.json_file import write_json
@@ -18,6 +18,7 @@ from luwu.launch.entry import count_start
 from luwu.launch.processes.failures import worker_failure
 from luwu.launch.processes.run_directory import RUNNING, RunDirectory
 from luwu.launch.torchrun import Meeting
+from tests.helpers.waiting import ManualClock
 
 
 class Host:

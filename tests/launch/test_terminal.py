@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from luwu.base.clock import ManualClock
 from luwu.base.colours import bold, is_screen, red
 from luwu.base.json_file import write_json
 from luwu.base.quantities import format_duration
@@ -17,6 +16,7 @@ from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.progress import ProgressLine
 from luwu.launch.starting import JOINS_MAX, say_joins
+from tests.helpers.waiting import ManualClock
 
 
 class Screen(io.StringIO):

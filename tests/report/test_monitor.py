@@ -20,7 +20,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from luwu.base.clock import ManualClock
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import write_json
 from luwu.commands.main import main
@@ -33,6 +32,7 @@ from luwu.monitor.watch import Watch
 from luwu.report.page import report_html
 from luwu.report.pair import named, pair_html, pair_rows
 from tests.helpers.schemas import check
+from tests.helpers.waiting import ManualClock
 from tests.helpers.written_run import MS, Written
 
 
