@@ -26,7 +26,7 @@ from __future__ import annotations
 import re
 import urllib.parse
 from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -131,31 +131,12 @@ class Connection(JobSpec):
 
     def url(self, leaf: Leaf | None = None) -> str:
         """The same for a host that shares no directory: for the workers of a leaf, or for all."""
-        asked: dict[str, object] = {
-            "job": self.job,
-            "world_size": self.world_size,
-            "chunk_bytes": self.chunk_bytes,
-            "prefetch_units": self.prefetch_units,
+        values = {name: getattr(self, name) for name in _IN_URL}
+        asked = {
+            name: _url_text(value)
+            for name, value in values.items()
+            if name == "prefetch_units" or value != _DEFAULTS[name]
         }
-        for name in ("arena_bytes", "extent_chunks", "optimizer_nodes", "replicas"):
-            if getattr(self, name) != _DEFAULTS[name]:
-                asked[name] = getattr(self, name)
-        if self.more_nodes:
-            asked["more_nodes"] = ",".join(self.more_nodes)
-        for name in ("connect_timeout_s", "grace_s"):
-            if getattr(self, name) != _DEFAULTS[name]:
-                asked[name] = f"{getattr(self, name):.9f}".rstrip("0").rstrip(".")
-        if self.retry is not None:
-            asked["retry"] = ",".join(map(str, astuple(self.retry)))
-        if self.insecure:
-            asked["insecure"] = "true"
-        for name in ("aggregate", "on_worker_loss"):
-            if getattr(self, name) != _DEFAULTS[name]:
-                asked[name] = getattr(self, name)
-        if self.reshard_after_forward is not None:
-            asked["reshard_after_forward"] = str(self.reshard_after_forward).lower()
-        if self.tree:
-            asked["tree"] = self.tree
         if leaf is not None:
             asked["ranks"] = leaf.ranks
         endpoint = self.endpoint if leaf is None else leaf.endpoint
@@ -163,6 +144,23 @@ class Connection(JobSpec):
 
 
 _DEFAULTS: Final = {each.name: each.default for each in fields(Connection)}
+_IN_URL: Final = (
+    "job", "world_size", "chunk_bytes", "prefetch_units", "arena_bytes", "extent_chunks",
+    "optimizer_nodes", "replicas", "more_nodes", "connect_timeout_s", "grace_s", "retry",
+    "insecure", "aggregate", "on_worker_loss", "reshard_after_forward", "tree",
+)  # fmt: skip
+"""What a URL says beside its endpoint and its ranks, in this order, where it is not the default."""
+
+
+def _url_text(value: object) -> str:
+    """A value as `parse_url` reads it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.9f}".rstrip("0").rstrip(".")
+    if isinstance(value, RetryPolicy):
+        value = astuple(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def write_connection(path: Path, connection: Connection) -> None:
@@ -196,9 +194,7 @@ def file_of(where: str) -> Path | None:
     return path / "connect.json" if path.is_dir() else path
 
 
-def followed(
-    endpoint: str, file: Path | None, job: int, find: Callable[[Connection], str]
-) -> str:  # fmt: skip
+def followed(endpoint: str, file: Path | None, job: int, find: Callable[[Connection], str]) -> str:
     """An endpoint to dial that `find` found in a connection file, which is read again before each
     attempt; without a file, or in shared memory, the endpoint as it is."""
     if file is None or not endpoint.startswith("tcp://"):
@@ -275,14 +271,11 @@ def parse_url(url: str) -> Connection:
 
 def _retry_of(text: str) -> object:
     """The policy of a URL as a file has it; the text itself if it is none."""
-    first_ns, _, others = text.partition(",")
-    most_ns, _, ns_per_byte = others.partition(",")
     try:
-        return asdict(
-            RetryPolicy(
-                first_ns=int(first_ns), most_ns=int(most_ns), ns_per_byte=float(ns_per_byte)
-            )
-        )
+        first_ns, most_ns, ns_per_byte = text.split(",")
+        return {
+            "first_ns": int(first_ns), "most_ns": int(most_ns), "ns_per_byte": float(ns_per_byte)
+        }  # fmt: skip
     except ValueError:
         return text
 
@@ -292,9 +285,8 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     for name in document:
         if name not in known:
             raise ConfigError(f"{where}: unknown {name!r:.80}{suggestion(name, known)}")
-    missing = [
-        name for name in ("job", "world_size", "node", "chunk_bytes") if name not in document
-    ]
+    needed = ("job", "world_size", "node", "chunk_bytes")
+    missing = [name for name in needed if name not in document]
     if missing:
         raise ConfigError(f"{where}: {', '.join(missing)} missing; copy what luwu up printed")
     _in_limits(document, "job", 0, INT64_MAX, where)
@@ -306,9 +298,15 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
     _in_limits(document, "arena_bytes", 0, INT64_MAX, where)
     _in_limits(document, "optimizer_nodes", 1, NODE_COUNT_MAX, where)
     _in_limits(document, "replicas", 1, document.get("optimizer_nodes", 1), where)
-    more_nodes = document.get("more_nodes", [])
-    if not isinstance(more_nodes, list):
-        raise ConfigError(f"{where}: more_nodes is {more_nodes!r:.60}, no list of endpoints")
+    for name, kinds, what in (
+        ("more_nodes", (list,), "no list of endpoints"), ("tree", (str,), "no text"),
+        ("insecure", (bool,), "no true or false"), ("leaves", (list,), "no list of switches"),
+        ("reshard_after_forward", (bool, type(None)), "neither true, false nor null"),
+        ("retry", (dict, type(None)), "no policy"),
+    ):  # fmt: skip
+        if name in document and not isinstance(document[name], kinds):
+            raise ConfigError(f"{where}: {name} is {document[name]!r:.60}, {what}")
+    more_nodes, leaves = document.get("more_nodes", []), document.get("leaves", [])
     endpoints = [(name, document.get(name)) for name in ("node", "switch")]
     endpoints += [("more_nodes", endpoint) for endpoint in more_nodes]
     for name, endpoint in endpoints:
@@ -324,21 +322,11 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
         raise ConfigError(
             f"{where}: on_worker_loss is {policy!r:.60}, not one of {', '.join(LOSS_POLICIES)}"
         )
-    if type(document.get("reshard_after_forward")) not in (type(None), bool):
-        raise ConfigError(f"{where}: reshard_after_forward is neither true, false nor null")
-    if not isinstance(document.get("insecure", False), bool):
-        raise ConfigError(f"{where}: insecure is {document['insecure']!r:.40}, no true or false")
     for name in ("connect_timeout_s", "grace_s"):
         value = document.get(name, 1.0)
         if type(value) not in (int, float) or not 0 < value < _SECONDS_MAX:
             raise ConfigError(f"{where}: {name} is {value!r}, not a number above 0")
-    if not isinstance(document.get("tree", ""), str):
-        raise ConfigError(f"{where}: tree is {document['tree']!r:.60}, no text")
-    retry = document.get("retry")
-    if retry is not None and not isinstance(retry, dict):
-        raise ConfigError(f"{where}: retry is {retry!r:.60}, no policy")
-    leaves = document.get("leaves", [])
-    if not isinstance(leaves, list) or len(leaves) > WORLD_SIZE_MAX:
+    if len(leaves) > WORLD_SIZE_MAX:
         raise ConfigError(f"{where}: leaves is {leaves!r:.60}, no list of switches")
     document["leaves"] = tuple(_leaf(each, where) for each in leaves)
     return from_document(Connection, document, where)
