@@ -20,28 +20,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from luwu.base.errors import ConfigError, DamagedFileError, LuwuError
-from luwu.base.foreign import (
-    MALFORMED,
-    counted,
-    natural,
-    parse_json,
-    plain_text,
-    read_file,
-    typed,
-)
+from luwu.base.foreign import MALFORMED, counted, natural, parse_json, plain_text, read_file, typed
 from luwu.base.limits import WORLD_SIZE_MAX
 from luwu.base.quantities import decimal
-from luwu.wire.description import (
-    DIMENSIONS_MAX,
-    Description,
-    parse_description,
-)
+from luwu.wire.description import DIMENSIONS_MAX, Description, parse_description
 from luwu.wire.hyper import decode_hyper
 from luwu.wire.stored import torch_hyper
 from switch_emu.store import DecidedStep
@@ -51,8 +38,6 @@ from switch_emu.store.manifest import step_of
 FILE: Final = "luwu.json"
 FORMAT: Final = "luwu-export"
 VERSION: Final = 1
-
-ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,9 +159,10 @@ def _parse(values: dict[str, Any]) -> ExportDocument:
     if record.hyper:
         decode_hyper(record.hyper)
     parameters = description.layout.parameters
-    updates = _list(
-        values["updates"], lambda each: None if each is None else counted(each), len(parameters)
-    )
+    rows = typed(values["updates"], list)
+    if len(rows) > len(parameters):
+        raise ValueError(f"a list has {len(rows)} rows, at most {len(parameters)} are expected")
+    updates = tuple(None if each is None else counted(each) for each in rows)
     trained = [each is not None for each in updates]
     if trained != [parameter.trainable for parameter in parameters]:
         raise ValueError("updates are not those of the trained parameters")
@@ -194,13 +180,6 @@ def _parse(values: dict[str, Any]) -> ExportDocument:
         digests=_texts(values["digests"]),
         attached=_attached(values["attached"]),
     )
-
-
-def _list(value: Any, read: Callable[[Any], ValueT], most: int) -> tuple[ValueT, ...]:
-    rows: list[Any] = typed(value, list)
-    if len(rows) > most:
-        raise ValueError(f"a list has {len(rows)} rows, at most {most} are expected")
-    return tuple(read(row) for row in rows)
 
 
 def _texts(value: Any) -> dict[str, str]:

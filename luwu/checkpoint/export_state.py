@@ -32,12 +32,11 @@ from luwu.checkpoint.source import StateSource
 from luwu.tensor_files.header import Tensor
 from luwu.tensor_files.writer import WRITE_BYTES, Shard, TensorWriter, plan_shards, write_synced
 from luwu.wire.stored import AVERAGE, STEP, UPDATES, WEIGHT, state_tensors, stored_field
+from switch_emu.node.kernels.narrow import narrow
 
 F32Array = npt.NDArray[np.float32]
 
 _INFINITY: Final = {"bfloat16": 0x7F80, "float16": 0x7C00}
-_NAN: Final = 0x7FC0
-"""A NaN in bfloat16."""
 MODEL: Final = "model"
 OPTIMIZER: Final = "optimizer"
 SLICE_ELEMS: Final = 64 * 1024
@@ -163,7 +162,6 @@ class _Job:
     def _write_weights(
         self, writer: TensorWriter, digest: WeightsDigest, should_stop: Callable[[], bool]
     ) -> None:
-        narrow = _Narrow(self._options.dtype)
         parameters = self._layout.parameters
         job, field = self._source.description, AVERAGE if self._options.average else WEIGHT
         wants = (
@@ -179,7 +177,7 @@ class _Job:
                     digest.begin(parameter.name, parameter.dtype, parameter.shape)
                 hashed = hasher.submit(digest.add, values)  # SHA-256 is slower than all the rest
                 for part in _slices(values):
-                    writer.add(narrow(part, parameter.name))
+                    writer.add(_narrowed(part, self._options.dtype, parameter.name))
                 hashed.result()
 
     def _write_states(self, writer: TensorWriter, should_stop: Callable[[], bool]) -> None:
@@ -214,12 +212,8 @@ class _Job:
         return [
             (Tensor(name, "F32", () if field == STEP else parameter.shape), field, index)
             for index, parameter in enumerate(self._layout.parameters)
-            for name, field in self._state_tensors(index)
+            for name, field in state_tensors(self._source.description, index, self._updates[index])
         ]
-
-    def _state_tensors(self, index: int) -> list[tuple[str, str]]:
-        updates = self._updates[index]
-        return [] if updates is None else state_tensors(self._source.description, index, updates)
 
     def _read_updates(self) -> tuple[int | None, ...]:
         """How often each parameter was updated. Raises StateError if its pages disagree."""
@@ -242,47 +236,27 @@ class _Job:
         return tuple(found)
 
 
-class _Narrow:
+def _narrowed(values: F32Array, dtype: str, name: str) -> memoryview:
     """Float32 values as bytes of the dtype that is written: to nearest, ties to even, as torch.
 
     Without torch, whose import would take longer than many an export, and more than its budget.
+    Raises ConfigError for a value of parameter `name` that the dtype cannot hold.
     """
-
-    def __init__(self, dtype: str) -> None:
-        self._dtype = dtype
-        elems = 0 if dtype == "float32" else SLICE_ELEMS
-        self._out, self._work = np.empty(elems, np.uint16), np.empty(elems, np.uint32)
-
-    def __call__(self, values: F32Array, name: str) -> memoryview:
-        """Valid until the next call. Raises ConfigError for a value the dtype cannot hold."""
-        if self._dtype == "float32":
-            return values.view(np.uint8).data
-        out = self._out[: values.size]
-        if self._dtype == "bfloat16":
-            self._round(values, out)
-        else:
-            with np.errstate(over="ignore"):  # looked for below
-                np.copyto(out.view(np.float16), values, casting="same_kind")
-        is_lost = ((out & 0x7FFF) == _INFINITY[self._dtype]) & np.isfinite(values)
-        if is_lost.any():
-            raise ConfigError(
-                f"dtype: parameter {name} has {values[is_lost][0]:g}, which is beyond "
-                f"{self._dtype}; export it in a wider one"
-            )
-        return out.view(np.uint8).data
-
-    def _round(self, values: F32Array, out: npt.NDArray[np.uint16]) -> None:
-        """bfloat16 is the upper half of a float32, rounded by what the lower half says."""
-        bits, work = values.view(np.uint32), self._work[: values.size]
-        np.right_shift(bits, 16, out=work)
-        np.bitwise_and(work, 1, out=work)
-        np.add(work, 0x7FFF, out=work)
-        np.add(work, bits, out=work)
-        np.right_shift(work, 16, out=work)
-        np.copyto(out, work, casting="same_kind")
-        is_nan = np.isnan(values)
-        if is_nan.any():
-            out[is_nan] = _NAN
+    if dtype == "float32":
+        return values.view(np.uint8).data
+    out = np.empty(values.size, np.uint16)
+    if dtype == "bfloat16":
+        narrow(values, out, None, None)
+    else:
+        with np.errstate(over="ignore"):  # looked for below
+            np.copyto(out.view(np.float16), values, casting="same_kind")
+    is_lost = ((out & 0x7FFF) == _INFINITY[dtype]) & np.isfinite(values)
+    if is_lost.any():
+        raise ConfigError(
+            f"dtype: parameter {name} has {values[is_lost][0]:g}, which is beyond {dtype}; export "
+            "it in a wider one"
+        )
+    return out.view(np.uint8).data
 
 
 def _slices(values: F32Array) -> Iterator[F32Array]:

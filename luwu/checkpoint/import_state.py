@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mmap
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,43 +22,21 @@ import numpy as np
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.closing import Closing
-from luwu.base.digest import WeightsDigest
 from luwu.base.directories import check_absent, check_space, making_directory
 from luwu.base.errors import DamagedFileError
 from luwu.checkpoint.copying import check_running, cut, decide
 from luwu.checkpoint.document import read_document
 from luwu.checkpoint.origin import Origin, OriginFiles
-from luwu.checkpoint.read_ahead import (
-    THREADS_COUNT,
-    Piece,
-    ReadAhead,
-    Want,
-    buffers_count,
-    pieces_by_chunk,
-    pieces_of,
-)
-from luwu.checkpoint.source import RestingState, description_of
-from luwu.layout import SUM_BYTES
+from luwu.checkpoint.read_ahead import THREADS_COUNT, buffers_count
+from luwu.checkpoint.source import description_of
+from luwu.layout import SUM_BYTES, Layout
 from luwu.wire.description import Description
 from luwu.wire.stored import AVERAGE, UPDATES, WEIGHT
 from switch_emu.node.kernels.narrow import widen
-from switch_emu.node.pages import field_view, store_config, store_values
+from switch_emu.node.pages import field_view, store_config, store_values, weights_digest
 from switch_emu.store import FilePageStore, StoreConfig, store_disk_bytes
 from switch_emu.store.directory import read_config
-from switch_emu.store.striped import (
-    node_count_of,
-    node_directory,
-    present_nodes,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportOptions:
-    """The options of an import."""
-
-    chunk_bytes: int | None = None
-    """Bytes of a chunk; None: those of the exported state, or of the state that has the layout."""
-    memory_budget_bytes: int = 256 * 1024**2
+from switch_emu.store.striped import StripedPages, node_count_of, node_directory, present_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +53,14 @@ class Imported:
 
 
 def import_state(
-    source: Path, state: Path, options: ImportOptions, *, like: Path | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
+    source: Path, state: Path, *, like: Path | None = None, chunk_bytes: int | None = None,
+    memory_budget_bytes: int | None = None, should_stop: Callable[[], bool] = lambda: False,
 ) -> Imported:  # fmt: skip
     """Make the state directory `state`, which must not exist, from the files in `source`.
 
     `like`: a state directory or an export with the same model; the weights are then taken from any
-    safetensors, and the optimizer starts afresh at step 0.
+    safetensors, and the optimizer starts afresh at step 0. `chunk_bytes`: None: as it was there.
+    `memory_budget_bytes`: for buffers; None: 256 MiB.
     Raises: ConfigError; DamagedFileError; StoreFullError; Interrupted.
     """
     started_ns = SYSTEM_CLOCK.now_ns()
@@ -90,14 +69,14 @@ def import_state(
         origin = Origin.of_export(read_document(source), source)
     else:
         origin = Origin.of_weights(description_at(like))
-    description = _with_chunk(origin.description, options.chunk_bytes)
+    description = _with_chunk(origin.description, chunk_bytes)
     config = store_config(description)
     with OriginFiles(source, origin, owner="this export" if like is None else str(like)) as files:
-        buffers_count = filler_buffers(config, options.memory_budget_bytes)
+        buffers_count = filler_buffers(config, memory_budget_bytes or 256 * 1024**2)
         check_space(state, store_disk_bytes(config))
         with making_directory(state) as new:
             _make(new, config, description, files, buffers_count, should_stop)
-            digest = _digest_of(new, buffers_count)
+            digest = _digest_of(new, description.layout)
             if origin.weights_digest not in (None, digest):
                 raise DamagedFileError(
                     f"{source}: the weights have the digest {digest}, the export records "
@@ -148,22 +127,11 @@ def _make(
         store.record_attempt(origin.attempt)
 
 
-def _digest_of(path: Path, buffers_count: int) -> str:
+def _digest_of(path: Path, layout: Layout) -> str:
     """The digest of the weights in a store (I3)."""
-    digest = WeightsDigest()
-    with RestingState(path) as state:
-        layout = state.description.layout
-        wants = (
-            Want(index, WEIGHT, piece)
-            for index in range(len(layout.parameters))
-            for piece in pieces_of(layout, index)
-        )
-        for want, values in ReadAhead(state, wants, buffers_count):
-            if not want.piece.parameter_start:
-                parameter = layout.parameters[want.tensor]
-                digest.begin(parameter.name, parameter.dtype, parameter.shape)
-            digest.add(values)
-    return digest.hexdigest()
+    with StripedPages(path, 1) as pages:
+        pages.lay_out(layout)
+        return weights_digest(pages, layout)
 
 
 SCRATCH_BYTES: Final = 512 * 1024
@@ -198,25 +166,22 @@ class PageFiller(Closing):
 
     def fill(self, should_stop: Callable[[], bool]) -> None:
         """Write all pages. Raises what a write raised; Interrupted."""
-        for unit in range(len(self._layout.units)):
-            pieces = pieces_by_chunk(self._layout, unit)
-            for chunk in self._layout.unit_chunks[unit]:
-                check_running(should_stop)
-                self._check_writes()
-                buffer = self._free.get()
-                record = buffer[: self._store.config.kind(chunk).record_bytes]
-                self._make(chunk, pieces[chunk], record)
-                self._writes.append(self._pool.submit(self._write, chunk, record, buffer))
+        for chunk in range(len(self._layout.chunks)):
+            check_running(should_stop)
+            self._check_writes()
+            buffer = self._free.get()
+            record = buffer[: self._store.config.kind(chunk).record_bytes]
+            self._make(chunk, record)
+            self._writes.append(self._pool.submit(self._write, chunk, record, buffer))
         self._pool.shutdown()
         self._check_writes()
 
     def close(self) -> None:
-        """Wait for the threads."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _make(self, chunk: int, pieces: Sequence[Piece], record: memoryview) -> None:
+    def _make(self, chunk: int, record: memoryview) -> None:
         """The record of a page: weights, the optimizer's state, and how often it was updated."""
-        kind = self._store.config.kind(chunk)
+        kind, segments = self._store.config.kind(chunk), list(self._layout.segments(chunk))
         np.frombuffer(record, np.uint8).fill(0)  # padding, and what was there before
         for name in (WEIGHT, *self._state_fields):
             if not kind.has(name):
@@ -225,13 +190,13 @@ class PageFiller(Closing):
             values = stored if stored.dtype == np.float32 else np.zeros(stored.size, np.float32)
             if name == AVERAGE:  # which begins with the weights
                 widen(field_view(kind, record, WEIGHT), None, values)
-            for piece in pieces:
-                part = slice(piece.chunk_start, piece.chunk_start + piece.elems)
-                self._files.read(name, piece.parameter, piece.parameter_start, values[part])
+            for each in segments:
+                part = slice(each.chunk_start, each.chunk_start + each.elems)
+                self._files.read(name, each.parameter, each.parameter_start, values[part])
             if values is not stored:
                 store_values(kind, record, name, values)
         if kind.has(UPDATES):
-            updates = [self._files.origin.updates[each.parameter] or 0 for each in pieces]
+            updates = [self._files.origin.updates[each.parameter] or 0 for each in segments]
             np.frombuffer(record[slice(*kind.range(UPDATES))], np.int64)[:] = updates
 
     def _write(self, chunk: int, record: memoryview, buffer: memoryview) -> None:

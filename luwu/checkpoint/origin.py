@@ -108,10 +108,8 @@ def _names(description: Description, updates: tuple[int | None, ...]) -> dict[tu
     names = {}
     for index, parameter in enumerate(description.layout.parameters):
         names[WEIGHT, index] = parameter.name
-        count = updates[index]
-        if count is not None:
-            for name, each in state_tensors(description, index, count):
-                names[each, index] = name
+        for name, each in state_tensors(description, index, updates[index]):
+            names[each, index] = name
     return names
 
 
@@ -151,15 +149,12 @@ class OriginFiles(Closing):
         assert not self._hashes, f"not read as a whole: {list(self._hashes)}"
 
     def close(self) -> None:
-        """Close all files."""
         self._weights.close()
         if self._state is not None:
             self._state.close()
 
     def _hash(self, name: str, values: F32Array, is_last: bool) -> None:
-        digest = self._hashes.get(name)
-        if digest is None:
-            digest = self._hashes[name] = xxhash.xxh3_128()
+        digest = self._hashes.setdefault(name, xxhash.xxh3_128())
         digest.update(values.view(np.uint8).data)
         if not is_last:
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_right
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
@@ -27,7 +27,6 @@ from luwu.layout import Layout
 class Piece(NamedTuple):
     """Elements of one parameter that lie in one chunk."""
 
-    parameter: int
     chunk: int
     parameter_start: int
     chunk_start: int
@@ -44,18 +43,9 @@ def pieces_of(layout: Layout, parameter: int) -> Iterator[Piece]:
     while at < stop:
         box = layout.chunks[index]
         elems = min(stop, box.start + box.elems) - at
-        yield Piece(parameter, index, at - place.start, at - box.start, elems)
+        yield Piece(index, at - place.start, at - box.start, elems)
         at += elems
         index += 1
-
-
-def pieces_by_chunk(layout: Layout, unit: int) -> dict[int, list[Piece]]:
-    """The pieces in each chunk of a unit; only padding lies between them."""
-    found: dict[int, list[Piece]] = defaultdict(list)
-    for parameter in layout.units[unit].parameters:
-        for piece in pieces_of(layout, parameter):
-            found[piece.chunk].append(piece)
-    return found
 
 
 F32Array = npt.NDArray[np.float32]

@@ -18,12 +18,7 @@ from luwu.wire.stored import UPDATES
 from switch_emu.node.pages import read_counts, read_values
 from switch_emu.store import DecidedStep, StoreConfig
 from switch_emu.store.attachments import read_attachments
-from switch_emu.store.striped import (
-    StripedPages,
-    node_count_of,
-    node_directory,
-    shares_of,
-)
+from switch_emu.store.striped import StripedPages, node_count_of, node_directory, shares_of
 
 
 class StateSource(Protocol):
@@ -88,7 +83,6 @@ class RestingState(Closing):
             read_values(read, kind.dtype(field), field, into)
 
     def close(self) -> None:
-        """Close the store."""
         self._store.close()
 
 

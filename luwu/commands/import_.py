@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -38,13 +37,13 @@ def run(
     """Create the state directory DIR from SRC_DIR, which luwu export wrote; training continues at
     its step, with any number of workers. With --like, SRC_DIR may hold any weights in safetensors
     (in Hugging Face's layout); training starts with them at step 0."""
-    from luwu.checkpoint.import_state import ImportOptions, import_state
+    from luwu.checkpoint.import_state import import_state
 
-    options = ImportOptions(chunk_bytes=chunk)
-    if memory_budget is not None:
-        options = replace(options, memory_budget_bytes=memory_budget)
     with stop_requests() as should_stop:
-        found = import_state(source, state, options, like=like, should_stop=should_stop)
+        found = import_state(
+            source, state, like=like, chunk_bytes=chunk, memory_budget_bytes=memory_budget,
+            should_stop=should_stop,
+        )  # fmt: skip
     if as_json:
         document = {
             "schema": 1,

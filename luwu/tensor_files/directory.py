@@ -24,12 +24,7 @@ from luwu.base.closing import Closing
 from luwu.base.dtypes import DTYPES, WIRE_DTYPES
 from luwu.base.errors import ConfigError, DamagedFileError
 from luwu.base.foreign import open_file, parse_json, read_file
-from luwu.tensor_files.header import (
-    HEADER_BYTES_MAX,
-    LENGTH_BYTES,
-    Tensor,
-    parse_header,
-)
+from luwu.tensor_files.header import HEADER_BYTES_MAX, LENGTH_BYTES, Tensor, parse_header
 
 F32Array = npt.NDArray[np.float32]
 
@@ -91,7 +86,6 @@ class TensorDirectory(Closing):
                 np.left_shift(bits, 16, out=out.view(np.uint32), dtype=np.uint32)
 
     def close(self) -> None:
-        """Close all files."""
         while self._open:
             self._open.popitem()[1].close()
 

@@ -90,7 +90,8 @@ class TensorWriter(Closing):
         self._file.write(data)
         self._missing_bytes -= data.nbytes
         if not self._missing_bytes:
-            self._end_tensor()
+            self._note_digest()
+            self._start_tensor()
 
     def finish(self) -> None:
         """All tensors are there: write the index, if there are several files."""
@@ -100,7 +101,6 @@ class TensorWriter(Closing):
             write_synced(path, index_text(self._shards).encode())
 
     def close(self) -> None:
-        """Close the file that is open, if any."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -123,10 +123,6 @@ class TensorWriter(Closing):
                 os.fsync(self._file.fileno())
                 self.close()
                 self._shard_index, self._tensor_index = self._shard_index + 1, 0
-
-    def _end_tensor(self) -> None:
-        self._note_digest()
-        self._start_tensor()
 
     def _note_digest(self) -> None:
         tensor = self._shards[self._shard_index].tensors[self._tensor_index]

@@ -184,10 +184,15 @@ def state_keys(
     return found + [(names.get(each, each), each) for each in fields]
 
 
-def state_tensors(description: Description, index: int, updates: int) -> list[tuple[str, str]]:
-    """(name of the tensor, our field) of one trained parameter, in torch's order."""
+def state_tensors(
+    description: Description, index: int, updates: int | None
+) -> list[tuple[str, str]]:
+    """(name of the tensor, our field) of a parameter that was updated so often, in torch's order.
+
+    None: it is frozen, and has no state.
+    """
     optimizer = description.optimizer
-    if optimizer in _LATE and not updates:
+    if updates is None or (optimizer in _LATE and not updates):
         return []
     parameter = description.layout.parameters[index]
     keys = state_keys(optimizer, description.state_fields, whole=parameter.whole)

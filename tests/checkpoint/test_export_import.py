@@ -24,8 +24,6 @@ from torch.distributed.checkpoint.state_dict import (
 import luwu
 from luwu.checkpoint.source import RestingState
 from luwu.commands.main import main
-from luwu.launch.local_cluster import LocalCluster
-from luwu.nic.shell import Nic
 from tests.helpers.exports import (
     OptimizerJob,
     bring,
@@ -35,7 +33,8 @@ from tests.helpers.exports import (
     train,
     values_of,
 )
-from tests.helpers.local_job import KIB, LARGE, make_layout
+from tests.helpers.local_job import KIB, make_layout
+from tests.helpers.real_training import in_cluster
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 from workers.gpt import GPT, GPTConfig, init_weights
 
@@ -45,15 +44,10 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.feature("export and import")
 @pytest.mark.parametrize(
     ("optimizer", "update", "wire_dtype", "chunk_kib"),
-    [
-        ("adamw", "at_step", "float32", 16),
-        ("adamw", "streaming", "bfloat16", 32),
-        ("sgd", "streaming", "float32", 48),
-        ("sgd", "at_step", "bfloat16", 16),
-        ("lion", "at_step", "float32", 32),
-        ("lion", "streaming", "float32", 16),
-    ],
-)
+    [("adamw", "at_step", "float32", 16), ("adamw", "streaming", "bfloat16", 32),
+     ("sgd", "streaming", "float32", 48), ("sgd", "at_step", "bfloat16", 16),
+     ("lion", "at_step", "float32", 32), ("lion", "streaming", "float32", 16)],
+)  # fmt: skip
 def test_export_import_goes_on_with_fewer_workers(
     optimizer: str, update: str, wire_dtype: str, chunk_kib: int, tmp_path: Path
 ) -> None:
@@ -152,22 +146,16 @@ def train_gpt(tmp_path: Path, state: Path, optimizer: str, *, steps: int, world_
     """A tied GPT with luwu's own modules, each rank in a thread; the digest of its weights."""
     kind, _, arguments = TRAINED[optimizer]
 
-    def work(nic: Nic) -> None:
-        luwu.init(nic=nic, device="cpu")
+    def work(rank: int) -> None:
         model = make_gpt()
         luwu.fully_shard_each(model, type(model.blocks[0]))
         mine = kind(model.parameters(), **arguments)
         for step in range(mine.next_step, steps):
-            loss_of(model, step, nic.rank).backward()
+            loss_of(model, step, rank).backward()
             mine.step()
-        luwu.finish()
 
-    with LocalCluster(
-        world_size=world_size, state=state, memory_budget_bytes=LARGE, resume=state.exists(),
-        summary=tmp_path / "summary.json",
-    ) as cluster:  # fmt: skip
-        cluster.run(work)
-        return cluster.weights_digest()
+    given: dict[str, Any] = {"world_size": world_size, "state": state, "resume": state.exists()}
+    return in_cluster(tmp_path, work, **given).digest
 
 
 @pytest.mark.feature("export and import")
@@ -299,7 +287,7 @@ def test_export_import_of_a_hugging_face_directory(sharded: bool, tmp_path: Path
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_export_import_rounds_every_kind_of_value_as_torch(dtype: str) -> None:
     """Goal: torch's bits for ties, subnormals, zeros of both signs, infinities and NaN."""
-    from luwu.checkpoint.export_state import SLICE_ELEMS, _Narrow
+    from luwu.checkpoint.export_state import _narrowed
 
     edges = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 65504.0, -65504.0, 6e-8, 1e-40, 1.0])
     bits = np.random.default_rng(3).integers(0, 2**32, 3000, dtype=np.uint32)
@@ -309,8 +297,8 @@ def test_export_import_rounds_every_kind_of_value_as_torch(dtype: str) -> None:
         [edges.astype(np.float32), bits.view(np.float32), ties.view(np.float32)]
     )
     largest = 65000 if dtype == "float16" else 3e38
-    values = values[~(np.isfinite(values) & (np.abs(values) > largest))][:SLICE_ELEMS]
-    found = np.frombuffer(_Narrow(dtype)(values, "p"), np.uint16)
+    values = values[~(np.isfinite(values) & (np.abs(values) > largest))]
+    found = np.frombuffer(_narrowed(values, dtype, "p"), np.uint16)
     expected = torch.from_numpy(values).to(getattr(torch, dtype)).view(torch.int16).numpy()
     number = ~np.isnan(values)
     np.testing.assert_array_equal(found[number], expected.view(np.uint16)[number])

@@ -31,7 +31,7 @@ from luwu.base.errors import (
 )
 from luwu.checkpoint.document import read_document
 from luwu.checkpoint.export_state import ExportOptions, export_state
-from luwu.checkpoint.import_state import ImportOptions, import_state
+from luwu.checkpoint.import_state import import_state
 from luwu.checkpoint.source import RestingState
 from luwu.commands.main import main
 from luwu.layout import Layout, Parameter, Unit
@@ -334,9 +334,9 @@ def test_export_import_asks_for_space_first(tmp_path: Path) -> None:
         header = with_header({"p": entry(shape=[elems], offsets=[0, 4 * elems])})
         file.write(header)
         file.truncate(len(header) + 4 * elems)
-    options = ImportOptions(memory_budget_bytes=1024 * MIB)
+    budget = 1024 * MIB
     with pytest.raises(StoreFullError, match=r"2\.00 TiB are needed, .* are free"):
-        import_state(tmp_path / "hub", tmp_path / "state", options, like=like)
+        import_state(tmp_path / "hub", tmp_path / "state", like=like, memory_budget_bytes=budget)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hub", "like"]
     with pytest.raises(StoreFullError, match="Free some space or name another disk"):
         check_space(tmp_path / "not" / "yet" / "there", 2**60)

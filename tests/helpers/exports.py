@@ -13,7 +13,7 @@ import numpy as np
 
 from luwu.checkpoint.document import FILE, ExportDocument
 from luwu.checkpoint.export_state import Exported, ExportOptions, export_state
-from luwu.checkpoint.import_state import Imported, ImportOptions, import_state
+from luwu.checkpoint.import_state import Imported, import_state
 from luwu.checkpoint.source import RestingState
 from luwu.nic.shell import Nic
 from luwu.wire.description import Description
@@ -94,8 +94,9 @@ def export(state: Path, out: Path, **options: Any) -> Exported:
 
 def bring(source: Path, state: Path, *, chunk_kib: int | None = None, **options: Any) -> Imported:
     chunk_bytes = None if chunk_kib is None else chunk_kib * KIB
-    values = ImportOptions(chunk_bytes=chunk_bytes, memory_budget_bytes=BUDGET)
-    return import_state(source, state, values, **options)
+    return import_state(
+        source, state, chunk_bytes=chunk_bytes, memory_budget_bytes=BUDGET, **options
+    )
 
 
 @dataclass(frozen=True)

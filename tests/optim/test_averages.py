@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import luwu
 from luwu.checkpoint.export_state import ExportOptions, export_state
-from luwu.checkpoint.import_state import ImportOptions, import_state
+from luwu.checkpoint.import_state import import_state
 from luwu.checkpoint.source import RestingState, RunningState
 from luwu.commands.main import main
 from luwu.optim.averages import WeightAverage
@@ -182,12 +182,10 @@ def test_an_average_goes_through_files(tmp_path: Path) -> None:
     assert all(torch.equal(exported[name], before[name]) for name in before)
     with RestingState(state) as source:
         export_state(source, tmp_path / "whole", ExportOptions())
-    import_state(tmp_path / "whole", tmp_path / "again", ImportOptions())
+    import_state(tmp_path / "whole", tmp_path / "again")
     after = in_cluster(tmp_path / "b", part(4, 7), state=tmp_path / "again", resume=True)
     assert (after.digest, digest_of(after.results[0])) == quiet.results[0]
-    import_state(
-        tmp_path / "averaged", tmp_path / "fresh", ImportOptions(), like=tmp_path / "averaged"
-    )
+    import_state(tmp_path / "averaged", tmp_path / "fresh", like=tmp_path / "averaged")
     begun = in_cluster(tmp_path / "c", part(0, 0), state=tmp_path / "fresh", resume=True)
     assert all(torch.equal(begun.results[0][name], before[name]) for name in before)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import luwu
 from luwu.checkpoint.export_state import ExportOptions, export_state
-from luwu.checkpoint.import_state import ImportOptions, import_state
+from luwu.checkpoint.import_state import import_state
 from luwu.checkpoint.source import RestingState
 from luwu.layout import Layout, Parameter, Unit
 from switch_emu.native.build import build
@@ -220,7 +220,7 @@ def test_its_state_goes_through_files_and_dicts(mode: dict[str, Any], tmp_path: 
     assert set(of["first.bias"]) == {"step", "exp_avg", "exp_avg_sq", "average"}
     with RestingState(state) as source:
         export_state(source, tmp_path / "whole", ExportOptions())
-    import_state(tmp_path / "whole", tmp_path / "again", ImportOptions())
+    import_state(tmp_path / "whole", tmp_path / "again")
     for path in (state, tmp_path / "again"):
         assert cluster(tmp_path / "b", rest, state=path, resume=True).results == quiet.results
     if not mode:  # else draws belong to other versions

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import luwu
 from luwu.checkpoint.export_state import ExportOptions, export_state
-from luwu.checkpoint.import_state import ImportOptions, import_state
+from luwu.checkpoint.import_state import import_state
 from luwu.checkpoint.snapshot import snapshot_of_running
 from luwu.checkpoint.source import RestingState, RunningState
 from luwu.layout import Layout, Parameter, Unit
@@ -160,7 +160,7 @@ def test_a_state_goes_through_files(mode: str, tmp_path: Path) -> None:
     with RestingState(state) as source:
         exported = export_state(source, tmp_path / "whole", ExportOptions())
         assert source.description.layout.parameters[0].state_dtype == MODES[mode]["state_dtype"]
-    imported = import_state(tmp_path / "whole", tmp_path / "again", ImportOptions())
+    imported = import_state(tmp_path / "whole", tmp_path / "again")
     assert imported.weights_digest == exported.weights_digest
     for path in (state, tmp_path / "again", tmp_path / "snapshot"):
         after = in_cluster(tmp_path / "b", part(4, 7), state=path, resume=True)
