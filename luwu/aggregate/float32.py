@@ -39,9 +39,7 @@ class Float32(Aggregator):
     def combine(self, parts: Sequence[Encoded], out: memoryview) -> int:
         check_sizes(self.name, [len(part) for part in parts], len(parts[0]))
         total = np.frombuffer(out, np.float32, len(parts[0]) // _BYTES)
-        np.copyto(total, np.frombuffer(parts[0], np.float32))
-        for part in parts[1:]:
-            total += np.frombuffer(part, np.float32)
+        sum_in_order(parts, [self.name] * len(parts), total)
         return total.nbytes
 
     def decode(self, encoded: Encoded, out: F32Array) -> None:

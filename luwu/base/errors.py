@@ -387,8 +387,8 @@ class Entry:
     code: str
     title: str
     meaning: str
-    causes: tuple[str, ...]
-    next: tuple[str, ...]
+    causes: list[str]
+    next: list[str]
 
 
 @cache
@@ -397,16 +397,7 @@ def entries() -> dict[str, Entry]:
     import tomllib  # few processes explain
 
     document = tomllib.loads(TABLE.read_text(encoding="utf-8"))
-    return {
-        code: Entry(
-            code=code,
-            title=row["title"],
-            meaning=row["meaning"],
-            causes=tuple(row["causes"]),
-            next=tuple(row["next"]),
-        )
-        for code, row in document.items()
-    }
+    return {code: Entry(code=code, **row) for code, row in document.items()}
 
 
 def entry(code: str) -> Entry:

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.foreign import taking
 from luwu.base.json_file import read_json
-from luwu.base.links import LinkPair
 from luwu.base.retry import RetryPolicy
 
 SpecT = TypeVar("SpecT")
@@ -107,8 +106,6 @@ def _plain(value: Any) -> Any:
 
 def _as_hinted(hint: Any, value: Any, where: str) -> Any:
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if LinkPair in kinds and isinstance(value, dict):
-        return LinkPair.from_document(value)
     if RetryPolicy in kinds and isinstance(value, dict):
         return RetryPolicy.from_document(value, where)
     for kind in kinds:

@@ -17,14 +17,15 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from luwu.base.errors import ConfigError, suggestion
+from luwu.base.errors import ConfigError
 from luwu.base.foreign import open_file
 from luwu.base.json_file import read_json, write_json
+from luwu.base.parsers import one_of
 
 ALLOWED: Final = "allowed.json"
 SECRET_SUFFIX: Final = ".secret"
@@ -35,6 +36,8 @@ ROLES: Final = ("worker", "reader", "switch", "node")
 ALLOWED_BYTES_MAX: Final = 4 * 1024 * 1024
 """Limit of the list, which is read by a thread that must answer in time."""
 
+key_role: Final = one_of(*ROLES)
+"""A role that a key can have. Raises ConfigError."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -107,15 +110,6 @@ def check_name(name: str) -> str:
     return name
 
 
-def check_role(role: str) -> str:
-    """A role that a key can have. Raises ConfigError."""
-    if role not in ROLES:
-        raise ConfigError(
-            f"--role: {role!r:.40} is not one of {', '.join(ROLES)}{suggestion(role, ROLES)}"
-        )
-    return role
-
-
 def worker_name(pattern: str | None, *, rank: int, local_rank: int) -> str:
     """The key's name of one worker; `{rank}` and `{local_rank}` in a pattern are filled in."""
     text = pattern or "worker-{rank}"
@@ -174,7 +168,7 @@ def read_allowed(directory: Path) -> dict[bytes, Identity]:
             raise ConfigError(f"{file}: {row!r:.80} is not a row: name, role and key were expected")
         if not all(isinstance(each, str) for each in row.values()):
             raise ConfigError(f"{file}: name, role and key of {row['name']!r:.80} must be texts")
-        identity = Identity(check_name(row["name"]), check_role(row["role"]))
+        identity = Identity(check_name(row["name"]), key_role(row["role"], "--role"))
         key = parse_key(row["key"], f"{file}: {identity.name}")
         if key in allowed or identity.name in names:
             raise ConfigError(f"{file}: {identity.name} or its key is listed twice; remove one")
@@ -247,10 +241,7 @@ def write_allowed(directory: Path, allowed: Mapping[bytes, Identity]) -> None:
     """Replace the list, whole or not at all."""
     rows = [
         {"name": identity.name, "role": identity.role, "key": key_text(key)}
-        for key, identity in _sorted(allowed.items())
+        for key, identity in allowed.items()
     ]
+    rows.sort(key=lambda row: (ROLES.index(row["role"]), row["name"]))
     write_json(directory / ALLOWED, {"schema": SCHEMA, "keys": rows}, mode=0o600)
-
-
-def _sorted(rows: Iterable[tuple[bytes, Identity]]) -> list[tuple[bytes, Identity]]:
-    return sorted(rows, key=lambda row: (ROLES.index(row[1].role), row[1].name))

@@ -15,26 +15,12 @@ _M_ARENA_MAX: Final = -8
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int64,
-]
-_libc.mremap.restype = ctypes.c_void_p
-_libc.mremap.argtypes = [
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_void_p,
-]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_libc.mmap.restype = _libc.mremap.restype = _ADDRESS
+_libc.mmap.argtypes = [_ADDRESS, _SIZE, _INT, _INT, _INT, ctypes.c_int64]
+_libc.mremap.argtypes = [_ADDRESS, _SIZE, _SIZE, _INT, _ADDRESS]
+_libc.munmap.argtypes = [_ADDRESS, _SIZE]
+_libc.mprotect.argtypes = _libc.madvise.argtypes = [_ADDRESS, _SIZE, _INT]
 
 
 def map_pages(address: int | None, nbytes: int, protection: int, flags: int, fd: int = -1) -> int:

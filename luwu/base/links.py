@@ -189,11 +189,6 @@ class LinkPair:
             most_ns = _RETRY_FACTOR_MAX * first_ns
         return RetryPolicy(first_ns=first_ns, most_ns=most_ns, ns_per_byte=ns_per_byte)
 
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> LinkPair:
-        """The links of a JSON document, as `asdict` makes it. Raises ConfigError, TypeError."""
-        return cls(up=LinkSpec(**document["up"]), down=LinkSpec(**document["down"]))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:

@@ -50,9 +50,9 @@ def one_of(*choices: str) -> Parser:
 
     def parse(text: str, name: str) -> str:
         if text not in choices:
-            raise ConfigError(
-                f"{name}: {text!r} is not one of {', '.join(choices)}{suggestion(text, choices)}"
-            )
+            known = ", ".join(choices)
+            close = suggestion(text, choices)
+            raise ConfigError(f"{name}: {text!r:.60} is not one of {known}{close}")
         return text
 
     return parse

@@ -77,9 +77,7 @@ class ImportedTorch:
 class _Offer(MetaPathFinder):
     """Finds the hidden modules, each once."""
 
-    def __init__(
-        self, modules: dict[str, ModuleType], otherwise: Callable[[], object]
-    ) -> None:  # fmt: skip
+    def __init__(self, modules: dict[str, ModuleType], otherwise: Callable[[], object]) -> None:
         self._modules, self._otherwise = modules, otherwise
         self._environ = dict(os.environ)
 
@@ -133,12 +131,10 @@ class _Found(Loader):
         self._module, self._spec = module, module.__spec__
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module."""
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put back what the import system has set."""
-        module.__spec__ = self._spec
+        module.__spec__ = self._spec  # the import system has set another
 
 
 def _starts_by_user_code() -> bool:
@@ -186,12 +182,10 @@ class _Loader(Loader):
         self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As Python does."""
         found: ModuleType | None = self._loader.create_module(spec)
         return found
 
     def exec_module(self, module: ModuleType) -> None:
-        """Import it."""
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
         gc.disable()

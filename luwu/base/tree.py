@@ -112,11 +112,6 @@ class Tree:
         """The number of workers below all switches."""
         return self.ranks(self.root).bit_count()
 
-    @property
-    def leaves(self) -> tuple[Place, ...]:
-        """Switches that workers connect to."""
-        return tuple(place for place in self.places if place.workers)
-
     def named(self, name: str) -> Place:
         """A switch by its name. Raises ConfigError."""
         for place in self.places:
@@ -285,10 +280,9 @@ def _check_ranks(places: list[Place], workers: int, where: str) -> None:
             owners[rank] = place.name
     missing = [rank for rank in range(workers) if rank not in owners]
     if missing:
+        fewer = workers - len(missing)
+        otherwise = f", or start with --workers {fewer}" if 0 < fewer == missing[0] else ""
         raise ConfigError(
             f"{where}: ranks {ranges_text(missing)} are below no switch; add them to the workers "
-            f"of one, or start with --workers {workers - len(missing)}"
-            if missing == list(range(workers - len(missing), workers)) and len(missing) < workers
-            else f"{where}: ranks {ranges_text(missing)} are below no switch; add them to the "
-            "workers of one"
+            f"of one{otherwise}"
         )

@@ -12,6 +12,7 @@ a gradient's history; two names for one tensor come back as two tensors.
 from __future__ import annotations
 
 import base64
+import importlib
 import json
 import sys
 from typing import Any, Final
@@ -32,14 +33,9 @@ def pack_value(value: object, *, name: str) -> bytes:
     """A value as bytes; `name` is what messages call it, such as `args`. Raises ConfigError."""
     writer = _Writer()
     document: dict[str, Any] = {"value": json.dumps(writer.plain(value, name, DEPTH_MAX))}
-    if writer.torch:
-        from safetensors.torch import save as save_torch
-
-        document["torch"] = save_torch(writer.torch)
-    if writer.numpy:
-        from safetensors.numpy import save as save_numpy
-
-        document["numpy"] = save_numpy(writer.numpy)
+    for package, tensors in (("torch", writer.torch), ("numpy", writer.numpy)):
+        if tensors:
+            document[package] = _safetensors(package).save(tensors)
     packed: bytes = msgpack.packb(document)
     return packed
 
@@ -51,18 +47,16 @@ def unpack_value(data: bytes) -> Any:
     """
     try:
         document = msgpack.unpackb(data, max_map_len=3)
-        tensors: dict[str, dict[str, Any]] = {}
-        if "torch" in document:
-            from safetensors.torch import load as load_torch
-
-            tensors["torch"] = load_torch(document["torch"])
-        if "numpy" in document:
-            from safetensors.numpy import load as load_numpy
-
-            tensors["numpy"] = load_numpy(document["numpy"])
+        packages = [each for each in ("torch", "numpy") if each in document]
+        tensors = {each: _safetensors(each).load(document[each]) for each in packages}
         return _whole(json.loads(document["value"]), tensors)
     except Exception as exc:  # msgpack, safetensors and JSON raise many kinds
         raise RemoteProtocolError(f"a packed value cannot be read: {exc}") from exc
+
+
+def _safetensors(package: str) -> Any:
+    """What writes and reads tensors of torch or numpy: only needed where there are some."""
+    return importlib.import_module(f"safetensors.{package}")
 
 
 class _Writer:

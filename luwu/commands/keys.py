@@ -26,7 +26,7 @@ from luwu.base.keys import (
     SECRET_SUFFIX,
     Identity,
     check_name,
-    check_role,
+    key_role,
     key_text,
     make_directory,
     read_allowed,
@@ -106,7 +106,7 @@ def init(resolved: Resolved, workers: int, optimizer_nodes: int) -> int:
 @NAME
 @click.option(
     "--role",
-    type=form.Value("worker|reader|switch|node", lambda text, _: check_role(text)),
+    type=form.Value("worker|reader|switch|node", key_role),
     required=True,
     help="what the key is for",
 )

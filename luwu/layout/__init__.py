@@ -13,21 +13,7 @@ from luwu.layout.parameters import (
 from luwu.layout.share import Share, check_replicas, owners_of, stripes_of
 
 __all__ = [
-    "ALL_FLOAT32",
-    "COUNT_BYTES",
-    "SUM_BYTES",
-    "Chunk",
-    "Extent",
-    "Layout",
-    "Parameter",
-    "Placement",
-    "Segment",
-    "Share",
-    "StoredForm",
-    "Unit",
-    "check_replicas",
-    "owners_of",
-    "padded",
-    "segment_runs",
-    "stripes_of",
-]
+    "ALL_FLOAT32", "COUNT_BYTES", "SUM_BYTES", "Chunk", "Extent", "Layout", "Parameter",
+    "Placement", "Segment", "Share", "StoredForm", "Unit", "check_replicas", "owners_of", "padded",
+    "segment_runs", "stripes_of",
+]  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from luwu.base.tree import ranks_of
+
 
 class Epoch(NamedTuple):
     """See E1 to E3 of `switch_emu/switch/core/lead.py`."""
@@ -36,7 +38,7 @@ def is_beyond(epoch: int, known: int) -> bool:
 
 def nodes_of(members: int) -> tuple[int, ...]:
     """The nodes of a bitmap, by number."""
-    return tuple(number for number in range(members.bit_length()) if members >> number & 1)
+    return tuple(ranks_of(members))
 
 
 def nodes_text(members: int) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from luwu.aggregate.named import FLOAT32
+from luwu.aggregate import FLOAT32
 from luwu.base.errors import ConfigError, RemoteProtocolError
 from luwu.base.foreign import MALFORMED, natural, parse_json, plain_text, typed
 from luwu.layout import Layout, Parameter, Unit

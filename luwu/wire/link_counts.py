@@ -6,6 +6,7 @@ comes from it. Whatever states bytes (summaries, `counters/*.json`, metrics) is 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Final
@@ -58,22 +59,18 @@ class LinkCounts:
     step, while to list its items is several, between which the counting thread may add one."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, Kind], LinkCount] = {}
+        self._counts: defaultdict[tuple[str, Kind], LinkCount] = defaultdict(LinkCount)
 
     def sent(self, peer: str, kind: Kind, header_bytes: int, payload_bytes: int) -> None:
         """One more message went out."""
-        count = self._counts.get((peer, kind))
-        if count is None:
-            count = self._counts[peer, kind] = LinkCount()
+        count = self._counts[peer, kind]
         count.messages_sent += 1
         count.header_bytes_sent += header_bytes
         count.payload_bytes_sent += payload_bytes
 
     def received(self, peer: str, kind: Kind, header_bytes: int, payload_bytes: int) -> None:
         """One more came in."""
-        count = self._counts.get((peer, kind))
-        if count is None:
-            count = self._counts[peer, kind] = LinkCount()
+        count = self._counts[peer, kind]
         count.messages_received += 1
         count.header_bytes_received += header_bytes
         count.payload_bytes_received += payload_bytes

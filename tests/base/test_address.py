@@ -22,10 +22,6 @@ def test_what_lies_at_the_address_is_what_the_view_shows(view: memoryview) -> No
     assert address_of(view[3:]) == address_of(view) + 3
 
 
-def test_an_array_and_a_view_of_it_have_one_address() -> None:
-    assert ARRAY[5:].ctypes.data == address_of(memoryview(ARRAY)[5:])
-
-
 @pytest.mark.parametrize("view", [memoryview(bytearray()), memoryview(b"")], ids=["own", "read"])
 def test_an_empty_view_has_an_address(view: memoryview) -> None:
     address_of(view)

@@ -89,15 +89,6 @@ def test_info_is_on_disk_at_once(tmp_path: Path) -> None:
     recorder.close()
 
 
-def test_a_second_start_appends(tmp_path: Path) -> None:
-    """Goal: a process that was started again does not erase what its former self told."""
-    path = tmp_path / "a.jsonl"
-    for number in range(2):
-        with Recorder(role="node", path=path, printed=None) as recorder:
-            recorder.event("node.ready", start=number)
-    assert [record["start"] for record in lines_of(path)] == [0, 1]
-
-
 def test_each_start_begins_with_its_clock(tmp_path: Path) -> None:
     """Goal: timelines of several hosts can be aligned. Method: the record lies between two reads
     of both clocks, and stands before everything else of its start."""

@@ -60,18 +60,6 @@ def test_layout_in_memory_does_not_matter() -> None:
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "shape"),
-    [("v", "float32", (2, 3)), ("w", "bfloat16", (2, 3)), ("w", "float32", (3, 2))],
-)
-def test_name_dtype_and_shape_count(name: str, dtype: str, shape: tuple[int, ...]) -> None:
-    values = np.zeros(6, dtype=np.float32)
-    one, other = WeightsDigest(), WeightsDigest()
-    one.update("w", "float32", (2, 3), values)
-    other.update(name, dtype, shape, values)
-    assert one.hexdigest() != other.hexdigest()
-
-
 def test_incomplete_and_overlong_parameters_are_refused() -> None:
     digest = WeightsDigest()
     digest.begin("w", "float32", (4,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,7 @@ from luwu.base.links import (
 )
 from luwu.base.retry import RetryPolicy
 from luwu.commands.main import main
-from luwu.launch.network import (
-    chunk_for_links,
-    dilated_compute_ms,
-    dilated_disk_rate,
-    links_of,
-)
+from luwu.launch.network import chunk_for_links, dilated_compute_ms, dilated_disk_rate, links_of
 from luwu.launch.serving import tree_of
 
 GBIT = 1e9 / 8
@@ -138,15 +132,10 @@ def test_bad_network_keys_are_refused_with_what_would_work(
 
 @pytest.mark.parametrize(
     "tokens",
-    [
-        ["compare", "--arms", "fsdp", "--link", "1gbit"],
-        ["compare", "--link", "26gbe"],
-        ["compare", "--loss", "1"],
-        ["compare", "--dilation", "10"],
-        ["estimate", "--link", "1gbit"],
-        ["run", "--join", "x", "--link", "1gbit", "-m", "a"],
-    ],
-)
+    [["compare", "--arms", "fsdp", "--link", "1gbit"], ["compare", "--link", "26gbe"],
+     ["compare", "--loss", "1"], ["compare", "--dilation", "10"], ["estimate", "--link", "1gbit"],
+     ["run", "--join", "x", "--link", "1gbit", "-m", "a"]],
+)  # fmt: skip
 def test_bad_network_ends_with_code_2_before_anything_starts(
     tokens: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,17 +162,11 @@ def test_bad_network_two_links_below_one_switch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("texts", "chunk_kib"),
-    [
-        ({}, 16384),
-        ({"loss": "0.1", "link": "none"}, 16384),
-        ({"link": "100gbe"}, 16384),
-        ({"link": "1gbit"}, 1024),
-        ({"link": "worker=10gbit;node=1gbit"}, 1024),
-        ({"link": "100mbit"}, 128),
-        ({"link": "1mbit"}, 64),
-        ({"link": "100gbe", "dilation": "100"}, 16384),
-    ],
-)
+    [({}, 16384), ({"loss": "0.1", "link": "none"}, 16384), ({"link": "100gbe"}, 16384),
+     ({"link": "1gbit"}, 1024), ({"link": "worker=10gbit;node=1gbit"}, 1024),
+     ({"link": "100mbit"}, 128), ({"link": "1mbit"}, 64),
+     ({"link": "100gbe", "dilation": "100"}, 16384)],
+)  # fmt: skip
 def test_the_chunk_follows_the_slowest_link(texts: dict[str, str], chunk_kib: int) -> None:
     """Goal: a chunk crosses a link in an instant of the cluster's own time, however dilated."""
     assert chunk_for_links(config(**texts), 16384 * 1024) == chunk_kib * 1024
@@ -223,20 +206,13 @@ def test_what_is_kept_of_links_can_be_given_again() -> None:
     assert resolve(flags=texts, environ={}).config == first.config
 
 
-def test_a_pair_goes_through_json() -> None:
-    pair = parse_links("worker.up=loss=0.1,rate=3gbit,queue=1MiB;worker.down=delay=1ms").worker
-    assert LinkPair.from_document(asdict(pair)) == pair
-
-
 def test_retries_are_fast_where_messages_can_be_lost() -> None:
     """Goal: a round trip and what is under way, and no less than 50 ms; without loss, and without
     a link, repetition stays the last resort."""
     assert retry_over(LinkPair()) is None
     lossless = retry_over(parse_links("1gbit,delay=1ms").worker)
     assert lossless is not None
-    assert (lossless.first_ns, lossless.most_ns) == (
-        RetryPolicy().first_ns, RetryPolicy().most_ns,
-    )  # fmt: skip
+    assert (lossless.first_ns, lossless.most_ns) == (RetryPolicy().first_ns, RetryPolicy().most_ns)
     quick = retry_over(parse_links("1gbit,loss=0.1").worker)
     assert quick is not None
     assert quick.first_ns == 50_000_000

@@ -7,59 +7,23 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from itertools import product
+from random import Random
 from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from luwu.aggregate.interface import ENCODED
 from luwu.base import limits
-from luwu.base.dtypes import WIRE_DTYPES
 from luwu.base.errors import RemoteProtocolError
 from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
-from luwu.wire.messages import MESSAGE_TYPES, Message, PayloadRule, Role, Verb
+from luwu.wire.messages import MESSAGE_TYPES, Message, PayloadRule
 from tests.evidence.headers import cases
-
-FIXED = settings(derandomize=True, deadline=None, max_examples=60)
-"""The same examples in every run; a failure prints its own."""
+from tests.fuzz.mutate import random_message
 
 EXAMPLES = {type(message): message for case, message in cases() if case == "usual"}
 
 _PAYLOADS = {PayloadRule.NONE: [0], PayloadRule.ONE: [1], PayloadRule.OPTIONAL: [0, 1]}
-
-_HEX = "0123456789abcdef"
-_STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
-    "int": st.integers(0, limits.INT64_MAX),
-    "float": st.floats(),
-    "tuple[float, ...]": st.lists(st.floats(), min_size=1, max_size=limits.CLIPS_MAX + 2).map(
-        tuple
-    ),
-    "bool": st.booleans(),
-    "str": st.text(st.characters(exclude_categories=["Cs"]), max_size=limits.TEXT_CHARS_MAX),
-    "Role": st.sampled_from(Role),
-    "Verb": st.sampled_from(Verb),
-    "contributors": st.integers(0, 2**limits.WORLD_SIZE_MAX - 1),
-    "present": st.integers(0, 2**limits.WORLD_SIZE_MAX - 1),
-    "lost": st.integers(0, 2**limits.WORLD_SIZE_MAX - 1),
-    "weight": st.floats(0, allow_nan=False, allow_infinity=False),
-    "dtype": st.sampled_from(sorted(WIRE_DTYPES)),
-    "field": st.text(st.characters(exclude_categories=("Cs",)), max_size=limits.FIELD_CHARS_MAX),
-    "description_hash": st.text(_HEX, max_size=64),
-}
-
-
-def messages(message_type: type[Message]) -> st.SearchStrategy[Message]:
-    """Any legal message of a type."""
-    chosen = {
-        entry.name: _STRATEGIES[entry.name if entry.name in _STRATEGIES else str(entry.type)]
-        for entry in fields(message_type)
-    }
-    if message_type is wire.Push:
-        chosen["dtype"] = st.sampled_from([*sorted(WIRE_DTYPES), ENCODED])
-    return st.builds(message_type, **chosen)
 
 
 def by_name(value: Any) -> str:
@@ -84,10 +48,8 @@ def test_round_trip(message_type: type[Message]) -> None:
     """Goal: every legal message arrives as it was sent, and its header stays within the caps.
     NaN and infinity are legal floats: the norm of a skipped step is one of them."""
     cap = limits.DATA_HEADER_BYTES_MAX if message_type.IS_DATA else limits.CONTROL_HEADER_BYTES_MAX
-
-    @FIXED
-    @given(message=messages(message_type))
-    def check(message: Message) -> None:
+    random = Random(message_type.CODE)
+    for message in (random_message(random, message_type) for _ in range(60)):
         header = encode(message)
         assert len(header) <= cap
         for count, data in product(_PAYLOADS[message.PAYLOAD], (header, memoryview(header))):
@@ -95,8 +57,6 @@ def test_round_trip(message_type: type[Message]) -> None:
             assert type(arrived) is message_type
             assert repr(arrived) == repr(message)  # repr: a NaN equals nothing
             assert encode(arrived) == header
-
-    check()
 
 
 @pytest.mark.parametrize("message_type", MESSAGE_TYPES, ids=by_name)
@@ -126,53 +86,17 @@ def test_unknown_code() -> None:
 
 
 @pytest.mark.parametrize("message_type", MESSAGE_TYPES, ids=by_name)
-def test_wrong_counts(message_type: type[Message]) -> None:
-    """Goal: one field or one frame too many or too few is refused, with both numbers."""
-    message = EXAMPLES[message_type]
-    values, allowed = wire_values(message), _PAYLOADS[message.PAYLOAD]
-    for wrong in (values[:-1], [*values, 0], values[:1]):
-        text = refuses(msgpack.packb(wrong), allowed[0])
-        assert f"{len(wrong) - 1} fields, expected {len(values) - 1}" in text
-    for count in {-1, 0, 1, 2, 100} - set(allowed):
-        text = refuses(encode(message), count)
-        assert f"{message_type.__name__} came with {count} payload frames" in text
-
-
-_NO_BITMAPS: list[Any] = [1, "\1", None, b"\0", b"\1\0", [b"\1"]]
-_WRONG_BITMAPS = [*_NO_BITMAPS, b"\1" * (limits.WORLD_SIZE_MAX // 8 + 1)]
-_WRONG: dict[str, list[Any]] = {
-    "int": [-1, -(2**63), 2**63, 2**64 - 1, 1.0, True, None, "1", b"\1", [1]],
-    "float": [1, 0, True, None, "1.0", [1.0]],
-    "tuple[float, ...]": [[], [1], [1.0, None], 1.0, None, [1.0] * (limits.CLIPS_MAX + 3), [[1.0]]],
-    "bool": [0, 1, None, "true", 1.0],
-    "str": [1, None, b"text", "x" * (limits.TEXT_CHARS_MAX + 1), ["text"]],
-    "Role": [0, 5, -1, 1.0, True, None, "WORKER"],
-    "Verb": [0, 9, -1, 2**63, True, None],
-    "contributors": _WRONG_BITMAPS,
-    "present": _WRONG_BITMAPS,
-    "lost": _WRONG_BITMAPS,
-    "absent": [*_NO_BITMAPS, b"\1" * (limits.SEGMENTS_MAX // 8 + 1)],
-    "field": [1, None, b"weight", "x" * (limits.FIELD_CHARS_MAX + 1)],
-    "dtype": ["", "float64", "int8", "FLOAT32", 1, None, b"float32", "x" * 200],
-    "description_hash": ["0" * 65, 1, None, b"ab"],
-}
-
-
-@pytest.mark.parametrize("message_type", MESSAGE_TYPES, ids=by_name)
-def test_wrong_values_name_the_field(message_type: type[Message]) -> None:
-    """Goal: each field refuses each value that is not its own: other types (True is no integer, 1
-    no float), out of range, a bitmap with a zero at its end (two spellings of one set)."""
-    message = EXAMPLES[message_type]
-    count = _PAYLOADS[message.PAYLOAD][0]
+def test_refusals_name_what_is_wrong(message_type: type[Message]) -> None:
+    """Goal: the field, or both numbers of fields, or of frames. (`tests/evidence` has what each
+    field takes.)"""
+    message, name = EXAMPLES[message_type], message_type.__name__
+    values, count = wire_values(message), _PAYLOADS[message.PAYLOAD][0]
     for index, entry in enumerate(fields(message_type), start=1):
-        for wrong in _WRONG.get(entry.name) or _WRONG[str(entry.type)]:
-            values = wire_values(message)
-            values[index] = wrong
-            text = refuses(msgpack.packb(values), count)
-            size = len(msgpack.packb(values))
-            too_big = size > (limits.DATA_HEADER_BYTES_MAX if message.IS_DATA else 2**63)
-            unread = "not msgpack" in text  # msgpack itself refused a long binary
-            assert f"{message_type.__name__}.{entry.name}: " in text or too_big or unread
+        wrong = [*values[:index], None, *values[index + 1 :]]
+        assert f"{name}.{entry.name}: None is not " in refuses(msgpack.packb(wrong), count)
+    expected = f"{name} has {len(values) - 2} fields, expected {len(values) - 1}"
+    assert refuses(msgpack.packb(values[:-1]), count) == expected
+    assert f"{name} came with 100 payload frames" in refuses(encode(message), 100)
 
 
 def test_caps_hold() -> None:
