@@ -14,6 +14,7 @@ from the switch and node that it starts again, which would fail for ever otherwi
 from __future__ import annotations
 
 import os
+import re
 import signal
 from dataclasses import dataclass
 from typing import Final
@@ -61,6 +62,9 @@ PLACES: Final = {
 """Every place in the code, and what is the case there; docs/faults.md lists them."""
 
 
+_ITEM: Final = re.compile(r"([^=]+)=(?:(kill|raise)|delay:([^@]+))(?:@(0*[1-9][0-9]*))?")
+
+
 class FailpointError(LuwuError):
     """Raised by a failpoint that a test switched on."""
 
@@ -79,16 +83,13 @@ def parse_failpoints(text: str) -> dict[str, _Armed]:
     """`{place: what to do}` of the variable's text. Raises ConfigError."""
     armed: dict[str, _Armed] = {}
     for item in filter(None, (part.strip() for part in text.split(";"))):
-        place, _, what = item.partition("=")
-        said, _, number = what.partition("@")
-        action, colon, delay = said.partition(":")
-        is_numbered = number.isdecimal() and number.isascii() and int(number) > 0
-        is_action = (action in ("kill", "raise") and not colon) or (action == "delay" and delay)
-        if not place or not is_action or not (is_numbered or "@" not in what):
+        match = _ITEM.fullmatch(item)
+        if match is None:
             raise ConfigError(
                 f"LUWU_FAILPOINTS: {item!r} is not PLACE=kill|raise|delay:TIME[@N], N from 1; "
                 "fix it or unset it"
             )
+        place, action, delay, number = match.groups()
         if place not in PLACES:
             raise ConfigError(
                 f"LUWU_FAILPOINTS: there is no place {place!r}{suggestion(place, PLACES)}; "
@@ -97,8 +98,8 @@ def parse_failpoints(text: str) -> dict[str, _Armed]:
             )
         if place in armed:
             raise ConfigError(f"LUWU_FAILPOINTS: {place!r} is named twice; name it once")
-        delay_ns = parse_ns(delay, name=f"LUWU_FAILPOINTS: {place}") if colon else 0
-        armed[place] = _Armed(action, int(number) if number else None, delay_ns)
+        delay_ns = parse_ns(delay, name=f"LUWU_FAILPOINTS: {place}") if delay else 0
+        armed[place] = _Armed(action or "delay", int(number) if number else None, delay_ns)
     return armed
 
 

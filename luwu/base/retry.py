@@ -39,4 +39,4 @@ class RetryPolicy:
         ns_per_byte = document["ns_per_byte"]
         if type(ns_per_byte) is not float or not 0 <= ns_per_byte < math.inf:
             raise ConfigError(f"{where}.ns_per_byte is {ns_per_byte!r:.40}, not a number from 0")
-        return cls(first_ns=first_ns, most_ns=most_ns, ns_per_byte=ns_per_byte)
+        return cls(**document)

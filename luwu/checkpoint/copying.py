@@ -38,6 +38,11 @@ def copy_pages(
             pass
 
 
+def steps_of(store: FilePageStore) -> dict[int, DecidedStep]:
+    """The decided and the prepared step of a store, by version."""
+    return {step.version: step for step in (store.decided, store.prepared) if step is not None}
+
+
 def pieces_of(source: FilePageStore, record: DecidedStep) -> dict[int, list[memoryview]]:
     """The pieces that each rank attached to a step, of the store that keeps them."""
     files = AttachmentFiles(source.path, synced=False, decided=record, read_only=True)

@@ -23,12 +23,12 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.directories import flush_directory, making_directory
 from luwu.base.errors import ConfigError, StateError
 from luwu.base.failpoints import failpoint
-from luwu.checkpoint.copying import copy_pages, decide, pieces_of
+from luwu.checkpoint.copying import copy_pages, decide, pieces_of, steps_of
 from luwu.checkpoint.source import description_of
 from luwu.layout import Share, check_replicas
 from luwu.protocol.epoch import UNKNOWN_EPOCHS, Epoch, are_enough, nodes_of, nodes_text
 from switch_emu.node.pages import store_config
-from switch_emu.store import DecidedStep, FilePageStore
+from switch_emu.store import FilePageStore
 from switch_emu.store.striped import StripedPages, left_out_nodes, node_directory, present_nodes
 
 
@@ -68,7 +68,8 @@ def refill(
     left = [number for number in present if number not in left_out]
     lost = [number for number in range(count) if number not in left]
     nbytes = 0
-    with _pages_of(state, count, left) as pages:
+    with StripedPages(state, count, may_lack=True) as pages:
+        _lay_out(pages, state, left)
         source = _Sources(pages, replicas, state)
         made = [number for number in range(count) if number in lost or not source.fits(number)]
         if not made:
@@ -151,26 +152,17 @@ def _check_given_up(
         )
 
 
-def _pages_of(state: Path, count: int, left: Sequence[int]) -> StripedPages:
-    """The pages of the nodes that are left.
-
-    Raises ConfigError if they lack some pages; StateError.
-    """
-    found = StripedPages(state, count, may_lack=True)
+def _lay_out(pages: StripedPages, state: Path, left: Sequence[int]) -> None:
+    """Find which node that is left holds which pages. Raises ConfigError if some are lost."""
+    if pages.decided is None:
+        raise ConfigError(f"{state} has no weights yet; start a new job")
     try:
-        if found.decided is None:
-            raise ConfigError(f"{state} has no weights yet; start a new job")
-        found.lay_out(description_of(found.configs, state).layout)
+        pages.lay_out(description_of(pages.configs, state).layout)
     except StateError as exc:
-        found.close()
         raise ConfigError(
             f"{state}: all copies of some pages are lost; nodes {', '.join(map(str, left))} are "
             "left; restore the state from a snapshot or an export"
         ) from exc
-    except ConfigError:
-        found.close()
-        raise
-    return found
 
 
 class _Sources:
@@ -215,7 +207,7 @@ class _Sources:
             kept = {}
             if 0 in share.stripes:  # its owners hold what workers attached
                 first, _ = self._pages.holder(0)
-                kept = pieces_of(first, _steps(first)[version])
+                kept = pieces_of(first, steps_of(first)[version])
             decide(store, self.record, kept)
             store.record_attempt(self._pages.attempt, self.epoch)
             for stripe in share.stripes:
@@ -224,8 +216,3 @@ class _Sources:
                 if store.digest(share.pages_of(stripe), version) != same:
                     raise StateError(f"{new}: stripe {stripe} is not what was copied; try again")
         return config.state_bytes
-
-
-def _steps(store: FilePageStore) -> dict[int, DecidedStep]:
-    """The decided and the prepared step of a store, by version."""
-    return {step.version: step for step in (store.decided, store.prepared) if step is not None}

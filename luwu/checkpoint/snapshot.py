@@ -18,13 +18,12 @@ import numpy as np
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.directories import check_absent, flush_directory, making_directory
 from luwu.base.errors import ConfigError, StateError
-from luwu.checkpoint.copying import check_running, copy_pages, cut, decide, pieces_of
+from luwu.checkpoint.copying import check_running, copy_pages, cut, decide, pieces_of, steps_of
 from luwu.checkpoint.source import RunningState
 from luwu.layout import Share
 from switch_emu.node.pages import store_config, store_values
 from switch_emu.store import FilePageStore, aligned_buffer
 from switch_emu.store.striped import node_directory
-from switch_emu.store.verify import verify_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +50,16 @@ def snapshot_at_rest(
         for number in range(count):
             directory = node_directory(state, number, count)
             stores.append(stack.enter_context(FilePageStore.open(directory, read_only=True)))
-        version = _decided_version(stores[0], state)
+        decided = stores[0].decided
+        if decided is None:
+            raise ConfigError(
+                f"{state} has no weights yet: its job ended before the first of them had come"
+            )
         for number, store in enumerate(stores):
-            _copy_store(store, version, node_directory(new, number, count), should_stop)
-        found = verify_state(new, count, full=False, should_stop=should_stop)
-        if found.damages:
-            raise StateError(f"{state} is damaged: {found.damages[0]}")
+            _copy_store(store, decided.version, node_directory(new, number, count), should_stop)
         if count > 1:
             flush_directory(new)
-    return _made(out, version, count, started_ns)
+    return _made(out, decided.version, count, started_ns)
 
 
 def snapshot_of_running(
@@ -119,10 +119,7 @@ def _copy_store(
     source: FilePageStore, version: int, target: Path, should_stop: Callable[[], bool]
 ) -> None:
     """The pages of one version of one node, each verified as it is read."""
-    record = next(
-        (step for step in (source.decided, source.prepared) if step and step.version == version),
-        None,
-    )
+    record = steps_of(source).get(version)
     if record is None:
         raise StateError(
             f"{source.path} has no version {version}, which node 0 has decided; the directories "
@@ -135,14 +132,6 @@ def _copy_store(
         copy_pages(store, record, lambda page: (source, page), should_stop)
         decide(store, record, pieces_of(source, record))
         store.record_attempt(source.attempt)
-
-
-def _decided_version(store: FilePageStore, path: Path) -> int:
-    if store.decided is None:
-        raise ConfigError(
-            f"{path} has no weights yet: its job ended before the first of them had come"
-        )
-    return store.decided.version
 
 
 def _made(out: Path, version: int, count: int, started_ns: int) -> Snapshot:
