@@ -15,6 +15,7 @@ from torch.optim import lr_scheduler
 import luwu
 from luwu.base.errors import StateError
 from luwu.nic.reader import FieldRead
+from tests.helpers.exports import flip
 from tests.helpers.real_training import in_cluster, seeded
 from tests.helpers.small_models import Block
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
@@ -241,9 +242,7 @@ def test_large_states_travel_in_pieces(tmp_path: Path) -> None:
     assert torch.equal(found, values)
     path = max(state.glob("kept-*"))
     assert path.stat().st_size > 6 * 16 * 1024
-    data = bytearray(path.read_bytes())
-    data[50_000] ^= 1
-    path.write_bytes(data)
+    flip(path, 50_000)
     with pytest.raises(StateError, match=r"piece \d at byte \d+ changed after it was written"):
         in_cluster(tmp_path, work(False), state=state, resume=True)
     path.unlink()

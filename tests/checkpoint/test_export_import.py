@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -35,8 +33,8 @@ from tests.helpers.exports import (
 )
 from tests.helpers.local_job import KIB, make_layout
 from tests.helpers.real_training import in_cluster
+from tests.helpers.small_models import gpt_config, gpt_loss, make_gpt, shard_gpt
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
-from workers.gpt import GPT, GPTConfig, init_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -121,25 +119,11 @@ def test_export_import_with_the_least_budget(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------- for other programs
 
 
-CONFIG = GPTConfig(layers=2, width=64, heads=4, context=16, vocab=128, tied=True)
+CONFIG = gpt_config(layers=2, tied=True)
 TRAINED: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "adamw": (luwu.optim.AdamW, torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1}),
     "sgd": (luwu.optim.SGD, torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "dampening": 0.2}),
 }
-
-
-def make_gpt() -> GPT:
-    model = GPT(CONFIG)
-    for module in model.modules():
-        init_weights(module, 3)
-    return model
-
-
-def loss_of(model: nn.Module, step: int, rank: int) -> Tensor:
-    generator = torch.Generator().manual_seed(step * 10 + rank)
-    tokens = torch.randint(128, (2, 9), generator=generator)
-    logits = model(tokens[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def train_gpt(tmp_path: Path, state: Path, optimizer: str, *, steps: int, world_size: int) -> str:
@@ -147,11 +131,11 @@ def train_gpt(tmp_path: Path, state: Path, optimizer: str, *, steps: int, world_
     kind, _, arguments = TRAINED[optimizer]
 
     def work(rank: int) -> None:
-        model = make_gpt()
-        luwu.fully_shard_each(model, type(model.blocks[0]))
+        model: Any = make_gpt(CONFIG)
+        shard_gpt(model)
         mine = kind(model.parameters(), **arguments)
         for step in range(mine.next_step, steps):
-            loss_of(model, step, rank).backward()
+            gpt_loss(model, step, rank, 0).backward()
             mine.step()
 
     given: dict[str, Any] = {"world_size": world_size, "state": state, "resume": state.exists()}
@@ -170,7 +154,7 @@ def test_export_import_fills_a_torch_model_and_its_optimizer(
     train_gpt(tmp_path, state, optimizer, steps=3, world_size=2)
     assert main(["export", str(state), str(out), "--shard-size", "64KiB"]) == 0
 
-    model = make_gpt()
+    model = make_gpt(CONFIG)
     weights = load_sharded(out, "model")
     assert list(weights) == [name for name, _ in model.named_parameters()]
     missing, unexpected = model.load_state_dict(weights, strict=False)
@@ -190,7 +174,7 @@ def test_export_import_fills_a_torch_model_and_its_optimizer(
     total = [torch.zeros_like(parameter) for parameter in model.parameters()]
     for rank in range(2):
         model.zero_grad()
-        loss_of(model, 3, rank).backward()
+        gpt_loss(model, 3, rank, 0).backward()
         for sum_here, parameter in zip(total, model.parameters(), strict=True):
             sum_here.add_(parameter.grad)
     for sum_here, parameter in zip(total, model.parameters(), strict=True):

@@ -37,7 +37,7 @@ from luwu.commands.main import main
 from luwu.layout import Layout, Parameter, Unit
 from luwu.tensor_files.directory import TensorDirectory
 from luwu.wire.description import Description
-from tests.helpers.exports import BUDGET, OptimizerJob, bring, export, train, write_document
+from tests.helpers.exports import BUDGET, OptimizerJob, bring, export, flip, train, write_document
 from tests.helpers.local_job import MIB, Worker, cluster_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -235,11 +235,7 @@ def test_export_import_refuses_a_hostile_document(case: str, out: Path) -> None:
 @pytest.mark.parametrize("file", ["model", "optimizer"])
 def test_export_import_finds_one_changed_bit(file: str, out: Path) -> None:
     """Goal: exit code 5, and the tensor is named; values that are there are never half taken."""
-    with open(out / f"{file}.safetensors", "r+b") as opened:
-        opened.seek(-3, os.SEEK_END)
-        byte = opened.read(1)[0]
-        opened.seek(-3, os.SEEK_END)
-        opened.write(bytes([byte ^ 1]))
+    flip(out / f"{file}.safetensors", -3)
     with pytest.raises(PageCorruptError, match=r"tensor (state\.)?p6.* checksum"):
         bring(out, out.parent / "new")
     assert main(["import", str(out), "--state", str(out.parent / "new")]) == 5

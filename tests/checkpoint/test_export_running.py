@@ -15,7 +15,7 @@ from luwu.base.errors import PageCorruptError, StateError
 from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.source import RunningState
 from luwu.commands.main import main
-from tests.helpers.exports import BUDGET, bring, export
+from tests.helpers.exports import BUDGET, bring, export, flip
 from tests.helpers.real_training import in_cluster, seeded
 from tests.helpers.small_models import Stack, batch, shard
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
@@ -95,9 +95,7 @@ def test_export_import_at_rest_brings_what_was_attached(tmp_path: Path) -> None:
     found = in_cluster(tmp_path, part(2, 4), world_size=2, state=new, resume=True)
     assert (found.digest, found.results) == (plain.digest, plain.results)
     path = out / "attached-1.msgpack"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    flip(path, -1)
     with pytest.raises(PageCorruptError, match=r"attached-1\.msgpack changed"):
         bring(out, tmp_path / "damaged")
     path.unlink()

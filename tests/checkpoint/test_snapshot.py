@@ -16,7 +16,7 @@ from luwu.commands.main import main
 from switch_emu.store import DecidedStep, FilePageStore
 from switch_emu.store.striped import StripedPages
 from tests.checkpoint.test_export_running import part
-from tests.helpers.exports import train, values_of
+from tests.helpers.exports import flip, train, values_of
 from tests.helpers.local_job import Job, plain
 from tests.helpers.real_training import in_cluster
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
@@ -58,9 +58,7 @@ def test_a_state_in_use_or_damaged_is_refused(tmp_path: Path) -> None:
         take_step(store, 0)
         with pytest.raises(ConfigError, match="is open in process"):
             snapshot_at_rest(state, 1, out)
-    with (state / "side0.dat").open("r+b") as file:
-        file.seek(100)
-        file.write(b"rot")
+    flip(state / "side0.dat", 100)
     with pytest.raises(StateError, match=r"page 0 of side0\.dat"):
         snapshot_at_rest(state, 1, out)
     assert [path.name for path in tmp_path.iterdir()] == ["state"]

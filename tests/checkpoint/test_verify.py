@@ -17,6 +17,7 @@ from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
 from switch_emu.store.direct_io import BLOCK_BYTES
 from switch_emu.store.geometry import Geometry
 from switch_emu.store.manifest import copy_offset
+from tests.helpers.exports import flip
 from tests.suites.store_suite import contents, record, small_config, take_step, write_pages
 
 GEOMETRY = Geometry(small_config())
@@ -45,13 +46,6 @@ def state(tmp_path: Path) -> Path:
         for version in (1, 2, 3):
             step(store, version)
     return tmp_path / "state"
-
-
-def flip(file: Path, offset: int) -> None:
-    """Change one byte."""
-    data = bytearray(file.read_bytes())
-    data[offset] ^= 0x40
-    file.write_bytes(data)
 
 
 def image(state: Path) -> dict[str, str]:

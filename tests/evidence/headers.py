@@ -11,7 +11,7 @@ Both were written by `python -m tests.evidence headers` and are checked by
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Final
@@ -53,77 +53,63 @@ VALUES: Final[tuple[Any, ...]] = (
 """What stands in the place of a field, by turns."""
 
 
+Values = Callable[[int], dict[str, Any]]
+"""Number of a field -> its value, by its name or its type."""
+
+
 def cases() -> Iterator[tuple[str, Message]]:
     """(name of the case, message) for every message of the protocol."""
     for kind in MESSAGE_TYPES:
-        yield "least", _made(kind, lambda name, of, index: _least(name, of))
+        yield "least", _made(kind, _least)
         yield "usual", _made(kind, _usual)
-        yield "greatest", _made(kind, lambda name, of, index: _greatest(name, of))
+        yield "greatest", _made(kind, _greatest)
         for start in range(0, len(_STEPS), 3):
-            yield f"forms {start}", _made(kind, lambda n, of, i, s=start: _form(n, of, i + s))
+            yield f"forms {start}", _made(kind, lambda index, s=start: _form(index + s))
         optional = {each.name for each in fields(kind) if each.default is not MISSING}
         if optional:
             yield "without optional fields", _made(kind, _usual, left_out=optional)
 
 
-def _made(kind: type[Message], value: Any, left_out: Collection[str] = ()) -> Message:
-    return kind(
-        **{
-            each.name: value(each.name, str(each.type), index)
-            for index, each in enumerate(fields(kind))
-            if each.name not in left_out
-        }
-    )
+def _made(kind: type[Message], values: Values, left_out: Collection[str] = ()) -> Message:
+    """A message whose fields have these values: by name, or by type."""
+    given = {}
+    for index, each in enumerate(fields(kind)):
+        found = values(index)
+        if each.name not in left_out:
+            given[each.name] = found[each.name if each.name in found else str(each.type)]
+    return kind(**given)
 
 
-def _least(name: str, of: str) -> Any:
-    if name == "dtype":
-        return "float32"
-    values: dict[str, Any] = {"int": 0, "float": 0.0, "bool": False, "str": "", _NORMS: (0.0,)}
-    values |= {"Role": Role.WORKER, "Verb": Verb.LOAD}
-    return values[of]
-
-
-def _usual(name: str, of: str, index: int) -> Any:
-    if name == "dtype":
-        return "bfloat16"
-    if of == "Verb":
-        return Verb.PUSH
-    values: dict[str, Any] = {
-        "int": index + 1, "float": index + 0.5, "bool": True, "str": f"text {index}",
-        "Role": Role.SWITCH, _NORMS: (index + 0.5, 0.25),
+def _least(index: int) -> dict[str, Any]:
+    return {
+        "dtype": "float32", "int": 0, "float": 0.0, "bool": False, "str": "", _NORMS: (0.0,),
+        "Role": Role.WORKER, "Verb": Verb.LOAD,
     }  # fmt: skip
-    return values[of]
 
 
-def _greatest(name: str, of: str) -> Any:
-    if name == "dtype":
-        return "bfloat16"
-    if name in _BITMAPS:
-        return (1 << _BITMAPS[name]) - 1
-    if of == "str":
-        count = FIELD_CHARS_MAX if name == "field" or "hash" in name else TEXT_CHARS_MAX
-        return _LONGEST * count
-    values: dict[str, Any] = {
-        "int": 2**63 - 1, "float": _FLOATS[1], "bool": True, "Role": Role.NODE,
-        _NORMS: (_FLOATS[1],) * (CLIPS_MAX + 2),
+def _usual(index: int) -> dict[str, Any]:
+    return {
+        "dtype": "bfloat16", "int": index + 1, "float": index + 0.5, "bool": True,
+        "str": f"text {index}", _NORMS: (index + 0.5, 0.25), "Role": Role.SWITCH, "Verb": Verb.PUSH,
     }  # fmt: skip
-    return Verb.PRESENT if of == "Verb" else values[of]
 
 
-def _form(name: str, of: str, index: int) -> Any:
-    if name == "dtype":
-        return "float16"
-    values: dict[str, Any] = {
-        _NORMS: _FLOATS[: 1 + index % 3],
-        "int": _STEPS[index % len(_STEPS)],
-        "float": _FLOATS[index % 3],
-        "bool": index % 2 == 0,
-        "str": "é" * (31 + index % 2),
-        "Role": list(Role)[index % len(Role)],
-        "Verb": list(Verb)[index % len(Verb)],
-    }
-    return values[of]
+def _greatest(index: int) -> dict[str, Any]:
+    short = _LONGEST * FIELD_CHARS_MAX
+    return {
+        "dtype": "bfloat16", "int": 2**63 - 1, "float": _FLOATS[1], "bool": True,
+        "str": _LONGEST * TEXT_CHARS_MAX, "field": short, "description_hash": short,
+        _NORMS: (_FLOATS[1],) * (CLIPS_MAX + 2), "Role": Role.NODE, "Verb": Verb.PRESENT,
+        **{name: (1 << count) - 1 for name, count in _BITMAPS.items()},
+    }  # fmt: skip
+
+
+def _form(index: int) -> dict[str, Any]:
+    return {
+        "dtype": "float16", "int": _STEPS[index % len(_STEPS)], "float": _FLOATS[index % 3],
+        "bool": index % 2 == 0, "str": "é" * (31 + index % 2), _NORMS: _FLOATS[: 1 + index % 3],
+        "Role": list(Role)[index % len(Role)], "Verb": list(Verb)[index % len(Verb)],
+    }  # fmt: skip
 
 
 def headers_text() -> str:

@@ -175,3 +175,10 @@ def padding_of(state: Path) -> bytes:
                     is_padding[part.chunk_start : part.chunk_start + part.elems] = False
                 found += values[is_padding].tobytes()
     return bytes(found)
+
+
+def flip(file: Path, offset: int) -> None:
+    """Change one byte."""
+    data = bytearray(file.read_bytes())
+    data[offset] ^= 0x40
+    file.write_bytes(data)

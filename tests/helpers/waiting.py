@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from luwu.base.clock import SYSTEM_CLOCK, Clock, sleep
@@ -16,11 +15,6 @@ def is_soon(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
             return False
         sleep(0.001)
     return True
-
-
-def do_once(condition: Callable[[], bool], do: Callable[[], object]) -> None:
-    """Do it in another thread, once the condition holds; after all that time in any case."""
-    threading.Thread(target=lambda: (is_soon(condition), do())).start()
 
 
 class ManualClock(Clock):

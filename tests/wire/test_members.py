@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from luwu.protocol.children import (
     ranks_text,
 )
 from luwu.wire.description import Description, description_hash
-from luwu.wire.messages import Hello, Role
+from luwu.wire.messages import Hello
+from tests.helpers.switch_parts import hello as greeting
 
 JOB = 77
 
@@ -35,12 +35,12 @@ def description(elems: int = 100) -> bytes:
 
 
 def hello(rank: int, encoded: bytes | None = None, **changes: Any) -> Hello:
-    whole = Hello(
-        job=JOB, epoch=0, step=0, attempt=0, role=Role.WORKER, rank=rank, incarnation=5,
-        generation=0, protocol=PROTOCOL_VERSION, world_size=2, contributors=1 << rank,
-        present=1 << rank, roll=0, description_hash=description_hash(encoded or description()),
-    )  # fmt: skip
-    return replace(whole, **changes)
+    own = {
+        "job": JOB, "rank": rank, "incarnation": 5, "world_size": 2,
+        "description_hash": description_hash(encoded or description()),
+    }  # fmt: skip
+    said: Hello = greeting(1 << rank, **(own | changes))
+    return said
 
 
 def two() -> Members:

@@ -11,20 +11,15 @@ import pytest
 from luwu.base.retry import RetryPolicy
 from luwu.protocol.actions import PARENT, Drop, Send
 from luwu.protocol.uplink import Cargo, Uplink
-from luwu.wire.messages import Message, Pull, Push, Rejoin, Role
+from luwu.wire.messages import Pull, Push, Rejoin
+from tests.helpers.switch_parts import message
 
 RETRY = RetryPolicy(first_ns=100, most_ns=350)
-COMMON: dict[str, Any] = {
-    "job": 1, "epoch": 0, "step": 0, "attempt": 1, "role": Role.WORKER, "rank": 0,
-    "incarnation": 1, "generation": 1,
-}  # fmt: skip
 
 
 def push(extent: int) -> Push:
-    return Push(
-        **COMMON, index=extent, part=0, contributors=1, absent=0, weight=1.0, last=True,
-        raw=False, dtype="float32",
-    )  # fmt: skip
+    pushed: Push = message(Push, index=extent, contributors=1, dtype="float32")
+    return pushed
 
 
 def cargo(extent: int, payload_bytes: int = 100, on_way: Any = None) -> Cargo:
@@ -55,15 +50,15 @@ class Bench:
 def test_requests_go_at_once_and_again() -> None:
     """I6. Goal: a request takes no room in the window and is repeated until it is answered."""
     bench = Bench(window_bytes=0)
-    message: Message = Rejoin(**COMMON)
-    bench.uplink.ask(0, "hello", message, b"description")
-    assert bench.taken() == [Send((PARENT,), message, b"description")]
+    asked = message(Rejoin)
+    bench.uplink.ask(0, "hello", asked, b"description")
+    assert bench.taken() == [Send((PARENT,), asked, b"description")]
     assert bench.uplink.asks("hello")
     assert bench.uplink.next_tick_ns() == 100
     bench.uplink.tick(99)
     assert bench.taken() == []
     bench.uplink.tick(100)
-    assert bench.taken() == [Send((PARENT,), message, b"description")]
+    assert bench.taken() == [Send((PARENT,), asked, b"description")]
     assert bench.uplink.answered("hello")
     assert not bench.uplink.answered("hello")
     assert bench.uplink.next_tick_ns() is None
@@ -116,7 +111,7 @@ def test_forget_drops_each_payload_once() -> None:
     for extent in range(4):
         bench.uplink.load(0, extent, cargo(extent, 100 if extent else 0))
     for name in ("commit", "leave"):
-        bench.uplink.ask(0, name, Pull(**COMMON, index=0, part=0))
+        bench.uplink.ask(0, name, message(Pull))
     bench.taken()
     bench.uplink.forget(keep=lambda name: name == "leave")
     assert sorted(action.payload for action in bench.taken()) == [
