@@ -200,39 +200,39 @@ def test_back_from_a_step_whose_record_is_gone(
     assert version_of(state) == (2 if is_last else 3)
 
 
-def test_back_is_refused_when_the_next_step_has_begun(
-    state: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Goal: one page written over is enough, and nothing changes."""
+def begin_next(state: Path) -> None:
     with FilePageStore.open(state) as store:
         write_pages(store, [2], 4)
-    before = image(state)
-    code, said = verify(capsys, state, "--roll-back")
-    assert code == 5
-    assert "version 2 is damaged, so nothing was changed: page 2 of side0.dat" in said
-    assert image(state) == before
-    code, said = verify(capsys, state, "--full")
-    assert (code, "version 2, the one before, is no longer intact" in said) == (0, True), said
 
 
-def test_back_is_refused_when_the_next_step_is_prepared(
-    state: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def prepare_next(state: Path) -> None:
     with FilePageStore.open(state) as store:
         write_pages(store, range(7), 4)
         store.prepare(DecidedStep(version=4, attempt=0))
-    code, said = verify(capsys, state, "--roll-back")
-    assert (code, "no longer exists" in said) == (5, True), said
-    assert "version 4 is prepared" in verify(capsys, state)[1]
 
 
-def test_back_is_refused_where_what_was_attached_is_gone(
-    state: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("change", "said", "full"),
+    [
+        (begin_next, "version 2 is damaged, so nothing was changed: page 2 of side0.dat",
+         "version 2, the one before, is no longer intact"),
+        (prepare_next, "no longer exists", "version 4 is prepared"),
+        (lambda state: (state / "kept-2-0.dat").unlink(), "kept-2-0.dat cannot be opened", ""),
+    ],
+    ids=["begun", "prepared", "attached"],
+)  # fmt: skip
+def test_back_is_refused(
+    state: Path, change: Damage, said: str, full: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (state / "kept-2-0.dat").unlink()
-    code, said = verify(capsys, state, "--roll-back")
-    assert (code, "kept-2-0.dat cannot be opened" in said) == (5, True), said
-    assert version_of(state) == 3
+    """Goal: where the next step has written one page, is prepared, or what was attached is gone,
+    nothing changes; the last version is whole all the same."""
+    change(state)
+    before = image(state)
+    code, text = verify(capsys, state, "--roll-back")
+    assert (code, said in text) == (5, True), text
+    assert image(state) == before
+    code, text = verify(capsys, state, "--full")
+    assert (code, full in text) == (0, True), text
 
 
 @pytest.fixture
