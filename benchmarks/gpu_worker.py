@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,19 @@ NOT_TIMED_STEPS = PROFILED_STEPS + WARM_UP_STEPS + 1
 BETWEEN_HOST_AND_DEVICE = ("Memcpy HtoD", "Memcpy DtoH")
 
 
-class CopyProfile:
+Trace = dict[str, Any]
+"""A Chrome trace as torch writes it; its times are in microseconds."""
+
+
+class LastSteps:
     """Watches an arm: counts its steps, and profiles the last of them."""
 
-    def __init__(self, arm: Arm, steps: int, file: Path) -> None:
-        """`file`: where the trace lies until it is read."""
-        self.arm, self._file = arm, file
-        self.copies: dict[str, Any] | None = None
+    def __init__(
+        self, arm: Arm, steps: int, file: Path, read: Callable[[Trace], dict[str, Any]]
+    ) -> None:
+        """`file`: where the trace lies until `read` makes of it what the worker reports."""
+        self._file, self._reader = file, read
+        self.found: dict[str, Any] = {}
         self.missing: str | None = "the profiler recorded nothing"
         """Why there are no copies."""
         activity = ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU
@@ -62,10 +68,11 @@ class CopyProfile:
         return norm
 
     def measurements(self) -> dict[str, Any]:
-        """Those of the arm, and the copies."""
+        """Those of the arm, and what was read of its last steps."""
         return {
             **self._measurements(),
-            "copies": self.copies,
+            "copies": None,
+            **self.found,
             "copies_missing": self.missing,
             "steps_not_timed": NOT_TIMED_STEPS,
         }
@@ -75,30 +82,27 @@ class CopyProfile:
         text = self._file.read_text(encoding="utf-8", errors="replace")
         self._file.unlink()
         try:
-            self.copies = copies_behind_compute(json.loads(text)["traceEvents"])
+            self.found = self._reader(json.loads(text))
         except (ValueError, KeyError, TypeError) as error:
             # Another form of trace: the times of the steps are worth having all the same.
             self.missing = f"the profiler's trace cannot be read ({type(error).__name__}: {error})"
             return
-        self.missing = None if self.copies else "the profiler recorded no copies"
+        self.missing = None if self.found["copies"] else "the profiler recorded no copies"
+
+
+def read_copies(trace: Trace) -> dict[str, Any]:
+    """What `gpu_check` wants of a trace."""
+    return {"copies": copies_behind_compute(trace["traceEvents"])}
 
 
 def copies_behind_compute(events: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
     """Copies between host and device, and how much of them kernels hide; None without copies.
 
-    `events`: a Chrome trace as torch writes it, times in microseconds.
+    `events`: those of a `Trace`.
     """
-    kernels: dict[int, list[dict[str, Any]]] = {}
-    copies = []
-    for event in events:
-        category = event.get("cat")
-        if category == "kernel":
-            kernels.setdefault(event["args"]["stream"], []).append(event)
-        elif category == "gpu_memcpy" and event["name"].startswith(BETWEEN_HOST_AND_DEVICE):
-            copies.append(event)
+    longest, copies = compute_and_copies(events)
     if not copies:
         return None
-    longest = max(kernels.values(), key=lambda each: sum(k["dur"] for k in each), default=[])
     compute, copied = _intervals(longest), _intervals(copies)
     return {
         "seconds_a_step": copied.total_ns / 1e9 / PROFILED_STEPS,
@@ -106,6 +110,20 @@ def copies_behind_compute(events: Iterable[dict[str, Any]]) -> dict[str, Any] | 
         "compute_seconds_a_step": compute.total_ns / 1e9 / PROFILED_STEPS,
         "behind_compute_ratio": compute.covered_ns(copied) / copied.total_ns,
     }
+
+
+def compute_and_copies(events: Iterable[dict[str, Any]]) -> tuple[list[Trace], list[Trace]]:
+    """Kernels of the compute stream, and copies between host and device."""
+    kernels: dict[int, list[Trace]] = {}
+    copies = []
+    for event in events:
+        category = event.get("cat")
+        if category == "kernel":
+            kernels.setdefault(event["args"]["stream"], []).append(event)
+        elif category == "gpu_memcpy" and event["name"].startswith(BETWEEN_HOST_AND_DEVICE):
+            copies.append(event)
+    longest = max(kernels.values(), key=lambda each: sum(k["dur"] for k in each), default=[])
+    return longest, copies
 
 
 def _intervals(events: list[dict[str, Any]]) -> Intervals:
@@ -118,7 +136,7 @@ def _make(options: Options, *, data_digest: str) -> Arm:
     arm = make_arm(options, data_digest=data_digest)
     result = options.result_path(arm.rank)
     assert result is not None, "--result is given"
-    CopyProfile(arm, options.steps, result.with_suffix(".trace"))
+    LastSteps(arm, options.steps, result.with_suffix(".trace"), read_copies)
     return arm
 
 
