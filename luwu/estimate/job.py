@@ -17,7 +17,12 @@ from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
 from switch_emu.node.plan import NodePlan, whole_bytes
 from switch_emu.node.spec import NodeSpec
-from switch_emu.node.storage import bytes_for_pages, bytes_in_place, check_fits_in_ram
+from switch_emu.node.storage import (
+    bytes_for_pages,
+    bytes_in_place,
+    bytes_in_ram,
+    check_fits_in_ram,
+)
 from switch_emu.process.places import places_bytes
 from switch_emu.store import Durability, StoreConfig
 from switch_emu.store.around import pages_that_fit
@@ -132,7 +137,7 @@ def kept_in_ram(job: Job) -> Kept:
         check_fits_in_ram(job.node, job.plan, job.description)
         resident: Collection[int] = range(store.page_count)
         room_bytes = job.plan.resident_bytes - in_place - whole_bytes(layout)
-        unused_bytes = max(0, room_bytes - 2 * store.state_bytes)
+        unused_bytes = max(0, room_bytes - bytes_in_ram(job.description))
     else:
         room_bytes = bytes_for_pages(job.node, job.plan, job.description)
         fitting = pages_that_fit(store, room_bytes)

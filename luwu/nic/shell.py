@@ -54,7 +54,7 @@ from luwu.wire.altered import AlteredWeights
 from luwu.wire.codec import decode, encode
 from luwu.wire.description import Description
 from luwu.wire.link_counts import DATA_KINDS, LinkCounts
-from luwu.wire.messages import Push, Weights
+from luwu.wire.messages import Commit, Push, Weights
 
 _RECEIVE_NS_MAX = 500_000_000
 LEAVE_NS: Final = 2_500_000_000
@@ -601,6 +601,8 @@ class Nic(Closing):
     def _send(self, message: Any, payload: Any) -> None:
         data = payload.data if isinstance(payload, Cell) else payload
         header = encode(message)
+        if isinstance(message, Commit):
+            self._transport.give_back()
         try:
             sent = self._transport.send(PARENT, header, () if data is None else (data,))
         except PeerGone:

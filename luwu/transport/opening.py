@@ -82,6 +82,10 @@ class MixedTransport(Transport):
         self._shared.flush()
         self._wired.flush()
 
+    def give_back(self) -> None:
+        """Report what is released; see `Transport.give_back`."""
+        self._shared.give_back()
+
     def credit(self, peer: str) -> int:
         """Bytes that may be queued now; see `Transport.credit`."""
         transport, name = self._route(peer)

@@ -127,6 +127,11 @@ class ShmTransport(Transport):
         """Let them leave; see `Transport.flush`."""
         self._inner.flush()
 
+    def give_back(self) -> None:
+        """Report what is released; see `Transport.give_back`."""
+        self._returns.collect()
+        self._returns.tell()
+
     def credit(self, peer: str) -> int:
         """Bytes that may be queued now; see `Transport.credit`."""
         link = self._links.get(peer)
@@ -150,8 +155,7 @@ class ShmTransport(Transport):
             timeout_ns = None if until_ns is None else max(0, until_ns - SYSTEM_CLOCK.now_ns())
             if is_over or (heard is None and timeout_ns == 0):
                 self._has_news = False
-                self._returns.collect()
-                self._returns.tell()
+                self.give_back()
                 return None
 
     def waits_on(self) -> list[tuple[Any, int]]:
@@ -174,8 +178,7 @@ class ShmTransport(Transport):
         if self._is_closed:
             return
         self._is_closed = True
-        self._returns.collect()
-        self._returns.tell()
+        self.give_back()
         self._returns.close()
         self._meetings.close()  # its sockets' files go while the inner transport still listens
         self._inner.close()

@@ -248,6 +248,8 @@ class Pipeline:
         is_finite = True
         for each in pages:
             target = self._update_pages(action, each, wire, scratch)
+            if action.is_preview:
+                continue
             squares += target.squares
             is_finite = is_finite and all(map(math.isfinite, target.squares))
             if is_finite and each is not pages[-1]:
@@ -261,6 +263,9 @@ class Pipeline:
             published.drop()
             published = None
         in_place = wire.is_in_place
+        if action.is_preview:
+            self._report(lambda: self._core.previewed(action, published, in_place=in_place))
+            return
         self._report(lambda: self._core.updated(action, squares, published, in_place=in_place))
         if is_finite:  # else the step will be skipped, and its pages are discarded anyway
             self._write(action, pages[-1].group, target.rows)
@@ -278,7 +283,7 @@ class Pipeline:
         if found is None:
             self._store.read_rows(group.number, action.step, own)
             found, read_bytes = own, own.memory.nbytes
-        target = self._rows_to_fill(action, group) or own
+        target = (None if action.is_preview else self._rows_to_fill(action, group)) or own
         read_ns = self._span(
             "read", start_ns, step=action.step, extent=action.extent, chunk=chunk, bytes=read_bytes
         )
@@ -293,7 +298,8 @@ class Pipeline:
             self._layout, pages.segments, hyper, counts.by_segment(source.updates, absent), absent,
             version=action.step + 1 if source.is_narrow else None,
         )  # fmt: skip
-        pieces = self.statistics.pieces(group) if hyper.measure else None
+        is_measured = hyper.measure and not action.is_preview
+        pieces = self.statistics.pieces(group) if is_measured else None
         with (
             contextlib.nullcontext() if pages.shape is None else self._whole_turn,
             self._adder.terms(action.contributions, group.elems, group.start) as contributions,

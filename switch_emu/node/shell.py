@@ -170,6 +170,7 @@ class NodeShell(Loop):
             prepared=prepared,
             prepared_digests=self._pipeline.digests_of(prepared.version if prepared else None),
             recorded=Epoch(*store.epoch),
+            is_in_place=store.is_in_place,
         )
         self.do(self.core.tick(SYSTEM_CLOCK.now_ns()))  # so that it knows the time
         self.do(self.core.store_opened(facts))

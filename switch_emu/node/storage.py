@@ -33,6 +33,8 @@ from switch_emu.store.attachments import AttachmentFiles
 from switch_emu.store.directory import CONFIG_NAME, Claim
 from switch_emu.store.spill import SpillFile
 
+_TWO_SIDES = "two sides of the state take"
+
 
 class NodeStorage:
     """Opens and makes the storage of a node; callers close it."""
@@ -116,7 +118,7 @@ class NodeStorage:
         check_known(description.optimizer, description.state_fields)
         if spec.state is None:
             check_fits_in_ram(spec, self._plan, description)
-            return MemoryPageStore(config)
+            return MemoryPageStore(config, in_place=is_in_place(description))
         resident_bytes = bytes_for_pages(spec, self._plan, description)
         store = FilePageStore.create(
             spec.state, config, durability=spec.durability, claim=self._claim
@@ -146,7 +148,9 @@ class NodeStorage:
     ) -> WeightsPlaces | None:
         """Reserve places for weights that are read in place; None if copies are sent."""
         nbytes = bytes_in_place(self._spec, self._plan, description)
-        return WeightsPlaces(description.layout, reserve(nbytes)) if nbytes else None
+        if not nbytes:
+            return None
+        return WeightsPlaces(description.layout, reserve(nbytes), _places_count(description))
 
     def _tiered(self, store: PageStore, resident_bytes: int) -> PageStore:
         rate = self._spec.disk_bytes_per_s
@@ -171,9 +175,27 @@ def bytes_in_place(spec: NodeSpec, plan: NodePlan, description: Description) -> 
     """Shared memory for weights that workers read in place; 0: copies are sent."""
     if spec.optimizer_nodes > 1:
         return 0  # a unit's chunks would not be adjacent
-    in_ram_bytes = 0 if spec.state is not None else 2 * store_config(description).state_bytes
-    wanted_bytes = places_bytes(description.layout) if spec.arena_bytes else 0
+    in_ram_bytes = 0 if spec.state is not None else bytes_in_ram(description)
+    wanted_bytes = places_bytes(description.layout, _places_count(description))
+    wanted_bytes = wanted_bytes if spec.arena_bytes else 0
     return plan.in_place_bytes(wanted_bytes, state_in_ram_bytes=in_ram_bytes)
+
+
+def _places_count(description: Description) -> int:
+    """Places of each extent's weights."""
+    return 1 if description.update == "at_step" else 2
+
+
+def is_in_place(description: Description) -> bool:
+    """True if a state in RAM has one side: nothing ends a step whose pages are being updated, as
+    they wait for its verdict, and no other node has a say."""
+    return description.update == "at_step" and description.layout.optimizer_nodes == 1
+
+
+def bytes_in_ram(description: Description, number: int = 0, replicas: int = 1) -> int:
+    """The pages of a state in RAM, at one node."""
+    sides = 1 if is_in_place(description) else 2
+    return sides * store_config(description, number, replicas).state_bytes
 
 
 def check_fits_in_ram(spec: NodeSpec, plan: NodePlan, description: Description) -> None:
@@ -182,13 +204,13 @@ def check_fits_in_ram(spec: NodeSpec, plan: NodePlan, description: Description) 
     def needed(chunk_bytes: int) -> int:
         layout = replace(description.layout, chunk_bytes=chunk_bytes)
         cut = replace(description, layout=layout)
-        pages_bytes = 2 * store_config(cut, spec.number, spec.replicas).state_bytes
-        return pages_bytes + whole_bytes(description.layout)
+        return bytes_in_ram(cut, spec.number, spec.replicas) + whole_bytes(description.layout)
 
     needed_bytes = needed(description.layout.chunk_bytes)
     if needed_bytes > plan.resident_bytes:
         raise ConfigError(
-            f"memory_budget: two sides of the state take {format_bytes(needed_bytes)} of RAM, "
+            f"memory_budget: {'the state takes' if is_in_place(description) else _TWO_SIDES} "
+            f"{format_bytes(needed_bytes)} of RAM, "
             f"{format_bytes(plan.resident_bytes)} are left of the budget; give "
             f"{_budget_for(spec, needed) // 1024}KiB, or a directory with --state",
             code="E205",

@@ -2,7 +2,8 @@
 
 Each extent has two places, one for the weights of even and one for those of odd steps; a unit's
 extents lie one behind the other, as in its flat vector, so that a worker can use a unit where it
-lies. While step t+1's weights are written, those of step t stay, in the other place.
+lies. While step t+1's weights are written, those of step t stay, in the other place. Where pages
+are updated after the verdict (`at_step`), workers have let go of step t by then: one place does.
 
     empty -> written   `claim`, `fill`   weights of a step, made under an attempt
     written -> held    `get`, `fill`     in use by a payload that is sent
@@ -38,20 +39,20 @@ class _Place:
     is_claimed: bool = False
 
 
-def places_bytes(layout: Layout) -> int:
-    """Shared memory that the places of a model take."""
-    return 2 * sum(_unit_bytes(layout, unit) for unit in range(len(layout.units)))
+def places_bytes(layout: Layout, count: int = 2) -> int:
+    """Shared memory that so many places of each extent of a model take."""
+    return count * sum(_unit_bytes(layout, unit) for unit in range(len(layout.units)))
 
 
 class WeightsPlaces:
     """The places of one model. Thread-safe."""
 
-    def __init__(self, layout: Layout, memory: memoryview) -> None:
-        """`memory`: `places_bytes(layout)` bytes, writable and shared with the workers."""
+    def __init__(self, layout: Layout, memory: memoryview, count: int = 2) -> None:
+        """`memory`: `places_bytes(layout, count)` bytes, writable and shared with the workers."""
         self._lock = threading.Lock()
         self._decided = (-1, -1)
         """(step, attempt) of the newest decided weights."""
-        self._places: tuple[list[_Place], list[_Place]] = ([], [])
+        self._places: tuple[list[_Place], ...] = tuple([] for _ in range(count))
         start = 0
         for places in self._places:
             for unit in range(len(layout.units)):
@@ -100,7 +101,7 @@ class WeightsPlaces:
             self._decided = (step, attempt)
 
     def _place(self, extent: int, step: int) -> _Place:
-        return self._places[step % 2][extent]
+        return self._places[step % len(self._places)][extent]
 
     def _has(self, place: _Place, step: int, attempt: int) -> bool:
         if place.step < 0 or place.is_claimed:

@@ -2,7 +2,7 @@
 
 Start with `interface.py` (the guarantees), then `file.py` (how), `manifest.py` (the format).
 
-    interface.py    the guarantees of every page store (P1 to P7)
+    interface.py    the guarantees of every page store (P1 to P8)
     memory.py       a store in RAM
     file.py         a store in a directory: two sides, no log
     versions.py     where each version of a page lies, the calls that are allowed, pinned versions

@@ -21,6 +21,10 @@ Invariants; the tests cite them by number:
     P6  A pinned version does not change, whatever is written, decided or aborted meanwhile.
     P7  A store that is being filled holds no version until one with all pages is decided; reopened
         before that, it is empty.
+    P8  A store *in place* has one side, in RAM. Other than P1 says, a page of the decided version
+        can be read until it is overwritten, then raises VersionMissing until `decide`; a pin saves
+        it before. An abort after the first such write raises StateError: who makes a step begins to
+        write its pages when nothing but a failure of the process can end it.
 
 *Filling* (`begin_filling`, `fill`) is how a store takes over the state of a job that goes on: each
 page comes at the decided version of the moment, and is written with the others from then on.
@@ -80,6 +84,11 @@ class PageStore(Closing):
     def prepared(self) -> DecidedStep | None:
         """The step that is prepared and neither decided nor aborted, after a crash too."""
         return self._steps.prepared
+
+    @property
+    def is_in_place(self) -> bool:
+        """True if the version being made overwrites the decided one; see P8."""
+        return self._steps.is_in_place
 
     @property
     @abstractmethod

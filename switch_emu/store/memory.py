@@ -1,6 +1,8 @@
-"""A page store in RAM: both sides, the same rules, nothing on disk.
+"""A page store in RAM: the same rules, nothing on disk.
 
-For tests, and for jobs without durability. RAM is trusted: there are no checksums.
+For jobs without durability, and for tests. RAM is trusted: there are no checksums. In place there
+is one side, in half of the memory: a step overwrites the version that it is made of, and cannot be
+aborted after the first of its pages.
 """
 
 from __future__ import annotations
@@ -26,15 +28,16 @@ from switch_emu.store.views import (
 
 
 class MemoryPageStore(PageStore):
-    """Two sides per page in RAM; memory is allocated when first written."""
+    """Two sides per page in RAM, or one; memory is allocated when first written."""
 
-    def __init__(self, config: StoreConfig) -> None:
+    def __init__(self, config: StoreConfig, *, in_place: bool = False) -> None:
         self.config = config
         self.generation = 1  # a store in RAM is opened once
         nothing = [0] * config.page_count
-        self._steps = StepState(PageTable(TableShape(nothing, nothing)))
+        self._steps = StepState(PageTable(TableShape(nothing, nothing)), in_place=in_place)
         sizes = {page: config.kind(page).record_bytes for page in range(config.page_count)}
-        self._sides: Sequence[RecordMemory] = (RecordMemory(sizes), RecordMemory(sizes))
+        first = RecordMemory(sizes)
+        self._sides: Sequence[RecordMemory] = (first, first if in_place else RecordMemory(sizes))
         self._closed = False
 
     @property
@@ -78,12 +81,12 @@ class MemoryPageStore(PageStore):
     def rows_to_fill(
         self, first: int, count: int, version: int, attempt: int
     ) -> RecordRows | None:  # fmt: skip
-        """The side that is not current, if it is one."""
+        """The side to be written, if it is one."""
         self._check_open()
         return self._rows(first, self._steps.sides_to_write(first, count, version, attempt))
 
     def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
-        """Copy records to the side that is not current, unless they are there already."""
+        """Copy records to the side to be written, unless they are there already."""
         self._check_open()
         check_rows(self.config, first, rows)
         sides = self._steps.sides_to_write(first, rows.count, version, attempt)
@@ -151,7 +154,7 @@ class MemoryPageStore(PageStore):
         self._steps.note_aborted(attempt)
 
     def close(self) -> None:
-        """Free both sides."""
+        """Free the memory."""
         self._steps.close_pins()
         self._closed = True
         self._sides = ()

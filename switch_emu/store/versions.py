@@ -277,7 +277,9 @@ class StepState:
         decided: DecidedStep | None = None,
         prepared: tuple[DecidedStep, PageTable] | None = None,
         first_version: int = 0,
+        in_place: bool = False,
     ) -> None:
+        """`in_place`: a page has one side, which the next version takes over (P8)."""
         self._lock = threading.Lock()
         self._table = table
         self._tentative: dict[int, PageEntry] = {}
@@ -287,6 +289,9 @@ class StepState:
         self._first_version = first_version
         self._missing: set[int] = set()
         """Pages that are still to be filled."""
+        self.is_in_place = in_place
+        self._overwritten: set[int] = set()
+        """In place: pages that are not of the decided version any more."""
         self.attempt, self.epoch = attempt, epoch
         self.decided = decided
 
@@ -310,6 +315,8 @@ class StepState:
             table = self._table_of(version)
             if table is not None:
                 self._check_filled(first, count)
+                if table is self._table:
+                    self._check_not_overwritten(first, count)
                 return table.entries(first, count)
             if version == self.next_version:
                 pages = range(first, first + count)
@@ -350,6 +357,7 @@ class StepState:
         with self._lock:  # else a page could be overwritten before it is pinned
             if self.decided is None:
                 raise VersionMissing("there is no decided version yet: load the initial weights")
+            self._check_not_overwritten(0, len(self._table))
             pin = make(self.decided, self._table)
             self._pins = [*self._pins, pin]
             return pin
@@ -365,7 +373,7 @@ class StepState:
             pin.close()
 
     def sides_to_write(self, first: int, count: int, version: int, attempt: int) -> list[int]:
-        """The sides that are not current, of so many pages from `first` on.
+        """The sides that are not current, of so many pages from `first` on; in place the others.
 
         Pinned versions there are saved first. Raises StateError unless they may be written now.
         """
@@ -375,10 +383,14 @@ class StepState:
                 f"(attempt {self._prepared[0].attempt}); decide or abort it first"
             )
         self._check_making(f"page {first}", version, attempt)
-        sides = [1 - side for side in self._table.sides(first, count)]
+        current = self._table.sides(first, count)
+        sides = current if self.is_in_place else [1 - side for side in current]
         for pin in self._pins:
             for page, side in enumerate(sides, first):
                 pin.overwrites(page, side)
+        if self.is_in_place and self.decided is not None:
+            with self._lock:
+                self._overwritten.update(range(first, first + count))
         return sides
 
     def note_written(self, first: int, entries: Sequence[PageEntry]) -> None:
@@ -399,6 +411,13 @@ class StepState:
                 raise VersionMissing(
                     f"page {page} cannot be read: it is still to be filled from another node; wait "
                     "until the store has all its pages"
+                )
+
+    def _check_not_overwritten(self, first: int, count: int) -> None:
+        for page in range(first, first + count) if self._overwritten else ():
+            if page in self._overwritten:
+                raise VersionMissing(
+                    f"page {page} has the version being made in the place of {self._decided_text()}"
                 )
 
     def begin_filling(self, version: int, table: PageTable) -> None:
@@ -467,6 +486,7 @@ class StepState:
         with self._lock:
             self.decided, self._table = self._prepared
             self._prepared = None
+            self._overwritten.clear()
 
     def abort_reaches_prepared(self, attempt: int) -> bool:
         """True if aborting this attempt discards the prepared step."""
@@ -474,6 +494,11 @@ class StepState:
 
     def note_aborted(self, attempt: int) -> None:
         """Discard writes and the prepared step of this attempt and older ones."""
+        if self._overwritten:
+            raise StateError(
+                f"attempt {attempt} cannot be aborted: pages of {self._decided_text()} are "
+                "overwritten by the version being made; decide that one first"
+            )
         with self._lock:
             if self.abort_reaches_prepared(attempt):
                 self._prepared = None

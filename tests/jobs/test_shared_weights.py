@@ -24,7 +24,7 @@ def cluster_of(tmp_path: Path, *, has_switch: bool, world_size: int = 2) -> Loca
     )  # fmt: skip
 
 
-def train(nic: Nic, model: nn.Module) -> Any:
+def train(nic: Nic, model: nn.Module, update: str = "streaming") -> Any:
     """A few steps; the session."""
     torch.set_num_threads(1)
     session = luwu.init(nic=nic, device="cpu")
@@ -32,7 +32,7 @@ def train(nic: Nic, model: nn.Module) -> Any:
     for layer in model:
         luwu.fully_shard(layer)
     luwu.fully_shard(model)
-    optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-3, update="streaming")
+    optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-3, update=update)
     for step in range(STEPS):
         x = torch.full((2, 96), 0.1 * (step + nic.rank + 1))
         model(x).square().mean().backward()
@@ -41,16 +41,18 @@ def train(nic: Nic, model: nn.Module) -> Any:
     return session
 
 
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
 @pytest.mark.parametrize("has_switch", [True, False], ids=["switch", "no-switch"])
-def test_weights_are_used_where_they_lie(has_switch: bool, tmp_path: Path) -> None:
+def test_weights_are_used_where_they_lie(has_switch: bool, update: str, tmp_path: Path) -> None:
     """Goal: a worker holds no weights of its own, and pulls each unit once a step, though it is
-    freed between forward and backward."""
+    freed between forward and backward; `at_step` it lets go of them before the node overwrites
+    them."""
 
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(96, 96), nn.Linear(96, 8))
 
     def worker(nic: Nic) -> tuple[int, int]:
-        session = train(nic, model())
+        session = train(nic, model(), update)
         return session.parameter_bytes.peak, nic.counters.pull_bytes
 
     with cluster_of(tmp_path, has_switch=has_switch) as cluster:

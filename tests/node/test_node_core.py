@@ -23,7 +23,7 @@ from switch_emu.node.core import node as tables
 from switch_emu.node.core.deciding import Alone, Joint
 from switch_emu.node.core.filling import Filling
 from switch_emu.node.core.first_weights import Early, FirstWeights
-from switch_emu.node.core.gathering import Gathering
+from switch_emu.node.core.gathering import Gathering, Updates
 from switch_emu.node.core.results import AbortRequest
 from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.step import GradientBudget
@@ -366,11 +366,11 @@ def test_serving_reads_a_few_at_a_time_and_nothing_of_an_older_attempt() -> None
     pulls = [parts.m(wire.Pull, index=extent, part=0) for extent in (0, 1, 7)]
     read = do.ReadWeights(0, 0, 0, 1, (0,))
     parts.check(
-        (lambda: serving.pull(CHILD, pulls[2]), None, []),
-        (lambda: serving.pull(CHILD, pulls[0]), None,
+        (lambda: serving.pull(CHILD, pulls[2]), False, []),
+        (lambda: serving.pull(CHILD, pulls[0]), False,
          ["ReadWeights extent=0 step=0 version=0 attempt=1 parts=0"]),
         (lambda: serving.reads_before(1), True, []),
-        (lambda: serving.pull(CHILD, pulls[1]), None, []),
+        (lambda: serving.pull(CHILD, pulls[1]), False, []),
         (lambda: serving.weights_read(read, "w0", in_place=True), None,
          ["switch: Weights index=0 part=0 dtype=float32 in_place=True checksum=0 + w0", "drop w0",
           "ReadWeights extent=1 step=0 version=0 attempt=1 parts=0"]),
@@ -381,7 +381,7 @@ def test_serving_reads_a_few_at_a_time_and_nothing_of_an_older_attempt() -> None
     parts.check((lambda: serving.weights_read(old, "w1", in_place=False), None, ["drop w1"]))
 
 
-def test_weights_of_a_skipped_step_are_not_read() -> None:
+def test_the_weights_after_a_skipped_step_are_those_before_it() -> None:
     """Goal: what streamed ahead of a step that is skipped is void."""
     parts = Parts()
     serving = parts.serving
@@ -390,19 +390,62 @@ def test_weights_of_a_skipped_step_are_not_read() -> None:
     pulls = [parts.m(wire.Pull, index=extent, part=0, step=1) for extent in (0, 1)]
     read = do.ReadWeights(0, 1, 1, 1, (0,))
     parts.check(
-        (lambda: serving.pull(CHILD, pulls[0]), None,
+        (lambda: serving.pull(CHILD, pulls[0]), False,
          ["ReadWeights extent=0 step=1 version=1 attempt=1 parts=0"]),
-        (lambda: serving.pull(CHILD, pulls[1]), None, []),
+        (lambda: serving.pull(CHILD, pulls[1]), False, []),
         (serving.was_skipped, None, []),
         (lambda: serving.weights_read(read, None, in_place=False), None, []),
     )  # fmt: skip
     step.verdict = parts.m(wire.Verdict, role=Role.NODE, applied=False, norms=(0.0,))
     parts.check(
-        (lambda: serving.pull(CHILD, pulls[0]), None, []),
-        (lambda: serving.awaits(1, 0), True, []),
-        (serving.forget, None, []),
-        (lambda: serving.awaits(1, 0), False, []),
+        (lambda: serving.pull(CHILD, pulls[0]), False,
+         ["ReadWeights extent=0 step=1 attempt=1 parts=0"]),
+    )  # fmt: skip
+
+
+def test_in_place_a_page_is_overwritten_when_nobody_reads_it() -> None:
+    """P8. Goal: an update waits for reads of the version that it overwrites, and none of them
+    begins after it."""
+    parts = Parts(update="at_step")
+    parts.shard.is_in_place = True
+    updates = Updates(
+        parts.outbox, parts.shard, parts.steps, parts.budget, parts.serving, None, updates_max=2
     )
+    pull, step = parts.m(wire.Pull, index=0, part=0), parts.steps.at(0)
+    read = do.ReadWeights(0, 0, 0, 1, (0,))
+    step.hyper, step.verdict = (
+        b"",
+        parts.m(wire.Verdict, role=Role.NODE, applied=True, norms=(1.0,)),
+    )
+    step.sums.part(0, 0)
+    step.ready.append(0)
+    step.verdict = None
+    parts.check(
+        (lambda: parts.serving.pull(CHILD, pull), False,
+         ["ReadWeights extent=0 step=0 version=0 attempt=1 parts=0"]),
+    )  # fmt: skip
+    step.verdict = parts.m(wire.Verdict, role=Role.NODE, applied=True, norms=(1.0,))
+    parts.check(
+        (lambda: updates.start(step), None, []),
+        (lambda: parts.serving.pull(CHILD, pull), False, []),
+        (lambda: parts.serving.weights_read(read, None, in_place=False), None, []),
+    )
+    updates.start(step)
+    assert [line.split()[0] for line in parts.lines()] == ["Update"]
+
+
+def test_in_place_no_reader_begins_while_pages_are_overwritten() -> None:
+    """P8. Goal: a reader that asks then is answered when it asks again, after the decision."""
+    core, prepare = loaded(Job(make_layout(units=1, frozen=False), world_size=1))
+    (decide,) = core.prepared(prepare)
+    core.decided(decide)
+    core.shard.is_in_place = True
+    verdict = wire.Verdict(**STAMP, applied=True, norms=(1.0,))
+    opening = wire.Open(**{**STAMP, "role": Role.READER}, reader=7)
+    core.steps.at(0).verdict = verdict
+    assert core.received(0, "reader", opening, None, 0) == []
+    core.steps.at(0).verdict = None
+    assert core.received(0, "reader", opening, None, 0) == [do.PinVersion(7)]
 
 
 def test_a_receipt_waits_for_room_or_for_its_page() -> None:

@@ -61,6 +61,18 @@ def test_a_held_place_is_not_written(places: WeightsPlaces) -> None:
     assert places.claim(TRAINED, 6, 0) is not None
 
 
+def test_with_one_place_the_next_step_waits_for_who_holds_it() -> None:
+    """I3. Goal: where every worker lets go of a step first, half of the memory does."""
+    nbytes = places_bytes(layout(), 1)
+    assert 2 * nbytes == places_bytes(layout())
+    places = WeightsPlaces(layout(), memoryview(bytearray(nbytes)), 1)
+    held = publish(places, TRAINED, 4, 0, 1)
+    assert places.claim(TRAINED, 5, 0) is None
+    held.drop()
+    publish(places, TRAINED, 5, 0, 2).drop()
+    assert places.get(TRAINED, 4, 0) is None
+
+
 def test_only_weights_that_count_are_handed_out(places: WeightsPlaces) -> None:
     """I2. Goal: tentative weights count under their own attempt, decided ones under any."""
     publish(places, TRAINED, 7, 3, 1).drop()

@@ -104,7 +104,7 @@ def test_a_model_that_fits_no_machine_is_estimated(
     flags = ["--durability", "none", "--memory-budget", "4GiB"]
     assert main(["estimate", *flags, str(script)]) == 2
     said = capsys.readouterr().err
-    assert "two sides of the state take 19" in said
+    assert "the state takes 9" in said
     assert "the script goes on" not in said
 
 

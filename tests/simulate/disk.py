@@ -106,6 +106,10 @@ class Disk:
     """It is being filled: its pages are some of its version's."""
     filled_at: int | None = None
     """The version at which that began; None: it never was."""
+    in_place: bool = False
+    """As a store in RAM of one side; its process never dies."""
+    overwritten: set[int] = field(default_factory=set)
+    """Chunks whose pages are not of the decided version any more."""
     _sealed: Pieces = field(default_factory=dict)
     """What is kept beside the version that is prepared."""
     _contributors: int = 0
@@ -179,6 +183,7 @@ class Disk:
             description=self.description, generation=self.generation, attempt=self.attempt,
             epoch=0, job=JOB, version=self.version, applied=self.applied, prepared=self.prepared,
             prepared_digests=self._prepared_digests, recorded=self.recorded,
+            is_in_place=self.in_place,
         )  # fmt: skip
 
     def lose(self) -> None:
@@ -220,6 +225,7 @@ class Disk:
 
     def discard(self, attempt: int) -> None:
         """Forget what was made under attempts before this one."""
+        assert not self.overwritten, "P8: the decided version was overwritten, and is wanted again"
         self.tentative.clear()
         self.prepared = None
 
@@ -241,7 +247,13 @@ class Disk:
         """(weights, momentum) of the decided version."""
         found, weights, momentum = self.pages[chunk]
         assert found <= version == self.version, "an update read another version"
+        assert chunk not in self.overwritten, "P8: a page was read after it was overwritten"
         return weights, momentum
+
+    def overwrite(self, chunk: int) -> None:
+        """The page of a chunk is about to be updated."""
+        if self.in_place:
+            self.overwritten.add(chunk)
 
     def known(self, version: int | None) -> int | None:
         """A version; None: the decided one, whichever that is."""
@@ -253,6 +265,9 @@ class Disk:
         side = self.tentative if version == (self.version or 0) + 1 else self.pages
         if chunk not in side or (side is self.pages and version != self.version):
             return None
+        assert side is self.tentative or chunk not in self.overwritten, (
+            "P8: weights were overwritten"
+        )
         return side[chunk][1]
 
     # ---------------------------------------------------------------------- versions
@@ -303,6 +318,7 @@ class Disk:
         self.prepared = None
         self.pages.update(self.tentative)
         self.tentative.clear()
+        self.overwritten.clear()
         self.version = version
         self._note_decided(version, attempt, self._contributors)
 

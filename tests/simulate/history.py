@@ -88,7 +88,7 @@ class Simulation(Cluster):
 
     def _make_disk(self, job: Job, number: int, count: int) -> Disk:
         if not self.history.options.stored:
-            return Disk(job, number, count)
+            return Disk(job, number, count, in_place=self.history.options.in_place)
         random = Random(derive(self.history.seed, "device", number))
         return StoredDisk(job, number, count, random)
 

@@ -395,6 +395,8 @@ class Node(Process):
         total = self._total(action.extent, action.contributions)
         total = total[page.start : page.start + page.elems]
         weights, momentum = self._owned.read(page.chunks[0], action.step)
+        if not action.is_preview:
+            self.disk.overwrite(page.chunks[0])
         grad = total / np.float32(action.divisor)
         unchanged = mask_of(self._job.layout, page.chunks[0], page.absent(action.absent))
         new, momentum = apply_update(weights, momentum, grad, unchanged)
@@ -402,12 +404,15 @@ class Node(Process):
         squares += self._squares(total)
         is_finite = all(map(math.isfinite, squares))
         if is_finite and at + 1 < len(pages):
-            self._write(page.chunks[0], action.step + 1, action.attempt, new, momentum)
+            if not action.is_preview:
+                self._write(page.chunks[0], action.step + 1, action.attempt, new, momentum)
             self._later(lambda: self._update_page(action, at + 1, squares, made))
             return []
         published = None
         if action.publish and len(made) == len(pages):
             published = Payload(np.concatenate(made), self.account)
+        if action.is_preview:
+            return self.core.previewed(action, published)
         self._later(lambda: self._written(action, page.chunks[0], new, momentum))
         return self.core.updated(action, squares, published)
 

@@ -96,6 +96,8 @@ class Options:
     """The operator lets the job make decided steps again that are lost."""
     extent_chunks: int = 1
     """Chunks that travel together at most."""
+    in_place: bool = False
+    """The node's state is in RAM, and a step overwrites it; so the node does not die."""
     rows: int = 70
     """Of each unit: more of them are more parameters and more chunks."""
 
@@ -194,7 +196,8 @@ def make_history(seed: int, slot_count: int | None = None, *, own_switch: bool =
     options = _with_extents(Random(derive(seed, "extents")), options)  # as are these two
     options = _with_cache(Random(derive(seed, "cache")), options)
     options = _with_replicas(Random(derive(seed, "replicas")), options)
-    return History(seed, *_with_losses(Random(derive(seed, "losses")), options, faults))
+    options, faults = _with_losses(Random(derive(seed, "losses")), options, faults)
+    return History(seed, *_in_place(Random(derive(seed, "in place")), options, faults))
 
 
 def _with_extents(random: Random, options: Options) -> Options:
@@ -243,6 +246,22 @@ def _with_losses(
         losses.append(replace(losses[0], at_ms=at_ms))
     found = tuple(sorted((*faults, *losses), key=lambda fault: fault.at_ms))
     return replace(options, loses=True), found
+
+
+def _in_place(
+    random: Random, options: Options, faults: tuple[Fault, ...]
+) -> tuple[Options, tuple[Fault, ...]]:
+    """The state is in RAM, in half of the histories that may have it so."""
+    if options.update != "at_step" or options.optimizer_nodes > 1 or random.random() >= 0.5:
+        return options, faults
+    deadly = ("node", "switch") if options.own_switch else ("node",)
+    left = tuple(
+        fault
+        for fault in faults
+        if not isinstance(fault, f.GoBack | f.Blackout | f.PowerCut | f.DieInStore | f.DiskFault)
+        and not (isinstance(fault, f.Crash | f.Zombie) and fault.who.startswith(deadly))
+    )
+    return replace(options, in_place=True, stored=False), left
 
 
 def make_options(random: Random) -> Options:

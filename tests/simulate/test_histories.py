@@ -108,6 +108,17 @@ def log_of(seed: int) -> list[tuple[int, str, str, str]]:
     return found
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("skip_step", [None, 0])
+def test_an_evaluation_before_anything_is_attached(in_place: bool, skip_step: int | None) -> None:
+    """O4. Goal: weights of the next step are there before what belongs to this one is: where a step
+    overwrites the state, and where the step is skipped, for which they once waited for ever."""
+    options = Options(
+        update="at_step", evaluates=True, keeps=True, in_place=in_place, skip_step=skip_step
+    )
+    run_history(History(1, options, ()))
+
+
 def test_a_seed_replays_its_history() -> None:
     """Goal: a seed says everything. Method: all messages of two runs, word for word."""
     first = log_of(7)

@@ -205,8 +205,9 @@ class Worker(Process):
                     yield self._load()
                 committed = -1
                 while step < self._job.steps:
+                    use = yield from self._evaluate(step)
                     yield from self._keep(committed)
-                    yield from self._step(step)
+                    yield from self._step(step, use)
                     committed = step
                     step += 1
                 yield from self._keep(committed)
@@ -276,20 +277,26 @@ class Worker(Process):
             self._filled.pop(handle, None)
         self._ahead.clear()
 
-    def _step(self, step: int) -> Generator[Any, None, None]:
+    def _evaluate(self, step: int) -> Generator[Any, None, int]:
+        """The last rank pulls the weights of odd steps once more, before it keeps anything beside
+        the step before; returns how often they were used."""
+        if not self._job.evaluates or self._rank < self._job.world_size - 1 or step % 2 == 0:
+            return 0
+        seen: dict[int, Any] = {}
+        for unit in range(len(self._job.layout.units)):
+            handle = self._first_pull(step, 0, unit)
+            yield handle
+            seen.update(self._pulled(handle))
+        self._watch.used(self, step, seen)
+        return 1
+
+    def _step(self, step: int, use: int) -> Generator[Any, None, None]:
+        """Train; the weights were used so often already."""
         units = range(len(self._job.layout.units))
         seen: dict[int, Any] = {}
-        use = 0
         is_streaming = self._job.update == "streaming"
         if is_streaming and self._job.begins_early:
             self._do(self.core.begin(self._world.now_ns, step, self._job.hyper))
-        if self._job.evaluates and self._rank == self._job.world_size - 1 and step % 2 == 1:
-            for unit in units:
-                handle = self._first_pull(step, use, unit)
-                yield handle
-                seen.update(self._pulled(handle))
-            self._watch.used(self, step, seen)
-            use += 1
         is_idle = self._job.is_idle(self._rank, step)
         if is_idle:
             self._forget_ahead()

@@ -341,6 +341,7 @@ class Session:
         number, parts = self.progress.step, self.progress.parts
         self.optimizers.check_ready(number, self.units)
         hyper = self.backward.hyper_to_commit()
+        self.pulls.let_go()  # before: the node may write over them once all have committed
         with self.attempt():
             result.handle = self.nic.commit(number, parts, hyper, skip=self.optimizers.skips)
             self.results.last = result

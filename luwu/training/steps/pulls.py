@@ -126,7 +126,7 @@ class Pulls:
 
     def end_step(self) -> None:
         """Free everything that is here, and forget what happened in the step."""
-        self._free_all()
+        self.let_go()
         self.in_transforms.clear()
         for unit in self._model.units:
             unit.end_step()
@@ -139,10 +139,11 @@ class Pulls:
     def end(self) -> None:
         """Nothing is pulled any more."""
         if self._prefetcher is not None:
-            self._free_all()
+            self.let_go()
             self._prefetcher.forget_all()
 
-    def _free_all(self) -> None:
+    def let_go(self) -> None:
+        """Free the weights that are here: nothing reads them any more."""
         for unit in self._model.units:
             if unit.is_installed:
                 unit.remove()

@@ -92,6 +92,8 @@ class StoreFacts:
     """Of its stripes, where other nodes hold them too."""
     recorded: Epoch = NO_EPOCH
     """The epoch of the nodes, where there are several."""
+    is_in_place: bool = False
+    """An update overwrites the version that it is made of (P8)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +219,8 @@ class Update:
     """Hyper-parameters of the step, as rank 0 sent them."""
     publish: bool
     """A child waits for the weights: hand them out with `updated`."""
+    is_preview: bool = False
+    """Hand the weights out, and leave the pages as they are; `previewed`."""
 
 
 @dataclass(frozen=True, slots=True)

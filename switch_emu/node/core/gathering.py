@@ -8,11 +8,13 @@ Then its pages are updated (`Updates`). Pure.
 
 start    Update -> updated    the page's new values are known; its weights may be handed out
                 -> written    they are on the page's other side
+preview  Update -> previewed  its weights are handed out, and the page stays as it was
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children, ranks_text
@@ -202,8 +204,10 @@ class Updates:
 
     def start(self, step: Step) -> None:
         """Update pages whose gradients are complete."""
-        if not step.ready or step.hyper is None or self._serving.reads_before(step.number):
-            return  # a read for step t - 1 must end before its side is written again
+        # A read for step t - 1 must end before its side is written again; in place, one for step t.
+        ends = step.number + self._shard.is_in_place
+        if not step.ready or step.hyper is None or self._serving.reads_before(ends):
+            return
         attempt = self._outbox.attempt
         for _ in range(len(step.ready)):
             if len(self.under_way) >= self._updates_max:
@@ -215,6 +219,28 @@ class Updates:
             update = step.next_update(attempt, publish=publish)
             self.under_way[attempt, update.extent] = update
             self._outbox.actions.append(update)
+
+    def preview(self, step: Step) -> None:
+        """Make weights of the next step that are waited for, and leave their pages as they are."""
+        for _ in range(len(step.ready)):
+            if len(self.under_way) >= self._updates_max:
+                return
+            if not self._serving.awaits(step.number + 1, step.ready[0]):
+                step.ready.rotate(-1)
+                continue
+            update = step.next_update(self._outbox.attempt, publish=True)
+            self.under_way[update.attempt, update.extent] = update
+            self._outbox.actions.append(replace(update, is_preview=True))
+
+    def previewed(self, update: Update) -> bool:
+        """Weights are made, and no page is written; False if they are of an older attempt."""
+        del self.under_way[update.attempt, update.extent]
+        if update.attempt != self._outbox.attempt:
+            for contribution in update.contributions:
+                self._budget.release(contribution.payload)
+            return False
+        self._steps.by_number[update.step].put_back(update)
+        return True
 
     def updated(self, update: Update, squares: tuple[float, ...]) -> bool:
         """A page has its new values; False if they are of an older attempt."""

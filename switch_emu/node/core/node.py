@@ -16,6 +16,10 @@ One step t, and what starts each change:
 Weights for step t+1 are published as soon as a page is updated, tentative until verdict(t). Pages
 of t+1 are updated only after decided(t): until then the other side of every page is step t-1's.
 
+*In place*, where a state in RAM has one side, t+1 overwrites t: pages are updated when nothing can
+end the step any more, so what is attached to it must be here too. Weights that are asked for while
+it is not, as by an evaluation in between, are previewed: computed without changing a page.
+
 An abort raises `attempt`, which is durable and never resets; whatever was computed under an older
 one is stale. Between verdict(t) and decided(t) an abort waits: step t is as good as decided. A step
 whose sums are not finite is skipped: nothing of it stays, and a new attempt voids what streamed.
@@ -53,6 +57,9 @@ from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.state import State
 from switch_emu.node.core.step import GradientBudget, Step, Steps
+
+PREVIEW_NS: Final = 250_000_000
+"""So long after the verdict of a step weights are previewed: its pieces mostly come before."""
 
 Table = Mapping[type[wire.Message], str]
 """Kind of message -> the method of `NodeCore`, or of one of its parts, that it is given to."""
@@ -225,7 +232,8 @@ class NodeCore:
         self._count_ranks(m.contributors, (m.incarnation, m.roll))
 
     def _reader(self, peer: str, m: wire.ReaderRequest, payload: object) -> None:
-        self.readers.received(self.out.now_ns, peer, m, loaded=self.children.loaded)
+        has_version = self.children.loaded and not self.steps.is_overwriting
+        self.readers.received(self.out.now_ns, peer, m, loaded=has_version)
 
     # ---------------------------------------------------------------------- what was done
 
@@ -233,7 +241,7 @@ class NodeCore:
         """The store is open: at the start, or as `OpenStore` or `BeginFilling` asked for it."""
         if facts.job == self.out.job and facts.version is not None:
             self.counted.run_goes_on()
-        self.shard.open(facts.description)
+        self.shard.open(facts.description, is_in_place=facts.is_in_place)
         self.state.opened(facts)
         if isinstance(self.joint, Joint):
             self._act_on(self.joint.opened(facts) or True)
@@ -278,6 +286,16 @@ class NodeCore:
     ) -> list[Action]:  # fmt: skip
         """A page has its new values; `weights` are there if `update.publish` asked for them."""
         if self.updates.updated(update, squares) and weights is not None:
+            self.serving.publish(update, weights, in_place=in_place)
+        self.out.drop(weights)
+        self._advance()
+        return self.out.take()
+
+    def previewed(
+        self, update: do.Update, weights: Payload | None, *, in_place: bool = False
+    ) -> list[Action]:
+        """`weights` are those that an update will make."""
+        if self.updates.previewed(update) and weights is not None:
             self.serving.publish(update, weights, in_place=in_place)
         self.out.drop(weights)
         self._advance()
@@ -357,7 +375,10 @@ class NodeCore:
 
     def tick(self, now_ns: int) -> list[Action]:
         """Repeat what is due; forget readers that send nothing any more."""
+        preview_ns = self._preview_ns
         self.out.now_ns = now_ns
+        if preview_ns is not None and preview_ns <= now_ns:
+            self._advance()
         if isinstance(self.joint, Joint):
             self.joint.tick()
         if self.readers.by_number:
@@ -368,7 +389,16 @@ class NodeCore:
         """When `tick` has something to do."""
         joint_ns = self.joint.next_tick_ns() if isinstance(self.joint, Joint) else None
         readers_ns = self.readers.next_tick_ns() if self.readers.by_number else None
-        return earliest(joint_ns, readers_ns)
+        return earliest(joint_ns, readers_ns, self._preview_ns)
+
+    @property
+    def _preview_ns(self) -> int | None:
+        """When weights are made that a step lacks pieces for; None if that may be now, or never."""
+        step = self.steps.open
+        if step is None or not self.steps.lacks_pieces:
+            return None
+        due_ns = step.judged_ns + PREVIEW_NS
+        return due_ns if due_ns > self.out.now_ns else None
 
     # ---------------------------------------------------------------------- the course of a step
 
@@ -392,15 +422,19 @@ class NodeCore:
             self.first_weights.start()
         if step is None or step.preparing:
             return
+        active = self.children.members.active
         if not state.must_discard:
-            self.updates.start(step)
+            if not self.steps.lacks_pieces:
+                self.updates.start(step)
+            elif self.out.now_ns >= step.judged_ns + PREVIEW_NS:
+                self.updates.preview(step)
         if step.verdict is None or self.updates.under_way or state.must_discard:
             return  # a page is still to be written, or one written is void
         is_complete = not step.is_applied or len(step.written) == len(self.shard.trainable)
         is_here = self.filling is None or self.filling.has_held
         is_complete = is_complete and step.parts is not None and is_here
         keeps = step.keeps and 0 in self.shard.share.stripes  # its owners keep it for all
-        if is_complete and (not keeps or step.has_kept(self.children.members.active)):
+        if is_complete and (not keeps or step.has_kept(active)):
             step.preparing = True
             kept_attempt = step.attempt if keeps else None
             state.prepare(step.number + 1, step.verdict, step.hyper, kept_attempt)
@@ -421,6 +455,7 @@ class NodeCore:
             self.state.raise_attempt(found.attempt)
         verdict = out.stamped(wire.Verdict, step=step.number, applied=found.applied, norms=norms)
         step.verdict = outcomes.verdict = verdict
+        step.judged_ns = out.now_ns
         if self._node.is_alone:
             self.children.send_all(verdict)
         out.note("node.verdict", level="DEBUG", step=step.number, applied=found.applied)

@@ -42,14 +42,14 @@ class Serving:
         self._pulled_ahead: dict[int, None] = {}
         """Extents of the step after the open one, in the order of their first pull."""
 
-    def pull(self, peer: str, m: wire.Pull, *_: object) -> None:
-        """A child wants weights."""
+    def pull(self, peer: str, m: wire.Pull, *_: object) -> bool:
+        """A child wants weights; True if they may be those of a preview."""
         open_step = self._outbox.step
         if not open_step <= m.step <= open_step + 1:
-            return
+            return False
         last = m.index + m.count - 1
         if not (self._shard.owns_extent(m.index) and self._shard.owns_extent(last)):
-            return
+            return False
         for extent in range(m.index, last + 1):
             if m.step == open_step:
                 self._steps.at(m.step).pulled.setdefault(extent)
@@ -57,6 +57,7 @@ class Serving:
                 self._pulled_ahead.setdefault(extent)
             self._wanted.setdefault((m.step, extent), set()).add(m.part)
             self.serve(m.step, extent)
+        return self._steps.lacks_pieces
 
     def serve(self, number: int, extent: int) -> None:
         """Read the weights of an extent for a step, if they are wanted and can be read."""
@@ -66,12 +67,12 @@ class Serving:
         if number == self._outbox.step + 1:
             step = self._steps.open
             is_trainable = self._shard.layout.extents[extent].trainable
-            if not is_trainable or (step and extent in step.unchanged):
+            if not is_trainable or (step and (step.is_skipped or extent in step.unchanged)):
                 version = None  # the same in both versions
             elif step is None or extent not in step.written:
                 return
-            elif step.is_judged and not step.is_applied:
-                return  # what was written is void
+        elif self._steps.is_overwriting and self._shard.layout.extents[extent].trainable:
+            return  # all have committed the step: who asks once more has moved on
         parts = self._take(number, extent)
         self._queue.append(ReadWeights(extent, number, version, self._outbox.attempt, parts))
         self._start_reads()
@@ -127,18 +128,23 @@ class Serving:
             self._pulled_ahead.clear()
         self._wanted = {key: parts for key, parts in self._wanted.items() if key[0] >= open_step}
         self._queue = deque(read for read in self._queue if read.step >= open_step)
-        for extent in [extent for step, extent in self._wanted if step == open_step]:
-            self.serve(open_step, extent)
+        self._serve_all(open_step)
 
     def was_skipped(self) -> None:
-        """The open step is skipped: reads of what streamed ahead are void."""
+        """The open step is skipped: what streamed ahead is void, and the next begins with the
+        weights of this one."""
         self._queue.clear()
+        self._serve_all(self._outbox.step + 1)
 
     def forget(self) -> None:
         """A new attempt: weights are asked for again."""
         self._pulled_ahead.clear()
         self._queue.clear()
         self._wanted.clear()
+
+    def _serve_all(self, number: int) -> None:
+        for extent in [extent for step, extent in self._wanted if step == number]:
+            self.serve(number, extent)
 
     def _take(self, step: int, extent: int) -> tuple[int, ...]:
         """The uses for which an extent is wanted; they are served by the caller."""

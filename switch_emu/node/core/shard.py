@@ -21,6 +21,8 @@ class Shard:
     """Pages are updated while gradients arrive, not after the verdict."""
     norm_type: float
     """Type of the gradient norm by which the job clips."""
+    is_in_place = False
+    """An update overwrites the version that it is made of: nothing ends a step after its first."""
 
     def __init__(self, node: NodeNumber, world_size: int, extent_chunks: int = 1) -> None:
         self.node, self.world_size, self._extent_chunks = node, world_size, extent_chunks
@@ -40,8 +42,9 @@ class Shard:
         self._extents: frozenset[int] = frozenset()
         """Extents that it owns: each push and each pull asks."""
 
-    def open(self, description_bytes: bytes) -> None:
-        """The description that the store was made with."""
+    def open(self, description_bytes: bytes, *, is_in_place: bool = False) -> None:
+        """The description that the store was made with, and how it is written."""
+        self.is_in_place = is_in_place
         self.description_bytes = description_bytes
         self.description = description = parse_description(description_bytes, self._extent_chunks)
         self.layout, self.norm_type = description.layout, description.norm_type

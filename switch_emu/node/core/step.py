@@ -208,6 +208,8 @@ class Step:
     unchanged: set[int] = field(default_factory=set)
     """Also among updated and written: no rank had a gradient, so the page stays as it is."""
     verdict: Verdict | None = None
+    judged_ns: int = 0
+    """When it had its verdict."""
     is_stated: bool = False
     """All its sums here are complete and measured: the verdict was asked for."""
     preparing: bool = False
@@ -254,6 +256,11 @@ class Step:
             hyper=self.hyper,
             publish=publish,
         )
+
+    def put_back(self, preview: Update) -> None:
+        """The gradient of an `at_step` extent whose weights were made without changing its page."""
+        (self.sums.extents[preview.extent].total,) = preview.contributions
+        self.ready.append(preview.extent)
 
     def next_fold(self, extent: int, attempt: int) -> Fold | None:
         """The next part of an extent to fold, if it is complete and none is being folded; or, with
@@ -324,6 +331,11 @@ class Step:
     def is_judged(self) -> bool:
         """True if it has its verdict."""
         return self.verdict is not None
+
+    @property
+    def is_skipped(self) -> bool:
+        """True if it has its verdict, which skips it."""
+        return self.verdict is not None and not self.verdict.applied
 
     @property
     def is_applied(self) -> bool:
@@ -452,6 +464,21 @@ class Steps:
         self._outbox.step += 1
         if step is not None:  # None: it was prepared before this node was started again
             self._release(step)
+
+    @property
+    def is_overwriting(self) -> bool:
+        """True if pages of the decided version may be overwritten by the open step."""
+        return self._is_applied_in_place and not self.lacks_pieces
+
+    @property
+    def lacks_pieces(self) -> bool:
+        """True if the open step would overwrite pages, but for what is still to be attached."""
+        step, active = self.open, self._children.members.active
+        return self._is_applied_in_place and step is not None and not step.has_kept(active)
+
+    @property
+    def _is_applied_in_place(self) -> bool:
+        return self._shard.is_in_place and self.open is not None and self.open.is_applied
 
     def lacks_pieces_of(self, ranks: int) -> bool:
         """True if the open step can never be decided, as attachments of these ranks are lost."""
