@@ -288,7 +288,7 @@ class LuwuTrainerMixin:
 
     def log(self, logs: dict[str, float], *rest: Any, **arguments: Any) -> None:
         """Trainer's `log`, with the norm of the last step beside its learning rate."""
-        result = self._session.last_result
+        result = self._session.results.last
         if "learning_rate" in logs and result is not None:
             logs["grad_norm"] = result.grad_norm
         super().log(logs, *rest, **arguments)  # type: ignore[misc]

@@ -266,7 +266,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 if error.step == number:
                     continue
                 # What was lost is of the next step: this one is decided.
-            result = session.last_result
+            result = session.results.last
             assert result is not None
             assert result.number == number
             result.loss = loss
@@ -304,12 +304,10 @@ class NetworkOptimizer(torch.optim.Optimizer):
         ranks, and this call or the next raises `StepAborted` on each of them.
 
         Args:
-            set_to_none: False: from now on a parameter that has had a gradient counts as having
-                one of 0 in a step that leaves it without, so that momentum and weight decay move
-                it on; until a call with True.
+            set_to_none: As torch's default; False raises.
 
         Raises:
-            ConfigError: For `set_to_none=False`, if the model has several optimizers.
+            ConfigError: For `set_to_none=False`: no gradient is left to be 0.
             StepAborted: If gradients had been pushed.
         """
         self._running().zero_grad(set_to_none, self._part)

@@ -375,7 +375,7 @@ def _entries(model: nn.Module) -> Iterator[tuple[str, Tensor, Callable[[Tensor],
     away = {
         id(parameter): member.placeholder
         for unit in session_of_model(model).units
-        if unit.is_installed and unit.weights is not None
+        if unit.is_installed
         for member, parameter in zip(unit.members, unit.weights.parameters, strict=True)
     }
     for prefix, module in model.named_modules(remove_duplicate=False):

@@ -198,9 +198,8 @@ def test_steady_state_asks_the_driver_for_no_memory() -> None:
 
     _, session = train(FakeNetwork(1), around=around)
     assert len(set(segments[2:])) == 1, segments
-    assert (
-        session.parameter_bytes.peak <= (session.prefetch_units + 2) * session.model.unit_bytes_max
-    )
+    window = (session.nic.prefetch_units + 2) * session.model.unit_bytes_max
+    assert session.pulls.bytes_count.peak <= window
 
 
 def test_device_memory_is_bounded_by_the_window() -> None:
@@ -212,7 +211,7 @@ def test_device_memory_is_bounded_by_the_window() -> None:
     torch.cuda.reset_peak_memory_stats()
     _, session = train(FakeNetwork(1))
     peak = torch.cuda.max_memory_allocated() - before
-    window = (session.prefetch_units + 2) * session.model.unit_bytes_max
+    window = (session.nic.prefetch_units + 2) * session.model.unit_bytes_max
     activations = LAYERS * 32 * WIDTH * 4 * 16
     gradients = 3 * session.model.unit_bytes_max  # deferred until the push stream has packed them
     assert (
@@ -220,7 +219,7 @@ def test_device_memory_is_bounded_by_the_window() -> None:
         <= window
         + gradients
         + activations
-        + 4 * session.chunk_bytes * session.nic.extent_chunks
+        + 4 * session.nic.chunk_bytes * session.nic.extent_chunks
         + (16 << 20)
     )
 

@@ -138,10 +138,10 @@ def test_same_bits_as_plain_torch(
     train(network, make, shard, optimizer(update), loss, steps=STEPS, backwards=backwards)
     assert_same_bits(network.masters(), expected(2, backwards))
     for streams, session in zip(workers.streams, workers.sessions, strict=True):
-        assert streams.host_buffers_count <= session.prefetch_units + 2 + STAGING_COUNT  # D5
+        assert streams.host_buffers_count <= session.nic.prefetch_units + 2 + STAGING_COUNT  # D5
         assert streams.device_buffers_count == 1
-        window = session.prefetch_units + 2
-        assert session.parameter_bytes.peak <= window * session.model.unit_bytes_max
+        window = session.nic.prefetch_units + 2
+        assert session.pulls.bytes_count.peak <= window * session.model.unit_bytes_max
 
 
 @pytest.mark.parametrize("update", ["at_step", "streaming"])

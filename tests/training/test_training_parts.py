@@ -17,12 +17,12 @@ from luwu.training.devices.gradients import gradient_plan
 from luwu.training.state.attached import Attachments
 from luwu.training.state.first_weights import Sources
 from luwu.training.steps.result import Results, StepResult
-from luwu.training.units.model import Model, Shape
+from luwu.training.units.model import Model
 from luwu.training.units.placeholder import Placeholder, become_placeholder
 from luwu.training.units.unit import Precision, Unit
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
 
-SHAPE = Shape(chunk_bytes=16384, optimizer_nodes=1, reshard_after_forward=None)
+NIC = FakeNic(FakeNetwork(1), 0)
 
 
 def shard(model: Model, module: nn.Module) -> list[Placeholder]:
@@ -61,7 +61,7 @@ class OneAtOnce:
 def test_what_is_written_is_pushed_before_a_wait() -> None:
     """Goal: a unit of many chunks goes out through a single cell, in order and unchanged."""
     model, module = Model(), nn.Linear(128, 96, bias=False)
-    model.lay_out([shard(model, module)], [ALL_FLOAT32], SHAPE)
+    model.lay_out([shard(model, module)], [ALL_FLOAT32], NIC)
     device, cells = CpuDevice(), OneAtOnce()
     device.cells = cells
     plans = gradient_plan(model.layout, 0, torch.float32)
@@ -117,7 +117,7 @@ def test_sources_count_for_the_model_around_a_part() -> None:
     parameters = shard(model, module)
     files: Any = SimpleNamespace(has=lambda name: name == "0.bias")
     sources.initialisers[module[0]], sources.files[module[0]] = nn.init.zeros_, files
-    model.lay_out([parameters], [ALL_FLOAT32], SHAPE)
+    model.lay_out([parameters], [ALL_FLOAT32], NIC)
     sources.laid_out(model.roots)
     assert sources.initialisers == {module: nn.init.zeros_}
     assert [sources.files_of(each) for each in parameters] == [None, files]
@@ -129,8 +129,8 @@ def test_model_is_laid_out_after_groups_that_were_wrong() -> None:
     first = shard(model, module[0])
     rest = shard(model, module)
     with pytest.raises(ConfigError, match="in no group of the optimizer"):
-        model.lay_out([first], [ALL_FLOAT32], SHAPE)
+        model.lay_out([first], [ALL_FLOAT32], NIC)
     assert model.units == []
-    model.lay_out([first, rest], [ALL_FLOAT32] * 2, SHAPE)
+    model.lay_out([first, rest], [ALL_FLOAT32] * 2, NIC)
     assert [unit.name for unit in model.units] == ["root", "0"]
     assert [p.group for p in model.layout.parameters] == [0, 0, 1, 1]

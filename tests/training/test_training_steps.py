@@ -188,7 +188,7 @@ def test_nothing_is_left_after_an_abort() -> None:
         with pytest.raises(StepAborted) as caught:
             backward(model)
         assert (caught.value.step, optimizer.next_step, session.step) == (1, 1, 1)
-        assert session.parameter_bytes.now == 0
+        assert session.pulls.bytes_count.now == 0
         assert all(type(p).__name__ == "Placeholder" for p in model.parameters())
         old = square_loss(model, 1, 0, 0)
         with network.changed:

@@ -107,12 +107,12 @@ def test_memory_bound(prefetch_units: int, update: str, checkpointing: str) -> N
         optimizer: Any = luwu.optim.AdamW(model.parameters(), update=update)
         for step in range(4):
             gpt_loss(model, step, 0, 0).backward()
-            assert session.parameter_bytes.now <= prefetch_units * session.model.unit_bytes_max
+            assert session.pulls.bytes_count.now <= prefetch_units * session.model.unit_bytes_max
             optimizer.step()
             with torch.no_grad():
                 gpt_loss(model, step, 0, 1)
         bound = (prefetch_units + 2) * session.model.unit_bytes_max
-        assert session.parameter_bytes.peak <= bound
+        assert session.pulls.bytes_count.peak <= bound
 
 
 def test_prefetch_follows_the_order_of_the_last_step() -> None:
@@ -153,7 +153,7 @@ def test_pulls_of_the_next_step_begin_while_a_streaming_backward_ends(reshard: b
             if step == 2:
                 network.log.append(("commit", 0, 2, 0, -1))
             optimizer.step()
-        peak = session.parameter_bytes.peak
+        peak = session.pulls.bytes_count.peak
     assert peak <= (4 if reshard else 7) * session.model.unit_bytes_max
     at_commit = network.log.index(("commit", 0, 2, 0, -1))
     log = [(verb, step, unit) for verb, _, step, _, unit in network.log[:at_commit]]
@@ -200,7 +200,7 @@ def test_unforeseen_use_gives_up_what_was_prefetched() -> None:
             square_loss(model, step, 0, 0).backward()
             optimizer.step()
         assert network.counts["forget"] > 0
-        assert session.parameter_bytes.peak <= 4 * session.model.unit_bytes_max
+        assert session.pulls.bytes_count.peak <= 4 * session.model.unit_bytes_max
         del model.blocks[:]
         model.blocks.extend(blocks)
 

@@ -33,6 +33,10 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
         r"luwu\.clip_grad_norm_ or pass max_grad_norm=",
     ),
     "reading .grad": (lambda m: [p.grad for p in m.parameters()], "pushed to the network"),
+    "zero_grad(set_to_none=False)": (
+        lambda m: m.zero_grad(set_to_none=False),
+        r"Call zero_grad\(\)",
+    ),
     "grad = None": (
         lambda m: setattr(m.first.weight, "grad", None),
         r"call zero_grad\(\) of the optimizer",
@@ -88,6 +92,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
 
 @pytest.mark.feature("calls that would do nothing")
 @pytest.mark.feature("deepcopy of a sharded model")
+@pytest.mark.feature("zero_grad(set_to_none=False)")
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_raises_where_it_is_made(mistake: str) -> None:
     """Goal: no such call returns; the message names the remedy."""

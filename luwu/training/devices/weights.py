@@ -24,7 +24,7 @@ import itertools
 import re
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,6 @@ from luwu.base.address_range import AddressRange, Memory
 from luwu.base.errors import LuwuError, StepOrderError
 from luwu.nic.memory import SharedWeights
 from luwu.training.devices.device import CudaDevice, Device
-from luwu.training.devices.gpu import Event
 
 
 class Storages:
@@ -235,18 +234,11 @@ FIRST_AWAY: Final = 1 << 31
 _FOUND: Final = re.compile(r"is at version (\d+)")
 
 
-class Named(Protocol):
-    """Weights that may be away."""
-
-    name: str
-    """The name of their unit."""
-
-
-_weights: Final[weakref.WeakValueDictionary[int, Named]] = weakref.WeakValueDictionary()
+_weights: Final[weakref.WeakValueDictionary[int, UnitWeights]] = weakref.WeakValueDictionary()
 _versions: Final = itertools.count(FIRST_AWAY)
 
 
-def version_of(weights: Named) -> int:
+def version_of(weights: UnitWeights) -> int:
     """The version of these weights while they are away; of no others."""
     version = next(_versions)
     _weights[version] = weights
@@ -310,7 +302,7 @@ class DeviceWeights(UnitWeights):
         views that autograd has saved, as it puts back what was there."""
         self._storage.resize_(0)
         self._host: torch.Tensor | None = None
-        self._event: Event | None = None
+        self._event: torch.cuda.Event | None = None
         """Event behind the copy to the device."""
 
     @property
@@ -344,6 +336,7 @@ class DeviceWeights(UnitWeights):
 
     def publish(self, shared: SharedWeights | None = None) -> None:
         self.fetch(shared)
+        assert self._event is not None
         self._device.streams.compute().wait(self._event)
         self._own.come()
 

@@ -183,7 +183,7 @@ class LuwuModule:
         session = self.luwu_session
         if not (math.isfinite(factor) and factor > 0):
             raise ConfigError(f"the divide factor must be above 0 and finite, got {factor!r}")
-        if session.pushes.gradient_weight != 1:
+        if session.backward.gradient_weight != 1:
             raise ConfigError(
                 "set_gradient_weight and set_gradient_divide_factor both say what gradients are "
                 "divided by; use one of them"

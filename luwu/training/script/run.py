@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from luwu.base.errors import ConfigError
-from luwu.training.base.interface import Nic
+from luwu.nic.shell import Nic
 from luwu.training.devices.device import Device, device_at
 from luwu.training.script.session import Session
 
@@ -210,10 +210,8 @@ def device() -> torch.device:
 def _open_nic(where: torch.device) -> Nic:
     from luwu.join.open import open_nic  # a test with a NIC of its own needs no transport
 
-    opened: Nic = open_nic(
-        _environment("RANK"), _environment("WORLD_SIZE"), on_device=where.type == "cuda"
-    )
-    return opened
+    ranks = _environment("RANK"), _environment("WORLD_SIZE")
+    return open_nic(*ranks, on_device=where.type == "cuda")
 
 
 def _environment(name: str) -> int:

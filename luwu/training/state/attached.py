@@ -44,7 +44,7 @@ from luwu.base.errors import ConfigError, StateError, StepOrderError
 from luwu.base.foreign import taking
 from luwu.base.values import pack_value, unpack_value
 from luwu.nic.reader import StateReader
-from luwu.training.base.interface import Nic
+from luwu.nic.shell import Nic
 from luwu.training.base.progress import KEPT_STEPS, Progress
 
 

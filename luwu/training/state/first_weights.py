@@ -33,8 +33,8 @@ from torch import nn
 
 from luwu.base.dtypes import BUFFER_DTYPES, DTYPES, OF_FILES
 from luwu.base.errors import ConfigError, StepAborted
+from luwu.nic.shell import Nic
 from luwu.tensor_files.directory import WIDENED, TensorDirectory, check_tensors
-from luwu.training.base.interface import Nic
 from luwu.training.base.names import class_name
 from luwu.training.units.model import Model, Roots
 from luwu.training.units.placeholder import Placeholder

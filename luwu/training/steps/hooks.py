@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.training.base.interface import Nic
+from luwu.nic.shell import Nic
 from luwu.training.base.progress import Progress
 from luwu.training.base.torch_state import (
     in_backward,

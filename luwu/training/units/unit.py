@@ -109,7 +109,8 @@ class Unit:
         self.index = -1
         """Index in the layout; -1 while it has none, and for a unit without parameters."""
         self.members: list[Member] = []
-        self.weights: UnitWeights | None = None
+        self.weights: UnitWeights
+        """Made when the job is joined; a unit without parameters has none."""
         self.wire_dtype = "float32"
         self.push_dtype = torch.float32
         """Dtype of pushed gradients: that of its weights, unless the policy has a reduce_dtype."""
@@ -144,10 +145,6 @@ class Unit:
         """Forwards under way: their graph, and when they began."""
         self.with_gradient: set[int] = set()
         """Indices of members that had a gradient in this step which was pushed."""
-        self.held: frozenset[int] = frozenset()
-        """Indices of members of which torch would hold a gradient, from this step or one before."""
-        self.zeroed: frozenset[int] = frozenset()
-        """Indices whose gradient counts as 0 in a backward that leaves none (`ZeroedGradients`)."""
         self.kept: list[torch.Tensor | None] = []
         """float32 sums of the gradients of backwards that were not pushed, by member."""
 
@@ -159,7 +156,7 @@ class Unit:
     @property
     def nbytes(self) -> int:
         """Bytes of its weights here, while they are."""
-        return 0 if self.weights is None else self.weights.nbytes
+        return self.weights.nbytes
 
     # ---------------------------------------------------------------------- the layout
 
@@ -194,7 +191,6 @@ class Unit:
 
     def install(self) -> None:
         """The weights have come: let the modules see them."""
-        assert self.weights is not None
         assert not self.is_installed
         for member, parameter in zip(self.members, self.weights.parameters, strict=True):
             if parameter.requires_grad != member.requires_grad:
@@ -203,14 +199,11 @@ class Unit:
         self.is_installed = True
 
     def remove(self) -> None:
-        """Put the placeholders back and free the weights, wherever they were."""
-        if self.weights is None:
-            return
-        if self.is_installed:
-            self.follow_requires_grad()
-            for member in self.members:
-                member.register(member.placeholder)
-            self.is_installed = False
+        """Put the placeholders back and free the weights."""
+        self.follow_requires_grad()
+        for member in self.members:
+            member.register(member.placeholder)
+        self.is_installed = False
         self.modules_run.clear()
         self.weights.free()
 
@@ -265,21 +258,14 @@ class Unit:
 
     def run_hooks(self) -> None:
         """Call the script's hooks: the gradients of this backward are complete."""
-        assert self.weights is not None
         for member, parameter in zip(self.members, self.weights.parameters, strict=True):
             member.placeholder.run_hooks(parameter)
 
     def take_gradients(self) -> list[torch.Tensor | None]:
         """Take what backward left, and what was kept before it, to be pushed."""
         self.was_pushed = True
-        gradients, self.kept = list(self.gradients()), []
-        for index in self.zeroed:
-            if gradients[index] is None:
-                assert self.weights is not None
-                gradients[index] = torch.zeros_like(self.weights.parameters[index])
+        gradients, self.kept = self.gradients(), []
         self.with_gradient.update(i for i, each in enumerate(gradients) if each is not None)
-        if not self.with_gradient <= self.held:
-            self.held |= self.with_gradient
         return gradients
 
     def drop_kept(self, ids: Container[int] | None = None) -> None:
@@ -292,14 +278,12 @@ class Unit:
 
     def gradients(self) -> list[torch.Tensor | None]:
         """Gradients that backward left, in order of members, with those kept before it."""
-        assert self.weights is not None
         left = [parameter.grad for parameter in self.weights.parameters]
         return [_sum(*pair) for pair in zip(self.kept, left, strict=True)] if self.kept else left
 
     @property
     def has_gradient(self) -> bool:
         """True if backward left anything that is not kept yet."""
-        assert self.weights is not None
         return any(parameter.grad is not None for parameter in self.weights.parameters)
 
     def keep_gradients(self) -> None:
@@ -311,9 +295,8 @@ class Unit:
 
     def drop_gradients(self) -> None:
         """Forget what backward left."""
-        if self.weights is not None:
-            for parameter in self.weights.parameters:
-                parameter.grad = None
+        for parameter in self.weights.parameters:
+            parameter.grad = None
 
     def end_step(self) -> None:
         """Forget what happened in the step."""
@@ -332,7 +315,6 @@ class Unit:
         It changes what it finds in the modules: a placeholder, or an installed parameter. So the
         one of the two that differs from what is known is the newer one.
         """
-        assert self.weights is not None
         with torch._C.DisableTorchFunctionSubclass():  # else asking a placeholder takes 2 us
             for member, parameter in zip(self.members, self.weights.parameters, strict=True):
                 known, placeholder = member.requires_grad, member.placeholder
@@ -370,7 +352,6 @@ class Unit:
 
     def check_unwritten(self) -> None:
         """Make sure that the script left the weights alone. Raises LuwuError before they go."""
-        assert self.weights is not None
         if self.weights.was_written():
             raise LuwuError(
                 f"unit {self.name}: a weight was changed in place between its pull and its free; "
