@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,13 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from luwu.base.errors import ConfigError, StepAborted, StepOrderError
+from luwu.base.errors import StepOrderError
 from luwu.layout import ALL_FLOAT32
-from luwu.training.base.progress import Attempt, Progress
+from luwu.training.base.progress import Progress
 from luwu.training.devices.device import CpuDevice, write_unit
 from luwu.training.devices.gradients import gradient_plan
 from luwu.training.state.attached import Attachments
-from luwu.training.state.first_weights import Sources
 from luwu.training.steps.result import Results, StepResult
 from luwu.training.units.model import Model
 from luwu.training.units.placeholder import Placeholder, become_placeholder
@@ -79,24 +79,13 @@ def test_what_is_written_is_pushed_before_a_wait() -> None:
     assert [each.cell for each in absent] == [None] * 3
 
 
-def test_the_script_sees_the_newest_abort() -> None:
-    """Goal: an abort that came meanwhile counts, and the first one is its cause."""
-    attempt = Attempt(lambda error: StepAborted(1, "a second one") if error.step == 3 else error)
-    with pytest.raises(StepAborted) as caught, attempt():
-        raise StepAborted(2, "lost")
-    assert caught.value.step == 2
-    with pytest.raises(StepAborted) as caught, attempt():
-        raise StepAborted(3, "lost")
-    assert caught.value.step == 1
-    assert isinstance(caught.value.__cause__, StepAborted)
-
-
 def test_no_lost_step_is_the_last() -> None:
     """Goal: after an abort no result waits for the lost start of a step."""
     attachments = Attachments(FakeNic(FakeNetwork(1), 0), Progress())
-    attempt = Attempt(lambda error: error)
     results = Results()
-    made = [StepResult(n, lambda: None, attempt=attempt, attachments=attachments) for n in range(2)]
+    made = [
+        StepResult(n, lambda: None, attempt=nullcontext, attachments=attachments) for n in range(2)
+    ]
     for each in made:
         results.expect(each)
         results.last = each
@@ -108,29 +97,3 @@ def test_no_lost_step_is_the_last() -> None:
     results.wait_for_last()
     with pytest.raises(StepOrderError, match="step 1 was lost"):
         made[1].wait()
-
-
-def test_sources_count_for_the_model_around_a_part() -> None:
-    """Goal: what was given for a part of a model fills the model once it is complete."""
-    model, sources = Model(), Sources()
-    module = nn.Sequential(nn.Linear(2, 2))
-    parameters = shard(model, module)
-    files: Any = SimpleNamespace(has=lambda name: name == "0.bias")
-    sources.initialisers[module[0]], sources.files[module[0]] = nn.init.zeros_, files
-    model.lay_out([parameters], [ALL_FLOAT32], NIC)
-    sources.laid_out(model.roots)
-    assert sources.initialisers == {module: nn.init.zeros_}
-    assert [sources.files_of(each) for each in parameters] == [None, files]
-
-
-def test_model_is_laid_out_after_groups_that_were_wrong() -> None:
-    """Goal: an optimizer that was refused leaves nothing, so the next one finds the same model."""
-    model, module = Model(), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-    first = shard(model, module[0])
-    rest = shard(model, module)
-    with pytest.raises(ConfigError, match="in no group of the optimizer"):
-        model.lay_out([first], [ALL_FLOAT32], NIC)
-    assert model.units == []
-    model.lay_out([first, rest], [ALL_FLOAT32] * 2, NIC)
-    assert [unit.name for unit in model.units] == ["root", "0"]
-    assert [p.group for p in model.layout.parameters] == [0, 0, 1, 1]

@@ -33,7 +33,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from luwu.base.address_range import AddressRange, Memory
 from luwu.base.errors import LuwuError, StepOrderError
 from luwu.nic.memory import SharedWeights
-from luwu.training.devices.device import CudaDevice, Device
+from luwu.training.devices.device import CudaDevice
 
 
 class Storages:
@@ -153,15 +153,10 @@ class UnitWeights:
         """The weights of this step are here, and need not be pulled again."""
         return self._shared is not None
 
-    @property
-    def may_be_shared(self) -> bool:
-        """True if the next pull may leave the weights where their sender has them."""
-        return not self._was_copied
-
-    @property
-    def may_be_shared_next(self) -> bool:
-        """The same of a pull for the next step, whose graph looks at nothing yet."""
-        return True
+    def may_be_shared(self, *, next_step: bool = False) -> bool:
+        """True if the next pull may leave the weights where their sender has them; for the next
+        step, whose graph looks at nothing yet, more often."""
+        return next_step or not self._was_copied
 
     def prepare(self, *, wait: bool) -> bool:
         """A pull is about to be asked for; False if there is no room for it, unless we `wait`."""
@@ -305,12 +300,7 @@ class DeviceWeights(UnitWeights):
         self._event: torch.cuda.Event | None = None
         """Event behind the copy to the device."""
 
-    @property
-    def may_be_shared(self) -> bool:
-        return self._device.may_share
-
-    @property
-    def may_be_shared_next(self) -> bool:
+    def may_be_shared(self, *, next_step: bool = False) -> bool:
         return self._device.may_share
 
     def prepare(self, *, wait: bool) -> bool:
@@ -358,10 +348,3 @@ class DeviceWeights(UnitWeights):
         self._device.streams.pull.resize(storage, elems * dtype.itemsize)
         flat.set_(storage, 0, (elems,))  # type: ignore[call-overload]
         return flat
-
-
-def make_weights(device: Device, memory: Memory, **given: Any) -> UnitWeights:
-    """The weights of a unit that computes there; `memory`: where that is on the host."""
-    if isinstance(device, CudaDevice):
-        return DeviceWeights(device=device, **given)
-    return UnitWeights(memory=memory, **given)

@@ -28,7 +28,7 @@ from luwu.layout import Layout
 from luwu.nic.reader import StateReader
 from luwu.nic.shell import Nic
 from luwu.training.base.names import dtype_name
-from luwu.training.base.progress import Attempt, Progress
+from luwu.training.base.progress import Progress
 from luwu.training.devices.device import Device
 from luwu.training.script.optimizers import OptimizerPart, Optimizers
 from luwu.training.state.attached import Attachments
@@ -58,7 +58,6 @@ class Session:
         self._agree = dict(agree)
         for key in {NORM_TYPE, BESIDE} & self._agree.keys():
             raise ConfigError(f"{key!r} is agreed on by luwu; call it otherwise in agree=")
-        self.attempt = Attempt(self._drop_attempt)
         self.model = Model()
         self.progress = Progress()
         self.results = Results()
@@ -437,6 +436,18 @@ class Session:
         return self.nic.open_reader()
 
     # ---------------------------------------------------------------------- what is dropped
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """When the network gives the attempt up, drop what it left before StepAborted goes on to
+        the script; used around whatever may raise it."""
+        try:
+            yield
+        except StepAborted as error:
+            latest = self._drop_attempt(error)
+            if latest is not error:
+                raise latest from error
+            raise
 
     def _forget_step(self, next_step: int) -> None:
         self.pulls.end_step()

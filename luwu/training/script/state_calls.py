@@ -179,7 +179,7 @@ def init_weights(model: nn.Module, fn: Callable[[nn.Module], object]) -> None:
     session = model.luwu_session
     if session.is_final:
         raise ConfigError("init_weights was called after the optimizer was made; call it before")
-    session.first_weights.sources.initialisers[model] = fn
+    session.first_weights.initialisers[model] = fn
 
 
 def load_pretrained(
@@ -217,4 +217,4 @@ def load_pretrained(
         raise ConfigError("load_pretrained was called after the optimizer was made; call it before")
     found = Pretrained(Path(directory), rename or (lambda name: name), model)
     found.fill_buffers(session.device)
-    session.first_weights.sources.files[model] = found
+    session.first_weights.files[model] = found

@@ -143,7 +143,8 @@ class Backward:
                     f"unit {unit.name} was used again after its gradient of this backward had been "
                     "pushed; compute graphs that share it in separate backwards"
                 )
-            unit.open_call(call)
+            call.opened_ns = SYSTEM_CLOCK.now_ns()
+            unit.open_calls.add(call)
         self._pulls.acquire(unit)
         if torch.is_grad_enabled():  # create_graph=True: a backward of this one reads them again
             unit.keep()
@@ -201,7 +202,8 @@ class Backward:
             self._nic.begin(step, self._stated_hyper)
 
     def _end(self, call: Call) -> None:
-        opened_ns = call.unit.close_call(call)
+        call.unit.open_calls.discard(call)
+        opened_ns, call.opened_ns = call.opened_ns, None
         if opened_ns is not None:
             end_ns = SYSTEM_CLOCK.now_ns()
             self._nic.recorder.span(

@@ -134,7 +134,7 @@ class Prefetcher:
             may_ask = is_over and not unit.weights.comes_shared and self._has_room(unit)
             if not (may_ask and unit.weights.prepare(wait=False)):
                 return
-            self._ask(unit, step=self._step + 1)
+            self._ask(unit, is_next=True)
 
     def _has_room(self, unit: Unit) -> bool:
         """True if its weights fit into what weights have taken before; without a window, never."""
@@ -206,14 +206,10 @@ class Prefetcher:
         self._record_has_backward = False
         self._cursor = 0
 
-    def _ask(self, unit: Unit, *, by_hand: bool = False, step: int | None = None) -> _Pull:
-        weights = unit.weights
-        use, in_place = unit.uses, weights.may_be_shared
-        if step is None:
-            step = self._step
-        elif step > self._step:
-            use, in_place = 0, weights.may_be_shared_next
-        handle = self._nic.pull(step, use, unit.index, weights.open, in_place=in_place)
+    def _ask(self, unit: Unit, *, by_hand: bool = False, is_next: bool = False) -> _Pull:
+        step, use = self._step + is_next, 0 if is_next else unit.uses
+        in_place = unit.weights.may_be_shared(next_step=is_next)
+        handle = self._nic.pull(step, use, unit.index, unit.weights.open, in_place=in_place)
         pull = self._pulls[unit.index] = _Pull(handle, unit, step, by_hand)
         return pull
 
@@ -228,4 +224,4 @@ class Prefetcher:
 
 
 def _comes_shared(unit: Unit) -> bool:
-    return unit.weights.comes_shared and unit.weights.may_be_shared
+    return unit.weights.comes_shared and unit.weights.may_be_shared()

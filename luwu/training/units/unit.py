@@ -11,19 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from luwu.base.address_range import Memory
-from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.layout import Layout
 from luwu.training.base.names import class_name
-from luwu.training.devices.device import Device
-from luwu.training.devices.weights import ByteCount, UnitWeights, make_weights
+from luwu.training.devices.device import CudaDevice, Device
+from luwu.training.devices.weights import ByteCount, DeviceWeights, UnitWeights
 from luwu.training.units.placeholder import Placeholder
 
 if TYPE_CHECKING:
@@ -64,11 +63,10 @@ class Member:
     requires_grad: bool = False
     """True if the script wants it trained now; see `Unit.follow_requires_grad`."""
 
-    def take_place(self, start: int, trained: Container[Placeholder]) -> None:
-        """The layout is made."""
-        self.start = start
-        self.trainable = self.placeholder in trained
-        self.requires_grad = self.placeholder.requires_grad
+    def place_in(self, flat: torch.Tensor) -> torch.Tensor:
+        """Its part of the unit's flat vector, in its shape."""
+        shape = self.placeholder.shape
+        return flat[self.start : self.start + shape.numel()].view(shape)
 
     def register(self, parameter: nn.Parameter) -> None:
         """Put this parameter into the modules."""
@@ -169,7 +167,9 @@ class Unit:
         """The layout is made, and this is its place; `trained`: what the optimizer has."""
         self.index = index
         for member, parameter in zip(self.members, layout.units[index].parameters, strict=True):
-            member.take_place(layout.placements[parameter].start, trained)
+            member.start = layout.placements[parameter].start
+            member.trainable = member.placeholder in trained
+            member.requires_grad = member.placeholder.requires_grad
         extents = (layout.extents[i] for i in layout.trainable_extents(index))
         self.trainable_elems = sum(extent.elems for extent in extents)
 
@@ -177,15 +177,13 @@ class Unit:
         self, device: Device, memory: Memory, *, elems: int, live_bytes: ByteCount
     ) -> None:
         """The layout is known: make the storage, empty."""
-        self.weights = make_weights(
-            device,
-            memory,
-            elems=elems,
-            dtype=getattr(torch, self.wire_dtype),
-            live_bytes=live_bytes,
-            places=[(m.start, m.placeholder.shape, m.requires_grad) for m in self.members],
-            name=self.name,
-        )
+        dtype = getattr(torch, self.wire_dtype)
+        places = [(m.start, m.placeholder.shape, m.requires_grad) for m in self.members]
+        given: Any = {"elems": elems, "dtype": dtype, "live_bytes": live_bytes, "places": places}
+        if isinstance(device, CudaDevice):
+            self.weights = DeviceWeights(device=device, name=self.name, **given)
+        else:
+            self.weights = UnitWeights(memory=memory, name=self.name, **given)
 
     # ---------------------------------------------------------------------- weights
 
@@ -209,23 +207,10 @@ class Unit:
 
     # ---------------------------------------------------------------------- forwards, their graphs
 
-    def enter(self, module: nn.Module, call: Call | None) -> None:
-        """A forward of this module begins; `call`: its graph, if it has one."""
-        self.current[module] = (call, SYSTEM_CLOCK.now_ns())
-
-    def leave(self, module: nn.Module) -> tuple[Call | None, int]:
-        """A forward of this module ended: its graph, and when it began."""
-        return self.current.pop(module, (None, 0))
-
     def has_run(self, module: nn.Module) -> bool:
         """This module ran; whether all of them have since the unit was pulled."""
         self.modules_run.add(module)
         return len(self.modules_run) == len(self.modules)
-
-    def begin_call(self, *, step: int, aborts: int) -> Call:
-        """A forward with a graph."""
-        self.calls += 1
-        return Call(self, step, aborts)
 
     def keep(self) -> bool:
         """Its weights stay until its backward; True if they did not in this step."""
@@ -236,17 +221,6 @@ class Unit:
         """True if backward needs its weights no more; `retained`: its graphs are kept."""
         is_over = not self.is_kept or (self.calls == 0 and not retained)
         return is_over and not self.open_calls and self.reshard_after_backward
-
-    def open_call(self, call: Call) -> None:
-        """Backward is about to compute with its weights for this forward."""
-        call.opened_ns = SYSTEM_CLOCK.now_ns()
-        self.open_calls.add(call)
-
-    def close_call(self, call: Call) -> int | None:
-        """Backward has computed for this forward: when it began to; None if it never did."""
-        self.open_calls.discard(call)
-        opened_ns, call.opened_ns = call.opened_ns, None
-        return opened_ns
 
     # ---------------------------------------------------------------------- gradients
 
