@@ -366,7 +366,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _entries(model: nn.Module) -> Iterator[tuple[Entry, Tensor]]:
-    """Parameters and persistent buffers as state_dict() names them, and what stands for each."""
+    """Parameters and persistent buffers as state_dict() names them, and the tensor of each."""
     # What is here now, in the dtype of compute, will be freed: its placeholder stands for it.
     away = {
         id(parameter): member.placeholder
@@ -386,8 +386,8 @@ def _entries(model: nn.Module) -> Iterator[tuple[Entry, Tensor]]:
             if parameter is not None
         ]
         for entry in (*parameters, *buffers_kept(prefix, module)):
-            stands = away.get(id(entry.value), entry.value)
-            yield entry._replace(full_name=plain_name(entry.full_name)), stands
+            tensor = away.get(id(entry.value), entry.value)
+            yield entry._replace(full_name=plain_name(entry.full_name)), tensor
 
 
 def _returns_here(session: Session, options: StateDictOptions) -> bool:

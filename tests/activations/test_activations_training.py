@@ -18,12 +18,7 @@ from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.small_models import gpt_config, gpt_loss, make_gpt, shard_gpt
-from tests.helpers.training_harness import (
-    alone,
-    assert_same_bits,
-    one_thread,  # noqa: F401 - for every test here
-    worker,
-)
+from tests.helpers.training_harness import alone, assert_same_bits, worker
 
 STEPS = 3
 

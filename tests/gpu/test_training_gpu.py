@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,11 @@ from luwu.nic.memory import SharedWeights
 from luwu.nic.shell import Nic
 from luwu.training.devices.device import CudaDevice
 from luwu.training.devices.gpu import CudaStreams, HostPins
-from luwu.training.script import run
 from luwu.training.script.session import Session
 from luwu.transport.arena import Access, map_memory
 from luwu.transport.interface import Delivery
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
+from tests.helpers.training_harness import worker
 
 pytestmark = pytest.mark.gpu
 
@@ -58,26 +57,12 @@ def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return value
 
 
-@contextmanager
-def worker(network: FakeNetwork) -> Iterator[Session]:
-    nic = FakeNic(network, 0)
-    session = luwu.init(nic=nic, device="cuda")
-    try:
-        yield session
-        if not session.is_finished:
-            luwu.finish()
-    finally:
-        session.mover.close()
-        nic.close()
-        run._here.session = None
-
-
 def train(
     network: FakeNetwork, *, around: Callable[[int, Callable[[], None]], None] | None = None
 ) -> tuple[dict[int, float], Session]:
     """Train to the end; `around(step, forward and backward)` runs them."""
     losses: dict[int, float] = {}
-    with worker(network) as session:
+    with worker(network, device="cuda") as session:
         model = make_model()
         luwu.fully_shard_each(model, Block)
         optimizer = luwu.optim.AdamW(model.parameters(), lr=LR)

@@ -31,10 +31,7 @@ from luwu.testing.cluster import Cluster
 from luwu.training.script import run
 from tests.helpers.docstrings import doctest_of
 from tests.helpers.fake_nic import FakeNetwork
-from tests.helpers.training_harness import (
-    one_thread,  # noqa: F401 - for every test here
-    worker,
-)
+from tests.helpers.training_harness import worker
 from tests.integrations.hugging_face import Later
 from tests.processes.jobs import ON_THE_CPU
 

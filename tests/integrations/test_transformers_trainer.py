@@ -16,10 +16,7 @@ import luwu
 from luwu.base.errors import ConfigError, StepAborted
 from luwu.nic.shell import Nic
 from tests.helpers.fake_nic import FakeNetwork
-from tests.helpers.training_harness import (
-    one_thread,  # noqa: F401 - for every test here
-    worker,
-)
+from tests.helpers.training_harness import worker
 from tests.integrations.hugging_face import (
     cluster,
     finetune,

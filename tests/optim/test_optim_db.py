@@ -18,7 +18,6 @@ import luwu
 from luwu.base.errors import ConfigError
 from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 STEPS = 5
 OURS = {name: getattr(luwu.optim, name) for name in ("SGD", "Adam", "AdamW", "Lion")}

@@ -24,7 +24,6 @@ from switch_emu.node.pages import store_config
 from switch_emu.store import StoreConfig
 from tests.checkpoint.test_state_dicts import assert_same
 from tests.helpers.real_training import digest_of, in_cluster, seeded
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 WORLD_SIZE, STEPS = 2, 6
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -185,28 +184,19 @@ def test_ranks_that_freeze_other_parameters_are_refused(update: str, tmp_path: P
 
 
 @pytest.mark.feature("a parameter without a gradient beside others that have one")
+@pytest.mark.feature("freezing and unfreezing during training")
+@pytest.mark.feature("freezing for an evaluation")
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(5))
 def test_parameters_without_a_gradient_are_skipped(
     seed: int, name: str, update: str, tmp_path: Path
 ) -> None:
-    """I4. Goal: weights, moments and counts of steps are those of torch, bit for bit.
+    """I4. Goal: weights, moments and counts of steps are those of torch, bit for bit; what is
+    frozen or thawed counts from the next forward on, as in torch: what is frozen when the optimizer
+    is made too, and what changes while the weights are here after an evaluation.
     Method: random units; in each backward each rank uses random parameters."""
-    plan = draw(seed, parts_max=1 if update == "streaming" else 2)
-    check(plan, name, update, tmp_path)
-
-
-@pytest.mark.feature("freezing and unfreezing during training")
-@pytest.mark.parametrize("update", ["streaming", "at_step"])
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-@pytest.mark.parametrize("seed", range(3, 5))
-def test_parameters_are_frozen_and_thawed_as_training_goes_on(
-    seed: int, name: str, update: str, tmp_path: Path
-) -> None:
-    """I4. Goal: requires_grad_ counts from the next forward on, as in torch: what is frozen when
-    the optimizer is made too, and what changes while the weights are here after an evaluation."""
-    plan = draw(seed, thaws=True, parts_max=1 if update == "streaming" else 2)
+    plan = draw(seed, thaws=seed >= 3, parts_max=1 if update == "streaming" else 2)
     check(plan, name, update, tmp_path)
 
 

@@ -17,7 +17,6 @@ from torch.distributions import Independent, Normal
 import luwu
 from luwu.base.errors import StepOrderError
 from tests.helpers.real_training import digest_of, in_cluster, seeded
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 WAYS: list[dict[str, Any]] = [
     {"transport": "inproc"}, {"transport": "tcp"}, {"transport": "ipc"}, {"transport": "shm"},

@@ -14,8 +14,10 @@ import luwu
 from luwu.base.events import Recorder
 from luwu.training.devices.weights import ByteCount, UnitWeights
 from tests.helpers.fake_nic import FakeNetwork
+from tests.helpers.real_training import sharded
 from tests.helpers.small_models import (
     Block,
+    Stack,
     gpt_config,
     gpt_loss,
     make_gpt,
@@ -24,10 +26,7 @@ from tests.helpers.small_models import (
     shard_gpt,
     square_loss,
 )
-from tests.helpers.training_harness import (
-    one_thread,  # noqa: F401 - for every test here
-    worker,
-)
+from tests.helpers.training_harness import worker
 
 
 def make_weights(count: ByteCount | None = None) -> UnitWeights:
@@ -120,8 +119,7 @@ def test_prefetch_follows_the_order_of_the_last_step() -> None:
     use: forward, then backward in reverse."""
     network = FakeNetwork(1)
     with worker(network) as session:
-        model = make_stack()
-        shard(model)
+        model = sharded()
         optimizer = luwu.optim.AdamW(model.parameters())
         early = []
         for step in range(3):
@@ -167,8 +165,7 @@ def test_what_is_asked_for_ahead_may_come_in_shared_memory() -> None:
     """Goal: a unit whose weights were copied in this step may be read in place in the next; else it
     would be copied for ever. Method: look at what is asked before each commit."""
     with worker(FakeNetwork(1)) as session:
-        model = make_stack(blocks=3)
-        shard(model)
+        model = sharded(lambda: Stack(blocks=3))
         optimizer = luwu.optim.AdamW(model.parameters(), update="streaming")
         pull, asked = session.nic.pull, []
 
@@ -190,8 +187,7 @@ def test_unforeseen_use_gives_up_what_was_prefetched() -> None:
     left out, then used again."""
     network = FakeNetwork(1, eager=False)
     with worker(network) as session:
-        model: Any = make_stack(blocks=5)
-        shard(model)
+        model = sharded(lambda: Stack(blocks=5))
         optimizer = luwu.optim.AdamW(model.parameters())
         blocks = list(model.blocks)
         for step, order in enumerate(([0, 1, 2, 3, 4], [0, 3, 4], [4, 3, 2, 1, 0], [0, 1, 2])):
@@ -209,8 +205,7 @@ def test_part_of_a_pull_counts_uses() -> None:
     """Goal: pulls of a unit within a step are numbered by use; one given up is not a use."""
     network = FakeNetwork(1)
     with worker(network):
-        model = make_stack(blocks=2)
-        shard(model)
+        model = sharded(lambda: Stack(blocks=2))
         optimizer = luwu.optim.AdamW(model.parameters())
         for step in range(2):
             for part in range(2):
@@ -225,8 +220,7 @@ def test_gradient_leaves_as_soon_as_it_is_final() -> None:
     """Goal: a block is pushed before the backward of the block before it needs its weights."""
     network = FakeNetwork(1, eager=True)
     with worker(network, prefetch_units=0):
-        model = make_stack(blocks=3)
-        shard(model)
+        model = sharded(lambda: Stack(blocks=3))
         optimizer = luwu.optim.AdamW(model.parameters(), update="streaming")
         square_loss(model, 0, 0, 0).backward()
         optimizer.step()
@@ -243,8 +237,7 @@ def test_spans_are_recorded(tmp_path: Any) -> None:
     with worker(network) as session:
         path = tmp_path / "events.jsonl"
         session.nic.recorder = Recorder(role="worker", path=path, printed=None)
-        model = make_stack(blocks=2)
-        shard(model)
+        model = sharded(lambda: Stack(blocks=2))
         optimizer = luwu.optim.AdamW(model.parameters())
         square_loss(model, 0, 0, 0).backward()
         optimizer.step()
