@@ -16,15 +16,14 @@ import luwu
 from luwu.base.address import address_of
 from luwu.base.errors import StepAborted
 from luwu.base.limits import MIB
-from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.memory import SharedWeights
-from luwu.nic.shell import Nic
 from luwu.training.devices.device import CudaDevice
 from luwu.training.devices.gpu import CudaStreams, HostPins
 from luwu.training.script.session import Session
 from luwu.transport.arena import Access, map_memory
 from luwu.transport.interface import Delivery
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
+from tests.helpers.real_training import in_cluster
 from tests.helpers.training_harness import worker
 
 pytestmark = pytest.mark.gpu
@@ -128,8 +127,7 @@ def test_state_in_fewer_bits(master: str, state: str, tmp_path: Path) -> None:
     """I3. Goal: with moments and weights in fewer bits, a GPU's gradients give the same weights
     whatever the chunks, and a loss near that of float32."""
 
-    def work(nic: Nic, **dtypes: str) -> float:
-        luwu.init(nic=nic, device="cuda")
+    def work(**dtypes: str) -> float:
         model = make_model()
         luwu.fully_shard_each(model, Block)
         optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-3, **dtypes)  # type: ignore[arg-type]
@@ -137,21 +135,16 @@ def test_state_in_fewer_bits(master: str, state: str, tmp_path: Path) -> None:
             loss = loss_of(model, batch(step))
             loss.backward()
             optimizer.step()
-        luwu.finish()
         return loss.item()
 
     dtypes = {"master_dtype": master, "state_dtype": state}
     found = []
     for chunk_bytes, given in ((64 * 1024, dtypes), (1024 * 1024, dtypes), (1024 * 1024, {})):
-        with LocalCluster(
-            world_size=1,
-            state=None,
+        trained = in_cluster(
+            tmp_path, lambda _, given=given: work(**given), device="cuda", chunk_bytes=chunk_bytes,
             memory_budget_bytes=256 * MIB,
-            chunk_bytes=chunk_bytes,
-            summary=tmp_path / "summary.json",
-        ) as cluster:
-            (loss,) = cluster.run(lambda nic, given=given: work(nic, **given))
-            found.append((cluster.weights_digest(), loss))
+        )  # fmt: skip
+        found.append((trained.digest, trained.results[0]))
     assert found[0] == found[1]
     assert found[0][0] != found[2][0]
     assert abs(found[0][1] - found[2][1]) < 0.02 * found[2][1]
