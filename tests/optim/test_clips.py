@@ -142,29 +142,6 @@ def test_what_does_not_clip_changes_no_bit(norm_type: float, tmp_path: Path) -> 
             assert torch.equal(other[name], value), name
 
 
-def test_clips_in_one_process() -> None:
-    """Goal: the same of `luwu.init_local`: clipped to 0.1 and measured for the log, it stays
-    clipped; `max_grad_norm=` too."""
-    for own in (None, 0.1):
-        session = luwu.init_local()
-        plain: Any = seeded(lambda: nn.Linear(4, 1, bias=False))
-        before = plain.weight.detach().clone()
-        model: Any = luwu.fully_shard(plain)
-        optimizer = luwu.optim.SGD(model.parameters(), lr=1.0, max_grad_norm=own)
-        (1000 * model(torch.ones(1, 4))).sum().backward()
-        norms = [
-            luwu.clip_grad_norm_(model.parameters(), limit)
-            for limit in ([0.1] if own is None else []) + [math.inf]
-        ]
-        optimizer.step()
-        moved = (luwu.get_model_state_dict(model)["weight"] - before).norm().item()
-        assert moved == pytest.approx(0.1, rel=1e-5)
-        found = [float(norm) for norm in norms]
-        assert found == pytest.approx([2000, 0.1] if own is None else [2000], rel=1e-5)
-        assert session.step == 1
-        luwu.finish()
-
-
 @pytest.mark.feature("clipping by the global norm: 1, 2 or infinity")
 @pytest.mark.parametrize("norm_type", LIMITS)
 def test_a_norm_that_must_be_finite_is_an_error_of_step(norm_type: float, tmp_path: Path) -> None:

@@ -141,16 +141,6 @@ def test_a_job_has_one_digest(update: str, tmp_path: Path) -> None:
     assert len(found) == 1
 
 
-@pytest.mark.feature("Muon")
-def test_a_job_without_the_library_has_the_same_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """I3. Goal: a node without a compiler has the same bits."""
-    expected = cluster(tmp_path / "a", work_with(2, blocks=1)).results
-    monkeypatch.setattr("switch_emu.node.kernels.make.Product", lambda _: portable_product)
-    assert cluster(tmp_path / "b", work_with(2, blocks=1)).results == expected
-
-
 @pytest.mark.slow  # the digest over other budgets is above
 @pytest.mark.feature("Muon")
 def test_out_of_core_with_an_eighth_of_the_state(tmp_path: Path) -> None:

@@ -79,27 +79,21 @@ def test_accumulation_digest_on_the_node(four_ranks: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.feature("set_requires_gradient_sync, set_is_last_backward")
-@pytest.mark.parametrize("update", ["at_step", "streaming"])
-def test_accumulation_digest_on_the_worker(update: str, four_ranks: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("update", "call"),
+    [("at_step", "set_requires_gradient_sync"), ("streaming", "set_requires_gradient_sync"),
+     ("streaming", "set_is_last_backward")],
+)  # fmt: skip
+def test_accumulation_digest_on_the_worker(
+    update: str, call: str, four_ranks: str, tmp_path: Path
+) -> None:
     """I3. Goal: the same bits where gradients stay on the worker, and a quarter of the traffic."""
     everywhere = on_one_rank(tmp_path / "node")
-
-    def before(model: Any, is_last: bool) -> None:
-        model.set_requires_gradient_sync(is_last)
-
-    kept = on_one_rank(tmp_path / "worker", before, update)
+    kept = on_one_rank(
+        tmp_path / "worker", lambda model, is_last: getattr(model, call)(is_last), update
+    )
     assert kept.digest == four_ranks
     assert 4 * kept.results[0] == everywhere.results[0]
-
-
-@pytest.mark.feature("set_requires_gradient_sync, set_is_last_backward")
-def test_accumulation_digest_of_streaming(four_ranks: str, tmp_path: Path) -> None:
-    """I3. Goal: where one backward is pushed, those before it stay on the worker."""
-
-    def before(model: Any, is_last: bool) -> None:
-        model.set_is_last_backward(is_last)
-
-    assert on_one_rank(tmp_path, before, "streaming").digest == four_ranks
 
 
 def test_accumulation_digest_of_one_unit_only(four_ranks: str, tmp_path: Path) -> None:

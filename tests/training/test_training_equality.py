@@ -134,12 +134,6 @@ def test_ragged_sizes_stay_close() -> None:
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_several_backwards_before_a_step() -> None:
-    """Goal: accumulation in the network: every backward is a part, added before the division."""
-    network = compare(backwards=3)
-    assert {part for verb, _, _, part, _ in network.log if verb == "push"} == {0, 1, 2}
-
-
 @pytest.mark.feature("frozen parameters")
 @pytest.mark.feature("parameter groups")
 def test_groups_and_frozen_parameters() -> None:

@@ -29,11 +29,11 @@ from tests.helpers.small_models import (
 from tests.helpers.training_harness import worker
 
 
-def make_weights(count: ByteCount | None = None) -> UnitWeights:
+def make_weights() -> UnitWeights:
     return UnitWeights(
         elems=128,
         dtype=torch.float32,
-        live_bytes=count or ByteCount(),
+        live_bytes=ByteCount(),
         places=[(0, torch.Size([8, 8]), True), (64, torch.Size([8]), True)],
     )
 
@@ -64,33 +64,6 @@ def test_saved_views_follow_the_storage() -> None:
     assert torch.equal(weight.grad, plain_weight.grad)  # type: ignore[arg-type]
     assert torch.equal(bias.grad, plain_bias.grad)  # type: ignore[arg-type]
     assert len(between) == 50
-
-
-def test_refilling_raises_no_version() -> None:
-    """Goal: autograd's guard against changes sees the script's changes, not ours."""
-    weights = make_weights()
-    weight = weights.parameters[0]
-    fill(weights, 0.5)
-    version = weight._version
-    y = (weight * weight).sum()
-    weights.free()
-    fill(weights, 0.5)
-    assert weight._version == version
-    y.backward()
-    with torch.no_grad():
-        weight.add_(1)
-    assert weight._version == version + 1
-
-
-def test_bytes_are_counted() -> None:
-    """Goal: the count follows open and free, and keeps the peak."""
-    count = ByteCount()
-    one, other = make_weights(count), make_weights(count)
-    fill(one, 1.0)
-    fill(other, 1.0)
-    one.free()
-    one.free()
-    assert (count.now, count.peak) == (512, 1024)
 
 
 @pytest.mark.parametrize("prefetch_units", [0, 2])
