@@ -237,9 +237,9 @@ class LuwuArm(_NetworkArm):
         return {
             **self._network_bytes(),
             "worker_optimizer_bytes": 0,
-            "worker_parameter_bytes_peak": session.parameter_bytes.peak,
+            "worker_parameter_bytes_peak": session.pulls.bytes_count.peak,
             "unit_bytes_max": session.model.unit_bytes_max,
-            "prefetch_units": session.prefetch_units,
+            "prefetch_units": session.nic.prefetch_units,
             "pull_before_use_ratio": None if math.isnan(early_ratio) else early_ratio,
         }
 

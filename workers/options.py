@@ -14,7 +14,6 @@ import torch
 
 from luwu.base.dtypes import COMPUTE_DTYPES, MASTER_DTYPES, STATE_DTYPES
 from luwu.base.errors import ConfigError
-from luwu.layout import StoredForm
 from workers.gpt import Checkpointing, GPTConfig
 
 ARM_NAMES = ("luwu", "fsdp", "ddp", "single", "fsdp_offload", "diloco")
@@ -93,7 +92,7 @@ class Options:
             raise ConfigError(
                 f"unknown dtype {self.dtype!r}; there are {', '.join(COMPUTE_DTYPES)}"
             )
-        if self.arm != "luwu" and not self.stored.is_float32:
+        if self.arm != "luwu" and {self.state_dtype, self.master_dtype} != {"float32"}:
             raise ConfigError(
                 f"--state-dtype and --master-dtype belong to --arm luwu, not to {self.arm}; leave "
                 "them out"
@@ -118,11 +117,6 @@ class Options:
             raise ConfigError(f"--global-workers must be at least 1, got {self.global_workers}")
         if self.result is not None and self.result.suffix != ".json":
             raise ConfigError(f"--result must name a .json file, got {self.result}")
-
-    @property
-    def stored(self) -> StoredForm:
-        """How the node keeps what it updates."""
-        return StoredForm(self.state_dtype, self.master_dtype)
 
     def gpt(self, vocab: int) -> GPTConfig:
         """The model to build for data of that vocabulary."""

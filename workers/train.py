@@ -173,11 +173,7 @@ def report(arm: Arm, recorder: Recorder, options: Options, progress: Progress, s
 
 
 def write_result(
-    arm: Arm,
-    corpus: Corpus,
-    progress: Progress,
-    weights_digest: str | None,
-    options: Options,
+    arm: Arm, corpus: Corpus, progress: Progress, weights_digest: str | None, options: Options
 ) -> None:
     """Write this rank's result file, whole or not at all."""
     path = options.result_path(arm.rank)

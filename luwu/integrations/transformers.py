@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -61,41 +61,30 @@ _NO_CHECKPOINTS = (
     "with luwu run --resume. Weights are written by luwu export, trainer.save_model(), and with "
     "save_only_model=True"
 )
-_REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "auto_find_batch_size": (
-        bool,
-        "a second try would begin where the first one has pushed gradients; choose "
-        "per_device_train_batch_size",
-    ),
-    "bf16_full_eval": (bool, _CAST),
-    "ddp_broadcast_buffers": (lambda value: value is not None, _NO_DDP),
-    "ddp_bucket_cap_mb": (lambda value: value is not None, _NO_DDP),
-    "ddp_find_unused_parameters": (lambda value: value is not None, _NO_DDP),
-    "ddp_static_graph": (lambda value: value is not None, _NO_DDP),
-    "deepspeed": (bool, _OTHER_SHARDING),
-    "enable_jit_checkpoint": (bool, _NO_CHECKPOINTS),
-    "fp16": (
-        bool,
-        "its GradScaler looks for infinities in gradients, which are pushed inside backward; take "
-        "bf16=True, or mp_policy=MixedPrecisionPolicy(param_dtype=...) of luwu.fully_shard",
-    ),
-    "fp16_full_eval": (bool, _CAST),
-    "fsdp": (bool, _OTHER_SHARDING),
-    "load_best_model_at_end": (bool, _NO_CHECKPOINTS),
-    "parallelism_config": (lambda value: value is not None, _OTHER_SHARDING),
-    "resume_from_checkpoint": (bool, _NO_CHECKPOINTS),
-    "save_on_each_node": (bool, "rank 0 alone reads the weights, and saves them; leave it out"),
-    "save_strategy": (lambda value: value != "no", _NO_CHECKPOINTS),
-    "torch_compile": (
-        bool,
-        "the compiler would wrap the model around the hooks that pull weights; leave it out",
-    ),
-    "use_liger_kernel": (
-        bool,
-        "it would change modules after luwu.fully_shard; patch the model before, and leave it out",
-    ),
+_REFUSED = {
+    "auto_find_batch_size": "a second try would begin where the first one has pushed gradients; "
+    "choose per_device_train_batch_size",
+    "bf16_full_eval": _CAST,
+    "ddp_broadcast_buffers": _NO_DDP,
+    "ddp_bucket_cap_mb": _NO_DDP,
+    "ddp_find_unused_parameters": _NO_DDP,
+    "ddp_static_graph": _NO_DDP,
+    "deepspeed": _OTHER_SHARDING,
+    "enable_jit_checkpoint": _NO_CHECKPOINTS,
+    "fp16": "its GradScaler looks for infinities in gradients, which are pushed inside backward; "
+    "take bf16=True, or mp_policy=MixedPrecisionPolicy(param_dtype=...) of luwu.fully_shard",
+    "fp16_full_eval": _CAST,
+    "fsdp": _OTHER_SHARDING,
+    "load_best_model_at_end": _NO_CHECKPOINTS,
+    "parallelism_config": _OTHER_SHARDING,
+    "resume_from_checkpoint": _NO_CHECKPOINTS,
+    "save_on_each_node": "rank 0 alone reads the weights, and saves them; leave it out",
+    "torch_compile": "the compiler would wrap the model around the hooks that pull weights; leave "
+    "it out",
+    "use_liger_kernel": "it would change modules after luwu.fully_shard; patch the model before, "
+    "and leave it out",
 }
-"""Training arguments that cannot be honoured: when, and what to do."""
+"""Training arguments that cannot be honoured unless they are off, and what to do."""
 
 
 class LuwuTrainerMixin:
@@ -150,18 +139,12 @@ class LuwuTrainerMixin:
         prepare_model = self.accelerator.prepare_model
         prepare_optimizer = self.accelerator.prepare_optimizer
 
-        def prepare_in_place(
-            model: Any, device_placement: bool | None = None, evaluation_mode: bool = False
-        ) -> Any:
-            return prepare_model(model, device_placement=False, evaluation_mode=True)
-
-        def prepare_optimizer_in_place(
-            optimizer: torch.optim.Optimizer, device_placement: bool | None = None
-        ) -> Any:
-            return prepare_optimizer(optimizer, device_placement=False)
-
-        self.accelerator.prepare_model = prepare_in_place
-        self.accelerator.prepare_optimizer = prepare_optimizer_in_place
+        self.accelerator.prepare_model = lambda model, *_, **__: prepare_model(
+            model, device_placement=False, evaluation_mode=True
+        )
+        self.accelerator.prepare_optimizer = lambda optimizer, *_, **__: prepare_optimizer(
+            optimizer, device_placement=False
+        )
         if self.accelerator.distributed_type in ("DEEPSPEED", "FSDP", "MEGATRON_LM"):
             raise ConfigError(
                 f"Accelerate is configured for {self.accelerator.distributed_type.value}, by a "
@@ -288,7 +271,7 @@ class LuwuTrainerMixin:
 
     def log(self, logs: dict[str, float], *rest: Any, **arguments: Any) -> None:
         """Trainer's `log`, with the norm of the last step beside its learning rate."""
-        result = self._session.last_result
+        result = self._session.results.last
         if "learning_rate" in logs and result is not None:
             logs["grad_norm"] = result.grad_norm
         super().log(logs, *rest, **arguments)  # type: ignore[misc]
@@ -325,10 +308,10 @@ class LuwuTrainer(LuwuTrainerMixin, Trainer):
 
 
 def _check_arguments(args: Any) -> None:
-    for name, (is_refused, reason) in _REFUSED.items():
-        if name == "save_strategy" and args.save_only_model:
-            continue
-        value = getattr(args, name, None)
-        value = getattr(value, "value", value)  # of an enumeration
-        if is_refused(value):
+    refused = {name: (getattr(args, name, None), reason) for name, reason in _REFUSED.items()}
+    saving = getattr(args.save_strategy, "value", args.save_strategy)  # of an enumeration
+    if saving != "no" and not args.save_only_model:
+        refused["save_strategy"] = (saving, _NO_CHECKPOINTS)
+    for name, (value, reason) in refused.items():
+        if value:
             raise ConfigError(f"TrainingArguments({name}={value!r}) cannot be honoured: {reason}")

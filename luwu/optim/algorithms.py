@@ -60,10 +60,6 @@ class Adam(NetworkOptimizer):
         """Names of the first and second moments."""
         return ("m", "v")
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
-        check_betas(group)
-
 
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), as `torch.optim.AdamW`.
@@ -168,10 +164,6 @@ class Lion(NetworkOptimizer):
         """Name of the momentum."""
         return ("m",)
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
-        check_betas(group)
-
 
 _ADJUSTMENTS = (None, "original", "match_rms_adamw")
 _NS_STEPS_MAX = 100
@@ -245,7 +237,7 @@ class Muon(NetworkOptimizer):
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
         if not group["use_muon"]:
-            check_betas(group)
+            check_betas(group["betas"])
             return
         for parameter in group["params"]:
             if parameter.ndim != 2:

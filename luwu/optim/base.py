@@ -9,7 +9,7 @@ Nothing of the state is here: `state_dict()` has the groups and no state.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, TypedDict
 
 import torch
@@ -117,6 +117,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
     """Names of other optimizers whose groups this one's update takes too, in the same run."""
     whole: ClassVar[bool] = False
     """The update sees each parameter as a whole, in its shape; else it is element by element."""
+    _is_made = False
 
     def __init__(
         self, params: Iterable[Any], defaults: dict[str, Any], *, update: str = "at_step",
@@ -147,12 +148,11 @@ class NetworkOptimizer(torch.optim.Optimizer):
         _check_stats_every(stats_every)
         _check_average(average)
         self._average = average
-        self._session: Session | None = None
         super().__init__(params, defaults)
         for group in self.param_groups:
             self._check_group(group)
         stored = StoredForm(state_dtype, master_dtype)
-        session = _session_of(self.param_groups)
+        self._session: Session = _session_of(self.param_groups)
         self._part = OptimizerPart(
             class_name=type(self).__name__,
             name=self.name,
@@ -170,8 +170,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
             max_grad_norm=lambda: self.max_grad_norm,
             numbers=lambda: tuple(self._numbers(group) for group in self.param_groups),
         )  # fmt: skip
-        session.add_optimizer(self._part)
-        self._session = session
+        self._session.add_optimizer(self._part)
+        self._is_made = True
 
     @property
     def _step_supports_amp_scaling(self) -> NoReturn:
@@ -192,7 +192,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Returns:
             The scaled loss; the loss itself without `loss_scale`.
         """
-        return self._running().loss_scale.scale(loss)
+        return self._session.loss_scale.scale(loss)
 
     def state_fields(self) -> tuple[str, ...]:
         """Return the names of what the node keeps for each parameter beside its weights.
@@ -229,7 +229,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
     @property
     def next_step(self) -> int:
         """Number of the step to compute next: 0, or that of a resumed state."""
-        return self._running().step
+        return self._session.step
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None
@@ -251,7 +251,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
             StepAborted: If a step was lost: go back to `error.step`.
             StepOrderError: Without a backward on this rank.
         """
-        session = self._running()
+        session = self._session
         if closure is None:
             return session.commit(self._part)
         while True:
@@ -266,7 +266,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 if error.step == number:
                     continue
                 # What was lost is of the next step: this one is decided.
-            result = session.last_result
+            result = session.results.last
             assert result is not None
             assert result.number == number
             result.loss = loss
@@ -285,17 +285,17 @@ class NetworkOptimizer(torch.optim.Optimizer):
         Raises:
             StepAborted: If a step was lost.
         """
-        return self._running().commit(self._part, skip=True)
+        return self._session.commit(self._part, skip=True)
 
     @property
     def stats_every(self) -> int | None:
         """Interval of steps that are measured for `luwu.stats`; may be changed."""
-        return self._running().stats_every
+        return self._session.stats_every
 
     @stats_every.setter
     def stats_every(self, steps: int | None) -> None:
         _check_stats_every(steps)
-        self._running().stats_every = steps
+        self._session.stats_every = steps
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients since the last step. After `step()` there are none.
@@ -304,15 +304,13 @@ class NetworkOptimizer(torch.optim.Optimizer):
         ranks, and this call or the next raises `StepAborted` on each of them.
 
         Args:
-            set_to_none: False: from now on a parameter that has had a gradient counts as having
-                one of 0 in a step that leaves it without, so that momentum and weight decay move
-                it on; until a call with True.
+            set_to_none: As torch's default; False raises.
 
         Raises:
-            ConfigError: For `set_to_none=False`, if the model has several optimizers.
+            ConfigError: For `set_to_none=False`: no gradient is left to be 0.
             StepAborted: If gradients had been pushed.
         """
-        self._running().zero_grad(set_to_none, self._part)
+        self._session.zero_grad(set_to_none, self._part)
 
     @property
     def state(self) -> NoReturn:
@@ -344,7 +342,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises after construction: the layout of the model is fixed by then."""
-        if self._session is not None:
+        if self._is_made:
             raise ConfigError(
                 "add_param_group after the optimizer was made: the groups are part of the layout "
                 "all ranks agreed on; pass all groups to the constructor"
@@ -370,6 +368,8 @@ class NetworkOptimizer(torch.optim.Optimizer):
                     )
                 if not float(value) >= 0:  # also catches NaN
                     raise ConfigError(f"{name} must not be below 0, got {group[name]!r}")
+            if name == "betas":
+                check_betas(values)
 
     def _numbers(self, group: dict[str, Any]) -> dict[str, Number]:
         numbers = self._hyper_of(group)
@@ -386,15 +386,11 @@ class NetworkOptimizer(torch.optim.Optimizer):
                 numbers[name] = bool(value) if name in SWITCHES else float(value)
         return numbers
 
-    def _running(self) -> Session:
-        assert self._session is not None
-        return self._session
 
-
-def check_betas(group: dict[str, Any]) -> None:
-    """Raises ConfigError unless there are two, below 1; that none is negative is known."""
-    if len(group["betas"]) != 2 or not all(float(beta) < 1 for beta in group["betas"]):
-        raise ConfigError(f"betas must be two numbers in [0, 1), got {group['betas']!r}")
+def check_betas(betas: Sequence[Any]) -> None:
+    """Raises ConfigError unless there are two in [0, 1)."""
+    if len(betas) != 2 or not all(0 <= float(beta) < 1 for beta in betas):
+        raise ConfigError(f"betas must be two numbers in [0, 1), got {betas!r}")
 
 
 def _stored(group: Mapping[str, Any], otherwise: StoredForm) -> StoredForm:

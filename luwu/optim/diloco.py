@@ -86,7 +86,7 @@ class DiLoCo:
             fully_shard_each(outer, *classes)
         else:
             fully_shard(outer)
-        self._session.first_weights.sources.has_state_dict = True  # the model's, below
+        self._session.first_weights.has_state_dict = True  # the model's, below
         make = optimizer or functools.partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
         self.optimizer: NetworkOptimizer = make(outer.parameters())
         """The outer optimizer: hyper-parameters and schedulers are as with any of `luwu.optim`."""

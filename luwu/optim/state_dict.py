@@ -13,8 +13,8 @@ takes no others: what is set is then used for buffers and hyper-parameters only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.nic.reader import FieldRead, StateReader
 from luwu.optim.base import NetworkOptimizer
-from luwu.training.base.names import class_name, plain_name
+from luwu.training.base.names import Entry, buffers_kept, class_name, plain_name
 from luwu.training.script.module import LuwuModule
 from luwu.training.script.session import Session
 from luwu.training.state.first_weights import GivenState
@@ -36,15 +36,10 @@ if TYPE_CHECKING:
 _NAMES_SHOWN_MAX = 5
 
 
-@dataclass(frozen=True)
-class _Defaults:
-    """The defaults of torch's StateDictOptions, whose import takes half as long as torch's own."""
-
-    full_state_dict: bool = False
-    cpu_offload: bool = False
-    ignore_frozen_params: bool = False
-    strict: bool = True
-    flatten_optimizer_state_dict: bool = False
+_DEFAULTS = SimpleNamespace(
+    full_state_dict=False, cpu_offload=False, ignore_frozen_params=False, strict=True
+)
+"""The defaults of torch's StateDictOptions, whose import takes half as long as torch's own."""
 
 
 def get_model_state_dict(
@@ -82,7 +77,8 @@ def get_model_state_dict(
     session = session_of_model(model)
     if not _returns_here(session, options):
         return {}
-    mine = {id(tensor) for _, tensor, _ in _entries(model)}
+    entries = {entry.full_name: tensor for entry, tensor in _entries(model)}
+    mine = set(map(id, entries.values()))
     wanted = [
         p.luwu_name for p in session.model.placeholders
         if id(p) in mine and (p.requires_grad or not options.ignore_frozen_params)
@@ -90,7 +86,7 @@ def get_model_state_dict(
     with session.open_reader() as reader:
         values = _read(reader, AVERAGE if average else "weight", wanted)
     found: dict[str, Tensor] = {}
-    for name, tensor, _ in _entries(model):
+    for name, tensor in entries.items():
         if not isinstance(tensor, Placeholder):
             found[name] = tensor.detach()
         elif tensor.luwu_name in values:
@@ -127,14 +123,14 @@ def set_model_state_dict(
     options = _checked(options)
     session = session_of_model(model)
     _check_not_begun(session, "set_model_state_dict")
-    session.first_weights.sources.has_state_dict = True
+    session.first_weights.has_state_dict = True
     if not model_state_dict and session.rank != 0:
         return
-    entries = {name: (tensor, put) for name, tensor, put in _entries(model)}
+    entries = {entry.full_name: (entry, tensor) for entry, tensor in _entries(model)}
     problems = [f"{name} is missing" for name in entries.keys() - model_state_dict.keys()]
     problems += [f"{name} is unexpected" for name in model_state_dict.keys() - entries.keys()]
     for name in entries.keys() & model_state_dict.keys():
-        expected, found = tuple(entries[name][0].shape), tuple(model_state_dict[name].shape)
+        expected, found = tuple(entries[name][1].shape), tuple(model_state_dict[name].shape)
         if expected != found:
             problems.append(f"{name} has shape {found}, expected {expected}")
     if problems and (options.strict or any("shape" in problem for problem in problems)):
@@ -145,12 +141,12 @@ def set_model_state_dict(
             + (f"; and {more} more" if more > 0 else "")
         )
     for name in entries.keys() & model_state_dict.keys():
-        tensor, put = entries[name]
+        entry, tensor = entries[name]
         value = model_state_dict[name].detach()
         if not isinstance(tensor, Placeholder):
-            put(value)
+            entry.set(value, session.device)
         elif session.rank == 0 and not session.is_resumed:
-            session.first_weights.sources.given[id(tensor)] = value
+            session.first_weights.given[id(tensor)] = value
 
 
 def get_optimizer_state_dict(
@@ -227,10 +223,10 @@ def groups_by_name(optimizers: Iterable[NetworkOptimizer]) -> list[dict[str, Any
 def model_template(model: nn.Module) -> dict[str, Tensor]:
     """A tensor for each parameter, without a value, and this rank's buffers."""
     return {
-        name: torch.zeros(tensor.shape, dtype=tensor.dtype)
+        entry.full_name: torch.zeros(tensor.shape, dtype=tensor.dtype)
         if isinstance(tensor, Placeholder)
         else tensor.detach()
-        for name, tensor, _ in _entries(model)
+        for entry, tensor in _entries(model)
     }
 
 
@@ -288,7 +284,7 @@ def set_optimizer_state_dict(
     if session.rank == 0 and not session.is_resumed and optim_state_dict["state"]:
         names = {p.luwu_name for group in groups for p in group["params"]}
         given_state = _given_state(session, names, optim_state_dict["state"])
-        session.first_weights.sources.give_state(given_state)
+        session.first_weights.give_state(given_state)
 
 
 def _given_state(
@@ -369,13 +365,13 @@ def _bytes(tensor: Tensor) -> memoryview:
     return view
 
 
-def _entries(model: nn.Module) -> Iterator[tuple[str, Tensor, Callable[[Tensor], None]]]:
-    """(name, parameter or persistent buffer, how to set the buffer), as state_dict() names them."""
+def _entries(model: nn.Module) -> Iterator[tuple[Entry, Tensor]]:
+    """Parameters and persistent buffers as state_dict() names them, and the tensor of each."""
     # What is here now, in the dtype of compute, will be freed: its placeholder stands for it.
     away = {
         id(parameter): member.placeholder
         for unit in session_of_model(model).units
-        if unit.is_installed and unit.weights is not None
+        if unit.is_installed
         for member, parameter in zip(unit.members, unit.weights.parameters, strict=True)
     }
     for prefix, module in model.named_modules(remove_duplicate=False):
@@ -384,30 +380,14 @@ def _entries(model: nn.Module) -> Iterator[tuple[str, Tensor, Callable[[Tensor],
                 f"{class_name(module)} has an extra state, which is not a tensor; keep it with "
                 "luwu.attach, or in a file of your own"
             )
-        named = [*module._parameters.items()]
-        named += [
-            (name, buffer) for name, buffer in module._buffers.items()
-            if name not in module._non_persistent_buffers_set
-        ]  # fmt: skip
-        for name, tensor in named:
-            if tensor is not None:
-                full = f"{prefix}.{name}" if prefix else name
-                yield plain_name(full), away.get(id(tensor), tensor), _setter(module, name)
-
-
-def _setter(module: nn.Module, name: str) -> Callable[[Tensor], None]:
-    def put(value: Tensor) -> None:
-        into = module._buffers.get(name, module._parameters.get(name))
-        assert into is not None
-        if into.is_meta:
-            session = session_of_model(module) if isinstance(module, LuwuModule) else None
-            device = "cpu" if session is None else session.device
-            module._buffers[name] = value.to(device=device, dtype=into.dtype, copy=True)
-        else:
-            with torch.no_grad():
-                into.copy_(value)
-
-    return put
+        parameters = [
+            Entry(module, name, f"{prefix}.{name}" if prefix else name)
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        ]
+        for entry in (*parameters, *buffers_kept(prefix, module)):
+            tensor = away.get(id(entry.value), entry.value)
+            yield entry._replace(full_name=plain_name(entry.full_name)), tensor
 
 
 def _returns_here(session: Session, options: StateDictOptions) -> bool:
@@ -419,7 +399,7 @@ def _returns_here(session: Session, options: StateDictOptions) -> bool:
 
 def _checked(options: StateDictOptions | None) -> StateDictOptions:
     if options is None:
-        return cast("StateDictOptions", _Defaults())
+        return cast("StateDictOptions", _DEFAULTS)
     if options.flatten_optimizer_state_dict:
         raise ConfigError(
             "flatten_optimizer_state_dict: the optimizer's state is returned by parameter here; "

@@ -7,8 +7,8 @@ steps/     one step: forwards and backwards, pulls and pushes, its commit, scale
 state/     first weights, what is attached, and statistics
 units/     the parameters of one `fully_shard` call, their layout, and pulls ahead of use
 devices/   memory of the host and of the device: a unit's weights, gradients on their way out
-base/      the NIC as training needs it, the progress of the job, names, trees of tensors
+base/      the progress of the job, names, what torch does around a call
 
 The way of a gradient: `steps/hooks.py` (`_Close.backward`), `steps/backward.py` (`close`),
-`steps/pushes.py` (`push`), `devices/device.py` (`write_unit`), and `push` of the NIC.
+`devices/device.py` (`write_unit`), and `push` of the NIC.
 """

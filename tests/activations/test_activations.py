@@ -30,7 +30,6 @@ from tests.helpers.activations import (
     same,
 )
 from tests.helpers.small_models import gpt_config, gpt_loss, make_gpt
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 # ---------------------------------------------------------------------------- training
 

@@ -14,16 +14,10 @@ from torch import Tensor, nn
 
 import luwu
 from luwu.activations import ActivationStats
-from luwu.launch.local_cluster import LocalCluster
-from luwu.nic.shell import Nic
 from tests.helpers.fake_nic import FakeNetwork
+from tests.helpers.real_training import in_cluster
 from tests.helpers.small_models import gpt_config, gpt_loss, make_gpt, shard_gpt
-from tests.helpers.training_harness import (
-    alone,
-    assert_same_bits,
-    one_thread,  # noqa: F401 - for every test here
-    worker,
-)
+from tests.helpers.training_harness import alone, assert_same_bits, worker
 
 STEPS = 3
 
@@ -53,31 +47,25 @@ def through_a_node(
     """Losses of both ranks, digest of the weights, and what the store of rank 0 did."""
     found: list[ActivationStats] = []
 
-    def work(nic: Nic) -> list[float]:
-        luwu.init(nic=nic, device="cpu")
+    def work(rank: int) -> list[float]:
         model: Any = make_gpt(gpt_config(checkpointing=checkpointing))
         shard(model)
         optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, update=update)
         losses = []
         for step in range(STEPS):
-            loss = gpt_loss(model, step, nic.rank, 0)
+            loss = gpt_loss(model, step, rank, 0)
             loss.backward()
             losses.append(loss.item())
             optimizer.step()
             optimizer.zero_grad()
-        luwu.finish()
-        if nic.rank == 0 and "luwu_offload" in model.__dict__:
+        if rank == 0 and "luwu_offload" in model.__dict__:
             del loss
             gc.collect()
             found.append(luwu.activation_stats(model))
         return losses
 
-    with LocalCluster(
-        world_size=2, state=None, memory_budget_bytes=16 * 2**20,
-        summary=directory / "summary.json",
-    ) as cluster:  # fmt: skip
-        losses = list(cluster.run(work))
-        return losses, cluster.weights_digest(), found[0] if found else None
+    trained = in_cluster(directory, work, world_size=2)
+    return list(trained.results), trained.digest, found[0] if found else None
 
 
 @pytest.mark.feature("offload_activations")

@@ -94,7 +94,7 @@ def script(
                 step += 1
             except luwu.StepAborted as error:
                 step = error.step
-        luwu.session().last_result.wait()  # nothing is lost so late
+        luwu.session().results.last.wait()  # nothing is lost so late
         buffers = {name: b.clone() for name, b in model.named_buffers()}
         return cursor.index, counts["batches"], scheduler.get_last_lr(), buffers
 

@@ -180,11 +180,11 @@ def test_a_lost_step_goes_back_to_the_state_as_its_training_began(
         train(model)
         scheduler.step()
         found.append(rate_of(optimizer, scheduler, model))
-        luwu.session().last_result.wait()
+        luwu.session().results.last.wait()
         meet.wait(60)
         with pytest.raises(luwu.StepAborted) as caught:
             optimizer.zero_grad()
-            luwu.session().last_result.wait()
+            luwu.session().results.last.wait()
             loss_of(model, torch.ones(8, 64)).backward()
         assert caught.value.step == 1
         found.append(rate_of(optimizer, scheduler, model))
@@ -217,13 +217,13 @@ def test_what_was_waited_for_is_lost_with_its_replacement(tmp_path: Path) -> Non
             found.append(rate_of(optimizer, scheduler, model))
             meet.wait(60)
 
-        luwu.session().last_result.wait()
+        luwu.session().results.last.wait()
         scheduler.step()
         lose(is_ahead=False)
         scheduler.step()
         lose(is_ahead=True)
         scheduler.step()
-        luwu.session().last_result.wait()
+        luwu.session().results.last.wait()
         scheduler.step()
         return found
 
@@ -284,7 +284,7 @@ def test_owners_of_a_page_replace_alike(transport: str, tmp_path: Path) -> None:
     goes with its version."""
 
     def first(optimizer: Any, scheduler: Any, model: nn.Module) -> None:
-        luwu.session().last_result.wait()
+        luwu.session().results.last.wait()
         scheduler.step()
 
     def more(optimizer: Any, scheduler: Any, model: nn.Module) -> None:

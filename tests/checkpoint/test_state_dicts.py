@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import luwu
-from luwu.optim.state_dict import _Defaults
+from luwu.optim.state_dict import _DEFAULTS
 from tests.helpers.real_training import digest_of, in_cluster, seeded
 from tests.helpers.small_models import Block, Stack, TiedStack, batch
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
@@ -314,4 +313,5 @@ def test_default_dtype_changes_no_state() -> None:
 
 def test_options_that_are_not_given_are_those_of_torch() -> None:
     """Goal: the defaults that stand here, so that nobody imports torch's for them, are torch's."""
-    assert all(getattr(StateDictOptions(), each.name) == each.default for each in fields(_Defaults))
+    ours, theirs = vars(_DEFAULTS), vars(StateDictOptions())
+    assert ours == {name: theirs[name] for name in ours}

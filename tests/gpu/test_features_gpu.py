@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import luwu
-from tests.helpers.real_training import in_cluster, seeded
+from tests.helpers.real_training import in_cluster, seeded, sharded
 from tests.helpers.small_models import Block, Stack, batch
 
 pytestmark = pytest.mark.gpu
@@ -51,12 +51,6 @@ class Forgetful(nn.Module):
 
 def data(step: int) -> Tensor:
     return batch(step, 0, 0).to(luwu.device())
-
-
-def sharded(make: Any = Stack, seed: int = 7) -> Any:
-    model = seeded(make, seed)
-    luwu.fully_shard_each(model, Block)
-    return model
 
 
 def train(model: Any, optimizer: Any, steps: int = STEPS) -> list[float]:

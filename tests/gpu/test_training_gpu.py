@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,15 @@ import luwu
 from luwu.base.address import address_of
 from luwu.base.errors import StepAborted
 from luwu.base.limits import MIB
-from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.memory import SharedWeights
-from luwu.nic.shell import Nic
 from luwu.training.devices.device import CudaDevice
 from luwu.training.devices.gpu import CudaStreams, HostPins
-from luwu.training.script import run
 from luwu.training.script.session import Session
 from luwu.transport.arena import Access, map_memory
 from luwu.transport.interface import Delivery
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
+from tests.helpers.real_training import in_cluster
+from tests.helpers.training_harness import worker
 
 pytestmark = pytest.mark.gpu
 
@@ -58,26 +56,12 @@ def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return value
 
 
-@contextmanager
-def worker(network: FakeNetwork) -> Iterator[Session]:
-    nic = FakeNic(network, 0)
-    session = luwu.init(nic=nic, device="cuda")
-    try:
-        yield session
-        if not session.is_finished:
-            luwu.finish()
-    finally:
-        session.mover.close()
-        nic.close()
-        run._here.session = None
-
-
 def train(
     network: FakeNetwork, *, around: Callable[[int, Callable[[], None]], None] | None = None
 ) -> tuple[dict[int, float], Session]:
     """Train to the end; `around(step, forward and backward)` runs them."""
     losses: dict[int, float] = {}
-    with worker(network) as session:
+    with worker(network, device="cuda") as session:
         model = make_model()
         luwu.fully_shard_each(model, Block)
         optimizer = luwu.optim.AdamW(model.parameters(), lr=LR)
@@ -143,8 +127,7 @@ def test_state_in_fewer_bits(master: str, state: str, tmp_path: Path) -> None:
     """I3. Goal: with moments and weights in fewer bits, a GPU's gradients give the same weights
     whatever the chunks, and a loss near that of float32."""
 
-    def work(nic: Nic, **dtypes: str) -> float:
-        luwu.init(nic=nic, device="cuda")
+    def work(**dtypes: str) -> float:
         model = make_model()
         luwu.fully_shard_each(model, Block)
         optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-3, **dtypes)  # type: ignore[arg-type]
@@ -152,21 +135,16 @@ def test_state_in_fewer_bits(master: str, state: str, tmp_path: Path) -> None:
             loss = loss_of(model, batch(step))
             loss.backward()
             optimizer.step()
-        luwu.finish()
         return loss.item()
 
     dtypes = {"master_dtype": master, "state_dtype": state}
     found = []
     for chunk_bytes, given in ((64 * 1024, dtypes), (1024 * 1024, dtypes), (1024 * 1024, {})):
-        with LocalCluster(
-            world_size=1,
-            state=None,
+        trained = in_cluster(
+            tmp_path, lambda _, given=given: work(**given), device="cuda", chunk_bytes=chunk_bytes,
             memory_budget_bytes=256 * MIB,
-            chunk_bytes=chunk_bytes,
-            summary=tmp_path / "summary.json",
-        ) as cluster:
-            (loss,) = cluster.run(lambda nic, given=given: work(nic, **given))
-            found.append((cluster.weights_digest(), loss))
+        )  # fmt: skip
+        found.append((trained.digest, trained.results[0]))
     assert found[0] == found[1]
     assert found[0][0] != found[2][0]
     assert abs(found[0][1] - found[2][1]) < 0.02 * found[2][1]
@@ -198,9 +176,8 @@ def test_steady_state_asks_the_driver_for_no_memory() -> None:
 
     _, session = train(FakeNetwork(1), around=around)
     assert len(set(segments[2:])) == 1, segments
-    assert (
-        session.parameter_bytes.peak <= (session.prefetch_units + 2) * session.model.unit_bytes_max
-    )
+    window = (session.nic.prefetch_units + 2) * session.model.unit_bytes_max
+    assert session.pulls.bytes_count.peak <= window
 
 
 def test_device_memory_is_bounded_by_the_window() -> None:
@@ -212,7 +189,7 @@ def test_device_memory_is_bounded_by_the_window() -> None:
     torch.cuda.reset_peak_memory_stats()
     _, session = train(FakeNetwork(1))
     peak = torch.cuda.max_memory_allocated() - before
-    window = (session.prefetch_units + 2) * session.model.unit_bytes_max
+    window = (session.nic.prefetch_units + 2) * session.model.unit_bytes_max
     activations = LAYERS * 32 * WIDTH * 4 * 16
     gradients = 3 * session.model.unit_bytes_max  # deferred until the push stream has packed them
     assert (
@@ -220,7 +197,7 @@ def test_device_memory_is_bounded_by_the_window() -> None:
         <= window
         + gradients
         + activations
-        + 4 * session.chunk_bytes * session.nic.extent_chunks
+        + 4 * session.nic.chunk_bytes * session.nic.extent_chunks
         + (16 << 20)
     )
 

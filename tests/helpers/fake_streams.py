@@ -77,7 +77,7 @@ class FakeCompute(FakeStream):
 
 
 class FakeStreams:
-    """`luwu.training.devices.gpu.Streams`."""
+    """What `luwu.training.devices.gpu.CudaStreams` does, on a CPU."""
 
     def __init__(self, *, refuse: str | None = None) -> None:
         self.pull, self.push = FakeStream(), FakeStream()

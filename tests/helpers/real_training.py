@@ -15,10 +15,11 @@ import luwu
 from luwu.base.digest import WeightsDigest
 from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
+from tests.helpers.small_models import Stack, batch, shard
 from tests.helpers.training_harness import alone
 
 MIB = 2**20
-_making = threading.Lock()  # ranks share torch's random generator
+_making = threading.RLock()  # ranks share torch's random generator
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,28 @@ def seeded(make: Callable[[], nn.Module], seed: int = 7) -> nn.Module:
     with _making, torch.random.fork_rng():
         torch.manual_seed(seed)
         return make()
+
+
+def sharded(make: Callable[[], nn.Module] = Stack, seed: int = 7, **arguments: Any) -> Any:
+    """A seeded model whose blocks are units."""
+    model = seeded(make, seed)
+    shard(model, **arguments)
+    return model
+
+
+def train_steps(model: Any, optimizer: Any, first: int, last: int, rank: int = 0) -> None:
+    """Steps of a loop over one rank's batches."""
+    for step in range(first, last):
+        optimizer.zero_grad()
+        model(batch(step, rank, 0)).square().mean().backward()
+        optimizer.step()
+
+
+def digests(model: nn.Module, optimizer: Any) -> tuple[str, str]:
+    """Digests of the weights and of the moments."""
+    state = luwu.get_optimizer_state_dict(model, optimizer).get("state", {})  # of rank 0
+    moments = {f"{name}.{key}": value for name, of in state.items() for key, value in of.items()}
+    return digest_of(luwu.get_model_state_dict(model)), digest_of(moments)
 
 
 def in_cluster(

@@ -65,16 +65,19 @@ def alone() -> Iterator[None]:
 
 
 @contextmanager
-def worker(network: FakeNetwork, rank: int = 0, **nic_options: Any) -> Iterator[Session]:
+def worker(
+    network: FakeNetwork, rank: int = 0, *, device: Any = "cpu", **nic_options: Any
+) -> Iterator[Session]:
     """A worker in this thread, from init to finish."""
     nic = FakeNic(network, rank, **nic_options)
-    session = luwu.init(nic=nic, device="cpu")
+    session = luwu.init(nic=nic, device=device)
     try:
         yield session
         if not session.is_finished:
             luwu.finish()
         assert nic.is_closed
     finally:
+        session.mover.close()
         nic.close()
         run._here.session = None  # let the next test of this thread begin anew
 

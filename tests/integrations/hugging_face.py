@@ -9,8 +9,7 @@ import argparse
 import copy
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import luwu
-from luwu.launch.local_cluster import LocalCluster
-from luwu.nic.shell import Nic
+from tests.helpers.real_training import in_cluster
 from tests.processes.jobs import text_file
 from workers.data import Batches, load_corpus
 
@@ -64,23 +62,6 @@ def make_batches(directory: Path, options: argparse.Namespace) -> Batches:
     return Batches(corpus.tokens, context=options.context, seed=options.seed)
 
 
-@contextmanager
-def cluster(
-    directory: Path, world_size: int = WORLD_SIZE, *, state: Path | None = None,
-    resume: bool = False, prefetch_units: int = 2,
-) -> Iterator[LocalCluster]:  # fmt: skip
-    """A switch and a node in threads."""
-    with LocalCluster(
-        world_size=world_size,
-        state=state,
-        resume=resume,
-        prefetch_units=prefetch_units,
-        memory_budget_bytes=64 * 1024 * 1024,
-        summary=directory / "summary.json",
-    ) as made:
-        yield made
-
-
 def through_a_node(
     directory: Path, options: argparse.Namespace, *, change: Change = unchanged,
     at_end: Callable[[nn.Module], Any] = unchanged, prefetch_units: int = 2,
@@ -92,21 +73,16 @@ def through_a_node(
     for model in models:  # not in the threads, which share a generator
         change(model)
 
-    def worker(nic: Nic) -> Any:
-        luwu.init(nic=nic, device="cpu")
-        model = models[nic.rank]
+    def work(rank: int) -> Any:
+        model = models[rank]
         finetune.shard(model, options)
         found: list[Any] = []
+        losses = finetune.train(options, batches, model, at_end=lambda: found.append(at_end(model)))
+        return losses, found[-1], luwu.session().nic.counters
 
-        def end() -> None:
-            found.append(at_end(model))
-            luwu.finish()
-
-        losses = finetune.train(options, batches, model, at_end=end)
-        return losses, found[-1], nic.counters
-
-    with cluster(directory, prefetch_units=prefetch_units) as made:
-        results = made.run(worker)
+    results = in_cluster(
+        directory, work, world_size=WORLD_SIZE, prefetch_units=prefetch_units
+    ).results
     means = [sum(each) / WORLD_SIZE for each in zip(*(r[0] for r in results), strict=True)]
     return means, [result[1] for result in results], results[0][2]
 

@@ -31,10 +31,7 @@ from luwu.testing.cluster import Cluster
 from luwu.training.script import run
 from tests.helpers.docstrings import doctest_of
 from tests.helpers.fake_nic import FakeNetwork
-from tests.helpers.training_harness import (
-    one_thread,  # noqa: F401 - for every test here
-    worker,
-)
+from tests.helpers.training_harness import worker
 from tests.integrations.hugging_face import Later
 from tests.processes.jobs import ON_THE_CPU
 
@@ -105,6 +102,11 @@ def set_up(fabric: Any, **network: Any) -> tuple[Any, Any]:
     model = fabric.setup_module(make_model())
     optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, **network)
     return model, fabric.setup_optimizers(optimizer)
+
+
+def started() -> tuple[Any, Any, Any]:
+    fabric = start()
+    return fabric, *set_up(fabric)
 
 
 def plain(loop: Loop, precision: str = "32-true") -> tuple[list[float], dict[str, Tensor]]:
@@ -276,8 +278,7 @@ def test_fabric_accumulates(update: str) -> None:
 @pytest.mark.feature("Fabric: no_backward_sync")
 def test_fabric_step_without_a_push_is_refused() -> None:
     """Goal: gradients that no backward pushed are not left out in silence."""
-    fabric = start()
-    model, optimizer = set_up(fabric)
+    fabric, model, optimizer = started()
     x, _ = batches()[0]
     with fabric.no_backward_sync(model):
         fabric.backward(model(x).sum())
@@ -311,8 +312,7 @@ def test_fabric_clips() -> None:
 def test_fabric_gradients_that_are_not_finite() -> None:
     """Goal: clip_gradients raises for them by default, as in plain Fabric: here once the norm is
     known, and the weights have not changed. Otherwise the step is left out."""
-    fabric = start()
-    model, optimizer = set_up(fabric)
+    fabric, model, optimizer = started()
     x, _ = batches()[0]
     fabric.backward((model(x) * math.inf).sum())
     norm = fabric.clip_gradients(model, optimizer, max_norm=1.0)
@@ -390,16 +390,14 @@ def test_fabric_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     reads too: a new run that loads it has the losses of one that was not stopped."""
     file = tmp_path / "model.ckpt"
     expected, weights = plain(lambda *parts: train(*parts) + train(*parts))
-    fabric = start()
-    model, optimizer = set_up(fabric)
+    fabric, model, optimizer = started()
     found = train(fabric, model, optimizer)
     fabric.save(file, {"model": model, "optimizer": optimizer, "epoch": 1})
     luwu.finish()
 
     reader = make_model()
     reader.load_state_dict(read(file)["model"])
-    fabric = start()
-    model, optimizer = set_up(fabric)
+    fabric, model, optimizer = started()
     state = {"model": model, "optimizer": optimizer, "epoch": 0}
     optimizer.param_groups[0]["lr"] = 7.0
     assert fabric.load(file, state) == {}
@@ -462,8 +460,7 @@ def test_fabric_load_in_the_middle_is_refused(tmp_path: Path) -> None:
 @pytest.mark.feature("Fabric: save, load")
 def test_fabric_load_of_numbered_moments_is_refused(tmp_path: Path) -> None:
     """Goal: state_dict() of a torch optimizer does not say whose moments it has."""
-    fabric = start()
-    model, optimizer = set_up(fabric)
+    fabric, model, optimizer = started()
     torch.save({"optimizer": torch.optim.AdamW(make_model().parameters()).state_dict()},
                tmp_path / "plain")  # fmt: skip
     with pytest.raises(ConfigError, match=r"numbers its parameters.*get_optimizer_state_dict"):
@@ -492,8 +489,7 @@ def test_fabric_refuses_optimizers_of_torch() -> None:
 
 @pytest.mark.feature("Fabric: clip_gradients")
 def test_fabric_refuses_clipping_by_value() -> None:
-    fabric = start()
-    model, optimizer = set_up(fabric)
+    fabric, model, optimizer = started()
     with pytest.raises(ConfigError, match=r"clip_val=1\.0.*pass max_norm"):
         fabric.clip_gradients(model, optimizer, clip_val=1.0)
     with pytest.raises(ConfigError, match=r"norm_type=3: gradients are clipped by norm 1, 2"):
@@ -658,8 +654,7 @@ def test_fabric_loads_with_two_workers(tmp_path: Path, monkeypatch: pytest.Monke
     """I4, I8. Goal: a run of two loads what one has saved. Method: both compute the same batches,
     so that the mean of their gradients is that of plain Fabric alone, to the bit."""
     expected, _ = plain(lambda *parts: train(*parts) + train(*parts))
-    fabric = start()
-    model, optimizer = set_up(fabric)
+    fabric, model, optimizer = started()
     train(fabric, model, optimizer)
     fabric.save(tmp_path / "model.ckpt", {"model": model, "optimizer": optimizer})
     luwu.finish()

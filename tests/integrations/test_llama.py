@@ -19,7 +19,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import luwu
 from tests.helpers.real_training import in_cluster
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 VOCAB, WIDTH, HEADS, LAYERS, CONTEXT, STEPS = 128, 64, 4, 3, 32, 3
 

@@ -13,15 +13,11 @@ from torch import Tensor, nn
 
 import luwu
 from luwu.base.errors import ConfigError, LuwuError, StepOrderError
-from luwu.nic.shell import Nic
 from tests.helpers.fake_nic import FakeNetwork
-from tests.helpers.training_harness import (
-    one_thread,  # noqa: F401 - for every test here
-    worker,
-)
+from tests.helpers.real_training import in_cluster
+from tests.helpers.training_harness import worker
 from tests.integrations.hugging_face import (
     alone,
-    cluster,
     finetune,
     make_batches,
     needs_hf,
@@ -175,15 +171,13 @@ def test_transformers_model_made_on_meta(family: str, tmp_path: Path) -> None:
     with torch.device("meta"):
         models: list[Any] = [finetune.make_model(options) for _ in range(2)]
 
-    def work(nic: Nic) -> list[float]:
-        luwu.init(nic=nic, device="cpu")
-        model = models[nic.rank]
+    def work(rank: int) -> list[float]:
+        model = models[rank]
         finetune.shard(model, options)
         luwu.init_weights(model, model._init_weights)
-        return finetune.train(options, batches, model)
+        return finetune.train(options, batches, model, at_end=lambda: None)
 
-    with cluster(tmp_path) as made:
-        losses = made.run(work)[0]
+    losses = in_cluster(tmp_path, work, world_size=2).results[0]
     made_here = dict(finetune.make_model(options).named_buffers())
     for name, buffer in models[0].named_buffers():
         assert torch.equal(buffer, made_here[name]), name

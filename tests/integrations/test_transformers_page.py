@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from luwu.testing.cluster import Cluster
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 from tests.integrations.hugging_face import alone, finetune, needs_hf, through_a_node
 from tests.processes.jobs import text_file
 

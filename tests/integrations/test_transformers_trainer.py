@@ -14,14 +14,10 @@ import torch
 
 import luwu
 from luwu.base.errors import ConfigError, StepAborted
-from luwu.nic.shell import Nic
 from tests.helpers.fake_nic import FakeNetwork
-from tests.helpers.training_harness import (
-    one_thread,  # noqa: F401 - for every test here
-    worker,
-)
+from tests.helpers.real_training import in_cluster
+from tests.helpers.training_harness import worker
 from tests.integrations.hugging_face import (
-    cluster,
     finetune,
     luwu_trainer,
     needs_hf,
@@ -35,6 +31,12 @@ STEPS = 6
 
 def make_model(lora: int = 0) -> Any:
     return finetune.make_model(finetune.parse_options(["--lora", str(lora)]))
+
+
+def sharded(lora: int = 0) -> Any:
+    model = make_model(lora)
+    luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
+    return model
 
 
 def rows(count: int) -> list[dict[str, torch.Tensor]]:
@@ -77,16 +79,10 @@ def compare(directory: Path, *, lora: int = 0, abs_max: float, **changes: Any) -
 
     expected = train(transformers.Trainer, make_model(lora))
 
-    def work(nic: Nic) -> Any:
-        luwu.init(nic=nic, device="cpu")
-        model = make_model(lora)
-        luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
-        found = train(luwu_trainer.LuwuTrainer, model)
-        luwu.finish()
-        return found
+    def work(_: int) -> Any:
+        return train(luwu_trainer.LuwuTrainer, sharded(lora))
 
-    with cluster(directory, world_size=1) as made:
-        (found,) = made.run(work)
+    (found,) = in_cluster(directory, work).results
     assert [len(values) for values in expected.values()] == [2, STEPS, STEPS, STEPS]
     for name, values in expected.items():
         assert found[name] == pytest.approx(values, abs=abs_max), name
@@ -126,21 +122,16 @@ def test_transformers_trainer_lora(tmp_path: Path) -> None:
 def test_transformers_trainer_takes_an_optimizer_of_luwu(tmp_path: Path) -> None:
     """Goal: an optimizer that Trainer has no name for, by optimizers= and by its class."""
 
-    def work(nic: Nic) -> None:
-        luwu.init(nic=nic, device="cpu")
-        model = make_model()
-        luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
+    def work(_: int) -> None:
         lion = (luwu.optim.Lion, {"lr": 1e-3})
         trainer = luwu_trainer.LuwuTrainer(
-            model, arguments_of(tmp_path), train_dataset=rows(32), optimizer_cls_and_kwargs=lion
+            sharded(), arguments_of(tmp_path), train_dataset=rows(32), optimizer_cls_and_kwargs=lion
         )
         trainer.train()
         assert isinstance(trainer.optimizer.optimizer, luwu.optim.Lion)
         assert len(history(trainer, "loss")) == STEPS
-        luwu.finish()
 
-    with cluster(tmp_path, world_size=1) as made:
-        made.run(work)
+    in_cluster(tmp_path, work)
 
 
 def stop_at(step: int) -> Any:
@@ -166,23 +157,17 @@ def test_transformers_trainer_goes_on_where_the_state_is(tmp_path: Path) -> None
     expected = history(plain, "loss")
     assert len(expected) == 12
 
-    def train(nic: Nic, stop: int) -> Any:
-        luwu.init(nic=nic, device="cpu")
-        model = make_model()
-        luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
+    def train(stop: int) -> Any:
         arguments = arguments_of(tmp_path, **changes)
         trainer = luwu_trainer.LuwuTrainer(
-            model, arguments, train_dataset=rows(28), callbacks=[stop_at(stop)]
-        )  # fmt: skip
+            sharded(), arguments, train_dataset=rows(28), callbacks=[stop_at(stop)]
+        )
         trainer.train()
-        luwu.finish()
         return trainer
 
     state = tmp_path / "state"
-    with cluster(tmp_path, world_size=1, state=state) as made:
-        (first,) = made.run(lambda nic: train(nic, 5))
-    with cluster(tmp_path, world_size=1, state=state, resume=True) as made:
-        (rest,) = made.run(lambda nic: train(nic, 99))
+    (first,) = in_cluster(tmp_path, lambda _: train(5), state=state).results
+    (rest,) = in_cluster(tmp_path, lambda _: train(99), state=state, resume=True).results
     found = history(first, "loss") + history(rest, "loss")
     assert found == pytest.approx(expected, abs=1e-5)
     rates = history(first, "learning_rate") + history(rest, "learning_rate")
@@ -194,14 +179,13 @@ def test_transformers_trainer_goes_on_where_the_state_is(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def sharded() -> Iterator[Any]:
-    """A model of a worker in this thread."""
+def model() -> Iterator[Any]:
+    """That of a worker in this thread."""
     with worker(FakeNetwork(1)):
-        model = make_model()
-        luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
-        yield model
-        if not model.luwu_session.is_final:  # a session can end well with an optimizer only
-            luwu.optim.SGD(model.parameters(), lr=0.1)
+        made = sharded()
+        yield made
+        if not made.luwu_session.is_final:  # a session can end well with an optimizer only
+            luwu.optim.SGD(made.parameters(), lr=0.1)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -224,82 +208,74 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.feature("arguments of Trainer that have no meaning here")
-def test_transformers_trainer_refuses_arguments(case: str, sharded: Any, tmp_path: Path) -> None:
+def test_transformers_trainer_refuses_arguments(case: str, model: Any, tmp_path: Path) -> None:
     """Goal: what cannot be honoured is refused with a sentence that says what to do instead."""
     changes, message = REFUSED[case]
     arguments = arguments_of(tmp_path)
     for name, value in changes.items():
         setattr(arguments, name, value)  # some of them want a GPU, or a package, when constructed
     with pytest.raises(ConfigError, match=message):
-        luwu_trainer.LuwuTrainer(sharded, arguments)
+        luwu_trainer.LuwuTrainer(model, arguments)
 
 
 @pytest.mark.feature("arguments of Trainer that have no meaning here")
-def test_transformers_trainer_refuses_optimizers(sharded: Any, tmp_path: Path) -> None:
+def test_transformers_trainer_refuses_optimizers(model: Any, tmp_path: Path) -> None:
     other = luwu_trainer.LuwuTrainer(
-        sharded, arguments_of(tmp_path, optim="adafactor"), train_dataset=rows(8)
+        model, arguments_of(tmp_path, optim="adafactor"), train_dataset=rows(8)
     )
     with pytest.raises(ConfigError, match=r"optim='adafactor'.*adamw_torch.*luwu\.optim\.Lion"):
         other.train()
     plain = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     with pytest.raises(ConfigError, match=r"got a SGD, which would update nothing.*luwu\.optim"):
-        luwu_trainer.LuwuTrainer(sharded, arguments_of(tmp_path), optimizers=(plain, None))
+        luwu_trainer.LuwuTrainer(model, arguments_of(tmp_path), optimizers=(plain, None))
     given = (torch.optim.SGD, {"lr": 0.1})
     trainer = luwu_trainer.LuwuTrainer(
-        sharded, arguments_of(tmp_path), train_dataset=rows(8), optimizer_cls_and_kwargs=given
+        model, arguments_of(tmp_path), train_dataset=rows(8), optimizer_cls_and_kwargs=given
     )
     with pytest.raises(ConfigError, match=r"got a SGD, which would update nothing"):
         trainer.train()
 
 
 @pytest.mark.feature("arguments of Trainer that have no meaning here")
-def test_transformers_trainer_refuses_models(sharded: Any, tmp_path: Path) -> None:
+def test_transformers_trainer_refuses_models(model: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"got a LlamaForCausalLM.*luwu\.fully_shard"):
         luwu_trainer.LuwuTrainer(make_model(), arguments_of(tmp_path))
     with pytest.raises(ConfigError, match=r"model_init.*model="):
         luwu_trainer.LuwuTrainer(args=arguments_of(tmp_path), model_init=make_model)
     with pytest.raises(ConfigError, match=r'without args.*save_strategy="no"'):
-        luwu_trainer.LuwuTrainer(sharded)
+        luwu_trainer.LuwuTrainer(model)
 
 
 @pytest.mark.feature("arguments of Trainer that have no meaning here")
-def test_transformers_trainer_refuses_a_checkpoint(sharded: Any, tmp_path: Path) -> None:
-    trainer = luwu_trainer.LuwuTrainer(sharded, arguments_of(tmp_path), train_dataset=rows(8))
+def test_transformers_trainer_refuses_a_checkpoint(model: Any, tmp_path: Path) -> None:
+    trainer = luwu_trainer.LuwuTrainer(model, arguments_of(tmp_path), train_dataset=rows(8))
     with pytest.raises(ConfigError, match=r"resume_from_checkpoint.*state directory"):
         trainer.train(resume_from_checkpoint=True)
 
 
 @pytest.mark.feature("arguments of Trainer that have no meaning here")
-def test_transformers_trainer_refuses_a_plateau_in_the_middle(sharded: Any, tmp_path: Path) -> None:
+def test_transformers_trainer_refuses_a_plateau_in_the_middle(model: Any, tmp_path: Path) -> None:
     """Goal: a schedule that depends on what was measured is not taken up at a later step."""
-    optimizer = luwu.optim.SGD(sharded.parameters(), lr=0.1)
-    sharded(**{name: row[None] for name, row in rows(1)[0].items()}).loss.backward()
+    optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+    model(**{name: row[None] for name, row in rows(1)[0].items()}).loss.backward()
     optimizer.step()
     arguments = arguments_of(
         tmp_path, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps", eval_steps=1
     )
     trainer = luwu_trainer.LuwuTrainer(
-        sharded, arguments, train_dataset=rows(8), eval_dataset=rows(2),
+        model, arguments, train_dataset=rows(8), eval_dataset=rows(2),
         optimizers=(optimizer, None),
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"state is at step 1.*lr_scheduler_type"):
         trainer.train()
 
 
-@pytest.mark.parametrize(
-    ("world_size", "changes", "message"),
-    [(2, {}, r"1 processes.*worker 0 of 2.*use_cpu=True")],
-)
 @pytest.mark.feature("arguments of Trainer that have no meaning here")
-def test_transformers_trainer_refuses_unsplit_data(
-    world_size: int, changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_transformers_trainer_refuses_unsplit_data(tmp_path: Path) -> None:
     """Goal: where Accelerate does not see the other workers, each would train on all data."""
-    with worker(FakeNetwork(world_size)) as session:
-        model = make_model()
-        luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
-        with pytest.raises(ConfigError, match=message):
-            luwu_trainer.LuwuTrainer(model, arguments_of(tmp_path, **changes))
+    with worker(FakeNetwork(2)) as session:
+        with pytest.raises(ConfigError, match=r"1 processes.*worker 0 of 2.*use_cpu=True"):
+            luwu_trainer.LuwuTrainer(sharded(), arguments_of(tmp_path))
         session.is_finished = True  # no other rank comes
         session.nic.close()
 
@@ -308,10 +284,9 @@ def test_transformers_trainer_refuses_unsplit_data(
 def test_transformers_trainer_says_that_it_cannot_go_back(tmp_path: Path) -> None:
     network = FakeNetwork(1)
     with worker(network):
-        model = make_model()
-        luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
         network.fail_at("commit", step=1)
-        trainer = luwu_trainer.LuwuTrainer(model, arguments_of(tmp_path), train_dataset=rows(32))
+        arguments = arguments_of(tmp_path)
+        trainer = luwu_trainer.LuwuTrainer(sharded(), arguments, train_dataset=rows(32))
         with pytest.raises(StepAborted) as caught:
             trainer.train()
         assert "cannot go back to a step" in caught.value.__notes__[0]
@@ -328,10 +303,8 @@ def test_transformers_trainer_saves_weights(lora: int, tmp_path: Path) -> None:
     inputs = {name: torch.stack([row[name] for row in rows(4)]) for name in rows(1)[0]}
     saving = {"save_strategy": "steps", "save_steps": 3, "save_only_model": True}
 
-    def work(nic: Nic) -> float:
-        luwu.init(nic=nic, device="cpu")
-        model = make_model(lora)
-        luwu.fully_shard_each(model, finetune.BLOCKS["llama"])
+    def work(_: int) -> float:
+        model = sharded(lora)
         trainer = luwu_trainer.LuwuTrainer(
             model, arguments_of(tmp_path, **saving), train_dataset=rows(32)
         )
@@ -339,7 +312,6 @@ def test_transformers_trainer_saves_weights(lora: int, tmp_path: Path) -> None:
         trainer.save_model(str(tmp_path / "saved"))
         with torch.no_grad():
             loss: float = model(**inputs).loss.item()
-        luwu.finish()
         return loss
 
     def loss_of(directory: Path) -> float:
@@ -350,8 +322,7 @@ def test_transformers_trainer_saves_weights(lora: int, tmp_path: Path) -> None:
         with torch.no_grad():
             return float(loaded(**inputs).loss)
 
-    with cluster(tmp_path, world_size=1) as made:
-        (loss,) = made.run(work)
+    (loss,) = in_cluster(tmp_path, work).results
     assert loss_of(tmp_path / "saved") == pytest.approx(loss, abs=1e-6)
     assert loss_of(tmp_path / "output" / "checkpoint-6") == pytest.approx(loss, abs=1e-6)
     assert loss_of(tmp_path / "output" / "checkpoint-3") != pytest.approx(loss, abs=1e-3)

@@ -150,7 +150,7 @@ def _train(directory: Path, *, goes_back: bool) -> tuple[list[Any], str]:
             while step < 8:
                 try:
                     if goes_back:
-                        last = luwu.session().last_result
+                        last = luwu.session().results.last
                         if last is not None:
                             last.wait()  # what is attached is sent by now
                         cluster.meet(step)

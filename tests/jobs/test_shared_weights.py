@@ -53,7 +53,7 @@ def test_weights_are_used_where_they_lie(has_switch: bool, update: str, tmp_path
 
     def worker(nic: Nic) -> tuple[int, int]:
         session = train(nic, model(), update)
-        return session.parameter_bytes.peak, nic.counters.pull_bytes
+        return session.pulls.bytes_count.peak, nic.counters.pull_bytes
 
     with cluster_of(tmp_path, has_switch=has_switch) as cluster:
         results = cluster.run(worker)

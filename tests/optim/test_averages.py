@@ -19,9 +19,8 @@ from luwu.checkpoint.source import RestingState, RunningState
 from luwu.commands.main import main
 from luwu.optim.averages import WeightAverage
 from luwu.wire.stored import average_rate
-from tests.helpers.real_training import digest_of, in_cluster, seeded
-from tests.helpers.small_models import Block, Stack, batch
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
+from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded, train_steps
+from tests.helpers.small_models import batch
 
 KIB = 1024
 DECAY, START, EVERY = 0.99, 50, 3
@@ -41,25 +40,13 @@ class Numbers(nn.Module):
         return total
 
 
-def shard(model: nn.Module) -> None:
-    luwu.fully_shard_each(model, Block)
-
-
-def train(model: Any, optimizer: Any, first: int, last: int, rank: int = 0) -> None:
-    for step in range(first, last):
-        optimizer.zero_grad()
-        model(batch(step, rank, 0)).square().mean().backward()
-        optimizer.step()
-
-
 def work_with(rule: WeightAverage | None, steps: int) -> Callable[[int], tuple[str, str]]:
     """A rank of a job with AdamW; digests of its weights and of their average after some steps."""
 
     def work(rank: int) -> tuple[str, str]:
-        model = seeded(Stack)
-        shard(model)
+        model = sharded()
         optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, average=rule)
-        train(model, optimizer, 0, steps, rank)
+        train_steps(model, optimizer, 0, steps, rank)
         weights = luwu.get_model_state_dict(model)
         average = {} if rule is None else luwu.get_model_state_dict(model, average=True)
         return digest_of(weights), digest_of(average)
@@ -93,8 +80,8 @@ def test_an_average_is_that_of_torch(rule: str, optimizer: str, tmp_path: Path) 
         luwu.fully_shard(model)
         ours = getattr(luwu.optim, optimizer)(model.parameters(), **arguments, average=RULES[rule])
         for step in range(200):
-            train(plain, theirs, step, step + 1)
-            train(model, ours, step, step + 1)
+            train_steps(plain, theirs, step, step + 1)
+            train_steps(model, ours, step, step + 1)
             if rule == "ema" or (step >= START and (step - START) % EVERY == 0):
                 average.update_parameters(plain)
         weights = luwu.get_model_state_dict(model)
@@ -138,16 +125,15 @@ def test_an_average_is_exported_while_training_goes_on(tmp_path: Path) -> None:
 
     def work(reads: bool) -> Callable[[int], None]:
         def of_rank(rank: int) -> None:
-            model = seeded(Stack)
-            shard(model)
+            model = sharded()
             optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, average=luwu.ema(0.9))
-            train(model, optimizer, 0, 4)
+            train_steps(model, optimizer, 0, 4)
             if not reads:
-                train(model, optimizer, 4, 6)
+                train_steps(model, optimizer, 4, 6)
                 return
             expected = luwu.get_model_state_dict(model, average=True)
             with RunningState(luwu.session().open_reader()) as source:
-                train(model, optimizer, 4, 6)
+                train_steps(model, optimizer, 4, 6)
                 exported = export_state(source, tmp_path / "out", ExportOptions(average=True))
             found = load_file(tmp_path / "out" / "model.safetensors")
             assert (exported.step, digest_of(found)) == (4, digest_of(expected))
@@ -167,11 +153,10 @@ def test_an_average_goes_through_files(tmp_path: Path) -> None:
 
     def part(first: int, last: int) -> Callable[[int], dict[str, Tensor]]:
         def work(_: int) -> dict[str, Tensor]:
-            model = seeded(Stack)
-            shard(model)
+            model = sharded()
             optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, average=rule)
             assert optimizer.next_step == first
-            train(model, optimizer, first, last)
+            train_steps(model, optimizer, first, last)
             return luwu.get_model_state_dict(model, average=True)
 
         return work
@@ -198,19 +183,17 @@ def test_an_average_goes_through_state_dicts(tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
 
     def first(_: int) -> None:
-        model = seeded(Stack)
-        shard(model)
+        model = sharded()
         optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, average=rule)
-        train(model, optimizer, 0, 4)
+        train_steps(model, optimizer, 0, 4)
         seen["model"] = luwu.get_model_state_dict(model)
         seen["optimizer"] = luwu.get_optimizer_state_dict(model, optimizer)
-        train(model, optimizer, 4, 6)
+        train_steps(model, optimizer, 4, 6)
         seen["end"] = luwu.get_model_state_dict(model, average=True)
 
     def second(with_average: bool) -> Callable[[int], None]:
         def work(_: int) -> None:
-            model = seeded(Stack)
-            shard(model)
+            model = sharded()
             optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, average=rule)
             state = {
                 name: {key: value for key, value in of.items() if with_average or key != "average"}
@@ -220,7 +203,7 @@ def test_an_average_goes_through_state_dicts(tmp_path: Path) -> None:
             luwu.set_model_state_dict(model, seen["model"])
             luwu.set_optimizer_state_dict(model, optimizer, given)
             if with_average:
-                train(model, optimizer, 4, 6)
+                train_steps(model, optimizer, 4, 6)
                 expected = seen["end"]
             else:
                 model(batch(4, 0, 0))
@@ -293,12 +276,11 @@ def test_what_cannot_be_averaged_is_refused(tmp_path: Path) -> None:
             make()
 
     def work(_: int) -> None:
-        model = seeded(Stack)
-        shard(model)
+        model = sharded()
         with pytest.raises(luwu.ConfigError, match=r"average must be luwu\.ema"):
             luwu.optim.SGD(model.parameters(), lr=0.1, average=0.9)  # type: ignore[arg-type]
         optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
-        train(model, optimizer, 0, 1)
+        train_steps(model, optimizer, 0, 1)
         with pytest.raises(luwu.ConfigError, match=r"keeps no average.*average=luwu\.ema"):
             luwu.get_model_state_dict(model, average=True)
         with pytest.raises(luwu.ConfigError, match="is fixed when the optimizer is created"):
@@ -306,13 +288,7 @@ def test_what_cannot_be_averaged_is_refused(tmp_path: Path) -> None:
 
     in_cluster(tmp_path, work)
     state = tmp_path / "state"
-    in_cluster(tmp_path, lambda _: work_without(), state=state)
+    in_cluster(tmp_path, work_with(None, 1), state=state)
     with RestingState(state) as source, pytest.raises(luwu.ConfigError, match="keeps no average"):
         export_state(source, tmp_path / "out", ExportOptions(average=True))
     assert not (tmp_path / "out").exists()
-
-
-def work_without() -> None:
-    model = seeded(Stack)
-    shard(model)
-    train(model, luwu.optim.SGD(model.parameters(), lr=0.1), 0, 1)

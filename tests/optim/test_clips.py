@@ -20,9 +20,9 @@ from luwu.wire.description import Description, parse_description
 from luwu.wire.norms import encode_squares, norm_of, parse_squares
 from switch_emu.node.statistics import block_norms
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
-from tests.helpers.real_training import in_cluster, seeded
-from tests.helpers.small_models import Stack, batch, shard, square_loss
-from tests.helpers.training_harness import one_thread, worker  # noqa: F401 - for every test here
+from tests.helpers.real_training import in_cluster, seeded, sharded
+from tests.helpers.small_models import Stack, batch, square_loss
+from tests.helpers.training_harness import worker
 
 STEPS = 12
 LIMITS = {1.0: 2.0, 2.0: 0.05, math.inf: 0.005}
@@ -82,8 +82,7 @@ def by_luwu(
     """Weights, and the norms that each rank reads; through a real switch and nodes."""
 
     def work(rank: int) -> tuple[dict[str, Tensor], list[float]]:
-        model: Any = seeded(Stack)
-        shard(model)
+        model = sharded()
         optimizer = luwu.optim.SGD(
             model.parameters(), lr=0.1, max_grad_norm=script.own, norm_type=script.norm_type
         )
@@ -143,29 +142,6 @@ def test_what_does_not_clip_changes_no_bit(norm_type: float, tmp_path: Path) -> 
             assert torch.equal(other[name], value), name
 
 
-def test_clips_in_one_process() -> None:
-    """Goal: the same of `luwu.init_local`: clipped to 0.1 and measured for the log, it stays
-    clipped; `max_grad_norm=` too."""
-    for own in (None, 0.1):
-        session = luwu.init_local()
-        plain: Any = seeded(lambda: nn.Linear(4, 1, bias=False))
-        before = plain.weight.detach().clone()
-        model: Any = luwu.fully_shard(plain)
-        optimizer = luwu.optim.SGD(model.parameters(), lr=1.0, max_grad_norm=own)
-        (1000 * model(torch.ones(1, 4))).sum().backward()
-        norms = [
-            luwu.clip_grad_norm_(model.parameters(), limit)
-            for limit in ([0.1] if own is None else []) + [math.inf]
-        ]
-        optimizer.step()
-        moved = (luwu.get_model_state_dict(model)["weight"] - before).norm().item()
-        assert moved == pytest.approx(0.1, rel=1e-5)
-        found = [float(norm) for norm in norms]
-        assert found == pytest.approx([2000, 0.1] if own is None else [2000], rel=1e-5)
-        assert session.step == 1
-        luwu.finish()
-
-
 @pytest.mark.feature("clipping by the global norm: 1, 2 or infinity")
 @pytest.mark.parametrize("norm_type", LIMITS)
 def test_a_norm_that_must_be_finite_is_an_error_of_step(norm_type: float, tmp_path: Path) -> None:
@@ -173,8 +149,7 @@ def test_a_norm_that_must_be_finite_is_an_error_of_step(norm_type: float, tmp_pa
     training goes on. Without the argument the step is left out silently, as `applied` says."""
 
     def work(rank: int) -> tuple[list[str], list[float], bool]:
-        model: Any = seeded(Stack)
-        shard(model)
+        model = sharded()
         optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
         errors, norms = [], []
         for step, factor in enumerate((1.0, math.nan, math.inf, 1.0)):
@@ -199,8 +174,7 @@ def test_a_norm_that_must_be_finite_is_an_error_of_step(norm_type: float, tmp_pa
 def test_calls_that_torch_would_understand_otherwise_are_refused() -> None:
     """I6. Goal: a clip that cannot act where it stands raises there, with what to do."""
     with worker(FakeNetwork(1)):
-        model: Any = seeded(Stack)
-        shard(model)
+        model = sharded()
         parameters = list(model.parameters())
         optimizer = luwu.optim.SGD(parameters, lr=0.1)
 
@@ -226,8 +200,7 @@ def test_calls_that_torch_would_understand_otherwise_are_refused() -> None:
 def test_a_clip_between_two_optimizers_is_refused() -> None:
     """I6. Goal: in torch it acts on the gradient of the second alone."""
     with worker(FakeNetwork(1)):
-        model: Any = seeded(Stack)
-        shard(model)
+        model = sharded()
         parameters = list(model.parameters())
         first, second = (luwu.optim.SGD(part, lr=0.1) for part in (parameters[:2], parameters[2:]))
         model(batch(0, 0, 0)).sum().backward()
@@ -240,8 +213,7 @@ def test_a_clip_between_two_optimizers_is_refused() -> None:
 def test_only_the_norm_of_a_dropped_step_says_that_it_was_dropped() -> None:
     """I6. Goal: before `step()` each says when it is known; of a step that was dropped, that."""
     with worker(FakeNetwork(1)):
-        model: Any = seeded(Stack)
-        shard(model)
+        model = sharded()
         parameters = list(model.parameters())
         optimizer = luwu.optim.SGD(parameters, lr=0.1)
         model(batch(0, 0, 0)).sum().backward()
@@ -266,8 +238,7 @@ def test_only_the_norm_of_a_dropped_step_says_that_it_was_dropped() -> None:
 def test_norms_that_the_node_does_not_take_are_refused() -> None:
     """Goal: each with what to do instead."""
     with worker(FakeNetwork(1)):
-        model = seeded(Stack)
-        shard(model)
+        model = sharded()
         parameters = list(model.parameters())
         with pytest.raises(luwu.ConfigError, match=r"norm_type=3: .* 1, 2 or infinity"):
             luwu.optim.SGD(parameters, norm_type=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from luwu.checkpoint.source import RestingState, RunningState
 from luwu.training.steps.result import StepResult
 from tests.helpers.real_training import digest_of, in_cluster, seeded
 from tests.helpers.small_models import Block, Stack, TiedStack, batch
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 RANKS, EVERY, ROUNDS = 2, 3, 4
 
@@ -31,6 +31,15 @@ def local_step(model: Any, optimizer: torch.optim.Optimizer, step: int, rank: in
     model(batch(step, rank, 0)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
+
+
+def local_steps(
+    model: Any, outer: luwu.DiLoCo, optimizer: torch.optim.Optimizer, rank: int, first: int = 0,
+    last: int = ROUNDS * EVERY,
+) -> None:  # fmt: skip
+    for step in range(first, last):
+        local_step(model, optimizer, step, rank)
+        outer.step()
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
@@ -125,17 +134,20 @@ def test_a_lost_round_is_sent_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.feature("DiLoCo")
-def test_a_round_that_was_decided_is_not_sent_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("back_to", [2, 0])
+def test_an_attempt_that_is_lost_after_a_decision(
+    back_to: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I1, I3. Goal: an attempt that is lost once the round is decided costs nothing: the
-    differences count once. Method: the error is raised right after the decision."""
+    differences count once. Where older rounds are lost, a script that goes on after StepAborted
+    averages from the network's weights, not from a half-made difference.
+    Method: the error is raised right after the decision of one round."""
     wait = StepResult.wait
 
     def wait_and_lose(result: StepResult) -> None:
         wait(result)
         if result.number == 1:
-            raise StepAborted(2, "a test")
+            raise StepAborted(back_to, "a test")
 
     monkeypatch.setattr(StepResult, "wait", wait_and_lose)
 
@@ -143,41 +155,13 @@ def test_a_round_that_was_decided_is_not_sent_again(
         model = seeded(Stack)
         optimizer = local_optimizer(model)
         outer = luwu.DiLoCo(model, Block, every=EVERY)
-        for step in range(ROUNDS * EVERY):
-            local_step(model, optimizer, step, rank)
+        last = 2 * EVERY - 1
+        local_steps(model, outer, optimizer, rank, 0, last)
+        local_step(model, optimizer, last, rank)
+        with nullcontext() if back_to else pytest.raises(StepAborted):
             outer.step()
+        local_steps(model, outer, optimizer, rank, last + 1)
         assert outer.round == ROUNDS
-        assert digest_of(parameters_of(model)) == digest_of(by_hand(Stack))
-
-    in_cluster(tmp_path, work, world_size=RANKS)
-
-
-@pytest.mark.feature("DiLoCo")
-def test_a_round_begins_again_where_decided_ones_are_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """I1. Goal: a script that goes on after StepAborted averages from the network's weights, not
-    from a half-made difference. Method: the error of an older step is raised in one round."""
-    wait = StepResult.wait
-
-    def wait_and_lose(result: StepResult) -> None:
-        wait(result)
-        if result.number == 1:
-            raise StepAborted(0, "a test")
-
-    monkeypatch.setattr(StepResult, "wait", wait_and_lose)
-
-    def work(rank: int) -> None:
-        model = seeded(Stack)
-        optimizer = local_optimizer(model)
-        outer = luwu.DiLoCo(model, Block, every=EVERY)
-        for step in range(ROUNDS * EVERY):
-            local_step(model, optimizer, step, rank)
-            if step == 2 * EVERY - 1:
-                with pytest.raises(StepAborted):
-                    outer.step()
-            else:
-                outer.step()
         assert digest_of(parameters_of(model)) == digest_of(by_hand(Stack))
 
     in_cluster(tmp_path, work, world_size=RANKS)
@@ -224,12 +208,9 @@ def test_a_state_is_resumed_read_and_exported(tmp_path: Path) -> None:
         first = outer.round * EVERY
         if first:
             assert digest_of(parameters_of(model)) == digest_of(by_hand(Stack, 2))
-        for step in range(first, first + 2 * EVERY):
-            local_step(model, optimizer, step, rank)
-            outer.step()
-        expected = seeded(Stack)
-        expected.load_state_dict(by_hand(Stack, 4, resumed_at=2) if first else by_hand(Stack, 2))
-        assert digest_of(parameters_of(model)) == digest_of(parameters_of(expected))
+        local_steps(model, outer, optimizer, rank, first, first + 2 * EVERY)
+        expected = by_hand(Stack, 4, resumed_at=2) if first else by_hand(Stack, 2)
+        assert digest_of(parameters_of(model)) == digest_of(expected)
 
     in_cluster(tmp_path / "a", work, world_size=RANKS, state=state)
     with RestingState(state) as source:
@@ -272,24 +253,14 @@ def test_what_cannot_be_averaged_is_refused(tmp_path: Path) -> None:
 
     in_cluster(tmp_path / "a", work)
 
-    def of_some(_: int) -> None:
-        with pytest.raises(luwu.ConfigError, match="is in no group of the optimizer"):
-            luwu.DiLoCo(
-                seeded(Stack), every=1, optimizer=lambda p: luwu.optim.SGD([*p][:2], lr=1.0)
-            )
-        raise RuntimeError("over")
+    def refused(optimizer: Any, message: str) -> None:
+        def of_rank(_: int) -> None:
+            with pytest.raises(luwu.ConfigError, match=message):
+                luwu.DiLoCo(seeded(Stack), every=1, optimizer=optimizer)
+            raise RuntimeError("over")  # the model that it sharded has no optimizer
 
-    with pytest.raises(RuntimeError, match="over"):
-        in_cluster(tmp_path / "c", of_some)
+        with pytest.raises(RuntimeError, match="over"):
+            in_cluster(tmp_path / "b", of_rank)
 
-    def of_torch(_: int) -> None:
-        with pytest.raises(luwu.ConfigError, match=r"outer optimizer.*one of luwu\.optim"):
-            luwu.DiLoCo(
-                seeded(Stack),
-                every=1,
-                optimizer=lambda p: torch.optim.SGD(p, lr=1.0),  # type: ignore[arg-type,return-value]
-            )
-        raise RuntimeError("over")  # the model that it sharded has no optimizer
-
-    with pytest.raises(RuntimeError, match="over"):
-        in_cluster(tmp_path / "b", of_torch)
+    refused(lambda p: luwu.optim.SGD([*p][:2], lr=1.0), "is in no group of the optimizer")
+    refused(lambda p: torch.optim.SGD(p, lr=1.0), r"outer optimizer.*one of luwu\.optim")

@@ -13,9 +13,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 import luwu
 from luwu.training.steps.loss_scale import checked_loss_scale
 from tests.helpers.fake_nic import FakeNetwork
-from tests.helpers.real_training import digest_of, in_cluster, seeded
+from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded
 from tests.helpers.small_models import Stack, batch, shard, square_loss
-from tests.helpers.training_harness import one_thread, train, worker  # noqa: F401 - for every test
+from tests.helpers.training_harness import train, worker
 
 STEPS = 12
 BAD = {2, 3, 8}
@@ -38,8 +38,7 @@ def test_the_rule_is_that_of_grad_scaler(update: str, tmp_path: Path) -> None:
     """I4. Goal: the scales of torch's GradScaler, step by step, and its weights, bit for bit."""
 
     def work(rank: int) -> list[tuple[float, bool]]:
-        model = make()
-        shard(model)
+        model = sharded(make)
         rule = luwu.DynamicLossScale(**RULE)  # type: ignore[arg-type]
         optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2, update=update, loss_scale=rule)
         seen = []
@@ -95,8 +94,7 @@ def test_scaled_float16_gradients_do_not_vanish(tmp_path: Path) -> None:
 def test_grad_scaler_is_told_what_to_do() -> None:
     """Goal: each call that would find no gradient raises, with the remedy, where it is made."""
     with worker(FakeNetwork(1)):
-        model = make()
-        shard(model)
+        model = sharded(make)
         optimizer = luwu.optim.SGD(model.parameters())
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(square_loss(model, 0, 0, 0)).backward()
@@ -109,8 +107,7 @@ def test_grad_scaler_is_told_what_to_do() -> None:
 def test_a_loss_that_was_not_scaled_is_refused() -> None:
     """Goal: the node divides by the scale, so a backward without it would be wrong by as much."""
     with worker(FakeNetwork(1)):
-        model = make()
-        shard(model)
+        model = sharded(make)
         optimizer = luwu.optim.SGD(model.parameters(), loss_scale="dynamic")
         with pytest.raises(luwu.StepOrderError, match=r"Call optimizer\.scale\(loss\)"):
             square_loss(model, 0, 0, 0).backward()
@@ -155,8 +152,7 @@ def test_ranks_must_have_the_same_scale(tmp_path: Path) -> None:
     """Goal: a difference is found with the hyper-parameters, not in the weights."""
 
     def work(rank: int) -> None:
-        model = make()
-        shard(model)
+        model = sharded(make)
         optimizer = luwu.optim.SGD(model.parameters(), loss_scale=2.0 ** (1 + rank))
         optimizer.scale(square_loss(model, 0, rank, 0)).backward()
         optimizer.step().wait()

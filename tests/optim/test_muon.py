@@ -22,9 +22,8 @@ from switch_emu.native.build import build
 from switch_emu.native.fold import Product, portable_product
 from switch_emu.node.kernels.portable import Muon
 from tests.helpers import kernel_jobs
-from tests.helpers.real_training import digest_of, in_cluster, seeded
-from tests.helpers.small_models import Block, Stack, batch
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
+from tests.helpers.real_training import digests, in_cluster, sharded, train_steps
+from tests.helpers.small_models import Stack, batch
 
 cache = kernel_jobs.cache  # a fixture of this module
 
@@ -48,31 +47,14 @@ def cluster(directory: Path, work: Callable[[int], Any], **changes: Any) -> Any:
     return in_cluster(directory, work, **{"chunk_bytes": 32 * KIB} | changes)
 
 
-def train(model: Any, optimizer: Any, first: int, last: int, rank: int = 0) -> None:
-    for step in range(first, last):
-        optimizer.zero_grad()
-        model(batch(step, rank, 0)).square().mean().backward()
-        optimizer.step()
-
-
-def results(model: nn.Module, optimizer: Any) -> tuple[str, str]:
-    """Digests of the weights and of the moments."""
-    weights = luwu.get_model_state_dict(model)
-    state = luwu.get_optimizer_state_dict(model, optimizer).get("state", {})  # of rank 0
-    return digest_of(weights), digest_of(
-        {f"{n}.{k}": v for n, o in state.items() for k, v in o.items()}
-    )
-
-
 def work_with(steps: int, blocks: int = 4, **arguments: Any) -> Callable[[int], tuple[str, str]]:
     """A rank of a job with Muon and AdamW."""
 
     def work(rank: int) -> tuple[str, str]:
-        model = seeded(lambda: Stack(blocks=blocks))
-        luwu.fully_shard_each(model, Block)
+        model = sharded(lambda: Stack(blocks=blocks))
         optimizer = luwu.optim.Muon(groups_of(model), lr=0.02, **arguments)
-        train(model, optimizer, 0, steps, rank)
-        return results(model, optimizer)
+        train_steps(model, optimizer, 0, steps, rank)
+        return digests(model, optimizer)
 
     return work
 
@@ -159,16 +141,6 @@ def test_a_job_has_one_digest(update: str, tmp_path: Path) -> None:
     assert len(found) == 1
 
 
-@pytest.mark.feature("Muon")
-def test_a_job_without_the_library_has_the_same_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """I3. Goal: a node without a compiler has the same bits."""
-    expected = cluster(tmp_path / "a", work_with(2, blocks=1)).results
-    monkeypatch.setattr("switch_emu.node.kernels.make.Product", lambda _: portable_product)
-    assert cluster(tmp_path / "b", work_with(2, blocks=1)).results == expected
-
-
 @pytest.mark.slow  # the digest over other budgets is above
 @pytest.mark.feature("Muon")
 def test_out_of_core_with_an_eighth_of_the_state(tmp_path: Path) -> None:
@@ -196,13 +168,12 @@ def test_its_state_goes_through_files_and_dicts(mode: dict[str, Any], tmp_path: 
     state = tmp_path / "state"
 
     def make() -> tuple[Any, Any]:
-        model = seeded(Stack)
-        luwu.fully_shard_each(model, Block)
+        model = sharded()
         return model, luwu.optim.Muon(groups_of(model), lr=0.02, average=luwu.ema(0.9), **mode)
 
     def first(_: int) -> None:
         model, optimizer = make()
-        train(model, optimizer, 0, 3)
+        train_steps(model, optimizer, 0, 3)
         seen["model"] = luwu.get_model_state_dict(model)
         seen["optimizer"] = luwu.get_optimizer_state_dict(model, optimizer)
 
@@ -211,8 +182,8 @@ def test_its_state_goes_through_files_and_dicts(mode: dict[str, Any], tmp_path: 
         if optimizer.next_step == 0:
             luwu.set_model_state_dict(model, seen["model"])
             luwu.set_optimizer_state_dict(model, optimizer, seen["optimizer"])
-        train(model, optimizer, 3, 6)
-        return results(model, optimizer)
+        train_steps(model, optimizer, 3, 6)
+        return digests(model, optimizer)
 
     cluster(tmp_path / "a", first, state=state)
     of = seen["optimizer"]["state"]
@@ -232,13 +203,12 @@ def test_a_parameter_without_a_gradient_keeps_its_momentum(tmp_path: Path) -> No
     """Goal: as in torch: nothing moves, no decay; and a skipped step changes nothing."""
 
     def work(_: int) -> None:
-        model = seeded(Stack)
-        luwu.fully_shard_each(model, Block)
+        model = sharded()
         optimizer = luwu.optim.Muon(groups_of(model), lr=0.02)
-        train(model, optimizer, 0, 2)
+        train_steps(model, optimizer, 0, 2)
         before = luwu.get_model_state_dict(model)
         model.last.requires_grad_(False)
-        train(model, optimizer, 2, 3)
+        train_steps(model, optimizer, 2, 3)
         model.last.requires_grad_(True)
         after = luwu.get_model_state_dict(model)
         assert torch.equal(before["last.weight"], after["last.weight"])
@@ -257,8 +227,7 @@ def test_what_cannot_be_updated_is_refused(tmp_path: Path) -> None:
     than a chunk, or than a message; a budget without room for the largest."""
 
     def work(_: int) -> None:
-        model = seeded(Stack)
-        luwu.fully_shard_each(model, Block)
+        model = sharded()
         matrices = groups_of(model)[0]["params"]
         with pytest.raises(luwu.ConfigError, match=r"shape \(64,\); put it.*use_muon=False"):
             luwu.optim.Muon(model.parameters())
@@ -271,7 +240,7 @@ def test_what_cannot_be_updated_is_refused(tmp_path: Path) -> None:
         ):
             with pytest.raises(luwu.ConfigError, match=text):
                 luwu.optim.Muon(matrices, **arguments)
-        train(model, luwu.optim.Muon(groups_of(model)), 0, 1)
+        train_steps(model, luwu.optim.Muon(groups_of(model)), 0, 1)
 
     cluster(tmp_path, work)
     for shape, text in (

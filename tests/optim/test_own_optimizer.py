@@ -15,9 +15,8 @@ import torch
 import luwu
 from luwu.base.errors import ConfigError
 from switch_emu.node.kernels import kernel_name
-from tests.helpers.real_training import digest_of, in_cluster, seeded
-from tests.helpers.small_models import Stack, shard, square_loss
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
+from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded
+from tests.helpers.small_models import Stack, square_loss
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "optimizer"
 STEPS = 4
@@ -52,8 +51,7 @@ def test_own_optimizer_trains(update: str, chunk_kib: int, example: Any, tmp_pat
         ]
 
     def work(rank: int) -> None:
-        model = seeded(lambda: Stack(blocks=2))
-        shard(model)
+        model = sharded(lambda: Stack(blocks=2))
         optimizer = example.Signum(groups(model), momentum=0.8, update=update)
         for step in range(STEPS):
             square_loss(model, step, 0, 0).backward()
@@ -89,8 +87,7 @@ def test_own_update_sees_whole_parameters(update: str, tmp_path: Path) -> None:
 
     def work(state_dtype: str) -> Callable[[int], dict[str, torch.Tensor]]:
         def of_rank(rank: int) -> dict[str, torch.Tensor]:
-            model = seeded(lambda: Stack(blocks=2))
-            shard(model)
+            model = sharded(lambda: Stack(blocks=2))
             optimizer = lamb.Lamb(
                 model.parameters(), **hyper, update=update, state_dtype=state_dtype
             )
@@ -131,8 +128,7 @@ def test_an_update_that_is_not_installed_is_named(tmp_path: Path) -> None:
         name = "unheard-of"
 
     def work(rank: int) -> None:
-        model = seeded(lambda: Stack(blocks=1))
-        shard(model)
+        model = sharded(lambda: Stack(blocks=1))
         Unknown(model.parameters())
 
     with pytest.raises(ConfigError, match=r"'unheard-of'.*luwu\.updates"):
@@ -145,8 +141,7 @@ def test_an_update_that_cannot_be_imported_is_refused(
     """Goal: the package is there and does not work: the worker is told, and no state is made."""
 
     def work(rank: int) -> None:
-        model = seeded(lambda: Stack(blocks=1))
-        shard(model)
+        model = sharded(lambda: Stack(blocks=1))
         example.Signum(model.parameters())
 
     monkeypatch.setitem(sys.modules, "luwu_signum", None)

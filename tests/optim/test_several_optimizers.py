@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import luwu
 from luwu.base.errors import ConfigError, StepAborted, StepOrderError
 from tests.helpers.fake_nic import FakeNetwork
-from tests.helpers.real_training import digest_of, in_cluster, seeded
-from tests.helpers.small_models import Block, Stack, batch
-from tests.helpers.training_harness import one_thread, worker  # noqa: F401 - for every test here
+from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded
+from tests.helpers.small_models import Stack, batch
+from tests.helpers.training_harness import worker
 
 STEPS = 4
 Both = tuple[Any, Any]
@@ -24,12 +24,6 @@ Both = tuple[Any, Any]
 
 class Critic(Stack):
     """A second model, with a name of its own."""
-
-
-def sharded(make: type[nn.Module] = Stack, seed: int = 7) -> Any:
-    model = seeded(make, seed)
-    luwu.fully_shard_each(model, Block)
-    return model
 
 
 def matrices(model: nn.Module) -> list[nn.Parameter]:

@@ -13,7 +13,6 @@ import luwu
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.progress import Skips
 from tests.helpers.real_training import in_cluster, seeded
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 
 class Overflows(nn.Linear):

@@ -19,9 +19,8 @@ from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description, parse_description
 from luwu.wire.stored import stored_bytes, stored_fields
 from switch_emu.node.pages import store_config
-from tests.helpers.real_training import digest_of, in_cluster, seeded
-from tests.helpers.small_models import Block, Stack, batch
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
+from tests.helpers.real_training import digests, in_cluster, seeded, sharded, train_steps
+from tests.helpers.small_models import Stack, batch
 
 KIB = 1024
 MODES: dict[str, dict[str, Any]] = {
@@ -53,25 +52,14 @@ class Words(nn.Module):
         return found
 
 
-def train(model: Any, optimizer: Any, first: int, last: int, rank: int = 0) -> None:
-    for step in range(first, last):
-        optimizer.zero_grad()
-        model(batch(step, rank, 0)).square().mean().backward()
-        optimizer.step()
-
-
 def work_with(steps: int, **arguments: Any) -> Callable[[int], tuple[str, str]]:
     """A rank of a job with AdamW; digests of its weights and of its moments after some steps."""
 
     def work(rank: int) -> tuple[str, str]:
-        model = seeded(Stack)
-        luwu.fully_shard_each(model, Block)
+        model = sharded()
         optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, **arguments)
-        train(model, optimizer, 0, steps, rank)
-        weights = luwu.get_model_state_dict(model)
-        state = luwu.get_optimizer_state_dict(model, optimizer).get("state", {})  # of rank 0
-        moments = {f"{n}.{k}": v for n, of in state.items() for k, v in of.items()}
-        return digest_of(weights), digest_of(moments)
+        train_steps(model, optimizer, 0, steps, rank)
+        return digests(model, optimizer)
 
     return work
 
@@ -112,10 +100,9 @@ def test_it_stays_near_float32(optimizer: str, mode: str, tmp_path: Path) -> Non
     arguments = {"lr": 0.1, "momentum": 0.9} if optimizer == "SGD" else {"lr": 1e-3}
 
     def work(_: int, **mode: Any) -> dict[str, Tensor]:
-        model = seeded(Stack)
-        luwu.fully_shard_each(model, Block)
+        model = sharded()
         made = getattr(luwu.optim, optimizer)(model.parameters(), **arguments, **mode)
-        train(model, made, 0, 30)
+        train_steps(model, made, 0, 30)
         return luwu.get_model_state_dict(model)
 
     exact = in_cluster(tmp_path / "a", work).results[0]
@@ -138,21 +125,17 @@ def test_a_state_goes_through_files(mode: str, tmp_path: Path) -> None:
 
     def part(first: int, last: int) -> Callable[[int], tuple[str, str]]:
         def work(rank: int) -> tuple[str, str]:
-            model = seeded(Stack)
-            luwu.fully_shard_each(model, Block)
+            model = sharded()
             optimizer = luwu.optim.AdamW(
                 model.parameters(), lr=1e-2, average=luwu.ema(0.9), **MODES[mode]
             )
             assert optimizer.next_step == first
-            train(model, optimizer, first, last)
+            train_steps(model, optimizer, first, last)
             luwu.get_model_state_dict(model)  # all steps are decided
             if last == 4:
                 with RunningState(luwu.session().nic.open_reader()) as source:
                     snapshot_of_running(source, tmp_path / "snapshot")
-            weights = luwu.get_model_state_dict(model)
-            of = luwu.get_optimizer_state_dict(model, optimizer)["state"]
-            moments = {f"{n}.{k}": v for n, each in of.items() for k, v in each.items()}
-            return digest_of(weights), digest_of(moments)
+            return digests(model, optimizer)
 
         return work
 
@@ -174,13 +157,12 @@ def test_a_state_goes_through_state_dicts(tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
 
     def make() -> tuple[Any, Any]:
-        model = seeded(Stack)
-        luwu.fully_shard_each(model, Block)
+        model = sharded()
         return model, luwu.optim.AdamW(model.parameters(), lr=1e-2, **MODES["int8+bfloat16"])
 
     def first(_: int) -> None:
         model, optimizer = make()
-        train(model, optimizer, 0, 4)
+        train_steps(model, optimizer, 0, 4)
         seen["model"] = luwu.get_model_state_dict(model)
         seen["optimizer"] = luwu.get_optimizer_state_dict(model, optimizer)
         seen["state"] = seen["optimizer"]["state"]
@@ -269,8 +251,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     """Goal: other dtypes are refused in words, of the optimizer and of a group."""
 
     def work(_: int) -> None:
-        model = seeded(Stack)
-        luwu.fully_shard_each(model, Block)
+        model = sharded()
         for arguments, text in (
             ({"state_dtype": "int4"}, r"state_dtype must be one of .*got 'int4'"),
             ({"master_dtype": "int8"}, r"master_dtype must be one of .*got 'int8'"),
@@ -280,6 +261,6 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
         group = {"params": list(model.parameters()), "state_dtype": torch.int8}
         with pytest.raises(luwu.ConfigError, match=r"got torch\.int8"):
             luwu.optim.AdamW([group])
-        train(model, luwu.optim.SGD(model.parameters(), lr=0.1), 0, 1)
+        train_steps(model, luwu.optim.SGD(model.parameters(), lr=0.1), 0, 1)
 
     in_cluster(tmp_path, work)

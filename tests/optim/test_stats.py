@@ -31,9 +31,8 @@ from luwu.wire.statistics import (
 from switch_emu.node import shell
 from tests.helpers import kernel_jobs
 from tests.helpers.kernel_jobs import ADAMW, LION, MOMENTUM, PLAIN, torch_step
-from tests.helpers.real_training import MIB, in_cluster, seeded
-from tests.helpers.small_models import Block, Stack, batch, shard
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
+from tests.helpers.real_training import MIB, in_cluster, seeded, sharded
+from tests.helpers.small_models import Block, Stack, batch
 
 pytestmark = pytest.mark.feature("luwu.stats")
 cache, version = kernel_jobs.cache, kernel_jobs.version  # fixtures of this module
@@ -118,8 +117,7 @@ def test_norms_are_those_of_plain_torch(
     parameter in every step; together the gradients are the norm that `step()` returns."""
 
     def work(rank: int) -> list[Norms]:
-        model = make()
-        shard(model)
+        model = sharded(make)
         cls, hyper = OPTIMIZERS[optimizer]
         arguments: dict[str, Any] = {k: v for k, v in hyper.items() if not k.startswith("beta")}
         if "beta1" in hyper:
@@ -152,8 +150,7 @@ def measured(every: int | None, directory: Path, **changes: Any) -> tuple[list[A
     update = changes.pop("update", "at_step")
 
     def work(rank: int) -> list[Any]:
-        model = make()
-        shard(model)
+        model = sharded(make)
         optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, update=update, stats_every=every)
         found = []
         for step in range(STEPS):
@@ -265,8 +262,7 @@ def test_only_steps_that_ask_are_measured(tmp_path: Path) -> None:
     changed; what was measured stays until the next."""
 
     def work(rank: int) -> list[Any]:
-        model = make()
-        shard(model)
+        model = sharded(make)
         optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2, stats_every=2)
         assert luwu.stats() is None
         assert not luwu.session().progress.is_begun, "nothing was sent for it"
@@ -292,8 +288,7 @@ def test_a_reader_keeps_the_statistics_it_opened(tmp_path: Path) -> None:
     before any step was measured is told so."""
 
     def work(rank: int) -> None:
-        model = make()
-        shard(model)
+        model = sharded(make)
         optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2, stats_every=1)
         memory = memoryview(bytearray(stats_bytes(1)))
         with luwu.session().open_reader() as reader:
@@ -324,8 +319,7 @@ def test_lost_and_skipped_steps_leave_no_statistics(update: str, tmp_path: Path)
         model(batch(batches[step], 0, 0)).square().mean().backward()
 
     def work(rank: int) -> tuple[Norms, int]:
-        model = make()
-        shard(model)
+        model = sharded(make)
         optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, update=update, stats_every=1)
         of_batches(model, optimizer, 0)
         optimizer.step().wait()
@@ -345,8 +339,7 @@ def test_lost_and_skipped_steps_leave_no_statistics(update: str, tmp_path: Path)
         return norms(found), skipped.step
 
     def straight(rank: int) -> Norms:
-        model = make()
-        shard(model)
+        model = sharded(make)
         optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, update=update, stats_every=1)
         for step in range(2):
             of_batches(model, optimizer, step)
@@ -364,8 +357,7 @@ def test_a_node_that_was_started_again_has_none(tmp_path: Path) -> None:
 
     def work(first: int, last: int) -> Callable[[int], list[int | None]]:
         def run(rank: int) -> list[int | None]:
-            model = make()
-            shard(model)
+            model = sharded(make)
             optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, stats_every=2)
             assert optimizer.next_step == first
             found = [luwu.stats()]
@@ -390,8 +382,7 @@ def test_mistakes_are_refused(tmp_path: Path) -> None:
     what to do."""
 
     def work(rank: int) -> None:
-        model = make()
-        shard(model)
+        model = sharded(make)
         for wrong in (0, -1, True, 2.5, "2"):
             with pytest.raises(luwu.ConfigError, match="whole number of steps"):
                 luwu.optim.AdamW(model.parameters(), stats_every=wrong)  # type: ignore[arg-type]
@@ -419,8 +410,7 @@ def test_ranks_must_ask_alike(tmp_path: Path) -> None:
     """Goal: ranks that differ are named before anything is updated."""
 
     def work(rank: int) -> None:
-        model = make()
-        shard(model)
+        model = sharded(make)
         every = 1 if rank else None
         optimizer = luwu.optim.AdamW(model.parameters(), stats_every=every)
         one_step(model, optimizer, 0, rank).wait()

@@ -16,9 +16,6 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 import luwu
 from luwu.base.errors import StateError
 from luwu.layout import Layout, Parameter, Share, Unit
-from luwu.training.steps.pushes import ZeroedGradients
-from luwu.training.units.unit import Precision
-from luwu.training.units.unit import Unit as TrainedUnit
 from luwu.wire.hyper import StepHyper
 from switch_emu.node import storage
 from switch_emu.node.extent_pages import UpdateCounts, extent_pages, update_runs
@@ -27,7 +24,6 @@ from switch_emu.node.pages import store_config
 from switch_emu.store import StoreConfig
 from tests.checkpoint.test_state_dicts import assert_same
 from tests.helpers.real_training import digest_of, in_cluster, seeded
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 WORLD_SIZE, STEPS = 2, 6
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -81,17 +77,14 @@ class Plan:
     used: Used
     frozen: list[frozenset[str]]
     """Parameters that require no gradient, by step."""
-    to_none: list[bool]
-    """What zero_grad is called with, by step."""
 
     def freeze(self, model: nn.Module, step: int) -> None:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in self.frozen[step])
 
 
-def draw(seed: int, *, thaws: bool = False, zeroes: bool = False, parts_max: int = 2) -> Plan:
-    """`thaws`: parameters are frozen and thawed as training goes on; `zeroes`: some gradients are
-    set to 0, not to None."""
+def draw(seed: int, *, thaws: bool = False, parts_max: int = 2) -> Plan:
+    """`thaws`: parameters are frozen and thawed as training goes on."""
     rng = random.Random(seed)
     sizes = [
         [rng.choice((64, 192, 4096, 8192)) for _ in range(rng.randint(1, 4))] for _ in range(3)
@@ -109,8 +102,7 @@ def draw(seed: int, *, thaws: bool = False, zeroes: bool = False, parts_max: int
                 used[step, part, rank] = frozenset(
                     name for name in names if name not in idle and rng.random() < 0.6
                 )
-    to_none = [not zeroes or rng.random() < 0.3 for _ in range(STEPS)]
-    return Plan(sizes, parts, used, frozen, to_none)
+    return Plan(sizes, parts, used, frozen)
 
 
 def sample(size: int, step: int, part: int, rank: int) -> Tensor:
@@ -122,7 +114,7 @@ def by_torch(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> 
     """The same training in one process: sums over ranks, then over backwards, then the mean."""
     parameters = dict(model.named_parameters())
     for step in range(STEPS):
-        optimizer.zero_grad(set_to_none=plan.to_none[step])
+        optimizer.zero_grad()
         plan.freeze(model, step)
         trained = {name: each for name, each in parameters.items() if each.requires_grad}
         totals: dict[str, Tensor] = {}
@@ -157,7 +149,7 @@ def check(plan: Plan, name: str, update: str, directory: Path, **changes: Any) -
         luwu.fully_shard_each(model, Experts)
         optimizer = getattr(luwu.optim, kind)(model.parameters(), update=update, **arguments)
         for step in range(STEPS):
-            optimizer.zero_grad(set_to_none=plan.to_none[step])
+            optimizer.zero_grad()
             if step % 2:  # what is thawed after an evaluation counts, though the root is here still
                 with torch.no_grad():
                     model(sample(1, step, 0, rank), plan.used[step, 0, rank])
@@ -191,58 +183,20 @@ def test_ranks_that_freeze_other_parameters_are_refused(update: str, tmp_path: P
         in_cluster(tmp_path, work, world_size=WORLD_SIZE)
 
 
-@pytest.mark.feature("zero_grad(set_to_none=False)")
-@pytest.mark.parametrize("update", ["streaming", "at_step"])
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-@pytest.mark.parametrize("seed", range(3))
-def test_gradients_of_zero_move_a_parameter_on(
-    seed: int, name: str, update: str, tmp_path: Path
-) -> None:
-    """I4. Goal: where zero_grad is called with and without set_to_none, in any order, a parameter
-    that a step does not use is moved by momentum and decay in the same steps as in torch, bit for
-    bit; one that never had a gradient is left alone.
-    Method: random units, of which each step uses some; random calls."""
-    plan = draw(seed, zeroes=True, thaws=seed == 2, parts_max=1 if update == "streaming" else 2)
-    check(plan, name, update, tmp_path)
-
-
-def test_a_lost_step_has_its_gradients_of_zero_again() -> None:
-    """Goal: a step that is computed again begins with the gradients of 0 that it began with, though
-    later steps had others by then."""
-    unit = TrainedUnit([], policy=Precision(), reshard_after_forward=None)
-    zeroed = ZeroedGradients()
-    for step, used in enumerate([{0}, {1}, {2}, set()]):
-        zeroed.zero([unit], set_to_none=step == 1)
-        zeroed.begin(step, [unit])
-        unit.held |= used
-    assert (unit.held, unit.zeroed) == ({1, 2}, {1, 2})
-    zeroed.restart(2, [unit])
-    assert (unit.held, unit.zeroed) == ({1}, {1})
-
-
 @pytest.mark.feature("a parameter without a gradient beside others that have one")
+@pytest.mark.feature("freezing and unfreezing during training")
+@pytest.mark.feature("freezing for an evaluation")
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(5))
 def test_parameters_without_a_gradient_are_skipped(
     seed: int, name: str, update: str, tmp_path: Path
 ) -> None:
-    """I4. Goal: weights, moments and counts of steps are those of torch, bit for bit.
+    """I4. Goal: weights, moments and counts of steps are those of torch, bit for bit; what is
+    frozen or thawed counts from the next forward on, as in torch: what is frozen when the optimizer
+    is made too, and what changes while the weights are here after an evaluation.
     Method: random units; in each backward each rank uses random parameters."""
-    plan = draw(seed, parts_max=1 if update == "streaming" else 2)
-    check(plan, name, update, tmp_path)
-
-
-@pytest.mark.feature("freezing and unfreezing during training")
-@pytest.mark.parametrize("update", ["streaming", "at_step"])
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-@pytest.mark.parametrize("seed", range(3, 5))
-def test_parameters_are_frozen_and_thawed_as_training_goes_on(
-    seed: int, name: str, update: str, tmp_path: Path
-) -> None:
-    """I4. Goal: requires_grad_ counts from the next forward on, as in torch: what is frozen when
-    the optimizer is made too, and what changes while the weights are here after an evaluation."""
-    plan = draw(seed, thaws=True, parts_max=1 if update == "streaming" else 2)
+    plan = draw(seed, thaws=seed >= 3, parts_max=1 if update == "streaming" else 2)
     check(plan, name, update, tmp_path)
 
 
@@ -319,7 +273,7 @@ def test_a_state_with_one_count_a_page_goes_on(
     used = {(step, 0, rank): everything for step in range(STEPS) for rank in range(WORLD_SIZE)}
     plain = seeded(lambda: Model(sizes))
     reference = torch.optim.AdamW(plain.parameters(), fused=True)
-    by_torch(plain, reference, Plan(sizes, 1, used, [frozenset()] * STEPS, [True] * STEPS))
+    by_torch(plain, reference, Plan(sizes, 1, used, [frozenset()] * STEPS))
 
     def work(rank: int) -> Any:
         model = seeded(lambda: Model(sizes))

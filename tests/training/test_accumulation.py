@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import luwu
-from tests.helpers.real_training import Trained, digest_of, in_cluster, seeded
-from tests.helpers.small_models import Stack, shard
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
+from tests.helpers.real_training import Trained, digest_of, in_cluster, seeded, sharded
+from tests.helpers.small_models import Stack
 
 STEPS = 3
 BATCH = 8
@@ -40,8 +39,7 @@ def on_four_ranks(directory: Path, update: str = "at_step") -> Trained:
     """Micro-batch `rank` on each rank, one backward a step."""
 
     def work(rank: int) -> None:
-        model = make()
-        shard(model)
+        model = sharded(make)
         optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, update=update)
         for step in range(STEPS):
             mean_loss(model, batch(step, rank)).backward()
@@ -57,8 +55,7 @@ def on_one_rank(
     """Four micro-batches on one rank; `before(model, is_last)` is called before each backward."""
 
     def work(rank: int) -> int:
-        model = make()
-        shard(model)
+        model = sharded(make)
         optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, update=update)
         for step in range(STEPS):
             for part in range(4):
@@ -82,27 +79,21 @@ def test_accumulation_digest_on_the_node(four_ranks: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.feature("set_requires_gradient_sync, set_is_last_backward")
-@pytest.mark.parametrize("update", ["at_step", "streaming"])
-def test_accumulation_digest_on_the_worker(update: str, four_ranks: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("update", "call"),
+    [("at_step", "set_requires_gradient_sync"), ("streaming", "set_requires_gradient_sync"),
+     ("streaming", "set_is_last_backward")],
+)  # fmt: skip
+def test_accumulation_digest_on_the_worker(
+    update: str, call: str, four_ranks: str, tmp_path: Path
+) -> None:
     """I3. Goal: the same bits where gradients stay on the worker, and a quarter of the traffic."""
     everywhere = on_one_rank(tmp_path / "node")
-
-    def before(model: Any, is_last: bool) -> None:
-        model.set_requires_gradient_sync(is_last)
-
-    kept = on_one_rank(tmp_path / "worker", before, update)
+    kept = on_one_rank(
+        tmp_path / "worker", lambda model, is_last: getattr(model, call)(is_last), update
+    )
     assert kept.digest == four_ranks
     assert 4 * kept.results[0] == everywhere.results[0]
-
-
-@pytest.mark.feature("set_requires_gradient_sync, set_is_last_backward")
-def test_accumulation_digest_of_streaming(four_ranks: str, tmp_path: Path) -> None:
-    """I3. Goal: where one backward is pushed, those before it stay on the worker."""
-
-    def before(model: Any, is_last: bool) -> None:
-        model.set_is_last_backward(is_last)
-
-    assert on_one_rank(tmp_path, before, "streaming").digest == four_ranks
 
 
 def test_accumulation_digest_of_one_unit_only(four_ranks: str, tmp_path: Path) -> None:
@@ -130,8 +121,7 @@ def test_uneven_batches_count_by_weight(update: str, tmp_path: Path) -> None:
     """Goal: with sums and weights every sample counts the same; a rank may have none."""
 
     def work(rank: int) -> None:
-        model = make()
-        shard(model)
+        model = sharded(make)
         optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2, update=update)
         for step in range(STEPS):
             x = uneven(rank, step)
@@ -164,35 +154,26 @@ def test_uneven_batches_count_by_weight(update: str, tmp_path: Path) -> None:
 def test_divide_factor(tmp_path: Path) -> None:
     """Goal: the factor takes the place of the number of ranks, for the unit it was set on."""
 
-    def work(rank: int) -> None:
-        model = make()
-        shard(model)
-        for module in model.modules():
-            if isinstance(module, luwu.LuwuModule):
-                module.set_gradient_divide_factor(8.0)  # type: ignore[attr-defined]
-        optimizer = luwu.optim.SGD(model.parameters(), lr=4e-2)
-        for step in range(STEPS):
-            mean_loss(model, batch(step, rank)).backward()
-            optimizer.step()
+    def digest(factor: float, lr: float) -> str:
+        def work(rank: int) -> None:
+            model = sharded(make)
+            for module in (model, *model.blocks):
+                module.set_gradient_divide_factor(factor)
+            optimizer = luwu.optim.SGD(model.parameters(), lr=lr)
+            for step in range(STEPS):
+                mean_loss(model, batch(step, rank)).backward()
+                optimizer.step()
 
-    def plain(rank: int) -> None:
-        model = make()
-        shard(model)
-        optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2)
-        for step in range(STEPS):
-            mean_loss(model, batch(step, rank)).backward()
-            optimizer.step()
+        return in_cluster(tmp_path, work, world_size=2).digest
 
-    found = in_cluster(tmp_path, work, world_size=2).digest
-    assert found == in_cluster(tmp_path, plain, world_size=2).digest
+    assert digest(8.0, 4e-2) == digest(2.0, 1e-2)
 
 
 def test_weights_that_cannot_be(tmp_path: Path) -> None:
     """Goal: what would give a wrong mean is refused where it is said."""
 
     def work(rank: int) -> None:
-        model: Any = make()
-        shard(model)
+        model = sharded(make)
         optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2)
         for weight in (-1.0, float("nan"), float("inf")):
             with pytest.raises(luwu.ConfigError, match="0 or more"):
@@ -220,8 +201,7 @@ def test_a_rank_without_samples_waits_for_verdicts(tmp_path: Path) -> None:
     waits for repetitions nor for ever after a step that was skipped. (It did both.)"""
 
     def work(rank: int) -> tuple[list[bool], int]:
-        model = make()
-        shard(model)
+        model = sharded(make)
         optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2)
         results = []
         for step in range(6):
@@ -243,8 +223,7 @@ def test_no_weight_at_all_skips_the_step(tmp_path: Path) -> None:
     """Goal: where no rank has a sample there is no mean: the step is skipped and says so."""
 
     def work(rank: int) -> bool:
-        model = make()
-        shard(model)
+        model = sharded(make)
         optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2)
         luwu.set_gradient_weight(0)
         luwu.empty_backward()
@@ -256,35 +235,30 @@ def test_no_weight_at_all_skips_the_step(tmp_path: Path) -> None:
 def test_kept_gradients_are_not_forgotten(tmp_path: Path) -> None:
     """Goal: step() refuses while gradients wait here; zero_grad() drops them, and only them."""
 
-    def work(rank: int) -> None:
-        model: Any = make()
-        shard(model)
-        optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2)
-        model.set_requires_gradient_sync(False)
-        mean_loss(model, batch(9, 9)).backward()
-        with pytest.raises(luwu.StepOrderError, match="keeps gradients that were not pushed"):
+    def digest(keeps: bool) -> str:
+        def work(rank: int) -> None:
+            model = sharded(make)
+            optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2)
+            if keeps:
+                model.set_requires_gradient_sync(False)
+                mean_loss(model, batch(9, 9)).backward()
+                with pytest.raises(luwu.StepOrderError, match="keeps gradients that were not pu"):
+                    optimizer.step()
+                optimizer.zero_grad()
+                model.set_requires_gradient_sync(True)
+            mean_loss(model, batch(0, 0)).backward()
             optimizer.step()
-        optimizer.zero_grad()
-        model.set_requires_gradient_sync(True)
-        mean_loss(model, batch(0, 0)).backward()
-        optimizer.step()
 
-    def plain(rank: int) -> None:
-        model = make()
-        shard(model)
-        optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2)
-        mean_loss(model, batch(0, 0)).backward()
-        optimizer.step()
+        return in_cluster(tmp_path, work).digest
 
-    assert in_cluster(tmp_path, work).digest == in_cluster(tmp_path, plain).digest
+    assert digest(keeps=True) == digest(keeps=False)
 
 
 def test_streaming_pushes_all_units_in_one_backward(tmp_path: Path) -> None:
     """Goal: some units kept and some pushed cannot be honoured by streaming, so it is refused."""
 
     def work(rank: int) -> None:
-        model: Any = make()
-        shard(model)
+        model = sharded(make)
         luwu.optim.SGD(model.parameters(), lr=1e-2, update="streaming")
         model.blocks[0].set_requires_gradient_sync(False)
         with pytest.raises(luwu.StepOrderError, match="on some units only"):

@@ -19,7 +19,7 @@ from tests.helpers.small_models import (
     make_stack,
     shard,
 )
-from tests.helpers.training_harness import one_thread, worker  # noqa: F401 - for every test here
+from tests.helpers.training_harness import worker
 
 pytestmark = pytest.mark.skipif(
     torch.__version__ < "2.12" and sys.version_info < (3, 12),

@@ -22,24 +22,18 @@ def test_built_in_text_is_python_source_and_repeatable() -> None:
     assert corpus.digest == hashlib.sha256(standard_library_source()).hexdigest()
 
 
-def test_text_file_is_read_as_bytes(tmp_path: Path) -> None:
-    path = tmp_path / "text.txt"
-    path.write_bytes("größer".encode())
-    corpus = load_corpus(path)
-    assert corpus.tokens.tobytes() == path.read_bytes()
-    assert corpus.vocab == 256
-    assert corpus.digest == hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def test_bin_file_is_uint16_tokens_and_says_its_vocabulary(tmp_path: Path) -> None:
-    path = tmp_path / "tokens.bin"
+def test_files_are_bytes_of_text_or_tokens(tmp_path: Path) -> None:
+    """Goal: a .bin file is uint16 tokens and says its vocabulary; any other is read as bytes."""
     tokens = np.array([5, 50256, 0, 7], dtype="<u2")
-    tokens.tofile(path)
-    corpus = load_corpus(path)
-    np.testing.assert_array_equal(corpus.tokens, tokens)
-    assert isinstance(corpus.tokens, np.memmap)  # larger than memory is fine
-    assert corpus.vocab == 50257
-    assert corpus.digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    text = np.frombuffer("größer".encode(), np.uint8)
+    for name, values, vocab in (("text.txt", text, 256), ("tokens.bin", tokens, 50257)):
+        path = tmp_path / name
+        values.tofile(path)
+        corpus = load_corpus(path)
+        np.testing.assert_array_equal(corpus.tokens, values)
+        assert isinstance(corpus.tokens, np.memmap)  # larger than memory is fine
+        assert corpus.vocab == vocab
+        assert corpus.digest == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_unusable_data_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,86 +21,44 @@ from luwu.base.address import address_of
 from luwu.layout import Layout, Parameter
 from luwu.layout import Unit as LayoutUnit
 from luwu.training.devices import device as device_module
-from luwu.training.devices.device import STAGING_COUNT, CudaDevice
+from luwu.training.devices.device import STAGING_COUNT, CpuDevice, CudaDevice, write_unit
 from luwu.training.devices.gpu import HostPins, Ring, mapping_at
 from luwu.training.devices.gradients import gradient_plan, write
-from luwu.training.script import run
 from luwu.training.script.session import Session
 from tests.helpers import training_harness
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
 from tests.helpers.fake_streams import FakeStream, FakeStreams
-from tests.helpers.training_harness import (
-    assert_same_bits,
-    one_thread,  # noqa: F401 - for every test here
-    reference,
-    train,
-)
+from tests.helpers.real_training import seeded
+from tests.helpers.small_models import Stack, batch, shard
+from tests.helpers.training_harness import assert_same_bits, reference, train, worker
 
 STEPS = 4
 
 
-class Block(nn.Module):
-    def __init__(self, width: int = 48) -> None:
-        super().__init__()
-        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.tanh(self.linear(self.norm(x)))
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
-        self.head = nn.Linear(48, 96)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        y: torch.Tensor = self.head(x)
-        return y
-
-
-def make() -> Model:
-    torch.manual_seed(0)
-    return Model()
-
-
-def shard(model: nn.Module) -> None:
-    luwu.fully_shard_each(model, Block)
+def make() -> nn.Module:
+    return seeded(lambda: Stack(width=48))
 
 
 def loss(model: nn.Module, step: int, rank: int, part: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1000 * step + 10 * rank + part)
-    value: torch.Tensor = model(torch.randn(3, 48, generator=generator)).square().mean()
+    value: torch.Tensor = model(batch(step, rank, part, width=48)).square().mean()
     return value
 
 
 class Workers:
     """Every worker of a test gets a `CudaDevice` of its own."""
 
-    def __init__(self, **options: Any) -> None:
-        self.options = options
+    def __init__(self) -> None:
         self.streams: list[FakeStreams] = []
         self.sessions: list[Session] = []
 
     @contextmanager
     def worker(self, network: FakeNetwork, rank: int = 0, **nic_options: Any) -> Iterator[Session]:
-        streams = FakeStreams(**self.options)
+        streams = FakeStreams()
         device = CudaDevice(torch.device("cpu"), streams)
-        nic = FakeNic(network, rank, **nic_options)
-        session = luwu.init(nic=nic, device=device)
-        self.streams.append(streams)
-        self.sessions.append(session)
-        try:
+        with worker(network, rank, device=device, **nic_options) as session:
+            self.streams.append(streams)
+            self.sessions.append(session)
             yield session
-            if not session.is_finished:
-                luwu.finish()
-            assert nic.is_closed
-        finally:
-            device.close()
-            nic.close()
-            run._here.session = None
 
     def hold_pushes(self) -> FakeStream:
         """The GPU copies no gradient for now, and there is room for all of them."""
@@ -138,10 +97,10 @@ def test_same_bits_as_plain_torch(
     train(network, make, shard, optimizer(update), loss, steps=STEPS, backwards=backwards)
     assert_same_bits(network.masters(), expected(2, backwards))
     for streams, session in zip(workers.streams, workers.sessions, strict=True):
-        assert streams.host_buffers_count <= session.prefetch_units + 2 + STAGING_COUNT  # D5
+        assert streams.host_buffers_count <= session.nic.prefetch_units + 2 + STAGING_COUNT  # D5
         assert streams.device_buffers_count == 1
-        window = session.prefetch_units + 2
-        assert session.parameter_bytes.peak <= window * session.model.unit_bytes_max
+        window = session.nic.prefetch_units + 2
+        assert session.pulls.bytes_count.peak <= window * session.model.unit_bytes_max
 
 
 @pytest.mark.parametrize("update", ["at_step", "streaming"])
@@ -252,6 +211,18 @@ def test_ring_is_bounded_and_reuses_only_what_is_done() -> None:
     assert streams.host_buffers_count == 2
 
 
+def layout_of(*shapes: tuple[int, ...]) -> Layout:
+    """One unit of parameters of these shapes."""
+    return Layout(
+        parameters=tuple(
+            Parameter(name=f"p{i}", shape=shape, wire_dtype="bfloat16")
+            for i, shape in enumerate(shapes)
+        ),
+        units=(LayoutUnit(name="u", parameters=tuple(range(len(shapes)))),),
+        chunk_bytes=16384,
+    )
+
+
 def shared_memory(*, private: bool) -> mmap.mmap:
     flags = (mmap.MAP_PRIVATE if private else mmap.MAP_SHARED) | mmap.MAP_ANONYMOUS
     return mmap.mmap(-1, 4 * mmap.PAGESIZE, flags=flags)
@@ -323,15 +294,7 @@ def test_what_is_packed_at_once_is_what_each_extent_would_be(
     whatever the buffer held before."""
     generator = random.Random(seed)
     sizes = [generator.randrange(1, 9000) for _ in range(generator.randrange(1, 7))]
-    layout = Layout(
-        parameters=tuple(
-            Parameter(name=f"p{i}", shape=(size,), wire_dtype="bfloat16")
-            for i, size in enumerate(sizes)
-        ),
-        units=(LayoutUnit(name="u", parameters=tuple(range(len(sizes)))),),
-        chunk_bytes=16384,
-        optimizer_nodes=1,
-    )
+    layout = layout_of(*((size,) for size in sizes))
     dtype = generator.choice([torch.float32, torch.bfloat16])
     monkeypatch.setattr(device_module, "_PACKED_BYTES_MAX", generator.choice([1, 20_000, 100_000]))
     plans = gradient_plan(layout, 0, dtype)
@@ -390,15 +353,7 @@ def test_a_senders_place_is_held_until_it_was_copied(private: bool) -> None:
 
 def test_gradients_go_straight_to_registered_cells() -> None:
     """D4. Goal: one copy to a registered cell, with zeros in the padding; a buffer otherwise."""
-    layout = Layout(
-        parameters=tuple(
-            Parameter(name=f"p{i}", shape=(5, 3), wire_dtype="bfloat16") for i in range(2)
-        ),
-        units=(LayoutUnit(name="u", parameters=(0, 1)),),
-        chunk_bytes=16384,
-        optimizer_nodes=1,
-    )
-    (plan,) = gradient_plan(layout, 0, torch.bfloat16)
+    (plan,) = gradient_plan(layout_of((5, 3), (5, 3)), 0, torch.bfloat16)
     streams = FakeStreams()
     device = CudaDevice(torch.device("cpu"), streams)
     nic = FakeNic(FakeNetwork(1), 0)
@@ -419,3 +374,41 @@ def test_gradients_go_straight_to_registered_cells() -> None:
         assert not found[15:].any()
         assert streams.host_buffers_count == (not is_registered)
     device.close()
+
+
+class OneAtOnce:
+    """Cells of which one is free at a time: another comes free when the first was pushed."""
+
+    def __init__(self) -> None:
+        self.is_free = True
+        self.waits_count = 0
+
+    def take_now(self, nbytes: int) -> Any:
+        if not self.is_free:
+            return None
+        self.is_free = False
+        return SimpleNamespace(data=memoryview(bytearray(nbytes)))
+
+    def take(self, nbytes: int) -> Any:
+        assert self.is_free, "nothing was pushed before the wait, so it would never end"
+        self.waits_count += 1
+        return self.take_now(nbytes)
+
+
+def test_what_is_written_is_pushed_before_a_wait() -> None:
+    """Goal: a unit of many chunks goes out through a single cell, in order and unchanged."""
+    device, cells = CpuDevice(), OneAtOnce()
+    device.cells = cells  # type: ignore[assignment]
+    plans = gradient_plan(layout_of((128, 96)), 0, torch.float32)
+    gradient = torch.arange(96 * 128, dtype=torch.float32).view(96, 128)
+    found = []
+    for group, ready in write_unit(device, plans, [gradient], torch.float32):
+        (only,) = group
+        assert ready is None  # it is there
+        found.append(torch.frombuffer(only.cell.data, dtype=torch.float32))
+        cells.is_free = True  # it is pushed
+    assert len(found) == len(plans) == 3
+    assert cells.waits_count == 2
+    assert torch.equal(torch.cat(found), gradient.view(-1))
+    ((absent, _),) = write_unit(device, plans, [None], torch.float32)
+    assert [each.cell for each in absent] == [None] * 3

@@ -22,8 +22,8 @@ from luwu.training.script import run
 from luwu.transport.arena import Access
 from luwu.transport.opening import open_transport
 from tests.helpers.fake_streams import FakeStreams
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
-from tests.training.test_device import STEPS, loss, make, shard
+from tests.helpers.small_models import shard
+from tests.training.test_device import STEPS, loss, make
 
 BUDGET_BYTES = 256 * 1024 * 1024
 

@@ -10,15 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import luwu
-from tests.helpers.real_training import digest_of, in_cluster, seeded
-from tests.helpers.small_models import Block, Stack, batch
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
+from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded
+from tests.helpers.small_models import Stack, batch
 
 pytestmark = pytest.mark.feature("register_hook, register_post_accumulate_grad_hook")
-
-
-def shard(model: nn.Module) -> None:
-    luwu.fully_shard_each(model, Block)
 
 
 def loss_of(model: Any, step: int) -> Tensor:
@@ -64,8 +59,7 @@ def test_hooks_change_the_gradient_as_in_torch(update: str, tmp_path: Path) -> N
         optimizer.zero_grad()
 
     def work(_: int) -> list[str]:
-        model = seeded(Stack)
-        shard(model)
+        model = sharded()
         ours: list[str] = []
         register(model, ours)
         network = luwu.optim.AdamW(model.parameters(), lr=1e-2, update=update)

@@ -18,7 +18,7 @@ from torch import nn
 import luwu
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import in_cluster
-from tests.helpers.training_harness import one_thread, worker  # noqa: F401 - for every test here
+from tests.helpers.training_harness import worker
 
 
 class Holds(nn.Module):

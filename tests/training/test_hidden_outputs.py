@@ -17,7 +17,6 @@ from torch.distributions import Independent, Normal
 import luwu
 from luwu.base.errors import StepOrderError
 from tests.helpers.real_training import digest_of, in_cluster, seeded
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 WAYS: list[dict[str, Any]] = [
     {"transport": "inproc"}, {"transport": "tcp"}, {"transport": "ipc"}, {"transport": "shm"},
@@ -112,6 +111,24 @@ def by_torch(model: nn.Module) -> Iterator[Tensor | None]:
         yield x.grad
 
 
+def follow(
+    model: nn.Module, optimizer: Any, expected: list[Tensor | None],
+    evaluate: Callable[[], object] = lambda: None,
+) -> None:  # fmt: skip
+    """The same training, whose gradients of the inputs must be these; an evaluation in it."""
+    for step, gradient in enumerate(expected):
+        if step:
+            evaluate()
+        x = inputs(step)
+        model(x).backward()
+        evaluate()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert x.grad is not None
+        assert gradient is not None
+        torch.testing.assert_close(x.grad, gradient, rtol=0, atol=0)
+
+
 @pytest.mark.feature("outputs of any class")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
 @pytest.mark.parametrize("seed", range(6))
@@ -126,14 +143,7 @@ def test_outputs_in_any_object_are_trained(seed: int, way: dict[str, Any], tmp_p
         model = seeded(lambda: Model(seed), seed)
         luwu.fully_shard_each(model, Layer)
         optimizer = luwu.optim.SGD(model.parameters(), lr=0.01)
-        for step, gradient in enumerate(expected):
-            x = inputs(step)
-            model(x).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            assert x.grad is not None
-            assert gradient is not None
-            torch.testing.assert_close(x.grad, gradient, rtol=0, atol=0)
+        follow(model, optimizer, expected)
         found = luwu.get_model_state_dict(model)
         for name, value in plain.state_dict().items():
             torch.testing.assert_close(found[name], value, rtol=0, atol=0)
@@ -350,16 +360,8 @@ def test_inference_mode_leaves_training_as_it_was(
             evaluate()
             return
         optimizer = luwu.optim.SGD(model.parameters(), lr=0.01)
-        for step, gradient in enumerate(expected):
-            if at == "first" or step > 0:
-                evaluate()
-            x = inputs(step)
-            model(x).backward()
+        if at == "first":
             evaluate()
-            optimizer.step()
-            optimizer.zero_grad()
-            assert x.grad is not None
-            assert gradient is not None
-            torch.testing.assert_close(x.grad, gradient, rtol=0, atol=0)
+        follow(model, optimizer, expected, evaluate)
 
     in_cluster(tmp_path, work, **way)

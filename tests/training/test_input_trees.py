@@ -23,23 +23,12 @@ class Opaque:
 
 
 def plain_tree(random: Random, depth: int) -> Any:
-    kind = random.randrange(9 if depth else 6)
-    children = [plain_tree(random, depth - 1) for _ in range(random.randrange(4))] if depth else []
-    match kind:
-        case 0 | 1:
-            return torch.tensor(random.random())
-        case 2:
-            return random.choice((None, True, 3, 0.5, "text"))
-        case 3:
-            return torch.nn.Parameter(torch.ones(1))
-        case 4 | 5:
-            return random.randrange(100)
-        case 6:
-            return tuple(children)
-        case 7:
-            return children
-        case _:
-            return {f"key {index}": child for index, child in enumerate(children)}
+    if not depth or random.random() < 0.6:
+        leaves = (torch.tensor(1.0), torch.nn.Parameter(torch.ones(1)), None, True, 3, 0.5, "text")
+        return random.choice(leaves)
+    children = [plain_tree(random, depth - 1) for _ in range(random.randrange(4))]
+    named = {f"key {index}": child for index, child in enumerate(children)}
+    return random.choice((tuple(children), children, named))
 
 
 @pytest.mark.parametrize("seed", range(50))

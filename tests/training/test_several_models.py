@@ -15,7 +15,7 @@ import luwu
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import in_cluster, seeded
 from tests.helpers.small_models import Block, Stack, batch
-from tests.helpers.training_harness import one_thread, worker  # noqa: F401 - for every test here
+from tests.helpers.training_harness import worker
 
 
 class Teacher(Stack):

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import luwu
 from tests.helpers.fake_nic import FakeNetwork
+from tests.helpers.real_training import seeded
 from tests.helpers.small_models import (
     ARGUMENTS,
     NETWORK,
@@ -33,13 +34,7 @@ from tests.helpers.small_models import (
     shard_gpt,
     square_loss,
 )
-from tests.helpers.training_harness import (
-    assert_same_bits,
-    one_thread,  # noqa: F401 - for every test here
-    reference,
-    train,
-    worker,
-)
+from tests.helpers.training_harness import assert_same_bits, reference, train, worker
 
 
 @pytest.mark.parametrize("update", ["at_step", "streaming"])
@@ -139,12 +134,6 @@ def test_ragged_sizes_stay_close() -> None:
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_several_backwards_before_a_step() -> None:
-    """Goal: accumulation in the network: every backward is a part, added before the division."""
-    network = compare(backwards=3)
-    assert {part for verb, _, _, part, _ in network.log if verb == "push"} == {0, 1, 2}
-
-
 @pytest.mark.feature("frozen parameters")
 @pytest.mark.feature("parameter groups")
 def test_groups_and_frozen_parameters() -> None:
@@ -198,12 +187,6 @@ class Twice(Stack):
         return y
 
 
-def make_twice() -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
-        return Twice(blocks=3)
-
-
 @pytest.mark.feature("a unit used twice, or not at all")
 @pytest.mark.parametrize("update", ["at_step", "streaming"])
 @pytest.mark.parametrize("absent_on", [(), (1,), (0, 1)])
@@ -214,7 +197,7 @@ def test_unit_used_twice_and_absent_unit(update: str, absent_on: tuple[int, ...]
         model.leave_out = rank in absent_on and step != 1
         return square_loss(model, step, rank, part)
 
-    compare(make_twice, loss=loss, update=update)
+    compare(lambda: seeded(lambda: Twice(blocks=3)), loss=loss, update=update)
 
 
 @pytest.mark.feature("two forwards before one backward")
@@ -248,12 +231,7 @@ def test_checkpoint_over_two_units_and_one_unit_twice(update: str, reentrant: bo
             y: Tensor = self.last(x)
             return y
 
-    def make() -> nn.Module:
-        with torch.random.fork_rng():
-            torch.manual_seed(7)
-            return Regions(blocks=2)
-
-    compare(make, update=update)
+    compare(lambda: seeded(lambda: Regions(blocks=2)), update=update)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -266,13 +244,11 @@ def test_checkpoint_inside_a_unit(reentrant: bool) -> None:
             return y
 
     def make() -> nn.Module:
-        with torch.random.fork_rng():
-            torch.manual_seed(7)
-            model = Stack(blocks=0)
-            model.blocks.extend(Inner() for _ in range(3))
-            return model
+        model = Stack(blocks=0)
+        model.blocks.extend(Inner() for _ in range(3))
+        return model
 
-    compare(make, update="streaming")
+    compare(lambda: seeded(make), update="streaming")
 
 
 @pytest.mark.feature("two backwards through one graph")
@@ -356,11 +332,7 @@ def test_a_weight_that_a_unit_returns_is_used_outside(update: str, eager: bool) 
         luwu.fully_shard(model.block)
         luwu.fully_shard(model)
 
-    def make() -> nn.Module:
-        torch.manual_seed(3)
-        return TiedOutside()
-
-    compare(make, shard_both, update=update, eager=eager)
+    compare(lambda: seeded(TiedOutside), shard_both, update=update, eager=eager)
 
 
 @pytest.mark.feature("a unit that returns its weight")

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 import luwu
 from luwu.training.script.module import _MEANINGLESS
 from tests.helpers.fake_nic import FakeNetwork
-from tests.helpers.real_training import digest_of, in_cluster, seeded
+from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded
 from tests.helpers.small_models import (
     Block,
     Stack,
@@ -25,17 +25,11 @@ from tests.helpers.small_models import (
     shard,
     square_loss,
 )
-from tests.helpers.training_harness import one_thread, worker  # noqa: F401 - for every test here
-
-
-def sharded_stack() -> Any:
-    model = make_stack()
-    shard(model)
-    return model
+from tests.helpers.training_harness import worker
 
 
 def trainer(**arguments: Any) -> tuple[Any, luwu.optim.SGD]:
-    model = sharded_stack()
+    model = sharded()
     return model, luwu.optim.SGD(model.parameters(), lr=1e-2, **arguments)
 
 
@@ -358,17 +352,9 @@ class Recorded(Stack):
 @pytest.mark.feature("MixedPrecisionPolicy")
 def test_policy_says_what_is_computed_in() -> None:
     """Goal: parameters, inputs and outputs have the dtypes that the policy names."""
-    with worker(FakeNetwork(1)):
-        model: Any = seeded(Recorded)
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
-        luwu.fully_shard_each(model, Block, mp_policy=MixedPrecisionPolicy(torch.bfloat16))
-        del model
-        kept: Any = seeded(Recorded)
-        luwu.fully_shard(kept, mp_policy=policy)
-        del kept
     for cast in (True, False):
         with worker(FakeNetwork(1)):
-            model = seeded(Recorded)
+            model: Any = seeded(Recorded)
             policy = MixedPrecisionPolicy(
                 param_dtype=torch.bfloat16, output_dtype=torch.float32, cast_forward_inputs=cast
             )

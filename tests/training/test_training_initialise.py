@@ -12,12 +12,7 @@ from torch import Tensor, nn
 import luwu
 from luwu.base.errors import StepAborted
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
-from tests.helpers.training_harness import (
-    assert_same_bits,
-    one_thread,  # noqa: F401 - for every test here
-    run_ranks,
-    worker,
-)
+from tests.helpers.training_harness import assert_same_bits, run_ranks, worker
 from workers.gpt import GPT, GPTConfig, init_weights
 
 CONFIG = GPTConfig(layers=2, width=64, heads=4, context=16, vocab=128)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -20,10 +20,7 @@ from luwu.training.script.session import Session
 from luwu.training.units.placeholder import Placeholder, PlaceholderError
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import in_cluster
-from tests.helpers.training_harness import (
-    one_thread,  # noqa: F401 - for every test here
-    worker,
-)
+from tests.helpers.training_harness import worker
 
 
 @pytest.fixture
@@ -127,6 +124,21 @@ def test_class_is_swapped_in_place(session: Session) -> None:
     assert isinstance(inner, nn.Linear)
     assert type(inner).__name__ == "LuwuLinear"
     assert type(model[1:]) is nn.Sequential
+
+
+class Registered(nn.Linear):
+    """Looks up the type hints of every class that derives from it, as models of libraries do."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        get_type_hints(cls)
+
+
+def test_a_class_that_looks_up_type_hints_can_be_sharded(session: Session) -> None:
+    model = luwu.fully_shard(Registered(8, 8))
+    luwu.optim.SGD(model.parameters(), lr=0.1)
+    assert isinstance(model, luwu.LuwuModule)
+    assert model(torch.ones(2, 8)).shape == (2, 8)
 
 
 @pytest.mark.feature("mesh, dp_mesh_dims, shard_placement_fn, offload_policy")

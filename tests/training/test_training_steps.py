@@ -14,22 +14,15 @@ from torch import Tensor, nn
 import luwu
 from luwu.base.errors import StepAborted
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
-from tests.helpers.real_training import digest_of, in_cluster, seeded
-from tests.helpers.small_models import compare, make_stack, shard, square_loss
-from tests.helpers.training_harness import (
-    assert_same_bits,
-    one_thread,  # noqa: F401 - for every test here
-    run_ranks,
-    train,
-    worker,
-)
+from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded
+from tests.helpers.small_models import Stack, compare, make_stack, shard, square_loss
+from tests.helpers.training_harness import assert_same_bits, run_ranks, train, worker
 
 STEPS = 5
 
 
 def small(**arguments: Any) -> tuple[nn.Module, Any]:
-    model = make_stack(blocks=2)
-    shard(model)
+    model = sharded(lambda: Stack(blocks=2))
     return model, luwu.optim.AdamW(model.parameters(), **arguments)
 
 
@@ -188,7 +181,7 @@ def test_nothing_is_left_after_an_abort() -> None:
         with pytest.raises(StepAborted) as caught:
             backward(model)
         assert (caught.value.step, optimizer.next_step, session.step) == (1, 1, 1)
-        assert session.parameter_bytes.now == 0
+        assert session.pulls.bytes_count.now == 0
         assert all(type(p).__name__ == "Placeholder" for p in model.parameters())
         old = square_loss(model, 1, 0, 0)
         with network.changed:

@@ -11,10 +11,7 @@ from torch import Tensor, func, nn
 
 import luwu
 from tests.helpers.fake_nic import FakeNetwork
-from tests.helpers.training_harness import (
-    one_thread,  # noqa: F401 - for every test here
-    worker,
-)
+from tests.helpers.training_harness import worker
 
 Model = Callable[[Tensor], Tensor]
 X = torch.arange(6.0).view(2, 3) / 6

@@ -14,8 +14,10 @@ import luwu
 from luwu.base.events import Recorder
 from luwu.training.devices.weights import ByteCount, UnitWeights
 from tests.helpers.fake_nic import FakeNetwork
+from tests.helpers.real_training import sharded
 from tests.helpers.small_models import (
     Block,
+    Stack,
     gpt_config,
     gpt_loss,
     make_gpt,
@@ -24,17 +26,14 @@ from tests.helpers.small_models import (
     shard_gpt,
     square_loss,
 )
-from tests.helpers.training_harness import (
-    one_thread,  # noqa: F401 - for every test here
-    worker,
-)
+from tests.helpers.training_harness import worker
 
 
-def make_weights(count: ByteCount | None = None) -> UnitWeights:
+def make_weights() -> UnitWeights:
     return UnitWeights(
         elems=128,
         dtype=torch.float32,
-        live_bytes=count or ByteCount(),
+        live_bytes=ByteCount(),
         places=[(0, torch.Size([8, 8]), True), (64, torch.Size([8]), True)],
     )
 
@@ -67,33 +66,6 @@ def test_saved_views_follow_the_storage() -> None:
     assert len(between) == 50
 
 
-def test_refilling_raises_no_version() -> None:
-    """Goal: autograd's guard against changes sees the script's changes, not ours."""
-    weights = make_weights()
-    weight = weights.parameters[0]
-    fill(weights, 0.5)
-    version = weight._version
-    y = (weight * weight).sum()
-    weights.free()
-    fill(weights, 0.5)
-    assert weight._version == version
-    y.backward()
-    with torch.no_grad():
-        weight.add_(1)
-    assert weight._version == version + 1
-
-
-def test_bytes_are_counted() -> None:
-    """Goal: the count follows open and free, and keeps the peak."""
-    count = ByteCount()
-    one, other = make_weights(count), make_weights(count)
-    fill(one, 1.0)
-    fill(other, 1.0)
-    one.free()
-    one.free()
-    assert (count.now, count.peak) == (512, 1024)
-
-
 @pytest.mark.parametrize("prefetch_units", [0, 2])
 @pytest.mark.parametrize("update", ["at_step", "streaming"])
 @pytest.mark.parametrize("checkpointing", ["none", "reentrant", "nonreentrant"])
@@ -107,12 +79,12 @@ def test_memory_bound(prefetch_units: int, update: str, checkpointing: str) -> N
         optimizer: Any = luwu.optim.AdamW(model.parameters(), update=update)
         for step in range(4):
             gpt_loss(model, step, 0, 0).backward()
-            assert session.parameter_bytes.now <= prefetch_units * session.model.unit_bytes_max
+            assert session.pulls.bytes_count.now <= prefetch_units * session.model.unit_bytes_max
             optimizer.step()
             with torch.no_grad():
                 gpt_loss(model, step, 0, 1)
         bound = (prefetch_units + 2) * session.model.unit_bytes_max
-        assert session.parameter_bytes.peak <= bound
+        assert session.pulls.bytes_count.peak <= bound
 
 
 def test_prefetch_follows_the_order_of_the_last_step() -> None:
@@ -120,8 +92,7 @@ def test_prefetch_follows_the_order_of_the_last_step() -> None:
     use: forward, then backward in reverse."""
     network = FakeNetwork(1)
     with worker(network) as session:
-        model = make_stack()
-        shard(model)
+        model = sharded()
         optimizer = luwu.optim.AdamW(model.parameters())
         early = []
         for step in range(3):
@@ -153,7 +124,7 @@ def test_pulls_of_the_next_step_begin_while_a_streaming_backward_ends(reshard: b
             if step == 2:
                 network.log.append(("commit", 0, 2, 0, -1))
             optimizer.step()
-        peak = session.parameter_bytes.peak
+        peak = session.pulls.bytes_count.peak
     assert peak <= (4 if reshard else 7) * session.model.unit_bytes_max
     at_commit = network.log.index(("commit", 0, 2, 0, -1))
     log = [(verb, step, unit) for verb, _, step, _, unit in network.log[:at_commit]]
@@ -167,8 +138,7 @@ def test_what_is_asked_for_ahead_may_come_in_shared_memory() -> None:
     """Goal: a unit whose weights were copied in this step may be read in place in the next; else it
     would be copied for ever. Method: look at what is asked before each commit."""
     with worker(FakeNetwork(1)) as session:
-        model = make_stack(blocks=3)
-        shard(model)
+        model = sharded(lambda: Stack(blocks=3))
         optimizer = luwu.optim.AdamW(model.parameters(), update="streaming")
         pull, asked = session.nic.pull, []
 
@@ -190,8 +160,7 @@ def test_unforeseen_use_gives_up_what_was_prefetched() -> None:
     left out, then used again."""
     network = FakeNetwork(1, eager=False)
     with worker(network) as session:
-        model: Any = make_stack(blocks=5)
-        shard(model)
+        model = sharded(lambda: Stack(blocks=5))
         optimizer = luwu.optim.AdamW(model.parameters())
         blocks = list(model.blocks)
         for step, order in enumerate(([0, 1, 2, 3, 4], [0, 3, 4], [4, 3, 2, 1, 0], [0, 1, 2])):
@@ -200,7 +169,7 @@ def test_unforeseen_use_gives_up_what_was_prefetched() -> None:
             square_loss(model, step, 0, 0).backward()
             optimizer.step()
         assert network.counts["forget"] > 0
-        assert session.parameter_bytes.peak <= 4 * session.model.unit_bytes_max
+        assert session.pulls.bytes_count.peak <= 4 * session.model.unit_bytes_max
         del model.blocks[:]
         model.blocks.extend(blocks)
 
@@ -209,8 +178,7 @@ def test_part_of_a_pull_counts_uses() -> None:
     """Goal: pulls of a unit within a step are numbered by use; one given up is not a use."""
     network = FakeNetwork(1)
     with worker(network):
-        model = make_stack(blocks=2)
-        shard(model)
+        model = sharded(lambda: Stack(blocks=2))
         optimizer = luwu.optim.AdamW(model.parameters())
         for step in range(2):
             for part in range(2):
@@ -225,8 +193,7 @@ def test_gradient_leaves_as_soon_as_it_is_final() -> None:
     """Goal: a block is pushed before the backward of the block before it needs its weights."""
     network = FakeNetwork(1, eager=True)
     with worker(network, prefetch_units=0):
-        model = make_stack(blocks=3)
-        shard(model)
+        model = sharded(lambda: Stack(blocks=3))
         optimizer = luwu.optim.AdamW(model.parameters(), update="streaming")
         square_loss(model, 0, 0, 0).backward()
         optimizer.step()
@@ -243,8 +210,7 @@ def test_spans_are_recorded(tmp_path: Any) -> None:
     with worker(network) as session:
         path = tmp_path / "events.jsonl"
         session.nic.recorder = Recorder(role="worker", path=path, printed=None)
-        model = make_stack(blocks=2)
-        shard(model)
+        model = sharded(lambda: Stack(blocks=2))
         optimizer = luwu.optim.AdamW(model.parameters())
         square_loss(model, 0, 0, 0).backward()
         optimizer.step()

@@ -19,9 +19,9 @@ from torch.optim.swa_utils import AveragedModel
 
 import luwu
 from tests.helpers.fake_nic import FakeNetwork
-from tests.helpers.real_training import in_cluster, seeded
+from tests.helpers.real_training import in_cluster, seeded, sharded
 from tests.helpers.small_models import Stack, make_stack, shard, square_loss
-from tests.helpers.training_harness import one_thread, worker  # noqa: F401 - for every test here
+from tests.helpers.training_harness import worker
 
 MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
     "clip_grad_norm_": (
@@ -33,6 +33,10 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
         r"luwu\.clip_grad_norm_ or pass max_grad_norm=",
     ),
     "reading .grad": (lambda m: [p.grad for p in m.parameters()], "pushed to the network"),
+    "zero_grad(set_to_none=False)": (
+        lambda m: m.zero_grad(set_to_none=False),
+        r"Call zero_grad\(\)",
+    ),
     "grad = None": (
         lambda m: setattr(m.first.weight, "grad", None),
         r"call zero_grad\(\) of the optimizer",
@@ -88,12 +92,12 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
 
 @pytest.mark.feature("calls that would do nothing")
 @pytest.mark.feature("deepcopy of a sharded model")
+@pytest.mark.feature("zero_grad(set_to_none=False)")
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_raises_where_it_is_made(mistake: str) -> None:
     """Goal: no such call returns; the message names the remedy."""
     with worker(FakeNetwork(1)):
-        model = make_stack()
-        shard(model)
+        model = sharded()
         luwu.optim.SGD(model.parameters())
         do, remedy = MISTAKES[mistake]
         with pytest.raises(luwu.LuwuError, match=remedy):
@@ -119,8 +123,7 @@ def test_a_model_that_is_where_it_should_be_is_not_moved() -> None:
 def test_the_optimizers_own_state_dict_names_ours() -> None:
     """Goal: a checkpoint without moments is refused where it would be written, or read."""
     with worker(FakeNetwork(1)):
-        model = make_stack()
-        shard(model)
+        model = sharded()
         optimizer = luwu.optim.SGD(model.parameters())
         with pytest.raises(luwu.ConfigError, match=r"luwu\.get_optimizer_state_dict"):
             optimizer.state_dict()
@@ -190,8 +193,7 @@ def test_optimizers_that_would_update_nothing(tmp_path: Path) -> None:
         ours.step()
 
     def without_ours(rank: int) -> None:
-        model = seeded(lambda: Stack(blocks=1))
-        shard(model)
+        model = sharded(lambda: Stack(blocks=1))
         torch.optim.SGD(model.parameters(), lr=1.0)
         with pytest.raises(luwu.ConfigError, match=r"make luwu\.optim\.AdamW or SGD before"):
             square_loss(model, 0, 0, 0).backward()
@@ -205,8 +207,7 @@ def test_step_hooks_run_around_a_step(tmp_path: Path) -> None:
     """Goal: torch's hooks of `step`, by inheritance; what a pre-hook changes counts in the step."""
 
     def work(rank: int) -> list[str]:
-        model = make_stack()
-        shard(model)
+        model = sharded()
         optimizer = luwu.optim.SGD(model.parameters(), lr=0.0)
         seen: list[str] = []
 
@@ -221,8 +222,7 @@ def test_step_hooks_run_around_a_step(tmp_path: Path) -> None:
         return seen
 
     def plain(rank: int) -> None:
-        model = make_stack()
-        shard(model)
+        model = sharded()
         optimizer = luwu.optim.SGD(model.parameters(), lr=0.5)
         square_loss(model, 0, 0, 0).backward()
         optimizer.step()

@@ -1,7 +1,6 @@
 """Parts that every room of training may use.
 
-interface.py    the NIC: what training needs of the layer below
-progress.py     the step that is computed, what of it has been done, its attempt
+progress.py     the step that is computed, what of it has been done
 names.py        names of modules, parameters and dtypes
 torch_state.py  whether backward, a transform or the compiler of torch is at work
 """

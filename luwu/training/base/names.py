@@ -1,8 +1,8 @@
-"""Names of modules, parameters and dtypes, as the script and the layout know them."""
+"""Names of modules, parameters, buffers and dtypes, as the script and the layout know them."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
@@ -32,6 +32,44 @@ def class_name(module: nn.Module) -> str:
 def is_sharded(module: nn.Module) -> bool:
     """True if `fully_shard` was called on this module."""
     return hasattr(type(module), ORIGINAL)
+
+
+class Entry(NamedTuple):
+    """A parameter or buffer of a module, as a state dict has it."""
+
+    module: nn.Module
+    name: str
+    full_name: str
+
+    @property
+    def value(self) -> torch.Tensor:
+        """What the module has there now."""
+        found = self.module._parameters.get(self.name, self.module._buffers.get(self.name))
+        assert found is not None
+        return found
+
+    def set(self, value: torch.Tensor, device: torch.device) -> None:
+        """Give it this value; a buffer on `meta` is made on the device."""
+        into = self.value
+        if into.is_meta:
+            made = value.to(device=device, dtype=into.dtype, copy=True)
+            self.module._buffers[self.name] = made
+        else:
+            into.detach().copy_(value)
+
+
+def buffers_kept(prefix: str, module: nn.Module) -> list[Entry]:
+    """The module's own buffers that a state dict has; `prefix`: its full name."""
+    return [
+        Entry(module, name, f"{prefix}.{name}" if prefix else name)
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    ]
+
+
+def persistent_buffers(model: nn.Module) -> list[Entry]:
+    """Those of all its modules."""
+    return [each for named in model.named_modules() for each in buffers_kept(*named)]
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -1,13 +1,11 @@
-"""The progress of a worker: the step that is computed, what of it is done, and its attempt."""
+"""The progress of a worker: the step that is computed, and what of it is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
-
-from luwu.base.errors import StepAborted
 
 KEPT_STEPS: Final = 4
 """Steps whose inputs are remembered: those an abort may go back to, and one."""
@@ -33,21 +31,5 @@ class Progress:
     """False if there is no optimizer: the model was used before one was made."""
 
 
-class Attempt:
-    """The attempt that is under way: when the network gives it up, what it left is dropped. Used
-    around whatever may raise StepAborted."""
-
-    def __init__(self, drop: Callable[[StepAborted], StepAborted]) -> None:
-        """`drop` forgets everything of the attempt; it returns the newest abort."""
-        self._drop = drop
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Drop what the attempt left before StepAborted goes on to the script."""
-        try:
-            yield
-        except StepAborted as error:
-            latest = self._drop(error)
-            if latest is not error:
-                raise latest from error
-            raise
+Attempt = Callable[[], AbstractContextManager[None]]
+"""`Session.attempt`: used around whatever may raise StepAborted."""

@@ -24,37 +24,27 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from luwu.base.address import address_of
 from luwu.base.limits import MIB
-from luwu.nic.memory import ExtentGradient, SharedWeights
+from luwu.nic.memory import Cells, ExtentGradient, SharedWeights
+from luwu.nic.shell import Nic
 from luwu.nic.threads import Ready
-from luwu.training.base.interface import Nic
-from luwu.training.devices.gpu import CudaStreams, Event, HostPins, Ring, Streams
+from luwu.training.devices.gpu import CudaStreams, HostPins, Ring
 from luwu.training.devices.gradients import ExtentPlan, flat_gradients, write
 
 STAGING_COUNT = 4
 """Extents under way to cells that the GPU cannot write."""
 
 
-class Cells(Protocol):
-    """Memory for gradients, a cell per extent."""
-
-    def take_now(self, nbytes: int) -> Any:
-        """A cell that can be written now, or None if one must be waited for."""
-
-    def take(self, nbytes: int) -> Any:
-        """A cell; waits for one."""
-
-
 class Device(ABC):
     """One worker's device. Used by the training thread; what `seal` returns is called by any."""
 
     where: torch.device
-    cells: Cells
+    cells: Cells | _StagedCells
     """Source of cells for gradients; known when it is connected."""
 
     @abstractmethod
@@ -101,23 +91,24 @@ class CpuDevice(Device):
 class CudaDevice(Device):
     """See the module."""
 
-    def __init__(self, where: torch.device, streams: Streams | None = None) -> None:
+    def __init__(self, where: torch.device, streams: CudaStreams | None = None) -> None:
         """`streams` is for tests."""
         self.where = where
-        self.streams: Streams = CudaStreams(where) if streams is None else streams
+        self.streams = CudaStreams(where) if streams is None else streams
         self.may_share = True
         """Weights may be copied from where their sender has them."""
-        self._freed: deque[tuple[int, int, Event]] = deque()
+        self._freed: deque[tuple[int, int, torch.cuda.Event]] = deque()
         """Device memory from first to last byte that compute may still be reading."""
-        self._lent: deque[tuple[SharedWeights, Event]] = deque()
+        self._lent: deque[tuple[SharedWeights, torch.cuda.Event]] = deque()
         self._packings: dict[int, Packing] = {}
         """Packings by extent."""
         self._packed_bytes = 0
         self._buffer: torch.Tensor | None = None
         self._packed: tuple[Packing, torch.Tensor] | None = None
         """The packing that is in the buffer, and the buffer's part that it takes."""
-        self._unsealed: list[_Write] = []
-        self._read: deque[tuple[Sequence[torch.Tensor | None], Event]] = deque()
+        self._unsealed: list[tuple[Any, torch.Tensor | None]] = []
+        """Cells that are being written, and the buffer that is copied to each afterwards."""
+        self._read: deque[tuple[Sequence[torch.Tensor | None], torch.cuda.Event]] = deque()
         """Gradients that the push stream may still be reading. (To tell the allocator of it,
         `record_stream`, costs two calls for each of them.)"""
 
@@ -143,7 +134,7 @@ class CudaDevice(Device):
 
     def fetch(
         self, octets: torch.Tensor, host: torch.Tensor, shared: SharedWeights | None
-    ) -> Event:
+    ) -> torch.cuda.Event:
         """Copy a unit's weights to `octets`, whose storage has no bytes; `host` is given back.
 
         They are in `host`, or where `shared` says.
@@ -164,7 +155,7 @@ class CudaDevice(Device):
         pull.resize(octets.untyped_storage(), nbytes)
         self._wait_for_readers(octets.data_ptr(), nbytes)
         pull.run(lambda: octets.copy_(source, non_blocking=True))
-        event: Event = pull.record()
+        event = pull.record()
         if source.data_ptr() == host.data_ptr():
             self.host.give(host, event)
         else:
@@ -239,7 +230,7 @@ class CudaDevice(Device):
                 target.copy_(source, non_blocking=True)
 
         self.streams.push.run(copy)
-        self._unsealed.append(_Write(cell, target, staging, self._staging))
+        self._unsealed.append((cell, staging))
 
     def seal(self) -> Ready | None:
         written, self._unsealed = self._unsealed, []
@@ -250,8 +241,11 @@ class CudaDevice(Device):
 
         def ready() -> None:
             event.synchronize()
-            for each in written:
-                each.finish()
+            for cell, staging in written:
+                if staging is not None:
+                    into = torch.frombuffer(cell.data, dtype=torch.uint8)
+                    into.copy_(staging[: into.numel()])
+                    self._staging.give(staging)
 
         return ready
 
@@ -291,23 +285,6 @@ class _StagedCells:
         """A cell; waits for one. What was written is pushed before."""
         self._nic.wait_for_copies(self._staging.has_free)
         return self._nic.cells.take(nbytes)
-
-
-class _Write:
-    """A gradient on its way to a cell."""
-
-    def __init__(
-        self, cell: Any, target: torch.Tensor, staging: torch.Tensor | None, ring: Ring
-    ) -> None:
-        self._cell, self._target, self._staging, self._ring = cell, target, staging, ring
-
-    def finish(self) -> None:
-        """The copy to the cell, or to staging, is complete: it is in the cell after this."""
-        if self._staging is not None:
-            into = torch.frombuffer(self._cell.data, dtype=torch.uint8)
-            into.copy_(self._staging[: into.numel()])
-            self._ring.give(self._staging)
-            self._staging = None
 
 
 def device_at(where: torch.device) -> Device:

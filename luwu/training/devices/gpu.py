@@ -11,101 +11,57 @@ the same on a CPU, as late as the events allow, so that what is read or reused t
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from luwu.base.address import address_of
-
-
-class Event(Protocol):
-    """A point in the order of a stream."""
-
-    def query(self) -> bool:
-        """True if everything before it is done; never waits."""
-
-    def synchronize(self) -> None:
-        """Block this thread until everything before it is done."""
-
-
-class Stream(Protocol):
-    """Work that is done in the order in which it is given."""
-
-    def run(self, work: Callable[[], object]) -> None:
-        """Do it behind what was given before."""
-
-    def record(self) -> Event:
-        """The point behind everything given so far."""
-
-    def wait(self, event: Any) -> None:
-        """Do what is given from now on after the event; the host goes on at once."""
-
-    def resize(self, storage: torch.UntypedStorage, nbytes: int) -> None:
-        """Take or give back device memory in the order of this stream."""
-
-
-class Streams(Protocol):
-    """The streams of one worker, and memory for what passes between host and device."""
-
-    pull: Any
-    push: Any
-
-    def compute(self) -> Any:
-        """The stream that this thread's kernels run on now."""
-
-    def host_buffer(self, nbytes: int) -> torch.Tensor:
-        """Bytes of the host that a copy need not wait for."""
-
-    def device_buffer(self, nbytes: int) -> torch.Tensor:
-        """Bytes of the device, for the push stream alone."""
-
-    def register(self, address: int, nbytes: int, *, read_only: bool) -> str | None:
-        """Make memory of the host such that copies need not wait; the reason if it is rejected."""
-
-    def unregister(self, address: int) -> None:
-        """Undo `register` before the memory goes."""
-
 
 _REGISTER_READ_ONLY = 0x08
 """cudaHostRegisterReadOnly, of driver_types.h."""
 
 
 class CudaStream:
-    """A `Stream`."""
+    """Work that is done in the order in which it is given."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
+        self.stream = stream
 
     def run(self, work: Callable[[], object]) -> None:
-        with torch.cuda.stream(self._stream):
+        """Do it behind what was given before."""
+        with torch.cuda.stream(self.stream):
             work()
 
     def record(self) -> torch.cuda.Event:
+        """The point behind everything given so far."""
         # blocking: the thread that waits sleeps; otherwise it takes a core from the node
         event = torch.cuda.Event(blocking=True)
-        event.record(self._stream)
+        event.record(self.stream)
         return event
 
     def wait(self, event: torch.cuda.Event) -> None:
-        self._stream.wait_event(event)
+        """Do what is given from now on after the event; the host goes on at once."""
+        self.stream.wait_event(event)
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Its memory is not used again before what this stream was given so far is done."""
-        tensor.record_stream(self._stream)
+        tensor.record_stream(self.stream)
 
     def resize(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """Take or give back device memory in the order of this stream."""
         # The caching allocator files memory under the stream that is current when it is taken.
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self.stream):
             storage.resize_(nbytes)
 
 
 class CudaStreams:
-    """`Streams` of one GPU."""
+    """The streams of one GPU's worker, and memory for what passes between host and device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -113,19 +69,20 @@ class CudaStreams:
         self.push = CudaStream(torch.cuda.Stream(device))
 
     def compute(self) -> CudaStream:
+        """The stream that this thread's kernels run on now."""
         return CudaStream(torch.cuda.current_stream(self._device))
 
     def host_buffer(self, nbytes: int) -> torch.Tensor:
+        """Bytes of the host that a copy need not wait for."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def device_buffer(self, nbytes: int) -> torch.Tensor:
-        made: list[torch.Tensor] = []
-        self.push.run(
-            lambda: made.append(torch.empty(nbytes, dtype=torch.uint8, device=self._device))
-        )
-        return made[0]
+        """Bytes of the device, for the push stream alone."""
+        with torch.cuda.stream(self.push.stream):
+            return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
     def register(self, address: int, nbytes: int, *, read_only: bool) -> str | None:
+        """Make memory of the host such that copies need not wait; the reason if it is rejected."""
         flags = _REGISTER_READ_ONLY if read_only else 0
         with torch.cuda.device(self._device):
             cudart: Any = torch.cuda.cudart()
@@ -136,6 +93,7 @@ class CudaStreams:
         return f"cudaHostRegister gave error {error}"
 
     def unregister(self, address: int) -> None:
+        """Undo `register` before the memory goes."""
         with torch.cuda.device(self._device):
             cudart: Any = torch.cuda.cudart()
             if int(cudart.cudaHostUnregister(address)) != 0:
@@ -143,10 +101,8 @@ class CudaStreams:
 
     def _forget_error(self) -> None:
         """CUDA keeps the last error, and torch would raise it from the next kernel it launches."""
-        try:
+        with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=self._device)
-        except RuntimeError:
-            pass
 
 
 class Ring:
@@ -164,7 +120,7 @@ class Ring:
         self._count_max = count_max
         self._made_count = 0
         self._free: list[torch.Tensor] = []
-        self._pending: deque[tuple[torch.Tensor, Event]] = deque()
+        self._pending: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
         """Buffers given back, in the order of one stream."""
         self._lock = threading.Lock()
 
@@ -194,7 +150,7 @@ class Ring:
             found = self.take()
         return found
 
-    def give(self, buffer: torch.Tensor, event: Event | None = None) -> None:
+    def give(self, buffer: torch.Tensor, event: torch.cuda.Event | None = None) -> None:
         """It is free once the event has passed; at once without one."""
         with self._lock:
             if event is None:
@@ -224,7 +180,7 @@ class HostPins:
     was there before. So a reference to the mapping is kept with it.
     """
 
-    def __init__(self, streams: Streams, refused: Callable[[str], None]) -> None:
+    def __init__(self, streams: CudaStreams, refused: Callable[[str], None]) -> None:
         """`refused` is called with the reason, once: when something cannot be registered."""
         self._streams, self._refused = streams, refused
         self._ends: dict[int, int] = {}

@@ -24,7 +24,7 @@ import itertools
 import re
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from luwu.base.address_range import AddressRange, Memory
 from luwu.base.errors import LuwuError, StepOrderError
 from luwu.nic.memory import SharedWeights
-from luwu.training.devices.device import CudaDevice, Device
-from luwu.training.devices.gpu import Event
+from luwu.training.devices.device import CudaDevice
 
 
 class Storages:
@@ -154,15 +153,10 @@ class UnitWeights:
         """The weights of this step are here, and need not be pulled again."""
         return self._shared is not None
 
-    @property
-    def may_be_shared(self) -> bool:
-        """True if the next pull may leave the weights where their sender has them."""
-        return not self._was_copied
-
-    @property
-    def may_be_shared_next(self) -> bool:
-        """The same of a pull for the next step, whose graph looks at nothing yet."""
-        return True
+    def may_be_shared(self, *, next_step: bool = False) -> bool:
+        """True if the next pull may leave the weights where their sender has them; for the next
+        step, whose graph looks at nothing yet, more often."""
+        return next_step or not self._was_copied
 
     def prepare(self, *, wait: bool) -> bool:
         """A pull is about to be asked for; False if there is no room for it, unless we `wait`."""
@@ -235,18 +229,11 @@ FIRST_AWAY: Final = 1 << 31
 _FOUND: Final = re.compile(r"is at version (\d+)")
 
 
-class Named(Protocol):
-    """Weights that may be away."""
-
-    name: str
-    """The name of their unit."""
-
-
-_weights: Final[weakref.WeakValueDictionary[int, Named]] = weakref.WeakValueDictionary()
+_weights: Final[weakref.WeakValueDictionary[int, UnitWeights]] = weakref.WeakValueDictionary()
 _versions: Final = itertools.count(FIRST_AWAY)
 
 
-def version_of(weights: Named) -> int:
+def version_of(weights: UnitWeights) -> int:
     """The version of these weights while they are away; of no others."""
     version = next(_versions)
     _weights[version] = weights
@@ -310,15 +297,10 @@ class DeviceWeights(UnitWeights):
         views that autograd has saved, as it puts back what was there."""
         self._storage.resize_(0)
         self._host: torch.Tensor | None = None
-        self._event: Event | None = None
+        self._event: torch.cuda.Event | None = None
         """Event behind the copy to the device."""
 
-    @property
-    def may_be_shared(self) -> bool:
-        return self._device.may_share
-
-    @property
-    def may_be_shared_next(self) -> bool:
+    def may_be_shared(self, *, next_step: bool = False) -> bool:
         return self._device.may_share
 
     def prepare(self, *, wait: bool) -> bool:
@@ -344,6 +326,7 @@ class DeviceWeights(UnitWeights):
 
     def publish(self, shared: SharedWeights | None = None) -> None:
         self.fetch(shared)
+        assert self._event is not None
         self._device.streams.compute().wait(self._event)
         self._own.come()
 
@@ -365,10 +348,3 @@ class DeviceWeights(UnitWeights):
         self._device.streams.pull.resize(storage, elems * dtype.itemsize)
         flat.set_(storage, 0, (elems,))  # type: ignore[call-overload]
         return flat
-
-
-def make_weights(device: Device, memory: Memory, **given: Any) -> UnitWeights:
-    """The weights of a unit that computes there; `memory`: where that is on the host."""
-    if isinstance(device, CudaDevice):
-        return DeviceWeights(device=device, **given)
-    return UnitWeights(memory=memory, **given)

@@ -120,21 +120,17 @@ class LuwuModule:
 
     def set_modules_to_forward_prefetch(self, modules: Sequence[nn.Module]) -> None:
         """Request these modules' weights when this module's are used in forward."""
-        units = _units_of("set_modules_to_forward_prefetch", modules)
-        self.luwu_unit.forward_prefetch = units
+        self.luwu_unit.forward_prefetch = _units_of("set_modules_to_forward_prefetch", modules)
 
     def set_modules_to_backward_prefetch(self, modules: Sequence[nn.Module]) -> None:
         """Request these modules' weights when this module's are used in backward."""
-        units = _units_of("set_modules_to_backward_prefetch", modules)
-        self.luwu_unit.backward_prefetch = units
+        self.luwu_unit.backward_prefetch = _units_of("set_modules_to_backward_prefetch", modules)
 
     def set_reshard_after_forward(
         self, reshard_after_forward: bool, recurse: bool = True
     ) -> None:  # fmt: skip
         """Choose whether weights are freed after forward; of all submodules too with `recurse`."""
-        _check_bool("reshard_after_forward", reshard_after_forward)
-        for unit in self._units(recurse):
-            unit.reshard_after_forward = reshard_after_forward
+        self._set("reshard_after_forward", reshard_after_forward, recurse)
 
     def set_reshard_after_backward(
         self, reshard_after_backward: bool, *, recurse: bool = True
@@ -143,9 +139,7 @@ class LuwuModule:
 
         False keeps them until `step()`, so the next micro-batch pulls nothing.
         """
-        _check_bool("reshard_after_backward", reshard_after_backward)
-        for unit in self._units(recurse):
-            unit.reshard_after_backward = reshard_after_backward
+        self._set("reshard_after_backward", reshard_after_backward, recurse)
 
     # ---------------------------------------------------------------------- gradients
 
@@ -157,9 +151,7 @@ class LuwuModule:
         False keeps them on this worker, in float32, until a backward pushes them. By default every
         backward is pushed and the node adds the gradients, which needs no memory on the worker.
         """
-        _check_bool("requires_gradient_sync", requires_gradient_sync)
-        for unit in self._units(recurse):
-            unit.requires_gradient_sync = requires_gradient_sync
+        self._set("requires_gradient_sync", requires_gradient_sync, recurse)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """State whether the next backward is the last one before `step()`.
@@ -183,7 +175,7 @@ class LuwuModule:
         session = self.luwu_session
         if not (math.isfinite(factor) and factor > 0):
             raise ConfigError(f"the divide factor must be above 0 and finite, got {factor!r}")
-        if session.pushes.gradient_weight != 1:
+        if session.backward.gradient_weight != 1:
             raise ConfigError(
                 "set_gradient_weight and set_gradient_divide_factor both say what gradients are "
                 "divided by; use one of them"
@@ -211,10 +203,13 @@ class LuwuModule:
             )
         self.luwu_session.reset()
 
-    def _units(self, recurse: bool) -> list[Unit]:
+    def _set(self, flag: str, value: bool, recurse: bool) -> None:
+        """Set a flag of this module's unit, or of all in it."""
+        _check_bool(flag, value)
         module = cast(nn.Module, self)
-        modules = module.modules() if recurse else [module]
-        return [each.luwu_unit for each in modules if isinstance(each, LuwuModule)]
+        for each in module.modules() if recurse else [module]:
+            if isinstance(each, LuwuModule):
+                setattr(each.luwu_unit, flag, value)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the forward, as `nn.Module.compile`; weights come and go around it."""
@@ -313,10 +308,12 @@ for _name, _reason in _MEANINGLESS.items():
 
 
 def _units_of(where: str, modules: Sequence[nn.Module]) -> list[Unit]:
+    units = []
     for each in modules:
         if not isinstance(each, LuwuModule):
             raise ConfigError(f"{where}: luwu.fully_shard was not called on this {type(each)}")
-    return [each.luwu_unit for each in modules if isinstance(each, LuwuModule)]
+        units.append(each.luwu_unit)
+    return units
 
 
 def _check_bool(name: str, value: object) -> None:

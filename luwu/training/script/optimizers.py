@@ -10,13 +10,13 @@ another optimizer, as torch can: that is rejected before anything else is comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.layout import StoredForm
-from luwu.training.steps.loss_scale import DynamicLossScale
+from luwu.training.steps.loss_scale import UNSCALED, DynamicLossScale
 from luwu.training.units.model import Model
 from luwu.training.units.placeholder import Placeholder
 from luwu.training.units.unit import Unit
@@ -31,11 +31,11 @@ Numbers = tuple[Mapping[str, Number], ...]
 class StepSettings:
     """Settings that concern a step as a whole; all optimizers of a job must have the same."""
 
-    update: str
-    norm_type: float
-    loss_scale: DynamicLossScale
-    stats_every: int | None
-    keeps_average: bool
+    update: str = "at_step"
+    norm_type: float = 2.0
+    loss_scale: DynamicLossScale = UNSCALED
+    stats_every: int | None = None
+    keeps_average: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,8 +104,8 @@ class Optimizers:
 
     @property
     def name(self) -> str:
-        """Name of the update that takes the groups of all."""
-        return self._update().name
+        """Name of the update that takes the groups of all; any, of a model that is not trained."""
+        return self._update().name if self.parts else "sgd"
 
     @property
     def state_fields(self) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ class Optimizers:
     @property
     def settings(self) -> StepSettings:
         """Those of all."""
-        return self.parts[0].settings
+        return self.parts[0].settings if self.parts else StepSettings()
 
     @property
     def groups(self) -> list[Sequence[Placeholder]]:
@@ -187,16 +187,6 @@ class Optimizers:
         self._stepped.pop(part, None)
         return not self._stepped
 
-    def has_stepped(self, part: OptimizerPart) -> bool:
-        """In this step."""
-        return part in self._stepped
-
-    def take_idle(self, part: OptimizerPart) -> bool:
-        """True if the last step was made without it; asked again, it has had its turn."""
-        was_idle = part in self.idle
-        self.idle.discard(part)
-        return was_idle
-
     def is_ready(self, units: Sequence[Unit]) -> bool:
         """True if every optimizer that has to step has stepped.
 
@@ -241,16 +231,13 @@ class Optimizers:
         return {part for part in self.parts if found & part.parameter_ids}
 
     def _named(self, parts: Container[OptimizerPart]) -> str:
-        def names() -> Iterator[str]:
-            for index, part in enumerate(self.parts):
-                if part in parts:
-                    yield f"luwu.optim.{part.class_name} ({index})"
-
-        return " and ".join(names())
+        return " and ".join(
+            f"luwu.optim.{part.class_name} ({index})"
+            for index, part in enumerate(self.parts)
+            if part in parts
+        )
 
 
 def _differences(one: StepSettings, other: StepSettings) -> str:
-    pairs = [
-        (each.name, getattr(one, each.name), getattr(other, each.name)) for each in fields(one)
-    ]
-    return ", ".join(f"{name}: {a!r} and {b!r}" for name, a, b in pairs if a != b)
+    triples = ((f.name, getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+    return ", ".join(f"{name}: {a!r} and {b!r}" for name, a, b in triples if a != b)

@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 import torch
 
 from luwu.base.errors import ConfigError
-from luwu.training.base.interface import Nic
+from luwu.nic.shell import Nic
 from luwu.training.devices.device import Device, device_at
 from luwu.training.script.session import Session
 
 _here = threading.local()
-_sessions: weakref.WeakKeyDictionary[Session, Nic] = weakref.WeakKeyDictionary()
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 _sessions_lock = threading.Lock()
 
 
@@ -61,8 +61,7 @@ def init(
         where = device.where
     else:
         where = _local_device() if device is None else torch.device(device)
-    if nic is None:
-        nic = getattr(_here, "offered", None)
+    nic = nic or getattr(_here, "offered", None)
     if nic is None:
         with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
             faulthandler.enable()
@@ -73,7 +72,7 @@ def init(
     made = Session(nic, agree=agree or {}, device=device)
     _here.session = made
     with _sessions_lock:
-        _sessions[made] = nic
+        _sessions.add(made)
     return made
 
 
@@ -103,7 +102,7 @@ def session() -> Session:
     if found is not None:
         return found
     with _sessions_lock:
-        running = [one for one, nic in _sessions.items() if not nic.is_closed]
+        running = [one for one in _sessions if not one.nic.is_closed]
     if len(running) != 1:
         raise ConfigError("call luwu.init() first")
     return running[0]
@@ -133,7 +132,7 @@ def finish() -> None:
     if getattr(_here, "session", None) is ending:
         _here.session = None
     with _sessions_lock:
-        _sessions.pop(ending, None)
+        _sessions.discard(ending)
     after, _here.after = getattr(_here, "after", None), None
     if after is not None:
         after()
@@ -210,10 +209,8 @@ def device() -> torch.device:
 def _open_nic(where: torch.device) -> Nic:
     from luwu.join.open import open_nic  # a test with a NIC of its own needs no transport
 
-    opened: Nic = open_nic(
-        _environment("RANK"), _environment("WORLD_SIZE"), on_device=where.type == "cuda"
-    )
-    return opened
+    ranks = _environment("RANK"), _environment("WORLD_SIZE")
+    return open_nic(*ranks, on_device=where.type == "cuda")
 
 
 def _environment(name: str) -> int:

@@ -1,9 +1,9 @@
 """One worker's training, from `luwu.init` to `luwu.finish`; its parts, and what is done to all.
 
     fully_shard     `Session.add_unit`     units are collected; parameters become placeholders
-    optimizer made  `Session.finalise`     layout, join; nothing may change any more
+    optimizer made  `Session.settle`       layout, join; nothing may change any more
     forward         `Hooks`, `Pulls`       a unit's weights come and go
-    backward        `Backward`, `Pushes`   its gradient is final, and is pushed
+    backward        `Backward`             its gradient is final, and is pushed
     step()          `Session.commit`       the next step begins
     StepAborted     `Session.attempt`      everything of the lost attempt is dropped, then it is
                                            raised: the script goes on at `error.step`
@@ -24,12 +24,12 @@ from torch import nn
 from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
 from luwu.base.tree import ranks_of
 from luwu.join.job_file import write_job
-from luwu.layout import Layout, StoredForm
+from luwu.layout import Layout
 from luwu.nic.reader import StateReader
-from luwu.training.base.interface import Nic
-from luwu.training.base.progress import Attempt, Progress
+from luwu.nic.shell import Nic
+from luwu.training.base.names import dtype_name
+from luwu.training.base.progress import Progress
 from luwu.training.devices.device import Device
-from luwu.training.devices.weights import ByteCount
 from luwu.training.script.optimizers import OptimizerPart, Optimizers
 from luwu.training.state.attached import Attachments
 from luwu.training.state.first_weights import FirstWeights
@@ -37,15 +37,8 @@ from luwu.training.steps.backward import Backward
 from luwu.training.steps.hooks import Hooks
 from luwu.training.steps.loss_scale import LossScale
 from luwu.training.steps.pulls import Pulls
-from luwu.training.steps.pushes import Pushes, ZeroedGradients
 from luwu.training.steps.result import ClippedNorm, Clipping, Results, StepResult
-from luwu.training.units.model import (
-    Model,
-    Shape,
-    push_dtypes,
-    report_frozen,
-    report_one_unit,
-)
+from luwu.training.units.model import Model, report
 from luwu.training.units.placeholder import Placeholder
 from luwu.training.units.unit import Unit
 from luwu.wire.description import BESIDE, NORM_TYPE, Description
@@ -62,13 +55,9 @@ class Session:
         device.connect(nic)
         self.device = device.where
         self.rank, self.world_size = nic.rank, nic.world_size
-        self.chunk_bytes = nic.chunk_bytes
-        self.prefetch_units = nic.prefetch_units
-        """Pulls kept under way ahead of use; may be changed until the optimizer is made."""
         self._agree = dict(agree)
         for key in {NORM_TYPE, BESIDE} & self._agree.keys():
             raise ConfigError(f"{key!r} is agreed on by luwu; call it otherwise in agree=")
-        self.attempt = Attempt(self._drop_attempt)
         self.model = Model()
         self.progress = Progress()
         self.results = Results()
@@ -80,20 +69,15 @@ class Session:
             self.nic, self.model, progress=self.progress, attempt=self.attempt,
             first_weights=self.first_weights,
         )  # fmt: skip
-        self.pushes = Pushes(
-            self.nic, device, progress=self.progress, attempt=self.attempt,
-            loss_scale=self.loss_scale,
-        )  # fmt: skip
         self.backward = Backward(
-            self.nic, self.model, progress=self.progress, attempt=self.attempt, pulls=self.pulls,
-            pushes=self.pushes, loss_scale=self.loss_scale, hyper=self._hyper,
+            self.nic, self.model, device, progress=self.progress, attempt=self.attempt,
+            pulls=self.pulls, loss_scale=self.loss_scale, hyper=self._hyper,
             begin=self._begin_backward,
         )  # fmt: skip
         self.hooks = Hooks(
             self.nic, self.model, device=self.device, progress=self.progress, pulls=self.pulls,
             backward=self.backward, begin_forward=self._begin_forward,
         )  # fmt: skip
-        self.zeroed = ZeroedGradients()
         self.optimizers = Optimizers()
         self._pending: StepResult | None = None
         """Result of the step that one optimizer has stepped and that is not committed yet."""
@@ -132,11 +116,7 @@ class Session:
         if self.is_final or not self.optimizers.parts:
             return
         try:
-            self._finalise(
-                self.optimizers.groups, self.optimizers.stored, optimizer=self.optimizers.name,
-                update=self.optimizers.settings.update, state_fields=self.optimizers.state_fields,
-                norm_type=self.optimizers.settings.norm_type,
-            )  # fmt: skip
+            self._join()
         except ConfigError:
             self.optimizers.parts.clear()
             raise
@@ -145,24 +125,33 @@ class Session:
             self.attachments.attach("luwu.loss_scale", self.loss_scale, late=True)
         self.stats_every = self.optimizers.settings.stats_every
 
-    def _finalise(
-        self, groups: Sequence[Sequence[Placeholder]], stored: Sequence[StoredForm], *,
-        optimizer: str, update: str, state_fields: tuple[str, ...], norm_type: float,
-    ) -> None:  # fmt: skip
-        """Lay out the model, join the job."""
-        self.progress.is_streaming = update == "streaming"
-        self.clipping.norm_type = norm_type
-        self._lay_out(groups, stored)
+    def _join(self) -> None:
+        """Lay out the model, become a member of the job."""
+        nic, optimizers = self.nic, self.optimizers
+        self.progress.is_streaming = optimizers.settings.update == "streaming"
+        self.model.lay_out(optimizers.groups, optimizers.stored, nic)
+        if self.rank == 0:
+            report(nic.recorder, self.model)
+        self.first_weights.laid_out(self.device)
         description = Description(
             layout=self.model.layout,
-            optimizer=optimizer,
-            update=update,
-            state_fields=state_fields,
+            optimizer=optimizers.name,
+            update=optimizers.settings.update,
+            state_fields=optimizers.state_fields,
             agreement=self._agree | self._agreement(),
         )
-        self._join(description)
-        self.pushes.start(self.model)
-        self.pulls.start(self.mover, window=self.prefetch_units)
+        if self.rank == 0:
+            write_job(description, [u.index for u in self.units if not u.reshard_after_forward])
+        while True:
+            try:
+                joined = nic.join(description)
+            except StepAborted:
+                continue  # nothing was decided, and nothing of ours is lost
+            break
+        self.progress.step, self.progress.is_resumed = joined.step, joined.loaded
+        self.first_weights.joined(is_resumed=joined.loaded)
+        self.backward.start()
+        self.pulls.start(self.mover, window=nic.prefetch_units)
         self.attachments.joined()
 
     def _hyper(self) -> bytes:
@@ -179,44 +168,19 @@ class Session:
         )
         return encode_hyper(hyper)
 
-    def _lay_out(
-        self, groups: Sequence[Sequence[Placeholder]], stored: Sequence[StoredForm]
-    ) -> None:
-        nic = self.nic
-        shape = Shape(
-            chunk_bytes=self.chunk_bytes,
-            extent_chunks=nic.extent_chunks,
-            optimizer_nodes=nic.optimizer_nodes,
-            reshard_after_forward=nic.reshard_after_forward,
-        )
-        self.model.lay_out(groups, stored, shape)
-        if self.rank == 0:
-            report_one_unit(nic.recorder, self.model)
-            report_frozen(nic.recorder, self.model)
-        self.first_weights.laid_out(self.device)
-
     def _agreement(self) -> dict[str, str]:
         """Values that ranks must agree on, where they are not the usual ones."""
-        stated = push_dtypes(self.model.units)
-        if self.clipping.norm_type != 2:
-            stated[NORM_TYPE] = f"{self.clipping.norm_type:g}"
+        stated = {}
+        others = [u for u in self.units if dtype_name(u.push_dtype) != u.wire_dtype]
+        if others:
+            dtypes = (f"{unit.name}: {dtype_name(unit.push_dtype)}" for unit in others)
+            stated["reduce_dtype"] = ", ".join(dtypes)
+        if self.optimizers.settings.norm_type != 2:
+            stated[NORM_TYPE] = f"{self.optimizers.settings.norm_type:g}"
         beside = " ".join(prefix for prefix in self.model.roots.prefixes.values() if prefix)
         if beside:
             stated[BESIDE] = beside
         return stated
-
-    def _join(self, description: Description) -> None:
-        """Become a member."""
-        if self.rank == 0:
-            write_job(description, [u.index for u in self.units if not u.reshard_after_forward])
-        while True:
-            try:
-                joined = self.nic.join(description)
-            except StepAborted:
-                continue  # nothing was decided, and nothing of ours is lost
-            break
-        self.progress.step, self.progress.is_resumed = joined.step, joined.loaded
-        self.first_weights.joined(is_resumed=joined.loaded)
 
     # ---------------------------------------------------------------------- what can be looked at
 
@@ -255,16 +219,6 @@ class Session:
         self.settle()
         return self.model.layout
 
-    @property
-    def last_result(self) -> StepResult | None:
-        """The result of the last step that was committed and not lost."""
-        return self.results.last
-
-    @property
-    def parameter_bytes(self) -> ByteCount:
-        """Bytes of weights that are here, prefetched ones included; now, and at most."""
-        return self.pulls.bytes_count
-
     # ---------------------------------------------------------------------- one step
 
     def check_running(self) -> None:
@@ -272,18 +226,14 @@ class Session:
         if self.is_finished:
             raise LuwuError("luwu.finish() was called; the weights cannot be pulled any more")
         self.settle()
-        if not self.is_final:
-            self._finalise_without_optimizer()
+        if not self.is_final:  # it is used before there is an optimizer
+            self.progress.is_trained = False
+            self._join()
         self.complete()
         self.progress.is_begun = True
         self.first_weights.load()
         with self.attempt():
             self.attachments.offer()
-
-    def _finalise_without_optimizer(self) -> None:
-        """The model is used before there is an optimizer: it is not trained."""
-        self.progress.is_trained = False
-        self._finalise([], [], optimizer="sgd", update="at_step", state_fields=(), norm_type=2.0)
 
     def _begin_forward(self, unit: Unit, is_trained: bool) -> None:
         """A forward of this unit's module begins, outside of backward; with `is_trained` one that a
@@ -301,7 +251,6 @@ class Session:
         """Pull a unit's weights, without a forward; in order of its members, until the end."""
         self._begin_forward(unit, False)
         self.pulls.acquire(unit)
-        assert unit.weights is not None
         yield unit.weights.parameters
         self.pulls.release(unit)
 
@@ -312,8 +261,9 @@ class Session:
         """
         self.backward.check_closed()
         last = self.results.last
-        if self.progress.parts == 0 and last is not None and self.optimizers.take_idle(part):
-            return last  # as torch's step() without a gradient: it has nothing to do
+        if self.progress.parts == 0 and last is not None and part in self.optimizers.idle:
+            self.optimizers.idle.remove(part)
+            return last  # as torch's step() without a gradient: it has nothing to do, once
         self._check_complete()
         self.optimizers.note(part, self.progress.step, skip=skip)
         result = self._pending
@@ -345,7 +295,7 @@ class Session:
         with self.attempt():
             result.handle = self.nic.commit(number, parts, hyper, skip=self.optimizers.skips)
             self.results.last = result
-            norms, pushes = self.clipping.resolve(result), self.pushes.take()
+            norms, pushes = self.clipping.resolve(result), self.backward.take_pushes()
             idle = self.optimizers.unstepped
             self._forget_step(number + 1)
             self.optimizers.idle = idle
@@ -387,7 +337,6 @@ class Session:
                 f"backward over a forward of step {self.progress.step}, which an optimizer has "
                 "stepped since; run forward again"
             )
-        self.zeroed.begin(self.progress.step, self.units)
         with self.attempt():
             self.attachments.begin()
 
@@ -419,19 +368,16 @@ class Session:
     def zero_grad(self, set_to_none: bool = True, part: OptimizerPart | None = None) -> None:
         """Drop what was pushed since the last step, on all ranks; nothing to do if nothing was.
 
-        `part`: the optimizer that does; None: the model. Without `set_to_none`, what has had a
-        gradient has one of 0 from now on. Raises: ConfigError if several optimizers would have to
-        know which of them steps.
+        `part`: the optimizer that does; None: the model. Raises: ConfigError unless `set_to_none`.
         """
-        if self.optimizers.are_several and not set_to_none:
+        if not set_to_none:
             raise ConfigError(
-                "zero_grad(set_to_none=False) where a model has several optimizers: gradients of 0 "
-                "are pushed inside backward, before it is known which of the optimizers steps. "
-                "Call zero_grad()"
+                "zero_grad(set_to_none=False): gradients are pushed inside backward, so none is "
+                "left to be 0, and a parameter that a step does not use is left alone. Call "
+                "zero_grad()"
             )
-        self.zeroed.zero(self.units, set_to_none=set_to_none)
         if part is not None and self.optimizers.are_several and not self.backward.is_open:
-            if self.optimizers.has_stepped(part):
+            if part not in self.optimizers.unstepped:
                 return  # its gradients are those of its step
             for unit in self.units:
                 unit.drop_kept(part.parameter_ids)
@@ -492,11 +438,22 @@ class Session:
 
     # ---------------------------------------------------------------------- what is dropped
 
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """When the network gives the attempt up, drop what it left before StepAborted goes on to
+        the script; used around whatever may raise it."""
+        try:
+            yield
+        except StepAborted as error:
+            latest = self._drop_attempt(error)
+            if latest is not error:
+                raise latest from error
+            raise
+
     def _forget_step(self, next_step: int) -> None:
         self.pulls.end_step()
         self.progress.step, self.progress.parts = next_step, 0
         self.clipping.drop()
-        self.pushes.take()
         self.backward.reset()
         self.optimizers.reset()
         self._pending = None
@@ -514,7 +471,6 @@ class Session:
             except StepAborted as newer:
                 error = newer
         self._forget_step(error.step)
-        self.zeroed.restart(error.step, self.units)
         self.loss_scale.restart(error.step)
         self.attachments.restart(error.step)
         self.results.lose(error.step)

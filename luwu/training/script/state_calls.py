@@ -14,6 +14,7 @@ from luwu.base.errors import ConfigError, RemoteProtocolError
 from luwu.nic.reader import FieldRead, StateReader
 from luwu.training.script import run
 from luwu.training.script.module import LuwuModule
+from luwu.training.script.session import Session
 from luwu.training.state.first_weights import Pretrained, Rename
 from luwu.wire.statistics import STATS, SegmentSquares, decode_stats, norm, stats_bytes
 
@@ -174,12 +175,7 @@ def init_weights(model: nn.Module, fn: Callable[[nn.Module], object]) -> None:
         >>> model(torch.ones(1, 4)).tolist()
         [[5.0, 5.0]]
     """
-    if not isinstance(model, LuwuModule):
-        raise ConfigError("init_weights: call luwu.fully_shard(model) first")
-    session = model.luwu_session
-    if session.is_final:
-        raise ConfigError("init_weights was called after the optimizer was made; call it before")
-    session.first_weights.sources.initialisers[model] = fn
+    _session_before_training(model, "init_weights").first_weights.initialisers[model] = fn
 
 
 def load_pretrained(
@@ -210,11 +206,15 @@ def load_pretrained(
         >>> model(torch.ones(1, 2)).tolist()
         [[1.0, 1.0]]
     """
-    if not isinstance(model, LuwuModule):
-        raise ConfigError("load_pretrained: call luwu.fully_shard(model) first")
-    session = model.luwu_session
-    if session.is_final:
-        raise ConfigError("load_pretrained was called after the optimizer was made; call it before")
+    session = _session_before_training(model, "load_pretrained")
     found = Pretrained(Path(directory), rename or (lambda name: name), model)
     found.fill_buffers(session.device)
-    session.first_weights.sources.files[model] = found
+    session.first_weights.files[model] = found
+
+
+def _session_before_training(model: nn.Module, call: str) -> Session:
+    if not isinstance(model, LuwuModule):
+        raise ConfigError(f"{call}: call luwu.fully_shard(model) first")
+    if model.luwu_session.is_final:
+        raise ConfigError(f"{call} was called after the optimizer was made; call it before")
+    return model.luwu_session

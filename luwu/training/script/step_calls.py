@@ -135,7 +135,7 @@ def set_gradient_weight(weight: float) -> None:
             "set_gradient_weight and set_gradient_divide_factor both say what gradients are "
             "divided by; use one of them"
         )
-    session.pushes.gradient_weight = value
+    session.backward.gradient_weight = value
 
 
 def empty_backward() -> None:

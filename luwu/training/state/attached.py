@@ -29,7 +29,7 @@ state it has.
 from __future__ import annotations
 
 import random
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -44,7 +44,8 @@ from luwu.base.errors import ConfigError, StateError, StepOrderError
 from luwu.base.foreign import taking
 from luwu.base.values import pack_value, unpack_value
 from luwu.nic.reader import StateReader
-from luwu.training.base.interface import Nic
+from luwu.nic.shell import Nic
+from luwu.training.base.names import persistent_buffers
 from luwu.training.base.progress import KEPT_STEPS, Progress
 
 
@@ -266,14 +267,14 @@ def _stateful(name: str, thing: Any) -> Stateful:
     if isinstance(thing, LRScheduler):
         return _Scheduler(thing)
     if isinstance(thing, torch.Generator):
-        return _Generator(thing)
+        return _Functions(thing.get_state, thing.set_state)
     if callable(getattr(thing, "state_dict", None)) and callable(
         getattr(thing, "load_state_dict", None)
     ):
         found: Stateful = thing
         return found
     if isinstance(thing, MutableMapping):
-        return _Mapping(thing)
+        return _of_mapping(thing)
     if isinstance(thing, Sampler | DataLoader):
         raise ConfigError(
             f"attach({name!r}): a {type(thing).__name__} does not know how far it has come. Take "
@@ -320,27 +321,20 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if type(value) is list else value
 
 
-class _Mapping:
-    def __init__(self, values: MutableMapping[Any, Any]) -> None:
-        self._values = values
+@dataclass(frozen=True, slots=True)
+class _Functions:
+    """A thing whose state is read and set by functions of other names."""
 
-    def state_dict(self) -> Any:
-        return dict(self._values)
-
-    def load_state_dict(self, state: Any) -> None:
-        self._values.clear()
-        self._values.update(state)
+    state_dict: Callable[[], Any]
+    load_state_dict: Callable[[Any], object]
 
 
-class _Generator:
-    def __init__(self, generator: torch.Generator) -> None:
-        self._generator = generator
+def _of_mapping(values: MutableMapping[Any, Any]) -> Stateful:
+    def load(state: Any) -> None:
+        values.clear()
+        values.update(state)
 
-    def state_dict(self) -> Any:
-        return self._generator.get_state()
-
-    def load_state_dict(self, state: Any) -> None:
-        self._generator.set_state(state)
+    return _Functions(lambda: dict(values), load)
 
 
 class _Buffers:
@@ -350,10 +344,10 @@ class _Buffers:
         self._module = module
 
     def state_dict(self) -> Any:
-        return {name: buffer.detach() for name, buffer in self._named()}
+        return {each.full_name: each.value.detach() for each in persistent_buffers(self._module)}
 
     def load_state_dict(self, state: Any) -> None:
-        named = dict(self._named())
+        named = {each.full_name: each.value for each in persistent_buffers(self._module)}
         if named.keys() != state.keys():
             odd = ", ".join(sorted(named.keys() ^ state.keys())[:5])
             raise ConfigError(
@@ -363,14 +357,6 @@ class _Buffers:
         with torch.no_grad():
             for name, buffer in named.items():
                 buffer.copy_(state[name])
-
-    def _named(self) -> list[tuple[str, torch.Tensor]]:
-        return [
-            (f"{prefix}.{name}" if prefix else name, buffer)
-            for prefix, module in self._module.named_modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None and name not in module._non_persistent_buffers_set
-        ]
 
 
 class _RandomState:

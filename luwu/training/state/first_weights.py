@@ -1,7 +1,7 @@
 """The first weights of a model: who gives them, how they are made, when they are sent.
 
 They are made on rank 0 and streamed to the node at the first forward, one unit at a time: until
-then a script may choose where they come from (`Sources`).
+then a script may choose where they come from.
 
     parameters with values     uploaded as they are, and freed
     parameters on `meta`       made on the CPU for one unit, filled, uploaded, freed
@@ -21,7 +21,7 @@ from names, as `workers/gpt.py` does, not from the order of calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +33,10 @@ from torch import nn
 
 from luwu.base.dtypes import BUFFER_DTYPES, DTYPES, OF_FILES
 from luwu.base.errors import ConfigError, StepAborted
+from luwu.nic.shell import Nic
 from luwu.tensor_files.directory import WIDENED, TensorDirectory, check_tensors
-from luwu.training.base.interface import Nic
-from luwu.training.base.names import class_name
-from luwu.training.units.model import Model, Roots
+from luwu.training.base.names import class_name, persistent_buffers
+from luwu.training.units.model import Model
 from luwu.training.units.placeholder import Placeholder
 from luwu.training.units.unit import Unit
 from luwu.wire.stored import AVERAGE
@@ -58,7 +58,7 @@ class Pretrained:
 
     def __init__(self, directory: Path, rename: Rename, model: nn.Module) -> None:
         self._directory, self._rename = directory, rename
-        self._buffers = list(_persistent_buffers(model))
+        self._buffers = persistent_buffers(model)
         self._files: TensorDirectory | None = None
 
     def has(self, name: str) -> bool:
@@ -72,7 +72,7 @@ class Pretrained:
         """
         self.close()
         self._files = TensorDirectory(self._directory)
-        mine = {self._rename(name) for _, _, name in self._buffers}
+        mine = {self._rename(buffer.full_name) for buffer in self._buffers}
         wanted: dict[str, tuple[int, ...]] = {}
         for ours, shape in shapes.items():
             name = self._rename(ours)
@@ -104,43 +104,23 @@ class Pretrained:
 
     def fill_buffers(self, device: torch.device) -> None:
         """Read what belongs into the model's buffers; without any, no file is opened."""
-        wanted = {there: each for each in self._buffers if (there := self._rename(each[2]))}
+        wanted = {there: each for each in self._buffers if (there := self._rename(each.full_name))}
         if not wanted:
             return
         with TensorDirectory(self._directory) as files:
-            shapes = {there: _buffer(each).shape for there, each in wanted.items()}
             check_tensors(
                 {name: found for name, found in files.tensors.items() if name in wanted},
-                {name: tuple(shape) for name, shape in shapes.items()},
+                {there: tuple(each.value.shape) for there, each in wanted.items()},
                 place=str(self._directory),
                 dtypes=tuple(DTYPES[name].in_files for name in BUFFER_DTYPES),
                 owner="the model's buffers",
             )
-            for there, (module, name, _) in wanted.items():
+            for there, buffer in wanted.items():
                 tensor = files.tensors[there]
                 values = torch.empty(tensor.shape, dtype=getattr(torch, OF_FILES[tensor.dtype]))
                 octets = values.reshape(-1).view(torch.uint8).numpy()
                 files.read(there, 0, np.asarray(octets).data)
-                buffer = module._buffers[name]
-                assert buffer is not None
-                if buffer.is_meta:
-                    module._buffers[name] = values.to(device=device, dtype=buffer.dtype)
-                else:
-                    buffer.detach().copy_(values)
-
-
-def _persistent_buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
-    """(module, its name of a buffer, full name) of those a state_dict would have."""
-    for prefix, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                yield module, name, f"{prefix}.{name}" if prefix else name
-
-
-def _buffer(each: tuple[nn.Module, str, str]) -> torch.Tensor:
-    buffer = each[0]._buffers[each[1]]
-    assert buffer is not None
-    return buffer
+                buffer.set(values, device)
 
 
 Initialiser = Callable[[nn.Module], object]
@@ -159,10 +139,11 @@ class GivenState:
     """The fields that parameters have which are updated as a whole."""
 
 
-class Sources:
-    """The sources of one session."""
+class FirstWeights:
+    """The first weights of one session's models, and what a script gave for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, nic: Nic, model: Model) -> None:
+        self._nic, self._model = nic, model
         self.given: dict[int, torch.Tensor] = {}
         """Tensors of a state dict, by id of the placeholder."""
         self.has_state_dict = False
@@ -173,6 +154,8 @@ class Sources:
         """Initialisers by the module that each was given for; later by the root around that."""
         self.files: dict[nn.Module, Pretrained] = {}
         """Files by the module that each was given for; later by the root around that."""
+        self._are_to_be_sent = self._are_undecided = False
+        """Undecided: received by the node, which may yet be killed before they are decided."""
 
     def give_state(self, state: GivenState) -> None:
         """Take this as the first state of an optimizer's parameters."""
@@ -182,38 +165,15 @@ class Sources:
             state = GivenState(fields, {**before.updates, **state.updates}, state.of_whole)
         self.state = state
 
-    def laid_out(self, roots: Roots) -> None:
-        """The models are complete: what was given for a part counts for the model around it."""
-        self.initialisers = {roots.around(m): fn for m, fn in self.initialisers.items()}
-        self.files = {roots.around(m): files for m, files in self.files.items()}
-
-    def files_of(self, placeholder: Placeholder) -> Pretrained | None:
-        """The files that the parameter is read from, if it is in files."""
-        root, name = placeholder.luwu_place
-        files = self.files.get(root)
-        return files if files is not None and files.has(name) else None
-
-    def open_files(self, placeholders: Iterable[Placeholder]) -> None:
-        """Open and check all files, for these parameters. Raises: ConfigError, StateError."""
-        places = [(*each.luwu_place, tuple(each.shape)) for each in placeholders]
-        for root, files in self.files.items():
-            files.open({name: shape for place, name, shape in places if place is root})
-
-
-class FirstWeights:
-    """The first weights of one session's models."""
-
-    def __init__(self, nic: Nic, model: Model) -> None:
-        self._nic, self._model = nic, model
-        self.sources = Sources()
-        self._are_to_be_sent = self._are_undecided = False
-        """Undecided: received by the node, which may yet be killed before they are decided."""
-
     def laid_out(self, device: torch.device) -> None:
         """The models are complete: check that each module can be filled; make their buffers."""
-        self.sources.laid_out(self._model.roots)
-        check(self._model, self.sources)
-        fill_buffers(self._model, self.sources, device)
+        around = self._model.roots.around  # what was given for a part counts for the model
+        self.initialisers = {around(module): fn for module, fn in self.initialisers.items()}
+        self.files = {around(module): files for module, files in self.files.items()}
+        for root, module in self._modules():
+            if self._is_on_meta(module):
+                self._filler(root, module)
+        self._fill_buffers(device)
 
     def joined(self, *, is_resumed: bool) -> None:
         """The session is a member of its job; `is_resumed`: the network has weights."""
@@ -225,7 +185,7 @@ class FirstWeights:
         """Rank 0 sends them, when they are needed; nothing to do if it has."""
         while self._are_to_be_sent:
             try:
-                self._nic.load(chunks(self._model, self.sources))
+                self._nic.load(self._chunks())
             except StepAborted:
                 continue  # nothing was decided: at most the load is lost
             self._are_to_be_sent, self._are_undecided = False, True
@@ -243,47 +203,142 @@ class FirstWeights:
 
     def _forget(self) -> None:
         """The weights are in the network: they need not be here."""
-        self.sources.given, self.sources.state = {}, None
+        self.given, self.state = {}, None
         for placeholder in self._model.placeholders:
             placeholder.luwu_value = None
 
+    # ---------------------------------------------------------------------- how they are made
+
+    def _chunks(self) -> Iterator[tuple[int, memoryview]]:
+        """(chunk, payload of Load) of the whole model; at most one unit is made at a time."""
+        layout, given = self._model.layout, self.state
+        places = [(*each.luwu_place, tuple(each.shape)) for each in self._model.placeholders]
+        for root, files in self.files.items():
+            files.open({name: shape for place, name, shape in places if place is root})
+        for unit in self._model.units:
+            flat = self._values(unit, layout.unit_elems[unit.index]).numpy()
+            fields = {} if given is None else {
+                name: _given(unit, values, flat.copy() if name == AVERAGE else np.zeros_like(flat))
+                for name, values in given.fields.items()
+            }  # fmt: skip
+            for index in layout.unit_chunks[unit.index]:
+                chunk = layout.chunks[index]
+                part = slice(chunk.start, chunk.start + chunk.elems)
+                if given is None or not chunk.trainable:
+                    yield index, flat[part].view(np.uint8).data
+                    continue
+                kept = given.of_whole if chunk.whole else tuple(fields)
+                arrays = [
+                    array[part].view(np.uint8) for array in (flat, *(fields[name] for name in kept))
+                ]
+                names = [layout.parameters[each.parameter].name for each in layout.segments(index)]
+                updates = np.array([given.updates.get(name, 0) for name in names], np.int64)
+                yield index, np.concatenate([*arrays, updates.view(np.uint8)]).data
+        for files in self.files.values():
+            files.close()
+
+    @torch.no_grad()
+    def _fill_buffers(self, device: torch.device) -> None:
+        """Make buffers that are on `meta`, on every rank. Raises ConfigError for one not filled."""
+        for root, module in self._modules():
+            on_meta = {n: b for n, b in module._buffers.items() if b is not None and b.is_meta}
+            if not on_meta:
+                continue
+            fill = self._filler(root, module)
+            for name, buffer in on_meta.items():
+                module._buffers[name] = _unfilled(buffer, device)
+            scratch = {
+                id(p): nn.Parameter(torch.empty(p.shape, dtype=p.dtype), False)
+                for p in _placeholders(module)
+            }
+            with _registered(module, scratch):
+                fill(module)
+            for name in on_meta:
+                filled = module._buffers[name]
+                assert filled is not None
+                if filled.is_floating_point() and bool(filled.isnan().any()):
+                    raise ConfigError(
+                        f"buffer {name} of {class_name(module)} was not filled; the function that "
+                        "fills the model (as given to luwu.init_weights) must fill buffers too"
+                    )
+
+    @torch.no_grad()
+    def _values(self, unit: Unit, elems: int) -> torch.Tensor:
+        """The unit's flat vector in float32, padded with zeros."""
+        flat = torch.zeros(elems, dtype=torch.float32)  # whatever the default is
+        made: dict[int, nn.Parameter] = {}
+        for member in unit.members:
+            placeholder, place = member.placeholder, member.place_in(flat)
+            given, value = self.given.get(id(placeholder)), placeholder.luwu_value
+            assert value is not None
+            if given is not None:
+                place.copy_(given)
+            elif (files := self._files_of(placeholder)) is not None:
+                files.read(placeholder.luwu_place[1], place.view(-1))
+            elif not value.is_meta:
+                place.copy_(value)
+                if placeholder.luwu_place[0] in self.initialisers:  # it may replace these values
+                    made[id(placeholder)] = nn.Parameter(place.to(placeholder.dtype), False)
+            elif placeholder.dtype == torch.float32:
+                made[id(placeholder)] = nn.Parameter(place.fill_(torch.nan), False)
+            else:
+                made[id(placeholder)] = nn.Parameter(_unfilled(value, torch.device("cpu")), False)
+        self._fill(unit, made)
+        for member in unit.members:
+            place, parameter = member.place_in(flat), made.get(id(member.placeholder))
+            if parameter is None:
+                continue
+            if parameter.dtype != torch.float32:  # else it is a view
+                place.copy_(parameter)
+            if bool(place.isnan().any()):
+                raise ConfigError(
+                    f"parameter {member.placeholder.luwu_name} was not filled (or with NaN); the "
+                    "function given to luwu.init_weights must fill every parameter in place"
+                )
+        return flat
+
+    def _fill(self, unit: Unit, made: dict[int, nn.Parameter]) -> None:
+        """Let the modules fill the unit's parameters."""
+        owners = {
+            module for m in unit.members if id(m.placeholder) in made for module, _ in m.places
+        }
+        for root, module in self._modules():
+            if module in owners:
+                others = (p for p in _placeholders(module) if id(p) not in made)
+                with _registered(module, {**{id(p): _scratch(p) for p in others}, **made}):
+                    self._filler(root, module)(module)
+
+    def _modules(self) -> Iterator[tuple[nn.Module, nn.Module]]:
+        """(root, module) of every module."""
+        return ((root, module) for root in self._model.roots.prefixes for module in root.modules())
+
+    def _filler(self, root: nn.Module, module: nn.Module) -> Initialiser:
+        given = self.initialisers.get(root)
+        if given is not None:
+            return given
+        reset = getattr(type(module), "reset_parameters", None)
+        if not callable(reset):
+            raise ConfigError(
+                f"a {class_name(module)} is on the meta device and has no reset_parameters(); "
+                "call luwu.init_weights(model, fn) with a function that fills it"
+            )
+        return reset
+
+    def _files_of(self, placeholder: Placeholder) -> Pretrained | None:
+        """The files that the parameter is read from, if it is in files."""
+        root, name = placeholder.luwu_place
+        files = self.files.get(root)
+        return files if files is not None and files.has(name) else None
+
+    def _is_on_meta(self, module: nn.Module) -> bool:
+        tensors = list(module._buffers.values())
+        if not self.has_state_dict:
+            parameters = _placeholders(module)
+            tensors += [p.luwu_value for p in parameters if self._files_of(p) is None]
+        return any(tensor is not None and tensor.is_meta for tensor in tensors)
+
 
 F32Array = np.ndarray[Any, np.dtype[np.float32]]
-
-
-def check(model: Model, sources: Sources) -> None:
-    """Check that every module on `meta` can be filled. Raises ConfigError on all ranks alike."""
-    for root, module in _modules(model):
-        if _is_on_meta(sources, module):
-            _filler(sources, root, module)
-
-
-def chunks(model: Model, sources: Sources) -> Iterator[tuple[int, memoryview]]:
-    """(chunk, payload of Load) of the whole model; at most one unit is made at a time."""
-    layout, given = model.layout, sources.state
-    sources.open_files(model.placeholders)
-    for unit in model.units:
-        elems = layout.unit_elems[unit.index]
-        flat = _values(model, sources, unit, elems).numpy()
-        fields = {} if given is None else {
-            name: _given(unit, values, flat.copy() if name == AVERAGE else np.zeros_like(flat))
-            for name, values in given.fields.items()
-        }  # fmt: skip
-        for index in layout.unit_chunks[unit.index]:
-            chunk = layout.chunks[index]
-            part = slice(chunk.start, chunk.start + chunk.elems)
-            if given is None or not chunk.trainable:
-                yield index, flat[part].view(np.uint8).data
-                continue
-            kept = given.of_whole if chunk.whole else tuple(fields)
-            arrays = [
-                array[part].view(np.uint8) for array in (flat, *(fields[name] for name in kept))
-            ]
-            names = [layout.parameters[each.parameter].name for each in layout.segments(index)]
-            updates = np.array([given.updates.get(name, 0) for name in names], np.int64)
-            yield index, np.concatenate([*arrays, updates.view(np.uint8)]).data
-    for files in sources.files.values():
-        files.close()
 
 
 @torch.no_grad()
@@ -291,126 +346,15 @@ def _given(unit: Unit, values: Mapping[str, torch.Tensor], into: F32Array) -> F3
     """One field of the optimizer's state, as the unit's flat vector; what is not given stays."""
     flat = torch.from_numpy(into)
     for member in unit.members:
-        placeholder = member.placeholder
-        if placeholder.luwu_name in values:
-            place = flat[member.start : member.start + placeholder.numel()].view(placeholder.shape)
-            place.copy_(values[placeholder.luwu_name])
+        name = member.placeholder.luwu_name
+        if name in values:
+            member.place_in(flat).copy_(values[name])
     return into
 
 
-@torch.no_grad()
-def fill_buffers(model: Model, sources: Sources, device: torch.device) -> None:
-    """Make buffers that are on `meta`, on every rank. Raises ConfigError if one is not filled."""
-    for root, module in _modules(model):
-        on_meta = {n: b for n, b in module._buffers.items() if b is not None and b.is_meta}
-        if not on_meta:
-            continue
-        fill = _filler(sources, root, module)
-        for name, buffer in on_meta.items():
-            module._buffers[name] = _unfilled(buffer, device)
-        scratch = {
-            id(p): nn.Parameter(torch.empty(p.shape, dtype=p.dtype), False)
-            for p in module._parameters.values()
-            if isinstance(p, Placeholder)
-        }
-        with _registered([module], scratch):
-            fill(module)
-        for name in on_meta:
-            filled = module._buffers[name]
-            assert filled is not None
-            if filled.is_floating_point() and bool(filled.isnan().any()):
-                raise ConfigError(
-                    f"buffer {name} of {class_name(module)} was not filled; the function that "
-                    "fills the model (as given to luwu.init_weights) must fill buffers too"
-                )
-
-
-@torch.no_grad()
-def _values(model: Model, sources: Sources, unit: Unit, elems: int) -> torch.Tensor:
-    """The unit's flat vector in float32, padded with zeros."""
-    flat = torch.zeros(elems, dtype=torch.float32)  # whatever the default is
-    made: dict[int, nn.Parameter] = {}
-    for member in unit.members:
-        placeholder = member.placeholder
-        place = flat[member.start : member.start + placeholder.numel()].view(placeholder.shape)
-        given, value = sources.given.get(id(placeholder)), placeholder.luwu_value
-        assert value is not None
-        if given is not None:
-            place.copy_(given)
-        elif (files := sources.files_of(placeholder)) is not None:
-            files.read(placeholder.luwu_place[1], place.view(-1))
-        elif not value.is_meta:
-            place.copy_(value)
-        elif placeholder.dtype == torch.float32:
-            made[id(placeholder)] = nn.Parameter(place.fill_(torch.nan), False)
-        else:
-            made[id(placeholder)] = nn.Parameter(_unfilled(value, torch.device("cpu")), False)
-    _fill(model, sources, unit, made, flat)
-    for member in unit.members:
-        placeholder = member.placeholder
-        place = flat[member.start : member.start + placeholder.numel()].view(placeholder.shape)
-        parameter = made.get(id(placeholder))
-        if parameter is None:
-            continue
-        if parameter.dtype != torch.float32:
-            place.copy_(parameter)
-        if bool(place.isnan().any()):
-            raise ConfigError(
-                f"parameter {placeholder.luwu_name} was not filled (or with NaN); the function "
-                "given to luwu.init_weights must fill every parameter in place"
-            )
-    return flat
-
-
-def _fill(
-    model: Model, sources: Sources, unit: Unit, made: dict[int, nn.Parameter], flat: torch.Tensor
-) -> None:
-    """Let the modules fill the unit's parameters."""
-    for member in unit.members:
-        p = member.placeholder
-        is_given = id(p) in sources.given or sources.files_of(p) is not None
-        # What fills a model may replace values that are there already.
-        fills = sources.initialisers.get(p.luwu_place[0]) is not None
-        if fills and id(p) not in made and not is_given:
-            place = flat[member.start : member.start + p.numel()].view(p.shape)
-            made[id(p)] = nn.Parameter(place.to(p.dtype), False)  # a view if float32
-    owners = {module for m in unit.members if id(m.placeholder) in made for module, _ in m.places}
-    for root, module in _modules(model):
-        if module not in owners:
-            continue
-        scratch = {
-            id(p): _scratch(p)
-            for p in module._parameters.values()
-            if isinstance(p, Placeholder) and id(p) not in made
-        }
-        with _registered([module], {**scratch, **made}):
-            _filler(sources, root, module)(module)
-
-
-def _modules(model: Model) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """(root, module) of every module."""
-    return ((root, module) for root in model.roots.prefixes for module in root.modules())
-
-
-def _filler(sources: Sources, root: nn.Module, module: nn.Module) -> Initialiser:
-    given = sources.initialisers.get(root)
-    if given is not None:
-        return given
-    reset = getattr(type(module), "reset_parameters", None)
-    if not callable(reset):
-        raise ConfigError(
-            f"a {class_name(module)} is on the meta device and has no reset_parameters(); "
-            "call luwu.init_weights(model, fn) with a function that fills it"
-        )
-    return reset
-
-
-def _is_on_meta(sources: Sources, module: nn.Module) -> bool:
-    parameters = (p for p in module._parameters.values() if isinstance(p, Placeholder))
-    has_values = sources.has_state_dict
-    values = [p.luwu_value for p in parameters if not has_values and sources.files_of(p) is None]
-    tensors = [*values, *module._buffers.values()]
-    return any(tensor is not None and tensor.is_meta for tensor in tensors)
+def _placeholders(module: nn.Module) -> list[Placeholder]:
+    """Those that the module itself has."""
+    return [p for p in module._parameters.values() if isinstance(p, Placeholder)]
 
 
 def _scratch(placeholder: Placeholder) -> nn.Parameter:
@@ -427,15 +371,13 @@ def _unfilled(like: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 @contextmanager
-def _registered(modules: list[nn.Module], parameters: dict[int, nn.Parameter]) -> Iterator[None]:
-    """The modules hold these parameters in place of their placeholders."""
-    before = [(module, dict(module._parameters)) for module in modules]
+def _registered(module: nn.Module, parameters: Mapping[int, nn.Parameter]) -> Iterator[None]:
+    """The module holds these parameters in place of their placeholders."""
+    before = dict(module._parameters)
     try:
-        for module, registered in before:
-            for name, placeholder in registered.items():
-                if id(placeholder) in parameters:
-                    module._parameters[name] = parameters[id(placeholder)]
+        for name, placeholder in before.items():
+            if id(placeholder) in parameters:
+                module._parameters[name] = parameters[id(placeholder)]
         yield
     finally:
-        for module, registered in before:
-            module._parameters.update(registered)
+        module._parameters.update(before)

@@ -17,18 +17,22 @@ its first forward left no graph, but is counted (`hidden_calls`), so the unit wa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.autograd import Variable
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, LuwuError, StepOrderError
-from luwu.training.base.interface import Nic
+from luwu.nic.memory import ExtentGradient
+from luwu.nic.shell import Nic
+from luwu.nic.threads import Handle, Ready
+from luwu.training.base.names import dtype_name
 from luwu.training.base.progress import Attempt, Progress
+from luwu.training.devices.device import Device, write_unit
+from luwu.training.devices.gradients import ExtentPlan, gradient_plan
 from luwu.training.steps.loss_scale import LossScale
 from luwu.training.steps.pulls import Pulls
-from luwu.training.steps.pushes import Pushes
 from luwu.training.units.model import Model
 from luwu.training.units.unit import Call, Unit
 
@@ -37,14 +41,19 @@ class Backward:
     """See the module; one object serves every pass of a session."""
 
     def __init__(
-        self, nic: Nic, model: Model, *, progress: Progress, attempt: Attempt, pulls: Pulls,
-        pushes: Pushes, loss_scale: LossScale, hyper: Callable[[], bytes],
-        begin: Callable[[], None],
+        self, nic: Nic, model: Model, device: Device, *, progress: Progress, attempt: Attempt,
+        pulls: Pulls, loss_scale: LossScale, hyper: Callable[[], bytes], begin: Callable[[], None],
     ) -> None:  # fmt: skip
         """`hyper`: the hyper-parameters as they are now; `begin`: what a backward begins with."""
-        self._nic, self._model = nic, model
+        self._nic, self._model, self._device = nic, model, device
         self._progress, self._attempt = progress, attempt
-        self._pulls, self._pushes, self._loss_scale = pulls, pushes, loss_scale
+        self._pulls, self._loss_scale = pulls, loss_scale
+        self.gradient_weight = 1.0
+        """Weight of this rank's gradient in a step."""
+        self._plans: list[tuple[ExtentPlan, ...]] = []
+        """Plans of extents by unit."""
+        self._pushes: list[Handle] = []
+        """What was pushed in this step."""
         self.is_open = False
         self.frozen = ""
         """Names the parameters that were frozen as the last backward began; part of what all ranks
@@ -59,10 +68,22 @@ class Backward:
         self._retained = False
         self._calls_before: list[tuple[int, int]] = []
 
+    def start(self) -> None:
+        """The layout is known."""
+        model = self._model
+        self._plans = [gradient_plan(model.layout, u.index, u.push_dtype) for u in model.units]
+        self._device.plan(self._plans)
+
     def reset(self) -> None:
         """The step is over, or the pass ended with an error; nothing of it counts any more."""
         self.is_open = False
         self._stated_hyper = None
+        self._pushes = []
+
+    def take_pushes(self) -> list[Handle]:
+        """The step is committed: what was pushed in it."""
+        pushes, self._pushes = self._pushes, []
+        return pushes
 
     def hyper_to_commit(self) -> bytes:
         """The hyper-parameters of the step. Raises StepOrderError if they came too late."""
@@ -103,7 +124,7 @@ class Backward:
         self._begin()
         for unit in reversed(self._model.units):
             if unit.is_trainable:
-                self._pushes.push(unit, self._take(unit))
+                self._send(unit, self._take(unit))
         self._end_part()
 
     def open(self, call: Call) -> None:
@@ -122,7 +143,8 @@ class Backward:
                     f"unit {unit.name} was used again after its gradient of this backward had been "
                     "pushed; compute graphs that share it in separate backwards"
                 )
-            unit.open_call(call)
+            call.opened_ns = SYSTEM_CLOCK.now_ns()
+            unit.open_calls.add(call)
         self._pulls.acquire(unit)
         if torch.is_grad_enabled():  # create_graph=True: a backward of this one reads them again
             unit.keep()
@@ -180,7 +202,8 @@ class Backward:
             self._nic.begin(step, self._stated_hyper)
 
     def _end(self, call: Call) -> None:
-        opened_ns = call.unit.close_call(call)
+        call.unit.open_calls.discard(call)
+        opened_ns, call.opened_ns = call.opened_ns, None
         if opened_ns is not None:
             end_ns = SYSTEM_CLOCK.now_ns()
             self._nic.recorder.span(
@@ -221,7 +244,7 @@ class Backward:
         # Before they are written: what is asked for in place of the unit's weights is not asked
         # behind the bytes of its gradients.
         self._release(unit)
-        has_gradient = self._pushes.push(unit, gradients)
+        has_gradient = self._send(unit, gradients)
         unit.drop_gradients()
         end_ns = SYSTEM_CLOCK.now_ns()
         if has_gradient:
@@ -238,6 +261,33 @@ class Backward:
             return None
         unit.was_pushed = True
         return []
+
+    def _send(self, unit: Unit, gradients: Sequence[torch.Tensor | None] | None) -> bool:
+        """Send a unit's gradients; False if it has none. None: they are kept, nothing is sent."""
+        if gradients is None:
+            return False
+        if all(gradient is None for gradient in gradients):
+            self._send_extents(unit, None)
+            return False
+        with self._attempt():
+            plans = self._plans[unit.index]
+            for group, ready in write_unit(self._device, plans, gradients, unit.push_dtype):
+                self._send_extents(unit, group, ready)
+        return True
+
+    def _send_extents(
+        self, unit: Unit, group: list[ExtentGradient] | None, ready: Ready | None = None
+    ) -> None:
+        progress, factor = self._progress, unit.divide_factor
+        # Its share of what the node divides the sum of all ranks by.
+        weight = self.gradient_weight if factor is None else factor / self._nic.world_size
+        weight *= self._loss_scale.value
+        with self._attempt():
+            handle = self._nic.push(
+                progress.step, progress.parts, unit.index, group, dtype_name(unit.push_dtype),
+                last=progress.is_streaming, weight=weight, ready=ready,
+            )  # fmt: skip
+        self._pushes.append(handle)
 
     def _release(self, unit: Unit) -> None:
         if unit.may_go(retained=self._retained):

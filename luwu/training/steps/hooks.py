@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.training.base.interface import Nic
+from luwu.nic.shell import Nic
 from luwu.training.base.progress import Progress
 from luwu.training.base.torch_state import (
     in_backward,
@@ -108,9 +108,10 @@ class Hooks:
             if repeated:
                 unit.hidden_calls -= 1
             progress = self._progress
-            call = unit.begin_call(step=progress.step, aborts=progress.aborts_count)
+            unit.calls += 1
+            call = Call(unit, progress.step, progress.aborts_count)
             args, kwargs = self._close_on_inputs(call, args, kwargs)
-        unit.enter(module, call)
+        unit.current[module] = (call, SYSTEM_CLOCK.now_ns())
         return args, kwargs
 
     @uncompiled
@@ -118,7 +119,7 @@ class Hooks:
         """Free the unit; returns the output to use."""
         if is_transformed() or self._has_no_parameters:
             return _cast_output(unit, output)
-        call, start_ns = unit.leave(module)
+        call, start_ns = unit.current.pop(module, (None, 0))
         end_ns = SYSTEM_CLOCK.now_ns()
         step = self._progress.step
         self._nic.recorder.span("forward", start_ns, end_ns, step=step, unit=unit.name)
@@ -166,7 +167,7 @@ class Hooks:
                 # An operation in place on a view drops its hooks; on this it is refused by torch.
                 marked: Tensor = _Open.apply(backward, call, tensor)
                 return marked
-            tensor.register_hook(functools.partial(_open, backward, call))
+            tensor.register_hook(lambda _: backward.open(call))
             return tensor
 
         opaque: list[Any] = []
@@ -213,10 +214,6 @@ def _own_memory(tensor: Tensor) -> Tensor:
     """
     is_weight = tensor.layout == torch.strided and tensor in WEIGHTS
     return tensor.clone() if is_weight else tensor
-
-
-def _open(backward: Backward, call: Call, grad: Tensor) -> None:
-    backward.open(call)
 
 
 class _Close(torch.autograd.Function):

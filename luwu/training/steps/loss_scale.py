@@ -13,8 +13,8 @@ step t is known when weights of step t + 1 are used: to ask for the scale waits 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.training.base.progress import KEPT_STEPS, Progress
@@ -72,6 +72,9 @@ class DynamicLossScale:
             )
 
 
+UNSCALED: Final = DynamicLossScale(init_scale=1.0, growth_factor=1.0, backoff_factor=1.0)
+
+
 def checked_loss_scale(given: float | str | DynamicLossScale | None) -> DynamicLossScale:
     """The rule that an optimizer's `loss_scale=` means. Raises ConfigError."""
     if isinstance(given, DynamicLossScale):
@@ -80,8 +83,7 @@ def checked_loss_scale(given: float | str | DynamicLossScale | None) -> DynamicL
         return DynamicLossScale()
     if isinstance(given, str):
         raise ConfigError(f"loss_scale={given!r}: give a number, 'dynamic' or a DynamicLossScale")
-    fixed = 1.0 if given is None else float(given)
-    return DynamicLossScale(init_scale=fixed, growth_factor=1.0, backoff_factor=1.0)
+    return UNSCALED if given is None else replace(UNSCALED, init_scale=float(given))
 
 
 class LossScale:
@@ -89,7 +91,7 @@ class LossScale:
 
     def __init__(self, progress: Progress, results: Results) -> None:
         self._progress, self._results = progress, results
-        self.rule = checked_loss_scale(None)
+        self.rule = UNSCALED
         """The rule of the optimizer, once it is made."""
         self._states: dict[int, tuple[float, int]] = {}
         """Step -> its scale, and the number of steps applied before it with this scale."""

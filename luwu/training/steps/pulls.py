@@ -9,7 +9,7 @@ import torch
 
 from luwu.base.address_range import Memory
 from luwu.base.errors import StepOrderError
-from luwu.training.base.interface import Nic
+from luwu.nic.shell import Nic
 from luwu.training.base.progress import Attempt, Progress
 from luwu.training.base.torch_state import in_backward
 from luwu.training.devices.device import Device
@@ -148,5 +148,4 @@ class Pulls:
             if unit.is_installed:
                 unit.remove()
             unit.drop_gradients()
-            if unit.weights is not None:
-                unit.weights.end_step()
+            unit.weights.end_step()

@@ -160,8 +160,6 @@ class Clipping:
     """The clipping of a session's steps."""
 
     def __init__(self) -> None:
-        self.norm_type = 2.0
-        """The norm of gradients that the node takes of each step, and the optimizer clips by."""
         self._asked: list[ClippedNorm] = []
         """Norms asked for in this step, in their order."""
 

@@ -21,21 +21,10 @@ from luwu.base.events import Recorder
 from luwu.base.quantities import format_bytes
 from luwu.layout import ALL_FLOAT32, Layout, Parameter, StoredForm
 from luwu.layout import Unit as LayoutUnit
+from luwu.nic.shell import Nic
 from luwu.training.base.names import COMPILED, class_name, dtype_name
 from luwu.training.units.placeholder import Placeholder
 from luwu.training.units.unit import Member, Unit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """The run's choices for the layout."""
-
-    chunk_bytes: int
-    extent_chunks: int = 1
-    """Chunks that travel together at most."""
-    optimizer_nodes: int
-    reshard_after_forward: bool | None
-    """Default of units if the script sets none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +32,6 @@ class _Place:
     """One place where a parameter is registered."""
 
     parameter: nn.Parameter
-    root: nn.Module
     name_in_root: str
     module: nn.Module
     name: str
@@ -61,18 +49,21 @@ class Model:
         """Units with parameters, in the order of the layout."""
         self.ignored: set[int] = set()
         """Ids of parameters that the script keeps for itself."""
-        self._roots: Roots | None = None
-        self._layout: Layout | None = None
+        self.roots: Roots
+        """The models that it consists of, once the optimizer is made."""
+        self.layout: Layout
+        """The layout of all of them, once it is made."""
 
     def lay_out(
-        self, groups: Sequence[Sequence[Placeholder]], stored: Sequence[StoredForm], shape: Shape
+        self, groups: Sequence[Sequence[Placeholder]], stored: Sequence[StoredForm], nic: Nic
     ) -> None:
-        """The optimizer is made, with these groups, which are to be stored so.
+        """The optimizer is made, with these groups, which are to be stored so; `nic` has the run's
+        choices.
 
         Raises: ConfigError if the model cannot be trained as it is.
         """
         given = {placeholder for group in groups for placeholder in group}
-        roots = find_roots(self.added, given, reshard_after_forward=shape.reshard_after_forward)
+        roots = find_roots(self.added, given, reshard_after_forward=nic.reshard_after_forward)
         unit_of = {module: unit for unit in self.added for module in unit.modules}
         members, owners = self._find_members(roots, unit_of)
         group_of = _groups(groups, members) if given else dict.fromkeys(members, 0)
@@ -91,25 +82,13 @@ class Model:
             )
             for placeholder in given
         }
-        layout = _layout(units, list(members), group_of, stored_as, shape)
+        layout = _layout(units, list(members), group_of, stored_as, nic)
         for index, unit in enumerate(units):
             unit.take_place(index, layout, given)
         for root in roots.prefixes:
             below = {unit_of[module] for module in root.modules() if module in unit_of}
             unit_of[root].below = frozenset(unit.index for unit in below)
-        self._roots, self._layout, self.units = roots, layout, units
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of the whole model."""
-        assert self._layout is not None, "the optimizer is made before the layout is asked for"
-        return self._layout
-
-    @property
-    def roots(self) -> Roots:
-        """The models that it consists of."""
-        assert self._roots is not None, "the optimizer is made before the roots are asked for"
-        return self._roots
+        self.roots, self.layout, self.units = roots, layout, units
 
     @property
     def placeholders(self) -> Iterator[Placeholder]:
@@ -154,7 +133,8 @@ class Model:
         """Every parameter, in the order of the layout, and the units around each of its places."""
         members: dict[Placeholder, Member] = {}
         owners: dict[Placeholder, list[tuple[Unit, ...]]] = {}
-        for place in _places(roots, unit_of):
+        all_places = ((root, place) for root in roots.prefixes for place in _places(root, unit_of))
+        for root, place in all_places:
             if not isinstance(place.parameter, Placeholder):
                 if id(place.parameter) not in self.ignored:
                     raise ConfigError(
@@ -165,15 +145,17 @@ class Model:
             placeholder = place.parameter
             if placeholder not in members:
                 members[placeholder] = Member(placeholder)
-                placeholder.luwu_name = roots.prefixes[place.root] + place.name_in_root
-                placeholder.luwu_place = (place.root, place.name_in_root)
+                placeholder.luwu_name = roots.prefixes[root] + place.name_in_root
+                placeholder.luwu_place = (root, place.name_in_root)
             members[placeholder].places.append((place.module, place.name))
             owners.setdefault(placeholder, []).append(place.chain)
         return members, owners
 
 
-def report_one_unit(recorder: Recorder, model: Model) -> None:
-    """Report a model that could be cut and is not: all of it is here whenever a worker computes."""
+def report(recorder: Recorder, model: Model) -> None:
+    """Report a model that could be cut and is not, so that all of it is here whenever a worker
+    computes; and parameters that are frozen and in the optimizer's groups: the state has moments of
+    them."""
     children = [
         child for child in model.roots.main.children() if next(child.parameters(), None) is not None
     ]
@@ -183,10 +165,6 @@ def report_one_unit(recorder: Recorder, model: Model) -> None:
             weights=format_bytes(model.layout.unit_wire_bytes(0)),
             instead="call fully_shard on its blocks before, or luwu.fully_shard_each",
         )  # fmt: skip
-
-
-def report_frozen(recorder: Recorder, model: Model) -> None:
-    """Report parameters that are frozen and in the optimizer's groups: the state keeps moments."""
     members = [member for unit in model.units for member in unit.members if member.trainable]
     frozen = [each.placeholder.numel() for each in members if not each.requires_grad]
     if 2 * sum(frozen) > sum(each.placeholder.numel() for each in members):
@@ -196,14 +174,6 @@ def report_frozen(recorder: Recorder, model: Model) -> None:
             instead="give the optimizer only what is trained at some time: the state keeps moments "
             "of all it is given",
         )  # fmt: skip
-
-
-def push_dtypes(units: Sequence[Unit]) -> dict[str, str]:
-    """Values that ranks must agree on where gradients travel in another dtype than weights."""
-    others = [unit for unit in units if dtype_name(unit.push_dtype) != unit.wire_dtype]
-    if not others:
-        return {}
-    return {"reduce_dtype": ", ".join(f"{u.name}: {dtype_name(u.push_dtype)}" for u in others)}
 
 
 def _give_to_units(
@@ -222,7 +192,7 @@ def _give_to_units(
 
 def _layout(
     units: Sequence[Unit], order: Sequence[Placeholder], group_of: dict[Placeholder, int],
-    given: Mapping[Placeholder, StoredForm], shape: Shape,
+    given: Mapping[Placeholder, StoredForm], nic: Nic,
 ) -> Layout:  # fmt: skip
     wire_dtypes = {m.placeholder: unit.wire_dtype for unit in units for m in unit.members}
     index_of = {placeholder: index for index, placeholder in enumerate(order)}
@@ -248,33 +218,28 @@ def _layout(
             )
             for unit in units
         ),
-        chunk_bytes=shape.chunk_bytes,
-        extent_chunks=shape.extent_chunks,
-        optimizer_nodes=shape.optimizer_nodes,
+        chunk_bytes=nic.chunk_bytes,
+        extent_chunks=nic.extent_chunks,
+        optimizer_nodes=nic.optimizer_nodes,
     )
 
 
-def _places(roots: Roots, unit_of: dict[nn.Module, Unit]) -> Iterator[_Place]:
-    """Every place of every parameter, in the order of `named_parameters`, shared modules again."""
-    for root in roots.prefixes:
-        yield from _places_in(root, root, "", (), unit_of)
-
-
-def _places_in(
-    root: nn.Module, module: nn.Module, prefix: str, chain: tuple[Unit, ...],
-    unit_of: dict[nn.Module, Unit],
+def _places(
+    module: nn.Module, unit_of: dict[nn.Module, Unit], prefix: str = "",
+    chain: tuple[Unit, ...] = (),
 ) -> Iterator[_Place]:  # fmt: skip
+    """Every place of every parameter, in the order of `named_parameters`, shared modules again."""
     unit = unit_of.get(module)
     if unit is not None and unit not in chain:
         chain = (*chain, unit)
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            yield _Place(parameter, root, prefix + name, module, name, chain)
+            yield _Place(parameter, prefix + name, module, name, chain)
     for name, child in module._modules.items():
         if child is not None:
             # A model is the same whether its blocks are compiled (`torch.compile(block)`) or not.
             inner = prefix if name == COMPILED else f"{prefix}{name}."
-            yield from _places_in(root, child, inner, chain, unit_of)
+            yield from _places(child, unit_of, inner, chain)
 
 
 def _groups(

@@ -21,8 +21,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from luwu.base.clock import SYSTEM_CLOCK
+from luwu.nic.shell import Nic
 from luwu.nic.threads import Handle
-from luwu.training.base.interface import Nic
 from luwu.training.units.unit import Unit
 
 
@@ -64,7 +64,6 @@ class Prefetcher:
         """Return when the unit's weights are in its storage."""
         index = unit.index
         self._record.append(index)
-        assert unit.weights is not None
         if unit.weights.is_held:
             self._cursor = self._after(index)
             self.use_count += 1
@@ -107,7 +106,6 @@ class Prefetcher:
         foreseen = {wanted}
         for index in self._order[self._cursor :]:
             unit = self._units[index]
-            assert unit.weights is not None
             if unit.weights.is_held:
                 continue  # for the whole step
             if index in foreseen or unit.is_installed:
@@ -130,14 +128,13 @@ class Prefetcher:
         """Ask for what the next step uses first, of units whose part in this one is over."""
         for index in self._order if self._record_has_backward else ():
             unit = self._units[index]
-            assert unit.weights is not None
             if unit.is_installed or index in self._pulls or unit.weights.is_held:
                 continue
             is_over = unit.was_pushed or not unit.is_trainable
             may_ask = is_over and not unit.weights.comes_shared and self._has_room(unit)
             if not (may_ask and unit.weights.prepare(wait=False)):
                 return
-            self._ask(unit, step=self._step + 1)
+            self._ask(unit, is_next=True)
 
     def _has_room(self, unit: Unit) -> bool:
         """True if its weights fit into what weights have taken before; without a window, never."""
@@ -145,22 +142,16 @@ class Prefetcher:
 
     def _bytes_now(self) -> int:
         """Bytes of the units that are used or asked for; those in shared memory take nothing."""
-        here = (
-            unit
-            for unit in self._units
-            if unit.weights is not None and (unit.is_installed or unit.index in self._pulls)
-        )
+        here = (unit for unit in self._units if unit.is_installed or unit.index in self._pulls)
         return sum(unit.nbytes for unit in here if not _comes_shared(unit))
 
     def prefetch(self, units: Sequence[Unit]) -> None:
         """Ask for these by hand, beyond the window, as far as there is room for them."""
         for unit in units:
-            weights = unit.weights
-            if weights is None or weights.is_held or unit.is_installed or unit.index in self._pulls:
+            needs_none = unit.index < 0 or unit.is_installed or unit.weights.is_held
+            if needs_none or unit.index in self._pulls or (self._streaming and unit.was_pushed):
                 continue
-            if self._streaming and unit.was_pushed:
-                continue
-            if weights.prepare(wait=False):
+            if unit.weights.prepare(wait=False):
                 self._ask(unit, by_hand=True)
 
     def forget(self, unit: Unit) -> None:
@@ -202,13 +193,11 @@ class Prefetcher:
                 self._nic.forget(pull.handle)
             finally:
                 del self._pulls[pull.unit.index]
-                assert pull.unit.weights is not None
                 pull.unit.weights.free()
 
     def _fetch_arrived(self) -> None:
         for pull in self._pulls.values():
             if pull.handle.done:
-                assert pull.unit.weights is not None
                 pull.unit.weights.fetch(pull.handle.shared)
 
     def _rewind(self, step: int) -> None:
@@ -217,15 +206,10 @@ class Prefetcher:
         self._record_has_backward = False
         self._cursor = 0
 
-    def _ask(self, unit: Unit, *, by_hand: bool = False, step: int | None = None) -> _Pull:
-        assert unit.weights is not None
-        weights = unit.weights
-        use, in_place = unit.uses, weights.may_be_shared
-        if step is None:
-            step = self._step
-        elif step > self._step:
-            use, in_place = 0, weights.may_be_shared_next
-        handle = self._nic.pull(step, use, unit.index, weights.open, in_place=in_place)
+    def _ask(self, unit: Unit, *, by_hand: bool = False, is_next: bool = False) -> _Pull:
+        step, use = self._step + is_next, 0 if is_next else unit.uses
+        in_place = unit.weights.may_be_shared(next_step=is_next)
+        handle = self._nic.pull(step, use, unit.index, unit.weights.open, in_place=in_place)
         pull = self._pulls[unit.index] = _Pull(handle, unit, step, by_hand)
         return pull
 
@@ -240,5 +224,4 @@ class Prefetcher:
 
 
 def _comes_shared(unit: Unit) -> bool:
-    assert unit.weights is not None
-    return unit.weights.comes_shared and unit.weights.may_be_shared
+    return unit.weights.comes_shared and unit.weights.may_be_shared()

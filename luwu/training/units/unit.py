@@ -11,19 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from luwu.base.address_range import Memory
-from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.layout import Layout
 from luwu.training.base.names import class_name
-from luwu.training.devices.device import Device
-from luwu.training.devices.weights import ByteCount, UnitWeights, make_weights
+from luwu.training.devices.device import CudaDevice, Device
+from luwu.training.devices.weights import ByteCount, DeviceWeights, UnitWeights
 from luwu.training.units.placeholder import Placeholder
 
 if TYPE_CHECKING:
@@ -64,11 +63,10 @@ class Member:
     requires_grad: bool = False
     """True if the script wants it trained now; see `Unit.follow_requires_grad`."""
 
-    def take_place(self, start: int, trained: Container[Placeholder]) -> None:
-        """The layout is made."""
-        self.start = start
-        self.trainable = self.placeholder in trained
-        self.requires_grad = self.placeholder.requires_grad
+    def place_in(self, flat: torch.Tensor) -> torch.Tensor:
+        """Its part of the unit's flat vector, in its shape."""
+        shape = self.placeholder.shape
+        return flat[self.start : self.start + shape.numel()].view(shape)
 
     def register(self, parameter: nn.Parameter) -> None:
         """Put this parameter into the modules."""
@@ -109,7 +107,8 @@ class Unit:
         self.index = -1
         """Index in the layout; -1 while it has none, and for a unit without parameters."""
         self.members: list[Member] = []
-        self.weights: UnitWeights | None = None
+        self.weights: UnitWeights
+        """Made when the job is joined; a unit without parameters has none."""
         self.wire_dtype = "float32"
         self.push_dtype = torch.float32
         """Dtype of pushed gradients: that of its weights, unless the policy has a reduce_dtype."""
@@ -144,10 +143,6 @@ class Unit:
         """Forwards under way: their graph, and when they began."""
         self.with_gradient: set[int] = set()
         """Indices of members that had a gradient in this step which was pushed."""
-        self.held: frozenset[int] = frozenset()
-        """Indices of members of which torch would hold a gradient, from this step or one before."""
-        self.zeroed: frozenset[int] = frozenset()
-        """Indices whose gradient counts as 0 in a backward that leaves none (`ZeroedGradients`)."""
         self.kept: list[torch.Tensor | None] = []
         """float32 sums of the gradients of backwards that were not pushed, by member."""
 
@@ -159,7 +154,7 @@ class Unit:
     @property
     def nbytes(self) -> int:
         """Bytes of its weights here, while they are."""
-        return 0 if self.weights is None else self.weights.nbytes
+        return self.weights.nbytes
 
     # ---------------------------------------------------------------------- the layout
 
@@ -172,7 +167,9 @@ class Unit:
         """The layout is made, and this is its place; `trained`: what the optimizer has."""
         self.index = index
         for member, parameter in zip(self.members, layout.units[index].parameters, strict=True):
-            member.take_place(layout.placements[parameter].start, trained)
+            member.start = layout.placements[parameter].start
+            member.trainable = member.placeholder in trained
+            member.requires_grad = member.placeholder.requires_grad
         extents = (layout.extents[i] for i in layout.trainable_extents(index))
         self.trainable_elems = sum(extent.elems for extent in extents)
 
@@ -180,21 +177,18 @@ class Unit:
         self, device: Device, memory: Memory, *, elems: int, live_bytes: ByteCount
     ) -> None:
         """The layout is known: make the storage, empty."""
-        self.weights = make_weights(
-            device,
-            memory,
-            elems=elems,
-            dtype=getattr(torch, self.wire_dtype),
-            live_bytes=live_bytes,
-            places=[(m.start, m.placeholder.shape, m.requires_grad) for m in self.members],
-            name=self.name,
-        )
+        dtype = getattr(torch, self.wire_dtype)
+        places = [(m.start, m.placeholder.shape, m.requires_grad) for m in self.members]
+        given: Any = {"elems": elems, "dtype": dtype, "live_bytes": live_bytes, "places": places}
+        if isinstance(device, CudaDevice):
+            self.weights = DeviceWeights(device=device, name=self.name, **given)
+        else:
+            self.weights = UnitWeights(memory=memory, name=self.name, **given)
 
     # ---------------------------------------------------------------------- weights
 
     def install(self) -> None:
         """The weights have come: let the modules see them."""
-        assert self.weights is not None
         assert not self.is_installed
         for member, parameter in zip(self.members, self.weights.parameters, strict=True):
             if parameter.requires_grad != member.requires_grad:
@@ -203,36 +197,20 @@ class Unit:
         self.is_installed = True
 
     def remove(self) -> None:
-        """Put the placeholders back and free the weights, wherever they were."""
-        if self.weights is None:
-            return
-        if self.is_installed:
-            self.follow_requires_grad()
-            for member in self.members:
-                member.register(member.placeholder)
-            self.is_installed = False
+        """Put the placeholders back and free the weights."""
+        self.follow_requires_grad()
+        for member in self.members:
+            member.register(member.placeholder)
+        self.is_installed = False
         self.modules_run.clear()
         self.weights.free()
 
     # ---------------------------------------------------------------------- forwards, their graphs
 
-    def enter(self, module: nn.Module, call: Call | None) -> None:
-        """A forward of this module begins; `call`: its graph, if it has one."""
-        self.current[module] = (call, SYSTEM_CLOCK.now_ns())
-
-    def leave(self, module: nn.Module) -> tuple[Call | None, int]:
-        """A forward of this module ended: its graph, and when it began."""
-        return self.current.pop(module, (None, 0))
-
     def has_run(self, module: nn.Module) -> bool:
         """This module ran; whether all of them have since the unit was pulled."""
         self.modules_run.add(module)
         return len(self.modules_run) == len(self.modules)
-
-    def begin_call(self, *, step: int, aborts: int) -> Call:
-        """A forward with a graph."""
-        self.calls += 1
-        return Call(self, step, aborts)
 
     def keep(self) -> bool:
         """Its weights stay until its backward; True if they did not in this step."""
@@ -244,17 +222,6 @@ class Unit:
         is_over = not self.is_kept or (self.calls == 0 and not retained)
         return is_over and not self.open_calls and self.reshard_after_backward
 
-    def open_call(self, call: Call) -> None:
-        """Backward is about to compute with its weights for this forward."""
-        call.opened_ns = SYSTEM_CLOCK.now_ns()
-        self.open_calls.add(call)
-
-    def close_call(self, call: Call) -> int | None:
-        """Backward has computed for this forward: when it began to; None if it never did."""
-        self.open_calls.discard(call)
-        opened_ns, call.opened_ns = call.opened_ns, None
-        return opened_ns
-
     # ---------------------------------------------------------------------- gradients
 
     def begin_backward(self) -> None:
@@ -265,21 +232,14 @@ class Unit:
 
     def run_hooks(self) -> None:
         """Call the script's hooks: the gradients of this backward are complete."""
-        assert self.weights is not None
         for member, parameter in zip(self.members, self.weights.parameters, strict=True):
             member.placeholder.run_hooks(parameter)
 
     def take_gradients(self) -> list[torch.Tensor | None]:
         """Take what backward left, and what was kept before it, to be pushed."""
         self.was_pushed = True
-        gradients, self.kept = list(self.gradients()), []
-        for index in self.zeroed:
-            if gradients[index] is None:
-                assert self.weights is not None
-                gradients[index] = torch.zeros_like(self.weights.parameters[index])
+        gradients, self.kept = self.gradients(), []
         self.with_gradient.update(i for i, each in enumerate(gradients) if each is not None)
-        if not self.with_gradient <= self.held:
-            self.held |= self.with_gradient
         return gradients
 
     def drop_kept(self, ids: Container[int] | None = None) -> None:
@@ -292,14 +252,12 @@ class Unit:
 
     def gradients(self) -> list[torch.Tensor | None]:
         """Gradients that backward left, in order of members, with those kept before it."""
-        assert self.weights is not None
         left = [parameter.grad for parameter in self.weights.parameters]
         return [_sum(*pair) for pair in zip(self.kept, left, strict=True)] if self.kept else left
 
     @property
     def has_gradient(self) -> bool:
         """True if backward left anything that is not kept yet."""
-        assert self.weights is not None
         return any(parameter.grad is not None for parameter in self.weights.parameters)
 
     def keep_gradients(self) -> None:
@@ -311,9 +269,8 @@ class Unit:
 
     def drop_gradients(self) -> None:
         """Forget what backward left."""
-        if self.weights is not None:
-            for parameter in self.weights.parameters:
-                parameter.grad = None
+        for parameter in self.weights.parameters:
+            parameter.grad = None
 
     def end_step(self) -> None:
         """Forget what happened in the step."""
@@ -332,7 +289,6 @@ class Unit:
         It changes what it finds in the modules: a placeholder, or an installed parameter. So the
         one of the two that differs from what is known is the newer one.
         """
-        assert self.weights is not None
         with torch._C.DisableTorchFunctionSubclass():  # else asking a placeholder takes 2 us
             for member, parameter in zip(self.members, self.weights.parameters, strict=True):
                 known, placeholder = member.requires_grad, member.placeholder
@@ -370,7 +326,6 @@ class Unit:
 
     def check_unwritten(self) -> None:
         """Make sure that the script left the weights alone. Raises LuwuError before they go."""
-        assert self.weights is not None
         if self.weights.was_written():
             raise LuwuError(
                 f"unit {self.name}: a weight was changed in place between its pull and its free; "
