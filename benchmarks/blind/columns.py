@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.error_bar import error_bar
-from luwu.predict.check.quantities import NETWORK, predicted, question_of
 from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.validate import NETWORK, predicted, question_of
 
 SCHEMA: Final = 2
 _ROOT: Final = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from luwu.base.errors import ConfigError
 from luwu.predict.ask.question import make_question
 from luwu.predict.hardware.catalogue import TAGS, load
 from luwu.predict.hardware.hardware import Curve, Notes
-from luwu.predict.hardware.units import Dimension, parse
+from luwu.predict.hardware.values import Dimension, quantity_of
 
 MINE = """
 [device.mine]
@@ -22,12 +22,12 @@ bf16 = {value = 100, unit = "TFLOP/s"}
 
 def test_numbers_are_in_si() -> None:
     """Goal: prefixes, bits and binary sizes come out as they are meant."""
-    assert parse("x", "100 Gbit/s", Dimension.BYTES_PER_S) == 12.5e9
-    assert parse("x", "2 GiB", Dimension.BYTES) == 2 * 2**30
-    assert parse("x", "312 TFLOP/s", Dimension.OPERATIONS_PER_S) == 312e12
-    assert parse("x", "20 us", Dimension.SECONDS) == pytest.approx(20e-6)
-    assert parse("x", {"value": 12, "unit": "%"}, Dimension.RATIO) == pytest.approx(0.12)
-    assert parse("x", 0.5, Dimension.RATIO) == 0.5
+    assert quantity_of("x", "100 Gbit/s", Dimension.BYTES_PER_S) == 12.5e9
+    assert quantity_of("x", "2 GiB", Dimension.BYTES) == 2 * 2**30
+    assert quantity_of("x", "312 TFLOP/s", Dimension.OPERATIONS_PER_S) == 312e12
+    assert quantity_of("x", "20 us", Dimension.SECONDS) == pytest.approx(20e-6)
+    assert quantity_of("x", {"value": 12, "unit": "%"}, Dimension.RATIO) == pytest.approx(0.12)
+    assert quantity_of("x", 0.5, Dimension.RATIO) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_numbers_are_in_si() -> None:
 def test_bad_prediction_units(value: object, dimension: Dimension, said: str) -> None:
     """Goal: a number without its unit, or of another kind, is named, with what fits."""
     with pytest.raises(ConfigError, match=said):
-        parse("x", value, dimension)
+        quantity_of("x", value, dimension)
 
 
 def test_every_number_has_a_source() -> None:

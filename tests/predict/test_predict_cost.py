@@ -19,8 +19,7 @@ from luwu.predict.ask.cost import (
 )
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Link, Network, Server, Switch, Tariff
-from luwu.predict.networks.direct_topologies import Dragonfly, Torus
-from luwu.predict.networks.topologies import AggregationTree, Clos
+from luwu.predict.networks.topologies import AggregationTree, Clos, Dragonfly, Torus
 
 NET = Network(name="net", rate=50e9, efficiency=0.9, latency_s=4e-6)
 SWITCH = Switch(name="switch", ports_count=64, port_rate=50e9, price=6400.0, power=640.0)

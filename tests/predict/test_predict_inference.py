@@ -13,22 +13,20 @@ from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Curve
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.inference.inference import (
-    predict_continuous,
-    predict_decode,
-    predict_inference,
-    predict_prefill,
-    small_all_reduce,
-    with_largest_batch,
-)
-from luwu.predict.inference.inference_job import (
     RUNTIME_BYTES,
     InferenceJob,
     cache_bytes,
     cache_memory_bytes,
     layer_weight_bytes,
     maximum_batch,
+    predict_continuous,
+    predict_decode,
+    predict_inference,
+    predict_prefill,
     sequence_bytes,
+    small_all_reduce,
     weight_bytes,
+    with_largest_batch,
 )
 from luwu.predict.inference.inference_sockets import (
     SocketJob,

@@ -10,15 +10,16 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Network
 from luwu.predict.networks.choice import Built
-from luwu.predict.networks.direct_topologies import Dragonfly, Torus
 from luwu.predict.networks.topologies import (
     IN_NETWORK,
     NEIGHBOUR,
     AggregationTree,
     Clos,
+    Dragonfly,
     Inventory,
     RailOnly,
     RankGroup,
+    Torus,
 )
 
 NET = Network(name="net", rate=50e9, efficiency=0.9, latency_s=4e-6, hop_s=200e-9)

@@ -19,10 +19,10 @@ from luwu.predict.ask.error_bar import error_bar, error_bar_text, never_compared
 from luwu.predict.ask.fitting import nearest_fit
 from luwu.predict.ask.keys import assumed_text
 from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question, Served
-from luwu.predict.inference import inference_job as on_devices
+from luwu.predict.inference import inference as on_devices
 from luwu.predict.inference import inference_sockets as on_sockets
 from luwu.predict.inference.arrivals import arrivals_document, arrivals_text
-from luwu.predict.inference.inference_job import InferenceJob
+from luwu.predict.inference.inference import InferenceJob
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model.job import utilisation
 from luwu.predict.model.placement import domain_count

@@ -19,11 +19,17 @@ from typing import Any, Final, TypeAlias
 
 from luwu.base.errors import ConfigError
 from luwu.base.identifiers import by_identifier, identifier, words
-from luwu.predict.hardware import units
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Disk, Host, Link, Nic, Server, Switch, Tariff
-from luwu.predict.hardware.keys import check_keys, flag_of, text_of, wholes_of
-from luwu.predict.hardware.units import Dimension
+from luwu.predict.hardware.values import (
+    Dimension,
+    check_keys,
+    flag_of,
+    quantity_of,
+    text_of,
+    to_si,
+    wholes_of,
+)
 from luwu.predict.networks.choice import Built
 from luwu.predict.networks.topologies import AggregationTree
 
@@ -279,7 +285,7 @@ def _rented(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Se
         ("node_server", "node_rental", "rental", 0.0),
     ):
         if key in table:
-            rent = units.parse(_PLACE + key, table[key], Dimension.DOLLARS_PER_S)
+            rent = quantity_of(_PLACE + key, table[key], Dimension.DOLLARS_PER_S)
             server = values.get(owner) or Server(name=key, devices_count=devices)
             found[owner] = replace(server, **{own: rent})
     return found
@@ -297,9 +303,9 @@ def _tariff(table: Mapping[str, Any]) -> Tariff:
         raise ConfigError(f"{_PLACE}life_years: {years!r} is not a number of years")
     place = f"{_PLACE}energy_price"
     return Tariff(
-        life_s=units.to_si(f"{_PLACE}life_years", years, "year", Dimension.SECONDS),
-        pue=units.parse(f"{_PLACE}pue", table["pue"], Dimension.RATIO),
-        energy_price=units.parse(place, table["energy_price"], Dimension.DOLLARS_PER_JOULE),
+        life_s=to_si(f"{_PLACE}life_years", years, "year", Dimension.SECONDS),
+        pue=quantity_of(f"{_PLACE}pue", table["pue"], Dimension.RATIO),
+        energy_price=quantity_of(place, table["energy_price"], Dimension.DOLLARS_PER_JOULE),
     )  # fmt: skip
 
 

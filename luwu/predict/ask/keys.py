@@ -14,11 +14,17 @@ from functools import cache
 from typing import Any, Final, TypeAlias
 
 from luwu.base.errors import ConfigError, suggestion
-from luwu.predict.hardware import units
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.keys import SHARED, check_keys, flag_of, text_of, whole_of
 from luwu.predict.hardware.software import data, software
-from luwu.predict.hardware.units import Dimension
+from luwu.predict.hardware.values import (
+    SHARED,
+    Dimension,
+    check_keys,
+    flag_of,
+    quantity_of,
+    text_of,
+    whole_of,
+)
 
 _DEVICES: Final = re.compile(r"([0-9]+)x(.+)")
 Value: TypeAlias = str | int | float | bool
@@ -77,7 +83,7 @@ class QuestionKey:
     def read(self, table: Mapping[str, Any], catalogue: Catalogue) -> Any:
         """Its value: numbers in SI, names as what they name. Raises ConfigError."""
         if self.kind in _DIMENSIONS:
-            return units.parse(self.place, table[self.name], _DIMENSIONS[self.kind])
+            return quantity_of(self.place, table[self.name], _DIMENSIONS[self.kind])
         before = f"{self.section}." if self.section else ""
         value = _READERS.get(self.kind, text_of)(before, table, self.name)
         if self.kind in _ENTRIES:

@@ -18,12 +18,16 @@ from luwu.predict.ask.cost import Costs, Place, make_costs
 from luwu.predict.ask.keys import SECTIONS, TRAINING, read_keys, system_of
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Host
-from luwu.predict.hardware.keys import SHARED, optional_section_of, section_of, whole_of
 from luwu.predict.hardware.model import CONFIG_SUFFIX
+from luwu.predict.hardware.values import SHARED, optional_section_of, section_of, whole_of
 from luwu.predict.inference import inference_sockets as sockets
 from luwu.predict.inference.arrivals import Arrivals, make_arrivals
-from luwu.predict.inference.inference import predict_inference, predict_prefill, with_largest_batch
-from luwu.predict.inference.inference_job import InferenceJob
+from luwu.predict.inference.inference import (
+    InferenceJob,
+    predict_inference,
+    predict_prefill,
+    with_largest_batch,
+)
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model import memory
 from luwu.predict.model.job import StepTime, TrainingJob

@@ -26,7 +26,7 @@ from typing import Any, Final
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.foreign import parse_json, read_file
 from luwu.base.limits import TOML_BYTES_MAX
-from luwu.predict.hardware.keys import whole_of
+from luwu.predict.hardware.values import whole_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,9 +30,8 @@ from statistics import fmean
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.keys import check_keys, wholes_of
-from luwu.predict.inference.inference import Work, predict_round
-from luwu.predict.inference.inference_job import InferenceJob
+from luwu.predict.hardware.values import check_keys, wholes_of
+from luwu.predict.inference.inference import InferenceJob, Work, predict_round
 from luwu.predict.model.clock import Clock, Process
 from luwu.predict.model.job import StepTime
 

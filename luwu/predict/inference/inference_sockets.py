@@ -21,7 +21,7 @@ from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Network, Processor
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.hardware.software import fitted
-from luwu.predict.inference.inference_job import cache_bytes_per_element, check_tensor
+from luwu.predict.inference.inference import cache_bytes_per_element, check_tensor
 from luwu.predict.model.collectives import Path, hierarchical_all_reduce
 from luwu.predict.model.job import StepTime, check_choice
 from luwu.predict.model.layers import WIRE_BYTES

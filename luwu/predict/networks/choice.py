@@ -13,12 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from luwu.base.errors import ConfigError, suggestion
-from luwu.predict.hardware import units
 from luwu.predict.hardware.hardware import Device, Network
-from luwu.predict.hardware.keys import check_keys, flag_of, whole_of
-from luwu.predict.hardware.units import Dimension
-from luwu.predict.networks.direct_topologies import Dragonfly, Torus
-from luwu.predict.networks.topologies import AggregationTree, Clos, RailOnly
+from luwu.predict.hardware.values import Dimension, check_keys, flag_of, quantity_of, whole_of
+from luwu.predict.networks.topologies import AggregationTree, Clos, Dragonfly, RailOnly, Torus
 
 KINDS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "single-switch": (("radix",), ("aggregates", "endpoints")),
@@ -151,7 +148,7 @@ def _wholes(place: str, table: Mapping[str, Any], key: str) -> tuple[int, ...]:
 
 
 def _parser(dimension: Dimension) -> Callable[[str, Mapping[str, Any], str], float]:
-    return lambda place, table, key: units.parse(place + key, table[key], dimension)
+    return lambda place, table, key: quantity_of(place + key, table[key], dimension)
 
 
 _READERS: Final[dict[str, Callable[[str, Mapping[str, Any], str], Any]]] = {

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from luwu.predict.ask.question import Question
-from luwu.predict.check.quantities import question_of
-from luwu.predict.check.validate import document, kendall_tau
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.collectives import eta, exposed_s
 from luwu.predict.model.memory import sharded_state_bytes
 from luwu.predict.systems.data_parallel import predict_sharded_step
+from luwu.predict.validate import document, kendall_tau, question_of
 from tests import equations
 
 PREDICT = Path(__file__).parents[3] / "luwu" / "predict"

@@ -25,7 +25,7 @@ from luwu.predict.ask.keys import (
 from luwu.predict.ask.question import make_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import software
-from luwu.predict.plan.planner import plan
+from luwu.predict.plan import plan
 from tests.helpers.schemas import check
 
 ONE_LINE = [

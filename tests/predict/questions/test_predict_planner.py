@@ -13,7 +13,7 @@ from luwu.commands import plan as plan_command
 from luwu.commands.main import main
 from luwu.predict.ask.answer import answer
 from luwu.predict.hardware.catalogue import Catalogue, load
-from luwu.predict.plan.planner import Plan, plan, plan_document, plan_text
+from luwu.predict.plan import Plan, plan, plan_document, plan_text
 from tests.helpers.schemas import check
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "predict.md"

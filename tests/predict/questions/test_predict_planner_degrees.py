@@ -1,4 +1,4 @@
-"""Plans' degrees: all that the rules of planner_space.py say, and no others."""
+"""Plans' degrees: all that the rules of plan.py say, and no others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from luwu.base.errors import ConfigError
 from luwu.predict.ask.question import make_training_question
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.model.job import TrainingJob
-from luwu.predict.plan.planner import plan, plan_document, plan_text
-from luwu.predict.plan.planner_space import configurations
+from luwu.predict.plan import configurations, plan, plan_document, plan_text
 
 DENSE: dict[str, Any] = {
     "model": "Llama3-405B", "device": "H100-80", "network": "ib-ndr", "software": "nemo-2024",
