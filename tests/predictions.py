@@ -97,7 +97,7 @@ def _trial(system: str, random: Random, catalogue: Catalogue) -> Trial | None:
         return None
     table["network_rate"] = question.job.network.rate
     if isinstance(question, InferenceQuestion):
-        return Trial(table, answer.token_s, needs)
+        return Trial(table, answer.decode.seconds, needs)
     return Trial(table, answer.seconds, needs, _played_s(question) if plays else None)
 
 

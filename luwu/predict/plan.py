@@ -43,6 +43,7 @@ from luwu.predict.ask.question import Question, make_training_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.hardware.values import (
+    check_choice,
     check_keys,
     optional_section_of,
     section_of,
@@ -197,10 +198,7 @@ def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan:
 
 def _goal_of(table: Mapping[str, Any], costs: Mapping[str, Costs]) -> str:
     goal, (speed, dollars, *bought) = table.get("goal", "tokens_per_s"), GOALS
-    if goal not in GOALS:
-        raise ConfigError(
-            f"goal: {goal!r} is not one of {', '.join(GOALS)}{suggestion(str(goal), GOALS)}"
-        )
+    check_choice("goal", goal, GOALS)
     if goal != speed and not costs:
         raise ConfigError("goal: [cost] is missing, which says what is bought or rented")
     if goal in bought and any(each.tariff is None for each in costs.values()):
@@ -427,15 +425,11 @@ def systems_of(table: Mapping[str, Any]) -> list[str]:
         return [name for name in TRAINING if SECTIONS.get(name) in (None, *table)]
     if not isinstance(asked, list) or not asked or not all(isinstance(e, str) for e in asked):
         raise ConfigError(f"systems: {asked!r} is not a list of names; one such as ['3d'] fits")
-    found = [ALIASES[name] if name in ALIASES else str(name) for name in asked]
+    found = [ALIASES.get(name, name) for name in map(str, asked)]
     for name in found:
         if found.count(name) > 1:
             raise ConfigError(f"systems: {name!r} is there twice; each once fits")
-        if name not in TRAINING:
-            names = [*TRAINING, *ALIASES]
-            raise ConfigError(
-                f"systems: {name!r} is not one of {', '.join(names)}{suggestion(name, names)}"
-            )
+        check_choice("systems", name, [*TRAINING, *ALIASES])
         if SECTIONS.get(name) not in (None, "node", *table):
             raise ConfigError(f"[{SECTIONS[name]}] is missing: {name} needs to know its hosts")
     return found

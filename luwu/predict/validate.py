@@ -20,7 +20,7 @@ from statistics import mean
 from typing import Any, Final, TypeAlias
 
 from luwu.predict.ask.cost import network_bill
-from luwu.predict.ask.question import AnyQuestion, Question, Served, make_question
+from luwu.predict.ask.question import AnyQuestion, Question, make_question
 from luwu.predict.ask.sweep import replaced
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Host
@@ -59,11 +59,6 @@ def _teraflops(job: TrainingJob, step: StepTime, seen: float) -> float:
     return operations / job.devices / step.seconds / 1e12
 
 
-def _known(value: Any) -> Any:
-    assert value is not None  # the rows name processors whose peak is known
-    return value
-
-
 def _forward_s(step: StepTime) -> float:
     """Seconds of forward, where every layer is recomputed, as only the output layer is not."""
     return step.parts["recomputation"] + step.parts["output layer"] / 3
@@ -87,19 +82,16 @@ _TRAINING: Final[dict[str, Callable[[TrainingJob, StepTime], float]]] = {
     "TFLOP/s/device, scores in full": lambda job, step: _teraflops(job, step, 1.0),
     "TFLOP/s/device, half of the scores": lambda job, step: _teraflops(job, step, 0.5),
 }  # fmt: skip
-_INFERENCE: Final[dict[str, Callable[[Served], float]]] = {
-    "output token/s": lambda served: _known(served.tokens_per_s),
-    "token/s of prompts and answers": lambda served: (
-        _known(served.tokens_per_s)
-        * (served.job.input_tokens + served.job.output_tokens)
-        / served.job.output_tokens
-    ),
-    "first token ms": lambda served: 1e3 * sum(_known(served.first_token_parts).values()),
-    "first token s": lambda served: sum(_known(served.first_token_parts).values()),
-    "between tokens ms": lambda served: 1e3 * served.token_s,
-    "generated token/s": lambda served: served.batch / served.token_s,
-    "whole answer ms": lambda served: 1e3 * served.job.output_tokens / _known(served.tokens_per_s),
-}
+_INFERENCE: Final[dict[str, Callable[[Any, Any], float]]] = {  # the rows' peaks are known
+    "output token/s": lambda job, found: found.tokens_per_s,
+    "token/s of prompts and answers":
+        lambda job, found: found.tokens_per_s * job.tokens / job.output_tokens,
+    "first token ms": lambda job, found: 1e3 * found.first_token.seconds,
+    "first token s": lambda job, found: found.first_token.seconds,
+    "between tokens ms": lambda job, found: 1e3 * found.decode.seconds,
+    "generated token/s": lambda job, found: found.batch / found.decode.seconds,
+    "whole answer ms": lambda job, found: 1e3 * job.output_tokens / found.tokens_per_s,
+}  # fmt: skip
 NETWORK: Final[dict[str, Callable[[Any, Any], float]]] = {
     "switches": lambda built, costs: built.inventory.switches,
     "links between switches": lambda built, costs: built.inventory.links - built.endpoints,
@@ -149,7 +141,7 @@ def _value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -> float:
             return NETWORK[quantity](question.build(), question.costs)
         return _TRAINING[quantity](question.job, question.answer())
     if quantity not in _UNDER_LOAD:
-        return _INFERENCE[quantity](question.answer())
+        return _INFERENCE[quantity](question.job, question.answer())
     job, arrivals = question.job, question.arrivals
     assert isinstance(job, InferenceJob)
     assert arrivals is not None

@@ -18,11 +18,11 @@ from luwu.predict.ask.cost import HOUR_S, cost_document, cost_text, expense
 from luwu.predict.ask.error_bar import error_bar, error_bar_text, never_compared_text
 from luwu.predict.ask.fitting import nearest_fit
 from luwu.predict.ask.keys import assumed_text
-from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question, Served
+from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question
 from luwu.predict.inference import inference as on_devices
 from luwu.predict.inference import inference_sockets as on_sockets
 from luwu.predict.inference.arrivals import arrivals_document, arrivals_text
-from luwu.predict.inference.inference import InferenceJob
+from luwu.predict.inference.inference import Inference, InferenceJob
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model.job import utilisation
 from luwu.predict.model.placement import domain_count
@@ -120,9 +120,8 @@ def whole_training(
 
 
 def _inference_answer(question: InferenceQuestion) -> dict[str, Any]:
-    served = question.answer()
-    job, rate = served.job, served.tokens_per_s
-    parts, prefill = served.token_parts, served.first_token_parts
+    served, job = question.answer(), question.as_on_topology().job
+    rate, first = served.tokens_per_s, served.first_token
     if isinstance(job, InferenceJob):
         own, device = _of_devices(question, job, served), job.device.name
         ranks: dict[str, Any] = {"tensor": job.tensor, "pipeline": job.pipeline}
@@ -134,16 +133,15 @@ def _inference_answer(question: InferenceQuestion) -> dict[str, Any]:
         settings = {"batching": "static", "parallel_blocks": job.parallel_blocks}
     return {
         "schema": SCHEMA, "system": question.system,
-        "first_token_s": None if prefill is None else sum(prefill.values()),
-        "token_s": served.token_s,
-        "parts_s": by_identifier(parts),
-        "prefill_parts_s": None if prefill is None else by_identifier(prefill),
-        "binding": identifier(max(parts, key=parts.__getitem__)),
-        "prefill_binding":
-            None if prefill is None else identifier(max(prefill, key=prefill.__getitem__)),
+        "first_token_s": None if first is None else first.seconds,
+        "token_s": served.decode.seconds,
+        "parts_s": by_identifier(served.decode.parts),
+        "prefill_parts_s": None if first is None else by_identifier(first.parts),
+        "binding": identifier(served.decode.binding),
+        "prefill_binding": None if first is None else identifier(first.binding),
         "tokens_per_s": rate,
         "tokens_per_s_per_device": None if rate is None else rate / question.devices,
-        "decode_tokens_per_s": question.replicas * served.batch / served.token_s,
+        "decode_tokens_per_s": question.replicas * served.batch / served.decode.seconds,
         "batch": served.batch,
         **own,
         "asked": {
@@ -157,7 +155,9 @@ def _inference_answer(question: InferenceQuestion) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _of_devices(question: InferenceQuestion, job: InferenceJob, served: Served) -> dict[str, Any]:
+def _of_devices(
+    question: InferenceQuestion, job: InferenceJob, served: Inference
+) -> dict[str, Any]:
     """What only devices have; memory is of one, with all sequences at their end (F1 to F3)."""
     cache = on_devices.cache_bytes(job, job.tokens)
     work = on_devices.fixed_bytes(job) + job.batch * (on_devices.sequence_bytes(job) - cache)
@@ -167,7 +167,7 @@ def _of_devices(question: InferenceQuestion, job: InferenceJob, served: Served) 
             "weights": on_devices.weight_bytes(job), "cache": job.batch * cache, "work_space": work,
         },
         "memory_bytes_max": job.device.memory_bytes,
-        "extrapolated": served.extrapolated,
+        "extrapolated": served.notes,
         "unknown": {},
     }  # fmt: skip
     warnings = []
@@ -188,10 +188,10 @@ def _of_devices(question: InferenceQuestion, job: InferenceJob, served: Served) 
     return document | {"warnings": warnings}
 
 
-def _of_sockets(job: SocketJob, served: Served) -> dict[str, Any]:
+def _of_sockets(job: SocketJob, served: Inference) -> dict[str, Any]:
     """What only sockets have; memory is of one."""
     unknown, warnings = {}, []
-    if served.first_token_parts is None:
+    if served.first_token is None:
         why = (
             f"processor.{job.processor.name}.bf16 is not known, and it limits prefill; "
             "give the peak of its matrix products"
@@ -202,10 +202,10 @@ def _of_sockets(job: SocketJob, served: Served) -> dict[str, Any]:
         warnings.append("first_token_s: at the peak of the processor, so a bound from below")
     if job.memory_bytes is None:
         warnings.append("memory_bytes is not given, so whether sockets hold this was not asked")
-    cache = job.batch * on_sockets.socket_cache_bytes(job, job.input_tokens + job.output_tokens)
+    cache = job.batch * on_sockets.socket_cache_bytes(job, job.tokens)
     return {
         "memory_bytes": {"weights": on_sockets.socket_weight_bytes(job), "cache": cache},
-        "memory_bytes_max": job.memory_bytes, "extrapolated": served.extrapolated,
+        "memory_bytes_max": job.memory_bytes, "extrapolated": served.notes,
         "unknown": unknown, "warnings": warnings,
     }  # fmt: skip
 

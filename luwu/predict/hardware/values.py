@@ -57,8 +57,6 @@ _UNITS: Final[dict[Dimension, dict[str, float]]] = {
     Dimension.COUNT: {"count": 1.0},
     Dimension.TOKENS: {"tokens": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12},
 }  # fmt: skip
-SHARED: Final = ("topology", "cost")
-"""Sections that every question may have."""
 _TEXT: Final = re.compile(r"\s*([+-]?[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(\S.*)?")
 _BARE: Final = {Dimension.RATIO: "1", Dimension.COUNT: "count", Dimension.TOKENS: "tokens"}
 """Dimensions that need no unit."""
@@ -124,6 +122,15 @@ def check_keys(
     for key in needed:
         if key not in table:
             raise ConfigError(f"{place}{key} is missing")
+
+
+def check_choice(key: str, found: Any, known: Iterable[str]) -> None:
+    """Refuse what is none of those known."""
+    names = list(known)
+    if found not in names:
+        raise ConfigError(
+            f"{key}: {found!r} is not one of {', '.join(names)}{suggestion(str(found), names)}"
+        )
 
 
 def text_of(place: str, table: Mapping[str, Any], key: str) -> str:

@@ -41,8 +41,9 @@ from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Device, Network, Notes
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.hardware.software import fitted
+from luwu.predict.hardware.values import check_choice
 from luwu.predict.model.collectives import Path, measured_all_reduce, ring_all_reduce, send
-from luwu.predict.model.job import StepTime, check_choice, check_most
+from luwu.predict.model.job import StepTime, check_most
 from luwu.predict.model.layers import WIRE_BYTES, attention_rate, check_precision, cube_rate
 from luwu.predict.model.placement import network_path
 
@@ -250,27 +251,41 @@ class Work:
 class Inference:
     """The prediction of an inference job."""
 
-    tokens_per_s: float
-    """That come out of all devices."""
+    tokens_per_s: float | None
+    """That come out of all copies; None where prefill is not known."""
     batch: float
-    """In decode at once; what a round's budget leaves of the job's batch."""
-    prefill: StepTime
-    """From a whole batch's prompts to its first tokens; no queue before it."""
+    """In decode at once, of a copy; what a round's budget leaves of the job's batch."""
+    prefill: StepTime | None
+    """From a whole batch's prompts to its first tokens; no queue before it. None: the peak of the
+    processor is not known."""
     decode: StepTime
     """Between two tokens of a sequence, on the mean; continuous, with prefill of its rounds."""
+    first_token: StepTime | None
+    """`prefill`; in continuous batching of a request which waits for all of the round under way."""
+
+    @property
+    def notes(self) -> Notes:
+        """Curves that were read outside of what was measured."""
+        return self.decode.notes if self.prefill is None else self.prefill.notes | self.decode.notes
 
 
-def predict_inference(job: InferenceJob) -> Inference:
-    """All that users ask of a job (IN5, IN6). Raises ConfigError for a device without curves."""
-    prefill = predict_prefill(job)
+def predict_inference(job: InferenceJob, replicas: int = 1) -> Inference:
+    """All that users ask of so many copies of a job (IN5, IN6). Raises ConfigError for a device
+    without curves."""
+    prefill = first = predict_prefill(job)
     if job.batching == "continuous":
         batch, decode = predict_continuous(job)
         rate = batch / decode.seconds
+        alone = predict_prefill(replace(job, batch=1))
+        parts = {"round under way": decode.seconds, **alone.parts}
+        first = StepTime(parts=parts, notes=prefill.notes)
     else:
         batch, decode = float(job.batch), predict_decode(job)
         whole_s = prefill.seconds + (job.output_tokens - 1) * decode.seconds
         rate = batch * job.output_tokens / whole_s
-    return Inference(tokens_per_s=rate, batch=batch, prefill=prefill, decode=decode)
+    return Inference(
+        tokens_per_s=replicas * rate, batch=batch, prefill=prefill, decode=decode, first_token=first
+    )
 
 
 def predict_prefill(job: InferenceJob) -> StepTime:

@@ -56,7 +56,7 @@ def test_predict_laws_questions_of_inference_are_their_jobs(catalogue: Catalogue
     served = question.answer()
     assert isinstance(question.job, InferenceJob)
     assert served.tokens_per_s == predict_inference(question.job).tokens_per_s
-    assert served.job == question.job == with_largest_batch(question.job)
+    assert question.job == with_largest_batch(question.job)
     three = answer(make_question({**DEVICES, "replicas": 3}, catalogue))
     one = answer(question)
     assert three["tokens_per_s"] == pytest.approx(3 * one["tokens_per_s"])
