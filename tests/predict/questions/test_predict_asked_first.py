@@ -10,8 +10,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.predict.ask.answer import answer, text
-from luwu.predict.ask.fitting import nearest_fit
+from luwu.predict.ask.answer import answer, nearest_fit, text
 from luwu.predict.ask.question import Question, make_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import data

@@ -12,7 +12,8 @@ from luwu.base.errors import ConfigError
 from luwu.commands.main import main
 from luwu.predict.ask.question import make_question, read_table
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.model import MODEL_KINDS, model_of
+from luwu.predict.hardware.model import model_of
+from luwu.predict.hardware.software import data
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -72,7 +73,7 @@ def test_parameters_are_those_published(name: str) -> None:
     assert model_of(fields, name).parameters == parameters
 
 
-@pytest.mark.parametrize("name", MODEL_KINDS)
+@pytest.mark.parametrize("name", data("model_configs.toml")["types"])
 def test_parameters_are_those_of_transformers(name: str) -> None:
     """Goal: of every type, also with biases. Method: a small model of its own classes."""
     transformers = pytest.importorskip("transformers")
