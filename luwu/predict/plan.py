@@ -89,7 +89,6 @@ class Found:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second of all devices."""
         return self.question.job.tokens / self.step.seconds
 
     @property

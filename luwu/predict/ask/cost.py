@@ -41,7 +41,6 @@ _RENTALS: Final = ("device_rental", "node_rental")
 _KEYS: Final = (*_ENTRIES, *_COUNTS, *_TARIFF, "rented", *_RENTALS)
 _OF_WHAT_IS_BOUGHT: Final = ("switch", "link", *_TARIFF)
 HOUR_S: Final = 3600.0
-_MILLION: Final = 1e6
 _DISKS: Final = "disks"
 
 
@@ -140,7 +139,6 @@ class Hosts:
 
     @property
     def devices(self) -> int:
-        """Devices of all hosts."""
         return self.count * int(self.server.devices_count)
 
     @property
@@ -209,7 +207,7 @@ def tokens_per_dollar(tokens_per_s: float, dollars_per_s: float) -> float:
 
 def dollars_per_million_tokens(tokens_per_s: float, dollars_per_s: float) -> float:
     """B4."""
-    return _MILLION / tokens_per_dollar(tokens_per_s, dollars_per_s)
+    return 1e6 / tokens_per_dollar(tokens_per_s, dollars_per_s)
 
 
 # ---------------------------------------------------------------------- of a question

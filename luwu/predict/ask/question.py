@@ -130,7 +130,6 @@ class Question:
 
     @property
     def fits(self) -> bool:
-        """True if a device has as much."""
         return self.needed_bytes <= self.job.device.memory_bytes
 
     @property

@@ -47,7 +47,6 @@ class Catalogue:
     """`device.A100-80.bf16` -> where it comes from."""
 
     def names(self, kind: str) -> list[str]:
-        """Names of all entries of a kind."""
         return sorted(self.entries.get(kind, {}))
 
     def find(self, kind: str, name: str, key: str = "") -> Any:

@@ -122,7 +122,6 @@ class Device:
         return found
 
     def matmul(self, precision: str) -> Curve | None:
-        """The measured curve of a precision."""
         found: Curve | None = getattr(self, f"matmul_{precision}", None)
         return found
 

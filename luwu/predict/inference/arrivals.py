@@ -261,18 +261,13 @@ def arrivals_document(
     }
 
 
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """By nearest rank; a share of 0.5 is the median."""
-    return ordered[math.ceil(share * len(ordered)) - 1]
-
-
 def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """None: there are none, as answers of one token have no time between tokens."""
+    """By nearest rank. None: no values, as answers of one token have no time between tokens."""
     ordered = sorted(values)
     if not ordered:
         return None
-    found = {name: percentile(ordered, share) for name, share in _SHARES.items()}
-    return {"mean": fmean(values), **found}
+    ranks = {name: math.ceil(share * len(ordered)) for name, share in _SHARES.items()}
+    return {"mean": fmean(values), **{name: ordered[rank - 1] for name, rank in ranks.items()}}
 
 
 def arrivals_text(document: dict[str, Any]) -> list[str]:

@@ -136,7 +136,6 @@ class InferenceJob:
 
     @property
     def devices(self) -> int:
-        """In all."""
         return self.tensor * self.pipeline
 
     @property

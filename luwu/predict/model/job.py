@@ -148,7 +148,6 @@ class TrainingJob:
 
     @property
     def load(self) -> float:
-        """The capacity factor."""
         return 1.0 if self.capacity is None else self.capacity
 
     @property
@@ -198,7 +197,6 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """In all."""
         return sum(self.parts.values())
 
     @property

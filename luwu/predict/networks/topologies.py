@@ -333,7 +333,6 @@ class RailOnly:
 
     @property
     def rail(self) -> Clos:
-        """One of them."""
         return Clos(
             endpoints=self.endpoints // self.domain, radix=self.radix, network=self.network,
             tapers=self.tapers,
@@ -424,7 +423,6 @@ class Torus:
 
     @property
     def endpoints(self) -> int:
-        """Endpoints of all dimensions."""
         return math.prod(self.sizes)
 
     @property
@@ -493,12 +491,10 @@ class Dragonfly:
 
     @property
     def endpoints(self) -> int:
-        """Endpoints of all groups."""
         return self.groups * self.routers_per_group * self.endpoints_per_router
 
     @property
     def global_links(self) -> int:
-        """Global links of a router."""
         return int(self.endpoints_per_router / self.global_taper)
 
     @property
