@@ -10,13 +10,7 @@ from typing import Any, Final
 import pytest
 
 from benchmarks.blind import __main__ as program
-from benchmarks.blind.columns import (
-    TOLERANCE,
-    catalogue_of,
-    parameters_sha256,
-    today,
-    values_of,
-)
+from benchmarks.blind.columns import TOLERANCE, catalogue_of, parameters_sha256, today, values_of
 from benchmarks.blind.interval import SHARE, interval
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.catalogue import Catalogue

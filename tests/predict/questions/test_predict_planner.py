@@ -61,10 +61,7 @@ def test_predict_laws_plans(catalogue: Catalogue) -> None:
             {"topology": {"kind": "torus", "sizes": [8]}},
             r"topology.sizes: .*; so it is with \d+ of",
         ),
-        (
-            {"devices": 1, "batch": 1, "model": "GPT-1T"},
-            r"none of \d+ configurations fits",
-        ),
+        ({"devices": 1, "batch": 1, "model": "GPT-1T"}, r"none of \d+ configurations fits"),
         ({"batch": 7}, r"batch: no degrees share it"),
         ({"devices": [8, 16]}, r"devices: \[8, 16\] is not a whole number"),
         ({"devices": None}, r"devices is missing"),

@@ -59,7 +59,7 @@ def test_predict_laws_a_point_is_its_question(catalogue: Catalogue) -> None:
             make_question(
                 {**LUWU, "devices": devices, "batch": batch, "node": {**NODE, "disks": disks}},
                 catalogue,
-            ),
+            )
         )
         for devices, batch in ((8, 32), (16, 64))
         for disks in (4, 12)
