@@ -1,18 +1,34 @@
-"""No step is shorter than its busiest resource needs: closed form and cores agree on it."""
+"""No step is shorter than its busiest resource needs, or longer with more of it."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 
+from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer import answer
-from luwu.predict.ask.question import Question, make_question
+from luwu.predict.ask.keys import SYSTEMS
+from luwu.predict.ask.question import AnyQuestion, Question, make_question
 from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.hardware.catalogue import Catalogue
-from tests.predictions import Trial, main, quick_playing, trials
+from luwu.predict.hardware.hardware import Curve
+from luwu.predict.inference.inference_sockets import SocketJob
+from luwu.predict.model.job import StepTime
+from luwu.predict.systems.data_parallel import Offload
+from luwu.predict.systems.in_network import OptimizerNodes
+from tests.predictions import Trial, main, quick_playing, random_table, trials
 
+RATES = (
+    ("memory_rate",), ("bf16", "fp8", "matmul_bf16", "matmul_fp8"), ("all_reduce", "domain_rate"),
+    ("host_rate",),
+)  # fmt: skip
+OF_OFFLOADS = RATES[2:]
 SLOW: dict[str, Any] = {
     "system": "3d", "model": "Llama3-70B", "device": "H100-80", "network": "ib-ndr",
     "software": "nemo-2024", "devices": 64, "sequence": 8192, "batch": 128, "tensor": 4,
@@ -29,6 +45,62 @@ def test_predict_laws_no_step_is_shorter_than_its_busiest_resource(catalogue: Ca
     longest = {max(each.needs, key=lambda name: each.needs[name]) for each in found}
     assert {"port", "compute", "memory", "push", "pull", "disk read", "disk write"} <= longest
     assert sum(each.played_s is not None for each in found) > 5
+
+
+def twice(thing: Any, *names: str) -> Any:
+    """With twice of what it has of these numbers and curves."""
+    found = {}
+    for name in names:
+        value = getattr(thing, name, None)
+        if isinstance(value, Curve):
+            found[name] = replace(value, rates=tuple(2 * rate for rate in value.rates))
+        elif value is not None:
+            found[name] = 2 * value
+    return replace(thing, **found)
+
+
+def faster(question: Any) -> Iterator[tuple[str, Any]]:
+    """The question with twice of one thing each, and what that is."""
+    job, part = question.job, getattr(question, "part", None)
+    more = {"job": replace(job, network=twice(job.network, "rate"))}
+    if isinstance(part, OptimizerNodes):
+        more["part"] = replace(part, network=twice(part.network, "rate"))
+    yield "network", replace(question, **more)
+    kind = "processor" if isinstance(job, SocketJob) else "device"
+    # The form of what offloads may be a few per cent longer with a faster device: a known flaw.
+    for names in OF_OFFLOADS if isinstance(part, Offload) else RATES:
+        own = twice(getattr(job, kind), *names)
+        yield names[0], replace(question, job=replace(job, **{kind: own}))
+    if part is not None:
+        for name in ("disks", "processors"):
+            yield name, replace(question, part=replace(part, host=twice(part.host, name)))
+    if isinstance(part, OptimizerNodes):
+        yield "nodes", replace(question, part=twice(part, "nodes"))
+        yield "cached", replace(question, part=replace(part, cached=1.0))
+
+
+def test_predict_laws_more_is_never_slower(catalogue: Catalogue) -> None:
+    """Goal: of random questions of all systems none takes longer, for a step or for a token, with
+    twice the rate of a port, a device, a memory or a drive, or with more nodes; and no part of a
+    step is below zero."""
+    random, seen = Random(0), Counter[str]()
+    for number in range(1000):
+        with suppress(ConfigError):
+            system = tuple(SYSTEMS)[number % len(SYSTEMS)]
+            question = make_question(random_table(system, random), catalogue)
+            before = parts_of(question)
+            assert min(before.values()) >= 0
+            for name, more in faster(question):
+                assert sum(parts_of(more).values()) <= sum(before.values()) * (1 + 1e-9), name
+                seen[name] += 1
+    assert len(seen) == 9
+    assert min(seen.values()) > 50
+
+
+def parts_of(question: AnyQuestion) -> dict[str, float]:
+    """Of a step, or between two tokens."""
+    found = question.answer()
+    return found.parts if isinstance(found, StepTime) else found.decode.parts
 
 
 def test_bad_prediction_is_found() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.ask.question import make_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import software
 from luwu.predict.model import collectives as c
@@ -231,17 +230,3 @@ def test_bad_prediction_experts_of_a_dense_model(
     dense = replace(job, expert=1, model=catalogue.model("Llama3-8B"))
     with pytest.raises(ConfigError, match=rf"{key}: Llama3-8B has no experts; leave it out"):
         replace(dense, **{key: 2})
-
-
-def test_a_question_asks_for_experts(catalogue: Catalogue) -> None:
-    """Goal: degrees and the capacity factor of a question arrive."""
-    table = {
-        "system": "3d", "model": "Mixtral-8x7B", "device": "H100-80", "network": "ib-ndr",
-        "software": "nemo-2024", "devices": 64, "sequence": 4096, "batch": 256, "tensor": 2,
-        "pipeline": 2, "expert": 8, "expert_tensor": 1, "capacity": 1.5, "sequence_parallel": True,
-    }  # fmt: skip
-    found = make_question(table, catalogue)
-    assert (found.job.expert, found.job.expert_width, found.job.load) == (8, 1, 1.5)
-    assert found.answer().parts["expert exchange"] > 0
-    with pytest.raises(ConfigError, match=r"expert: zero3 has data parallel ranks alone"):
-        make_question({**table, "system": "zero3", "tensor": 1, "pipeline": 1}, catalogue)

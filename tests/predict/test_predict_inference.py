@@ -1,4 +1,4 @@
-"""Inference: laws of prefill, decode and batches, on devices and on sockets; published rows."""
+"""Inference: laws of prefill, decode and batches, on devices and on sockets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.hardware import Curve
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.inference.inference import (
     RUNTIME_BYTES,
@@ -124,14 +123,6 @@ def test_predict_laws_one_device_exchanges_nothing(job: InferenceJob) -> None:
     assert predict_decode(one).parts == predict_decode(one).parts
 
 
-@pytest.mark.parametrize("tensor", [1, 2, 8])
-def test_predict_laws_a_decode_reads_all_weights(job: InferenceJob, tensor: int) -> None:
-    """IN1. Goal: a token of one sequence takes at least weights over the memory's rate."""
-    one = replace(job, tensor=tensor, device=replace(job.device, memory_bytes=2e11))
-    weights = one.model.layers * layer_weight_bytes(one)
-    assert predict_decode(one).seconds > weights / one.device.memory_rate
-
-
 def test_predict_laws_tensor_ranks_lower_latency_and_stages_do_not(job: InferenceJob) -> None:
     """IN4. Goal: of one request, more tensor ranks are faster, more stages are not; with all stages
     at work, stages lose less to exchanges than ranks do."""
@@ -179,30 +170,6 @@ def test_predict_laws_all_reduces_have_their_own_size(job: InferenceJob) -> None
     small = small_all_reduce(8, short, job.device.domain_rate)
     assert predict_decode(job).parts["tensor exchange"] == pytest.approx(160 * small)
     assert small < measured_all_reduce(8, short, curve) == measured_all_reduce(8, 1000, curve)
-
-
-@pytest.mark.parametrize(
-    "names", [("memory_rate",), ("bf16",), ("fp8", "matmul_fp8"), ("all_reduce",)], ids=str
-)
-@pytest.mark.parametrize("batching", ["static", "continuous"])
-def test_predict_laws_more_is_never_slower(
-    job: InferenceJob, names: tuple[str, ...], batching: str
-) -> None:
-    """Goal: twice the rate of anything lowers no throughput and raises no latency."""
-    some = replace(job, batch=64, batching=batching)
-    device: Any = some.device
-    for name in names:
-        value = getattr(device, name)
-        twice = (
-            replace(value, rates=tuple(2 * rate for rate in value.rates))
-            if isinstance(value, Curve)
-            else 2 * value
-        )
-        device = replace(device, **{name: twice})
-    before, after = predict_inference(some), predict_inference(replace(some, device=device))
-    assert after.tokens_per_s >= before.tokens_per_s
-    assert after.prefill.seconds <= before.prefill.seconds
-    assert after.decode.seconds <= before.decode.seconds
 
 
 # ---------------------------------------------------------------------- batches
@@ -338,6 +305,3 @@ def test_bad_prediction_prefill_without_a_peak(sockets: SocketJob) -> None:
     bare = replace(sockets, processor=replace(sockets.processor, bf16=None))
     with pytest.raises(ConfigError, match=r"Xeon-8575C.bf16 is missing, and it limits prefill"):
         predict_socket_prefill(bare)
-
-
-# ---------------------------------------------------------------------- published rows

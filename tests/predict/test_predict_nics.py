@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer import answer, text
 from luwu.predict.ask.question import Question, make_question
 from luwu.predict.driven.driven import play_driven_steps
@@ -68,24 +67,6 @@ def test_predict_laws_what_is_shared_of_a_port(catalogue: Catalogue) -> None:
     assert step_path(job, placed(job, 32, 2)).rate == nic / 2  # two groups leave the host
 
 
-@pytest.mark.parametrize("count", [3, 16])
-def test_bad_nics(catalogue: Catalogue, count: int) -> None:
-    with pytest.raises(ConfigError, match=rf"nics_per_host: {count} NICs .* 1, 2, 4, 8 fits"):
-        asked(catalogue, LUWU, nics_per_host=count)
-
-
-def test_bad_nics_with_a_topology(catalogue: Catalogue) -> None:
-    """Goal: an endpoint is a device's port, so neither shared ports nor hosts fit there."""
-    tree = {"kind": "aggregation-tree", "fan_in": 64}
-    with pytest.raises(ConfigError, match=r"nics_per_host: 8 devices share a NIC"):
-        asked(catalogue, LUWU, nics_per_host=1, topology=tree)
-    with pytest.raises(ConfigError, match=r"node.per_host: \[topology\]"):
-        asked(catalogue, {**LUWU, "node": {**NODE, "per_host": "pull"}}, topology=tree)
-    with pytest.raises(ConfigError, match=r"per_host: 'pul' .*did you mean pull"):
-        asked(catalogue, {**LUWU, "node": {**NODE, "per_host": "pul"}})
-    assert asked(catalogue, LUWU, nics_per_host=8, topology=tree).answer().seconds > 0
-
-
 @pytest.mark.feature("a pull per host instead of one per device")
 def test_predict_laws_a_host_pulls_once(catalogue: Catalogue) -> None:
     """L8. Goal: what is sent once per host is an eighth of the bytes and, through one NIC, of the
@@ -139,19 +120,6 @@ def test_predict_laws_a_domain_link_carries_both(catalogue: Catalogue) -> None:
     how = quick_playing(question.job)
     played_s = play_driven_steps(question.job, question.nodes, **how)
     assert played_s >= found.seconds
-
-
-def test_predict_laws_the_play_has_the_same_ports(catalogue: Catalogue) -> None:
-    """Goal: with one NIC, and pulls of hosts, the play is no shorter than the pulls."""
-    for per_host in ("none", "pull"):
-        question = asked(
-            catalogue, {**LUWU, "node": {**NODE, "per_host": per_host}}, nics_per_host=1
-        )
-        assert question.nodes is not None
-        busy = node_resources(question.job, question.nodes, question.job.model.parameters)
-        how = quick_playing(question.job)
-        played_s = play_driven_steps(question.job, question.nodes, **how)
-        assert played_s > busy["pull"] * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -131,17 +131,6 @@ def test_predict_laws_context_exchange_hides_behind_attention(job: TrainingJob) 
     assert between[2] == pytest.approx(KAPPA_NETWORK * alone)
 
 
-@pytest.mark.parametrize("context", [2, 4])
-def test_predict_laws_a_faster_network_never_slows_context(job: TrainingJob, context: int) -> None:
-    """Goal: more bandwidth is never slower, inside a domain and between them."""
-    one = replace(job, context=context)
-    network = replace(job.network, rate=2 * job.network.rate)
-    device = replace(job.device, all_reduce=None, domain_rate=900e9)
-    assert predict_step(replace(one, network=network)).seconds <= predict_step(one).seconds
-    before = replace(one, device=replace(device, domain_rate=450e9))
-    assert predict_step(replace(one, device=device)).seconds < predict_step(before).seconds
-
-
 @pytest.mark.parametrize(
     ("recompute", "fused", "rounds"),
     [("none", True, 1), ("half", True, 1.5), ("full", True, 2), ("selective", False, 2),

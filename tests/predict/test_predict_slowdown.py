@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from luwu.base.errors import ConfigError
 from luwu.predict.ask.question import Question, make_question
 from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.hardware.catalogue import Catalogue
@@ -77,14 +76,3 @@ def test_predict_laws_slow_workers_in_events_are_the_closed_form(catalogue: Cata
     closed = predict_in_network_step(made.job, made.nodes)
     expected = closed.seconds
     assert play_driven_steps(made.job, made.nodes) == pytest.approx(expected, rel=0.03)
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [(0.9, "1 is none, and more is slower"), (0, "1 is none, and more is slower"),
-     (-1, "below zero"), (float("nan"), "not a number"), (float("inf"), "not a number"),
-     ("20 ms", "ms")],
-)  # fmt: skip
-def test_bad_prediction_of_a_slowdown(catalogue: Catalogue, value: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"slowdown: .*{said}"):
-        question(catalogue, "zero3", slowdown=value)

@@ -203,13 +203,6 @@ def test_predict_laws_an_uplink_carries_the_tensor_once() -> None:
     assert network.connection(of(1000), "all_to_all").rate < RATE / 50
 
 
-def test_predict_laws_groups_share_the_uplinks_of_a_tree() -> None:
-    """Goal: 10 groups that cross a tier at once have a tenth of its uplinks each."""
-    network = tree(1000, 10)
-    assert network.connection(of(100, 10), "push").rate == pytest.approx(RATE / 10)
-    assert network.connection(of(10), "push").rate == pytest.approx(RATE)
-
-
 # ---------------------------------------------------------------------- rail-only
 
 

@@ -84,41 +84,6 @@ def test_predict_laws_hierarchies() -> None:
 # ---------------------------------------------------------------------- steps
 
 
-def test_predict_laws_a_step_is_the_sum_of_its_parts(job: TrainingJob) -> None:
-    """Goal: parts add up, nothing is below zero, and two predictions are the same."""
-    step = predict_step(job)
-    assert step.seconds == sum(step.parts.values())
-    assert min(step.parts.values()) >= 0
-    assert step.parts == predict_step(job).parts
-    assert step.binding == "products"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"device": ("bf16", "matmul_bf16")},
-        {"device": ("memory_rate",)},
-        {"device": ("all_reduce",)},
-        {"network": ("rate",)},
-    ],
-    ids=str,
-)
-def test_predict_laws_more_is_never_slower(
-    job: TrainingJob, change: dict[str, tuple[str, ...]]
-) -> None:
-    """Goal: twice the rate of anything makes no step longer."""
-    (part, names), = change.items()  # fmt: skip
-    thing: Any = getattr(job, part)
-    for name in names:
-        value = getattr(thing, name)
-        twice = (
-            2 * value if isinstance(value, float)
-            else replace(value, rates=tuple(2 * rate for rate in value.rates))
-        )  # fmt: skip
-        thing = replace(thing, **{name: twice})
-    assert predict_step(replace(job, **{part: thing})).seconds < predict_step(job).seconds
-
-
 def test_predict_laws_sizes_of_one(job: TrainingJob) -> None:
     """Goal: one device, one stage, one sequence: no exchange, no bubble."""
     one = replace(job, devices=1, batch=1, tensor=1, pipeline=1, virtual=1, sequence_parallel=False)

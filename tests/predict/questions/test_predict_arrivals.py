@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer import answer, text
 from luwu.predict.ask.question import InferenceQuestion, make_question
 from luwu.predict.hardware.catalogue import Catalogue
@@ -82,36 +81,6 @@ def test_arrivals_are_told(catalogue: Catalogue) -> None:
     one = answer(make_question({**QUESTION, "output_tokens": 1}, catalogue))
     assert one["arrivals"]["token_s"] is None
     assert "between tokens" not in text(one).partition("2 requests per second")[2]
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"arrivals": 3}, r"^arrivals: 3 is not a section; write \[arrivals\]"),
-        ({"arrivals": {}}, r"^\[arrivals\]: give per_second or concurrent, one of the two"),
-        (
-            {"arrivals": {"concurrent": 40, "requests": 60}},
-            r"^arrivals.requests: 60 of 40 concurrent users .*80 or",
-        ),
-        ({"arrivals": {"per_secnd": 1}}, r"^arrivals.per_secnd is unknown .*mean per_second"),
-        ({"arrivals": {"per_second": 0}}, r"^arrivals.per_second: 0; a number above 0 fits"),
-        ({"arrivals": {"per_second": True}}, r"^arrivals.per_second: True; a number"),
-        ({"arrivals": {"per_second": 1, "seed": 0.5}}, r"^arrivals.seed: 0.5 is not a whole"),
-        ({"arrivals": {"per_second": 1, "requests": 0}}, r"^arrivals.requests: 0 is not a whole"),
-        ({"arrivals": {"per_second": 1, "requests": 1}}, r"^arrivals.requests: 1 for 2 copies; 2"),
-        ({"batching": "static"}, r"^\[arrivals\] with batching 'static', .*continuous"),
-    ],
-)
-def test_bad_prediction_arrivals(catalogue: Catalogue, change: dict[str, Any], said: str) -> None:
-    """Goal: what is wrong is named by its key, with what would fit."""
-    with pytest.raises(ConfigError, match=said):
-        answer(make_question({**QUESTION, **change}, catalogue))
-
-
-def test_bad_prediction_training_has_no_arrivals(catalogue: Catalogue) -> None:
-    """Goal: the section of another system is unknown."""
-    with pytest.raises(ConfigError, match=r"^arrivals is unknown here"):
-        make_question({"system": "ddp", "arrivals": ARRIVALS}, catalogue)
 
 
 # ---------------------------------------------------------------------- laws

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from luwu.base.errors import ConfigError
 from luwu.commands.main import main
 from luwu.predict.ask.answer import answer, nearest_fit, text
 from luwu.predict.ask.question import Question, make_question
@@ -113,20 +112,6 @@ def test_predict_laws_a_whole_training(catalogue: Catalogue) -> None:
     assert "dollars are not known without [cost]" in text(bare)
     assert bare["whole_training"]["days"] == pytest.approx(2 * found["days"], rel=1e-5)
     assert "whole_training" not in answer(asked(catalogue, micro_batch=1))
-
-
-@pytest.mark.parametrize(
-    ("tokens", "said"),
-    [
-        ("1 GB", "tokens: the unit 'GB' is one of bytes, but this is in tokens: tokens, K, M"),
-        ("1K", "tokens: '1K' of the whole training are less than a step's 1,048,576"),
-        ("many", "tokens: 'many' is not a number with a unit"),
-    ],
-)
-def test_bad_prediction_tokens(catalogue: Catalogue, tokens: str, said: str) -> None:
-    """Goal: what is no length of a training is refused by name."""
-    with pytest.raises(ConfigError, match=said):
-        asked(catalogue, tokens=tokens)
 
 
 # ---------------------------------------------------------------------- how far off

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ import pytest
 from luwu.predict.ask.question import Question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.collectives import eta, exposed_s
-from luwu.predict.model.memory import sharded_state_bytes
-from luwu.predict.systems.data_parallel import predict_sharded_step
 from luwu.predict.validate import document, kendall_tau, question_of
 from tests import equations
 
@@ -118,23 +115,6 @@ def test_collectives_lose_more_with_more_ranks() -> None:
     """Goal: the published points, and what lies between them."""
     assert [eta(ranks) for ranks in (1, 2, 4, 8, 64)] == [1.0, 0.98, 0.74, 0.69, 0.69]
     assert 0.74 < eta(3) < 0.98
-
-
-def test_predict_laws_sharded_steps(catalogue: Catalogue, found: dict[str, Any]) -> None:
-    """Goal: one device exchanges nothing; more devices hold less each; a faster network is never
-    slower; every part counts."""
-    row = next(row for row in found["training"] if row["question"]["system"] == "zero3")
-    question = question_of(row["question"], catalogue)
-    assert isinstance(question, Question)
-    job = question.job
-    alone = predict_sharded_step(replace(job, devices=1, batch=job.micro_batch))
-    assert alone.parts["exchange"] == 0
-    faster = replace(job, network=replace(job.network, rate=2 * job.network.rate))
-    assert predict_sharded_step(faster).seconds < predict_sharded_step(job).seconds
-    twice = replace(job, devices=2 * job.devices, batch=2 * job.batch)
-    assert sharded_state_bytes(twice) < sharded_state_bytes(job)
-    step = predict_sharded_step(job)
-    assert step.seconds == sum(step.parts.values())
 
 
 def test_equations_are_on_their_page() -> None:
