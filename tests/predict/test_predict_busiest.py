@@ -22,6 +22,7 @@ from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model.job import StepTime
 from luwu.predict.systems.data_parallel import Offload
 from luwu.predict.systems.in_network import OptimizerNodes
+from tests.predict.tables import LUWU, NODE, ZERO3, asked
 from tests.predictions import Trial, main, quick_playing, random_table, trials
 
 RATES = (
@@ -81,8 +82,8 @@ def faster(question: Any) -> Iterator[tuple[str, Any]]:
 
 def test_predict_laws_more_is_never_slower(catalogue: Catalogue) -> None:
     """Goal: of random questions of all systems none takes longer, for a step or for a token, with
-    twice the rate of a port, a device, a memory or a drive, or with more nodes; and no part of a
-    step is below zero."""
+    twice the rate of a port, a device, a memory or a drive, or with more nodes; none is longer by
+    more than one device is slower; and no part of a step is below zero."""
     random, seen = Random(0), Counter[str]()
     for number in range(1000):
         with suppress(ConfigError):
@@ -93,6 +94,11 @@ def test_predict_laws_more_is_never_slower(catalogue: Catalogue) -> None:
             for name, more in faster(question):
                 assert sum(parts_of(more).values()) <= sum(before.values()) * (1 + 1e-9), name
                 seen[name] += 1
+            if isinstance(question, Question):
+                slow = replace(question, job=replace(question.job, slowdown=1.5))
+                longer = slow.answer().seconds / sum(before.values())
+                assert longer <= 1.5 * (1 + 1e-9)
+                assert longer >= 1 - 1e-9 or isinstance(question.part, Offload)
     assert len(seen) == 9
     assert min(seen.values()) > 50
 
@@ -101,6 +107,13 @@ def parts_of(question: AnyQuestion) -> dict[str, float]:
     """Of a step, or between two tokens."""
     found = question.answer()
     return found.parts if isinstance(found, StepTime) else found.decode.parts
+
+
+def test_predict_laws_a_device_alone_is_as_much_slower(catalogue: Catalogue) -> None:
+    """O4. Goal: where nothing is exchanged, all of a step is compute."""
+    alone = {**ZERO3, "system": "ddp", "model": "GPT-1.3B", "devices": 1, "batch": 8}
+    even, slow = (asked(alone, catalogue, slowdown=each).answer().seconds for each in (1, 1.25))
+    assert slow == pytest.approx(1.25 * even)
 
 
 def test_bad_prediction_is_found() -> None:
@@ -123,8 +136,7 @@ def test_predict_laws_an_interleaved_pipeline_takes_what_its_port_needs(
 ) -> None:
     """P1, P2, T5. Goal: 70B in twenty parts a stage on 12.5 Gbit/s a device: the closed form says
     what the port needs."""
-    question = make_question(SLOW, catalogue)
-    assert isinstance(question, Question)
+    question = asked(SLOW, catalogue)
     network = replace(question.job.network, rate=12.5e9 / 8)
     question = replace(question, job=replace(question.job, network=network))
     sent = sum(each.port_bytes for each in question.exchanges().values())
@@ -137,19 +149,10 @@ def test_predict_laws_an_interleaved_pipeline_takes_what_its_port_needs(
 def test_predict_laws_a_play_measures_a_step_like_all_after_it(catalogue: Catalogue) -> None:
     """P2. Goal: where the drive binds, the first steps leave the next one less to write; the step
     that is measured comes after them. (Of 100,000 random questions one was 3 % too short.)"""
-    question = make_question(
-        {
-            "system": "luwu", "model": "GPT-13B", "device": "A100-40", "network": "roce-400g",
-            "software": "llama-2024", "devices": 32, "sequence": 8192, "micro_batch": 2,
-            "batch": 64, "nics_per_host": 2,
-            "node": {
-                "processor": "Xeon-5320", "memory_bytes": "512 GB", "disk": "P5510-3.84T",
-                "disks": 1, "pulls": 2, "per_host": "none",
-            },
-        },
-        catalogue,
+    question = asked(
+        LUWU, catalogue, network="roce-400g", software="llama-2024", devices=32, sequence=8192,
+        micro_batch=2, nics_per_host=2, recompute="none", node={**NODE, "disks": 1},
     )  # fmt: skip
-    assert isinstance(question, Question)
     step = question.answer()
     assert step.binding == "disk write"
     assert question.nodes is not None

@@ -15,6 +15,7 @@ from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.collectives import eta, exposed_s
 from luwu.predict.validate import document, kendall_tau, question_of
 from tests import equations
+from tests.predict.tables import LUWU, asked
 
 PREDICT = Path(__file__).parents[3] / "luwu" / "predict"
 BARS = {
@@ -60,17 +61,11 @@ def test_every_published_run_fits(catalogue: Catalogue, found: dict[str, Any]) -
         question = question_of(row["question"], catalogue)
         assert isinstance(question, Question)
         assert question.fits, row
-    table = {
-        "system": "luwu", "model": "GPT-1000B", "device": "A100-40", "network": "roce-100g",
-        "software": "deepspeed-2023", "devices": 8, "sequence": 2048, "batch": 16,
-        "micro_batch": 2, "recompute": "full",
-        "node": {"processor": "Xeon-5320", "memory_bytes": "512 GB", "disk": "P5510-3.84T",
-                 "disks": 12},
-    }  # fmt: skip
-    for more, fits in (({"layers_in_hosts": 552}, True), ({}, False)):
-        question = question_of({**table, **more}, catalogue)
-        assert isinstance(question, Question)
-        assert question.fits == fits
+    table = {**LUWU, "model": "GPT-1000B", "software": "deepspeed-2023", "devices": 8}
+    table |= {"batch": 16, "micro_batch": 2}
+    assert [asked(table, catalogue, layers_in_hosts=each).fits for each in (552, None)] == [
+        True, False,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

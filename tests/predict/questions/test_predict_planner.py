@@ -12,9 +12,11 @@ from luwu.base.errors import ConfigError
 from luwu.commands import plan as plan_command
 from luwu.commands.main import main
 from luwu.predict.ask.answer import answer
-from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.plan import Plan, plan, plan_document, plan_text
 from tests.helpers.schemas import check
+from tests.predict import tables
+from tests.predict.tables import NODE
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "predict.md"
 TABLE: dict[str, Any] = {
@@ -82,9 +84,6 @@ def test_bad_prediction_plans(catalogue: Catalogue, change: dict[str, Any], said
         plan(table, catalogue)
 
 
-NODE: dict[str, Any] = {
-    "processor": "Xeon-5320", "memory_bytes": "512 GiB", "disk": "P5510-3.84T", "disks": 12,
-}  # fmt: skip
 NETWORKS: dict[str, Any] = {
     **TABLE, "systems": ["3d", "zero3", "luwu"], "node": NODE, "batch": 512,
     "topology": [
@@ -94,38 +93,14 @@ NETWORKS: dict[str, Any] = {
         {"kind": "aggregation-tree", "fan_in": 8},
     ],
 }  # fmt: skip
-MINE = """
-[server.eight]
-devices_count = 8
-price = "200 kUSD"
-power = "6 kW"
-[server.node]
-devices_count = 0
-price = "15 kUSD"
-power = "600 W"
-[disk."P5510-3.84T"]
-price = "600 USD"
-power = "15 W"
-"""
-COST: dict[str, Any] = {
-    "server": "eight", "switch": "QM9700", "link": "400G", "life_years": 4,
-    "energy_price": "0.1 USD/kWh", "pue": 1.2,
-    "luwu": {"node_server": "node"},
-}  # fmt: skip
+COST: dict[str, Any] = {**tables.COST, "luwu": {"node_server": "node"}}
 
 
-@pytest.fixture(scope="module")
-def mine(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
-    file: Path = tmp_path_factory.mktemp("plan") / "mine.toml"
-    file.write_text(MINE)
-    return load(file)
-
-
-def test_predict_laws_plans_choose_networks(mine: Catalogue) -> None:
+def test_predict_laws_plans_choose_networks(priced: Catalogue) -> None:
     """Goal: every network is tried with every configuration, those that it cannot have are counted
     with the reason, and none of what is left out beats what is shown in all goals."""
-    one = plan({**NETWORKS, "topology": NETWORKS["topology"][0]}, mine)
-    found = plan({**NETWORKS, "cost": COST}, mine)
+    one = plan({**NETWORKS, "topology": NETWORKS["topology"][0]}, priced)
+    found = plan({**NETWORKS, "cost": COST}, priced)
     assert found.tried == 4 * one.tried
     assert found.too_large == 4 * one.too_large
     assert found.refused > 0
@@ -142,12 +117,12 @@ def test_predict_laws_plans_choose_networks(mine: Catalogue) -> None:
     assert 0 < min(dollars) <= dollars[0]
 
 
-def test_predict_laws_goals_order_the_same_set(mine: Catalogue) -> None:
+def test_predict_laws_goals_order_the_same_set(priced: Catalogue) -> None:
     """Goal: each goal has its own order, of the same configurations."""
     table = {**NETWORKS, "cost": COST}
-    plain = plan(table, mine)
+    plain = plan(table, priced)
     for goal, said in (("dollars_per_million_tokens", "cheapest"), ("watts", "least power")):
-        found = plan({**table, "goal": goal}, mine)
+        found = plan({**table, "goal": goal}, priced)
         places = [each.place(goal) for each in found.best]
         assert places == sorted(places)
         assert sorted(map(repr, found.best)) == sorted(map(repr, plain.best))

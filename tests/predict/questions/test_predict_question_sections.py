@@ -85,7 +85,7 @@ def test_predict_laws_every_exchange_has_its_own_group(priced: Catalogue) -> Non
 def test_predict_laws_bytes_are_conserved(priced: Catalogue) -> None:
     """S13 to S16. Goal: in a tree every link carries the gradient once, however many are below;
     what all ports of rings send is what all ranks must get from others."""
-    question = asked(LUWU, priced, topology=TREE)
+    question = asked(LUWU, priced, topology=TREE, nics_per_host=8)
     psi, found = question.job.model.parameters, answer(question)["topology"]
     gradient = question.job.software.gradient_bytes
     assert found["exchanges"]["push"]["bytes_of_the_busiest_link"] == gradient * psi
@@ -211,6 +211,8 @@ def test_optimizer_nodes_are_billed(priced: Catalogue) -> None:
         "links": 21, "transceivers": 42,
     }  # fmt: skip
     assert said["capex_by_item"]["disks"] == 12 * 600
+    links_w = 5 * 1225 + 42 * 11
+    assert said["watts"] == pytest.approx(16 * (1000 + 75) + 600 + 12 * 15 + links_w)
 
 
 def test_rented_devices_cost_their_rental(priced: Catalogue) -> None:

@@ -70,6 +70,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (ZERO3, {"slowdown": float("nan")}, r"slowdown: .*not a number"),
     (ZERO3, {"slowdown": float("inf")}, r"slowdown: .*not a number"),
     (ZERO3, {"slowdown": "20 ms"}, r"slowdown: .*ms"),
+    (THREE_D, {"streams": 4}, r"network.ib-ndr.streams_count: has no effect without stream_rate"),
     (LUWU, {"nics_per_host": 3}, r"nics_per_host: 3 NICs .* 1, 2, 4, 8 fits"),
     (LUWU, {"nics_per_host": 16}, r"nics_per_host: 16 NICs .* 1, 2, 4, 8 fits"),
     (LUWU, {"nics_per_host": 1, "topology": TREE}, r"nics_per_host: 8 devices share a NIC"),
@@ -139,6 +140,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (THREE_D, {"cost": COST}, r"\[topology\] is missing"),
     (THREE_D, {"cost": {"server": "one", "rented": True}}, r"server.one.device_rental is no"),
     (SOCKETS, {"cost": {"server": "node", "rented": True}}, r"server.node.rental is not known"),
+    (ZERO3, {"cost": {"device_rental": "0 USD/h"}}, r"dollars_per_s: 0.0 is not above zero"),
     (LUWU, {**cost(server="one"), "topology": TREE}, r"cost.node_server is mis"),
 ]
 
