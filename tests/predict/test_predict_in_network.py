@@ -118,33 +118,6 @@ def test_predict_laws_offload(job: TrainingJob, host: Host) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"memory_bytes": 100e9}, r"memory_bytes: a host has 100 GB, and 306 GB .*take 25 devices"),
-        ({"disk": None}, r"disks: 12 of them, but no disk is named"),
-    ],
-)
-def test_bad_prediction_offload(
-    job: TrainingJob, host: Host, change: dict[str, Any], said: str
-) -> None:
-    """Goal: states that do not fit are refused, with what would."""
-    with pytest.raises(ConfigError, match=said):
-        predict_offload_step(job, Offload(host=replace(host, **change), devices=1))
-
-
-def test_bad_prediction_nodes(job: TrainingJob, nodes: OptimizerNodes, host: Host) -> None:
-    """Goal: a node without drives for a state that is out of core, and shares that are none."""
-    with pytest.raises(ConfigError, match="there is no disk"):
-        predict_in_network_step(job, replace(nodes, host=replace(host, disk=None, disks=0)))
-    with pytest.raises(ConfigError, match="cached: 2 is not a share"):
-        replace(nodes, cached=2)
-    with pytest.raises(ConfigError, match="pulls are 1 or 2"):
-        replace(nodes, pulls=3)
-    with pytest.raises(ConfigError, match="only with to_disk"):
-        Offload(host=host, devices=1, weights_to_disk=True)
-
-
 def test_predict_laws_pulls_ahead_hide_behind_all_compute(
     job: TrainingJob, nodes: OptimizerNodes
 ) -> None:

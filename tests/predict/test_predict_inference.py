@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import mean
-from typing import Any
 
 import pytest
 
@@ -249,55 +248,11 @@ def test_predict_laws_prefill_of_sockets_is_bound_by_products(sockets: SocketJob
 # ---------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            {"tensor": 6},
-            r"tensor: 6 ranks cannot share 64 heads, 8 of .*; 1, 2, 4, 8, 16, 32, 64 f",
-        ),
-        ({"pipeline": 81}, r"pipeline: 81 stages, but Llama3-70B has 80 layers"),
-        ({"precision": "fp4"}, r"precision: a H100-80 has no fp4; it has bf16, w8, fp8"),
-        (
-            {"precision": "fp16"},
-            r"precision: 'fp16' is not one of bf16, w8, fp8, fp4; did you mean",
-        ),
-        ({"kv_precision": "int4"}, r"kv_precision: 'int4' is not one of bf16, fp8, int8; did you"),
-        ({"batching": "statik"}, r"batching: 'statik' is not one of static, .*did you mean static"),
-        ({"tensor": 1, "precision": "bf16"}, r"tensor: 1 of H100-80 do not hold .*missing on each"),
-        (
-            {"batch": 10**6},
-            r"batch: 1000000 sequences of 1280 tokens .*GB are missing on each, a b",
-        ),
-    ],
-)
-def test_bad_prediction_inference(job: InferenceJob, change: dict[str, Any], said: str) -> None:
-    """Goal: what cannot be names the key, what is missing, and what would fit."""
-    with pytest.raises(ConfigError, match=said):
-        replace(job, **change)
-
-
 def test_bad_prediction_curves(job: InferenceJob) -> None:
     """Goal: a device that nobody measured says what it needs."""
     bare = replace(job, device=replace(job.device, matmul_fp8=None, matmul_bf16=None))
     with pytest.raises(ConfigError, match=r"device.H100-80 has no measured curve of matrix prod"):
         predict_decode(bare)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"sockets": 3}, r"sockets: 3 ranks cannot share 64 heads"),
-        ({"sockets": 4, "host_sockets": 3}, r"sockets: 4 are not a multiple of host_sockets = 3"),
-        ({"precision": "fp8"}, r"precision: 'fp8' is not one of bf16, int8"),
-        ({"memory_bytes": 1e9}, r"batch: 1 sequences need .* has 1 GB; more sockets would fit"),
-        ({"memory_bytes": 4e10, "batch": 999}, r"batch: 999 .* GB; a batch of \d+ fits"),
-    ],
-)
-def test_bad_prediction_sockets(sockets: SocketJob, change: dict[str, Any], said: str) -> None:
-    """Goal: the same of sockets."""
-    with pytest.raises(ConfigError, match=said):
-        replace(sockets, **change)
 
 
 def test_bad_prediction_prefill_without_a_peak(sockets: SocketJob) -> None:

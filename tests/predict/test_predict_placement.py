@@ -76,12 +76,6 @@ def test_predict_laws_paths_of_groups(job: TrainingJob) -> None:
     assert step_path(job, placed(job, 2, 4)) == inside
 
 
-def test_a_host_of_one_device_has_no_domain(job: TrainingJob) -> None:
-    """Goal: a testbed with fewer devices in a host than the catalogue's has its own domain."""
-    alone = replace(job, software=replace(job.software, host_devices=1))
-    assert group_of(alone, "tensor").inside == 1
-
-
 # ---------------------------------------------------------------------- context
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import software
 from luwu.predict.model import collectives as c
 from luwu.predict.model.collectives import Path
@@ -105,32 +104,6 @@ def test_predict_laws_interleaving_shrinks_the_bubble(job: TrainingJob) -> None:
     bubbles = [predict_step(replace(job, virtual=each)).parts["bubble"] for each in (1, 2, 4)]
     assert bubbles[0] == pytest.approx(2 * bubbles[1])
     assert bubbles[0] == pytest.approx(4 * bubbles[2])
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"recompute": "some"}, r"recompute: 'some' is not one of none, selective, half, full"),
-        ({"devices": 500}, r"devices: 500 are not a multiple of tensor x pipeline x context = 64"),
-        ({"batch": 500}, r"batch: 500 sequences cannot be shared by 8 .*a multiple of 8 fits"),
-        ({"tensor": 128, "devices": 1024, "batch": 1024}, r"tensor: 128 ranks, but GPT-175B has"),
-    ],
-)
-def test_bad_prediction_jobs(job: TrainingJob, change: dict[str, Any], said: str) -> None:
-    """Goal: degrees that cannot be name the key and what would fit."""
-    with pytest.raises(ConfigError, match=said):
-        replace(job, **change)
-
-
-def test_bad_prediction_precision(job: TrainingJob) -> None:
-    """Goal: a precision that the device lacks says which it has."""
-    with pytest.raises(ConfigError, match=r"precision: a A100-80 has no fp8; it has bf16"):
-        predict_step(replace(job, precision="fp8"))
-    b200 = load().device("B200-180")
-    with pytest.raises(ConfigError, match="precision: training in fp4 was not measured; bf16 and"):
-        predict_step(replace(job, device=b200, precision="fp4"))
-    with pytest.raises(ConfigError, match=r"software: 'megatron' is unknown; did you mean mega"):
-        software("megatron")
 
 
 def test_predict_laws_ends_in_the_place_of_layers(catalogue: Catalogue, job: TrainingJob) -> None:

@@ -28,21 +28,9 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
                  "tie_word_embeddings": True, "head_dim": 64},
         1_235_814_400,
     ),
-    "Mistral-7B": (MISTRAL | {"sliding_window": 4096}, 7_241_732_096),
     "Mixtral-8x7B": (
         MISTRAL | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
         46_702_792_704,
-    ),
-    "Qwen2.5-7B": (
-        LLAMA | {"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
-                 "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064,
-                 "intermediate_size": 18944},
-        7_615_616_512,
-    ),
-    "Qwen3-8B": (
-        LLAMA | {"model_type": "qwen3", "num_hidden_layers": 36, "intermediate_size": 12288,
-                 "vocab_size": 151936, "head_dim": 128},
-        8_190_735_360,
     ),
     "Qwen3-30B-A3B": (
         LLAMA | {"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48,

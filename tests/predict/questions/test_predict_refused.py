@@ -10,18 +10,13 @@ from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer import answer
 from luwu.predict.ask.question import make_question
 from luwu.predict.hardware.catalogue import Catalogue
-from tests.predict.tables import (
-    COST,
-    DEVICES,
-    LUWU,
-    NODE,
-    RAIL_ONLY,
-    SOCKETS,
-    THREE_D,
-    TREE,
-    ZERO3,
-)
+from tests.predict.tables import COST, DEVICES, LUWU, NODE, RAIL_ONLY, SOCKETS, THREE_D, TREE, ZERO3
 
+MOE = {
+    **THREE_D, "model": "Mixtral-8x7B", "devices": 128, "batch": 256, "tensor": 2, "pipeline": 4,
+    "virtual": 1, "expert": 8,
+}  # fmt: skip
+BARE = {"processor": "Xeon-5320", "memory_bytes": "512 GB"}
 OFFLOAD = {**ZERO3, "system": "zero-infinity", "host": NODE}
 SERVING = {**DEVICES, "batching": "continuous"}
 LARGEST = {"batch": "largest", "memory_bytes": None}
@@ -29,6 +24,10 @@ LARGEST = {"batch": "largest", "memory_bytes": None}
 
 def node(**changes: Any) -> dict[str, Any]:
     return {"node": {**NODE, **changes}}
+
+
+def host(system: str, **changes: Any) -> dict[str, Any]:
+    return {"system": system, "host": {**NODE, "devices": 1, **changes}}
 
 
 def network(kind: str, **settings: Any) -> dict[str, Any]:
@@ -53,6 +52,22 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (THREE_D, {"tensor": 4.0}, r"^tensor: 4.0 is not a whole number"),
     (THREE_D, {"pipeline": 128, "virtual": 1}, r"pipeline: 128 stages, but GPT-175B has 96"),
     (THREE_D, {"model": "GPT-175"}, r"model: no model 'GPT-175' .* did you mean GPT"),
+    (THREE_D, {"recompute": "some"}, r"recompute: 'some' is not one of none, selective, half, f"),
+    (THREE_D, {"devices": 500}, r"devices: 500 are not a multiple of tensor x .* context = 32"),
+    (THREE_D, {"batch": 1000}, r"batch: 1000 sequences cannot be shared by 16 .* of 16 fits"),
+    (THREE_D, {"tensor": 128, "devices": 1024}, r"tensor: 128 ranks, but GPT-175B has 96"),
+    (THREE_D, {"software": "megatron"}, r"software: 'megatron' is unknown; did you mean mega"),
+    (THREE_D, {"device": "B200-180", "precision": "fp4"}, r"training in fp4 was not measured; bf1"),
+    (LUWU, {"precision": "fp8"}, r"precision: a A100-40 has no fp8; it has bf16"),
+    (MOE, {"expert": 3, "devices": 96, "batch": 240}, r"expert: 3 ranks do not .*1, 2, 4, 8 fits"),
+    (MOE, {"devices": 32}, r"expert: 8 groups of 2 ranks do not divide the 8 of a"),
+    (MOE, {"expert_tensor": 4}, r"expert_tensor: 4 ranks of an expert do not divide the 2"),
+    (MOE, {"sequence_parallel": False}, r"sequence_parallel: must be true where tensor parallel"),
+    (MOE, {"capacity": 0}, r"capacity: 0.0 is not a factor above zero"),
+    *(
+        (THREE_D, {key: 2}, rf"{key}: GPT-175B has no experts; leave it out")
+        for key in ("expert", "capacity", "expert_tensor")
+    ),
     (THREE_D, {"device": 3}, r"device: 3 is not a name"),
     (THREE_D, {"sequence_parallel": 1}, r"sequence_parallel: 1 is neither true nor false"),
     (LUWU, {"tensor": 2}, r"tensor: luwu has data parallel ranks alone"),
@@ -61,7 +76,13 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (LUWU, {"node": {"processor": "Xeon-5320"}}, r"node.memory_bytes is missing"),
     (LUWU, node(memory_bytes=512), r"node.memory_bytes: 512 is not"),
     (LUWU, node(disk="P5510-4T"), r"node.disk: no disk 'P5510-4T' .* did you"),
+    (LUWU, node(cached=2), r"cached: 2.0 is not a share"),
+    (LUWU, node(pulls=3), r"pulls are 1 or 2"),
+    (LUWU, {"node": BARE}, r"there is no disk"),
+    (LUWU, {"node": {**BARE, "disks": 12}}, r"disks: 12 of them, but no disk is named"),
     (OFFLOAD, {}, r"host.devices is missing"),
+    (OFFLOAD, host(weights_to_disk=True, system="zero-offload"), r"only with to_disk"),
+    (OFFLOAD, host(memory_bytes="5 GB", system="zero-offload"), r"has 5 GB, and 11 GB .*take 3"),
     (THREE_D, {"tokens": "1 GB"}, r"tokens: the unit 'GB' is one of bytes, but .*: tokens, K, M"),
     (THREE_D, {"tokens": "1K"}, r"tokens: '1K' of the whole training are less than a step's 2,0"),
     (THREE_D, {"tokens": "many"}, r"tokens: 'many' is not a number with a unit"),
@@ -90,6 +111,19 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (SOCKETS, {"memory_bytes": "64 Gbit/s"}, r"memory_bytes: the unit 'Gbit/s' is one of"),
     (SOCKETS, LARGEST, r"memory_bytes is missing: the larg"),
     (SOCKETS, {"inside": "upj"}, r"inside: no network 'upj' is known; did you mean upi"),
+    (DEVICES, {"tensor": 6}, r"tensor: 6 ranks cannot share 64 heads, 8 of .*; 1, 2, 4, 8, 16, 3"),
+    (DEVICES, {"pipeline": 81}, r"pipeline: 81 stages, but Llama3-70B has 80 layers"),
+    (DEVICES, {"precision": "fp4"}, r"precision: a H100-80 has no fp4; it has bf16, w8, fp8"),
+    (DEVICES, {"precision": "fp16"}, r"precision: 'fp16' is not one of bf16, w8, fp8, fp4; did"),
+    (DEVICES, {"kv_precision": "int4"}, r"kv_precision: 'int4' is not one of bf16, fp8, int8; did"),
+    (DEVICES, {"batching": "statik"}, r"batching: 'statik' is not one of .*did you mean static"),
+    (DEVICES, {"model": "Llama3-405B", "tensor": 1}, r"tensor: 2 of H100-80 do not .*missing"),
+    (DEVICES, {"batch": 10**6}, r"batch: 1000000 sequences of 1536 tokens .*GB are missing on ea"),
+    (SOCKETS, {"sockets": 3}, r"sockets: 3 ranks cannot share 64 heads"),
+    (SOCKETS, {"host_sockets": 3}, r"sockets: 4 are not a multiple of host_sockets = 3"),
+    (SOCKETS, {"precision": "fp8"}, r"precision: 'fp8' is not one of bf16, int8"),
+    (SOCKETS, {"memory_bytes": "1 GB"}, r"batch: 1 sequences .* has 1 GB; more sockets would fit"),
+    (SOCKETS, {"memory_bytes": "40 GB", "batch": 999}, r"batch: 999 .* GB; a batch of \d+ fits"),
     (SERVING, {"arrivals": 3}, r"^arrivals: 3 is not a section; write \[arrivals\]"),
     (SERVING, arrivals(), r"^\[arrivals\]: give per_second or concurrent, one of the two"),
     (SERVING, arrivals(concurrent=40, requests=60), r"^arrivals.requests: 60 of 40 .*80 or"),
