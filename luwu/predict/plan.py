@@ -29,27 +29,13 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.identifiers import identifier
+from luwu.predict.ask import cost
 from luwu.predict.ask.answer import asked, binding_text, whole_training
-from luwu.predict.ask.cost import (
-    Costs,
-    Expense,
-    Place,
-    dollars_per_million_tokens,
-    expense,
-    make_costs,
-)
 from luwu.predict.ask.keys import ALIASES, SECTIONS, TRAINING, assumed_text, with_assumed
 from luwu.predict.ask.question import Question, make_training_question
+from luwu.predict.hardware import values
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.model import Transformer
-from luwu.predict.hardware.values import (
-    check_choice,
-    check_keys,
-    optional_section_of,
-    section_of,
-    text_of,
-    whole_of,
-)
 from luwu.predict.model.job import StepTime
 from luwu.predict.networks.choice import TopologyChoice, make_topology
 
@@ -84,7 +70,7 @@ class Found:
     step: StepTime
     left_bytes: float
     """Free memory of a device."""
-    expense: Expense | None = None
+    expense: cost.Expense | None = None
     """None where no costs are given."""
 
     @property
@@ -96,7 +82,7 @@ class Found:
         """By goals that are costs; none where no costs are given, and dollars alone if rented."""
         if self.expense is None:
             return {}
-        dollars = dollars_per_million_tokens(self.tokens_per_s, self.expense.dollars_per_s)
+        dollars = cost.dollars_per_million_tokens(self.tokens_per_s, self.expense.dollars_per_s)
         bill = self.expense.bill
         bought = {} if bill is None else {"capex": bill.capex, "watts": bill.watts}
         return {"dollars_per_million_tokens": dollars, **bought}
@@ -151,8 +137,8 @@ class Plan:
     """All others."""
     needs: dict[str, float] = field(default_factory=dict)
     """Bytes of a device that the smallest configuration of a system needs."""
-    expenses: dict[tuple[str, Place, TopologyChoice | None], Expense] = field(default_factory=dict)
-    """By what decides them."""
+    expenses: dict[Any, cost.Expense] = field(default_factory=dict)
+    """By what decides them: system, place and network."""
 
     def look_at(self, question: Question) -> None:
         """One configuration. Raises ConfigError for a cost that is not known."""
@@ -172,7 +158,7 @@ class Plan:
         if question.costs is not None:
             spent = self.expenses.get(key)
             if spent is None:
-                spent = expense(question.costs, question.place, question.build())
+                spent = cost.expense(question.costs, question.place, question.build())
                 self.expenses[key] = spent
         self.found.append(
             Found(question=question, step=step, left_bytes=has - needs, expense=spent)
@@ -184,7 +170,7 @@ def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan:
     table, assumed = completed(table)
     choices, costs = topologies(table), costs_by_system(table, catalogue, systems_of(table))
     search = Plan(goal=_goal_of(table, costs), assumed=assumed)
-    whole_of("", table, "batch")
+    values.whole_of("", table, "batch")
     for one in configurations(table, catalogue):
         question = make_training_question(one, catalogue, costs=costs.get(one["system"]))
         for choice in choices:
@@ -195,9 +181,9 @@ def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan:
     return search
 
 
-def _goal_of(table: Mapping[str, Any], costs: Mapping[str, Costs]) -> str:
+def _goal_of(table: Mapping[str, Any], costs: Mapping[str, cost.Costs]) -> str:
     goal, (speed, dollars, *bought) = table.get("goal", "tokens_per_s"), GOALS
-    check_choice("goal", goal, GOALS)
+    values.check_choice("goal", goal, GOALS)
     if goal != speed and not costs:
         raise ConfigError("goal: [cost] is missing, which says what is bought or rented")
     if goal in bought and any(each.tariff is None for each in costs.values()):
@@ -275,10 +261,10 @@ def topologies(table: Mapping[str, Any]) -> list[TopologyChoice | None]:
 
 def costs_by_system(
     table: Mapping[str, Any], catalogue: Catalogue, systems: list[str]
-) -> dict[str, Costs]:
+) -> dict[str, cost.Costs]:
     """Costs of each system: [cost], where those of nodes are LuWu's, with the additions of
     [cost.SYSTEM]; none if the question has no costs. Raises ConfigError."""
-    found = optional_section_of(table, "cost")
+    found = values.optional_section_of(table, "cost")
     if found is None:
         return {}
     costs = {}
@@ -293,7 +279,7 @@ def costs_by_system(
             key: value for key, value in found.items()
             if not isinstance(value, dict) and (name == "luwu" or not key.startswith("node_"))
         }  # fmt: skip
-        costs[name] = make_costs({**common, **found.get(name, {})}, catalogue)
+        costs[name] = cost.make_costs({**common, **found.get(name, {})}, catalogue)
     if len({each.tariff is None for each in costs.values()}) > 1:
         raise ConfigError(
             "cost.rented: of some systems and not of others; what is bought has a price and a "
@@ -308,8 +294,8 @@ def completed(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     for key in table:
         if key in SEARCHED:
             raise ConfigError(f"{key}: is what a plan searches; leave it out")
-    check_keys("", table, table, ("model", "device", "network", "devices"))
-    whole_of("", table, "devices")
+    values.check_keys("", table, table, ("model", "device", "network", "devices"))
+    values.whole_of("", table, "devices")
     named, software = table.get("software", {}), dict[str, str]()
     whole, assumed = dict(table), dict[str, Any]()
     for system in systems_of(table):
@@ -327,8 +313,9 @@ def completed(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 def configurations(table: Mapping[str, Any], catalogue: Catalogue) -> Iterator[dict[str, Any]]:
     """Every one of a number of devices and a batch, without network and costs. Raises
     ConfigError."""
-    model, sequence = catalogue.model(text_of("", table, "model")), whole_of("", table, "sequence")
-    device, software = catalogue.device(text_of("", table, "device")), table["software"]
+    model = catalogue.model(values.text_of("", table, "model"))
+    sequence = values.whole_of("", table, "sequence")
+    device, software = catalogue.device(values.text_of("", table, "device")), table["software"]
     domain = int(table.get("devices_per_host", device.domain_count))
     for system in systems_of(table):
         base = {key: value for key, value in table.items() if key not in _OF_PLANS}
@@ -345,10 +332,10 @@ def _sections(table: Mapping[str, Any], name: str | None) -> Iterator[dict[str, 
     if name is None:
         yield {}
         return
-    own = section_of(table, name, "it says where the state is")
+    own = values.section_of(table, name, "it says where the state is")
     lists = {key: value for key, value in own.items() if isinstance(value, list)}
-    for values in itertools.product(*lists.values()):
-        yield {name: {**own, **dict(zip(lists, values, strict=True))}}
+    for chosen in itertools.product(*lists.values()):
+        yield {name: {**own, **dict(zip(lists, chosen, strict=True))}}
 
 
 def _batches(table: Mapping[str, Any], degrees: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -428,7 +415,7 @@ def systems_of(table: Mapping[str, Any]) -> list[str]:
     for name in found:
         if found.count(name) > 1:
             raise ConfigError(f"systems: {name!r} is there twice; each once fits")
-        check_choice("systems", name, [*TRAINING, *ALIASES])
+        values.check_choice("systems", name, [*TRAINING, *ALIASES])
         if SECTIONS.get(name) not in (None, "node", *table):
             raise ConfigError(f"[{SECTIONS[name]}] is missing: {name} needs to know its hosts")
     return found

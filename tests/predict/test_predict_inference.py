@@ -253,10 +253,3 @@ def test_bad_prediction_curves(job: InferenceJob) -> None:
     bare = replace(job, device=replace(job.device, matmul_fp8=None, matmul_bf16=None))
     with pytest.raises(ConfigError, match=r"device.H100-80 has no measured curve of matrix prod"):
         predict_decode(bare)
-
-
-def test_bad_prediction_prefill_without_a_peak(sockets: SocketJob) -> None:
-    """Goal: what the catalogue does not know of a processor is asked for, not guessed."""
-    bare = replace(sockets, processor=replace(sockets.processor, bf16=None))
-    with pytest.raises(ConfigError, match=r"Xeon-8575C.bf16 is missing, and it limits prefill"):
-        predict_socket_prefill(bare)

@@ -19,17 +19,10 @@ from typing import Any, Final, TypeAlias
 
 from luwu.base.errors import ConfigError
 from luwu.base.identifiers import by_identifier, identifier, words
+from luwu.predict.hardware import values
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Disk, Host, Link, Nic, Server, Switch, Tariff
-from luwu.predict.hardware.values import (
-    Dimension,
-    check_keys,
-    flag_of,
-    quantity_of,
-    text_of,
-    to_si,
-    wholes_of,
-)
+from luwu.predict.hardware.values import Dimension
 from luwu.predict.networks.choice import Built
 from luwu.predict.networks.topologies import AggregationTree
 
@@ -248,34 +241,33 @@ class Place:
 
 def make_costs(table: Mapping[str, Any], catalogue: Catalogue) -> Costs:
     """Costs of a table. Raises ConfigError, which names the key."""
-    check_keys(_PLACE, table, _KEYS, () if "device_rental" in table else ("server",))
-    rented = flag_of(_PLACE, table, "rented") or any(key in table for key in _RENTALS)
-    values: dict[str, Any] = {
-        key: catalogue.find(key.removeprefix("node_"), text_of(_PLACE, table, key), _PLACE + key)
-        for key in _ENTRIES
-        if key in table
-    }
-    values |= wholes_of(_PLACE, table, _COUNTS)
+    values.check_keys(_PLACE, table, _KEYS, () if "device_rental" in table else ("server",))
+    rented = values.flag_of(_PLACE, table, "rented") or any(key in table for key in _RENTALS)
+    known: dict[str, Any] = {}
+    for key in (each for each in _ENTRIES if each in table):
+        name = values.text_of(_PLACE, table, key)
+        known[key] = catalogue.find(key.removeprefix("node_"), name, _PLACE + key)
+    known |= values.wholes_of(_PLACE, table, _COUNTS)
     for owner, part, what in (
         ("added", "nic", "network cards"), ("added", "disk", _DISKS),
         ("node_added", "node_nic", "network cards"),
     ):  # fmt: skip
         count = f"{part}s"
-        if (part in values) != (count in values):
-            missing = count if part in values else part
+        if (part in known) != (count in known):
+            missing = count if part in known else part
             raise ConfigError(f"{_PLACE}{missing} is missing: {part} and {count} go together")
-        if part in values:
-            added = (what, values.pop(part), values.pop(count))
-            values[owner] = (*values.get(owner, ()), added)
+        if part in known:
+            added = (what, known.pop(part), known.pop(count))
+            known[owner] = (*known.get(owner, ()), added)
     if rented:
         for key in _OF_WHAT_IS_BOUGHT:
             if key in table:
                 raise ConfigError(f"{_PLACE}{key}: what is rented has none; leave it out")
-        return Costs(**{**values, **_rented(table, values)})
-    return Costs(**values, tariff=_tariff(table))
+        return Costs(**{**known, **_rented(table, known)})
+    return Costs(**known, tariff=_tariff(table))
 
 
-def _rented(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Server]:
+def _rented(table: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Server]:
     """The servers whose rent the table has itself."""
     found = {}
     for owner, key, own, devices in (
@@ -283,8 +275,8 @@ def _rented(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Se
         ("node_server", "node_rental", "rental", 0.0),
     ):
         if key in table:
-            rent = quantity_of(_PLACE + key, table[key], Dimension.DOLLARS_PER_S)
-            server = values.get(owner) or Server(name=key, devices_count=devices)
+            rent = values.quantity_of(_PLACE + key, table[key], Dimension.DOLLARS_PER_S)
+            server = known.get(owner) or Server(name=key, devices_count=devices)
             found[owner] = replace(server, **{own: rent})
     return found
 
@@ -301,9 +293,9 @@ def _tariff(table: Mapping[str, Any]) -> Tariff:
         raise ConfigError(f"{_PLACE}life_years: {years!r} is not a number of years")
     place = f"{_PLACE}energy_price"
     return Tariff(
-        life_s=to_si(f"{_PLACE}life_years", years, "year", Dimension.SECONDS),
-        pue=quantity_of(f"{_PLACE}pue", table["pue"], Dimension.RATIO),
-        energy_price=quantity_of(place, table["energy_price"], Dimension.DOLLARS_PER_JOULE),
+        life_s=values.to_si(f"{_PLACE}life_years", years, "year", Dimension.SECONDS),
+        pue=values.quantity_of(f"{_PLACE}pue", table["pue"], Dimension.RATIO),
+        energy_price=values.quantity_of(place, table["energy_price"], Dimension.DOLLARS_PER_JOULE),
     )  # fmt: skip
 
 

@@ -20,14 +20,10 @@ from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Host
 from luwu.predict.hardware.model import CONFIG_SUFFIX
 from luwu.predict.hardware.values import optional_section_of, section_of, whole_of
-from luwu.predict.inference import inference_sockets as sockets
+from luwu.predict.inference import inference as on_devices
+from luwu.predict.inference import inference_sockets as on_sockets
 from luwu.predict.inference.arrivals import Arrivals, make_arrivals
-from luwu.predict.inference.inference import (
-    Inference,
-    InferenceJob,
-    predict_inference,
-    with_largest_batch,
-)
+from luwu.predict.inference.inference import Inference, InferenceJob
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model import memory
 from luwu.predict.model.job import StepTime, TrainingJob
@@ -263,8 +259,8 @@ class InferenceQuestion:
         """The prediction. Raises ConfigError for what cannot be."""
         job = self.as_on_topology().job
         if isinstance(job, InferenceJob):
-            return predict_inference(job, self.replicas)
-        return sockets.predict_on_sockets(job, self.replicas)
+            return on_devices.predict_inference(job, self.replicas)
+        return on_sockets.predict_on_sockets(job, self.replicas)
 
 
 def _make_inference_question(
@@ -279,7 +275,7 @@ def _make_inference_question(
         values.setdefault("inside", catalogue.network("upi", "inside"))
         host = SocketJob(batch=batch or 1, **values)
         return InferenceQuestion(
-            job=host if batch else sockets.with_largest_socket_batch(host), **shared
+            job=host if batch else on_sockets.with_largest_socket_batch(host), **shared
         )
     job = InferenceJob(batch=batch or 1, **values)
     if nics is not None:
@@ -288,7 +284,7 @@ def _make_inference_question(
         job = replace(job, network=job.network.of_nics(nics, places, devices))
     came = optional_section_of(table, "arrivals")
     return InferenceQuestion(
-        job=job if batch else with_largest_batch(job), nics_per_host=nics,
+        job=job if batch else on_devices.with_largest_batch(job), nics_per_host=nics,
         arrivals=None if came is None else make_arrivals(came, job), **shared,
     )  # fmt: skip
 

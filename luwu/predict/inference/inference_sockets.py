@@ -140,13 +140,8 @@ def predict_socket_token(job: SocketJob) -> StepTime:
 
 
 def predict_socket_prefill(job: SocketJob) -> StepTime:
-    """The prompts of a batch (K3): at the peak of the processor, so a bound from below; nothing
-    published calibrates it. Raises ConfigError where that peak is not known."""
-    if job.processor.bf16 is None:
-        raise ConfigError(
-            f"processor.{job.processor.name}.bf16 is missing, and it limits prefill; give the "
-            "peak of its matrix products, such as 100 TFLOP/s"
-        )
+    """The prompts of a batch (K3): at the peak of the processor, which must be known, so a bound
+    from below; nothing published calibrates it."""
     tokens = job.batch * job.input_tokens
     attention = job.model.layers * job.model.attention_operations(tokens, job.input_tokens, 0.5)
     return _time(job, tokens, 0.0, attention)
