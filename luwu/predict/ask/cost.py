@@ -170,11 +170,6 @@ def cluster_bill(
     return Bill(items + network_bill(topology, switch=switch, link=link).items)
 
 
-def owned_dollars_per_s(bill: Bill, tariff: Tariff) -> float:
-    """Cost per second of bought machines, power included (B3)."""
-    return bill.capex / tariff.life_s + bill.watts * tariff.pue * tariff.energy_price
-
-
 def rented_dollars_per_s(hosts: Sequence[Hosts]) -> float:
     """Rent per second of devices with their part of host and network, and of hosts without devices
     (B3). Raises ConfigError if one of them cannot be rented."""
@@ -247,7 +242,7 @@ def make_costs(table: Mapping[str, Any], catalogue: Catalogue) -> Costs:
     for key in (each for each in _ENTRIES if each in table):
         name = values.text_of(_PLACE, table, key)
         known[key] = catalogue.find(key.removeprefix("node_"), name, _PLACE + key)
-    known |= values.wholes_of(_PLACE, table, _COUNTS)
+    known |= {key: values.whole_of(_PLACE, table, key) for key in _COUNTS if key in table}
     for owner, part, what in (
         ("added", "nic", "network cards"), ("added", "disk", _DISKS),
         ("node_added", "node_nic", "network cards"),
@@ -355,8 +350,9 @@ def expense(costs: Costs, place: Place, built: Built | None) -> Expense:
     hosts = hosts_of(costs, place)
     if costs.tariff is None:
         return Expense(dollars_per_s=rented_dollars_per_s(hosts), bill=None)
-    bill = cluster_bill(hosts, built, switch=costs.switch, link=costs.link)
-    return Expense(dollars_per_s=owned_dollars_per_s(bill, costs.tariff), bill=bill)
+    bill, tariff = cluster_bill(hosts, built, switch=costs.switch, link=costs.link), costs.tariff
+    power = bill.watts * tariff.pue * tariff.energy_price
+    return Expense(dollars_per_s=bill.capex / tariff.life_s + power, bill=bill)
 
 
 def cost_document(found: Expense, tokens_per_s: float, step_s: float | None) -> dict[str, Any]:

@@ -149,11 +149,6 @@ def whole_of(place: str, table: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def wholes_of(place: str, table: Mapping[str, Any], keys: Iterable[str]) -> dict[str, int]:
-    """The counts among some keys that are there."""
-    return {key: whole_of(place, table, key) for key in keys if key in table}
-
-
 def flag_of(place: str, table: Mapping[str, Any], key: str) -> bool:
     """True or false; false where it is not there."""
     value = table.get(key, False)

@@ -30,7 +30,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.values import check_keys, wholes_of
+from luwu.predict.hardware.values import check_keys, whole_of
 from luwu.predict.inference.inference import InferenceJob, Work, predict_round
 from luwu.predict.model.clock import Clock, Process
 from luwu.predict.model.job import StepTime
@@ -95,7 +95,8 @@ def make_arrivals(table: Mapping[str, Any], job: InferenceJob) -> Arrivals:
         raise ConfigError(f"{_PLACE}per_second: {rate!r}; a number above 0 fits")
     if type(seed) is not int:
         raise ConfigError(f"{_PLACE}seed: {seed!r} is not a whole number")
-    whole = wholes_of(_PLACE, table, ("requests", "concurrent"))
+    counts = ("requests", "concurrent")
+    whole = {key: whole_of(_PLACE, table, key) for key in counts if key in table}
     return Arrivals(per_second=rate if rate is None else float(rate), seed=seed, **whole)
 
 
