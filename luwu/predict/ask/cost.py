@@ -351,8 +351,8 @@ def expense(costs: Costs, place: Place, built: Built | None) -> Expense:
     if costs.tariff is None:
         return Expense(dollars_per_s=rented_dollars_per_s(hosts), bill=None)
     bill, tariff = cluster_bill(hosts, built, switch=costs.switch, link=costs.link), costs.tariff
-    power = bill.watts * tariff.pue * tariff.energy_price
-    return Expense(dollars_per_s=bill.capex / tariff.life_s + power, bill=bill)
+    dollars_per_s = bill.capex / tariff.life_s + bill.watts * tariff.pue * tariff.energy_price
+    return Expense(dollars_per_s=dollars_per_s, bill=bill)
 
 
 def cost_document(found: Expense, tokens_per_s: float, step_s: float | None) -> dict[str, Any]:
