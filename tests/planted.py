@@ -167,7 +167,12 @@ BUGS = (
         "reuse slot early",
         "a slot is given to the next chunk before the parent has its sum",
         "switch_emu/switch/core/fixed_slots.py",
-        (("(self.is_summed and self.slot is None and not self.behind)\n", "self.is_summed\n"),),
+        (
+            (
+                "(self.is_summed and self.slot is None and not self.behind)\n",
+                "self.is_summed\n",
+            ),
+        ),
         SLOTS,
     ),
     Bug(
@@ -302,7 +307,12 @@ BUGS = (
         "prepare beside a page",
         "a step is prepared by a node that is being filled while a page is still to come",
         "switch_emu/node/core/filling.py",
-        (("return not self.number or (has_all and not self._under_way)\n", "return True\n"),),
+        (
+            (
+                "return not self.number or (has_all and not self._under_way)\n",
+                "return True\n",
+            ),
+        ),
         SEVERAL_NODES,
     ),
     Bug(

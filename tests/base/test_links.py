@@ -21,7 +21,12 @@ from luwu.base.links import (
 )
 from luwu.base.retry import RetryPolicy
 from luwu.commands.main import main
-from luwu.launch.network import chunk_for_links, dilated_compute_ms, dilated_disk_rate, links_of
+from luwu.launch.network import (
+    chunk_for_links,
+    dilated_compute_ms,
+    dilated_disk_rate,
+    links_of,
+)
 from luwu.launch.serving import tree_of
 
 GBIT = 1e9 / 8

@@ -16,7 +16,10 @@ from luwu.checkpoint.read_ahead import ReadAhead, Want, pieces_of
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description
 from switch_emu.store import DecidedStep
-from tests.helpers.exports import bring, write_document
+from tests.helpers.exports import (
+    bring,
+    write_document,
+)
 from tests.helpers.local_job import KIB, MIB
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 

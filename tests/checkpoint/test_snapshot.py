@@ -11,7 +11,11 @@ import pytest
 
 from luwu.base.errors import ConfigError, PageCorruptError, StateError
 from luwu.checkpoint import snapshot as snapshot_module
-from luwu.checkpoint.snapshot import snapshot_at_rest, snapshot_by_reflinks, snapshot_of_running
+from luwu.checkpoint.snapshot import (
+    snapshot_at_rest,
+    snapshot_by_reflinks,
+    snapshot_of_running,
+)
 from luwu.checkpoint.source import RunningState
 from luwu.commands.main import main
 from switch_emu.store import DecidedStep, FilePageStore

@@ -15,7 +15,13 @@ import msgpack
 
 from luwu.aggregate.interface import ENCODED
 from luwu.base.dtypes import WIRE_DTYPES
-from luwu.base.limits import CLIPS_MAX, FIELD_CHARS_MAX, INT64_MAX, TEXT_CHARS_MAX, WORLD_SIZE_MAX
+from luwu.base.limits import (
+    CLIPS_MAX,
+    FIELD_CHARS_MAX,
+    INT64_MAX,
+    TEXT_CHARS_MAX,
+    WORLD_SIZE_MAX,
+)
 from luwu.base.seeds import derive
 from luwu.wire.codec import encode
 from luwu.wire.messages import MESSAGE_TYPES, Message, PayloadRule, Push, Role, Verb

@@ -287,7 +287,8 @@ def test_transformers_trainer_refuses_a_plateau_in_the_middle(sharded: Any, tmp_
 
 
 @pytest.mark.parametrize(
-    ("world_size", "changes", "message"), [(2, {}, r"1 processes.*worker 0 of 2.*use_cpu=True")]
+    ("world_size", "changes", "message"),
+    [(2, {}, r"1 processes.*worker 0 of 2.*use_cpu=True")],
 )
 @pytest.mark.feature("arguments of Trainer that have no meaning here")
 def test_transformers_trainer_refuses_unsplit_data(

@@ -88,7 +88,8 @@ def test_page_records_of_adamw() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state_fields", "kernel"), [(("momentum",), "torch-fused-sgd"), ((), "torch-fused-sgd-plain")]
+    ("state_fields", "kernel"),
+    [(("momentum",), "torch-fused-sgd"), ((), "torch-fused-sgd-plain")],
 )
 def test_page_records_of_sgd(state_fields: tuple[str, ...], kernel: str) -> None:
     """Goal: momentum only where there is some; the count says whether a step is the first."""

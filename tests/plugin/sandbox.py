@@ -101,7 +101,11 @@ class Sandbox:
         Segments with names are not ours (those of LuWu have none), and may be anybody's.
         """
         return until_empty(
-            lambda: [*self.processes(), *(str(path) for path in self.temporary.rglob("*"))], limit_s
+            lambda: [
+                *self.processes(),
+                *(str(path) for path in self.temporary.rglob("*")),
+            ],
+            limit_s,
         )
 
     def _ini(self) -> Path:

@@ -12,7 +12,13 @@ import torch
 
 import luwu
 from tests.helpers.fake_nic import FakeNetwork
-from tests.helpers.small_models import Block, batch, compare, make_stack, shard
+from tests.helpers.small_models import (
+    Block,
+    batch,
+    compare,
+    make_stack,
+    shard,
+)
 from tests.helpers.training_harness import one_thread, worker  # noqa: F401 - for every test here
 
 pytestmark = pytest.mark.skipif(
