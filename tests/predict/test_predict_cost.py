@@ -9,7 +9,7 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.cost import Hosts, cluster_bill, network_bill
 from luwu.predict.hardware.hardware import Link, Network, Server, Switch
-from luwu.predict.networks.topologies import AggregationTree, Clos, Dragonfly
+from luwu.predict.networks.topologies import AggregationTree, Clos, Dragonfly, Torus
 
 NET = Network(name="net", rate=50e9, efficiency=0.9, latency_s=4e-6)
 SWITCH = Switch(name="switch", ports_count=64, port_rate=50e9, price=6400.0, power=640.0)
@@ -30,13 +30,15 @@ def test_predict_laws_clos_costs_what_the_formula_says(hosts: int, tiers: int) -
 
 
 def test_networks_without_switches_or_with_routers_have_bills() -> None:
-    """Goal: a dragonfly's routers are switches of their radix; one host needs nothing, and no
-    switch needs to be named."""
+    """Goal: a torus has links alone; a dragonfly's routers are switches of their radix; one host
+    needs nothing, and no switch needs to be named."""
+    torus = Torus(sizes=(8, 8), network=NET)
+    assert network_bill(torus, switch=None, link=LINK).capex == 128 * 200.0
     dragonfly = Dragonfly(groups=9, routers_per_group=4, endpoints_per_router=2, network=NET)
     first, *_ = network_bill(dragonfly, switch=SWITCH, link=LINK).items
     assert (first.what, first.count) == ("switches", 36)
     tree = AggregationTree(endpoints=1, fan_in=4, network=NET)
-    for alone in (replace(FULL, endpoints=1), tree):
+    for alone in (replace(FULL, endpoints=1), tree, Torus(sizes=(1, 1), network=NET)):
         bill = cluster_bill([Hosts(server=SERVER, count=1)], alone, link=LINK)
         assert (bill.capex, bill.watts) == (80e3, 5e3)
 

@@ -19,6 +19,7 @@ from luwu.predict.networks.topologies import (
     Inventory,
     RailOnly,
     RankGroup,
+    Torus,
 )
 
 NET = Network(name="net", rate=50e9, efficiency=0.9, latency_s=4e-6, hop_s=200e-9)
@@ -41,6 +42,10 @@ def dragonfly(groups: int, routers: int, endpoints: int, **more: Any) -> Dragonf
         groups=groups, routers_per_group=routers, endpoints_per_router=endpoints, network=NET,
         **more,
     )  # fmt: skip
+
+
+def torus(*sizes: int) -> Torus:
+    return Torus(sizes=sizes, network=NET)
 
 
 def tree(endpoints: int, fan_in: int, nodes: int = 0) -> AggregationTree:
@@ -97,8 +102,12 @@ def test_predict_laws_rail_only_saves_in_steps() -> None:
     assert rail_only(32_768, 64, 512).inventory == Inventory(512, 32_768)
 
 
-def test_predict_laws_dragonfly_counts() -> None:
-    """D3. Goal: counts of small ones, by hand; a degenerate one works."""
+def test_predict_laws_torus_and_dragonfly_counts() -> None:
+    """D1, D3. Goal: counts of small ones, by hand; degenerate dimensions and groups work."""
+    assert torus(4, 3).inventory == Inventory(0, 24)
+    assert torus(2, 2, 2).inventory == Inventory(0, 12)
+    assert torus(1, 5, 1).inventory == Inventory(0, 5)
+    assert torus(1).inventory == Inventory(0, 0)
     balanced = dragonfly(9, 4, 2)  # 4 routers with 2 global links each: 8 others
     assert balanced.inventory == Inventory(36, 72 + 9 * 6 + 36)
     assert balanced.radix == 2 + 3 + 2
@@ -144,6 +153,7 @@ ANY: list[Built] = [
     clos(96, 8, rails=4),
     rail_only(96, 8, 4),
     tree(96, 4),
+    torus(4, 4, 6),
     dragonfly(6, 4, 4),
 ]
 
@@ -216,7 +226,29 @@ def test_predict_laws_rail_only_all_to_all_is_two_exchanges() -> None:
     assert (n - 1) / n * nbytes / free.rate == pytest.approx((n - k) / n * nbytes / RATE)
 
 
-# ---------------------------------------------------------------------- dragonfly
+# ---------------------------------------------------------------------- torus and dragonfly
+
+
+def test_predict_laws_torus_middle_binds_all_to_all() -> None:
+    """D2. Goal: all-to-all is limited by the middle; a ring is a torus of one dimension; a longer
+    one is never faster."""
+    for sizes in ((8,), (4, 4), (4, 8, 2), (16, 16)):
+        one = torus(*sizes)
+        n = one.endpoints
+        found = one.connection(of(n), "all_to_all")
+        if found.rate < RATE * sum(min(2, size - 1) for size in sizes):
+            assert found.rate == pytest.approx(8 * RATE / max(sizes))
+    rates = [torus(n).connection(of(n), "all_to_all").rate for n in (4, 8, 16, 32)]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_predict_laws_torus_groups_are_dimensions() -> None:
+    """Goal: a group of whole dimensions is the torus of those."""
+    whole = torus(4, 2, 8)
+    assert whole.dimensions_of(of(8, 8)) == (8,)
+    assert whole.dimensions_of(of(16, 4)) == (2, 8)
+    sub = torus(2, 8).connection(of(16), "all_to_all")
+    assert whole.connection(of(16, 4), "all_to_all") == sub
 
 
 def test_predict_laws_balanced_dragonfly_is_not_blocked_by_uniform_traffic() -> None:

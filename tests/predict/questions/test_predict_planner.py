@@ -30,9 +30,6 @@ TABLE: dict[str, Any] = {
 }  # fmt: skip
 
 
-TOO_SMALL = {"kind": "clos", "radix": 64, "endpoints": 8}
-
-
 def test_predict_laws_plans(catalogue: Catalogue) -> None:
     """Goal: each of the set fits, none beats another in both, the first is the fastest; a whole
     model of 22 B fits no device; and two searches are the same."""
@@ -67,7 +64,10 @@ def test_predict_laws_plans(catalogue: Catalogue) -> None:
         ({"topology": [{"kind": "clo"}]}, r"topology.kind: 'clo' is not one of .* mean clos"),
         ({"cost": {"server": "H100x8", "rented": True, "luwu": {}}}, r"cost.luwu: none of the sys"),
         ({"cost": {"rented": True}}, r"cost.server is missing"),
-        ({"topology": TOO_SMALL}, r"topology.endpoints: .*; so it is with \d+ of"),
+        (
+            {"topology": {"kind": "torus", "sizes": [8]}},
+            r"topology.sizes: .*; so it is with \d+ of",
+        ),
         ({"devices": 1, "batch": 1, "model": "GPT-1T"}, r"none of \d+ configurations fits"),
         ({"batch": 7}, r"batch: no degrees share it"),
         ({"devices": [8, 16]}, r"devices: \[8, 16\] is not a whole number"),

@@ -77,6 +77,8 @@ def test_predict_laws_every_exchange_has_its_own_group(priced: Catalogue) -> Non
     assert set(question.exchanges()) == {"pipeline", "data"}
     data = question.exchanges()["data"]
     assert (data.group.size, data.group.stride) == (8, 8)
+    assert data.whole is not None
+    assert (data.whole.size, data.whole.stride) == (16, 4)
     assert question.exchanges()["pipeline"].group.stride == 64
 
 
@@ -139,6 +141,7 @@ def test_predict_laws_experts_on_a_topology(priced: Catalogue) -> None:
         {"kind": "clos", "radix": 64, "taper": [2.0], "endpoints": 1024},
         {"kind": "rail-optimised", "radix": 64, "rails": 8},
         {**RAIL_ONLY, "domain": 8, "domain_rate": "450 GB/s", "domain_latency": "1 us"},
+        {"kind": "torus", "sizes": [4, 16, 8]},
         {"kind": "dragonfly", "groups": 16, "routers_per_group": 8, "endpoints_per_router": 4},
     ],
     ids=lambda topology: topology["kind"],

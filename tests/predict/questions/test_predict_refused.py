@@ -44,9 +44,6 @@ def arrivals(**settings: Any) -> dict[str, Any]:
     return {"arrivals": settings}
 
 
-SMALL_DRAGONFLY = network(
-    "dragonfly", groups=2, routers_per_group=4, endpoints_per_router=2
-)  # fmt: skip
 CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (THREE_D, {"system": "zero4"}, r"system: 'zero4' is not one of luwu, .*did you mean zero3"),
     (THREE_D, {"batc": 3}, r"^batc is unknown here; did you mean batch"),
@@ -140,7 +137,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (ZERO3, arrivals(per_second=1), r"^arrivals is unknown here"),
     # [topology]
     (THREE_D, {"topology": {}}, r"topology.kind: None is not one of single-switch, clos"),
-    (THREE_D, network("cols"), r"topology.kind: 'cols' is not one of .* did you mean clos"),
+    (THREE_D, network("torsu"), r"topology.kind: 'torsu' is not one of .* did you mean torus"),
     (THREE_D, network("clos"), r"topology.radix is missing"),
     (THREE_D, network("clos", radix=64, tapr=2), r"topology.tapr is .* mean taper"),
     (THREE_D, network("clos", radix=64.0), r"topology.radix: 64.0 is not a whole number"),
@@ -148,12 +145,10 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (THREE_D, network("clos", radix=64, taper=0.5), r"tapers: 0.5 does not fit"),
     (THREE_D, network("clos", radix=64, endpoints=500), r"topology.endpoints: .* 512 o"),
     (THREE_D, network("single-switch", radix=64), r"endpoints: 512 do not fit a single"),
+    (THREE_D, network("torus", sizes=8), r"topology.sizes: 8 is not a list of counts"),
+    (THREE_D, network("torus", sizes=[8, 8]), r"topology.sizes: .* 64 endpoints, but"),
+    (THREE_D, network("torus", sizes=[8, 8, 8]), r"group: 16 ranks, every 4., are not w"),
     (THREE_D, network("rail-only", radix=64, domain_rate=450), r"topology.domain_rate: 450 is no"),
-    (
-        THREE_D,
-        SMALL_DRAGONFLY,
-        r"topology.groups: the network has 16 endpoints, but .* 512 or",
-    ),
     (SOCKETS, {"topology": RAIL_ONLY}, r"topology.domain_rate is missing"),
     (LUWU, network("clos", radix=64), r"push needs switches that aggregate"),
     (LUWU, {**node(tiers=2), "topology": TREE}, r"node.tiers: \[topology\] says"),
