@@ -36,7 +36,7 @@ from luwu.commands.main import main as luwu
 from luwu.predict.ask.question import Question, make_question, read_table
 from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.hardware.catalogue import Catalogue, load
-from luwu.predict.plan.planner import plan
+from luwu.predict.plan import plan
 from luwu.predict.systems.in_network import OptimizerNodes
 
 SOURCE: Final = Path(__file__).resolve().parents[1]

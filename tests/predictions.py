@@ -87,7 +87,7 @@ def trials(count: int, seed: int, catalogue: Catalogue) -> Iterator[Trial]:
 
 def _trial(system: str, random: Random, catalogue: Catalogue) -> Trial | None:
     """None: impossible, as degrees that do not divide."""
-    table, slower = _table(system, random), 10 ** random.uniform(-3, 0)
+    table, slower = random_table(system, random), 10 ** random.uniform(-3, 0)
     plays = random.random() < PLAYED_SHARE
     try:
         question = _slowed(make_question(table, catalogue), slower)
@@ -97,7 +97,7 @@ def _trial(system: str, random: Random, catalogue: Catalogue) -> Trial | None:
         return None
     table["network_rate"] = question.job.network.rate
     if isinstance(question, InferenceQuestion):
-        return Trial(table, answer.token_s, needs)
+        return Trial(table, answer.decode.seconds, needs)
     return Trial(table, answer.seconds, needs, _played_s(question) if plays else None)
 
 
@@ -114,7 +114,7 @@ def cores_shares(count: int, seed: int, catalogue: Catalogue) -> list[tuple[floa
     random, found = Random(seed), list[tuple[float, bool]]()
     while len(found) < count:
         with suppress(ConfigError):
-            on = make_question(_table("luwu", random), catalogue).as_on_topology()
+            on = make_question(random_table("luwu", random), catalogue).as_on_topology()
             if (on.job.model.layers + 1) * on.job.micro_batches <= 2 * UNITS_MAX:
                 played_s = play_driven_steps(on.job, on.nodes)
                 document = answer(on)
@@ -149,7 +149,8 @@ def _slowed(question: Any, slower: float) -> Any:
 # ---------------------------------------------------------------------- questions
 
 
-def _table(system: str, random: Random) -> dict[str, Any]:
+def random_table(system: str, random: Random) -> dict[str, Any]:
+    """The table of a question, which may be impossible: degrees are drawn one by one."""
     if system == "inference":
         return _inference(random)
     if system == "inference-sockets":

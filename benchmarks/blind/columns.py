@@ -3,7 +3,7 @@ never edited.
 
 A change of the model that is meant adds one: why, the digest of its parameters, and the values that
 it changes; where rows have intervals, each of these with its own, by the rule of answers
-(`luwu/predict/ask/error_bar.py`). The value of a question that the model refuses since is null.
+(`luwu/predict/ask/answer.py`). The value of a question that the model refuses since is null.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.predict.ask.error_bar import error_bar
-from luwu.predict.check.quantities import NETWORK, predicted, question_of
+from luwu.predict.ask.answer import error_bar
 from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.validate import NETWORK, predicted, question_of
 
 SCHEMA: Final = 2
 _ROOT: Final = Path(__file__).parents[2]

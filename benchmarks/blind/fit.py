@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from luwu.predict.check.validate import rows
 from luwu.predict.hardware import software
 from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.validate import rows
 
 FILE: Final = Path(software.__file__).parents[1] / "data" / "fitted.toml"
 STEP: Final = 0.01

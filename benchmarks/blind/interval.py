@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Final
 
 from benchmarks.blind.score import FROZEN, PUBLISHED
-from luwu.predict.check.quantities import NETWORK
+from luwu.predict.validate import NETWORK
 
 SHARE: Final = 0.8
 _ALL: Final = ""

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Final
 
-from luwu.predict.check.quantities import signed_error
+from luwu.predict.validate import signed_error
 
 FROZEN: Final = Path(__file__).parents[2] / "docs" / "predict" / "blind.json"
 PUBLISHED: Final = Path(__file__).with_name("published.json")

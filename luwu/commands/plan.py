@@ -12,8 +12,7 @@ from luwu.commands import form
 from luwu.commands.predict import CATALOGUE, FILE, Command, asked_table
 from luwu.predict.ask.keys import TRAINING, value_of
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.plan.planner import GOALS, plan, plan_document, plan_text
-from luwu.predict.plan.planner_space import SEARCHED
+from luwu.predict.plan import GOALS, SEARCHED, plan, plan_document, plan_text
 
 
 @click.command(

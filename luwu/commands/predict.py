@@ -13,11 +13,11 @@ import click
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.parsers import path
 from luwu.commands import form
+from luwu.predict import validate as checked
 from luwu.predict.ask.answer import answer, text
 from luwu.predict.ask.keys import SYSTEMS, QuestionKey, assumed_text, keys, table_of, with_assumed
 from luwu.predict.ask.question import Question, make_question, read_table
 from luwu.predict.ask.sweep import STEP, Axis, parse_axis, sweep, sweep_document, sweep_text
-from luwu.predict.check import validate as checked
 from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.hardware.catalogue import Catalogue, listing, listing_text, load
 

@@ -7,8 +7,8 @@
     inference/  prefill and decode, by closed forms; requests under load, round by round
     driven/     LuWu's own cores in virtual time
     ask/        a question from a file, its answer, and sweeps
-    plan/       the best configuration of training
-    check/      predictions beside published results, and fits to them
+    plan.py      the best configuration of training
+    validate.py  predictions beside published results
     data/       the catalogue, published results, fitted numbers
 
 Times are seconds, sizes bytes, rates bytes or operations per second, one direction of a link, dense

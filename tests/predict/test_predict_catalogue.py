@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.predict.ask.question import make_question
 from luwu.predict.hardware.catalogue import TAGS, load
 from luwu.predict.hardware.hardware import Curve, Notes
-from luwu.predict.hardware.units import Dimension, parse
+from luwu.predict.hardware.values import Dimension, quantity_of
+from tests.predict.tables import ZERO3, asked
 
 MINE = """
 [device.mine]
@@ -22,12 +22,12 @@ bf16 = {value = 100, unit = "TFLOP/s"}
 
 def test_numbers_are_in_si() -> None:
     """Goal: prefixes, bits and binary sizes come out as they are meant."""
-    assert parse("x", "100 Gbit/s", Dimension.BYTES_PER_S) == 12.5e9
-    assert parse("x", "2 GiB", Dimension.BYTES) == 2 * 2**30
-    assert parse("x", "312 TFLOP/s", Dimension.OPERATIONS_PER_S) == 312e12
-    assert parse("x", "20 us", Dimension.SECONDS) == pytest.approx(20e-6)
-    assert parse("x", {"value": 12, "unit": "%"}, Dimension.RATIO) == pytest.approx(0.12)
-    assert parse("x", 0.5, Dimension.RATIO) == 0.5
+    assert quantity_of("x", "100 Gbit/s", Dimension.BYTES_PER_S) == 12.5e9
+    assert quantity_of("x", "2 GiB", Dimension.BYTES) == 2 * 2**30
+    assert quantity_of("x", "312 TFLOP/s", Dimension.OPERATIONS_PER_S) == 312e12
+    assert quantity_of("x", "20 us", Dimension.SECONDS) == pytest.approx(20e-6)
+    assert quantity_of("x", {"value": 12, "unit": "%"}, Dimension.RATIO) == pytest.approx(0.12)
+    assert quantity_of("x", 0.5, Dimension.RATIO) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_numbers_are_in_si() -> None:
 def test_bad_prediction_units(value: object, dimension: Dimension, said: str) -> None:
     """Goal: a number without its unit, or of another kind, is named, with what fits."""
     with pytest.raises(ConfigError, match=said):
-        parse("x", value, dimension)
+        quantity_of("x", value, dimension)
 
 
 def test_every_number_has_a_source() -> None:
@@ -109,14 +109,6 @@ def test_bad_prediction_catalogue(tmp_path: Path, text: str, said: str) -> None:
         load(file)
 
 
-def test_bad_prediction_names() -> None:
-    """Goal: an unknown device names the key, what was meant, and what is known."""
-    with pytest.raises(ConfigError, match=r"device: no device 'A100-88' is known; did you mean A1"):
-        load().device("A100-88")
-    with pytest.raises(ConfigError, match=r"cannot read"):
-        load(Path("nowhere.toml"))
-
-
 def test_curves_are_exact_at_their_points_and_note_what_is_beyond() -> None:
     """Goal: between points the rate lies between theirs; outside it is said so."""
     notes: Notes = {}
@@ -146,21 +138,8 @@ def test_predict_laws_streams_fill_a_port(streams: int, gbit: float) -> None:
 def test_predict_laws_streams_change_a_step() -> None:
     """Goal: what a question says of streams is heard: more are never slower, until the port is
     full."""
-    table = {
-        "system": "zero3", "model": "Llama3-70B", "device": "H100-80", "network": "sriov",
-        "software": "torchtitan-2024", "devices": 64, "sequence": 8192, "batch": 64,
-    }  # fmt: skip
     seconds = [
-        make_question({**table, "streams": streams}, load()).answer().seconds
-        for streams in (1, 4, 10, 24)
+        asked(ZERO3, load(), network="sriov", streams=streams).answer().seconds
+        for streams in (1, 4, 10, 24, None)
     ]
-    assert seconds[0] > seconds[1] > seconds[2] == seconds[3]
-    assert seconds[3] == make_question(table, load()).answer().seconds
-
-
-def test_bad_prediction_streams() -> None:
-    """Goal: streams where one already fills the port, or none at all, name the key."""
-    with pytest.raises(ConfigError, match=r"network.ib-ndr.streams_count: has no effect without"):
-        replace(load().network("ib-ndr"), streams_count=4)
-    with pytest.raises(ConfigError, match=r"streams_count: 0 send nothing; 1 or more fits"):
-        replace(load().network("sriov"), streams_count=0)
+    assert seconds[0] > seconds[1] > seconds[2] == seconds[3] == seconds[4]

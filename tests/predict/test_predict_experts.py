@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from luwu.base.errors import ConfigError
-from luwu.predict.ask.question import make_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import software
 from luwu.predict.model import collectives as c
@@ -148,14 +146,6 @@ def test_predict_laws_capacity(job: TrainingJob) -> None:
     assert stage_memory(more)[0] == stage_memory(job)[0]
 
 
-def test_predict_laws_more_expert_ranks_hold_less(job: TrainingJob) -> None:
-    """Goal: states of a device shrink with the ranks that share experts, where the optimizer is
-    sharded already too."""
-    held = [stage_memory(replace(job, expert=each))[0] for each in (1, 2, 4, 8)]
-    assert held == sorted(held, reverse=True)
-    assert held[3] < 0.5 * held[0]
-
-
 # ---------------------------------------------------------------------- exchange
 
 
@@ -202,46 +192,3 @@ def test_experts_of_their_own_width_gather_nothing(job: TrainingJob) -> None:
 
 
 # ---------------------------------------------------------------------- refused
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            {"expert": 3, "devices": 96, "batch": 240},
-            r"expert: 3 ranks do not share 8 experts.*1, 2, 4, 8 fits",
-        ),
-        ({"expert": 8, "devices": 32}, r"expert: 8 groups of 2 ranks do not divide the 8 of a"),
-        ({"expert_tensor": 4}, r"expert_tensor: 4 ranks of an expert do not divide the 2"),
-        ({"sequence_parallel": False}, r"sequence_parallel: must be true where tensor parallel"),
-        ({"capacity": 0.0}, r"capacity: 0.0 is not a factor above zero"),
-    ],
-)
-def test_bad_prediction_experts(job: TrainingJob, change: dict[str, Any], said: str) -> None:
-    """Goal: what cannot be names the key and what would fit."""
-    with pytest.raises(ConfigError, match=said):
-        replace(job, **change)
-
-
-@pytest.mark.parametrize("key", ["expert", "capacity", "expert_tensor"])
-def test_bad_prediction_experts_of_a_dense_model(
-    job: TrainingJob, catalogue: Catalogue, key: str
-) -> None:
-    """Goal: a key without an effect is refused."""
-    dense = replace(job, expert=1, model=catalogue.model("Llama3-8B"))
-    with pytest.raises(ConfigError, match=rf"{key}: Llama3-8B has no experts; leave it out"):
-        replace(dense, **{key: 2})
-
-
-def test_a_question_asks_for_experts(catalogue: Catalogue) -> None:
-    """Goal: degrees and the capacity factor of a question arrive."""
-    table = {
-        "system": "3d", "model": "Mixtral-8x7B", "device": "H100-80", "network": "ib-ndr",
-        "software": "nemo-2024", "devices": 64, "sequence": 4096, "batch": 256, "tensor": 2,
-        "pipeline": 2, "expert": 8, "expert_tensor": 1, "capacity": 1.5, "sequence_parallel": True,
-    }  # fmt: skip
-    found = make_question(table, catalogue)
-    assert (found.job.expert, found.job.expert_width, found.job.load) == (8, 1, 1.5)
-    assert found.answer().parts["expert exchange"] > 0
-    with pytest.raises(ConfigError, match=r"expert: zero3 has data parallel ranks alone"):
-        make_question({**table, "system": "zero3", "tensor": 1, "pipeline": 1}, catalogue)

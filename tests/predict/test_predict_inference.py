@@ -1,34 +1,30 @@
-"""Inference: laws of prefill, decode and batches, on devices and on sockets; published rows."""
+"""Inference: laws of prefill, decode and batches, on devices and on sockets."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from statistics import mean
-from typing import Any
 
 import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.hardware import Curve
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.inference.inference import (
-    predict_continuous,
-    predict_decode,
-    predict_inference,
-    predict_prefill,
-    small_all_reduce,
-    with_largest_batch,
-)
-from luwu.predict.inference.inference_job import (
     RUNTIME_BYTES,
     InferenceJob,
     cache_bytes,
     cache_memory_bytes,
     layer_weight_bytes,
     maximum_batch,
+    predict_continuous,
+    predict_decode,
+    predict_inference,
+    predict_prefill,
     sequence_bytes,
+    small_all_reduce,
     weight_bytes,
+    with_largest_batch,
 )
 from luwu.predict.inference.inference_sockets import (
     SocketJob,
@@ -126,14 +122,6 @@ def test_predict_laws_one_device_exchanges_nothing(job: InferenceJob) -> None:
     assert predict_decode(one).parts == predict_decode(one).parts
 
 
-@pytest.mark.parametrize("tensor", [1, 2, 8])
-def test_predict_laws_a_decode_reads_all_weights(job: InferenceJob, tensor: int) -> None:
-    """IN1. Goal: a token of one sequence takes at least weights over the memory's rate."""
-    one = replace(job, tensor=tensor, device=replace(job.device, memory_bytes=2e11))
-    weights = one.model.layers * layer_weight_bytes(one)
-    assert predict_decode(one).seconds > weights / one.device.memory_rate
-
-
 def test_predict_laws_tensor_ranks_lower_latency_and_stages_do_not(job: InferenceJob) -> None:
     """IN4. Goal: of one request, more tensor ranks are faster, more stages are not; with all stages
     at work, stages lose less to exchanges than ranks do."""
@@ -181,30 +169,6 @@ def test_predict_laws_all_reduces_have_their_own_size(job: InferenceJob) -> None
     small = small_all_reduce(8, short, job.device.domain_rate)
     assert predict_decode(job).parts["tensor exchange"] == pytest.approx(160 * small)
     assert small < measured_all_reduce(8, short, curve) == measured_all_reduce(8, 1000, curve)
-
-
-@pytest.mark.parametrize(
-    "names", [("memory_rate",), ("bf16",), ("fp8", "matmul_fp8"), ("all_reduce",)], ids=str
-)
-@pytest.mark.parametrize("batching", ["static", "continuous"])
-def test_predict_laws_more_is_never_slower(
-    job: InferenceJob, names: tuple[str, ...], batching: str
-) -> None:
-    """Goal: twice the rate of anything lowers no throughput and raises no latency."""
-    some = replace(job, batch=64, batching=batching)
-    device: Any = some.device
-    for name in names:
-        value = getattr(device, name)
-        twice = (
-            replace(value, rates=tuple(2 * rate for rate in value.rates))
-            if isinstance(value, Curve)
-            else 2 * value
-        )
-        device = replace(device, **{name: twice})
-    before, after = predict_inference(some), predict_inference(replace(some, device=device))
-    assert after.tokens_per_s >= before.tokens_per_s
-    assert after.prefill.seconds <= before.prefill.seconds
-    assert after.decode.seconds <= before.decode.seconds
 
 
 # ---------------------------------------------------------------------- batches
@@ -284,62 +248,8 @@ def test_predict_laws_prefill_of_sockets_is_bound_by_products(sockets: SocketJob
 # ---------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            {"tensor": 6},
-            r"tensor: 6 ranks cannot share 64 heads, 8 of .*; 1, 2, 4, 8, 16, 32, 64 f",
-        ),
-        ({"pipeline": 81}, r"pipeline: 81 stages, but Llama3-70B has 80 layers"),
-        ({"precision": "fp4"}, r"precision: a H100-80 has no fp4; it has bf16, w8, fp8"),
-        (
-            {"precision": "fp16"},
-            r"precision: 'fp16' is not one of bf16, w8, fp8, fp4; did you mean",
-        ),
-        ({"kv_precision": "int4"}, r"kv_precision: 'int4' is not one of bf16, fp8, int8; did you"),
-        ({"batching": "statik"}, r"batching: 'statik' is not one of static, .*did you mean static"),
-        ({"tensor": 1, "precision": "bf16"}, r"tensor: 1 of H100-80 do not hold .*missing on each"),
-        (
-            {"batch": 10**6},
-            r"batch: 1000000 sequences of 1280 tokens .*GB are missing on each, a b",
-        ),
-    ],
-)
-def test_bad_prediction_inference(job: InferenceJob, change: dict[str, Any], said: str) -> None:
-    """Goal: what cannot be names the key, what is missing, and what would fit."""
-    with pytest.raises(ConfigError, match=said):
-        replace(job, **change)
-
-
 def test_bad_prediction_curves(job: InferenceJob) -> None:
     """Goal: a device that nobody measured says what it needs."""
     bare = replace(job, device=replace(job.device, matmul_fp8=None, matmul_bf16=None))
     with pytest.raises(ConfigError, match=r"device.H100-80 has no measured curve of matrix prod"):
         predict_decode(bare)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"sockets": 3}, r"sockets: 3 ranks cannot share 64 heads"),
-        ({"sockets": 4, "host_sockets": 3}, r"sockets: 4 are not a multiple of host_sockets = 3"),
-        ({"precision": "fp8"}, r"precision: 'fp8' is not one of bf16, int8"),
-        ({"memory_bytes": 1e9}, r"batch: 1 sequences need .* has 1 GB; more sockets would fit"),
-        ({"memory_bytes": 4e10, "batch": 999}, r"batch: 999 .* GB; a batch of \d+ fits"),
-    ],
-)
-def test_bad_prediction_sockets(sockets: SocketJob, change: dict[str, Any], said: str) -> None:
-    """Goal: the same of sockets."""
-    with pytest.raises(ConfigError, match=said):
-        replace(sockets, **change)
-
-
-def test_bad_prediction_prefill_without_a_peak(sockets: SocketJob) -> None:
-    """Goal: what the catalogue does not know of a processor is asked for, not guessed."""
-    bare = replace(sockets, processor=replace(sockets.processor, bf16=None))
-    with pytest.raises(ConfigError, match=r"Xeon-8575C.bf16 is missing, and it limits prefill"):
-        predict_socket_prefill(bare)
-
-
-# ---------------------------------------------------------------------- published rows

@@ -76,12 +76,6 @@ def test_predict_laws_paths_of_groups(job: TrainingJob) -> None:
     assert step_path(job, placed(job, 2, 4)) == inside
 
 
-def test_a_host_of_one_device_has_no_domain(job: TrainingJob) -> None:
-    """Goal: a testbed with fewer devices in a host than the catalogue's has its own domain."""
-    alone = replace(job, software=replace(job.software, host_devices=1))
-    assert group_of(alone, "tensor").inside == 1
-
-
 # ---------------------------------------------------------------------- context
 
 
@@ -129,17 +123,6 @@ def test_predict_laws_context_exchange_hides_behind_attention(job: TrainingJob) 
     longest = replace(slow, context=4, sequence=1048576)
     alone = context_exchange(longest, 0.0, 0.0)
     assert between[2] == pytest.approx(KAPPA_NETWORK * alone)
-
-
-@pytest.mark.parametrize("context", [2, 4])
-def test_predict_laws_a_faster_network_never_slows_context(job: TrainingJob, context: int) -> None:
-    """Goal: more bandwidth is never slower, inside a domain and between them."""
-    one = replace(job, context=context)
-    network = replace(job.network, rate=2 * job.network.rate)
-    device = replace(job.device, all_reduce=None, domain_rate=900e9)
-    assert predict_step(replace(one, network=network)).seconds <= predict_step(one).seconds
-    before = replace(one, device=replace(device, domain_rate=450e9))
-    assert predict_step(replace(one, device=device)).seconds < predict_step(before).seconds
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
 """Questions from files, and their answers, swept.
 
-keys.py       the keys of all questions, of files and of the command line
-question.py   a question as users write it, made into what is predicted
-cost.py       `[cost]`: what is bought or rented
-answer.py     the answer to a question: time, its parts, the bottleneck
-error_bar.py  the error of an answer, and what was never fitted
-fitting.py    the nearest question that fits the memory
-sweep.py      a question over values of its keys
+keys.py      the keys of all questions, of files and of the command line
+question.py  a question as users write it, made into what is predicted
+cost.py      `[cost]`: what is bought or rented
+answer.py    the answer to a question: time, its parts, the bottleneck, its interval
+sweep.py     a question over values of its keys
 """

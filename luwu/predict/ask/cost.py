@@ -19,11 +19,10 @@ from typing import Any, Final, TypeAlias
 
 from luwu.base.errors import ConfigError
 from luwu.base.identifiers import by_identifier, identifier, words
-from luwu.predict.hardware import units
+from luwu.predict.hardware import values
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Disk, Host, Link, Nic, Server, Switch, Tariff
-from luwu.predict.hardware.keys import check_keys, flag_of, text_of, wholes_of
-from luwu.predict.hardware.units import Dimension
+from luwu.predict.hardware.values import Dimension
 from luwu.predict.networks.choice import Built
 from luwu.predict.networks.topologies import AggregationTree
 
@@ -35,7 +34,6 @@ _RENTALS: Final = ("device_rental", "node_rental")
 _KEYS: Final = (*_ENTRIES, *_COUNTS, *_TARIFF, "rented", *_RENTALS)
 _OF_WHAT_IS_BOUGHT: Final = ("switch", "link", *_TARIFF)
 HOUR_S: Final = 3600.0
-_MILLION: Final = 1e6
 _DISKS: Final = "disks"
 
 
@@ -134,7 +132,6 @@ class Hosts:
 
     @property
     def devices(self) -> int:
-        """Devices of all hosts."""
         return self.count * int(self.server.devices_count)
 
     @property
@@ -173,11 +170,6 @@ def cluster_bill(
     return Bill(items + network_bill(topology, switch=switch, link=link).items)
 
 
-def owned_dollars_per_s(bill: Bill, tariff: Tariff) -> float:
-    """Cost per second of bought machines, power included (B3)."""
-    return bill.capex / tariff.life_s + bill.watts * tariff.pue * tariff.energy_price
-
-
 def rented_dollars_per_s(hosts: Sequence[Hosts]) -> float:
     """Rent per second of devices with their part of host and network, and of hosts without devices
     (B3). Raises ConfigError if one of them cannot be rented."""
@@ -203,7 +195,7 @@ def tokens_per_dollar(tokens_per_s: float, dollars_per_s: float) -> float:
 
 def dollars_per_million_tokens(tokens_per_s: float, dollars_per_s: float) -> float:
     """B4."""
-    return _MILLION / tokens_per_dollar(tokens_per_s, dollars_per_s)
+    return 1e6 / tokens_per_dollar(tokens_per_s, dollars_per_s)
 
 
 # ---------------------------------------------------------------------- of a question
@@ -244,34 +236,33 @@ class Place:
 
 def make_costs(table: Mapping[str, Any], catalogue: Catalogue) -> Costs:
     """Costs of a table. Raises ConfigError, which names the key."""
-    check_keys(_PLACE, table, _KEYS, () if "device_rental" in table else ("server",))
-    rented = flag_of(_PLACE, table, "rented") or any(key in table for key in _RENTALS)
-    values: dict[str, Any] = {
-        key: catalogue.find(key.removeprefix("node_"), text_of(_PLACE, table, key), _PLACE + key)
-        for key in _ENTRIES
-        if key in table
-    }
-    values |= wholes_of(_PLACE, table, _COUNTS)
+    values.check_keys(_PLACE, table, _KEYS, () if "device_rental" in table else ("server",))
+    rented = values.flag_of(_PLACE, table, "rented") or any(key in table for key in _RENTALS)
+    known: dict[str, Any] = {}
+    for key in (each for each in _ENTRIES if each in table):
+        name = values.text_of(_PLACE, table, key)
+        known[key] = catalogue.find(key.removeprefix("node_"), name, _PLACE + key)
+    known |= {key: values.whole_of(_PLACE, table, key) for key in _COUNTS if key in table}
     for owner, part, what in (
         ("added", "nic", "network cards"), ("added", "disk", _DISKS),
         ("node_added", "node_nic", "network cards"),
     ):  # fmt: skip
         count = f"{part}s"
-        if (part in values) != (count in values):
-            missing = count if part in values else part
+        if (part in known) != (count in known):
+            missing = count if part in known else part
             raise ConfigError(f"{_PLACE}{missing} is missing: {part} and {count} go together")
-        if part in values:
-            added = (what, values.pop(part), values.pop(count))
-            values[owner] = (*values.get(owner, ()), added)
+        if part in known:
+            added = (what, known.pop(part), known.pop(count))
+            known[owner] = (*known.get(owner, ()), added)
     if rented:
         for key in _OF_WHAT_IS_BOUGHT:
             if key in table:
                 raise ConfigError(f"{_PLACE}{key}: what is rented has none; leave it out")
-        return Costs(**{**values, **_rented(table, values)})
-    return Costs(**values, tariff=_tariff(table))
+        return Costs(**{**known, **_rented(table, known)})
+    return Costs(**known, tariff=_tariff(table))
 
 
-def _rented(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Server]:
+def _rented(table: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Server]:
     """The servers whose rent the table has itself."""
     found = {}
     for owner, key, own, devices in (
@@ -279,8 +270,8 @@ def _rented(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Se
         ("node_server", "node_rental", "rental", 0.0),
     ):
         if key in table:
-            rent = units.parse(_PLACE + key, table[key], Dimension.DOLLARS_PER_S)
-            server = values.get(owner) or Server(name=key, devices_count=devices)
+            rent = values.quantity_of(_PLACE + key, table[key], Dimension.DOLLARS_PER_S)
+            server = known.get(owner) or Server(name=key, devices_count=devices)
             found[owner] = replace(server, **{own: rent})
     return found
 
@@ -297,9 +288,9 @@ def _tariff(table: Mapping[str, Any]) -> Tariff:
         raise ConfigError(f"{_PLACE}life_years: {years!r} is not a number of years")
     place = f"{_PLACE}energy_price"
     return Tariff(
-        life_s=units.to_si(f"{_PLACE}life_years", years, "year", Dimension.SECONDS),
-        pue=units.parse(f"{_PLACE}pue", table["pue"], Dimension.RATIO),
-        energy_price=units.parse(place, table["energy_price"], Dimension.DOLLARS_PER_JOULE),
+        life_s=values.to_si(f"{_PLACE}life_years", years, "year", Dimension.SECONDS),
+        pue=values.quantity_of(f"{_PLACE}pue", table["pue"], Dimension.RATIO),
+        energy_price=values.quantity_of(place, table["energy_price"], Dimension.DOLLARS_PER_JOULE),
     )  # fmt: skip
 
 
@@ -359,8 +350,9 @@ def expense(costs: Costs, place: Place, built: Built | None) -> Expense:
     hosts = hosts_of(costs, place)
     if costs.tariff is None:
         return Expense(dollars_per_s=rented_dollars_per_s(hosts), bill=None)
-    bill = cluster_bill(hosts, built, switch=costs.switch, link=costs.link)
-    return Expense(dollars_per_s=owned_dollars_per_s(bill, costs.tariff), bill=bill)
+    bill, tariff = cluster_bill(hosts, built, switch=costs.switch, link=costs.link), costs.tariff
+    dollars_per_s = bill.capex / tariff.life_s + bill.watts * tariff.pue * tariff.energy_price
+    return Expense(dollars_per_s=dollars_per_s, bill=bill)
 
 
 def cost_document(found: Expense, tokens_per_s: float, step_s: float | None) -> dict[str, Any]:

@@ -13,46 +13,35 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeAlias
 
-from luwu.base.errors import ConfigError, suggestion
-from luwu.predict.hardware import units
+from luwu.base.errors import ConfigError
+from luwu.predict.hardware import values
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.keys import SHARED, check_keys, flag_of, text_of, whole_of
 from luwu.predict.hardware.software import data, software
-from luwu.predict.hardware.units import Dimension
 
 _DEVICES: Final = re.compile(r"([0-9]+)x(.+)")
 Value: TypeAlias = str | int | float | bool
-TRAINING: Final = {
-    "luwu": "weights and optimizer state at a node, sums in the network",
-    "zero3": "states sharded over all devices: ZeRO-3, FSDP",
-    "zero-offload": "the same, with optimizer state in the memory of hosts",
-    "zero-infinity": "the same, with optimizer state on drives of hosts",
-    "3d": "tensor, pipeline, context and data parallel ranks",
-    "ddp": "a whole model on each device, gradients reduced among them",
-    "atp": "the same, gradients summed by a switch",
+_FILE: Final = data("question_keys.toml")
+SYSTEMS: Final[dict[str, str]] = {name: each["text"] for name, each in _FILE["systems"].items()}
+_KINDS: Final = {name: ("all", name, *each["kinds"]) for name, each in _FILE["systems"].items()}
+"""What a group of keys may name of a system."""
+TRAINING: Final = [name for name, kinds in _KINDS.items() if "training" in kinds]
+ALIASES: Final = {
+    alias: name for name, each in _FILE["systems"].items() for alias in each.get("aliases", ())
 }
-INFERENCE: Final = {
-    "inference": "prefill and decode on devices, by tensor and pipeline ranks",
-    "inference-sockets": "the same on processors, whose sockets are tensor ranks",
-}
-SYSTEMS: Final = {**TRAINING, **INFERENCE}
-ALIASES: Final = {"fsdp": "zero3", "switchml": "atp"}
 """Other names of systems."""
-SECTIONS: Final = {"luwu": "node", "zero-offload": "host", "zero-infinity": "host"}
+SECTIONS: Final[dict[str, str]] = {
+    name: each["section"] for name, each in _FILE["systems"].items() if "section" in each
+}
 """The section of the file that a system requires, such as `[node]`."""
-_MORE_SECTIONS: Final = {"inference": ("arrivals",)}
-_SYSTEMS_OF: Final[dict[str, tuple[str, ...]]] = {
-    "all": tuple(SYSTEMS), "training": tuple(TRAINING), "serving": tuple(INFERENCE),
-    "devices": (*TRAINING, "inference"), "offload": ("zero-offload", "zero-infinity"),
-}  # fmt: skip
-"""Systems by the words of the file, besides their own names."""
+SHARED: Final = ("topology", "cost")
+"""Sections that every question may have."""
 _READERS: Final[dict[str, Callable[[str, Mapping[str, Any], str], Any]]] = {
-    "whole": whole_of, "flag": flag_of, "other": lambda _, table, key: table[key],
+    "whole": values.whole_of, "flag": values.flag_of, "other": lambda _, table, key: table[key],
 }  # fmt: skip
 """Readers of values that are neither texts nor numbers with a unit."""
 _ENTRIES: Final = ("model", "device", "network", "processor", "disk")
 """Kinds of which the value is an entry of the catalogue."""
-_DIMENSIONS: Final = {each.name.lower(): each for each in Dimension}
+_DIMENSIONS: Final = {each.name.lower(): each for each in values.Dimension}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +66,9 @@ class QuestionKey:
     def read(self, table: Mapping[str, Any], catalogue: Catalogue) -> Any:
         """Its value: numbers in SI, names as what they name. Raises ConfigError."""
         if self.kind in _DIMENSIONS:
-            return units.parse(self.place, table[self.name], _DIMENSIONS[self.kind])
+            return values.quantity_of(self.place, table[self.name], _DIMENSIONS[self.kind])
         before = f"{self.section}." if self.section else ""
-        value = _READERS.get(self.kind, text_of)(before, table, self.name)
+        value = _READERS.get(self.kind, values.text_of)(before, table, self.name)
         if self.kind in _ENTRIES:
             return catalogue.find(self.kind, value, self.place)
         return software(value) if self.kind == "software" else value
@@ -89,8 +78,8 @@ class QuestionKey:
 def keys() -> tuple[QuestionKey, ...]:
     """All of them; a name that means two things is there twice."""
     found = []
-    for group in data("question_keys.toml")["group"]:
-        systems = _SYSTEMS_OF.get(group["systems"], (group["systems"],))
+    for group in _FILE["group"]:
+        systems = tuple(name for name, kinds in _KINDS.items() if group["systems"] in kinds)
         needed, section = group.get("needed", ()), group.get("section", "")
         found += [
             QuestionKey(
@@ -112,12 +101,12 @@ def read_keys(
     table: Mapping[str, Any], system: str, catalogue: Catalogue, section: str = ""
 ) -> dict[str, Any]:
     """The values of the keys of a table. Raises ConfigError, which names the key."""
-    known, more = keys_of(system, section), []
+    known, more = keys_of(system, section), list[str]()
     if not section:
-        more = [*_MORE_SECTIONS.get(system, ()), *SHARED]
-        more += [SECTIONS[system]] if system in SECTIONS else []
+        more += ["arrivals"] if system == "inference" else []
+        more += [*SHARED, *([SECTIONS[system]] if system in SECTIONS else [])]
     needed = [name for name, key in known.items() if key.is_needed]
-    check_keys(f"{section}." if section else "", table, [*known, *more], needed)
+    values.check_keys(f"{section}." if section else "", table, [*known, *more], needed)
     return {name: key.read(table, catalogue) for name, key in known.items() if name in table}
 
 
@@ -126,12 +115,8 @@ def system_of(table: Mapping[str, Any]) -> str:
     names = [*SYSTEMS, *ALIASES]
     if "system" not in table:
         raise ConfigError(f"system is missing; one of {', '.join(names)}, or ask luwu plan for all")
-    system = ALIASES.get(str(table["system"]), table["system"])
-    if not isinstance(system, str) or system not in SYSTEMS:
-        raise ConfigError(
-            f"system: {system!r} is not one of {', '.join(names)}{suggestion(str(system), names)}"
-        )
-    return system
+    values.check_choice("system", table["system"], names)
+    return ALIASES.get(table["system"], table["system"])
 
 
 def value_of(text: str) -> Value:
@@ -169,7 +154,7 @@ def table_of(flags: Mapping[str, str], catalogue: Catalogue) -> dict[str, Any]:
 def with_assumed(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The table with what it leaves out, and that alone."""
     system = str(table.get("system"))
-    known = data("question_keys.toml")["assumed"]
+    known = _FILE["assumed"]
     assumed: dict[str, Any] = {}
     for owner in ("training", system) if system in TRAINING else (system,):
         assumed |= known.get(owner, {})
@@ -193,8 +178,8 @@ def assumed_text(assumed: Mapping[str, Any]) -> list[str]:
     """A line for people; none where nothing is assumed."""
     said = []
     for key, value in assumed.items():
-        values = value if isinstance(value, dict) else {"": value}
-        said += [f"{key}{'.' if name else ''}{name} {each}" for name, each in values.items()]
+        section = value if isinstance(value, dict) else {"": value}
+        said += [f"{key}{'.' if name else ''}{name} {each}" for name, each in section.items()]
     return [f"assumed           {', '.join(said)}"] if said else []
 
 
@@ -203,5 +188,5 @@ def _known(kind: str, value: Any, catalogue: Catalogue) -> Any:
     names = {"system": (*SYSTEMS, *ALIASES), "software": data("software.toml")}.get(kind)
     for name in catalogue.names(kind) if names is None else names:
         if name.casefold() == str(value).casefold():
-            return ALIASES.get(name, name) if kind == "system" else name
+            return ALIASES.get(name, name)
     return value

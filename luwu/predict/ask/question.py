@@ -15,15 +15,15 @@ from typing import Any, Final, TypeAlias
 from luwu.base.errors import ConfigError
 from luwu.base.foreign import read_toml
 from luwu.predict.ask.cost import Costs, Place, make_costs
-from luwu.predict.ask.keys import SECTIONS, TRAINING, read_keys, system_of
+from luwu.predict.ask.keys import SECTIONS, SHARED, TRAINING, read_keys, system_of
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Host
-from luwu.predict.hardware.keys import SHARED, optional_section_of, section_of, whole_of
 from luwu.predict.hardware.model import CONFIG_SUFFIX
-from luwu.predict.inference import inference_sockets as sockets
+from luwu.predict.hardware.values import optional_section_of, section_of, whole_of
+from luwu.predict.inference import inference as on_devices
+from luwu.predict.inference import inference_sockets as on_sockets
 from luwu.predict.inference.arrivals import Arrivals, make_arrivals
-from luwu.predict.inference.inference import predict_inference, predict_prefill, with_largest_batch
-from luwu.predict.inference.inference_job import InferenceJob
+from luwu.predict.inference.inference import Inference, InferenceJob
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model import memory
 from luwu.predict.model.job import StepTime, TrainingJob
@@ -126,7 +126,6 @@ class Question:
 
     @property
     def fits(self) -> bool:
-        """True if a device has as much."""
         return self.needed_bytes <= self.job.device.memory_bytes
 
     @property
@@ -200,30 +199,6 @@ def _on_hosts(values: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """The prediction of a question of inference."""
-
-    job: InferenceJob | SocketJob
-    """On the network as a topology leaves it."""
-    batch: float
-    """Sequences in decode at once, of a copy."""
-    token_parts: dict[str, float]
-    """Seconds between two tokens, by what they go to."""
-    first_token_parts: dict[str, float] | None
-    """The same to a first token of a whole batch; in continuous batching of a request which waits
-    for all of the round under way. None: the processor's peak is not known."""
-    tokens_per_s: float | None
-    """That come out of all copies; None where prefill is not known."""
-    extrapolated: dict[str, str]
-    """Curves that were read outside of what was measured."""
-
-    @property
-    def token_s(self) -> float:
-        """Between two tokens."""
-        return sum(self.token_parts.values())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceQuestion:
     """A question about inference, on devices or on the sockets of hosts."""
 
@@ -271,40 +246,21 @@ class InferenceQuestion:
             return on_topology.inference_exchanges(self.job)
         return on_topology.socket_exchanges(self.job)
 
-    def answer(self) -> Served:
+    def as_on_topology(self) -> InferenceQuestion:
+        """The same without a topology, on the port that it leaves."""
+        built = self.build()
+        if built is None:
+            return self
+        found = [each.connection(built) for each in self.exchanges().values()]
+        network = on_topology.slowest(self.job.network, found)
+        return replace(self, job=replace(self.job, network=network), topology=None)
+
+    def answer(self) -> Inference:
         """The prediction. Raises ConfigError for what cannot be."""
-        job, built = self.job, self.build()
-        if built is not None:
-            found = [each.connection(built) for each in self.exchanges().values()]
-            job = replace(job, network=on_topology.slowest(job.network, found))
+        job = self.as_on_topology().job
         if isinstance(job, InferenceJob):
-            return _on_devices(job, self.replicas)
-        return _on_sockets(job, self.replicas)
-
-
-def _on_devices(job: InferenceJob, replicas: int) -> Served:
-    found = predict_inference(job)
-    first = found.prefill.parts
-    if job.batching == "continuous":
-        alone = predict_prefill(replace(job, batch=1))
-        first = {"round under way": found.decode.seconds, **alone.parts}
-    return Served(
-        job=job, batch=found.batch, token_parts=found.decode.parts, first_token_parts=first,
-        tokens_per_s=replicas * found.tokens_per_s,
-        extrapolated={**found.prefill.notes, **found.decode.notes},
-    )  # fmt: skip
-
-
-def _on_sockets(job: SocketJob, replicas: int) -> Served:
-    token, first, rate = sockets.predict_socket_token(job), None, None
-    if job.processor.bf16 is not None:
-        prefill = sockets.predict_socket_prefill(job)
-        whole_s = prefill.seconds + (job.output_tokens - 1) * token.seconds  # IN5
-        first, rate = prefill.parts, replicas * job.batch * job.output_tokens / whole_s
-    return Served(
-        job=job, batch=job.batch, token_parts=token.parts, first_token_parts=first,
-        tokens_per_s=rate, extrapolated={},
-    )  # fmt: skip
+            return on_devices.predict_inference(job, self.replicas)
+        return on_sockets.predict_on_sockets(job, self.replicas)
 
 
 def _make_inference_question(
@@ -319,7 +275,7 @@ def _make_inference_question(
         values.setdefault("inside", catalogue.network("upi", "inside"))
         host = SocketJob(batch=batch or 1, **values)
         return InferenceQuestion(
-            job=host if batch else sockets.with_largest_socket_batch(host), **shared
+            job=host if batch else on_sockets.with_largest_socket_batch(host), **shared
         )
     job = InferenceJob(batch=batch or 1, **values)
     if nics is not None:
@@ -328,7 +284,7 @@ def _make_inference_question(
         job = replace(job, network=job.network.of_nics(nics, places, devices))
     came = optional_section_of(table, "arrivals")
     return InferenceQuestion(
-        job=job if batch else with_largest_batch(job), nics_per_host=nics,
+        job=job if batch else on_devices.with_largest_batch(job), nics_per_host=nics,
         arrivals=None if came is None else make_arrivals(came, job), **shared,
     )  # fmt: skip
 

@@ -15,17 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError, suggestion
-from luwu.predict.ask.answer import answer, binding_text
+from luwu.predict.ask.answer import SCHEMA, answer, binding_text
 from luwu.predict.ask.keys import SECTIONS, Value, value_of
 from luwu.predict.ask.question import make_question
-from luwu.predict.hardware import units
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import KINDS, keys_of
+from luwu.predict.hardware.values import quantity_of
 
 POINTS_MAX: Final = 1000
 STEP: Final = "step_s"
-SCHEMA: Final = 5
-"""That of its answers."""
 _COLUMNS: Final = {
     "step_s": ("step", "{:.3f} s"),
     "tokens_per_s_per_device": ("tokens/s each", "{:,.0f}"),
@@ -48,7 +46,6 @@ class Axis:
 
     @property
     def labels(self) -> list[str]:
-        """Labels of the values, as written."""
         return [label(value) for value in self.values]
 
 
@@ -200,7 +197,7 @@ def _with_number(table: dict[str, Any], key: str, value: Value, catalogue: Catal
         raise ConfigError(
             f"{key} {why} of a {kind}{suggestion(name, keys)}; they are {', '.join(keys)}"
         )
-    number = units.parse(key, value, keys[name][0])
+    number = quantity_of(key, value, keys[name][0])
     new = f"{entry_name}, {name} {value}"
     owner[kind] = new
     changed = {**entries, new: replace(entry, name=new, **{name: number})}

@@ -156,7 +156,6 @@ class DrivenSwitch:
         )
 
     def received(self, peer: str, message: Message, payload: Any, payload_bytes: int) -> None:
-        """A message came."""
         self._do(self.core.received(self._clock.now_ns, peer, message, payload, payload_bytes))
 
     def _do(self, actions: Sequence[Any]) -> None:

@@ -78,7 +78,6 @@ class DrivenNode:
         self._do(self.core.store_opened(opened))
 
     def received(self, message: Message, payload: Any, payload_bytes: int) -> None:
-        """A message came."""
         self._do(self.core.received(self._clock.now_ns, SWITCH, message, payload, payload_bytes))
 
     def _do(self, actions: Sequence[Any]) -> None:

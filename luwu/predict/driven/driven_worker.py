@@ -95,7 +95,6 @@ class DrivenWorker:
         clock.start(self._run())
 
     def received(self, message: Message, payload: Any, payload_bytes: int) -> None:
-        """A message of the node was received."""
         self._do(self._core.received(self._clock.now_ns, message, payload, payload_bytes))
 
     def _do(self, actions: Sequence[Any]) -> None:

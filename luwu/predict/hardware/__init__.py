@@ -4,6 +4,5 @@ catalogue.py  all that is known, read from files, each number with its source; a
 hardware.py   devices, networks, drives, processors, switches, hosts; measured rates by size
 model.py      a transformer: parameters and operations; the config.json of one of Hugging Face
 software.py   what a framework does, and what was fitted
-units.py      numbers with units, of files and of people, in SI
-keys.py       keys of a question, and what each contains
+values.py     values of keys, of files and of people: numbers with units, names, counts
 """

@@ -18,11 +18,10 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.foreign import read_toml
-from luwu.predict.hardware import units
 from luwu.predict.hardware.hardware import KINDS, Curve, keys_of
 from luwu.predict.hardware.model import CONFIG_SUFFIX, Transformer, read_model_config
 from luwu.predict.hardware.software import data
-from luwu.predict.hardware.units import Dimension
+from luwu.predict.hardware.values import Dimension, quantity_of, to_si, units_of
 
 TAGS: Final = ("read", "stated", "paper", "derived", "memory", "assumed")
 """read in its source; stated by a document that we know; published of the system we reproduce;
@@ -48,7 +47,6 @@ class Catalogue:
     """`device.A100-80.bf16` -> where it comes from."""
 
     def names(self, kind: str) -> list[str]:
-        """Names of all entries of a kind."""
         return sorted(self.entries.get(kind, {}))
 
     def find(self, kind: str, name: str, key: str = "") -> Any:
@@ -128,12 +126,12 @@ def _made(catalogue: Catalogue, kind: str, name: str, entry: Mapping[str, Any]) 
             raise ConfigError(
                 f"{place} is unknown{suggestion(key, keys)}; a {kind} has {', '.join(keys)}"
             )
-        read = _curve if len(keys[key]) == 2 else units.parse
+        read = _curve if len(keys[key]) == 2 else quantity_of
         values[key] = read(place, value, *keys[key])
         catalogue.known[place] = _about(place, value)
     for each in fields(KINDS[kind]):
         if each.default is MISSING and each.name not in ("name", *values):
-            fits = units.units_of(keys[each.name][0])
+            fits = units_of(keys[each.name][0])
             raise ConfigError(f"{kind}.{name}.{each.name} is missing; give it in one of {fits}")
     return KINDS[kind](name=name, **values)
 
@@ -142,8 +140,8 @@ def _curve(place: str, table: Any, size: Dimension, rate: Dimension) -> Curve:
     if not isinstance(table, dict) or not {"sizes", "rates", "unit"} <= table.keys():
         raise ConfigError(f"{place}: a curve needs sizes, rates and a unit")
     size_unit = table.get("size_unit", size.value)
-    sizes = [units.to_si(f"{place}.sizes", value, size_unit, size) for value in table["sizes"]]
-    rates = [units.to_si(f"{place}.rates", each, table["unit"], rate) for each in table["rates"]]
+    sizes = [to_si(f"{place}.sizes", value, size_unit, size) for value in table["sizes"]]
+    rates = [to_si(f"{place}.rates", each, table["unit"], rate) for each in table["rates"]]
     return Curve(place, tuple(sizes), tuple(rates))
 
 

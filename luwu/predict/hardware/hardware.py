@@ -25,7 +25,7 @@ from typing import Annotated, Final, TypeAlias, get_type_hints
 from luwu.base.dtypes import DTYPES, MASTER_DTYPES
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.software import fitted
-from luwu.predict.hardware.units import Dimension
+from luwu.predict.hardware.values import Dimension
 
 Notes: TypeAlias = dict[str, str]
 """Of a prediction, for its readers: curve -> the sizes beyond its points."""
@@ -122,7 +122,6 @@ class Device:
         return found
 
     def matmul(self, precision: str) -> Curve | None:
-        """The measured curve of a precision."""
         found: Curve | None = getattr(self, f"matmul_{precision}", None)
         return found
 

@@ -10,8 +10,8 @@ Symbols of the equations: h hidden width, a heads, g heads of keys and values, f
 V vocabulary, l layers, E experts of which k are used, s tokens of a sequence, n tokens at once.
 
 `read_model_config` reads the `config.json` of a model of Hugging Face: decoders of equal layers
-with a gated MLP (MODEL_KINDS). Attention counts all of a sequence, also where the model has a
-window. Biases and the norms of queries and keys are `other_parameters`.
+with a gated MLP (`data/model_configs.toml`). Attention counts all of a sequence, also where the
+model has a window. Biases and the norms of queries and keys are `other_parameters`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from typing import Any, Final
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.foreign import parse_json, read_file
 from luwu.base.limits import TOML_BYTES_MAX
-from luwu.predict.hardware.keys import whole_of
+from luwu.predict.hardware.software import data
+from luwu.predict.hardware.values import whole_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,40 +163,6 @@ class Transformer:
 
 
 CONFIG_SUFFIX: Final = ".json"
-_SIZES: Final = {
-    "hidden_size": "hidden", "num_hidden_layers": "layers", "num_attention_heads": "heads",
-    "vocab_size": "vocab",
-}  # fmt: skip
-_DENSE: Final = _SIZES | {"intermediate_size": "ffn"}
-_USED: Final = {"num_experts_per_tok": "experts_used"}
-_HEAD: Final = {"head_dim": "head_width"}
-_OPTIONAL: Final = {"num_key_value_heads": "kv_heads"} | _HEAD
-"""As many as heads, and the width over heads, unless given."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelKind:
-    """The fields that a type must have, and what its layers have besides."""
-
-    needed: Mapping[str, str]
-    """Each with the key of a Transformer; with a `head_dim` queries and keys have norms."""
-    biases: tuple[str, ...] = ()
-    """Fields that say whether it has biases."""
-    is_biased: bool = False
-    """Queries, keys and values always have them."""
-
-
-MODEL_KINDS: Final = {
-    "llama": ModelKind(_DENSE, ("attention_bias", "mlp_bias")),
-    "mistral": ModelKind(_DENSE),
-    "mixtral": ModelKind(_DENSE | {"num_local_experts": "experts"} | _USED),
-    "qwen2": ModelKind(_DENSE, is_biased=True),
-    "qwen3": ModelKind(_DENSE | _HEAD, ("attention_bias",)),
-    "qwen3_moe": ModelKind(
-        _SIZES | {"moe_intermediate_size": "ffn", "num_experts": "experts"} | _USED | _HEAD,
-        ("attention_bias",),
-    ),
-}
 
 
 def read_model_config(path: Path) -> Transformer:
@@ -213,35 +180,37 @@ def read_model_config(path: Path) -> Transformer:
 
 def model_of(fields: Mapping[str, Any], place: str) -> Transformer:
     """The model of the fields of a `config.json`; `place` is its name. Raises ConfigError."""
-    name = fields.get("model_type")
-    if not isinstance(name, str) or name not in MODEL_KINDS:
+    known, name = data("model_configs.toml"), fields.get("model_type")
+    if not isinstance(name, str) or name not in known["types"]:
         raise ConfigError(
-            f"{place}: model_type: {name!r} is not one of {', '.join(MODEL_KINDS)}"
-            f"{suggestion(str(name), MODEL_KINDS)}; describe another model by --catalogue FILE"
+            f"{place}: model_type: {name!r} is not one of {', '.join(known['types'])}"
+            f"{suggestion(str(name), known['types'])}; describe another model by --catalogue FILE"
         )
-    kind = MODEL_KINDS[name]
+    kind = known["types"][name]
     if fields.get("mlp_only_layers") or fields.get("decoder_sparse_step", 1) != 1:
         raise ConfigError(
             f"{place}: mlp_only_layers, decoder_sparse_step: its layers are not equal; only models "
             "of equal layers can be predicted"
         )
     entry: dict[str, Any] = {"gated": True, "tied": bool(fields.get("tie_word_embeddings"))}
-    for field, key in {**kind.needed, **_OPTIONAL}.items():
+    needed = known["needed"] | kind["needed"]
+    for field, key in (needed | known["optional"]).items():
         if fields.get(field) is not None:
             entry[key] = whole_of(f"{place}: ", fields, field)
-        elif field in kind.needed:
-            needed = ", ".join(kind.needed)
-            raise ConfigError(f"{place}: {field} is missing; a {name} has {needed}")
+        elif field in needed:
+            raise ConfigError(f"{place}: {field} is missing; a {name} has {', '.join(needed)}")
     model = Transformer.parse(place, place, entry)
     return dataclasses.replace(model, other_parameters=_small_parameters(model, kind, fields))
 
 
-def _small_parameters(model: Transformer, kind: ModelKind, fields: Mapping[str, Any]) -> int:
+def _small_parameters(
+    model: Transformer, kind: Mapping[str, Any], fields: Mapping[str, Any]
+) -> int:  # fmt: skip
     """Biases, norms of queries and keys, and the last norm."""
     queries = model.head_width * (model.heads + 2 * model.kv_heads)
-    biases = [field for field in kind.biases if fields.get(field)]
-    each = 2 * model.head_width if "head_dim" in kind.needed else 0
-    each += queries if kind.is_biased else 0
+    biases = [field for field in kind.get("biases", ()) if fields.get(field)]
+    each = 2 * model.head_width if "head_dim" in kind["needed"] else 0
+    each += queries if "is_biased" in kind else 0
     each += queries + model.hidden if "attention_bias" in biases else 0
     each += 2 * model.ffn + model.hidden if "mlp_bias" in biases else 0
     return model.layers * each + model.hidden

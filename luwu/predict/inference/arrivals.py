@@ -30,9 +30,8 @@ from statistics import fmean
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.keys import check_keys, wholes_of
-from luwu.predict.inference.inference import Work, predict_round
-from luwu.predict.inference.inference_job import InferenceJob
+from luwu.predict.hardware.values import check_keys, whole_of
+from luwu.predict.inference.inference import InferenceJob, Work, predict_round
 from luwu.predict.model.clock import Clock, Process
 from luwu.predict.model.job import StepTime
 
@@ -96,7 +95,8 @@ def make_arrivals(table: Mapping[str, Any], job: InferenceJob) -> Arrivals:
         raise ConfigError(f"{_PLACE}per_second: {rate!r}; a number above 0 fits")
     if type(seed) is not int:
         raise ConfigError(f"{_PLACE}seed: {seed!r} is not a whole number")
-    whole = wholes_of(_PLACE, table, ("requests", "concurrent"))
+    counts = ("requests", "concurrent")
+    whole = {key: whole_of(_PLACE, table, key) for key in counts if key in table}
     return Arrivals(per_second=rate if rate is None else float(rate), seed=seed, **whole)
 
 
@@ -262,18 +262,13 @@ def arrivals_document(
     }
 
 
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """By nearest rank; a share of 0.5 is the median."""
-    return ordered[math.ceil(share * len(ordered)) - 1]
-
-
 def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """None: there are none, as answers of one token have no time between tokens."""
+    """By nearest rank. None: no values, as answers of one token have no time between tokens."""
     ordered = sorted(values)
     if not ordered:
         return None
-    found = {name: percentile(ordered, share) for name, share in _SHARES.items()}
-    return {"mean": fmean(values), **found}
+    ranks = {name: math.ceil(share * len(ordered)) for name, share in _SHARES.items()}
+    return {"mean": fmean(values), **{name: ordered[rank - 1] for name, rank in ranks.items()}}
 
 
 def arrivals_text(document: dict[str, Any]) -> list[str]:

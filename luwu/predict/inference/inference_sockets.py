@@ -21,9 +21,10 @@ from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Network, Processor
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.hardware.software import fitted
-from luwu.predict.inference.inference_job import cache_bytes_per_element, check_tensor
+from luwu.predict.hardware.values import check_choice
+from luwu.predict.inference.inference import Inference, cache_bytes_per_element, check_tensor
 from luwu.predict.model.collectives import Path, hierarchical_all_reduce
-from luwu.predict.model.job import StepTime, check_choice
+from luwu.predict.model.job import StepTime
 from luwu.predict.model.layers import WIRE_BYTES
 from luwu.predict.model.placement import network_path
 
@@ -66,7 +67,7 @@ class SocketJob:
     def _check_memory(self, has: float) -> None:
         fits = _batch_max(self, has)
         if self.batch > fits:
-            each = socket_cache_bytes(self, self.input_tokens + self.output_tokens)
+            each = socket_cache_bytes(self, self.tokens)
             needs = socket_weight_bytes(self) + self.batch * each
             advice = f"a batch of {fits} fits" if fits > 0 else "more sockets would fit"
             raise ConfigError(
@@ -78,6 +79,11 @@ class SocketJob:
     def devices(self) -> int:
         """Sockets in all."""
         return self.sockets
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a sequence at its end."""
+        return self.input_tokens + self.output_tokens
 
     @property
     def hosts(self) -> int:
@@ -109,8 +115,20 @@ def with_largest_socket_batch(job: SocketJob) -> SocketJob:
 
 
 def _batch_max(job: SocketJob, memory_bytes: float) -> int:
-    each = socket_cache_bytes(job, job.input_tokens + job.output_tokens)
+    each = socket_cache_bytes(job, job.tokens)
     return int((memory_bytes - socket_weight_bytes(job)) // each)
+
+
+def predict_on_sockets(job: SocketJob, replicas: int) -> Inference:
+    """All that users ask of so many copies of a job."""
+    decode, prefill, rate = predict_socket_token(job), None, None
+    if job.processor.bf16 is not None:
+        prefill = predict_socket_prefill(job)
+        whole_s = prefill.seconds + (job.output_tokens - 1) * decode.seconds  # IN5
+        rate = replicas * job.batch * job.output_tokens / whole_s
+    return Inference(
+        tokens_per_s=rate, batch=job.batch, prefill=prefill, decode=decode, first_token=prefill
+    )
 
 
 def predict_socket_token(job: SocketJob) -> StepTime:
@@ -122,13 +140,8 @@ def predict_socket_token(job: SocketJob) -> StepTime:
 
 
 def predict_socket_prefill(job: SocketJob) -> StepTime:
-    """The prompts of a batch (K3): at the peak of the processor, so a bound from below; nothing
-    published calibrates it. Raises ConfigError where that peak is not known."""
-    if job.processor.bf16 is None:
-        raise ConfigError(
-            f"processor.{job.processor.name}.bf16 is missing, and it limits prefill; give the "
-            "peak of its matrix products, such as 100 TFLOP/s"
-        )
+    """The prompts of a batch (K3): at the peak of the processor, which must be known, so a bound
+    from below; nothing published calibrates it."""
     tokens = job.batch * job.input_tokens
     attention = job.model.layers * job.model.attention_operations(tokens, job.input_tokens, 0.5)
     return _time(job, tokens, 0.0, attention)

@@ -26,7 +26,6 @@ class Clock:
 
     @property
     def now_ns(self) -> int:
-        """The time for a core."""
         return round(self.now_s * 1e9)
 
     def call_at(self, time_s: float, call: Callable[[], None]) -> None:

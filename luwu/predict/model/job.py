@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from luwu.base.errors import ConfigError, suggestion
+from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Device, Network, Notes
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.hardware.software import Software
 
 RECOMPUTE = ("none", "selective", "half", "full")
 """Nothing; attention's scores; every second product or layer; every layer."""
-
-
-def check_choice(key: str, found: str, known: Iterable[str]) -> None:
-    """Raises ConfigError for what is none of those known."""
-    names = list(known)
-    if found not in names:
-        raise ConfigError(
-            f"{key}: {found!r} is not one of {', '.join(names)}{suggestion(found, names)}"
-        )
 
 
 def check_most(key: str, found: int, what: str, model: Transformer, most: str) -> None:
@@ -158,7 +148,6 @@ class TrainingJob:
 
     @property
     def load(self) -> float:
-        """The capacity factor."""
         return 1.0 if self.capacity is None else self.capacity
 
     @property
@@ -208,7 +197,6 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """In all."""
         return sum(self.parts.values())
 
     @property

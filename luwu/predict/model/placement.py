@@ -40,7 +40,6 @@ class Group:
 
     @property
     def domains(self) -> int:
-        """That the group is in."""
         return self.size // self.inside
 
 

@@ -12,26 +12,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from luwu.base.errors import ConfigError, suggestion
-from luwu.predict.hardware import units
+from luwu.base.errors import ConfigError
+from luwu.predict.hardware import values
 from luwu.predict.hardware.hardware import Device, Network
-from luwu.predict.hardware.keys import check_keys, flag_of, whole_of
-from luwu.predict.hardware.units import Dimension
-from luwu.predict.networks.direct_topologies import Dragonfly, Torus
-from luwu.predict.networks.topologies import AggregationTree, Clos, RailOnly
+from luwu.predict.hardware.values import Dimension
+from luwu.predict.networks.topologies import AggregationTree, Clos, Dragonfly, RailOnly, Torus
 
-KINDS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "single-switch": (("radix",), ("aggregates", "endpoints")),
-    "clos": (("radix",), ("taper", "aggregates", "endpoints")),
-    "rail-optimised": (("radix",), ("taper", "rails", "aggregates", "endpoints")),
-    "rail-only": (("radix",), ("taper", "domain", "domain_rate", "domain_latency", "endpoints")),
-    "torus": (("sizes",), ()),
-    "dragonfly": (("groups", "routers_per_group", "endpoints_per_router"), ("global_taper",)),
-    "aggregation-tree": (("fan_in",), ("endpoints",)),
-}
-"""Keys that are needed, and those that may be left out."""
-_PLACE: Final = "topology."
 Built: TypeAlias = Clos | RailOnly | Torus | Dragonfly | AggregationTree
+KINDS: Final[dict[str, tuple[type[Built], tuple[str, ...], tuple[str, ...]]]] = {
+    "single-switch": (Clos, ("radix",), ("aggregates", "endpoints")),
+    "clos": (Clos, ("radix",), ("taper", "aggregates", "endpoints")),
+    "rail-optimised": (Clos, ("radix",), ("taper", "rails", "aggregates", "endpoints")),
+    "rail-only":
+        (RailOnly, ("radix",), ("taper", "domain", "domain_rate", "domain_latency", "endpoints")),
+    "torus": (Torus, ("sizes",), ()),
+    "dragonfly":
+        (Dragonfly, ("groups", "routers_per_group", "endpoints_per_router"), ("global_taper",)),
+    "aggregation-tree": (AggregationTree, ("fan_in",), ("endpoints",)),
+}  # fmt: skip
+"""The class, keys that are needed, and those that may be left out."""
+_PLACE: Final = "topology."
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +64,19 @@ class TopologyChoice:
     def _built(
         self, network: Network, device: Device | None, needed: int, nodes: int, domain: int | None
     ) -> Built:
-        own: dict[str, Any] = {"network": network, **dict(self.settings)}
-        if self.kind == "torus":
-            return Torus(**own)
-        if self.kind == "dragonfly":
-            return Dragonfly(**own)
-        own = {"endpoints": needed, **own}
-        if self.kind == "aggregation-tree":
-            return AggregationTree(optimizer_nodes=nodes, **own)
+        (made, _, optional), given = KINDS[self.kind], dict(self.settings)
+        own: dict[str, Any] = {"network": network, **given}
+        if "endpoints" in optional:
+            own.setdefault("endpoints", needed)
+        if made is AggregationTree:
+            own["optimizer_nodes"] = nodes
         if self.kind == "single-switch" and own["endpoints"] > own["radix"]:
             raise ConfigError(
                 f"endpoints: {own['endpoints']} do not fit a single switch of {own['radix']} "
                 f"ports; at most {own['radix']} fit, or take a Clos network"
             )
-        if self.kind in ("single-switch", "clos"):
-            return Clos(**own)
-        key = "domain" if self.kind == "rail-only" else "rails"
-        if self.kind == "rail-only":
-            rate = own.get("domain_rate") or (device.domain_rate if device is not None else None)
+        if made is RailOnly:
+            rate = given.get("domain_rate") or (device.domain_rate if device is not None else None)
             if rate is None:
                 raise ConfigError(
                     f"{_PLACE}domain_rate is missing: what changes rails goes through a fast "
@@ -89,10 +84,12 @@ class TopologyChoice:
                     '"450 GB/s", or take clos'
                 )
             own = {"domain_latency_s": network.hop_s, **own, "domain_rate": rate}
-        own[key] = rails = own.get(key) or domain or _domain(device, key)
-        if "endpoints" not in dict(self.settings):  # as many in each rail
-            own["endpoints"] = -(-needed // rails) * rails
-        return RailOnly(**own) if self.kind == "rail-only" else Clos(**own)
+        key = {"rail-only": "domain", "rail-optimised": "rails"}.get(self.kind)
+        if key is not None:
+            own[key] = rails = own.get(key) or domain or _domain(device, key)
+            if "endpoints" not in given:  # as many in each rail
+                own["endpoints"] = -(-needed // rails) * rails
+        return made(**own)
 
 
 def _domain(device: Device | None, key: str) -> int:
@@ -114,20 +111,13 @@ def check_ports(network: Network) -> None:
 def make_topology(table: Mapping[str, Any]) -> TopologyChoice:
     """A choice of a table. Raises ConfigError, which names the key."""
     kind = table.get("kind")
-    if kind not in KINDS:
-        raise ConfigError(
-            f"{_PLACE}kind: {kind!r} is not one of {', '.join(KINDS)}{suggestion(str(kind), KINDS)}"
-        )
-    needed, optional = KINDS[kind]
-    check_keys(_PLACE, table, ("kind", *needed, *optional), needed)
-    return TopologyChoice(
-        kind,
-        tuple(
-            (_NAMES.get(key, key), read(_PLACE, table, key))
-            for key, read in _READERS.items()
-            if key in table
-        ),
-    )
+    values.check_choice(f"{_PLACE}kind", kind, KINDS)
+    assert isinstance(kind, str)
+    _, needed, optional = KINDS[kind]
+    values.check_keys(_PLACE, table, ("kind", *needed, *optional), needed)
+    settings = {key: _READERS.get(key, values.whole_of)(_PLACE, table, key)
+                for key in (*needed, *optional) if key in table}  # fmt: skip
+    return TopologyChoice(kind, tuple((_NAMES.get(key, key), settings[key]) for key in settings))
 
 
 def _ratio(place: str, table: Mapping[str, Any], key: str) -> float:
@@ -147,20 +137,17 @@ def _wholes(place: str, table: Mapping[str, Any], key: str) -> tuple[int, ...]:
     found = table[key]
     if not isinstance(found, list) or not found:
         raise ConfigError(f"{place}{key}: {found!r} is not a list of counts, such as [8, 8]")
-    return tuple(whole_of(place, {key: each}, key) for each in found)
+    return tuple(values.whole_of(place, {key: each}, key) for each in found)
 
 
 def _parser(dimension: Dimension) -> Callable[[str, Mapping[str, Any], str], float]:
-    return lambda place, table, key: units.parse(place + key, table[key], dimension)
+    return lambda place, table, key: values.quantity_of(place + key, table[key], dimension)
 
 
 _READERS: Final[dict[str, Callable[[str, Mapping[str, Any], str], Any]]] = {
-    "radix": whole_of, "endpoints": whole_of, "rails": whole_of, "domain": whole_of,
-    "fan_in": whole_of, "groups": whole_of, "routers_per_group": whole_of,
-    "endpoints_per_router": whole_of, "taper": _ratios, "global_taper": _ratio, "sizes": _wholes,
+    "taper": _ratios, "global_taper": _ratio, "sizes": _wholes, "aggregates": values.flag_of,
     "domain_rate": _parser(Dimension.BYTES_PER_S), "domain_latency": _parser(Dimension.SECONDS),
-    "aggregates": flag_of,
 }  # fmt: skip
-"""Readers of its keys."""
+"""Readers of keys that are no counts."""
 _NAMES: Final = {"taper": "tapers", "domain_latency": "domain_latency_s"}
 """Settings of classes that are not called as the keys."""

@@ -19,15 +19,14 @@ from functools import lru_cache
 from typing import Any
 
 from luwu.predict.hardware.hardware import Network
-from luwu.predict.inference.inference_job import InferenceJob
+from luwu.predict.inference.inference import InferenceJob
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import WIRE_BYTES
 from luwu.predict.model.placement import domain_count, group_of, placed
 from luwu.predict.model.traffic import ports, three_d_busy, three_d_bytes, whole_ring_bytes
 from luwu.predict.networks.choice import Built, TopologyChoice
-from luwu.predict.networks.direct_topologies import Torus
-from luwu.predict.networks.topologies import AggregationTree, Clos, Connection, RankGroup
+from luwu.predict.networks.topologies import AggregationTree, Clos, Connection, RankGroup, Torus
 from luwu.predict.systems.in_network import OptimizerNodes, port_bytes
 from luwu.predict.systems.training import exchange_time, predict_step, waiting_for
 

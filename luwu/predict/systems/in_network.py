@@ -44,7 +44,8 @@ from dataclasses import dataclass
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import MASTER_BYTES, MOMENT_BYTES, Host, Network, adam_bytes
-from luwu.predict.model.job import StepTime, TrainingJob, check_choice
+from luwu.predict.hardware.values import check_choice
+from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import WIRE_BYTES, compute_time, operators_of
 from luwu.predict.model.placement import domain_count, domain_path
 

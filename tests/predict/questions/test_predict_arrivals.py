@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 
-from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer import answer, text
 from luwu.predict.ask.question import InferenceQuestion, make_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.inference import arrivals
-from luwu.predict.inference.arrivals import Arrivals, percentile, serve, stage_seconds
-from luwu.predict.inference.inference import Work, layer_time, predict_continuous, predict_round
-from luwu.predict.inference.inference_job import InferenceJob
+from luwu.predict.inference.arrivals import Arrivals, serve, stage_seconds
+from luwu.predict.inference.inference import (
+    InferenceJob,
+    Work,
+    layer_time,
+    predict_continuous,
+    predict_round,
+)
 from luwu.predict.model.job import StepTime
 
 ARRIVALS: dict[str, Any] = {"per_second": 2.0, "requests": 60, "seed": 3}
@@ -42,8 +46,7 @@ def test_arrivals_are_what_copies_answer(catalogue: Catalogue) -> None:
     firsts = sorted(each for copy in played for each in copy.first_token_s)
     assert len(firsts) == 60
     assert found["arrivals"]["first_token_s"] == {
-        name: percentile(firsts, share)
-        for name, share in (("median", 0.5), ("p95", 0.95), ("p99", 0.99))
+        name: firsts[rank - 1] for name, rank in (("median", 30), ("p95", 57), ("p99", 60))
     } | {"mean": pytest.approx(sum(firsts) / 60)}
     end_s = max(copy.end_s for copy in played)
     assert found["arrivals"]["tokens_per_s"] == pytest.approx(60 * 40 / end_s)
@@ -78,36 +81,6 @@ def test_arrivals_are_told(catalogue: Catalogue) -> None:
     one = answer(make_question({**QUESTION, "output_tokens": 1}, catalogue))
     assert one["arrivals"]["token_s"] is None
     assert "between tokens" not in text(one).partition("2 requests per second")[2]
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"arrivals": 3}, r"^arrivals: 3 is not a section; write \[arrivals\]"),
-        ({"arrivals": {}}, r"^\[arrivals\]: give per_second or concurrent, one of the two"),
-        (
-            {"arrivals": {"concurrent": 40, "requests": 60}},
-            r"^arrivals.requests: 60 of 40 concurrent users .*80 or",
-        ),
-        ({"arrivals": {"per_secnd": 1}}, r"^arrivals.per_secnd is unknown .*mean per_second"),
-        ({"arrivals": {"per_second": 0}}, r"^arrivals.per_second: 0; a number above 0 fits"),
-        ({"arrivals": {"per_second": True}}, r"^arrivals.per_second: True; a number"),
-        ({"arrivals": {"per_second": 1, "seed": 0.5}}, r"^arrivals.seed: 0.5 is not a whole"),
-        ({"arrivals": {"per_second": 1, "requests": 0}}, r"^arrivals.requests: 0 is not a whole"),
-        ({"arrivals": {"per_second": 1, "requests": 1}}, r"^arrivals.requests: 1 for 2 copies; 2"),
-        ({"batching": "static"}, r"^\[arrivals\] with batching 'static', .*continuous"),
-    ],
-)
-def test_bad_prediction_arrivals(catalogue: Catalogue, change: dict[str, Any], said: str) -> None:
-    """Goal: what is wrong is named by its key, with what would fit."""
-    with pytest.raises(ConfigError, match=said):
-        answer(make_question({**QUESTION, **change}, catalogue))
-
-
-def test_bad_prediction_training_has_no_arrivals(catalogue: Catalogue) -> None:
-    """Goal: the section of another system is unknown."""
-    with pytest.raises(ConfigError, match=r"^arrivals is unknown here"):
-        make_question({"system": "ddp", "arrivals": ARRIVALS}, catalogue)
 
 
 # ---------------------------------------------------------------------- laws

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.predict.ask.answer import answer, text
-from luwu.predict.ask.fitting import nearest_fit
-from luwu.predict.ask.question import Question, make_question
+from luwu.predict.ask.answer import answer, nearest_fit, text
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import data
 from tests import error_bars
 from tests.helpers.schemas import check
+from tests.predict.tables import asked
 
 LARGE: dict[str, Any] = {
     "system": "3d", "model": "Llama3-70B", "device": "H100-80", "network": "ib-ndr",
@@ -26,21 +24,13 @@ LARGE: dict[str, Any] = {
 RENTED = {"server": "H100x8", "rented": True}
 
 
-def asked(catalogue: Catalogue, **changes: Any) -> Question:
-    """The question with changes; None leaves a key out."""
-    table = {key: value for key, value in {**LARGE, **changes}.items() if value is not None}
-    question = make_question(table, catalogue)
-    assert isinstance(question, Question)
-    return question
-
-
 # ---------------------------------------------------------------------- does it fit
 
 
 def test_what_does_not_fit_is_said_first(catalogue: Catalogue) -> None:
     """Goal: the first line has what is needed and what there is, the next the nearest that fits;
     and that one fits, while nothing is said where a job does."""
-    question = asked(catalogue)
+    question = asked(LARGE, catalogue)
     document = answer(question)
     assert document["fits"] is False
     first, second, *_ = text(document).splitlines()
@@ -59,16 +49,16 @@ def test_what_does_not_fit_is_said_first(catalogue: Catalogue) -> None:
 def test_predict_laws_the_nearest_that_fits_changes_least(catalogue: Catalogue) -> None:
     """Goal: where one key is not enough two are changed; where more devices are, the batch may grow
     with them; and where nothing near fits, that is said."""
-    two = nearest_fit(asked(catalogue, micro_batch=4, sequence=131072))
+    two = nearest_fit(asked(LARGE, catalogue, micro_batch=4, sequence=131072))
     assert two is not None
     assert len(two.changes) > 1
     sharded = {"tensor": None, "pipeline": None, "sequence_parallel": None, "system": "zero3"}
-    more = nearest_fit(asked(catalogue, **sharded, devices=8, batch=8, micro_batch=1,
+    more = nearest_fit(asked(LARGE, catalogue, **sharded, devices=8, batch=8, micro_batch=1,
                              sequence=512, recompute="full"))  # fmt: skip
     assert more is not None
     assert more.changes.keys() == {"devices", "batch"}
     whole = {**sharded, "system": "ddp", "devices": 8, "batch": 16}
-    document = answer(asked(catalogue, **whole))
+    document = answer(asked(LARGE, catalogue, **whole))
     assert document["nearest_fit"] is None
     assert "nothing near it fits" in text(document).splitlines()[1]
 
@@ -98,7 +88,7 @@ def test_bad_prediction_of_what_does_not_fit_ends_with_code_1(
 def test_predict_laws_a_whole_training(catalogue: Catalogue) -> None:
     """Goal: steps are rounded up; hours are those of all devices; dollars are those of the
     rental by the hour; without [cost] dollars are not known."""
-    question = asked(catalogue, micro_batch=1, tokens="1T", cost=RENTED)
+    question = asked(LARGE, catalogue, micro_batch=1, tokens="1T", cost=RENTED)
     document = answer(question)
     found = document["whole_training"]
     assert found["steps"] == -(-(10**12) // (128 * 8192))
@@ -109,25 +99,11 @@ def test_predict_laws_a_whole_training(catalogue: Catalogue) -> None:
     assert "1,000 billion tokens: 953,675 steps, " in text(document)
     assert "GPU-hours" in text(document)
     check("predict-step-training", document)
-    bare = answer(asked(catalogue, micro_batch=1, tokens=2e12))
+    bare = answer(asked(LARGE, catalogue, micro_batch=1, tokens=2e12))
     assert bare["whole_training"]["dollars"] is None
     assert "dollars are not known without [cost]" in text(bare)
     assert bare["whole_training"]["days"] == pytest.approx(2 * found["days"], rel=1e-5)
-    assert "whole_training" not in answer(asked(catalogue, micro_batch=1))
-
-
-@pytest.mark.parametrize(
-    ("tokens", "said"),
-    [
-        ("1 GB", "tokens: the unit 'GB' is one of bytes, but this is in tokens: tokens, K, M"),
-        ("1K", "tokens: '1K' of the whole training are less than a step's 1,048,576"),
-        ("many", "tokens: 'many' is not a number with a unit"),
-    ],
-)
-def test_bad_prediction_tokens(catalogue: Catalogue, tokens: str, said: str) -> None:
-    """Goal: what is no length of a training is refused by name."""
-    with pytest.raises(ConfigError, match=said):
-        asked(catalogue, tokens=tokens)
+    assert "whole_training" not in answer(asked(LARGE, catalogue, micro_batch=1))
 
 
 # ---------------------------------------------------------------------- how far off
@@ -142,7 +118,7 @@ def test_an_answer_has_its_interval(catalogue: Catalogue) -> None:
     """Goal: the factor of its kind, wider for each thing that no row has, which is named; and an
     answer that is outside of everything says so first."""
     factors = data("errors.toml")["factor"]
-    document = answer(asked(catalogue, micro_batch=1))
+    document = answer(asked(LARGE, catalogue, micro_batch=1))
     assert document["error"]["factor"] == factors["training"] > 1
     assert document["error"]["outside"] == []
     low, high = document["step_s"] / factors["training"], document["step_s"] * factors["training"]
@@ -153,7 +129,7 @@ def test_an_answer_has_its_interval(catalogue: Catalogue) -> None:
         ({"device": "B200-180", "software": "deepspeed-2023"}, ["device", "framework"]),
         ({"model": "Mixtral-8x7B"}, ["experts"]),
     ):
-        question = asked(catalogue, **other, **change)
+        question = asked(LARGE, catalogue, **other, **change)
         found = answer(question)
         assert found["error"]["wider"] == wider
         assert found["error"]["factor"] == max(factors[name] for name in wider)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,11 @@ from typing import Any
 import pytest
 
 from luwu.predict.ask.question import Question
-from luwu.predict.check.quantities import question_of
-from luwu.predict.check.validate import document, kendall_tau
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.collectives import eta, exposed_s
-from luwu.predict.model.memory import sharded_state_bytes
-from luwu.predict.systems.data_parallel import predict_sharded_step
+from luwu.predict.validate import document, kendall_tau, question_of
 from tests import equations
+from tests.predict.tables import LUWU, asked
 
 PREDICT = Path(__file__).parents[3] / "luwu" / "predict"
 BARS = {
@@ -64,17 +61,11 @@ def test_every_published_run_fits(catalogue: Catalogue, found: dict[str, Any]) -
         question = question_of(row["question"], catalogue)
         assert isinstance(question, Question)
         assert question.fits, row
-    table = {
-        "system": "luwu", "model": "GPT-1000B", "device": "A100-40", "network": "roce-100g",
-        "software": "deepspeed-2023", "devices": 8, "sequence": 2048, "batch": 16,
-        "micro_batch": 2, "recompute": "full",
-        "node": {"processor": "Xeon-5320", "memory_bytes": "512 GB", "disk": "P5510-3.84T",
-                 "disks": 12},
-    }  # fmt: skip
-    for more, fits in (({"layers_in_hosts": 552}, True), ({}, False)):
-        question = question_of({**table, **more}, catalogue)
-        assert isinstance(question, Question)
-        assert question.fits == fits
+    table = {**LUWU, "model": "GPT-1000B", "software": "deepspeed-2023", "devices": 8}
+    table |= {"batch": 16, "micro_batch": 2}
+    assert [asked(table, catalogue, layers_in_hosts=each).fits for each in (552, None)] == [
+        True, False,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -119,23 +110,6 @@ def test_collectives_lose_more_with_more_ranks() -> None:
     """Goal: the published points, and what lies between them."""
     assert [eta(ranks) for ranks in (1, 2, 4, 8, 64)] == [1.0, 0.98, 0.74, 0.69, 0.69]
     assert 0.74 < eta(3) < 0.98
-
-
-def test_predict_laws_sharded_steps(catalogue: Catalogue, found: dict[str, Any]) -> None:
-    """Goal: one device exchanges nothing; more devices hold less each; a faster network is never
-    slower; every part counts."""
-    row = next(row for row in found["training"] if row["question"]["system"] == "zero3")
-    question = question_of(row["question"], catalogue)
-    assert isinstance(question, Question)
-    job = question.job
-    alone = predict_sharded_step(replace(job, devices=1, batch=job.micro_batch))
-    assert alone.parts["exchange"] == 0
-    faster = replace(job, network=replace(job.network, rate=2 * job.network.rate))
-    assert predict_sharded_step(faster).seconds < predict_sharded_step(job).seconds
-    twice = replace(job, devices=2 * job.devices, batch=2 * job.batch)
-    assert sharded_state_bytes(twice) < sharded_state_bytes(job)
-    step = predict_sharded_step(job)
-    assert step.seconds == sum(step.parts.values())
 
 
 def test_equations_are_on_their_page() -> None:

@@ -25,7 +25,8 @@ from luwu.predict.ask.keys import (
 from luwu.predict.ask.question import make_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import software
-from luwu.predict.plan.planner import plan
+from luwu.predict.plan import plan
+from tests import tutorial
 from tests.helpers.schemas import check
 
 ONE_LINE = [
@@ -207,3 +208,10 @@ def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in lines] == list(presets())
     assert main(["predict", "init", "luwu-64xh10"]) == 2
     assert "did you mean luwu-64xh100" in capsys.readouterr().err
+
+
+def test_the_tutorial_shows_what_its_commands_print(tmp_path: Path) -> None:
+    """Goal: outputs are those of today. Otherwise: python -m tests.tutorial, and read
+    whether what it says of them still holds."""
+    text = tutorial.PAGE.read_text(encoding="utf-8")
+    assert tutorial.made(text, tmp_path) == text

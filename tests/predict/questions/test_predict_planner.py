@@ -1,8 +1,11 @@
-"""`luwu plan`: the search is whole, what it shows is the best, and two searches are the same."""
+"""`luwu plan`: the search is whole, what it shows is the best, and two searches are the same; its
+degrees are all that the rules of plan.py say, and no others."""
 
 from __future__ import annotations
 
+import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,13 @@ from luwu.base.errors import ConfigError
 from luwu.commands import plan as plan_command
 from luwu.commands.main import main
 from luwu.predict.ask.answer import answer
-from luwu.predict.hardware.catalogue import Catalogue, load
-from luwu.predict.plan.planner import Plan, plan, plan_document, plan_text
+from luwu.predict.ask.question import make_training_question
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.model.job import TrainingJob
+from luwu.predict.plan import Plan, configurations, plan, plan_document, plan_text
 from tests.helpers.schemas import check
+from tests.predict import tables
+from tests.predict.tables import NODE
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "predict.md"
 TABLE: dict[str, Any] = {
@@ -61,10 +68,7 @@ def test_predict_laws_plans(catalogue: Catalogue) -> None:
             {"topology": {"kind": "torus", "sizes": [8]}},
             r"topology.sizes: .*; so it is with \d+ of",
         ),
-        (
-            {"devices": 1, "batch": 1, "model": "GPT-1T"},
-            r"none of \d+ configurations fits",
-        ),
+        ({"devices": 1, "batch": 1, "model": "GPT-1T"}, r"none of \d+ configurations fits"),
         ({"batch": 7}, r"batch: no degrees share it"),
         ({"devices": [8, 16]}, r"devices: \[8, 16\] is not a whole number"),
         ({"devices": None}, r"devices is missing"),
@@ -85,9 +89,6 @@ def test_bad_prediction_plans(catalogue: Catalogue, change: dict[str, Any], said
         plan(table, catalogue)
 
 
-NODE: dict[str, Any] = {
-    "processor": "Xeon-5320", "memory_bytes": "512 GiB", "disk": "P5510-3.84T", "disks": 12,
-}  # fmt: skip
 NETWORKS: dict[str, Any] = {
     **TABLE, "systems": ["3d", "zero3", "luwu"], "node": NODE, "batch": 512,
     "topology": [
@@ -97,38 +98,14 @@ NETWORKS: dict[str, Any] = {
         {"kind": "aggregation-tree", "fan_in": 8},
     ],
 }  # fmt: skip
-MINE = """
-[server.eight]
-devices_count = 8
-price = "200 kUSD"
-power = "6 kW"
-[server.node]
-devices_count = 0
-price = "15 kUSD"
-power = "600 W"
-[disk."P5510-3.84T"]
-price = "600 USD"
-power = "15 W"
-"""
-COST: dict[str, Any] = {
-    "server": "eight", "switch": "QM9700", "link": "400G", "life_years": 4,
-    "energy_price": "0.1 USD/kWh", "pue": 1.2,
-    "luwu": {"node_server": "node"},
-}  # fmt: skip
+COST: dict[str, Any] = {**tables.COST, "luwu": {"node_server": "node"}}
 
 
-@pytest.fixture(scope="module")
-def mine(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
-    file: Path = tmp_path_factory.mktemp("plan") / "mine.toml"
-    file.write_text(MINE)
-    return load(file)
-
-
-def test_predict_laws_plans_choose_networks(mine: Catalogue) -> None:
+def test_predict_laws_plans_choose_networks(priced: Catalogue) -> None:
     """Goal: every network is tried with every configuration, those that it cannot have are counted
     with the reason, and none of what is left out beats what is shown in all goals."""
-    one = plan({**NETWORKS, "topology": NETWORKS["topology"][0]}, mine)
-    found = plan({**NETWORKS, "cost": COST}, mine)
+    one = plan({**NETWORKS, "topology": NETWORKS["topology"][0]}, priced)
+    found = plan({**NETWORKS, "cost": COST}, priced)
     assert found.tried == 4 * one.tried
     assert found.too_large == 4 * one.too_large
     assert found.refused > 0
@@ -145,12 +122,12 @@ def test_predict_laws_plans_choose_networks(mine: Catalogue) -> None:
     assert 0 < min(dollars) <= dollars[0]
 
 
-def test_predict_laws_goals_order_the_same_set(mine: Catalogue) -> None:
+def test_predict_laws_goals_order_the_same_set(priced: Catalogue) -> None:
     """Goal: each goal has its own order, of the same configurations."""
     table = {**NETWORKS, "cost": COST}
-    plain = plan(table, mine)
+    plain = plan(table, priced)
     for goal, said in (("dollars_per_million_tokens", "cheapest"), ("watts", "least power")):
-        found = plan({**table, "goal": goal}, mine)
+        found = plan({**table, "goal": goal}, priced)
         places = [each.place(goal) for each in found.best]
         assert places == sorted(places)
         assert sorted(map(repr, found.best)) == sorted(map(repr, plain.best))
@@ -262,3 +239,75 @@ def test_predict_laws_plans_choose_the_number_of_nodes(catalogue: Catalogue) -> 
     assert found.best[0].step.seconds == min(each.best[0].step.seconds for each in single)
     assert plan_document(found)["best"][0]["asked"]["nodes"] == 4
     assert "; nodes 4, per_host pull-and-push" in plan_text(found)
+
+
+# ---------------------------------------------------------------------- degrees
+
+
+DENSE: dict[str, Any] = {
+    "model": "Llama3-405B", "device": "H100-80", "network": "ib-ndr", "software": "nemo-2024",
+    "devices": 512, "sequence": 8192, "batch": 256, "systems": ["3d"],
+}  # fmt: skip
+EXPERTS: dict[str, Any] = {**DENSE, "model": "Mixtral-8x7B", "devices": 16, "batch": 32}
+
+
+def jobs_of(table: dict[str, Any], catalogue: Catalogue) -> list[TrainingJob]:
+    """That a plan tries."""
+    return [make_training_question(e, catalogue).job for e in configurations(table, catalogue)]
+
+
+@pytest.mark.parametrize("sequence", [4096, 8192, 16384])
+def test_predict_laws_degrees_are_all_that_the_rules_say(
+    catalogue: Catalogue, sequence: int
+) -> None:
+    """Goal: the search is what is left of all degrees, tried one by one, when those are left out
+    that cannot be and that the rules leave out; none is tried twice."""
+    found = jobs_of({**EXPERTS, "sequence": sequence}, catalogue)
+    base = replace(found[0], micro_batch=1, recompute="none")
+    expected = []
+    for t, p, v, c, e, ends in itertools.product(
+        (1, 2, 4, 8), range(1, 17), range(1, 35), (1, 2, 4, 8), (1, 2, 4, 8), (False, True)
+    ):
+        layers = 32 + 2 * ends
+        if layers % (p * v) or (v > 1 and p == 1) or (ends and 32 % (p * v) == 0):
+            continue
+        if c > 1 and sequence / c < 4096:
+            continue
+        for width in {t, 1} if e > 1 else {t}:
+            own = {"tensor": t, "pipeline": p, "virtual": v, "context": c, "expert": e,
+                   "expert_tensor": None if width == t else width, "ends_as_layers": ends,
+                   "sequence_parallel": t > 1}  # fmt: skip
+            expected += _possible(base, own)
+    alone = [job for job in found if job.micro_batch == 1 and job.recompute == "none"]
+    assert len(set(map(repr, found))) == len(found)
+    assert sorted(map(repr, alone)) == sorted(map(repr, expected))
+
+
+def _possible(base: TrainingJob, own: dict[str, Any]) -> list[TrainingJob]:
+    try:
+        return [replace(base, **own)]
+    except ConfigError:
+        return []
+
+
+def test_predict_laws_degrees_that_cannot_matter_are_not_tried(catalogue: Catalogue) -> None:
+    """Goal: no ranks of a short sequence, no experts of a dense model, nothing but data of ZeRO."""
+    for job in jobs_of({**DENSE, "sequence": 4096, "systems": ["3d", "zero3"]}, catalogue):
+        assert (job.context, job.expert, job.expert_tensor) == (1, 1, None)
+        parts = job.pipeline * job.virtual
+        assert job.ends_as_layers == (126 % parts != 0)
+    shared = {job.context for job in jobs_of({**DENSE, "sequence": 131_072}, catalogue)}
+    assert shared == {1, 2, 4, 8}  # eight devices share a domain
+
+
+def test_predict_laws_long_sequences_need_ranks_that_share_them(catalogue: Catalogue) -> None:
+    """Goal: of 131,072 tokens, none of what fits does without context parallel ranks; stages of
+    128 layers' places are found, as 126 layers have too few divisors."""
+    found = plan({**DENSE, "sequence": 131_072, "batch": 64}, catalogue)
+    assert all(each.question.job.context > 1 for each in found.best)
+    assert all(each.question.job.ends_as_layers for each in found.best)
+    text = plan_text(found)
+    assert " c8 ends, 1, full" in text
+    asked = plan_document(found)["best"][0]["asked"]
+    assert asked["context"] == 8
+    assert asked["ends_as_layers"] is True

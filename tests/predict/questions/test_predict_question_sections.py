@@ -4,76 +4,27 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer import answer, text
-from luwu.predict.ask.question import Question, make_question
-from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.ask.question import make_question
+from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.systems.training import predict_step
-
-MINE = """
-[server.H100x8]
-power = "10 kW"
-[server.one]
-devices_count = 1
-price = "20 kUSD"
-power = "1 kW"
-[server.node]
-devices_count = 0
-price = "15 kUSD"
-power = "600 W"
-[disk."P5510-3.84T"]
-price = "600 USD"
-power = "15 W"
-[nic.U50]
-price = "3 kUSD"
-"""
-TARIFF = {"life_years": 4, "energy_price": "0.1 USD/kWh", "pue": 1.2}
-COST = {"server": "H100x8", "switch": "QM9700", "link": "400G", **TARIFF}
-THREE_D: dict[str, Any] = {
-    "system": "3d", "model": "GPT-175B", "device": "H100-80", "network": "ib-ndr",
-    "software": "nemo-2024", "devices": 512, "sequence": 2048, "batch": 1024, "tensor": 4,
-    "pipeline": 8, "virtual": 12, "sequence_parallel": True,
-}  # fmt: skip
-LUWU: dict[str, Any] = {
-    "system": "luwu", "model": "GPT-13B", "device": "A100-40", "network": "roce-100g",
-    "software": "megatron-2023", "devices": 16, "sequence": 2048, "batch": 64, "micro_batch": 4,
-    "recompute": "full",
-    "node": {"processor": "Xeon-5320", "memory_bytes": "512 GiB", "disk": "P5510-3.84T",
-             "disks": 12},
-}  # fmt: skip
-ZERO3: dict[str, Any] = {key: value for key, value in LUWU.items() if key != "node"} | {
-    "system": "zero3"
-}
-DEVICES: dict[str, Any] = {
-    "system": "inference", "model": "Llama3-70B", "device": "H100-80", "network": "ib-ndr",
-    "tensor": 8, "pipeline": 2, "replicas": 2, "precision": "fp8", "batch": 16,
-    "input_tokens": 1024, "output_tokens": 512,
-}  # fmt: skip
-SOCKETS: dict[str, Any] = {
-    "system": "inference-sockets", "model": "Qwen-72B", "processor": "Xeon-8575C",
-    "network": "roce-100g", "sockets": 4, "input_tokens": 128, "output_tokens": 64,
-}  # fmt: skip
-TREE = {"kind": "aggregation-tree", "fan_in": 4}
-RAIL_ONLY = {"kind": "rail-only", "radix": 64}
-
-
-@pytest.fixture(scope="module")
-def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
-    file: Path = tmp_path_factory.mktemp("catalogue") / "mine.toml"
-    file.write_text(MINE)
-    return load(file)
-
-
-def asked(table: dict[str, Any], catalogue: Catalogue, **more: Any) -> Question:
-    question = make_question({**table, **more}, catalogue)
-    assert isinstance(question, Question)
-    return question
-
+from tests.predict.tables import (
+    COST,
+    DEVICES,
+    LUWU,
+    NODE,
+    RAIL_ONLY,
+    SOCKETS,
+    TARIFF,
+    THREE_D,
+    TREE,
+    ZERO3,
+    asked,
+)
 
 # ---------------------------------------------------------------------- topologies
 
@@ -82,43 +33,43 @@ def asked(table: dict[str, Any], catalogue: Catalogue, **more: Any) -> Question:
     "table", [THREE_D, {**ZERO3, "devices": 64, "batch": 256}], ids=lambda table: table["system"]
 )
 def test_predict_laws_full_bisection_slows_by_hops_alone(
-    catalogue: Catalogue, table: dict[str, Any]
+    priced: Catalogue, table: dict[str, Any]
 ) -> None:
     """S12. Goal: with ports enough for all, a step is that without a topology but for the switches
     on the way; a taper is never faster, and more of it is never faster than less."""
-    plain = asked(table, catalogue)
+    plain = asked(table, priced)
     full = {"kind": "clos", "radix": 64}
-    seconds = [plain.answer().seconds, asked(table, catalogue, topology=full).answer().seconds]
+    seconds = [plain.answer().seconds, asked(table, priced, topology=full).answer().seconds]
     assert seconds[0] < seconds[1] < 1.001 * seconds[0]
     no_hops = replace(plain.job.network, hop_s=0.0)
-    hopless = asked(table, catalogue, topology=full)
+    hopless = asked(table, priced, topology=full)
     hopless = replace(hopless, job=replace(hopless.job, network=no_hops))
     assert hopless.answer().seconds == pytest.approx(seconds[0], rel=1e-12)
     for taper in (3, 7, 15):
         tapered = {"kind": "clos", "radix": 16, "taper": taper}
-        seconds.append(asked(table, catalogue, topology=tapered).answer().seconds)
+        seconds.append(asked(table, priced, topology=tapered).answer().seconds)
     assert sorted(seconds) == seconds
     assert seconds[-1] > seconds[1]
 
 
-def test_predict_laws_rail_only_trains_as_fast_as_rail_optimised(catalogue: Catalogue) -> None:
+def test_predict_laws_rail_only_trains_as_fast_as_rail_optimised(priced: Catalogue) -> None:
     """Goal: with tensor ranks in the domain and the rest aligned to rails, what is left out was not
     used: the same step, with fewer switches or as many."""
     table = {**THREE_D, "tensor": 8, "devices": 2048, "batch": 4096}
-    rails = asked(table, catalogue, topology={"kind": "rail-optimised", "radix": 64})
-    only = asked(table, catalogue, topology=RAIL_ONLY)
+    rails = asked(table, priced, topology={"kind": "rail-optimised", "radix": 64})
+    only = asked(table, priced, topology=RAIL_ONLY)
     assert only.answer().seconds == pytest.approx(rails.answer().seconds, rel=1e-3)
     found = [answer(each)["topology"] for each in (rails, only)]
     assert found[1]["switches"] <= found[0]["switches"]
     assert all(each["port_share"] == 1 for each in found[1]["exchanges"].values())
 
 
-def test_predict_laws_every_exchange_has_its_own_group(catalogue: Catalogue) -> None:
+def test_predict_laws_every_exchange_has_its_own_group(priced: Catalogue) -> None:
     """S11. Goal: what slows pipelines alone changes their part alone; parts still add up, and one
     network for all is never faster than each its own."""
     shown = {**THREE_D, "software": "megatron-2023"}  # in the open
-    question = asked(shown, catalogue, topology={"kind": "clos", "radix": 16, "taper": 7})
-    plain, step = asked(shown, catalogue).answer(), question.answer()
+    question = asked(shown, priced, topology={"kind": "clos", "radix": 16, "taper": 7})
+    plain, step = asked(shown, priced).answer(), question.answer()
     changed = {name for name in step.parts if step.parts[name] != plain.parts[name]}
     assert changed == {"pipeline exchange", "data exchange"}
     worst = predict_step(question.as_on_topology().job)
@@ -131,49 +82,48 @@ def test_predict_laws_every_exchange_has_its_own_group(catalogue: Catalogue) -> 
     assert question.exchanges()["pipeline"].group.stride == 64
 
 
-def test_predict_laws_bytes_are_conserved(catalogue: Catalogue) -> None:
+def test_predict_laws_bytes_are_conserved(priced: Catalogue) -> None:
     """S13 to S16. Goal: in a tree every link carries the gradient once, however many are below;
     what all ports of rings send is what all ranks must get from others."""
-    question = asked(LUWU, catalogue, topology=TREE)
+    question = asked(LUWU, priced, topology=TREE, nics_per_host=8)
     psi, found = question.job.model.parameters, answer(question)["topology"]
     gradient = question.job.software.gradient_bytes
     assert found["exchanges"]["push"]["bytes_of_the_busiest_link"] == gradient * psi
     assert found["exchanges"]["pull"]["bytes_of_the_busiest_link"] == 2 * 2 * psi
     assert found["tiers"] == 2
-    rings = asked(ZERO3, catalogue).exchanges()["states"]
-    flat = asked(ZERO3, catalogue, software="deepspeed-2021").exchanges()["states"]
+    rings = asked(ZERO3, priced).exchanges()["states"]
+    flat = asked(ZERO3, priced, software="deepspeed-2021").exchanges()["states"]
     assert flat.group.size == 16
     assert (rings.group.size, rings.group.stride) == (2, 8)
     received = (2 * 2 + gradient) * psi * 15 / 16
     assert rings.port_bytes * rings.group.stride == pytest.approx(received)
-    assert asked(ZERO3, catalogue, devices=8).exchanges() == {}
-    twice = asked(LUWU, catalogue, micro_batch=2).exchanges()
-    once = asked(LUWU, catalogue).exchanges()
+    assert asked(ZERO3, priced, devices=8).exchanges() == {}
+    twice = asked(LUWU, priced, micro_batch=2).exchanges()
+    once = asked(LUWU, priced).exchanges()
     assert all(twice[name].port_bytes == 2 * once[name].port_bytes for name in once)
 
 
-def test_predict_laws_tiers_of_a_tree_add_latency_alone(catalogue: Catalogue) -> None:
+def test_predict_laws_tiers_of_a_tree_add_latency_alone(priced: Catalogue) -> None:
     """Goal: a deeper tree is slower by its hops in the tail, and by nothing else."""
     steps = [
-        asked(LUWU, catalogue, topology={**TREE, "fan_in": fan_in}).answer()
-        for fan_in in (16, 4, 2)
+        asked(LUWU, priced, topology={**TREE, "fan_in": fan_in}).answer() for fan_in in (16, 4, 2)
     ]
-    network = catalogue.network("roce-100g")
+    network = priced.network("roce-100g")
     for step, tiers in zip(steps, (1, 2, 4), strict=True):
         more_s = (tiers - 1) * 2 * network.hop_s
         assert step.parts["tail"] - steps[0].parts["tail"] == pytest.approx(more_s, abs=1e-12)
-    own = {**LUWU["node"], "tiers": 4}
-    assert asked({**LUWU, "node": own}, catalogue).answer().seconds == steps[2].seconds
+    own = {**NODE, "tiers": 4}
+    assert asked({**LUWU, "node": own}, priced).answer().seconds == steps[2].seconds
 
 
-def test_predict_laws_experts_on_a_topology(catalogue: Catalogue) -> None:
+def test_predict_laws_experts_on_a_topology(priced: Catalogue) -> None:
     """J2, S14. Goal: what ranks of experts send each other leaves hosts and has the taper's share;
     a port sends what is for other hosts, in each of a step's all-to-alls."""
     table = {
         **THREE_D, "model": "Mixtral-8x7B", "devices": 128, "batch": 256, "tensor": 2,
         "pipeline": 4, "virtual": 1, "expert": 8,
     }  # fmt: skip
-    question = asked(table, catalogue, topology={"kind": "clos", "radix": 16, "taper": 7})
+    question = asked(table, priced, topology={"kind": "clos", "radix": 16, "taper": 7})
     (exchange,) = (each for name, each in question.exchanges().items() if name == "expert")
     job = question.job
     tokens = job.micro_batch * job.sequence / job.tensor * job.model.experts_used
@@ -196,11 +146,11 @@ def test_predict_laws_experts_on_a_topology(catalogue: Catalogue) -> None:
     ],
     ids=lambda topology: topology["kind"],
 )
-def test_every_kind_of_network_is_answered(catalogue: Catalogue, topology: dict[str, Any]) -> None:
+def test_every_kind_of_network_is_answered(priced: Catalogue, topology: dict[str, Any]) -> None:
     """Goal: each kind is built, slows nothing down below a port, and is told with its parts."""
-    question = asked(THREE_D, catalogue, topology=topology)
+    question = asked(THREE_D, priced, topology=topology)
     found = answer(question)
-    assert found["step_s"] >= asked(THREE_D, catalogue).answer().seconds
+    assert found["step_s"] >= asked(THREE_D, priced).answer().seconds
     assert found["topology"]["endpoints"] >= 512
     for each in found["topology"]["exchanges"].values():
         assert 0 < each["port_share"] <= 1
@@ -209,18 +159,18 @@ def test_every_kind_of_network_is_answered(catalogue: Catalogue, topology: dict[
     json.dumps(found)
 
 
-def test_predict_laws_inference_has_what_the_network_leaves(catalogue: Catalogue) -> None:
+def test_predict_laws_inference_has_what_the_network_leaves(priced: Catalogue) -> None:
     """Goal: stages in several hosts exchange over the topology, tensor ranks in one do not; a taper
     is slower; sockets of two hosts have hosts as endpoints."""
     tables = [
         {**DEVICES, "topology": {"kind": "clos", "radix": 4, "taper": taper}} for taper in (1, 3)
     ]
-    found = [answer(make_question(each, catalogue)) for each in (DEVICES, *tables)]
+    found = [answer(make_question(each, priced)) for each in (DEVICES, *tables)]
     assert found[0]["token_s"] < found[1]["token_s"] < found[2]["token_s"]
     assert found[1]["topology"]["endpoints"] == 32
     assert list(found[1]["topology"]["exchanges"]) == ["pipeline"]
     sockets = {**SOCKETS, "topology": {"kind": "single-switch", "radix": 64}}
-    said = answer(make_question(sockets, catalogue))["topology"]
+    said = answer(make_question(sockets, priced))["topology"]
     assert (said["endpoints"], said["links"]) == (2, 2)
     assert said["exchanges"]["layers"]["ranks"] == 2
 
@@ -228,10 +178,10 @@ def test_predict_laws_inference_has_what_the_network_leaves(catalogue: Catalogue
 # ---------------------------------------------------------------------- costs
 
 
-def test_predict_laws_costs_add_up(catalogue: Catalogue) -> None:
+def test_predict_laws_costs_add_up(priced: Catalogue) -> None:
     """B1 to B5. Goal: items add up; an hour is what is written off and the power; tokens a dollar
     times dollars a million tokens is a million; a step's energy is its power times its time."""
-    found = answer(asked(THREE_D, catalogue, topology=RAIL_ONLY, cost=COST))
+    found = answer(asked(THREE_D, priced, topology=RAIL_ONLY, cost=COST))
     said = found["cost"]
     assert said["capex_by_item"] == {
         "hosts": 64 * 310e3, "switches": 8 * 36e3, "links": pytest.approx(512 * 1320.0),
@@ -247,13 +197,13 @@ def test_predict_laws_costs_add_up(catalogue: Catalogue) -> None:
     assert said["joules_per_token"] == pytest.approx(said["watts"] / found["tokens_per_s"])
 
 
-def test_optimizer_nodes_are_billed(catalogue: Catalogue) -> None:
+def test_optimizer_nodes_are_billed(priced: Catalogue) -> None:
     """Goal: LuWu's nodes, their drives as [node] says them, SmartNICs of workers and the tree."""
     cost = {
         "server": "one", "nic": "U50", "nics": 1, "node_server": "node", "switch": "QM9700",
         "link": "400G", **TARIFF,
     }  # fmt: skip
-    question = asked(LUWU, catalogue, topology=TREE, cost=cost)
+    question = asked(LUWU, priced, topology=TREE, cost=cost)
     said = answer(question)["cost"]
     counts = {each["what"]: each["count"] for each in said["items"]}
     assert counts == {
@@ -261,96 +211,20 @@ def test_optimizer_nodes_are_billed(catalogue: Catalogue) -> None:
         "links": 21, "transceivers": 42,
     }  # fmt: skip
     assert said["capex_by_item"]["disks"] == 12 * 600
+    links_w = 5 * 1225 + 42 * 11
+    assert said["watts"] == pytest.approx(16 * (1000 + 75) + 600 + 12 * 15 + links_w)
 
 
-def test_rented_devices_cost_their_rental(catalogue: Catalogue) -> None:
+def test_rented_devices_cost_their_rental(priced: Catalogue) -> None:
     """Goal: 2.06 USD per hour of each device, or what [cost] gives, of nodes too; and nothing is
     said of what was not bought."""
     rented = {"server": "H100x8", "rented": True}
-    train = answer(asked(THREE_D, catalogue, cost=rented))
-    serve = answer(make_question({**DEVICES, "cost": rented}, catalogue))
+    train = answer(asked(THREE_D, priced, cost=rented))
+    serve = answer(make_question({**DEVICES, "cost": rented}, priced))
     assert train["cost"]["dollars_per_h"] == pytest.approx(512 * 2.06)
     assert serve["cost"]["dollars_per_h"] == pytest.approx(32 * 2.06)
     assert "capex" not in train["cost"]
     assert "rented: 1,054.72 USD per hour" in text(train)
-    luwu = {**LUWU, "node": {**LUWU["node"], "nodes": 2}}
-    own = answer(
-        asked(luwu, catalogue, cost={"device_rental": "5 USD/h", "node_rental": "3 USD/h"})
-    )
+    luwu = {**LUWU, "node": {**NODE, "nodes": 2}}
+    own = answer(asked(luwu, priced, cost={"device_rental": "5 USD/h", "node_rental": "3 USD/h"}))
     assert own["cost"]["dollars_per_h"] == pytest.approx(5 * own["asked"]["devices"] + 2 * 3)
-
-
-# ---------------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize(
-    ("table", "topology", "said"),
-    [
-        (THREE_D, {}, r"topology.kind: None is not one of single-switch, clos"),
-        (THREE_D, {"kind": "torsu"}, r"topology.kind: 'torsu' is not one of .* did you mean torus"),
-        (THREE_D, {"kind": "clos"}, r"topology.radix is missing"),
-        (THREE_D, {"kind": "clos", "radix": 64, "tapr": 2}, r"topology.tapr is .* mean taper"),
-        (THREE_D, {"kind": "clos", "radix": 64.0}, r"topology.radix: 64.0 is not a whole number"),
-        (THREE_D, {"kind": "clos", "radix": 64, "taper": "2"}, r"topology.taper: '2' is not a num"),
-        (THREE_D, {"kind": "clos", "radix": 64, "taper": 0.5}, r"tapers: 0.5 does not fit"),
-        (THREE_D, {"kind": "clos", "radix": 64, "endpoints": 500}, r"topology.endpoints: .* 512 o"),
-        (THREE_D, {"kind": "single-switch", "radix": 64}, r"endpoints: 512 do not fit a single"),
-        (THREE_D, {"kind": "torus", "sizes": 8}, r"topology.sizes: 8 is not a list of counts"),
-        (THREE_D, {"kind": "torus", "sizes": [8, 8]}, r"topology.sizes: .* 64 endpoints, but"),
-        (THREE_D, {"kind": "torus", "sizes": [8, 8, 8]}, r"group: 16 ranks, every 4., are not w"),
-        (THREE_D, {**RAIL_ONLY, "domain_rate": 450}, r"topology.domain_rate: 450 is not a number"),
-        (SOCKETS, RAIL_ONLY, r"topology.domain_rate is missing"),
-        (LUWU, {"kind": "clos", "radix": 64}, r"push needs switches that aggregate"),
-        ({**LUWU, "node": {**LUWU["node"], "tiers": 2}}, TREE, r"node.tiers: \[topology\] says"),
-        (THREE_D, 3, r"topology: 3 is not a section"),
-    ],
-)  # fmt: skip
-def test_bad_prediction_topologies(
-    catalogue: Catalogue, table: dict[str, Any], topology: Any, said: str
-) -> None:
-    """Goal: what is wrong with a network is named by its key, with what would fit."""
-    with pytest.raises(ConfigError, match=said):
-        make_question({**table, "topology": topology}, catalogue).answer()
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"server": None}, r"cost.server is missing"),
-        ({"server": "H100x9"}, r"cost.server: no server 'H100x9' .* did you mean H100x8"),
-        ({"swich": "QM9700"}, r"cost.swich is unknown here; did you mean switch"),
-        ({"pue": None}, r"cost.pue is missing: what is bought"),
-        ({"pue": 0.9}, r"cost.pue 1 or more: they are 4 and 0.9"),
-        ({"life_years": "4 years"}, r"cost.life_years: '4 years' is not a number of years"),
-        ({"energy_price": 0.1}, r"cost.energy_price: 0.1 is not a number with a unit"),
-        ({"rented": True}, r"cost.switch: what is rented has none"),
-        ({"nic": "U50"}, r"cost.nics is missing: nic and nics go together"),
-        ({"switch": None}, r"cost.switch is missing: 8 are needed"),
-        ({"link": None}, r"cost.link is missing: 512 are needed"),
-        ({"switch": "Tofino-1"}, r"switch.Tofino-1.port_rate: 100 Gbit/s"),
-        ({"node_server": "node"}, r"cost.node_server, node_nic, node_rental: nothing here has"),
-        ({"server": "node"}, r"cost.server: 512 devices are not a whole number of node"),
-        ({"disk": "PM9A3", "disks": 2}, r"disk.PM9A3.price is not known, but 128 disks"),
-    ],
-)
-def test_bad_prediction_costs(catalogue: Catalogue, change: dict[str, Any], said: str) -> None:
-    """Goal: a cost that cannot be told is refused by its key; nothing is taken to be free."""
-    cost = {key: value for key, value in {**COST, **change}.items() if value is not None}
-    with pytest.raises(ConfigError, match=said):
-        answer(asked(THREE_D, catalogue, topology=RAIL_ONLY, cost=cost))
-
-
-def test_bad_prediction_costs_of_what_is_not_known(catalogue: Catalogue) -> None:
-    """Goal: no network, no node, no rental, no rate, no power: each is named."""
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({**THREE_D, "cost": COST}, r"\[topology\] is missing"),
-        ({**LUWU, "topology": TREE, "cost": {**COST, "server": "one"}}, r"cost.node_server is mis"),
-        ({**THREE_D, "cost": {"server": "one", "rented": True}}, r"server.one.device_rental is no"),
-        (
-            {**SOCKETS, "cost": {"server": "node", "rented": True}},
-            r"server.node.rental is not known",
-        ),
-    ]
-    for table, said in cases:
-        with pytest.raises(ConfigError, match=said):
-            answer(make_question(table, catalogue))

@@ -1,55 +1,32 @@
-"""Questions as users write them, and what is answered: `luwu predict`."""
+"""Questions as users write them, and what is answered, in training and in inference."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from luwu.base.errors import ConfigError
-from luwu.predict.ask.answer import answer
-from luwu.predict.ask.question import make_question
-from luwu.predict.hardware.catalogue import Catalogue, load
+from luwu.predict.ask.answer import answer, text
+from luwu.predict.ask.question import InferenceQuestion, make_question
+from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.inference.inference import InferenceJob, predict_inference, with_largest_batch
+from luwu.predict.inference.inference_sockets import SocketJob
+from tests.predict import tables
+from tests.predict.tables import LUWU, NODE, THREE_D, ZERO3
 
-MINE = """
-[processor.some]
-cores_count = 26
-memory_rate = "188 GB/s"
-"""
-THREE_D: dict[str, Any] = {
-    "system": "3d", "model": "GPT-175B", "device": "H100-80", "network": "ib-ndr",
-    "software": "nemo-2024", "devices": 512, "sequence": 2048, "batch": 1024, "tensor": 4,
-    "pipeline": 8, "virtual": 12, "sequence_parallel": True,
+DEVICES: dict[str, Any] = {
+    **tables.DEVICES, "tensor": 4, "pipeline": 1, "replicas": 1, "kv_precision": "fp8",
+    "batch": "largest", "batching": "continuous",
 }  # fmt: skip
-HOST = {
-    "processor": "some", "memory_bytes": "512 GiB", "disk": "P5510-3.84T", "disks": 12,
-}  # fmt: skip
-SMALL = {
-    "model": "GPT-13B", "device": "A100-40", "network": "roce-100g", "software": "megatron-2023",
-    "devices": 8, "sequence": 2048, "batch": 64, "micro_batch": 8, "recompute": "full",
-}  # fmt: skip
-LUWU: dict[str, Any] = {"system": "luwu", **SMALL, "node": HOST}
-OFFLOAD: dict[str, Any] = {"system": "zero-infinity", **SMALL, "host": {**HOST, "devices": 1}}
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Path:
-    file = tmp_path / "own.toml"
-    file.write_text(MINE)
-    return file
-
-
-@pytest.fixture
-def catalogue(own: Path) -> Catalogue:
-    return load(own)
+SOCKETS: dict[str, Any] = {**tables.SOCKETS, "memory_bytes": "256 GiB", "batch": 2}
+OFFLOAD = {**ZERO3, "system": "zero-infinity", "host": {**NODE, "devices": 1}}
 
 
 @pytest.mark.parametrize(
     "table",
-    [THREE_D, LUWU, OFFLOAD, {"system": "zero3", **SMALL},
-     {**OFFLOAD, "system": "zero-offload"}],
+    [THREE_D, LUWU, ZERO3, OFFLOAD, {**OFFLOAD, "system": "zero-offload"}],
     ids=lambda table: table["system"],
 )  # fmt: skip
 def test_every_system_is_answered(catalogue: Catalogue, table: dict[str, Any]) -> None:
@@ -66,38 +43,57 @@ def test_every_system_is_answered(catalogue: Catalogue, table: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    ("table", "change", "said"),
-    [
-        (THREE_D, {"system": "zero4"}, r"system: 'zero4' is not one of luwu, .*did you mean zero3"),
-        (THREE_D, {"batc": 3}, r"^batc is unknown here; did you mean batch"),
-        (THREE_D, {"node": {}}, r"^node is unknown here"),
-        (THREE_D, {"tensor": 0}, r"^tensor: 0 is not a whole number above zero"),
-        (THREE_D, {"tensor": 4.0}, r"^tensor: 4.0 is not a whole number"),
-        (THREE_D, {"pipeline": 128, "virtual": 1}, r"pipeline: 128 stages, but GPT-175B has 96"),
-        (
-            THREE_D,
-            {"model": "GPT-175"},
-            r"model: no model 'GPT-175' .* did you mean GPT",
-        ),
-        (THREE_D, {"device": 3}, r"device: 3 is not a name"),
-        (THREE_D, {"sequence_parallel": 1}, r"sequence_parallel: 1 is neither true nor false"),
-        (LUWU, {"tensor": 2}, r"tensor: luwu has data parallel ranks alone"),
-        (LUWU, {"node": None}, r"\[node\] is missing"),
-        (
-            LUWU,
-            {"node": {**HOST, "cashed": 1}},
-            r"node.cashed is unknown .* mean cached",
-        ),
-        (LUWU, {"node": {"processor": "some"}}, r"node.memory_bytes is missing"),
-        (LUWU, {"node": {**HOST, "memory_bytes": 512}}, r"node.memory_bytes: 512 is not"),
-        (LUWU, {"node": {**HOST, "disk": "P5510-4T"}}, r"node.disk: no disk 'P5510-4T' .* did you"),
-        (OFFLOAD, {"host": HOST}, r"host.devices is missing"),
-    ],
-)
-def test_bad_prediction_questions(
-    catalogue: Catalogue, table: dict[str, Any], change: dict[str, Any], said: str
-) -> None:
-    """Goal: what is wrong is named by its key, with what would fit."""
-    changed = {key: value for key, value in {**table, **change}.items() if value is not None}
-    with pytest.raises(ConfigError, match=said):
-        make_question(changed, catalogue)
+    "change",
+    [{}, {"batching": "static", "batch": 8}, {"tensor": 2, "pipeline": 2}, {"tensor": 16},
+     {"batch": 1, "output_tokens": 1}],
+    ids=str,
+)  # fmt: skip
+def test_inference_is_answered(catalogue: Catalogue, change: dict[str, Any]) -> None:
+    """Goal: the same form of answer as of training: parts that add up, memory that fits, what
+    binds."""
+    question = make_question({**DEVICES, **change}, catalogue)
+    found = answer(question)
+    assert found["token_s"] == pytest.approx(sum(found["parts_s"].values()))
+    assert found["first_token_s"] == pytest.approx(sum(found["prefill_parts_s"].values()))
+    assert found["binding"] in found["parts_s"]
+    assert 0 < sum(found["memory_bytes"].values()) <= found["memory_bytes_max"]
+    devices = found["asked"]["devices"]
+    assert found["tokens_per_s"] == pytest.approx(devices * found["tokens_per_s_per_device"])
+    json.dumps(found)
+    assert f"answers on {devices} x H100-80" in text(found)
+
+
+def test_predict_laws_questions_of_inference_are_their_jobs(catalogue: Catalogue) -> None:
+    """Goal: a question says what its job says; the largest batch is what a server takes; copies
+    multiply what comes out and nothing else."""
+    question = make_question(DEVICES, catalogue)
+    assert isinstance(question, InferenceQuestion)
+    served = question.answer()
+    assert isinstance(question.job, InferenceJob)
+    assert served.tokens_per_s == predict_inference(question.job).tokens_per_s
+    assert question.job == with_largest_batch(question.job)
+    three = answer(make_question({**DEVICES, "replicas": 3}, catalogue))
+    one = answer(question)
+    assert three["tokens_per_s"] == pytest.approx(3 * one["tokens_per_s"])
+    same = ("tokens_per_s_per_device", "token_s", "first_token_s", "memory_bytes")
+    assert all(three[key] == pytest.approx(one[key]) for key in same)
+
+
+def test_sockets_are_answered(catalogue: Catalogue) -> None:
+    """Goal: of a processor of the catalogue all is answered; without its peak prefill is not known,
+    and the answer says why and has no number."""
+    peak = make_question(SOCKETS, catalogue)
+    assert isinstance(peak.job, SocketJob)
+    bare = replace(peak.job, processor=replace(peak.job.processor, bf16=None))
+    found = answer(replace(peak, job=bare))
+    assert found["first_token_s"] is found["tokens_per_s"] is None
+    assert "processor.Xeon-8575C.bf16 is not known" in found["unknown"]["first_token_s"]
+    assert "not known" in text(found)
+    assert found["decode_tokens_per_s"] == pytest.approx(2 / found["token_s"])
+    known = answer(peak)
+    whole_s = known["first_token_s"] + 63 * known["token_s"]
+    assert known["tokens_per_s"] == pytest.approx(2 * 64 / whole_s)
+    assert known["unknown"] == {}
+    largest = answer(make_question({**SOCKETS, "batch": "largest"}, catalogue))
+    assert largest["batch"] > 100
+    assert 0.9 < sum(largest["memory_bytes"].values()) / largest["memory_bytes_max"] <= 1

@@ -15,15 +15,11 @@ from luwu.predict.ask.question import make_question
 from luwu.predict.ask.sweep import Axis, parse_axis, replaced, sweep
 from luwu.predict.hardware.catalogue import Catalogue, load
 from tests.helpers.schemas import check
+from tests.predict import tables
 
-NODE = {
-    "processor": "Xeon-5320", "processors": 2, "memory_bytes": "512 GiB", "disk": "P5510-3.84T",
-    "disks": 12,
-}  # fmt: skip
+NODE = {**tables.NODE, "processors": 2}
 LUWU: dict[str, Any] = {
-    "system": "luwu", "model": "GPT-13B", "device": "A100-40", "network": "roce-100g",
-    "software": "deepspeed-2023", "devices": 8, "sequence": 2048, "batch": 32, "micro_batch": 4,
-    "recompute": "full", "node": NODE,
+    **tables.LUWU, "software": "deepspeed-2023", "devices": 8, "batch": 32, "node": NODE,
 }  # fmt: skip
 
 
@@ -59,7 +55,7 @@ def test_predict_laws_a_point_is_its_question(catalogue: Catalogue) -> None:
             make_question(
                 {**LUWU, "devices": devices, "batch": batch, "node": {**NODE, "disks": disks}},
                 catalogue,
-            ),
+            )
         )
         for devices, batch in ((8, 32), (16, 64))
         for disks in (4, 12)
@@ -202,15 +198,6 @@ def test_a_step_by_its_own_cores(file: Path, capsys: pytest.CaptureFixture[str])
     assert main(["predict", "step", str(file), "--cores"]) == 0
     line = f"by its own cores  {document['cores_step_s']:.3f} s"
     assert line in capsys.readouterr().out
-    other = [
-        "--system",
-        "zero3",
-        "--model",
-        "gpt-13b",
-        "--devices",
-        "8xa100-40",
-        "--network",
-        "ib-hdr",
-    ]
-    assert main(["predict", "step", *other, "--cores"]) == 2
+    other = "--system zero3 --model gpt-13b --devices 8xa100-40 --network ib-hdr --cores"
+    assert main(["predict", "step", *other.split()]) == 2
     assert "cores: are LuWu's" in capsys.readouterr().err

@@ -1,16 +1,19 @@
-"""Numbers with units, as the catalogue and people write them, in SI.
+"""Values of keys, as the catalogue and people write them: numbers with units, in SI, names, counts;
+and which keys there are.
 
     {value = 312, unit = "TFLOP/s"}     in files of the catalogue
     "100 Gbit/s"                        in what users write
 
 A unit belongs to a dimension, and a key takes one dimension: a memory in Gbit/s is an error.
-Prefixes are decimal; KiB, MiB, GiB are binary and of memory alone.
+Prefixes are decimal; KiB, MiB, GiB are binary and of memory alone. Every function raises
+ConfigError, which names the key; `place` goes before it: `node.`
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, Final
 
@@ -83,7 +86,7 @@ def to_si(key: str, value: Any, unit: str, dimension: Dimension) -> float:
     return float(value) * fits[unit]
 
 
-def parse(key: str, text: Any, dimension: Dimension) -> float:
+def quantity_of(key: str, text: Any, dimension: Dimension) -> float:
     """A text, a table, or a bare number where no unit is needed. Raises ConfigError."""
     bare = _BARE.get(dimension)
     if bare is not None and isinstance(text, int | float):
@@ -101,3 +104,70 @@ def parse(key: str, text: Any, dimension: Dimension) -> float:
             f"{key}: {text!r} is not a number with a unit; the units are {units_of(dimension)}"
         )
     return to_si(key, float(found[1].replace("_", "")), (found[2] or bare or "").strip(), dimension)
+
+
+# ---------------------------------------------------------------------- keys, and other values
+
+
+def check_keys(
+    place: str, table: Mapping[str, Any], known: Iterable[str], needed: Iterable[str] = ()
+) -> None:
+    """Refuse what is not known, and what is missing. `place` goes before a key: `node.`"""
+    names = list(known)
+    for key in table:
+        if key not in names:
+            raise ConfigError(
+                f"{place}{key} is unknown here{suggestion(key, names)}; keys are {', '.join(names)}"
+            )
+    for key in needed:
+        if key not in table:
+            raise ConfigError(f"{place}{key} is missing")
+
+
+def check_choice(key: str, found: Any, known: Iterable[str]) -> None:
+    """Refuse what is none of those known."""
+    names = list(known)
+    if found not in names:
+        raise ConfigError(
+            f"{key}: {found!r} is not one of {', '.join(names)}{suggestion(str(found), names)}"
+        )
+
+
+def text_of(place: str, table: Mapping[str, Any], key: str) -> str:
+    """A name."""
+    value = table[key]
+    if not isinstance(value, str):
+        raise ConfigError(f"{place}{key}: {value!r} is not a name")
+    return value
+
+
+def whole_of(place: str, table: Mapping[str, Any], key: str) -> int:
+    """A count of at least 1."""
+    value = table[key]
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{place}{key}: {value!r} is not a whole number above zero")
+    return value
+
+
+def flag_of(place: str, table: Mapping[str, Any], key: str) -> bool:
+    """True or false; false where it is not there."""
+    value = table.get(key, False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{place}{key}: {value!r} is neither true nor false")
+    return value
+
+
+def section_of(table: Mapping[str, Any], key: str, why: str) -> Mapping[str, Any]:
+    """A part of a question in brackets; `why` says what it is needed for."""
+    found = table.get(key)
+    if not isinstance(found, dict):
+        raise ConfigError(f"[{key}] is missing: {why}")
+    return found
+
+
+def optional_section_of(table: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
+    """A part of a question in brackets, or None."""
+    found = table.get(key)
+    if key in table and not isinstance(found, dict):
+        raise ConfigError(f"{key}: {found!r} is not a section; write [{key}] and its keys below")
+    return found

@@ -1,5 +1,16 @@
 """The best configuration: all degrees, micro-batches and recomputations, of the systems and
-networks asked. docs/predict.md has the keys, `planner_space.py` what is searched.
+networks asked. docs/predict.md has the keys.
+
+A micro-batch is a power of two up to 64, of recomputation there is none, selective and full, and
+those alone count that share devices and batch evenly. Degrees of "3d", each only where it matters:
+
+    tensor           powers of two within a domain
+    pipeline         stages and their parts (virtual) divide the layers; or, with ends_as_layers,
+                     the layers and two more, where the layers alone they do not
+    context          powers of two within a domain, as long as a rank has 4,096 tokens of a
+                     sequence: as many as are a whole sequence elsewhere
+    expert           of models with experts: powers of two that divide these, and all of them
+    expert_tensor    where experts are spread over tensor ranks: all of them share one, or none do
 
 A configuration whose memory does not fit a device is left out and counted; so is one that a network
 or a host cannot have, with the first reason. What remains is scored by closed forms; the *Pareto
@@ -10,28 +21,23 @@ ones the first counts, so two searches are the same.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.identifiers import identifier
+from luwu.predict.ask import cost
 from luwu.predict.ask.answer import asked, binding_text, whole_training
-from luwu.predict.ask.cost import Costs, Expense, Place, dollars_per_million_tokens, expense
-from luwu.predict.ask.keys import assumed_text
+from luwu.predict.ask.keys import ALIASES, SECTIONS, TRAINING, assumed_text, with_assumed
 from luwu.predict.ask.question import Question, make_training_question
+from luwu.predict.hardware import values
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.keys import whole_of
+from luwu.predict.hardware.model import Transformer
 from luwu.predict.model.job import StepTime
-from luwu.predict.networks.choice import TopologyChoice
-from luwu.predict.plan.planner_space import (
-    completed,
-    configurations,
-    costs_by_system,
-    systems_of,
-    topologies,
-)
+from luwu.predict.networks.choice import TopologyChoice, make_topology
 
 SCHEMA: Final = 3
 """3: a plan is of training and of one number of devices, and all its rows are closed forms."""
@@ -41,6 +47,19 @@ GOALS: Final = {
     "capex": ", least to buy first", "watts": ", least power first",
 }  # fmt: skip
 """What orders the list, and how its title ends."""
+SEARCHED: Final = (
+    "tensor", "pipeline", "virtual", "context", "expert", "expert_tensor", "ends_as_layers",
+    "micro_batch", "recompute", "sequence_parallel", "system",
+)  # fmt: skip
+MICRO_BATCH_MAX: Final = 64
+TENSOR_MAX: Final = 32
+CONTEXT_TOKENS_MIN: Final = 4096
+"""Minimum tokens of a sequence on each of the ranks that share it."""
+_OF_PLANS: Final = ("systems", "software", "node", "host", "topology", "cost", "goal")
+"""Keys that are not handed on as they are."""
+
+
+# ---------------------------------------------------------------------- the search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +70,11 @@ class Found:
     step: StepTime
     left_bytes: float
     """Free memory of a device."""
-    expense: Expense | None = None
+    expense: cost.Expense | None = None
     """None where no costs are given."""
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second of all devices."""
         return self.question.job.tokens / self.step.seconds
 
     @property
@@ -64,7 +82,7 @@ class Found:
         """By goals that are costs; none where no costs are given, and dollars alone if rented."""
         if self.expense is None:
             return {}
-        dollars = dollars_per_million_tokens(self.tokens_per_s, self.expense.dollars_per_s)
+        dollars = cost.dollars_per_million_tokens(self.tokens_per_s, self.expense.dollars_per_s)
         bill = self.expense.bill
         bought = {} if bill is None else {"capex": bill.capex, "watts": bill.watts}
         return {"dollars_per_million_tokens": dollars, **bought}
@@ -119,8 +137,8 @@ class Plan:
     """All others."""
     needs: dict[str, float] = field(default_factory=dict)
     """Bytes of a device that the smallest configuration of a system needs."""
-    expenses: dict[tuple[str, Place, TopologyChoice | None], Expense] = field(default_factory=dict)
-    """By what decides them."""
+    expenses: dict[Any, cost.Expense] = field(default_factory=dict)
+    """By what decides them: system, place and network."""
 
     def look_at(self, question: Question) -> None:
         """One configuration. Raises ConfigError for a cost that is not known."""
@@ -140,7 +158,7 @@ class Plan:
         if question.costs is not None:
             spent = self.expenses.get(key)
             if spent is None:
-                spent = expense(question.costs, question.place, question.build())
+                spent = cost.expense(question.costs, question.place, question.build())
                 self.expenses[key] = spent
         self.found.append(
             Found(question=question, step=step, left_bytes=has - needs, expense=spent)
@@ -152,7 +170,7 @@ def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan:
     table, assumed = completed(table)
     choices, costs = topologies(table), costs_by_system(table, catalogue, systems_of(table))
     search = Plan(goal=_goal_of(table, costs), assumed=assumed)
-    whole_of("", table, "batch")
+    values.whole_of("", table, "batch")
     for one in configurations(table, catalogue):
         question = make_training_question(one, catalogue, costs=costs.get(one["system"]))
         for choice in choices:
@@ -163,12 +181,9 @@ def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan:
     return search
 
 
-def _goal_of(table: Mapping[str, Any], costs: Mapping[str, Costs]) -> str:
+def _goal_of(table: Mapping[str, Any], costs: Mapping[str, cost.Costs]) -> str:
     goal, (speed, dollars, *bought) = table.get("goal", "tokens_per_s"), GOALS
-    if goal not in GOALS:
-        raise ConfigError(
-            f"goal: {goal!r} is not one of {', '.join(GOALS)}{suggestion(str(goal), GOALS)}"
-        )
+    values.check_choice("goal", goal, GOALS)
     if goal != speed and not costs:
         raise ConfigError("goal: [cost] is missing, which says what is bought or rented")
     if goal in bought and any(each.tariff is None for each in costs.values()):
@@ -228,6 +243,185 @@ def pareto(found: Iterable[Found]) -> list[Found]:
         if not any(_beats(goals, own) for goals, _ in best):
             best.append((own, each))
     return [each for _, each in best]
+
+
+# ---------------------------------------------------------------------- configurations
+
+
+def topologies(table: Mapping[str, Any]) -> list[TopologyChoice | None]:
+    """Those to choose from; None where the question names none. Raises ConfigError."""
+    found = table.get("topology")
+    if found is None:
+        return [None]
+    several = found if isinstance(found, list) else [found]
+    if not several or not all(isinstance(each, dict) for each in several):
+        raise ConfigError(f"topology: {found!r} is not a section; write [topology] or [[topology]]")
+    return [make_topology(each) for each in several]
+
+
+def costs_by_system(
+    table: Mapping[str, Any], catalogue: Catalogue, systems: list[str]
+) -> dict[str, cost.Costs]:
+    """Costs of each system: [cost], where those of nodes are LuWu's, with the additions of
+    [cost.SYSTEM]; none if the question has no costs. Raises ConfigError."""
+    found = values.optional_section_of(table, "cost")
+    if found is None:
+        return {}
+    costs = {}
+    for key, value in found.items():
+        if isinstance(value, dict) and key not in systems:
+            raise ConfigError(
+                f"cost.{key}: none of the systems searched, {', '.join(systems)}"
+                f"{suggestion(key, systems)}"
+            )
+    for name in systems:
+        common = {
+            key: value for key, value in found.items()
+            if not isinstance(value, dict) and (name == "luwu" or not key.startswith("node_"))
+        }  # fmt: skip
+        costs[name] = cost.make_costs({**common, **found.get(name, {})}, catalogue)
+    if len({each.tariff is None for each in costs.values()}) > 1:
+        raise ConfigError(
+            "cost.rented: of some systems and not of others; what is bought has a price and a "
+            "power, what is rented has none, so all or none of them fit"
+        )
+    return costs
+
+
+def completed(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The table with what it leaves out, as a question of each of its systems assumes it, and that
+    alone. Raises ConfigError for what a plan searches itself, and for what is missing."""
+    for key in table:
+        if key in SEARCHED:
+            raise ConfigError(f"{key}: is what a plan searches; leave it out")
+    values.check_keys("", table, table, ("model", "device", "network", "devices"))
+    values.whole_of("", table, "devices")
+    named, software = table.get("software", {}), dict[str, str]()
+    whole, assumed = dict(table), dict[str, Any]()
+    for system in systems_of(table):
+        base = {key: value for key, value in table.items() if key != "software"}
+        own, more = with_assumed({**base, "system": system})
+        software[system] = more.pop("software")
+        assumed |= {key: value for key, value in more.items() if key not in SEARCHED}
+        whole |= {key: own[key] for key in more if key not in SEARCHED}
+    if isinstance(named, dict):
+        whole["software"] = {**software, **named}
+        assumed["software"] = {k: v for k, v in software.items() if k not in named}
+    return whole, {key: value for key, value in assumed.items() if value != {}}
+
+
+def configurations(table: Mapping[str, Any], catalogue: Catalogue) -> Iterator[dict[str, Any]]:
+    """Every one of a number of devices and a batch, without network and costs. Raises
+    ConfigError."""
+    model = catalogue.model(values.text_of("", table, "model"))
+    sequence = values.whole_of("", table, "sequence")
+    device, software = catalogue.device(values.text_of("", table, "device")), table["software"]
+    domain = int(table.get("devices_per_host", device.domain_count))
+    for system in systems_of(table):
+        base = {key: value for key, value in table.items() if key not in _OF_PLANS}
+        base |= {"system": system}
+        base["software"] = software[system] if isinstance(software, dict) else software
+        for section in _sections(table, SECTIONS.get(system)):
+            for degrees in _degrees(system, table["devices"], model, domain, sequence):
+                for own in _batches(table, degrees):
+                    yield {**base, **section, **degrees, **own}
+
+
+def _sections(table: Mapping[str, Any], name: str | None) -> Iterator[dict[str, Any]]:
+    """The section of a system, once for each value where it gives a list of them."""
+    if name is None:
+        yield {}
+        return
+    own = values.section_of(table, name, "it says where the state is")
+    lists = {key: value for key, value in own.items() if isinstance(value, list)}
+    for chosen in itertools.product(*lists.values()):
+        yield {name: {**own, **dict(zip(lists, chosen, strict=True))}}
+
+
+def _batches(table: Mapping[str, Any], degrees: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Micro-batches that share the batch, and what is computed again."""
+    inner = degrees["tensor"] * degrees["pipeline"] * degrees.get("context", 1)
+    data = table["devices"] // inner
+    more = {"sequence_parallel": True} if degrees["tensor"] > 1 else {}
+    for micro_batch in _powers_of_two(MICRO_BATCH_MAX):
+        rounds, rest = divmod(table["batch"], data * micro_batch)
+        if rest or (degrees["virtual"] > 1 and rounds % degrees["pipeline"]):
+            continue
+        for recompute in ("none", "selective", "full"):
+            yield {"micro_batch": micro_batch, "recompute": recompute, **more}
+
+
+def _degrees(
+    system: str, devices: int, model: Transformer, domain: int, sequence: int
+) -> Iterator[dict[str, Any]]:
+    """Degrees of tensor, context, pipeline and expert parallel ranks that divide the devices."""
+    if system != "3d":
+        yield {"tensor": 1, "pipeline": 1, "virtual": 1}
+        return
+    stages, contexts = list(_stages(model.layers)), _contexts(sequence, domain)
+    for tensor in _powers_of_two(min(domain, TENSOR_MAX)):
+        for context in contexts:
+            shared = {"tensor": tensor} | ({"context": context} if context > 1 else {})
+            for own in stages:
+                if devices % (tensor * context * own["pipeline"]) == 0:
+                    ranks = devices // own["pipeline"]
+                    for experts in _experts(model.experts, tensor, ranks):
+                        yield {**shared, **own, **experts}
+
+
+def _stages(layers: int) -> Iterator[dict[str, Any]]:
+    """Stages and parts that share the layers, or with the ends as layers these alone."""
+    for pipeline in range(1, layers + 1):
+        for virtual in range(1, layers + 3 if pipeline > 1 else 2):
+            parts = pipeline * virtual
+            if layers % parts == 0:
+                yield {"pipeline": pipeline, "virtual": virtual}
+            elif (layers + 2) % parts == 0:
+                yield {"pipeline": pipeline, "virtual": virtual, "ends_as_layers": True}
+
+
+def _contexts(sequence: int, domain: int) -> list[int]:
+    """Ranks that may share a sequence."""
+    return [
+        each for each in _powers_of_two(domain)
+        if each == 1 or (sequence % each == 0 and sequence // each >= CONTEXT_TOKENS_MIN)
+    ]  # fmt: skip
+
+
+def _experts(experts: int, tensor: int, ranks: int) -> Iterator[dict[str, int]]:
+    """Ranks of a stage that have different experts."""
+    yield {}
+    for expert in sorted({*_powers_of_two(experts), experts} - {1}):
+        if experts % expert:
+            continue
+        if ranks % (expert * tensor) == 0:
+            yield {"expert": expert}
+        if tensor > 1 and ranks % expert == 0:
+            yield {"expert": expert, "expert_tensor": 1}
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [1 << power for power in range(most.bit_length())]
+
+
+def systems_of(table: Mapping[str, Any]) -> list[str]:
+    """Those asked; by default those of which enough is given. Raises ConfigError."""
+    asked = table.get("systems")
+    if asked is None:
+        return [name for name in TRAINING if SECTIONS.get(name) in (None, *table)]
+    if not isinstance(asked, list) or not asked or not all(isinstance(e, str) for e in asked):
+        raise ConfigError(f"systems: {asked!r} is not a list of names; one such as ['3d'] fits")
+    found = [ALIASES.get(name, name) for name in map(str, asked)]
+    for name in found:
+        if found.count(name) > 1:
+            raise ConfigError(f"systems: {name!r} is there twice; each once fits")
+        values.check_choice("systems", name, [*TRAINING, *ALIASES])
+        if SECTIONS.get(name) not in (None, "node", *table):
+            raise ConfigError(f"[{SECTIONS[name]}] is missing: {name} needs to know its hosts")
+    return found
+
+
+# ---------------------------------------------------------------------- shown
 
 
 def plan_document(found: Plan) -> dict[str, Any]:

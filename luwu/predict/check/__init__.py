@@ -1,1 +1,0 @@
-"""The model held against published numbers."""
