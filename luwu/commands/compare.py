@@ -55,15 +55,12 @@ DEMO_LOSS_STEPS: Final = 20
 DEMO_TIME_TEXT: Final = "one to three minutes on two processors"
 
 
-@click.command(
+@form.command(
     "compare",
-    cls=form.Command,
+    "luwu compare --arms luwu,fsdp --layers 6 --width 256 --steps 60",
+    "luwu compare --preset demo",
     keys=form.keys_of("compare"),
     presets=PRESETS,
-    examples=(
-        "luwu compare --arms luwu,fsdp --layers 6 --width 256 --steps 60",
-        "luwu compare --preset demo",
-    ),
 )
 @click.option(
     "--preset",

@@ -12,14 +12,11 @@ from luwu.base.parsers import one_of
 from luwu.commands import form
 
 
-@click.command(
+@form.command(
     "config",
-    cls=form.Command,
+    "luwu config --origin",
+    "luwu config --config luwu.toml --workers 4 > resolved.toml",
     keys=KEYS,
-    examples=(
-        "luwu config --origin",
-        "luwu config --config luwu.toml --workers 4 > resolved.toml",
-    ),
 )
 @click.argument("show", type=form.Value("show", one_of("show")), required=False)
 @click.option("--origin", is_flag=True, help="show where each value comes from")
@@ -32,7 +29,7 @@ def run(resolved: Resolved, show: str | None, origin: bool, as_json: bool, markd
         return 0
     document = resolved.document()
     if as_json:
-        print(json.dumps(document, indent=1))
+        form.print_json(document)
         return 0
     width = max(len(name) for name in KEYS)
     for name, entry in document["keys"].items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -44,7 +43,7 @@ class Finding:
     """The next thing to do; empty where all is well."""
 
 
-@click.command("doctor", cls=form.Command, examples=("luwu doctor", "luwu doctor --disk /mnt/nvme"))
+@form.command("doctor", "luwu doctor", "luwu doctor --disk /mnt/nvme")
 @click.option(
     "--disk",
     type=form.Value("DIR", path),
@@ -60,7 +59,7 @@ def run(disk: Path, as_json: bool) -> int:
     findings = list(examine(disk))
     wanting = [each for each in findings if each.advice]
     if as_json:
-        print(json.dumps({"schema": 1, "findings": [asdict(each) for each in findings]}, indent=1))
+        form.print_json({"schema": 1, "findings": [asdict(each) for each in findings]})
         return 2 if wanting else 0
     print("```")
     for each in findings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from textwrap import wrap
 from typing import Final
@@ -22,7 +21,7 @@ does. The code is also in the run's `outcome.json` and in `luwu status`. Generat
 """
 
 
-@click.command("explain", cls=form.Command, examples=("luwu explain E203",))
+@form.command("explain", "luwu explain E203")
 @click.argument("code", required=False)
 @form.JSON
 @click.option("--markdown", is_flag=True, help="print docs/errors.md")
@@ -31,7 +30,7 @@ def run(code: str | None, as_json: bool, markdown: bool) -> int:
     do next. Without CODE, list all codes."""
     chosen = list(entries().values()) if code is None else [entry(code)]
     if as_json:
-        print(json.dumps({"schema": 1, "errors": [asdict(each) for each in chosen]}, indent=1))
+        form.print_json({"schema": 1, "errors": [asdict(each) for each in chosen]})
     elif markdown:
         print(page(chosen))
     elif code is not None:

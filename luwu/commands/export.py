@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,13 +28,10 @@ OUT: Final = click.argument("out", type=form.Value("OUT", path))
 SIZE: Final = form.Value("SIZE", lambda text, name: parse_bytes(text, name=name))
 
 
-@click.command(
+@form.command(
     "export",
-    cls=form.Command,
-    examples=(
-        "luwu export luwu-state gpt-export",
-        "luwu export luwu-runs/latest gpt-weights --no-optimizer --dtype bfloat16",
-    ),
+    "luwu export luwu-state gpt-export",
+    "luwu export luwu-runs/latest gpt-weights --no-optimizer --dtype bfloat16",
 )
 @STATE
 @OUT
@@ -94,7 +90,7 @@ def run(
             "seconds": found.seconds,
             "files": found.files,
         }
-        print(json.dumps(document, indent=1))
+        form.print_json(document)
         return 0
     rate = format_bytes(found.nbytes / max(found.seconds, 1e-9))
     print(

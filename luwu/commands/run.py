@@ -62,14 +62,11 @@ RECORD_CHUNKS: Final = 3
 """A page holds a chunk's weights and its two moments."""
 
 
-@click.command(
+@form.command(
     "run",
-    cls=form.Command,
+    "luwu run --workers 4 --memory-budget 2GiB --resume train.py --epochs 3",
+    "luwu run --join 'tcp://10.0.0.5:7002?job=...' --ranks 4-7 train.py",
     keys=form.keys_of("run"),
-    examples=(
-        "luwu run --workers 4 --memory-budget 2GiB --resume train.py --epochs 3",
-        "luwu run --join 'tcp://10.0.0.5:7002?job=...' --ranks 4-7 train.py",
-    ),
 )
 @form.VERBOSE
 @click.argument(form.SCRIPT, nargs=-1, required=True, type=form.Value("FILE|-m MODULE "))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import click
 
 from luwu.base.errors import ConfigError
 from luwu.base.foreign import taking
@@ -21,9 +18,7 @@ if TYPE_CHECKING:
     from luwu.checkpoint.snapshot import Snapshot
 
 
-@click.command(
-    "snapshot", cls=form.Command, examples=("luwu snapshot luwu-runs/latest before-tuning",)
-)
+@form.command("snapshot", "luwu snapshot luwu-runs/latest before-tuning")
 @STATE
 @OUT
 @form.JSON
@@ -50,7 +45,7 @@ def run(where: str, out: Path, as_json: bool) -> int:
             "how": found.how,
             "seconds": found.seconds,
         }
-        print(json.dumps(document, indent=1))
+        form.print_json(document)
         return 0
     print(f"{found.path}: step {found.version}, by {found.how}, {found.seconds:.1f} s")
     print(f"go on with luwu run --state {found.path} --resume ...")

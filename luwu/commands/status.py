@@ -38,9 +38,7 @@ def _host_and_port(text: str, name: str) -> tuple[str, int]:
     return host, PORT(port, name)
 
 
-@click.command(
-    "status", cls=form.Command, examples=("luwu status --watch", "luwu status --serve 8080")
-)
+@form.command("status", "luwu status --watch", "luwu status --serve 8080")
 @click.argument("run_dir", type=form.Value("RUN", path), required=False)
 @click.option("--all", "has_all", is_flag=True, help="show all counters too")
 @click.option("--watch", is_flag=True, help="repeat every second until the run ends, or Ctrl-C")

@@ -32,14 +32,11 @@ from luwu.launch.supervisor import POLL_S, Supervisor
 from luwu.launch.worker_loss import check_worker_loss
 
 
-@click.command(
+@form.command(
     "up",
-    cls=form.Command,
+    "luwu up --workers 4 --state gpt-state",
+    "luwu up --role node --workers 4 --keys luwu-keys --bind tcp://10.0.0.5:7000",
     keys=form.keys_of("up"),
-    examples=(
-        "luwu up --workers 4 --state gpt-state",
-        "luwu up --role node --workers 4 --keys luwu-keys --bind tcp://10.0.0.5:7000",
-    ),
 )
 @click.option(
     "--role",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from luwu.base.quantities import format_bytes
@@ -111,11 +111,11 @@ def table_text(document: dict[str, Any]) -> str:
     header = ["", *(arm["name"] for arm in document["arms"])]
     found = [group for group in grouped_rows(document) if not group[2]]
     table = [header, *(row for _, rows, _ in found for row in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
-    lines = [job_text(document), "", _line(header, widths)]
+    widths = widths_of(table)
+    lines = [job_text(document), "", line_of(header, widths)]
     for name, rows, _ in found:
         lines += [f"-- {name} ".ljust(sum(widths) + 2 * len(widths) - 2, "-")]
-        lines += [_line(row, widths) for row in rows]
+        lines += [line_of(row, widths) for row in rows]
     lines += ["", *notes(document)]
     return "\n".join(lines)
 
@@ -233,9 +233,15 @@ def spread_text(seconds: Sequence[float]) -> str:
     return f"{_seconds(low)} to {_seconds(high)}"
 
 
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [f"{row[0]:<{widths[0]}}"]
-    cells += [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
+def widths_of(rows: Iterable[Sequence[str]]) -> list[int]:
+    """The widths of the columns of a table."""
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def line_of(row: Sequence[str], widths: Sequence[int], *, left: int = 1) -> str:
+    """A row of it; its first columns are aligned to the left, the others to the right."""
+    cells = [f"{cell:<{width}}" for cell, width in zip(row[:left], widths, strict=False)]
+    cells += [f"{cell:>{width}}" for cell, width in zip(row[left:], widths[left:], strict=True)]
     return "  ".join(cells).rstrip()
 
 
