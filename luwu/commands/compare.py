@@ -20,7 +20,7 @@ from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import write_json
 from luwu.base.quantities import format_bytes
 from luwu.commands import form
-from luwu.commands.outcome import keep_report, write_outcome, write_resolved
+from luwu.commands.outcome import keep_failure, keep_report, write_outcome, write_resolved
 from luwu.commands.trace import check_trace, write_trace
 from luwu.compare.arm import (
     IN_RAM,
@@ -96,8 +96,7 @@ def run(resolved: Resolved, preset: str | None, is_opened: bool, verbose: bool) 
                 for name, each in configs.items()
             ]
         except LuwuError as error:
-            write_outcome(run_directory, error.exit_code, str(error), error.code)
-            keep_report(run_directory)
+            keep_failure(run_directory, error)
             raise
     document = comparison(config, arms)
     code = _finish(run_directory, document, config, console, is_demo=is_demo)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -63,15 +63,15 @@ def run(
     """
     from luwu.checkpoint.export_state import ExportOptions, export_state
 
-    defaults = ExportOptions()
+    given: dict[str, Any] = {
+        "dtype": dtype,
+        "shard_bytes": shard_size,
+        "memory_budget_bytes": memory_budget,
+    }
     options = ExportOptions(
-        dtype=dtype or defaults.dtype,
-        shard_bytes=defaults.shard_bytes if shard_size is None else shard_size,
-        memory_budget_bytes=defaults.memory_budget_bytes
-        if memory_budget is None
-        else memory_budget,
         has_optimizer=not no_optimizer,
         average=average,
+        **{name: value for name, value in given.items() if value is not None},
     )
     try:
         opened = _source(where)
@@ -102,13 +102,19 @@ def run(
     return 0
 
 
+def is_running(where: str) -> bool:
+    """True if a user named a job that is running."""
+    path = Path(where)
+    return "://" in where or path.is_file() or (path / CONNECT_NAME).exists()
+
+
 def _source(where: str) -> RestingState | RunningState:
     """The state that a user named. Raises ConfigError and others."""
     from luwu.checkpoint.source import RestingState, RunningState
     from luwu.join.connection import join
 
     path = Path(where)
-    if "://" in where or path.is_file() or (path / CONNECT_NAME).exists():
+    if is_running(where):
         return RunningState.of(join(where, timeout_s=CONNECT_S), where)
     if not (path / "CONFIG").exists() and (path / "logs").is_dir():
         raise ConfigError(

@@ -20,7 +20,7 @@ from luwu.base.json_file import read_json
 from luwu.base.own import found_first, needs, own_module
 from luwu.base.tree import parse_ranks
 from luwu.commands import form
-from luwu.commands.outcome import keep_report, write_outcome, write_resolved
+from luwu.commands.outcome import keep_failure, keep_report, write_outcome, write_resolved
 from luwu.commands.trace import check_trace, write_trace
 from luwu.join.connection import Connection, file_of, join
 from luwu.launch.agent import Share
@@ -112,7 +112,7 @@ def _run_here(
     run_directory: RunDirectory, resolved: Resolved, script: list[str], console: Console
 ) -> _Served | None:  # fmt: skip
     """Start the processes, or the workers alone, and wait until they have ended."""
-    from luwu.estimate.started import StartedJob, job_environ
+    from luwu.estimate.script import StartedJob, job_environ
 
     config = resolved.config
     served, meeting, when = None, None, None
@@ -202,31 +202,21 @@ def _run_by_ray(
 def _failure_written(
     run_directory: RunDirectory, resolved: Resolved, script: list[str]
 ) -> Iterator[None]:
-    """Write the outcome of a run that fails early, and let no worker join it afterwards."""
+    """Write the outcome of a run that fails, with the command that continues one that was stopped,
+    and let no worker join it afterwards."""
     try:
         yield
     except LuwuError as cause:
-        error = _written(cause, run_directory, resolved, script)
+        error = cause
+        if isinstance(cause, Interrupted) and resolved.config.join is None:
+            state = state_directory(resolved.config, STATE_DIRECTORY)
+            error = Interrupted(stopped(run_directory, state, resolved.given, script))
+        keep_failure(run_directory, error)
         if error is cause:
             raise
         raise error from cause
     finally:
         run_directory.connect_file.unlink(missing_ok=True)
-
-
-def _written(
-    cause: LuwuError, run_directory: RunDirectory, resolved: Resolved, script: list[str]
-) -> LuwuError:  # fmt: skip
-    """Write the reason of the end as outcome; for a stopped run with the command that continues
-    it.
-    """
-    error = cause
-    if isinstance(cause, Interrupted) and resolved.config.join is None:
-        state = state_directory(resolved.config, STATE_DIRECTORY)
-        error = Interrupted(stopped(run_directory, state, resolved.given, script))
-    write_outcome(run_directory, error.exit_code, str(error), error.code)
-    keep_report(run_directory)
-    return error
 
 
 def _say_joined(

@@ -10,7 +10,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.foreign import taking
 from luwu.base.json_file import read_json
 from luwu.commands import form
-from luwu.commands.export import CONNECT_NAME, CONNECT_S, OUT, STATE, advise
+from luwu.commands.export import CONNECT_NAME, CONNECT_S, OUT, STATE, advise, is_running
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
 
@@ -30,12 +30,11 @@ def run(where: str, out: Path, as_json: bool) -> int:
     luwu up printed; training continues. On a file system with reflinks the copy shares its blocks
     with the state; elsewhere the pages are copied.
     """
-    path = Path(where)
     with stop_requests() as should_stop:
-        if "://" in where or path.is_file() or (path / CONNECT_NAME).exists():
+        if is_running(where):
             found = _of_running(where, out, should_stop)
         else:
-            found = _at_rest(path, out, should_stop)
+            found = _at_rest(Path(where), out, should_stop)
     if as_json:
         document = {
             "schema": 1,

@@ -75,7 +75,7 @@ LIGHT_MODULES = [
     "luwu.base",
     "luwu.checkpoint.export_state",
     "luwu.commands.run",
-    "luwu.estimate.started",
+    "luwu.estimate.script",
     "luwu.estimate.steps",
     "luwu.layout",
     "luwu.nic.core",
