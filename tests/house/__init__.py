@@ -1,6 +1,6 @@
 """What of the architecture can be counted, counted: `python -m tests.house`.
 
-    __main__.py   prints every count, its findings and its bound; exit code 1 if one is above
+    __main__.py   prints every count and its findings; exit code 1 if there is any
     amounts.py    lines, words, rows, keys, messages, dependencies; their bounds are in bounds.toml
     source.py     the modules of the product, their syntax trees, names and imports
     cores.py      classes of cores that inherit

@@ -10,16 +10,9 @@ from tests.house.source import Module, definition, imported, modules
 
 CORES = ("luwu.protocol", "luwu.nic.core", "switch_emu.switch.core", "switch_emu.node.core")
 PLAIN_BASES = {
-    "BaseException",
-    "Enum",
-    "Exception",
-    "Flag",
-    "IntEnum",
-    "IntFlag",
-    "NamedTuple",
-    "Protocol",
+    "BaseException", "Enum", "Exception", "Flag", "IntEnum", "IntFlag", "NamedTuple", "Protocol",
     "StrEnum",
-}
+}  # fmt: skip
 """What a class of a core, or a base of it, may inherit from."""
 PLAIN_MODULES = ("luwu.wire", "luwu.base.errors")
 """Messages and errors."""
