@@ -207,9 +207,7 @@ BUGS = (
         "decide too early",
         "a version is decided when all optimizer nodes but one have prepared it",
         "switch_emu/switch/core/ballot.py",
-        {
-            "return len(self._digests) == self.members": "return 1 + len(self._digests) >= self.members"
-        },
+        {"len(self._digests) == self.members": "1 + len(self._digests) >= self.members"},
         SEVERAL_NODES,
     ),
     Bug(
