@@ -240,7 +240,7 @@ def test_config_shows_origins(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LUWU_STEPS", "7")
-    assert main(["config", "show", "--origin"]) == 0
+    assert main(["config", "--origin"]) == 0
     assert "# environment LUWU_STEPS" in capsys.readouterr().out
     assert main(["config", "--json", "--chunk", "1MiB"]) == 0
     found = json.loads(capsys.readouterr().out)["keys"]
