@@ -75,9 +75,10 @@ def run(disk: Path, as_json: bool) -> int:
 
 def examine(disk: Path) -> Iterator[Finding]:
     """All findings, one after the other; a check that fails is a finding too."""
+    system = f"{platform.system()} {platform.release()}"
     checks: list[tuple[str, Callable[[], Finding]]] = [
         ("luwu", lambda: Finding("luwu", version())),
-        ("python", _python),
+        ("python", lambda: Finding("python", f"{platform.python_version()} on {system}")),
         *((name, lambda name=name: _package(name)) for name in PACKAGES),
         ("device", _device),
         ("cpu", _cpu),
@@ -93,11 +94,6 @@ def examine(disk: Path) -> Iterator[Finding]:
             yield check()
         except (LuwuError, OSError, ImportError) as exc:
             yield Finding(name, f"{type(exc).__name__}: {exc}", "see the message above")
-
-
-def _python() -> Finding:
-    where = f"{platform.system()} {platform.release()}"
-    return Finding("python", f"{platform.python_version()} on {where}")
 
 
 def _package(name: str) -> Finding:

@@ -23,11 +23,7 @@ from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.progress import ProgressLine
 from luwu.launch.roles import check_keys
-from luwu.launch.serving import (
-    STATE_DIRECTORY,
-    state_directory,
-    tree_of,
-)
+from luwu.launch.serving import STATE_DIRECTORY, state_directory, tree_of
 from luwu.launch.supervisor import POLL_S, Supervisor
 from luwu.launch.worker_loss import check_worker_loss
 

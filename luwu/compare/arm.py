@@ -173,24 +173,17 @@ def _results(
 
 def script_arguments(name: str, config: RunConfig, result: Path | None) -> list[str]:
     """The command line of `workers/train.py`; what is not set keeps the script's own default."""
-    given: dict[str, object] = {
-        "steps": config.steps,
-        "layers": config.layers,
-        "width": config.width,
-        "batch": config.batch,
-        "context": config.context,
+    names = ["steps", "layers", "width", "batch", "context", "seed", "dtype", "max_grad_norm"]
+    names += ["state_dtype", "master_dtype"] if name in LUWU_ARMS else []
+    given: dict[str, object] = {each.replace("_", "-"): getattr(config, each) for each in names}
+    given |= {
         "data": None if config.data is None else config.data.absolute(),
-        "seed": config.seed,
-        "dtype": config.dtype,
-        "max-grad-norm": config.max_grad_norm,
         "compute-ms": dilated_compute_ms(config),
         "global-workers": config.workers if name == "single" else None,
         "result": result,
     }
     if config.reshard_after_forward is not None:
         given["reshard-after-forward"] = str(config.reshard_after_forward).lower()
-    if name in LUWU_ARMS:
-        given["state-dtype"], given["master-dtype"] = config.state_dtype, config.master_dtype
     arguments = ["--arm", "luwu" if name == IN_RAM else name]  # to a worker they are the same
     for flag, value in given.items():
         if value is not None:

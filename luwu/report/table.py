@@ -24,7 +24,10 @@ def groups() -> dict[str, list[Row]]:
             ("weights digest", lambda arm: (arm["weights_digest"] or "-")[:12]),
         ],
         "Time": [
-            ("processes x compute threads", _threads),
+            (
+                "processes x compute threads",
+                lambda arm: f"{arm['processes']} x {arm['compute_threads']}",
+            ),
             ("step time, median", lambda arm: _seconds(arm["step_seconds_median"])),
             ("step time, 10 % to 90 %", lambda arm: spread_text(arm["step_seconds"])),
             ("bound by", lambda arm: arm.get("bound_by") or "-"),
@@ -141,7 +144,7 @@ def notes(document: dict[str, Any]) -> list[str]:
             f"{stored['master_dtype']}, so their weights are near those of the others, not the "
             "same."
         )
-    if len({arm.get("compute_threads") for arm in document["arms"]}) > 1:
+    if len({arm["compute_threads"] for arm in document["arms"]}) > 1:
         found.append(
             "The last bits of weights depend on the number of compute threads, so only digests of "
             "arms with the same number can be equal (OMP_NUM_THREADS=1 makes it the same)."
@@ -245,12 +248,6 @@ def line_of(row: Sequence[str], widths: Sequence[int], *, left: int = 1) -> str:
     return "  ".join(cells).rstrip()
 
 
-def _threads(arm: dict[str, Any]) -> str:
-    if "compute_threads" not in arm:
-        return "-"  # a run of before this was recorded
-    return f"{arm['processes']} x {arm['compute_threads']}"
-
-
 def _seconds(value: float | None) -> str:
     if value is None:
         return "-"
@@ -271,18 +268,14 @@ def _bytes(value: int | None) -> str:
 
 def _memory(arm: dict[str, Any], role: str, *shared: str) -> str:
     """The largest peak of a role, beside the plan of its uses; a worker's activations have none."""
-    peaks = arm.get(f"{role}_peak_rss_bytes")
-    peak = _largest(peaks) if isinstance(peaks, list) else peaks
+    peak = arm.get(f"{role}_peak_rss_bytes")
+    if isinstance(peak, list):
+        peak = max((each for each in peak if each is not None), default=None)
     uses = (arm.get("estimate") or {}).get("memory", ())
     planned = sum(use["nbytes"] for use in uses if use["role"] in (role, *shared))
     if peak is None or not planned or role == "worker":
         return _bytes(peak)
     return f"{format_bytes(peak)} of {format_bytes(planned)}"
-
-
-def _largest(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known else None
 
 
 def _of(record: dict[str, Any] | None, key: str) -> str:

@@ -16,7 +16,6 @@ from luwu.base.errors import ConfigError
 from luwu.report.aligned import (
     RESTARTED,
     Steps,
-    Timed,
     parse_steps,
     steady_steps,
     survey,
@@ -182,12 +181,6 @@ def test_no_row_overlaps_in_part_whatever_the_order(
             for at in range(1000)
         )
         assert len(found) <= most
-
-
-def test_order_is_by_start_within_the_window() -> None:
-    items = [Timed("x", start, 100, {}) for start in (5, 3, 4, 1, 2)]
-    assert [item.start_ns for item in in_order(items, 5)] == [1, 2, 3, 4, 5]
-    assert len(list(in_order(items, 1))) == 5
 
 
 def test_the_same_events_give_the_same_bytes(tmp_path: Path) -> None:
