@@ -36,7 +36,7 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -132,6 +132,7 @@ def start(
     directory: Path, name: str, *, steps: int, restarts: int, outside: Outside,
     transport: str = "auto", tree: Path | None = None, more_flags: Sequence[str] = (),
     workers: int = WORKERS, compute_ms: float = COMPUTE_MS, script: Sequence[str] = (),
+    environ: Mapping[str, str] = {},
 ) -> Cluster:  # fmt: skip
     """A run of `tests/light_job.py` that takes its time, or of another script."""
     light = ("-m", "tests.light_job", "--steps", str(steps), "--compute-ms", str(compute_ms))
@@ -142,7 +143,7 @@ def start(
     ]  # fmt: skip
     if tree is not None:
         flags += ["--tree", str(tree)]
-    environ = {**outside.environ, **ON_THE_CPU}
+    environ = {**outside.environ, **ON_THE_CPU, **environ}
     return Cluster.run(directory, *(script or light), flags=flags, name=name, environ=environ)
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -232,7 +232,7 @@ def _say_joined(
 def _measured_disk(
     served: _Served | None, run_directory: RunDirectory, console: Console
 ) -> DiskRates | None:
-    """Measure the disk, and keep what was measured; None without a state on one.
+    """Measure the disk; None without a state on one.
 
     It is done when the training has ended, so that it delays no step.
     """
@@ -248,8 +248,6 @@ def _measured_disk(
         state_bytes=node["disk_space_bytes"],
     )
     if disk is not None:
-        document = {"schema": 2, "label": "measured", "disk": asdict(disk)}
-        run_directory.keep(run_directory.file("disk.json"), document)
         console.detail(disk.text)
     return disk
 
