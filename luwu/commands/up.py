@@ -35,9 +35,7 @@ from luwu.launch.worker_loss import check_worker_loss
     keys=form.keys_of("up"),
 )
 @click.option(
-    "--role",
-    type=form.Value("switch|node", one_of("switch", "node")),
-    help="start only this role",
+    "--role", type=form.Value("switch|node", one_of("switch", "node")), help="start only this role"
 )
 @click.option("--name", type=form.Value("NAME"), help="name of this switch in --tree")
 @click.option(

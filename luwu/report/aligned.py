@@ -18,14 +18,7 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.events import CLOCK, NODE_ABOUT, SWITCH_ABOUT
-from luwu.report.event_files import (
-    EventFile,
-    Units,
-    event_files,
-    garbage,
-    numbers_in,
-    records,
-)
+from luwu.report.event_files import EventFile, Units, event_files, garbage, numbers_in, records
 
 RESTARTED: Final = "started again"
 """Name of the instant at which a process was started again."""

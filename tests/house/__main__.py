@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.house import circles, cores, labels, names, sizes, texts
+from tests.house import labels, sizes, structure, texts
 from tests.house.amounts import amounts
 from tests.house.source import ROOT
 
@@ -21,13 +21,13 @@ class Count(NamedTuple):
 
 
 COUNTS = (
-    Count("classes of cores that inherit", cores.classes_that_inherit),
-    Count("modules in import circles", circles.modules_in_circles),
+    Count("classes of cores that inherit", structure.classes_that_inherit),
+    Count("modules in import circles", structure.modules_in_circles),
     Count("labels undefined or defined twice", labels.problems),
     Count("files over 700 lines", sizes.long_files),
     Count("functions over 60 lines", sizes.long_functions),
     Count("signatures over 10 parameters without a reason", sizes.wide_signatures),
-    Count("modules that hide the standard library's", names.modules_that_hide_others),
+    Count("modules that hide the standard library's", structure.modules_that_hide_others),
     Count("packages over 6 modules without a map", texts.packages_without_map),
     Count("names in the architecture that do not exist", texts.names_that_do_not_exist),
 )

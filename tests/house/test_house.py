@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import circles, cores, labels, names, sizes, texts
+from tests.house import labels, sizes, structure, texts
 from tests.house.__main__ import COUNTS, Count
 from tests.house.amounts import BOUNDS, amounts
 from tests.house.source import ROOT, modules
@@ -63,7 +63,7 @@ WIDE = "a, b, c, d, e, f, g, h, i, j, k"
 BASE = "class Base:\n    pass\n"
 CASES: dict[str, tuple[Callable[[Path], list[str]], dict[str, str], dict[str, str]]] = {
     "inherits": (
-        cores.classes_that_inherit,
+        structure.classes_that_inherit,
         {
             "luwu/protocol/a.py": BASE,
             "luwu/nic/core/b.py": "from luwu.protocol.a import Base\nclass Part(Base):\n    pass\n",
@@ -74,7 +74,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], dict[str, str], dict[str, st
         },
     ),
     "inherits through a package": (
-        cores.classes_that_inherit,
+        structure.classes_that_inherit,
         {
             "luwu/base/a.py": BASE,
             "luwu/base/__init__.py": "from luwu.base.a import Base\n",
@@ -86,7 +86,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], dict[str, str], dict[str, st
         },
     ),
     "circle": (
-        circles.modules_in_circles,
+        structure.modules_in_circles,
         {"luwu/a.py": "from luwu import b\n", "luwu/b.py": "def f():\n    import luwu.a\n"},
         {"luwu/a.py": "from luwu import b\n", "luwu/b.py": "import luwu.c\n", "luwu/c.py": ""},
     ),
@@ -112,7 +112,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], dict[str, str], dict[str, st
         {"luwu/a.py": f"class A:\n  def f(  # more than ten: why\n    self, {WIDE}\n  ): ...\n"},
     ),
     "hides another": (
-        names.modules_that_hide_others,
+        structure.modules_that_hide_others,
         {"workers/profile.py": ""},
         {"workers/step_profile.py": "", "luwu/training/profile.py": ""},
     ),

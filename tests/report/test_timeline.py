@@ -13,14 +13,7 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.report.aligned import (
-    RESTARTED,
-    Steps,
-    parse_steps,
-    steady_steps,
-    survey,
-    timed,
-)
+from luwu.report.aligned import RESTARTED, Steps, parse_steps, steady_steps, survey, timed
 from luwu.report.event_files import event_files, records, spans
 from luwu.report.timeline import Lanes, in_order, write_timeline
 
