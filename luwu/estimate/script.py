@@ -32,7 +32,7 @@ ALONE: Final = {
 def script_job(script: Sequence[str], config: RunConfig, sizes: Sizes) -> ScriptJob:
     """Run a script up to its first forward, without weights. Raises ConfigError."""
     settings = {
-        "workers": config.workers, "chunk_bytes": sizes.chunk_bytes,
+        "world_size": config.workers, "chunk_bytes": sizes.chunk_bytes,
         "extent_chunks": sizes.extent_chunks, "prefetch_units": PREFETCH_UNITS,
         "reshard_after_forward": config.reshard_after_forward,
     }  # fmt: skip
