@@ -113,9 +113,9 @@ class TrainingRuns:
         paths = [result.with_suffix(f".rank{rank}.json") for rank in range(config.workers)]
         workers = [read_json(path) or {} for path in paths]
         done = ArmRun(
-            name=name, workers=workers, node=None, memory_peaks=supervisor.sampler.peaks,
+            name=name, workers=workers, memory_peaks=supervisor.sampler.peaks,
             memory_peak_of_all=supervisor.sampler.peak_of_all, kernel_disk=_disk_bytes(workers),
-            threads=threads, updated_before_last_push_ratio=None,
+            threads=threads,
         )  # fmt: skip
         return Run(job=job, document=arm_document(done, 1), directory=run.path)
 

@@ -25,8 +25,9 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -244,14 +245,6 @@ def _ended(each: Running, progress: Progress) -> Result:
     return result
 
 
-def taking_turns(queues: Sequence[Sequence[Share]]) -> Iterator[Share]:
-    """One share of each campaign after the other, so that each gets on."""
-    for at in range(max(map(len, queues), default=0)):
-        for queue in queues:
-            if at < len(queue):
-                yield queue[at]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Go on with the campaigns; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", allow_abbrev=False)
@@ -281,7 +274,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"program {digests[PROGRAM]}, model {digests[MODEL]}, progress in {asked.directory}",
         flush=True,
     )
-    results = run(list(taking_turns(queues)), progress, asked.directory, asked.jobs)
+    # One of each campaign after the other, so that each gets on.
+    shares = [share for turn in zip_longest(*queues) for share in turn if share is not None]
+    results = run(shares, progress, asked.directory, asked.jobs)
     for campaign, queue in zip(chosen, queues, strict=True):
         print(f"{campaign.name}: {total(results[share] for share in queue)}")
     print(total(results.values()))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
-from luwu.launch.processes.children import is_alive
+from luwu.launch.processes.children import command_of, is_alive
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 """Compute threads that wait leave the cores to the other test process; torch reads it once."""
@@ -89,7 +89,7 @@ def no_process_is_left() -> Iterator[None]:
     end_ns = SYSTEM_CLOCK.now_ns() + int(ENDING_S * 1e9)
     while (left := _children() - before) and SYSTEM_CLOCK.now_ns() < end_ns:
         sleep(0.02)
-    told = [f"{pid} ({_command(pid)})" for pid in sorted(left)]
+    told = [f"{pid} ({command_of(pid)})" for pid in sorted(left)]
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -105,11 +105,3 @@ def _children() -> set[int]:
         except OSError:
             continue  # the thread has ended
     return {pid for pid in found if is_alive(pid)}
-
-
-def _command(pid: int) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return "gone"
-    return b" ".join(words).decode(errors="replace").strip()[:200]

@@ -174,9 +174,6 @@ class FlippingStore(TieredPageStore):
         super().read_rows(first, version, into)
         self._flip(first, version, into.records()[0])
 
-    def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
-        super().read_field(page, version, field_name, into)
-
     def _flip(self, page: int, version: int, record: memoryview) -> None:
         if threading.current_thread().name != "luwu-update":
             return

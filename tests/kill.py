@@ -36,7 +36,7 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -132,6 +132,7 @@ def start(
     directory: Path, name: str, *, steps: int, restarts: int, outside: Outside,
     transport: str = "auto", tree: Path | None = None, more_flags: Sequence[str] = (),
     workers: int = WORKERS, compute_ms: float = COMPUTE_MS, script: Sequence[str] = (),
+    environ: Mapping[str, str] = {},
 ) -> Cluster:  # fmt: skip
     """A run of `tests/light_job.py` that takes its time, or of another script."""
     light = ("-m", "tests.light_job", "--steps", str(steps), "--compute-ms", str(compute_ms))
@@ -142,7 +143,7 @@ def start(
     ]  # fmt: skip
     if tree is not None:
         flags += ["--tree", str(tree)]
-    environ = {**outside.environ, **ON_THE_CPU}
+    environ = {**outside.environ, **ON_THE_CPU, **environ}
     return Cluster.run(directory, *(script or light), flags=flags, name=name, environ=environ)
 
 
@@ -166,6 +167,12 @@ def check_clean(cluster: Cluster, outside: Outside) -> None:
         raise TakenBadly(f"left behind: {', '.join(left)}")
 
 
+def check_digest(found: str, plain: str) -> None:
+    """I3. Raises TakenBadly."""
+    if found != plain:
+        raise TakenBadly(f"digest {found[:12]}, but {plain[:12]} of plain torch")
+
+
 def finish(cluster: Cluster, outside: Outside) -> str:
     """Let a run end well; its digest. Raises TakenBadly."""
     code = cluster.wait()
@@ -177,11 +184,9 @@ def finish(cluster: Cluster, outside: Outside) -> str:
     return digest
 
 
-def kill_role(
-    directory: Path, role: str, kills: Kills, *, seed: int, transport: str = "auto"
-) -> str:
+def kill_role(directory: Path, kills: Kills, asked: argparse.Namespace) -> str:
     """Kill a role in one run, time after time; its verdict. Raises TakenBadly."""
-    count = kills.count
+    role, count = asked.role, kills.count
     steps = (count + 1) * STEPS_BETWEEN
     tree = None
     are_workers = role == "worker"
@@ -192,11 +197,11 @@ def kill_role(
     plain = light_digest(steps, WORKERS if tree is None else TREE_WORKERS)
     outside = Outside(directory / "killed.tmp")
     with start(
-        directory, "killed", steps=steps, restarts=count, outside=outside, transport=transport,
-        tree=tree, more_flags=flags,
+        directory, "killed", steps=steps, restarts=count, outside=outside,
+        transport=asked.transport, tree=tree, more_flags=flags,
     ) as cluster:  # fmt: skip
         cluster.wait_for(role)
-        for number, moment in enumerate(draw_moments(seed, count), start=1):
+        for number, moment in enumerate(draw_moments(asked.seed, count), start=1):
             rank = number % WORKERS if are_workers else 0
             if moment.step is not None:
                 wait_for_step(cluster, moment.step)
@@ -207,8 +212,7 @@ def kill_role(
             waited_ms = (SYSTEM_CLOCK.now_ns() - killed_ns) / 1e6
             kills.say(f"{role}, pid {pid}, {moment}; pid {new} follows {waited_ms:.0f} ms later")
         killed = finish(cluster, outside)
-    if plain != killed:
-        raise TakenBadly(f"digest {killed[:12]}, but {plain[:12]} of plain torch")
+    check_digest(killed, plain)
     return f"the run went on each time and ended with digest {killed[:12]}, as plain torch does"
 
 
@@ -235,17 +239,16 @@ def draw_loss(random: Random) -> Loss:
     return Loss(nodes, random.randrange(nodes), random.randrange(3), moment, random.uniform(0, 200))
 
 
-def lose_nodes(directory: Path, kills: Kills, *, seed: int) -> str:
+def lose_nodes(directory: Path, kills: Kills, asked: argparse.Namespace) -> str:
     """Lose a node with its directory in each of some runs; the verdict. Raises TakenBadly."""
-    random, pauses_s, filled_count = Random(seed), [], 0
+    random, pauses_s, filled_count = Random(asked.seed), [], 0
     steps = 5 * STEPS_BETWEEN
     plain = light_digest(steps, WORKERS)
     for run in range(kills.count):
         loss, state = draw_loss(random), directory / f"{run}.state"
         found, pause_s = _lose(directory, str(run), loss, steps)
         pauses_s.append(pause_s)
-        if found != plain:
-            raise TakenBadly(f"digest {found[:12]}, but {plain[:12]} of plain torch")
+        check_digest(found, plain)
         left_out = left_out_nodes(state)
         filled_count += not left_out
         if left_out and refill(state).nodes != (loss.number,):
@@ -298,20 +301,20 @@ def _pause_s(events: Path, killed_ns: int) -> float:
     return (after_ns - max(at_ns for at_ns in steps_ns if at_ns <= killed_ns)) / 1e9
 
 
-def kill_last(directory: Path, kills: Kills, *, seed: int, transport: str = "auto") -> str:
+def kill_last(directory: Path, kills: Kills, asked: argparse.Namespace) -> str:
     """Kill a process in each of some runs as it ends; the verdict. Raises TakenBadly."""
-    random, steps, longest_s, late_count = Random(seed), 4, 0.0, 0
+    random, steps, longest_s, late_count = Random(asked.seed), 4, 0.0, 0
     plain = light_digest(steps, WORKERS)
     for number in range(kills.count):
-        role, more = LAST[(seed + number) % len(LAST)]
+        role, more = LAST[(asked.seed + number) % len(LAST)]
         is_worker = role == "worker"  # its last 200 ms begin earlier
         rank = random.randrange(WORKERS) if is_worker else 0
         delay_ms = random.uniform(0, LAST_MS / 2 if is_worker else LAST_MS)
         outside = Outside(directory / f"{number}.tmp")
         flags = (*more, "--memory-budget", "64MiB", "--on-worker-loss", "wait")
         with start(
-            directory, str(number), steps=steps, restarts=3, outside=outside, transport=transport,
-            more_flags=flags, compute_ms=20.0,
+            directory, str(number), steps=steps, restarts=3, outside=outside,
+            transport=asked.transport, more_flags=flags, compute_ms=20.0,
         ) as cluster:  # fmt: skip
             cluster.wait_for(role, rank)
             wait_for_step(cluster, steps - 1 - is_worker)
@@ -331,8 +334,7 @@ def kill_last(directory: Path, kills: Kills, *, seed: int, transport: str = "aut
             f"{role} {rank} ({who}), {delay_ms:.0f} ms after step {steps - 1 - is_worker}, "
             f"{' '.join(more)}; the run ended {waited_s:.1f} s later"
         )
-        if found != plain:
-            raise TakenBadly(f"digest {found[:12]}, but {plain[:12]} of plain torch")
+        check_digest(found, plain)
         if waited_s > LAST_S_MAX:
             raise TakenBadly(f"{role} {rank}: the run took {waited_s:.1f} s to end")
     return (
@@ -341,9 +343,9 @@ def kill_last(directory: Path, kills: Kills, *, seed: int, transport: str = "aut
     )
 
 
-def kill_workers(directory: Path, kills: Kills, *, seed: int) -> str:
+def kill_workers(directory: Path, kills: Kills, asked: argparse.Namespace) -> str:
     """Kill a worker in each of some runs; the verdict. Raises TakenBadly."""
-    random = Random(seed)
+    random = Random(asked.seed)
     for number in range(kills.count):
         outside = Outside(directory / f"{number}.tmp")
         rank, moment = random.randrange(WORKERS), draw_moments(random.randrange(2**32), 1)[0]
@@ -369,6 +371,10 @@ def kill_workers(directory: Path, kills: Kills, *, seed: int) -> str:
     return "each run ended in time, named the worker and the signal, and left nothing"
 
 
+WAYS = {"worker-stop": kill_workers, "lost-node": lose_nodes, "last": kill_last}
+"""Of other roles it is `kill_role`."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Kill as asked; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.kill", allow_abbrev=False)
@@ -380,16 +386,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kills, violations = Kills(asked.count), 0
     with tempfile.TemporaryDirectory(prefix="luwu-kill-") as name:
         try:
-            if asked.role == "worker-stop":
-                said = kill_workers(Path(name), kills, seed=asked.seed)
-            elif asked.role == "lost-node":
-                said = lose_nodes(Path(name), kills, seed=asked.seed)
-            elif asked.role == "last":
-                said = kill_last(Path(name), kills, seed=asked.seed, transport=asked.transport)
-            else:
-                said = kill_role(
-                    Path(name), asked.role, kills, seed=asked.seed, transport=asked.transport
-                )
+            said = WAYS.get(asked.role, kill_role)(Path(name), kills, asked)
             print(f"{asked.role} killed {kills.done} times; {said}")
         except (TakenBadly, LuwuError) as error:
             violations = 1

@@ -40,8 +40,9 @@ from luwu.base.errors import LuwuError
 from luwu.base.quantities import parse_ns
 from luwu.base.seeds import derive
 from luwu.testing.cluster import Cluster
+from tests import kill
 from tests.kill import TREE, TREE_WORKERS, check_clean
-from tests.processes.jobs import ON_THE_CPU, SMALL, Outside, light_digest, plain_digest, text_file
+from tests.processes.jobs import SMALL, Outside, light_digest, plain_digest, text_file
 from tests.soak_faults import draw, strike
 from tests.soak_samples import Lifetime, Sampler, said_by_processes, slope_of
 
@@ -79,28 +80,22 @@ class Shape:
         return cls(random.choice(("auto", "tcp", "ipc")), workers, has_tree, is_light)
 
 
-def start(
-    directory: Path, name: str, shape: Shape, *, steps: int, compute_ms: float, outside: Outside
-) -> Cluster:
-    """A run of the built-in job."""
-    light = ["-m", "tests.light_job", "--steps", str(steps), "--compute-ms", str(compute_ms)]
-    script = light if shape.is_light else [
+def start(directory: Path, name: str, shape: Shape, *, steps: int, outside: Outside) -> Cluster:
+    """A run of the built-in job, or of the light one."""
+    script = (
         "-m", "tests.soak_worker", "--arm", "luwu", "--steps", str(steps), "--log-every", "100",
-        "--compute-ms", str(compute_ms), "--data", str(text_file(directory)), *SMALL,
-    ]  # fmt: skip
-    flags = [
-        "--workers", str(shape.workers), "--transport", shape.transport, "--durability", "process",
-        "--restarts", str(RESTARTS), "--worker-restarts", str(RESTARTS),
-        "--state", str(directory / f"{name}.state"),
-    ]  # fmt: skip
-    if shape.has_tree:
-        tree = directory / "tree.toml"
-        tree.write_text(TREE)
-        flags += ["--tree", str(tree)]
+        "--compute-ms", str(COMPUTE_MS), "--data", str(text_file(directory)), *SMALL,
+    )  # fmt: skip
+    tree = directory / "tree.toml"
+    tree.write_text(TREE)
     said = directory / f"{name}.memory"
     said.mkdir()
-    environ = {**outside.environ, **ON_THE_CPU, **said_by_processes(said)}
-    return Cluster.run(directory, *script, flags=flags, name=name, environ=environ)
+    return kill.start(
+        directory, name, steps=steps, restarts=RESTARTS, outside=outside, workers=shape.workers,
+        transport=shape.transport, tree=tree if shape.has_tree else None, compute_ms=COMPUTE_MS,
+        script=() if shape.is_light else script, environ=said_by_processes(said),
+        more_flags=("--worker-restarts", str(RESTARTS)),
+    )  # fmt: skip
 
 
 @dataclass
@@ -119,9 +114,7 @@ class Soak:
         steps = steps or self._steps_in(directory, shape, minutes)
         print(f"run     {shape}, {steps} steps, a fault every {every_ns / 1e9:g} s", flush=True)
         outside = Outside(directory / "soak.tmp")
-        with start(
-            directory, "soak", shape, steps=steps, compute_ms=COMPUTE_MS, outside=outside
-        ) as cluster:
+        with start(directory, "soak", shape, steps=steps, outside=outside) as cluster:
             cluster.wait_for_steps(1, limit_s=120)
             sampler = Sampler(cluster, directory / "soak.memory")
             victims = [(each.role, each.rank) for each in cluster.processes()]
@@ -147,9 +140,7 @@ class Soak:
     def _steps_in(self, directory: Path, shape: Shape, minutes: float) -> int:
         """How many steps a run makes in so many minutes: a short one tells."""
         outside = Outside(directory / "short.tmp")
-        with start(
-            directory, "short", shape, steps=LEARNING_STEPS, compute_ms=COMPUTE_MS, outside=outside
-        ) as cluster:
+        with start(directory, "short", shape, steps=LEARNING_STEPS, outside=outside) as cluster:
             cluster.wait_for_steps(10, limit_s=120)
             start_ns = SYSTEM_CLOCK.now_ns()
             cluster.wait_for_steps(LEARNING_STEPS, limit_s=120)

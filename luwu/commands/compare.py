@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import sys
@@ -20,15 +19,9 @@ from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import write_json
 from luwu.base.quantities import format_bytes
 from luwu.commands import form
-from luwu.commands.outcome import keep_report, write_outcome, write_resolved
+from luwu.commands.outcome import keep_failure, keep_report, write_outcome, write_resolved
 from luwu.commands.trace import check_trace, write_trace
-from luwu.compare.arm import (
-    IN_RAM,
-    LUWU_ARMS,
-    config_of_arm,
-    run_arm,
-    script_arguments,
-)
+from luwu.compare.arm import IN_RAM, LUWU_ARMS, config_of_arm, run_arm, script_arguments
 from luwu.compare.comparison import comparison
 from luwu.launch.network import links_of
 from luwu.launch.processes.console import LAUNCHER, Console
@@ -55,15 +48,12 @@ DEMO_LOSS_STEPS: Final = 20
 DEMO_TIME_TEXT: Final = "one to three minutes on two processors"
 
 
-@click.command(
+@form.command(
     "compare",
-    cls=form.Command,
+    "luwu compare --arms luwu,fsdp --layers 6 --width 256 --steps 60",
+    "luwu compare --preset demo",
     keys=form.keys_of("compare"),
     presets=PRESETS,
-    examples=(
-        "luwu compare --arms luwu,fsdp --layers 6 --width 256 --steps 60",
-        "luwu compare --preset demo",
-    ),
 )
 @click.option(
     "--preset",
@@ -99,8 +89,7 @@ def run(resolved: Resolved, preset: str | None, is_opened: bool, verbose: bool) 
                 for name, each in configs.items()
             ]
         except LuwuError as error:
-            write_outcome(run_directory, error.exit_code, str(error), error.code)
-            keep_report(run_directory)
+            keep_failure(run_directory, error)
             raise
     document = comparison(config, arms)
     code = _finish(run_directory, document, config, console, is_demo=is_demo)
@@ -189,24 +178,17 @@ def _check_network(resolved: Resolved) -> None:
 
 
 def _finish(
-    run_directory: RunDirectory,
-    document: dict[str, Any],
-    config: RunConfig,
-    console: Console,
-    *,
-    is_demo: bool,
-) -> int:
+    run_directory: RunDirectory, document: dict[str, Any], config: RunConfig, console: Console,
+    *, is_demo: bool,
+) -> int:  # fmt: skip
     write_json(run_directory.file("result.json"), document)
-    text = json.dumps(document, indent=1)
     if config.json == "-":
-        print(text)
-    elif config.json is not None:
-        write_json(Path(config.json).absolute(), document)
-    table = table_text(document)
-    if config.json == "-":
-        console.say(table)
+        form.print_json(document)
+        console.say(table_text(document))
     else:
-        print(table)
+        print(table_text(document))
+        if config.json is not None:
+            write_json(Path(config.json).absolute(), document)
     code = 0
     if is_demo:
         _say_disk(document, console)

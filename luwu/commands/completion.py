@@ -16,13 +16,10 @@ from luwu.commands.table import COMPLETION
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command(
+@form.command(
     "completion",
-    cls=form.Command,
-    examples=(
-        'eval "$(luwu completion bash)"    # or in ~/.bashrc',
-        "luwu completion fish > ~/.config/fish/completions/luwu.fish",
-    ),
+    'eval "$(luwu completion bash)"    # or in ~/.bashrc',
+    "luwu completion fish > ~/.config/fish/completions/luwu.fish",
 )
 @click.argument("shell", type=form.Value("|".join(SHELLS), one_of(*SHELLS)))
 def run(shell: str) -> int:

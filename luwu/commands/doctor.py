@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -44,7 +43,7 @@ class Finding:
     """The next thing to do; empty where all is well."""
 
 
-@click.command("doctor", cls=form.Command, examples=("luwu doctor", "luwu doctor --disk /mnt/nvme"))
+@form.command("doctor", "luwu doctor", "luwu doctor --disk /mnt/nvme")
 @click.option(
     "--disk",
     type=form.Value("DIR", path),
@@ -60,7 +59,7 @@ def run(disk: Path, as_json: bool) -> int:
     findings = list(examine(disk))
     wanting = [each for each in findings if each.advice]
     if as_json:
-        print(json.dumps({"schema": 1, "findings": [asdict(each) for each in findings]}, indent=1))
+        form.print_json({"schema": 1, "findings": [asdict(each) for each in findings]})
         return 2 if wanting else 0
     print("```")
     for each in findings:
@@ -76,9 +75,10 @@ def run(disk: Path, as_json: bool) -> int:
 
 def examine(disk: Path) -> Iterator[Finding]:
     """All findings, one after the other; a check that fails is a finding too."""
+    system = f"{platform.system()} {platform.release()}"
     checks: list[tuple[str, Callable[[], Finding]]] = [
         ("luwu", lambda: Finding("luwu", version())),
-        ("python", _python),
+        ("python", lambda: Finding("python", f"{platform.python_version()} on {system}")),
         *((name, lambda name=name: _package(name)) for name in PACKAGES),
         ("device", _device),
         ("cpu", _cpu),
@@ -94,11 +94,6 @@ def examine(disk: Path) -> Iterator[Finding]:
             yield check()
         except (LuwuError, OSError, ImportError) as exc:
             yield Finding(name, f"{type(exc).__name__}: {exc}", "see the message above")
-
-
-def _python() -> Finding:
-    where = f"{platform.system()} {platform.release()}"
-    return Finding("python", f"{platform.python_version()} on {where}")
 
 
 def _package(name: str) -> Finding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,14 +24,11 @@ OF_SCRIPTS: Final = ("json",)
 """Keys of `luwu compare` alone that count for a script too."""
 
 
-@click.command(
+@form.command(
     "estimate",
-    cls=form.Command,
+    "luwu estimate --workers 2 --memory-budget 1GiB train.py --epochs 3",
+    "luwu estimate --layers 12 --width 768 --workers 2 --memory-budget 1GiB",
     keys=form.keys_of("compare"),
-    examples=(
-        "luwu estimate --workers 2 --memory-budget 1GiB train.py --epochs 3",
-        "luwu estimate --layers 12 --width 768 --workers 2 --memory-budget 1GiB",
-    ),
 )
 @click.argument(form.SCRIPT, nargs=-1, type=form.Value("FILE|-m MODULE "))
 def run(resolved: Resolved, script: tuple[str, ...]) -> int:
@@ -70,7 +66,7 @@ def run(resolved: Resolved, script: tuple[str, ...]) -> int:
         "memory_budget_bytes": sizes.memory_budget_bytes,
     }
     if config.json == "-":
-        print(json.dumps(document, indent=1))
+        form.print_json(document)
         return 0
     if config.json is not None:
         write_json(Path(config.json).absolute(), document)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -29,13 +28,10 @@ OUT: Final = click.argument("out", type=form.Value("OUT", path))
 SIZE: Final = form.Value("SIZE", lambda text, name: parse_bytes(text, name=name))
 
 
-@click.command(
+@form.command(
     "export",
-    cls=form.Command,
-    examples=(
-        "luwu export luwu-state gpt-export",
-        "luwu export luwu-runs/latest gpt-weights --no-optimizer --dtype bfloat16",
-    ),
+    "luwu export luwu-state gpt-export",
+    "luwu export luwu-runs/latest gpt-weights --no-optimizer --dtype bfloat16",
 )
 @STATE
 @OUT
@@ -67,15 +63,15 @@ def run(
     """
     from luwu.checkpoint.export_state import ExportOptions, export_state
 
-    defaults = ExportOptions()
+    given: dict[str, Any] = {
+        "dtype": dtype,
+        "shard_bytes": shard_size,
+        "memory_budget_bytes": memory_budget,
+    }
     options = ExportOptions(
-        dtype=dtype or defaults.dtype,
-        shard_bytes=defaults.shard_bytes if shard_size is None else shard_size,
-        memory_budget_bytes=defaults.memory_budget_bytes
-        if memory_budget is None
-        else memory_budget,
         has_optimizer=not no_optimizer,
         average=average,
+        **{name: value for name, value in given.items() if value is not None},
     )
     try:
         opened = _source(where)
@@ -94,7 +90,7 @@ def run(
             "seconds": found.seconds,
             "files": found.files,
         }
-        print(json.dumps(document, indent=1))
+        form.print_json(document)
         return 0
     rate = format_bytes(found.nbytes / max(found.seconds, 1e-9))
     print(
@@ -106,13 +102,19 @@ def run(
     return 0
 
 
+def is_running(where: str) -> bool:
+    """True if a user named a job that is running."""
+    path = Path(where)
+    return "://" in where or path.is_file() or (path / CONNECT_NAME).exists()
+
+
 def _source(where: str) -> RestingState | RunningState:
     """The state that a user named. Raises ConfigError and others."""
     from luwu.checkpoint.source import RestingState, RunningState
     from luwu.join.connection import join
 
     path = Path(where)
-    if "://" in where or path.is_file() or (path / CONNECT_NAME).exists():
+    if is_running(where):
         return RunningState.of(join(where, timeout_s=CONNECT_S), where)
     if not (path / "CONFIG").exists() and (path / "logs").is_dir():
         raise ConfigError(

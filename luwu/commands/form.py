@@ -1,7 +1,7 @@
 """The form of a command: click's, with flags that are keys of the configuration.
 
-A command is a function below `@click.command(NAME, cls=Command, ...)`; its docstring is its help.
-With `keys`, these are flags of it too, and it is given the configuration as `resolved`.
+A command is a function below `@command(NAME, EXAMPLE, ...)`; its docstring is its help. With
+`keys`, these are flags of it too, and it is given the configuration as `resolved`.
 
 `--memory-budget 2GiB`, `--memory-budget=2GiB` and `--memory_budget 2GiB` are the same; so are
 `--x`, `--x true` and `--x=true`, and so are `--no-x` and `--x false`. Names are never abbreviated,
@@ -10,8 +10,9 @@ but for -h (--help) and -v (--verbose). Everything after the script of `luwu run
 
 from __future__ import annotations
 
+import json
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import click
@@ -269,6 +270,19 @@ class Command(Form):
                 flags=texts, file=ctx.params.pop("config"),
                 preset=self._presets.get(preset), preset_name=preset,
             )  # fmt: skip
+
+
+def command(
+    name: str, *examples: str, of: click.Group | None = None, **settings: Any
+) -> Callable[[Callable[..., int]], click.Command]:  # fmt: skip
+    """Make a command of a function, `of` a group or of `luwu` itself; `settings`: of `Command`."""
+    make = click.command if of is None else of.command
+    return make(name, cls=Command, examples=examples, **settings)
+
+
+def print_json(document: object) -> None:
+    """Print what --json is for."""
+    print(json.dumps(document, indent=1))
 
 
 class Commands(Form, click.Group):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -14,13 +13,10 @@ from luwu.commands.export import SIZE
 from luwu.launch.processes.stopping import stop_requests
 
 
-@click.command(
+@form.command(
     "import",
-    cls=form.Command,
-    examples=(
-        "luwu import gpt-export --state gpt-state",
-        "luwu import hub-model --state tuned-state --like luwu-state",
-    ),
+    "luwu import gpt-export --state gpt-state",
+    "luwu import hub-model --state tuned-state --like luwu-state",
 )
 @click.argument("source", type=form.Value("SRC_DIR", path))
 @click.option(
@@ -54,7 +50,7 @@ def run(
             "bytes": found.nbytes,
             "seconds": found.seconds,
         }
-        print(json.dumps(document, indent=1))
+        form.print_json(document)
         return 0
     rate = format_bytes(found.nbytes / max(found.seconds, 1e-9))
     print(

@@ -11,7 +11,6 @@ machine goes the one file that its process needs, DIR/NAME.secret, in a director
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Final
@@ -55,12 +54,7 @@ def _directory(resolved: Resolved) -> Path:
     return resolved.config.keys or DEFAULT_DIRECTORY
 
 
-@run.command(
-    "init",
-    cls=form.Command,
-    keys=OF_KEYS,
-    examples=("luwu keys init --keys luwu-keys --workers 4",),
-)
+@form.command("init", "luwu keys init --keys luwu-keys --workers 4", keys=OF_KEYS, of=run)
 @click.option(
     "--workers",
     type=form.Value("N", whole(1, WORLD_SIZE_MAX)),
@@ -97,12 +91,7 @@ def init(resolved: Resolved, workers: int, optimizer_nodes: int) -> int:
     return 0
 
 
-@run.command(
-    "add",
-    cls=form.Command,
-    keys=OF_KEYS,
-    examples=("luwu keys add evaluator --role reader --keys luwu-keys",),
-)
+@form.command("add", "luwu keys add evaluator --role reader --keys luwu-keys", keys=OF_KEYS, of=run)
 @NAME
 @click.option(
     "--role",
@@ -128,12 +117,7 @@ def add(resolved: Resolved, name: str, role: str) -> int:
     return 0
 
 
-@run.command(
-    "revoke",
-    cls=form.Command,
-    keys=OF_KEYS,
-    examples=("luwu keys revoke worker-3 --keys luwu-keys",),
-)
+@form.command("revoke", "luwu keys revoke worker-3 --keys luwu-keys", keys=OF_KEYS, of=run)
 @NAME
 def revoke(resolved: Resolved, name: str) -> int:
     """Revoke a key; running jobs that use DIR close its connections within a second."""
@@ -153,7 +137,7 @@ def revoke(resolved: Resolved, name: str) -> int:
     return 0
 
 
-@run.command("list", cls=form.Command, keys=OF_KEYS, examples=("luwu keys list --keys luwu-keys",))
+@form.command("list", "luwu keys list --keys luwu-keys", keys=OF_KEYS, of=run)
 @form.JSON
 def list_keys(resolved: Resolved, as_json: bool) -> int:
     """List the keys that are accepted, their roles, and whether their secrets are here."""
@@ -168,7 +152,7 @@ def list_keys(resolved: Resolved, as_json: bool) -> int:
         for key, identity in read_allowed(directory).items()
     ]
     if as_json:
-        print(json.dumps({"schema": 1, "directory": str(directory), "keys": rows}, indent=1))
+        form.print_json({"schema": 1, "directory": str(directory), "keys": rows})
         return 0
     for row in rows:
         here = "secret here" if row["secret_is_here"] else "secret elsewhere"

@@ -8,7 +8,7 @@ from typing import Final
 
 from luwu.base.clock import utc_text
 from luwu.base.config import Resolved
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.expendable import print_if_possible
 from luwu.base.json_file import write_json
 from luwu.launch.processes.run_directory import RunDirectory
@@ -32,6 +32,12 @@ def write_outcome(
     run_directory.keep(run_directory.file("outcome.json"), {
         "schema": 1, "exit_code": exit_code, "code": code, "reason": reason, "ended": utc_text()
     })  # fmt: skip
+
+
+def keep_failure(run_directory: RunDirectory, error: LuwuError) -> None:
+    """Write how a run failed, and its report."""
+    write_outcome(run_directory, error.exit_code, str(error), error.code)
+    keep_report(run_directory)
 
 
 def keep_report(run_directory: RunDirectory) -> Path | None:

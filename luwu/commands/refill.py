@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,11 +19,7 @@ def _numbers(text: str, name: str) -> list[int]:
     return [number(each, name) for each in text.split(",") if text]
 
 
-@click.command(
-    "refill",
-    cls=form.Command,
-    examples=("luwu refill luwu-state --without 1", "luwu refill luwu-state --replicas 2"),
-)
+@form.command("refill", "luwu refill luwu-state --without 1", "luwu refill luwu-state --replicas 2")
 @click.argument("state", type=form.Value("STATE_DIR", path))
 @click.option(
     "--replicas",
@@ -55,7 +50,7 @@ def run(state: Path, replicas: int | None, without: Sequence[int], as_json: bool
             "replicas": found.replicas, "nodes": list(found.nodes),
             "given_up": list(found.given_up), "bytes": found.nbytes, "seconds": found.seconds,
         }  # fmt: skip
-        print(json.dumps(document, indent=1))
+        form.print_json(document)
         return 0
     numbers = ", ".join(map(str, found.nodes))
     print(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,11 +24,7 @@ from luwu.report.verdict import verdict
 PAIR_FILE: Final = "report-{}.html"
 
 
-@click.command(
-    "report",
-    cls=form.Command,
-    examples=("luwu report --open", "luwu report luwu-runs/A luwu-runs/B"),
-)
+@form.command("report", "luwu report --open", "luwu report luwu-runs/A luwu-runs/B")
 @click.argument("run_dir", type=form.Value("RUN", path), required=False)
 @click.argument("other", type=form.Value("RUN", path), required=False)
 @click.option("--open", "is_opened", is_flag=True, help="open the report in a browser")
@@ -60,7 +55,7 @@ def _report(runs: Sequence[RunDirectory], *, is_opened: bool, as_json: bool) -> 
         elif documents[0]["measured"]:
             text += "\n" + "\n".join(steps_lines(documents[0]["measured"]))
     if as_json:
-        print(json.dumps(documents[0] if len(runs) == 1 else documents, indent=1))
+        form.print_json(documents[0] if len(runs) == 1 else documents)
     else:
         print(text)
         print(f"report  {path}")

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +20,7 @@ from luwu.base.json_file import read_json
 from luwu.base.own import found_first, needs, own_module
 from luwu.base.tree import parse_ranks
 from luwu.commands import form
-from luwu.commands.outcome import keep_report, write_outcome, write_resolved
+from luwu.commands.outcome import keep_failure, keep_report, write_outcome, write_resolved
 from luwu.commands.trace import check_trace, write_trace
 from luwu.join.connection import Connection, file_of, join
 from luwu.launch.agent import Share
@@ -62,14 +62,11 @@ RECORD_CHUNKS: Final = 3
 """A page holds a chunk's weights and its two moments."""
 
 
-@click.command(
+@form.command(
     "run",
-    cls=form.Command,
+    "luwu run --workers 4 --memory-budget 2GiB --resume train.py --epochs 3",
+    "luwu run --join 'tcp://10.0.0.5:7002?job=...' --ranks 4-7 train.py",
     keys=form.keys_of("run"),
-    examples=(
-        "luwu run --workers 4 --memory-budget 2GiB --resume train.py --epochs 3",
-        "luwu run --join 'tcp://10.0.0.5:7002?job=...' --ranks 4-7 train.py",
-    ),
 )
 @form.VERBOSE
 @click.argument(form.SCRIPT, nargs=-1, required=True, type=form.Value("FILE|-m MODULE "))
@@ -115,7 +112,7 @@ def _run_here(
     run_directory: RunDirectory, resolved: Resolved, script: list[str], console: Console
 ) -> _Served | None:  # fmt: skip
     """Start the processes, or the workers alone, and wait until they have ended."""
-    from luwu.estimate.started import StartedJob, job_environ
+    from luwu.estimate.script import StartedJob, job_environ
 
     config = resolved.config
     served, meeting, when = None, None, None
@@ -205,31 +202,21 @@ def _run_by_ray(
 def _failure_written(
     run_directory: RunDirectory, resolved: Resolved, script: list[str]
 ) -> Iterator[None]:
-    """Write the outcome of a run that fails early, and let no worker join it afterwards."""
+    """Write the outcome of a run that fails, with the command that continues one that was stopped,
+    and let no worker join it afterwards."""
     try:
         yield
     except LuwuError as cause:
-        error = _written(cause, run_directory, resolved, script)
+        error = cause
+        if isinstance(cause, Interrupted) and resolved.config.join is None:
+            state = state_directory(resolved.config, STATE_DIRECTORY)
+            error = Interrupted(stopped(run_directory, state, resolved.given, script))
+        keep_failure(run_directory, error)
         if error is cause:
             raise
         raise error from cause
     finally:
         run_directory.connect_file.unlink(missing_ok=True)
-
-
-def _written(
-    cause: LuwuError, run_directory: RunDirectory, resolved: Resolved, script: list[str]
-) -> LuwuError:  # fmt: skip
-    """Write the reason of the end as outcome; for a stopped run with the command that continues
-    it.
-    """
-    error = cause
-    if isinstance(cause, Interrupted) and resolved.config.join is None:
-        state = state_directory(resolved.config, STATE_DIRECTORY)
-        error = Interrupted(stopped(run_directory, state, resolved.given, script))
-    write_outcome(run_directory, error.exit_code, str(error), error.code)
-    keep_report(run_directory)
-    return error
 
 
 def _say_joined(
@@ -245,7 +232,7 @@ def _say_joined(
 def _measured_disk(
     served: _Served | None, run_directory: RunDirectory, console: Console
 ) -> DiskRates | None:
-    """Measure the disk, and keep what was measured; None without a state on one.
+    """Measure the disk; None without a state on one.
 
     It is done when the training has ended, so that it delays no step.
     """
@@ -261,8 +248,6 @@ def _measured_disk(
         state_bytes=node["disk_space_bytes"],
     )
     if disk is not None:
-        document = {"schema": 2, "label": "measured", "disk": asdict(disk)}
-        run_directory.keep(run_directory.file("disk.json"), document)
         console.detail(disk.text)
     return disk
 

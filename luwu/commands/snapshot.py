@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from luwu.base.errors import ConfigError
 from luwu.commands import form
-from luwu.commands.export import CONNECT_NAME, CONNECT_S, OUT, STATE, advise
+from luwu.commands.export import CONNECT_NAME, CONNECT_S, OUT, STATE, advise, is_running
 from luwu.launch.processes.stopping import stop_requests
 
 if TYPE_CHECKING:
     from luwu.checkpoint.snapshot import Snapshot
 
 
-@click.command(
-    "snapshot", cls=form.Command, examples=("luwu snapshot luwu-runs/latest before-tuning",)
-)
+@form.command("snapshot", "luwu snapshot luwu-runs/latest before-tuning")
 @STATE
 @OUT
 @form.JSON
@@ -31,12 +26,11 @@ def run(where: str, out: Path, as_json: bool) -> int:
     To copy the state of a running job, give its run directory, its connect.json or the URL that
     luwu up printed; training continues.
     """
-    path = Path(where)
     with stop_requests() as should_stop:
-        if "://" in where or path.is_file() or (path / CONNECT_NAME).exists():
+        if is_running(where):
             found = _of_running(where, out, should_stop)
         else:
-            found = _at_rest(path, out, should_stop)
+            found = _at_rest(Path(where), out, should_stop)
     if as_json:
         document = {
             "schema": 2,
@@ -45,7 +39,7 @@ def run(where: str, out: Path, as_json: bool) -> int:
             "nodes": found.optimizer_nodes,
             "seconds": found.seconds,
         }
-        print(json.dumps(document, indent=1))
+        form.print_json(document)
         return 0
     print(f"{found.path}: step {found.version}, {found.seconds:.1f} s")
     print(f"go on with luwu run --state {found.path} --resume ...")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -38,9 +39,7 @@ def _host_and_port(text: str, name: str) -> tuple[str, int]:
     return host, PORT(port, name)
 
 
-@click.command(
-    "status", cls=form.Command, examples=("luwu status --watch", "luwu status --serve 8080")
-)
+@form.command("status", "luwu status --watch", "luwu status --serve 8080")
 @click.argument("run_dir", type=form.Value("RUN", path), required=False)
 @click.option("--all", "has_all", is_flag=True, help="show all counters too")
 @click.option("--watch", is_flag=True, help="repeat every second until the run ends, or Ctrl-C")
@@ -147,14 +146,9 @@ def _head(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"last      {'  '.join(last)}"
 
 
-def _wrapped(words: str) -> Iterator[str]:
+def _wrapped(words: str) -> list[str]:
     """A row in as many lines as it takes."""
-    while len(words) > COLUMNS:
-        cut = words.rfind(" ", 12, COLUMNS)
-        cut = COLUMNS if cut < 0 else cut
-        yield words[:cut]
-        words = " " * 10 + words[cut:].lstrip()
-    yield words
+    return textwrap.wrap(words, COLUMNS, subsequent_indent=" " * 10, break_on_hyphens=False)
 
 
 def _processes(document: Mapping[str, Any]) -> Iterator[str]:
@@ -188,14 +182,13 @@ def _problems(document: Mapping[str, Any]) -> Iterator[str]:
     if document["waits_for"]:
         yield f"WAITING   {document['waits_for']}"
     repeats = sum(row["repeats"] for row in document["links"])
+    cores = [each.get("core", {}) for each in document["counters"].values()]
+    spilled = sum(core.get("spilled_count", 0) for core in cores)
     counts = [f"{steps['flags_count']} faults, restarts or repeated steps"]
     counts += [f"{repeats:,} requests repeated"] if repeats else []
-    spilled = sum(each.get("core", {}).get("spilled_count", 0)
-                  for each in document["counters"].values())  # fmt: skip
     counts += [f"{spilled:,} sums spilled to disk"] if spilled else []
-    yield (
-        f"problems  {', '.join(counts)}" if steps["flags_count"] or counts[1:] else "problems  none"
-    )
+    is_none = not steps["flags_count"] and len(counts) == 1
+    yield f"problems  {'none' if is_none else ', '.join(counts)}"
     for flag in steps["flags"][-3:]:
         yield f"          step {flag['step']}: {flag['text']}"
 

@@ -1,8 +1,7 @@
-"""`luwu trace`: a run's timeline, the picture of a step, or how busy its engines were."""
+"""`luwu trace`: a run's timeline, or how busy its engines were."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -22,11 +21,7 @@ TRACE_FILE: Final = "trace.json"
 FILE: Final = form.Value("FILE", parse_path)
 
 
-@click.command(
-    "trace",
-    cls=form.Command,
-    examples=("luwu trace --step 20:25 --out steps.json", "luwu trace --summary"),
-)
+@form.command("trace", "luwu trace --step 20:25 --out steps.json", "luwu trace --summary")
 @click.argument("run_dir", type=form.Value("RUN", parse_path), required=False)
 @click.option("--out", type=FILE, help="file to write (default: trace.json of the run)")
 @click.option(
@@ -40,11 +35,10 @@ FILE: Final = form.Value("FILE", parse_path)
     is_flag=True,
     help="instead, print how busy each engine was and how much compute overlapped",
 )
-@click.option("--svg", type=FILE, help="instead, draw one step, row by row")
 @click.option("--json", "as_json", is_flag=True, help="print the summary as JSON")
 def run(
     run_dir: Path | None, out: Path | None, step: Steps | None, has_all: bool, summary: bool,
-    svg: Path | None, as_json: bool,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Write a timeline of five steps from the middle of a run as a Chrome trace, for
     ui.perfetto.dev or chrome://tracing. The run may be active or have failed. RUN is the directory
@@ -57,11 +51,9 @@ def run(
         raise ConfigError("--json prints the summary alone: give --summary, and leave --out out")
     check_trace(out, "--out")
     with taking(found.path):
-        if svg is not None:
-            _draw(found, steps, svg)
         if summary:
             _print_summary(found, steps or ALL_STEPS, as_json=as_json)
-        if out is not None or not (summary or svg is not None):
+        if out is not None or not summary:
             write_trace(found, found.file(TRACE_FILE) if out is None else out, print, steps)
     return 0
 
@@ -90,31 +82,12 @@ def write_trace(
         say("        luwu trace --step A:B shows other steps, --all the whole run")
 
 
-def _draw(run_directory: RunDirectory, steps: Steps | None, path: Path) -> None:
-    """Write the picture of a step, by default a typical one of the last."""
-    from luwu.report.chart import as_file
-    from luwu.report.lanes_chart import lanes_chart
-    from luwu.report.page import write_page
-    from luwu.report.recent import RecentEvents, ended_steps, lanes_of_step, typical_step
-
-    check_trace(path, "--svg")
-    wanted = None if steps is None else steps.first or 0
-    events = RecentEvents(run_directory.path / "events", around=wanted)
-    events.read()
-    step = typical_step(events) if wanted is None else wanted
-    if step is None or step not in ended_steps(events):
-        raise ConfigError(f"--svg: no step {'' if step is None else step} has ended in this run")
-    lanes = lanes_of_step(events, step)
-    write_page(path, as_file(lanes_chart({lanes.system: lanes})))
-    print(f"svg     {path} (step {step}: {lanes.verdict})")
-
-
 def _print_summary(run_directory: RunDirectory, steps: Steps, *, as_json: bool) -> None:
     events = run_directory.path / "events"
     found = busy(events, steps)
     ratio = updated_before_last_push_ratio(events) if steps.is_all else None
     if as_json:
-        print(json.dumps(summary_document(found, ratio), indent=1))
+        form.print_json(summary_document(found, ratio))
         return
     print(summary_text(found))
     if ratio is not None:

@@ -14,7 +14,7 @@ from luwu.base.errors import ConfigError, Interrupted, LuwuError
 from luwu.base.limits import NODE_COUNT_MAX
 from luwu.base.parsers import one_of, whole
 from luwu.commands import form
-from luwu.commands.outcome import keep_report, write_outcome, write_resolved
+from luwu.commands.outcome import keep_failure, keep_report, write_outcome, write_resolved
 from luwu.commands.up_roles import Up
 from luwu.join.connection import file_of
 from luwu.launch.nodes import fold_nodes, node_role
@@ -23,28 +23,19 @@ from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
 from luwu.launch.progress import ProgressLine
 from luwu.launch.roles import check_keys
-from luwu.launch.serving import (
-    STATE_DIRECTORY,
-    state_directory,
-    tree_of,
-)
+from luwu.launch.serving import STATE_DIRECTORY, state_directory, tree_of
 from luwu.launch.supervisor import POLL_S, Supervisor
 from luwu.launch.worker_loss import check_worker_loss
 
 
-@click.command(
+@form.command(
     "up",
-    cls=form.Command,
+    "luwu up --workers 4 --state gpt-state",
+    "luwu up --role node --workers 4 --keys luwu-keys --bind tcp://10.0.0.5:7000",
     keys=form.keys_of("up"),
-    examples=(
-        "luwu up --workers 4 --state gpt-state",
-        "luwu up --role node --workers 4 --keys luwu-keys --bind tcp://10.0.0.5:7000",
-    ),
 )
 @click.option(
-    "--role",
-    type=form.Value("switch|node", one_of("switch", "node")),
-    help="start only this role",
+    "--role", type=form.Value("switch|node", one_of("switch", "node")), help="start only this role"
 )
 @click.option("--name", type=form.Value("NAME"), help="name of this switch in --tree")
 @click.option(
@@ -114,8 +105,7 @@ def _serve(
                     state = state_directory(resolved.config, STATE_DIRECTORY)
                     fold_nodes(run_directory, state, resolved.config.optimizer_nodes)
         except LuwuError as error:
-            write_outcome(run_directory, error.exit_code, str(error), error.code)
-            keep_report(run_directory)
+            keep_failure(run_directory, error)
             if not isinstance(error, Interrupted):
                 raise
             console.say("stopped")
@@ -148,13 +138,6 @@ def _remove(ours: Mapping[Path, tuple[int, int]]) -> None:
     for path, version in ours.items():
         if path.exists() and _version(path) == version:
             path.unlink(missing_ok=True)
-
-
-def _check_name(resolved: Resolved, name: str) -> None:
-    """Before anything starts: the tree has this switch, and says how many workers there are."""
-    if resolved.is_default("workers"):
-        raise ConfigError("workers: the tree of --tree is checked with it; give --workers N")
-    tree_of(resolved.config).named(name)
 
 
 def _check_number(config: RunConfig, role: str | None, number: int | None) -> None:
@@ -223,5 +206,7 @@ def _check(resolved: Resolved, role: str | None, name: str | None) -> None:
         raise ConfigError(
             f"bind: with --transport {config.transport} the sockets are in a directory of our own"
         )
+    if name is not None and resolved.is_default("workers"):
+        raise ConfigError("workers: the tree of --tree is checked with it; give --workers N")
     if name is not None:
-        _check_name(resolved, name)
+        tree_of(config).named(name)  # raises for a switch that the tree does not have

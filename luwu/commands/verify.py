@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -24,11 +23,7 @@ DAMAGED: Final = "DAMAGED"
 """Begins the line of each damage."""
 
 
-@click.command(
-    "verify",
-    cls=form.Command,
-    examples=("luwu verify luwu-state", "luwu verify --full luwu-state"),
-)
+@form.command("verify", "luwu verify luwu-state", "luwu verify --full luwu-state")
 @click.argument("state", type=form.Value("STATE_DIR", path))
 @click.option("--full", is_flag=True, help="read all pages and attachments")
 @click.option(
@@ -53,7 +48,7 @@ def run(state: Path, full: bool, roll_back: bool, as_json: bool) -> int:
             _roll_back(state, count, should_stop)
         found = verify_state(state, count, full=full, should_stop=should_stop)
     if as_json:
-        print(json.dumps(_document(found, is_full=full), indent=1))
+        form.print_json(_document(found, is_full=full))
     else:
         *lines, last = _lines(found, is_full=full)
         for line in lines:

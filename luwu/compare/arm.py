@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
@@ -15,7 +15,7 @@ from luwu.base.json_file import read_json
 from luwu.base.own import own_module
 from luwu.base.tree import NODE
 from luwu.estimate.plan import Estimate
-from luwu.estimate.started import StartedJob, job_environ
+from luwu.estimate.script import StartedJob, job_environ
 from luwu.estimate.steps import busy_seconds
 from luwu.launch.agent import Share
 from luwu.launch.network import dilated_compute_ms
@@ -43,13 +43,13 @@ class ArmRun:
 
     name: str
     workers: list[dict[str, Any]]
-    node: dict[str, Any] | None
     memory_peaks: dict[str, int]
     memory_peak_of_all: int
     """The largest sum at one instant."""
     kernel_disk: DiskBytes | None
     threads: int
-    updated_before_last_push_ratio: float | None
+    node: dict[str, Any] | None = None
+    updated_before_last_push_ratio: float | None = None
     switches: list[dict[str, Any]] = field(default_factory=list)
     """Traffic of each switch, the root first."""
     busy_seconds: dict[str, float] | None = None
@@ -102,10 +102,10 @@ def run_arm(
             serve(supervisor, config, state=state, sizes=sizes, say=detail)
         whole.begin()
         _train(supervisor, name, config, console, script, threads=threads)
-        records = _read_records(run, name, config, state)
+    done = _results(name, supervisor, config, state, threads=threads, planned=started.estimate)
     if config.state is None and state is not None:
         shutil.rmtree(state, ignore_errors=True)
-    return _arm_run(name, supervisor, records, threads, started.estimate)
+    return done
 
 
 def _train(
@@ -134,75 +134,56 @@ _OF_STEPS = ("measured_steps", "loss", "step_seconds", "step_ended_ns")
 """Fields of a worker's record with a value for each step."""
 
 
-class _Records(NamedTuple):
-    """Results that the processes of an arm wrote; `node` is None if there is none."""
-
-    workers: list[dict[str, Any]]
-    switches: list[dict[str, Any]]
-    node: dict[str, Any] | None
-
-    @property
-    def steps_count(self) -> int:
-        return len(self.workers[0]["step_seconds"])
-
-
-def _read_records(
-    run: RunDirectory, name: str, config: RunConfig, state: Path | None
-) -> _Records:  # fmt: skip
-    """Read what the processes wrote."""
-    workers_count = 1 if name == "single" else config.workers
-    workers = measured_by_all([_result(run, name, rank) for rank in range(workers_count)])
-    if name not in LUWU_ARMS:
-        return _Records(workers, [], None)
-    fold_nodes(run, state, config.optimizer_nodes)
-    return _Records(workers, _switch_summaries(run), _summary(run, "node"))
-
-
-def _arm_run(
-    name: str, supervisor: Supervisor, records: _Records, threads: int, planned: Estimate | None
-) -> ArmRun:
-    """The results of an arm whose processes have ended."""
-    events, node, switches = supervisor.run.path / "events", records.node, records.switches
-    in_network = name in LUWU_ARMS
-    return ArmRun(
+def _results(
+    name: str, supervisor: Supervisor, config: RunConfig, state: Path | None, *, threads: int,
+    planned: Estimate | None,
+) -> ArmRun:  # fmt: skip
+    """What the processes of an arm wrote, once they have ended, and samples from outside."""
+    run, events = supervisor.run, supervisor.run.path / "events"
+    ranks = range(1 if name == "single" else config.workers)
+    workers = measured_by_all([
+        _written(run.result(f"{name}.rank{rank}.json"), f"worker {rank} of {name}", "its log")
+        for rank in ranks
+    ])  # fmt: skip
+    done = ArmRun(
         name=name,
-        workers=records.workers,
-        node=node,
-        pool=_pool(node, switches),
+        workers=workers,
         memory_peaks=supervisor.sampler.peaks,
         memory_peak_of_all=supervisor.sampler.peak_of_all,
         kernel_disk=supervisor.kernel_disk_bytes(),
         threads=threads,
-        updated_before_last_push_ratio=(
-            updated_before_last_push_ratio(events) if in_network else None
-        ),
-        switches=switches,
-        busy_seconds=busy_seconds(events, records.steps_count) if in_network else None,
-        links=None if node is None else _links(node, switches),
         estimate=None if planned is None else planned.document(),
+    )
+    if name not in LUWU_ARMS:
+        return done
+    fold_nodes(run, state, config.optimizer_nodes)
+    node = _written(run.result("node.json"), "the node", str(run.log("node")))
+    found = [read_json(path) for path in sorted(run.path.glob("results/switch*.json"))]
+    switches = sorted((each for each in found if each), key=lambda each: each["parent"] != NODE)
+    return replace(
+        done,
+        node=node,
+        switches=switches,
+        pool=(switches[0] if switches else node)["pool"],
+        updated_before_last_push_ratio=updated_before_last_push_ratio(events),
+        busy_seconds=busy_seconds(events, len(workers[0]["step_seconds"])),
+        links=[row for summary in (*switches, node) for row in summary.get("links", [])],
     )
 
 
 def script_arguments(name: str, config: RunConfig, result: Path | None) -> list[str]:
     """The command line of `workers/train.py`; what is not set keeps the script's own default."""
-    given: dict[str, object] = {
-        "steps": config.steps,
-        "layers": config.layers,
-        "width": config.width,
-        "batch": config.batch,
-        "context": config.context,
+    names = ["steps", "layers", "width", "batch", "context", "seed", "dtype", "max_grad_norm"]
+    names += ["state_dtype", "master_dtype"] if name in LUWU_ARMS else []
+    given: dict[str, object] = {each.replace("_", "-"): getattr(config, each) for each in names}
+    given |= {
         "data": None if config.data is None else config.data.absolute(),
-        "seed": config.seed,
-        "dtype": config.dtype,
-        "max-grad-norm": config.max_grad_norm,
         "compute-ms": dilated_compute_ms(config),
         "global-workers": config.workers if name == "single" else None,
         "result": result,
     }
     if config.reshard_after_forward is not None:
         given["reshard-after-forward"] = str(config.reshard_after_forward).lower()
-    if name in LUWU_ARMS:
-        given["state-dtype"], given["master-dtype"] = config.state_dtype, config.master_dtype
     arguments = ["--arm", "luwu" if name == IN_RAM else name]  # to a worker they are the same
     for flag, value in given.items():
         if value is not None:
@@ -243,11 +224,10 @@ def config_of_arm(name: str, config: RunConfig) -> RunConfig:
     return replace(config, state=None, durability="none", memory_budget=None, disk_rate=None)
 
 
-def _result(run: RunDirectory, name: str, rank: int) -> dict[str, Any]:
-    path = run.result(f"{name}.rank{rank}.json")
+def _written(path: Path, who: str, log: str) -> dict[str, Any]:
     found = read_json(path)
     if found is None:
-        raise LuwuError(f"worker {rank} of {name} ended well but wrote no {path}; see its log")
+        raise LuwuError(f"{who} ended well but wrote no {path}; see {log}")
     return found
 
 
@@ -274,29 +254,3 @@ def measured_by_all(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         began = first if common else worker["first_step"]
         cut.append({**worker, **lists, "first_step": began, "tokens": tokens})
     return cut
-
-
-def _links(node: dict[str, Any], switches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The reports of the machines on their emulated links."""
-    return [row for summary in (*switches, node) for row in summary.get("links", [])]
-
-
-def _pool(node: dict[str, Any] | None, switches: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Slots of the switch below the node, or of the node's own."""
-    if node is None:
-        return None
-    pool: dict[str, Any] | None = (switches[0] if switches else node)["pool"]
-    return pool
-
-
-def _switch_summaries(run: RunDirectory) -> list[dict[str, Any]]:
-    found = [read_json(path) for path in sorted(run.path.glob("results/switch*.json"))]
-    return sorted((each for each in found if each), key=lambda each: each["parent"] != NODE)
-
-
-def _summary(run: RunDirectory, role: str) -> dict[str, Any]:
-    path = run.result(f"{role}.json")
-    found = read_json(path)
-    if found is None:
-        raise LuwuError(f"the {role} ended well but wrote no {path}; see {run.log(role)}")
-    return found

@@ -90,7 +90,7 @@ def arm_document(arm: ArmRun, tokens_per_step: int) -> dict[str, Any]:
     step_seconds = job_step_seconds(workers)
     median = statistics.median(step_seconds)
     kernel = arm.kernel_disk
-    document = {
+    return {
         "name": arm.name,
         "processes": len(workers),
         "compute_threads": arm.threads,
@@ -104,7 +104,7 @@ def arm_document(arm: ArmRun, tokens_per_step: int) -> dict[str, Any]:
         "step_seconds_median": median,
         "tokens_per_second": tokens_per_step / median if median > 0 else None,
         "worker_peak_rss_bytes": [_worker_peak(arm, worker) for worker in workers],
-        **{name: _largest(workers, name) for name in _LARGEST_OF_WORKERS},
+        **{name: max(_known(workers, name), default=None) for name in _LARGEST_OF_WORKERS},
         "switch_peak_rss_bytes": [
             peak for name, peak in sorted(arm.memory_peaks.items()) if kind_of(name) == "switch"
         ],
@@ -134,17 +134,10 @@ def arm_document(arm: ArmRun, tokens_per_step: int) -> dict[str, Any]:
         },
         "links": arm.links,
         "aborts_count": max(worker["aborts_count"] for worker in workers),
-        "weights_digest": _weights_digest(arm),
+        "weights_digest": node.get("weights_digest") or workers[0]["weights_digest"],
         "estimate": arm.estimate,
         **outcome(step_seconds=median, busy=arm.busy_seconds, disk_bytes=node.get("disk_bytes")),
     }
-    return document
-
-
-def _weights_digest(arm: ArmRun) -> str | None:
-    """Digest of the weights, where the arm keeps them."""
-    found: str | None = (arm.node or {}).get("weights_digest") or arm.workers[0]["weights_digest"]
-    return found
 
 
 def job_step_seconds(workers: Sequence[dict[str, Any]]) -> list[float]:
@@ -210,18 +203,17 @@ def _network_bytes(workers: Sequence[dict[str, Any]], node: dict[str, Any]) -> d
 
 
 def _sum(records: Sequence[dict[str, Any]], key: str) -> int | None:
-    values = [record.get(key) for record in records]
-    return None if any(value is None for value in values) else sum(v for v in values if v)
-
-
-def _largest(workers: Sequence[dict[str, Any]], key: str) -> int | None:
-    values = [worker[key] for worker in workers if worker.get(key) is not None]
-    return max(values) if values else None
+    values = _known(records, key)
+    return sum(values) if len(values) == len(records) else None
 
 
 def _mean(workers: Sequence[dict[str, Any]], key: str) -> float | None:
-    values = [worker[key] for worker in workers if worker.get(key) is not None]
+    values = _known(workers, key)
     return math.fsum(values) / len(values) if values else None
+
+
+def _known(records: Sequence[dict[str, Any]], key: str) -> list[Any]:
+    return [record[key] for record in records if record.get(key) is not None]
 
 
 def _check_same_job(arms: Sequence[ArmRun]) -> None:

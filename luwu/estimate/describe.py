@@ -36,16 +36,11 @@ class Described(BaseException):
 class DescribingNic:
     """A NIC of rank 0 that never joins."""
 
-    is_closed = False
+    rank, optimizer_nodes, is_closed = 0, 1, False
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.rank = 0
-        self.world_size: int = settings["workers"]
-        self.chunk_bytes: int = settings["chunk_bytes"]
-        self.extent_chunks: int = settings["extent_chunks"]
-        self.prefetch_units: int = settings["prefetch_units"]
-        self.optimizer_nodes = 1
-        self.reshard_after_forward: bool | None = settings["reshard_after_forward"]
+        """`settings`: its other attributes."""
+        vars(self).update(settings)
         self.recorder = Recorder(role="worker", printed=None)
         self.cells = SimpleNamespace()
 

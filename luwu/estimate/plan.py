@@ -30,6 +30,7 @@ from luwu.estimate.uses import (
     link_uses,
     memory_uses,
 )
+from luwu.report.table import line_of, widths_of
 from switch_emu.store.directory import store_disk_bytes
 
 FLUSHES_A_STEP: Final = 3
@@ -186,9 +187,6 @@ def _disk_seconds(
 def _rows(title: str, rows: Iterable[tuple[str, ...]]) -> list[str]:
     """Columns below a title; none without rows."""
     found = list(rows)
-    widths = [max(map(len, column)) for column in zip(*found, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in found
-    ]
-    return [title, *(f"  {line}" for line in lines)] if lines else []
+    widths = widths_of(found)
+    lines = [f"  {line_of(row, widths, left=len(row))}" for row in found]
+    return [title, *lines] if lines else []

@@ -17,14 +17,11 @@ the least time that it needs too: the bytes that moved, at the rates measured af
 from __future__ import annotations
 
 import statistics
-from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
-
-import numpy as np
 
 from luwu.base.errors import ConfigError
 from luwu.base.events import CLOCK
@@ -32,10 +29,9 @@ from luwu.base.json_file import read_json
 from luwu.base.quantities import format_seconds
 from luwu.estimate.disk import DiskRates
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.report.aligned import ALL_STEPS, survey, timed
+from luwu.report.aligned import survey
+from luwu.report.busy import Tracks, compute_of, covered, spans_of
 from luwu.report.event_files import records
-from luwu.report.intervals import Intervals, union
-from luwu.report.timeline import track_of
 
 FILE: Final = "steps.json"
 """Where a run keeps it."""
@@ -52,35 +48,24 @@ WAITING: Final = "waiting"
 """For messages, for a turn on a core, for one another."""
 BOUND_SHARE: Final = 0.5
 
-Tracks = Mapping[str, "array[int]"]
-
 
 def busy_seconds(events: Path, steps_count: int) -> dict[str, float] | None:
     """Seconds a step in which each resource was busy; None without readable spans."""
     try:
-        found = survey(events, ALL_STEPS)
-        spans: list[tuple[str, Tracks]] = []
+        found = survey(events)
+        spans: dict[str, list[Tracks]] = {"worker": [], "switch": [], "node": []}
         for file in found.files:
-            if file.prefix:
-                continue  # of another arm
-            tracks: dict[str, array[int]] = {}
-            for item in timed(file, found):
-                if item.end_ns is not None:
-                    tracks.setdefault(track_of(item.name), array("q")).extend(
-                        (item.start_ns, item.end_ns)
-                    )
-            spans.append((file.kind, tracks))
+            if not file.prefix:  # else it is of another arm
+                spans.setdefault(file.kind, []).append(spans_of(file, found))
     except ConfigError:
         return None
-    if steps_count < 1 or not spans:
+    if steps_count < 1 or not any(spans.values()):
         return None
-    nodes = [tracks for kind, tracks in spans if kind == "node"]
-    busy = {name: _together(nodes, names).total_ns for name, names in NODE.items()}
-    workers = [tracks for kind, tracks in spans if kind == "worker"]
-    switches = [tracks for kind, tracks in spans if kind == "switch"]
-    flattens = [_together([each], ("flatten",)).total_ns for each in workers]
-    busy["exchange"] = _together(switches, ("sum",)).total_ns + max(flattens, default=0)
-    busy["compute"] = max((_compute(each).total_ns for each in workers), default=0)
+    busy = {name: covered(spans["node"], *names).total_ns for name, names in NODE.items()}
+    flattens = (covered([each], "flatten").total_ns for each in spans["worker"])
+    computes = (compute_of(each).total_ns for each in spans["worker"])
+    busy["exchange"] = covered(spans["switch"], "sum").total_ns + max(flattens, default=0)
+    busy["compute"] = max(computes, default=0)
     return {name: ns / 1e9 / steps_count for name, ns in busy.items()}
 
 
@@ -156,19 +141,6 @@ def steps_lines(document: dict[str, Any]) -> list[str]:
             "that it has now"
         )
     return lines
-
-
-def _together(processes: Sequence[Tracks], names: Sequence[str]) -> Intervals:
-    times = array("q")
-    for tracks in processes:
-        for name in names:
-            times.extend(tracks.get(name, ()))
-    pairs = np.array(times, np.int64).reshape(-1, 2)
-    return union(pairs[:, 0], pairs[:, 1])
-
-
-def _compute(tracks: Tracks) -> Intervals:
-    return _together([tracks], ("compute",)).without(_together([tracks], ("pull_wait", "flatten")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,8 +93,7 @@ def serve_metrics(host: str, port: int, watch: Watch) -> tuple[int, Callable[[],
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as exc:
         raise ConfigError(
-            f"--prometheus needs the package prometheus-client; {needs('prometheus')}",
-            code="E208",
+            f"--prometheus needs the package prometheus-client; {needs('prometheus')}", code="E208"
         ) from exc
     registry = CollectorRegistry()
     registry.register(_RunCollector(watch))

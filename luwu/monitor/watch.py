@@ -248,8 +248,7 @@ class Watch:
             return {"step": None, "slowest": None}
         seconds = self._history.seconds
         usual_s = statistics.median(seconds) if seconds else None
-        step = steps[-1] if is_running else typical_step(self._events, usual_s)
-        assert step is not None
+        step = steps[-1] if is_running else typical_step(self._events, steps, usual_s)
         several = len(self._events.of("worker")) > 1 and not is_running
         slowest = lanes_of_step(self._events, step, slowest=True).document() if several else None
         return {"step": lanes_of_step(self._events, step).document(), "slowest": slowest}

@@ -3,12 +3,8 @@
 Processes of one boot of one host share the monotonic clock, so their times are compared as they
 are, exactly. Each boot gets one offset to wall time, the median of its clock records; hosts are
 then as well aligned as their wall clocks agree (with NTP typically some milliseconds, so a sum may
-seem to begin before the last of its pushes did). Files without a clock record are taken for those
-of the first host. Times are nanoseconds from the run's start: the earliest of all clock records
-and spans.
-
-Instants carry `at_ns`; where one does not, it is at the latest time in its file before it,
-which is not later than it was, and by no more than until the next record.
+seem to begin before the last of its pushes did). Times are nanoseconds from the run's start: the
+earliest of all clock records and spans.
 """
 
 from __future__ import annotations
@@ -22,14 +18,12 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.events import CLOCK, NODE_ABOUT, SWITCH_ABOUT
-from luwu.report.event_files import EventFile, Units, event_files, numbers_in, records
+from luwu.report.event_files import EventFile, Units, event_files, garbage, numbers_in, records
 
 RESTARTED: Final = "started again"
 """Name of the instant at which a process was started again."""
 ABOUTS: Final = (NODE_ABOUT, SWITCH_ABOUT)
 """Records of a process about itself: no instants."""
-NOT_EXACT: Final = "after the record before it"
-"""Written with an instant whose record has no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +125,7 @@ class Survey:
     """End of the latest."""
     span_count: int = 0
     """Chosen spans."""
-    unclocked: list[str] = field(default_factory=list)
-    """Files with spans before, or without, a clock record."""
-    offsets: dict[str | None, int] = field(default_factory=dict)
+    offsets: dict[str, int] = field(default_factory=dict)
     """Wall time minus monotonic time, by boot."""
     abouts: dict[Path, dict[str, Any]] = field(default_factory=dict)
     """Records of processes about themselves (`luwu.base.events`), by file of a switch or node."""
@@ -146,14 +138,11 @@ class Survey:
         found = []
         if self.cut_count:
             found.append(f"{self.cut_count} lines were cut short by a kill and are left out")
-        boots = [boot for boot in self.offsets if boot is not None]
-        if len(boots) > 1:
+        if len(self.offsets) > 1:
             found.append(
-                f"{len(boots)} hosts are aligned by their wall clocks; between them, times are as "
-                "good as these agree"
+                f"{len(self.offsets)} hosts are aligned by their wall clocks; between them, times "
+                "are as good as these agree"
             )
-        if self.unclocked and len(boots) > 1:
-            found.append(f"no clock in {', '.join(self.unclocked)}: taken for the first host's")
         return found
 
     def ranks_below(self, file: EventFile) -> frozenset[int] | None:
@@ -161,7 +150,7 @@ class Survey:
         text = self.abouts.get(file.path, {}).get("ranks")
         return None if text is None else frozenset(numbers_in(text))
 
-    def shift_ns(self, boot: str | None) -> int:
+    def shift_ns(self, boot: str) -> int:
         """The offset from a monotonic time to the run's start."""
         return self.offsets[boot] - self.origin_ns
 
@@ -170,8 +159,8 @@ def survey(folder: Path, steps: Steps = ALL_STEPS) -> Survey:
     """Read all files of a run once. Raises ConfigError."""
     found = Survey(event_files(folder), steps)
     offsets: dict[str, list[int]] = {}
-    earliest: dict[str | None, int] = {}
-    chosen: dict[str | None, tuple[int, int]] = {}
+    earliest: dict[str, int] = {}
+    chosen: dict[str, tuple[int, int]] = {}
 
     def count_cut() -> None:
         found.cut_count += 1
@@ -182,13 +171,13 @@ def survey(folder: Path, steps: Steps = ALL_STEPS) -> Survey:
             if record["name"] == CLOCK:
                 boot, start_ns = record["boot"], record["monotonic_ns"]
                 offsets.setdefault(record["boot"], []).append(record["unix_ns"] - start_ns)
+            elif boot is None:
+                raise garbage(file.path, 1, "no clock")
             elif record["name"] in ABOUTS:
                 found.abouts[file.path] = record
                 continue
             elif "end_ns" in record:
                 start_ns, end_ns = record["start_ns"], record["end_ns"]
-                if boot is None and file.path.name not in found.unclocked:
-                    found.unclocked.append(file.path.name)
                 if steps.has(record.get("step")):
                     found.span_count += 1
                     low, high = chosen.get(boot, (start_ns, end_ns))
@@ -199,10 +188,7 @@ def survey(folder: Path, steps: Steps = ALL_STEPS) -> Survey:
     found.units = Units(
         next((each["units"] for each in found.abouts.values() if "units" in each), ())
     )
-    medians: dict[str | None, int] = {
-        boot: statistics.median_low(each) for boot, each in offsets.items()
-    }
-    found.offsets = {None: next(iter(medians.values()), 0), **medians}
+    found.offsets = {boot: statistics.median_low(each) for boot, each in offsets.items()}
     found.origin_ns = min((ns + found.offsets[boot] for boot, ns in earliest.items()), default=0)
     shifts = {boot: found.shift_ns(boot) for boot in chosen}
     found.first_ns = min((chosen[boot][0] + ns for boot, ns in shifts.items()), default=0)
@@ -226,32 +212,25 @@ def timed(file: EventFile, found: Survey, steps: Steps | None = None) -> Iterato
     """The spans and instants of the chosen steps in a file, or of others, in its order; instants
     without a step if they lie among the chosen spans."""
     steps = found.steps if steps is None else steps
-    shift_ns = found.shift_ns(None)
-    latest_ns = -shift_ns  # the run's start
-    has_begun = False
+    shift_ns: int | None = None
     for record in records(file.path):
-        name = record.pop("name")
+        name, at_ns = record.pop("name"), record.pop("at_ns", None)
         record.pop("role", None)
-        is_again, has_begun = has_begun, True
         if name in ABOUTS:
             continue
         if name == CLOCK:
-            shift_ns = found.shift_ns(record["boot"])
-            latest_ns = record["monotonic_ns"]
-            if not is_again:
+            is_first, shift_ns = shift_ns is None, found.shift_ns(record["boot"])
+            if is_first:
                 continue
-            name = RESTARTED
+            name, at_ns = RESTARTED, record["monotonic_ns"]
             record.clear()
+        assert shift_ns is not None  # `survey` has seen that a clock is first
         if "end_ns" in record:
             start_ns, end_ns = record.pop("start_ns"), record.pop("end_ns")
-            latest_ns = max(latest_ns, end_ns)
             if steps.has(record.get("step"), name):
                 yield Timed(name, start_ns + shift_ns, end_ns + shift_ns, record)
             continue
-        if "at_ns" not in record and name != RESTARTED:
-            record["placed"] = NOT_EXACT
-        at_ns = record.pop("at_ns", latest_ns) + shift_ns
-        latest_ns = max(latest_ns, at_ns - shift_ns)
+        at_ns += shift_ns
         is_near = found.first_ns <= at_ns <= found.last_ns
         if steps.has(record["step"]) if "step" in record else steps.is_all or is_near:
             yield Timed(name, at_ns, None, record)

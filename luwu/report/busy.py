@@ -13,7 +13,7 @@ A row of memory is two numbers a span, nothing more.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,12 +22,15 @@ import numpy as np
 
 from luwu.report.aligned import ALL_STEPS, Steps, Survey, survey, timed
 from luwu.report.event_files import EventFile, spans
-from luwu.report.intervals import Intervals, Times, union
+from luwu.report.intervals import Intervals, union
+from luwu.report.table import line_of, widths_of
 from luwu.report.timeline import TRACKS, track_of
 
 WORKERS_SHOWN_MAX: Final = 8
 """More workers than these are shown as a range."""
 _NOT_COMPUTE: Final = ("pull_wait", "flatten")
+
+Tracks = Mapping[str, "array[int]"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +62,9 @@ class Busy:
 def busy(events: Path, steps: Steps = ALL_STEPS) -> Busy:
     """Read a run's events and sum them up. Raises ConfigError."""
     found = survey(events, steps)
-    spans = {file.path: _spans(file, found) for file in found.files}
+    spans = {file.path: spans_of(file, found) for file in found.files}
     computes = {
-        file.path: _compute(spans[file.path]) for file in found.files if file.kind == "worker"
+        file.path: compute_of(spans[file.path]) for file in found.files if file.kind == "worker"
     }
     engines = []
     for file in found.files:
@@ -72,7 +75,7 @@ def busy(events: Path, steps: Steps = ALL_STEPS) -> Busy:
             workers = [computes[each.path] for each in found.files
                        if each.path in computes and each.prefix == file.prefix]  # fmt: skip
         for name in sorted(tracks, key=_place):
-            both = union(*_times(tracks[name]))
+            both = covered([tracks], name)
             if name == "compute" and file.kind == "worker":
                 both = computes[file.path]
             engines.append(_engine(file, name, tracks[name], both, workers))
@@ -121,46 +124,40 @@ def summary_text(summary: Busy) -> str:
         )
         for engine in summary.engines
     ]  # fmt: skip
-    widths = [
-        max(len(cell) for cell in (*head, *(row[column] for row in rows)))
-        for column, head in enumerate(heads)
-    ]
-    lines = (*zip(*heads, strict=True), tuple("-" * width for width in widths), *rows)
-    text = [f"{summary.length_ns / 1e9:.3f} s from the first span to the last", ""]
-    for line in lines:
-        cells = [f"{cell:<{width}}" for cell, width in zip(line[:2], widths, strict=False)]
-        cells += [f"{cell:>{width}}" for cell, width in zip(line[2:], widths[2:], strict=True)]
-        text.append("  ".join(cells).rstrip())
-    return "\n".join(text)
+    widths = widths_of([*zip(*heads, strict=True), *rows])
+    lines = (*zip(*heads, strict=True), ["-" * width for width in widths], *rows)
+    first = f"{summary.length_ns / 1e9:.3f} s from the first span to the last"
+    return "\n".join([first, "", *(line_of(line, widths, left=2) for line in lines)])
 
 
-def _spans(file: EventFile, found: Survey) -> dict[str, array[int]]:
+def spans_of(file: EventFile, found: Survey) -> Tracks:
     """By engine: start and end of each span, in turns."""
     tracks: dict[str, array[int]] = {}
     for item in timed(file, found):
         if item.end_ns is not None:
             times = tracks.setdefault(track_of(item.name), array("q"))
-            times.append(item.start_ns)
-            times.append(item.end_ns)
+            times.extend((item.start_ns, item.end_ns))
     return tracks
 
 
-def _times(times: array[int] | None) -> tuple[Times, Times]:
-    pairs = np.array([] if times is None else times, np.int64).reshape(-1, 2)
-    return pairs[:, 0], pairs[:, 1]
+def covered(processes: Iterable[Tracks], *engines: str) -> Intervals:
+    """The time in which at least one of these engines of the processes was busy."""
+    times = array("q")
+    for tracks in processes:
+        for name in engines:
+            times.extend(tracks.get(name, ()))
+    pairs = np.array(times, np.int64).reshape(-1, 2)
+    return union(pairs[:, 0], pairs[:, 1])
 
 
-def _compute(tracks: dict[str, array[int]]) -> Intervals:
-    found = union(*_times(tracks.get("compute")))
-    for name in _NOT_COMPUTE:
-        found = found.without(union(*_times(tracks.get(name))))
-    return found
+def compute_of(tracks: Tracks) -> Intervals:
+    """The time in which a worker computed."""
+    return covered([tracks], "compute").without(covered([tracks], *_NOT_COMPUTE))
 
 
 def _engine(
     file: EventFile, name: str, times: array[int], both: Intervals, workers: Sequence[Intervals]
 ) -> Engine:
-    starts_S, ends_S = _times(times)
     busy_ns = both.total_ns
     shares: tuple[float, ...] = ()
     if name != "compute" and busy_ns and any(each.total_ns for each in workers):
@@ -169,9 +166,9 @@ def _engine(
         process=file.title,
         rank=file.rank if file.kind == "worker" else None,
         name=name,
-        span_count=len(starts_S),
+        span_count=len(times) // 2,
         busy_ns=busy_ns,
-        spans_ns=int((ends_S - starts_S).sum()),
+        spans_ns=sum(times[1::2]) - sum(times[::2]),
         behind_compute=shares,
     )
 

@@ -1,9 +1,9 @@
-"""Charts as SVG: curves over steps, bars beside a limit, times of all steps with flags, and curves
-over chosen values. No script, no outside file.
+"""Charts as SVG: curves over steps, bars beside a limit, and times of all steps with flags. No
+script, no outside file.
 
-They are parts of a page, which defines their colours (`luwu.report.palette`); `as_file` makes one
-a file of its own. Each is drawn for a width in pixels: a page has a wide and a narrow one, as text
-that is scaled down with its chart cannot be read.
+They are parts of a page, which defines their colours (`luwu.report.palette`). Each is drawn for a
+width in pixels: a page has a wide and a narrow one, as text that is scaled down with its chart
+cannot be read.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from html import escape
 from itertools import pairwise
 from typing import Final
 
-from luwu.report.palette import dash, resolved, system_colour
+from luwu.report.palette import dash, system_colour
 
 WIDE: Final = 860
 NARROW: Final = 360
 HEIGHT: Final = 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 16, 42
-FONT: Final = 13
 LETTER: Final = 7
 """Width of a letter in pixels, about."""
 DIGIT: Final = 8
@@ -198,12 +197,6 @@ def strip_chart(
     return _svg(parts, "seconds per step", width)
 
 
-def as_file(svg: str) -> str:
-    """A chart as a file that programs open: with a name space, a font, and a white ground."""
-    opened = f'<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff;{_FONT_STYLE}" '
-    return resolved(svg.replace("<svg ", opened, 1)) + "\n"
-
-
 def whole(parts: Sequence[str], name: str, width: float, height: float) -> str:
     """A drawing of these parts; its name is read out to those who do not see it."""
     label = escape(name, quote=True)
@@ -232,9 +225,6 @@ def nice_ticks(low: float, high: float, *, count: int = 6) -> list[float]:
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [index * step for index in range(first, last + 1)]
-
-
-_FONT_STYLE: Final = f"font:{FONT}px system-ui,sans-serif"
 
 
 def _most(seconds: Sequence[float]) -> float:

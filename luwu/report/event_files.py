@@ -85,13 +85,13 @@ def records(
             record = json_object(rest)
             is_cut = cut.startswith(_LINE_START[: len(cut)])
             if not is_cut or (not record and line.endswith(b"\n")):
-                raise _garbage(path, number, "no JSON object")
+                raise garbage(path, number, "no JSON object")
             on_cut()
             if not record:
                 return
         wrong = _what_is_wrong(record)
         if wrong:
-            raise _garbage(path, number, wrong)
+            raise garbage(path, number, wrong)
         yield record
 
 
@@ -114,16 +114,16 @@ def _what_is_wrong(record: Mapping[str, Any]) -> str:
         return f"start_ns and end_ns are {start_ns!r} and {end_ns!r}"
     if record["name"] == CLOCK:
         fields = [type(record.get(name)) for name in ("monotonic_ns", "unix_ns", "boot")]
-        if fields != [int, int, str]:
-            return "no whole clock record"
+        return "" if fields == [int, int, str] else "no whole clock record"
     if record["name"] == NODE_ABOUT and not are_units(record.get("units")):
         return "units are not a list of names and counts"
-    if "at_ns" in record and type(record["at_ns"]) is not int:
-        return f"at_ns is {record['at_ns']!r}"
+    if not is_span and type(record.get("at_ns")) is not int:
+        return f"at_ns is {record.get('at_ns')!r}"
     return ""
 
 
-def _garbage(path: Path, number: int, what: str) -> ConfigError:
+def garbage(path: Path, number: int, what: str) -> ConfigError:
+    """The refusal of a line."""
     return ConfigError(
         f"{path}:{number}: {what}; luwu did not write this line, or it was changed. Remove it to "
         "read the rest"

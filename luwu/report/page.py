@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -49,9 +50,8 @@ def live_html(document: Mapping[str, Any], sections: str) -> str:
 
 def sections_html(document: Mapping[str, Any]) -> str:
     """All of the page but its head, its title and the JSON."""
-    comparison = document["comparison"]
-    steps = document["steps"]
-    facts = _facts(document)
+    comparison, steps = document["comparison"], document["steps"]
+    arms = comparison["arms"] if comparison else []
     return environment().get_template(SECTIONS).render(
         document=document,
         title=_title(document),
@@ -59,19 +59,19 @@ def sections_html(document: Mapping[str, Any]) -> str:
         job_lines=job_text(comparison).splitlines() if comparison else [],
         lanes=_lanes(document["step"]),
         lanes_slowest=_lanes(document["slowest"]),
-        profiled=_profiled(comparison),
+        profiled=[(arm["name"], _lanes(arm.get("profiled_step"))) for arm in arms],
         strip=_strip(steps),
         flags=steps["flags"],
-        times=_times(comparison),
+        times=times_chart({arm["name"]: arm["step_seconds"] for arm in arms}),
         losses=_losses(document),
         memory=_memory(document["memory"]),
         links=_links(document["links"], steps["median_s"]),
-        header=["", *(arm["name"] for arm in comparison["arms"])] if comparison else [],
+        header=["", *(arm["name"] for arm in arms)],
         groups=grouped_rows(comparison) if comparison else [],
-        colours=_colours(comparison),
+        colours={arm["name"]: system_colour(arm["name"], index) for index, arm in enumerate(arms)},
         notes=notes(comparison) if comparison else [],
         busy_rows=busy_rows(comparison) if comparison else [],
-        facts=[(name.replace("_", " "), fact_text(name, value)) for name, value in facts],
+        facts=_facts(document),
     )  # fmt: skip
 
 
@@ -135,12 +135,6 @@ def _lanes(step: Mapping[str, Any] | None) -> Markup | None:
     return both(lambda width: lanes_chart({lanes.system: lanes}, width=width))
 
 
-def _profiled(comparison: Mapping[str, Any] | None) -> list[tuple[str, Markup | None]]:
-    arms = comparison["arms"] if comparison else []
-    steps = {arm["name"]: arm.get("profiled_step") for arm in arms}
-    return [(name, _lanes(step)) for name, step in steps.items() if step is not None]
-
-
 def _strip(steps: Mapping[str, Any]) -> Markup | None:
     if not steps["seconds"]:
         return None
@@ -150,16 +144,14 @@ def _strip(steps: Mapping[str, Any]) -> Markup | None:
     )
 
 
-def _times(comparison: Mapping[str, Any] | None) -> Markup | None:
-    if comparison is None:
-        return None
+def times_chart(seconds: Mapping[str, Sequence[float]]) -> Markup | None:
+    """The steps of each arm or run: their median, and where most of them lie."""
     bars = []
-    for index, arm in enumerate(comparison["arms"]):
-        median = arm["step_seconds_median"]
-        low, high = spread(arm["step_seconds"])
-        colour = system_colour(arm["name"], index)
-        bars.append(Bar(arm["name"], median, format_seconds(median), colour, low, high))
-    return both(lambda width: bar_chart(bars, name="time per step", width=width))
+    for index, (name, steps_s) in enumerate(seconds.items()):
+        if steps_s:
+            median, colour = statistics.median(steps_s), system_colour(name, index)
+            bars.append(Bar(name, median, format_seconds(median), colour, *spread(steps_s)))
+    return both(lambda width: bar_chart(bars, name="time per step", width=width)) if bars else None
 
 
 def _losses(document: Mapping[str, Any]) -> list[tuple[str, Markup]]:
@@ -213,16 +205,16 @@ def _links(rows: list[Mapping[str, Any]], step_s: float | None) -> Markup | None
     return both(lambda width: bar_chart(bars, name="bytes per step and link", width=width))
 
 
-def _colours(comparison: Mapping[str, Any] | None) -> dict[str, str]:
-    arms = comparison["arms"] if comparison else []
-    return {arm["name"]: system_colour(arm["name"], index) for index, arm in enumerate(arms)}
-
-
-def _facts(document: Mapping[str, Any]) -> list[tuple[str, object]]:
+def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and values of the job and the environment, for people."""
     comparison = document["comparison"]
     found: list[tuple[str, object]] = [("run", document["run"])]
     found += [(name, document["keys"][name]) for name in document["keys_set"]]
     found += [] if comparison else document["environment"].items()
     if comparison:
         found += [*comparison["job"].items(), *comparison["environment"].items()]
-    return [(name, value) for name, value in found if value is not None]
+    return [
+        (name.replace("_", " "), fact_text(name, value))
+        for name, value in found
+        if value is not None
+    ]

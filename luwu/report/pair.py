@@ -9,12 +9,11 @@ from typing import Any
 from markupsafe import Markup
 
 from luwu.base.quantities import format_bytes, format_seconds
-from luwu.report.chart import Bar, bar_chart, line_chart
+from luwu.report.chart import line_chart
 from luwu.report.lanes import TITLES, lanes_of
 from luwu.report.lanes_chart import lanes_chart
-from luwu.report.page import both, environment, style_sheet
-from luwu.report.palette import system_colour
-from luwu.report.table import spread
+from luwu.report.page import both, environment, style_sheet, times_chart
+from luwu.report.table import line_of, spread, widths_of
 from luwu.report.verdict import verdict
 
 PAGE = "pair.html.j2"
@@ -37,7 +36,7 @@ def pair_html(documents: Documents) -> str:
         style=style_sheet(),
         verdicts={name: verdict(each) for name, each in documents.items()},
         lanes=_lanes(documents),
-        times=_times(documents),
+        times=times_chart({name: each["steps"]["seconds"] for name, each in documents.items()}),
         losses=_losses(documents),
         header=["", *documents],
         rows=pair_rows(documents),
@@ -47,11 +46,8 @@ def pair_html(documents: Documents) -> str:
 def pair_text(documents: Documents) -> str:
     """The same numbers for a terminal."""
     table = [["", *documents], *pair_rows(documents)]
-    widths = [max(len(row[column]) for row in table) for column in range(3)]
-    return "\n".join(
-        f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}".rstrip()
-        for row in table
-    )
+    widths = widths_of(table)
+    return "\n".join(line_of(row, widths) for row in table)
 
 
 def pair_rows(documents: Documents) -> list[list[str]]:
@@ -99,25 +95,10 @@ def _lanes(documents: Documents) -> Markup | None:
     return both(lambda width: lanes_chart(steps, width=width)) if steps else None
 
 
-def _times(documents: Documents) -> Markup | None:
-    bars = []
-    for index, (name, document) in enumerate(documents.items()):
-        steps = document["steps"]
-        if steps["median_s"] is not None:
-            low, high = spread(steps["seconds"])
-            text = format_seconds(steps["median_s"])
-            bars.append(Bar(name, steps["median_s"], text, system_colour(name, index), low, high))
-    return both(lambda width: bar_chart(bars, name="time per step", width=width)) if bars else None
-
-
 def _losses(documents: Documents) -> Markup | None:
-    curves = {
-        name: each["scalars"]["loss"]["values"]
-        for name, each in documents.items()
-        if "loss" in each["scalars"]
-    }
+    losses = {name: each["scalars"].get("loss") for name, each in documents.items()}
+    curves = {name: found["values"] for name, found in losses.items() if found}
     if not curves:
         return None
-    first = min(each["scalars"]["loss"]["steps"][0] for each in documents.values()
-                if "loss" in each["scalars"])  # fmt: skip
+    first = min(found["steps"][0] for found in losses.values() if found)
     return both(lambda width: line_chart(curves, y_name="loss", first=first, width=width))

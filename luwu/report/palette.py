@@ -5,12 +5,11 @@ The hues are Okabe and Ito's, which readers with any of the common colour defici
 on colour alone: rows have labels, curves have dashes or a label of their own.
 
 Charts name colours as CSS variables (`var(--luwu)`), so that one drawing serves both schemes.
-`STYLE` defines the variables, for a page or for an SVG file of its own.
+`STYLE` defines the variables.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 LIGHT: Final = {
@@ -31,9 +30,8 @@ DASHES: Final = ("", "7 4", "2 3", "9 3 2 3")
 _SYSTEMS: Final = {
     "luwu": "blue", "luwu_ram": "sky", "fsdp": "vermilion", "fsdp_offload": "orange",
     "ddp": "purple", "single": "green",
-    "zero-infinity": "black", "zero3": "vermilion", "3d": "green",
 }  # fmt: skip
-"""Systems that train, measured or predicted."""
+"""Arms of `luwu compare`."""
 _ENGINES: Final = {
     "compute": "blue", "wait": "vermilion", "pull": "sky", "push": "orange", "sum": "purple",
     "update": "green", "read": "grey", "write": "black", "other": "grey",
@@ -42,10 +40,8 @@ _ENGINES: Final = {
 
 
 def system_colour(name: str, index: int) -> str:
-    """The colour of a system that is named in a text, such as `system luwu, disks 4`; any other
-    gets the index-th."""
-    known = (_SYSTEMS[word] for word in re.split("[ ,]+", name) if word in _SYSTEMS)
-    return _variable(next(known, HUES[index % len(HUES)]))
+    """The colour of an arm, or of a run of any other name, which gets the index-th."""
+    return _variable(_SYSTEMS.get(name, HUES[index % len(HUES)]))
 
 
 def engine_colour(name: str) -> str:
@@ -72,8 +68,3 @@ STYLE: Final = (
     f"@media print{{:root{{{_rules(LIGHT)}}}}}"
 )
 """The variables, as a style sheet. Paper is light whatever the screen was."""
-
-
-def resolved(svg: str) -> str:
-    """A drawing with its light colours written out, for programs that know no CSS variables."""
-    return re.sub(r"var\(--([a-z]+)\)", lambda found: LIGHT[found[1]], svg)

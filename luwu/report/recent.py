@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -24,8 +24,6 @@ TAIL_BYTES: Final = 1 << 20
 """The spans of a file's last bytes are parsed when it is first read."""
 SPANS_MAX: Final = 20_000
 """Held of each process, at most."""
-NEAR: Final = 2
-"""Steps before and after a chosen one whose spans may reach into it."""
 STEPS_HELD: Final = 22
 """Spans of older steps are dropped."""
 _SPAN_MARK: Final = b'"end_ns":'
@@ -36,9 +34,8 @@ OnInstant = Callable[["ProcessEvents", dict[str, Any]], None]
 class ProcessEvents:
     """The events of one process."""
 
-    def __init__(self, file: EventFile, around: int | None = None) -> None:
-        """`around`: hold the spans near this step, not the latest."""
-        self.file, self._around = file, around
+    def __init__(self, file: EventFile) -> None:
+        self.file = file
         self.spans: deque[dict[str, Any]] = deque(maxlen=SPANS_MAX)
         self.starts_count = 0
         """Times the process was started."""
@@ -58,8 +55,7 @@ class ProcessEvents:
     def read(self, on_instant: OnInstant) -> None:
         """Take in what was appended since."""
         with open_lines(self.file.path) as opened:
-            is_tail = not self._place and self._around is None
-            spans_from = max(0, opened.seek(0, 2) - TAIL_BYTES) if is_tail else 0
+            spans_from = 0 if self._place else max(0, opened.seek(0, 2) - TAIL_BYTES)
             opened.seek(self._place)
             for place, line in self._lines(opened):
                 if _SPAN_MARK not in line or place >= spans_from:
@@ -94,10 +90,6 @@ class ProcessEvents:
             on_instant(self, record)
 
     def _hold(self, span: dict[str, Any]) -> None:
-        if self._around is not None:
-            if abs(span.get("step", 0) - self._around) <= NEAR:
-                self.spans.append(span)
-            return
         self.spans.append(span)
         self._newest = max(self._newest, span.get("step", 0))
         while self.spans[0].get("step", 0) < self._newest - STEPS_HELD:
@@ -107,13 +99,8 @@ class ProcessEvents:
 class RecentEvents:
     """The events of all processes of a run."""
 
-    def __init__(
-        self, folder: Path, on_instant: OnInstant = lambda process, record: None,
-        *, around: int | None = None,
-    ) -> None:  # fmt: skip
-        """`around`: hold what was near this step, not the latest."""
-        self._folder, self._around = folder, around
-        self._on_instant = on_instant
+    def __init__(self, folder: Path, on_instant: OnInstant) -> None:
+        self._folder, self._on_instant = folder, on_instant
         self._processes: dict[Path, ProcessEvents] = {}
 
     def read(self) -> None:
@@ -122,7 +109,7 @@ class RecentEvents:
             return
         for file in event_files(self._folder):
             if file.path not in self._processes:
-                self._processes[file.path] = ProcessEvents(file, self._around)
+                self._processes[file.path] = ProcessEvents(file)
             self._processes[file.path].read(self._on_instant)
 
     def of(self, *kinds: str) -> list[ProcessEvents]:
@@ -157,12 +144,9 @@ _ENGINES: Final = {
 """The lane of each span, by kind of process."""
 
 
-def typical_step(events: RecentEvents, usual_s: float | None = None) -> int | None:
-    """The number of the recent step whose duration is closest to `usual_s` seconds (the median of
-    the recent steps where it is not given); None before a step has ended."""
-    steps = ended_steps(events)
-    if not steps:
-        return None
+def typical_step(events: RecentEvents, steps: Sequence[int], usual_s: float | None) -> int:
+    """The one of some recent steps whose duration is closest to `usual_s` seconds, or to their
+    median where that is not known."""
     starts = [step_starts_ns(worker) for worker in events.of("worker") if worker.spans]
     lengths = {
         step: statistics.median(each[step + 1] - each[step] for each in starts) for step in steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from luwu.base.quantities import format_bytes
@@ -24,7 +24,10 @@ def groups() -> dict[str, list[Row]]:
             ("weights digest", lambda arm: (arm["weights_digest"] or "-")[:12]),
         ],
         "Time": [
-            ("processes x compute threads", _threads),
+            (
+                "processes x compute threads",
+                lambda arm: f"{arm['processes']} x {arm['compute_threads']}",
+            ),
             ("step time, median", lambda arm: _seconds(arm["step_seconds_median"])),
             ("step time, 10 % to 90 %", lambda arm: spread_text(arm["step_seconds"])),
             ("bound by", lambda arm: arm.get("bound_by") or "-"),
@@ -111,11 +114,11 @@ def table_text(document: dict[str, Any]) -> str:
     header = ["", *(arm["name"] for arm in document["arms"])]
     found = [group for group in grouped_rows(document) if not group[2]]
     table = [header, *(row for _, rows, _ in found for row in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
-    lines = [job_text(document), "", _line(header, widths)]
+    widths = widths_of(table)
+    lines = [job_text(document), "", line_of(header, widths)]
     for name, rows, _ in found:
         lines += [f"-- {name} ".ljust(sum(widths) + 2 * len(widths) - 2, "-")]
-        lines += [_line(row, widths) for row in rows]
+        lines += [line_of(row, widths) for row in rows]
     lines += ["", *notes(document)]
     return "\n".join(lines)
 
@@ -141,7 +144,7 @@ def notes(document: dict[str, Any]) -> list[str]:
             f"{stored['master_dtype']}, so their weights are near those of the others, not the "
             "same."
         )
-    if len({arm.get("compute_threads") for arm in document["arms"]}) > 1:
+    if len({arm["compute_threads"] for arm in document["arms"]}) > 1:
         found.append(
             "The last bits of weights depend on the number of compute threads, so only digests of "
             "arms with the same number can be equal (OMP_NUM_THREADS=1 makes it the same)."
@@ -233,16 +236,16 @@ def spread_text(seconds: Sequence[float]) -> str:
     return f"{_seconds(low)} to {_seconds(high)}"
 
 
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [f"{row[0]:<{widths[0]}}"]
-    cells += [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
+def widths_of(rows: Iterable[Sequence[str]]) -> list[int]:
+    """The widths of the columns of a table."""
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def line_of(row: Sequence[str], widths: Sequence[int], *, left: int = 1) -> str:
+    """A row of it; its first columns are aligned to the left, the others to the right."""
+    cells = [f"{cell:<{width}}" for cell, width in zip(row[:left], widths, strict=False)]
+    cells += [f"{cell:>{width}}" for cell, width in zip(row[left:], widths[left:], strict=True)]
     return "  ".join(cells).rstrip()
-
-
-def _threads(arm: dict[str, Any]) -> str:
-    if "compute_threads" not in arm:
-        return "-"  # a run of before this was recorded
-    return f"{arm['processes']} x {arm['compute_threads']}"
 
 
 def _seconds(value: float | None) -> str:
@@ -265,18 +268,14 @@ def _bytes(value: int | None) -> str:
 
 def _memory(arm: dict[str, Any], role: str, *shared: str) -> str:
     """The largest peak of a role, beside the plan of its uses; a worker's activations have none."""
-    peaks = arm.get(f"{role}_peak_rss_bytes")
-    peak = _largest(peaks) if isinstance(peaks, list) else peaks
+    peak = arm.get(f"{role}_peak_rss_bytes")
+    if isinstance(peak, list):
+        peak = max((each for each in peak if each is not None), default=None)
     uses = (arm.get("estimate") or {}).get("memory", ())
     planned = sum(use["nbytes"] for use in uses if use["role"] in (role, *shared))
     if peak is None or not planned or role == "worker":
         return _bytes(peak)
     return f"{format_bytes(peak)} of {format_bytes(planned)}"
-
-
-def _largest(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known else None
 
 
 def _of(record: dict[str, Any] | None, key: str) -> str:

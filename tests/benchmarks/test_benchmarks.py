@@ -17,16 +17,8 @@ from benchmarks.namespaces import NoNamespaces, hosts
 
 LIMIT_S = 250.0
 ENVIRONMENT = {
-    "cpu",
-    "cores",
-    "memory_bytes",
-    "kernel",
-    "python",
-    "torch",
-    "numpy",
-    "pyzmq",
-    "date",
-}
+    "cpu", "cores", "memory_bytes", "kernel", "python", "torch", "numpy", "pyzmq", "date",
+}  # fmt: skip
 
 
 def run_smoke(
@@ -223,3 +215,52 @@ def test_faults_runs(tmp_path: Path) -> None:
     assert kinds["repeated and reordered"]["repeated_count"] > 0
     assert kinds["none"]["dropped_count"] == kinds["none"]["repeated_count"] == 0
     assert set(document["claims"]) == set(document["claims_meaning"])
+
+
+def test_disk_runs(tmp_path: Path) -> None:
+    """Goal: both arms run at both levels; the program checks the weights."""
+    document = run_smoke(tmp_path, "disk")
+    rows = document["rows"]
+    assert {(row["case"], row["arm"]) for row in rows} == {
+        (f"{chunk} {durability}", arm)
+        for chunk in ("64.00 KiB", "256.00 KiB")
+        for durability in ("process", "step")
+        for arm in ("raw", "pipeline")
+    }
+    for row in rows:
+        assert row["bytes_per_s"] > 0
+        assert row["pages_in_flight"] >= 2
+    assert document["claims"]["of_raw"] > 0
+
+
+@pytest.mark.slow
+def test_predict_runs(tmp_path: Path) -> None:
+    """Goal: every arm answers. That every repeat gives the same document, and the cores the closed
+    form's step, the benchmark itself checks."""
+    document = run_smoke(tmp_path, "predict")
+    rows = {(row["case"], row["arm"]): row for row in document["rows"]}
+    arms = ("process", "call", "floor of a process", "floor of a call")
+    assert set(rows) == {(case, arm) for case in ("closed form", "cores", "plan") for arm in arms}
+    assert document["claims"]["configurations"] > 100
+    assert rows["plan", "process"]["goal_seconds"] == 30
+    assert rows["plan", "call"]["configurations_per_s"] > 0
+
+
+@pytest.mark.slow
+def test_restart_runs(tmp_path: Path) -> None:
+    """Goal: a node restarts on states of two sizes, pages are counted, and every level trains to
+    the same weights, which the program checks."""
+    document = run_smoke(tmp_path, "restart", label=None)
+    found = {(row["case"], row["arm"]): row for row in document["rows"]}
+    assert set(found) == {
+        *(("restart", arm) for arm in ("torch", "100k", "200k")),
+        *(("written", arm) for arm in ("16KiB", "1MiB")),
+        *(("durability", arm) for arm in ("none", "process", "step")),
+    }
+    assert {row["label"] for (case, _), row in found.items() if case != "durability"} == {
+        "measured"
+    }
+    assert found["durability", "step"]["label"] == "emulated"
+    assert set(document["claims"]) == set(document["claims_meaning"])
+    for arm in ("16KiB", "1MiB"):
+        assert found["written", arm]["written_ratio"] > 0.9

@@ -1,13 +1,22 @@
-"""A small share of the campaigns: crash images, planted bugs, and all in shares."""
+"""A small share of each campaign but that of system calls, and how all are done in shares."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests import campaign, crash_images, planted
+from luwu.launch.local_cluster import LocalCluster
+from luwu.wire.altered import AlteredWeights, WeightsAlteredError
+from luwu.wire.codec import decode
+from luwu.wire.messages import MESSAGE_TYPES
+from switch_emu.process import places
+from tests import campaign, crash_images, flips, planted
 from tests.campaign import Campaign
+from tests.flips import PLACES, REPLICAS, WEIGHTS, Trial
+from tests.fuzz import files, headers, live
+from tests.helpers.local_job import LARGE, Worker
 from tests.planted import BUGS, Bug, try_bug
 from tests.simulate.__main__ import main as simulate
 
@@ -70,3 +79,96 @@ def test_a_share_is_done_once(
     (tmp_path / "luwu" / "new.py").touch()
     assert campaign.main(words) == 1  # and its program is not there any more
     assert capsys.readouterr().out.endswith("\n0 trials, 2 violations\n")
+
+
+# ---------------------------------------------------------------------- flipped bits
+
+
+OUTCOMES = {
+    "disk": {"checksum"}, "memory": {"made again", "named", "E509", "no effect"},
+    "gradient": {"made again", "named", "E509", "no effect"}, WEIGHTS: {"asked for again"},
+}  # fmt: skip
+
+
+@pytest.mark.feature("a bit that flips in one replica")
+@pytest.mark.parametrize("seed", range(12))
+def test_a_flipped_bit_is_found(seed: int, tmp_path: Path) -> None:
+    """E7, I3. Goal: it is found before its step is decided, and no decided version has other
+    weights than plain training."""
+    trial = Trial.drawn(seed, PLACES)
+    assert flips.run(trial, tmp_path) in OUTCOMES[trial.place]
+
+
+def test_workers_check_what_the_switch_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I3. Goal: weights that are altered in the switch's memory are found by each worker, and asked
+    for again. Method: the switch does not look at what it receives."""
+    looked, found = AlteredWeights.has, []
+
+    def has(self: AlteredWeights, message: Any, data: memoryview) -> bool:
+        if self._receiver == "the switch":
+            return False
+        is_altered = looked(self, message, data)
+        if is_altered:
+            found.append(self._receiver)
+        return is_altered
+
+    monkeypatch.setattr(AlteredWeights, "has", has)
+    monkeypatch.setattr(flips, "judge", lambda *_: "")
+    flips.run(Trial.drawn(0, [WEIGHTS]), tmp_path)
+    assert {*found} == {"worker 0", "worker 1"}  # again, if it was asked for twice
+
+
+def test_weights_that_are_always_altered_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: what comes altered again and again is never used; the message says who states what.
+    Method: the node states the checksum of other weights."""
+    monkeypatch.setattr(places, "checksum_of", lambda data: 7)
+    trial = Trial.drawn(0, [WEIGHTS])
+    with LocalCluster(
+        world_size=trial.job.world_size, state=tmp_path / "state", summary=tmp_path / "summary",
+        memory_budget_bytes=LARGE, chunk_bytes=trial.job.layout.chunk_bytes,
+        optimizer_nodes=trial.optimizer_nodes, replicas=REPLICAS,
+    ) as cluster:  # fmt: skip
+        said = r"weights of extent \d+ for step \d came to the switch altered 4 times"
+        with pytest.raises(WeightsAlteredError, match=said):
+            cluster.run(Worker(trial.job))
+
+
+# ---------------------------------------------------------------------- what is hostile
+
+
+PATIENT_S = 60.0
+"""A busy machine is no hang."""
+PATIENT_NS = int(PATIENT_S * 1e9)
+
+
+@pytest.mark.feature("hostile headers, messages and files")
+def test_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: nothing is wrong with 20,000 headers, which reach every type of message."""
+    reached = set()
+
+    def seen(header: bytes, payload_count: int) -> Any:
+        message = decode(header, payload_count)
+        reached.add(type(message))
+        return message
+
+    monkeypatch.setattr(headers, "decode", seen)
+    assert list(headers.fuzz_headers(1, 0, 20_000, hang_ns=PATIENT_NS)) == []
+    assert reached == set(MESSAGE_TYPES)
+
+
+@pytest.mark.feature("hostile headers, messages and files")
+def test_files(tmp_path: Path) -> None:
+    """Goal: whatever stands in the place of a file, each reader of one ends with a sentence, and
+    waits for nothing; what is imported is what was exported. Method: 1,000 cases, from a seed."""
+    assert list(files.fuzz_files(1, 0, 1000, tmp_path, hang_ns=PATIENT_NS)) == []
+
+
+@pytest.mark.faults(29)
+@pytest.mark.feature("hostile headers, messages and files")
+def test_live(tmp_path: Path) -> None:
+    """I1, I3. Goal: 1,000 messages of a stranger change no bit of a job that trains meanwhile."""
+    assert list(live.fuzz_live(1, 0, 1000, tmp_path, hang_s=PATIENT_S)) == []

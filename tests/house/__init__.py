@@ -1,13 +1,11 @@
 """What of the architecture can be counted, counted: `python -m tests.house`.
 
-    __main__.py   prints every count, its findings and its bound; exit code 1 if one is above
+    __main__.py   prints every count and its findings; exit code 1 if there is any
     amounts.py    lines, words, rows, keys, messages, dependencies; their bounds are in bounds.toml
     source.py     the modules of the product, their syntax trees, names and imports
-    cores.py      classes of cores that inherit
-    circles.py    modules that import each other
+    structure.py  circles of imports, classes of cores that inherit, names that hide others
     sizes.py      long files, long functions, wide signatures
     labels.py     numbered rules: defined once, cited as defined
-    names.py      modules that hide those of the standard library
     texts.py      maps in docstrings of packages, names that the architecture page cites
 
 Nothing is imported of what is checked: everything is read from syntax trees and text.

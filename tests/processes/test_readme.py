@@ -35,9 +35,9 @@ from pathlib import Path
 
 import pytest
 
-from luwu.commands.config import markdown_table
 from tests.helpers.command_line import parsed
 from tests.helpers.training_harness import alone
+from tests.pages import keys_table
 from tests.processes.commands import Command, Terminal, terminal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -313,4 +313,4 @@ def test_table_of_keys_is_in_step() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     found = re.search(r"<!-- config:begin -->\n(.*)\n<!-- config:end -->", page, re.DOTALL)
     assert found is not None
-    assert found[1] == markdown_table(), "put the output of luwu config --markdown there"
+    assert found[1] == keys_table(), "python -m tests.pages"

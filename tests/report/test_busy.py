@@ -1,51 +1,16 @@
-"""How busy engines were: lengths of intervals, and what lay behind compute."""
+"""How busy engines were, and what lay behind compute."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import pytest
-
 from luwu.report.aligned import Steps
 from luwu.report.busy import Busy, Engine, busy, summary_text
-from luwu.report.intervals import Intervals, union
 from tests.report.test_timeline import clock, span, write
-
-
-def intervals(*pairs: tuple[int, int]) -> Intervals:
-    times = np.array(pairs, np.int64).reshape(-1, 2)
-    return union(times[:, 0], times[:, 1])
-
-
-def pairs_of(found: Intervals) -> list[tuple[int, int]]:
-    return list(zip(found.starts_I.tolist(), found.ends_I.tolist(), strict=True))
 
 
 def engine(found: Busy, process: str, name: str) -> Engine:
     return next(e for e in found.engines if (e.process, e.name) == (process, name))
-
-
-def test_a_union_has_no_overlap() -> None:
-    assert pairs_of(intervals((5, 9), (0, 3), (2, 4), (9, 10), (1, 2))) == [(0, 4), (5, 10)]
-    assert pairs_of(intervals()) == []
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_intervals_agree_with_sets(seed: int) -> None:
-    """Goal: union, what is in both and what is in one only.
-    Method: compare with sets of whole points of time."""
-    rng = np.random.default_rng(seed)
-
-    def some() -> tuple[Intervals, set[int]]:
-        pairs = [(int(a), int(a + b)) for a, b in rng.integers(0, 40, (rng.integers(0, 9), 2))]
-        return intervals(*pairs), {point for low, high in pairs for point in range(low, high)}
-
-    (one, ones), (other, others) = some(), some()
-    assert one.total_ns == len(ones)
-    assert one.covered_ns(other) == other.covered_ns(one) == len(ones & others)
-    assert one.without(other).total_ns == len(ones - others)
-    assert one.without(other).covered_ns(other) == 0
 
 
 def test_what_lies_behind_compute(tmp_path: Path) -> None:

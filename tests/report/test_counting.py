@@ -109,18 +109,6 @@ def test_the_status_of_a_run_has_the_counts(tmp_path: Path) -> None:
     assert "switch raw count 3" not in status_text(document)
 
 
-@pytest.mark.parametrize(
-    ("name", "metric"),
-    [
-        ("raw_count", "luwu_raw_total"),
-        ("slots_now", "luwu_slots"),
-        ("slot_bytes_limit", "luwu_slot_bytes_limit"),
-    ],
-)
-def test_a_count_is_named_by_prometheus_rules(name: str, metric: str) -> None:
-    assert metric_name(name) == metric
-
-
 @pytest.mark.feature("counters for Prometheus")
 def test_every_count_says_what_it_counts(tmp_path: Path) -> None:
     """Goal: no metric without a sentence, and no sentence without a metric. Method: what the cores

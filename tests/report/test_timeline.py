@@ -13,16 +13,7 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.report.aligned import (
-    NOT_EXACT,
-    RESTARTED,
-    Steps,
-    Timed,
-    parse_steps,
-    steady_steps,
-    survey,
-    timed,
-)
+from luwu.report.aligned import RESTARTED, Steps, parse_steps, steady_steps, survey, timed
 from luwu.report.event_files import event_files, records, spans
 from luwu.report.timeline import Lanes, in_order, write_timeline
 
@@ -94,14 +85,15 @@ def test_each_engine_has_its_rows_from_the_top(tmp_path: Path) -> None:
     folder = write(
         tmp_path,
         node=[clock(), span("update", 50, 60, step=0, chunk=3), span("novel", 60, 61)],
-        worker_10=[span("forward", 10, 20, step=0, unit="root")],
+        worker_10=[clock(), span("forward", 10, 20, step=0, unit="root")],
         worker_2=[
+            clock(),
             span("forward", 12, 18, step=0, unit="blocks.0"),
             span("forward", 10, 20, step=0, unit="root"),
             span("push", 21, 30, step=0, unit=0, rank=2),
         ],
-        switch=[span("sum", 40, 45, step=0, chunk=3)],
-        fsdp_worker_0=[span("forward", 1, 2, step=0, unit="root")],
+        switch=[clock(), span("sum", 40, 45, step=0, chunk=3)],
+        fsdp_worker_0=[clock(), span("forward", 1, 2, step=0, unit="root")],
     )
     events = trace_of(folder)
     places = {
@@ -184,12 +176,6 @@ def test_no_row_overlaps_in_part_whatever_the_order(
         assert len(found) <= most
 
 
-def test_order_is_by_start_within_the_window() -> None:
-    items = [Timed("x", start, 100, {}) for start in (5, 3, 4, 1, 2)]
-    assert [item.start_ns for item in in_order(items, 5)] == [1, 2, 3, 4, 5]
-    assert len(list(in_order(items, 1))) == 5
-
-
 def test_the_same_events_give_the_same_bytes(tmp_path: Path) -> None:
     rows = [span("pull", n, n + 5, step=n // 10, unit=n % 3) for n in range(50)]
     folder = write(tmp_path, worker_0=[clock(), *rows], node=[clock()])
@@ -255,40 +241,23 @@ def test_hosts_are_aligned_by_wall_clocks(tmp_path: Path) -> None:
             span("update", 105, 205, step=1, chunk=0),
         ],
         worker_0=[clock(7_000_000, 50_200), span("push", 7_000_100, 7_000_200, step=0, unit=0)],
-        worker_1=[span("push", 7_000_101, 7_000_200, step=0, unit=0)],
     )
     found = rows_of(trace_of(folder))
     assert [e["ts"] for e in found["node", "update"]] == [500, 1100]
     assert found["worker 0", "push"][0]["ts"] == 300
-    assert found["worker 1", "push"][0]["ts"] == 301
     (again,) = found["node", "events"]
     assert (again["name"], again["ph"], again["ts"]) == (RESTARTED, "i", 1000)
-    first, second = survey(folder).notes
-    assert "3 hosts" in first
-    assert "worker-1.jsonl" in second
-
-
-def test_files_without_clocks_are_on_one(tmp_path: Path) -> None:
-    folder = write(
-        tmp_path,
-        node=[span("update", 1500, 1600, step=0, chunk=0)],
-        worker_0=[span("push", 1400, 1450, step=0, unit=0)],
-    )
-    found = rows_of(trace_of(folder))
-    assert found["worker 0", "push"][0]["ts"] == 0
-    assert found["node", "update"][0]["ts"] == 100
+    assert ["3 hosts" in note for note in survey(folder).notes] == [True]
 
 
 def test_instants_stand_where_they_were(tmp_path: Path) -> None:
-    """Goal: with a time, there; without one, behind what was recorded before. Those of every step
-    have short names and a row of their own."""
+    """Goal: those of every step have short names and a row of their own."""
     folder = write(tmp_path, node=[
-        clock(0), {"name": "node.opened"}, span("update", 10, 30, step=0, chunk=0),
-        span("update", 5, 20, step=0, chunk=1),
-        {"name": "node.step", "step": 0, "applied": True, "grad_norm": float("inf")},
+        clock(0), {"name": "node.opened", "at_ns": 0},
+        {"name": "node.step", "step": 0, "at_ns": 30, "applied": True, "grad_norm": float("inf")},
         {"name": "node.verdict", "step": 1, "at_ns": 40},
         {"name": "node.skipped", "step": 1, "at_ns": 44},
-        {"name": "node.step", "step": 1, "applied": False},
+        {"name": "node.step", "step": 1, "at_ns": 44, "applied": False},
         {"name": "node.abort", "step": 2, "at_ns": 50, "text": "gone"},
     ])  # fmt: skip
     found = rows_of(trace_of(folder))
@@ -299,7 +268,6 @@ def test_instants_stand_where_they_were(tmp_path: Path) -> None:
     assert [(e["name"], int(e["args"]["step"]), e["ts"]) for e in decisions] == [
         ("decided", 0, 30), ("verdict", 1, 40), ("skipped", 1, 44),
     ]  # fmt: skip
-    assert decisions[0]["args"]["placed"] == NOT_EXACT
     assert events[-1]["args"] == {"step": 2, "text": "gone"}
 
 
@@ -362,7 +330,10 @@ def test_steady_steps_are_in_the_middle(tmp_path: Path, count: int, steps: str, 
 
 
 def test_a_run_without_steps_is_shown_whole(tmp_path: Path) -> None:
-    write(tmp_path, node=[clock(), span("prepare", 1, 2, step=-1), {"name": "node.opened"}])
+    write(
+        tmp_path,
+        node=[clock(), span("prepare", 1, 2, step=-1), {"name": "node.opened", "at_ns": 0}],
+    )
     assert steady_steps(tmp_path).is_all
     assert str(steady_steps(tmp_path)) == "all steps"
     assert str(Steps(3)) == "steps from 3 on"
@@ -392,7 +363,8 @@ def test_a_line_cut_short_by_a_kill_is_counted(tmp_path: Path, kept: int) -> Non
         b"garbage", b"garbage\n", b'{"name":"update","st\n', b"\n", b"[]\n", b'{"role":"x"}\n',
         b'{"name":"x","start_ns":2,"end_ns":1}\n', b'{"name":"x","start_ns":2}\n',
         b'{"name":"x","start_ns":1.5,"end_ns":2}\n', b'{"name":"clock"}\n', b"\xff\n",
-        b'{"name":"x","at_ns":"1"}\n', b'garbage{"name":"clock"}\n', b"[" * 100_000 + b"\n",
+        b'{"name":"x","at_ns":"1"}\n', b'{"name":"x"}\n', b'garbage{"name":"clock"}\n',
+        b"[" * 100_000 + b"\n",
     ],
 )  # fmt: skip
 def test_garbage_is_refused_with_file_and_line(tmp_path: Path, line: bytes) -> None:
@@ -401,6 +373,12 @@ def test_garbage_is_refused_with_file_and_line(tmp_path: Path, line: bytes) -> N
     with pytest.raises(ConfigError, match=re.escape("node.jsonl:3: ")):
         write_timeline(tmp_path, tmp_path / "trace.json")
     assert [path.name for path in tmp_path.iterdir()] == ["node.jsonl"]
+
+
+def test_a_file_that_begins_without_a_clock_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, node=[span("update", 1500, 1600, step=0), clock()])
+    with pytest.raises(ConfigError, match=r"node\.jsonl:1: no clock"):
+        survey(tmp_path)
 
 
 def test_a_last_line_without_its_end_may_be_whole(tmp_path: Path) -> None:

@@ -134,12 +134,12 @@ def test_a_tree_adds_up_twice(tmp_path: Path) -> None:
     write(
         tmp_path,
         **pushes,
-        switch=[clock(), {"name": "switch.about", "ranks": "0-1"},
+        switch=[clock(), {"name": "switch.about", "ranks": "0-1", "at_ns": 0},
                 span("sum", 30, 31, step=0, extent=0)],
         node=[clock(), about(), span("update", 40, 41, step=0, extent=0)],
     )  # fmt: skip
     for name, ranks, start in (("switch-left", "0", 10), ("switch-right", "1", 20)):
-        rows = [clock(), {"name": "switch.about", "ranks": ranks},
+        rows = [clock(), {"name": "switch.about", "ranks": ranks, "at_ns": 0},
                 span("sum", start, start + 1, step=0, extent=0)]  # fmt: skip
         (tmp_path / f"{name}.jsonl").write_text(lines(rows))
     bound = assert_flows(trace_of(tmp_path))

@@ -1,28 +1,26 @@
-"""Cores: classes that inherit from another class of the project."""
+"""What modules may not do: import in a circle, have a class of a core that inherits from another of
+the project, hide a module of the standard library."""
 
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from tests.house.source import Module, definition, imported, modules
 
 CORES = ("luwu.protocol", "luwu.nic.core", "switch_emu.switch.core", "switch_emu.node.core")
 PLAIN_BASES = {
-    "BaseException",
-    "Enum",
-    "Exception",
-    "Flag",
-    "IntEnum",
-    "IntFlag",
-    "NamedTuple",
-    "Protocol",
+    "BaseException", "Enum", "Exception", "Flag", "IntEnum", "IntFlag", "NamedTuple", "Protocol",
     "StrEnum",
-}
+}  # fmt: skip
 """What a class of a core, or a base of it, may inherit from."""
 PLAIN_MODULES = ("luwu.wire", "luwu.base.errors")
 """Messages and errors."""
+FOLDERS = ("workers", "benchmarks", "docs/examples")
+"""Their scripts are run by path, which puts the script's folder first where Python imports from."""
 
 
 def in_core(name: str) -> bool:
@@ -81,3 +79,28 @@ def _is_plain(module: str, name: str, known: dict[str, Module]) -> bool:
         if text.rpartition(".")[2] in PLAIN_BASES:
             return True
     return any(_is_plain(*base, known) for base in _bases(known[module], node, known))
+
+
+def modules_in_circles(root: Path) -> list[str]:
+    """The modules of a circle, each after one that it imports; there may be others."""
+    known = modules(root)
+    graph = {
+        name: {source for _, source, _ in imported(module, known)} - {name}
+        for name, module in known.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle[1:]
+    return []
+
+
+def modules_that_hide_others(root: Path) -> list[str]:
+    """Modules beside scripts that are named like one of the standard library."""
+    return [
+        path.relative_to(root).as_posix()
+        for folder in FOLDERS
+        for path in sorted((root / folder).rglob("*.py"))
+        if path.stem in sys.stdlib_module_names
+    ]
