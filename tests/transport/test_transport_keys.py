@@ -238,10 +238,10 @@ class TestTheHandler(WithKeys):
         listener = make(name="switch", accepts=("worker",))
         assert isinstance(listener, ZeroMqTransport)
         where = listener.listen(TCP)
-        assert listener.zap is not None
-        listener.zap.close()
-        listener.zap.check_alive = lambda: None  # type: ignore[method-assign]
-        listener.zap.close = lambda: None  # type: ignore[method-assign]
+        assert listener.hub.zap is not None
+        listener.hub.zap.close()
+        listener.hub.zap.check_alive = lambda: None  # type: ignore[method-assign]
+        listener.hub.zap.close = lambda: None  # type: ignore[method-assign]
         stranger = make(name="worker-0", accepts=())
         stranger.dial("parent", where)
         up(stranger)
@@ -263,7 +263,7 @@ class TestTheHandler(WithKeys):
         listener = make(name="switch", accepts=("worker",))
         assert isinstance(listener, ZeroMqTransport)
         listener.listen(TCP)
-        zap = listener.zap
+        zap = listener.hub.zap
         assert zap is not None
         monkeypatch.setattr(curve, "SYSTEM_CLOCK", clock)
         clock.now += 10**12  # we were stopped for long: that is no silence of the handler's
@@ -304,8 +304,8 @@ class TestTheHandler(WithKeys):
         listener = make(name="switch", accepts=("worker",))
         assert isinstance(listener, ZeroMqTransport)
         listener.listen(TCP)
-        assert listener.zap is not None
-        assert listener.zap._answer(request_frames)[2] == b"400"
+        assert listener.hub.zap is not None
+        assert listener.hub.zap._answer(request_frames)[2] == b"400"
 
 
 class TestTheWire(WithKeys):
