@@ -132,9 +132,9 @@ BUGS = (
         "switch_emu/switch/core/slots.py",
         (
             (
-                "    if not merge(slot.contributors, contribution.contributors):\n"
-                "        return False\n",
-                "    merge(slot.contributors, contribution.contributors)\n",
+                "        if not merge(self.contributors, contribution.contributors):\n"
+                "            return False\n",
+                "        merge(self.contributors, contribution.contributors)\n",
             ),
         ),
         HISTORIES,

@@ -41,7 +41,7 @@ def test_no_slots_at_all(seed: int) -> None:
     job = Job(make_layout(), switch_limits=limits)
     cluster = Cluster(seed, job, ROUGH)
     cluster.run()
-    assert cluster.switch.core.raw_count > 0
+    assert cluster.switch.core.raw_up.count > 0
 
 
 @pytest.mark.parametrize("seed", seeds(30))

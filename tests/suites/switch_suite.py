@@ -222,7 +222,7 @@ class SwitchSuite:
             np.testing.assert_array_equal(values, in_rank_order(grads[push.index]))
             bench.parent_has(push)
         assert Payload.live_count == 0
-        assert bench.core.raw_count == 0
+        assert bench.core.raw_up.count == 0
         assert bench.core.duplicates.total() == len(arrivals) - WORLD * len(EXTENTS)
         assert set(bench.core.duplicates) <= {f"ranks {rank}" for rank in range(WORLD)}
 
@@ -395,7 +395,7 @@ class SwitchSuite:
         raw = [extent for extent, parts in found.items() if len(parts) > 1]
         assert sorted(found) == list(EXTENTS)
         assert 0 < len(raw) < len(EXTENTS)
-        assert bench.core.raw_count == WORLD * len(raw)
+        assert bench.core.raw_up.count == WORLD * len(raw)
         for extent, parts in found.items():
             assert sorted(parts) == ([1, 2, 4] if extent in raw else [ALL])
             np.testing.assert_array_equal(
@@ -420,7 +420,7 @@ class SwitchSuite:
         for rank in range(WORLD):
             np.testing.assert_array_equal(found[1 << rank], grads[rank])
         assert sorted(set(bench.receipts())) == [(child(rank), EXTENTS[0]) for rank in range(WORLD)]
-        assert bench.core.raw_count == WORLD
+        assert bench.core.raw_up.count == WORLD
         for rank in range(WORLD):
             bench.push(rank, EXTENTS[2], grads[rank])
         [(push, _)] = bench.take_parent()
