@@ -23,10 +23,11 @@ SHAPES = [(2, 2), (3, 2), (3, 3)]
 
 
 @pytest.mark.parametrize("update", UPDATES)
-def test_norm_and_weights_do_not_depend_on_replicas(update: str) -> None:
-    """I3. Goal: whatever the number of owners, the same weights and norms, bit for bit."""
+def test_norm_and_weights_do_not_depend_on_nodes_and_replicas(update: str) -> None:
+    """I3. Goal: whatever the number of nodes, and of the owners of a page, the same weights and
+    norms, bit for bit."""
     norms = []
-    for nodes, replicas in [(1, 1), *SHAPES]:
+    for nodes, replicas in [(1, 1), (2, 1), (3, 1), (4, 1), *SHAPES]:
         job = Job(make_layout(optimizer_nodes=nodes), replicas=replicas, update=update)
         cluster = Cluster(0, job, ORDERED)
         cluster.run_to_the_end()
