@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from luwu.transport.endpoints import TcpEndpoint, parse
 from luwu.transport.interface import Transport
 from luwu.transport.shm import ShmTransport
 from luwu.transport.sockets import ZeroMqTiming
@@ -146,6 +147,13 @@ def check_nothing_is_left(script: str, directory: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert not list(directory.iterdir())
+
+
+def tcp_endpoint(text: str) -> TcpEndpoint:
+    """What a text says that must be an endpoint over tcp."""
+    found = parse(text)
+    assert isinstance(found, TcpEndpoint)
+    return found
 
 
 def open_files() -> int:

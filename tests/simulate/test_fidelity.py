@@ -49,7 +49,8 @@ def test_no_extent_is_raw_where_nothing_is_lost(update: str, slot_count: int) ->
 def test_fidelities_end_with_one_digest(seed: int, slot_count: int) -> None:
     """I3. Goal: what was summed in slots, at the node, or partly here and there has one digest.
     Method: the same job on a rough network, functional and protocol; some of it went raw."""
-    job = Job(make_layout(), world_size=3, switch_limits=WIDE)
+    update = ("streaming", "at_step")[seed % 2]
+    job = Job(make_layout(), world_size=3, update=update, switch_limits=WIDE)
     clusters = []
     for each in (job, replace(job, slot_count=slot_count)):
         cluster = Cluster(seed, each, ROUGH)
