@@ -33,12 +33,7 @@ from luwu.base.errors import (
 )
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
-from luwu.base.limits import (
-    GRADIENT_BYTES,
-    KEEP_PIECES_MAX,
-    PAYLOAD_BYTES_MAX,
-    UNFLUSHED_BYTES_MAX,
-)
+from luwu.base.limits import GRADIENT_BYTES, KEEP_PIECES_MAX, PAYLOAD_BYTES_MAX, UNFLUSHED_BYTES_MAX
 from luwu.base.retry import RetryPolicy
 from luwu.base.tree import ranges_text
 from luwu.layout import Layout

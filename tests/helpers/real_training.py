@@ -39,13 +39,9 @@ def seeded(make: Callable[[], nn.Module], seed: int = 7) -> nn.Module:
 
 
 def in_cluster(
-    directory: Path,
-    work: Callable[[int], Any],
-    *,
-    world_size: int = 1,
-    device: str = "cpu",
+    directory: Path, work: Callable[[int], Any], *, world_size: int = 1, device: str = "cpu",
     **changes: Any,
-) -> Trained:
+) -> Trained:  # fmt: skip
     """`work(rank)` of every rank of one job, between luwu.init and luwu.finish; with one thread of
     torch each, as fixtures of a module are made before `one_thread` of its tests."""
 

@@ -138,13 +138,9 @@ class ListeningAtTcp:
 def check_nothing_is_left(script: str, directory: Path) -> None:
     """Run a script that compares what its process holds; it may leave no file of ours either."""
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "XDG_RUNTIME_DIR": str(directory)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+        [sys.executable, "-c", script], env={**os.environ, "XDG_RUNTIME_DIR": str(directory)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert not list(directory.iterdir())
 

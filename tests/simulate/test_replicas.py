@@ -65,16 +65,11 @@ def test_a_replica_that_differs_is_found(update: str, number: int) -> None:
 
 def losing(nodes: int, replicas: int, seed: int, **options: Any) -> Job:
     """A job that goes on without a node that is gone for 0.3 virtual seconds, and fills it."""
+    limits = replace(SMALL_SWITCH, drop_node_after_ns=300_000_000, fill_rate_bytes_per_s=1e6)
     return Job(
-        make_layout(optimizer_nodes=nodes),
-        replicas=replicas,
-        update=UPDATES[seed % 2],
-        keeps=seed % 3 == 0,
-        switch_limits=replace(
-            SMALL_SWITCH, drop_node_after_ns=300_000_000, fill_rate_bytes_per_s=1e6
-        ),
-        **options,
-    )
+        make_layout(optimizer_nodes=nodes), replicas=replicas, update=UPDATES[seed % 2],
+        keeps=seed % 3 == 0, switch_limits=limits, **options,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", seeds(10))

@@ -507,8 +507,7 @@ def test_a_node_that_is_lost_while_it_is_filled_is_not_waited_for() -> None:
     assert bench.prepare(0, attempt=3, version=2) == []  # the other is not prepared
     bench.lead.lost(1)
     starts(
-        [each for each in bench.lines() if "Hello" not in each],
-        "parent-0: Adopt step=2 members=1",
+        [each for each in bench.lines() if "Hello" not in each], "parent-0: Adopt step=2 members=1"
     )
     assert bench.lead.at.next is not None
     assert bench.lead.at.next.filled == 0

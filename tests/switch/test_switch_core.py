@@ -33,11 +33,7 @@ from switch_emu.switch.core.parents import STEP_MAX_S, FilledNode, Parents
 from switch_emu.switch.core.refusals import Refusals
 from switch_emu.switch.core.standings import Position, Standings
 from switch_emu.switch.core.statements import AgreedStatement, Agreement, BeginCommit, Statement
-from switch_emu.switch.core.switch import (
-    FROM_CHILD,
-    FROM_PARENT,
-    RECEIPTS,
-)
+from switch_emu.switch.core.switch import FROM_CHILD, FROM_PARENT, RECEIPTS
 from switch_emu.switch.core.weights_down import STALLED_NS, WeightsCopies, WeightsDown
 from tests.helpers.switch_parts import DESCRIPTION, LEFT, RIGHT, Handed, hello, line, message
 from tests.simulate.job import make_layout

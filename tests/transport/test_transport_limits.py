@@ -37,11 +37,7 @@ from tests.suites.transport_waits import (
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(47)
 """What a peer with a key sends first."""
-HALF_HANDSHAKES = {
-    "nothing": b"",
-    "part of a greeting": GREETING[:20],
-    "a greeting": GREETING,
-}
+HALF_HANDSHAKES = {"nothing": b"", "part of a greeting": GREETING[:20], "a greeting": GREETING}
 """libzmq waits for more of these."""
 WRONG_HANDSHAKES = {
     "a greeting without a key": GREETING.replace(b"CURVE", b"NULL\0"),

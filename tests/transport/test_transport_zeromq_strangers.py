@@ -88,14 +88,9 @@ class TestStrangersAtOurListener(OverZeroMq, ListeningAtTcp):
         ],
     )
     def test_other_zeromq_programs_are_not_let_in(
-        self,
-        listener: Transport,
-        where: str,
-        raw: Raw,
-        kind: int,
-        options: dict[str, object],
+        self, listener: Transport, where: str, raw: Raw, kind: int, options: dict[str, object],
         frames: list[bytes],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """T1. Goal: reported once however much they say; no name they chose becomes a peer."""
         stranger = raw(kind, **options)
         stranger.connect(where)
