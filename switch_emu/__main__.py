@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 from luwu.base.errors import STOP_SIGNALS, LuwuError
@@ -52,12 +53,11 @@ def _serve_one(role: str, config: Path, *, until_eof: bool) -> int:
     try:
         document = read_document(config)
     except LuwuError as error:
-        return failed(role, error, error.exit_code, None)
+        return failed(role, error, None)
     private_directory: str | None = document["private_directory"]
     if until_eof:
-        watch(
-            lambda: _end_soon(stopping, orphaned, private_directory), on_line=lambda _: over.set()
-        )
+        end_soon = partial(_end_soon, stopping, orphaned, private_directory)
+        watch(end_soon, on_line=lambda _: over.set())
     try:
         return attend(role, document, stopping, over=over)
     finally:

@@ -47,7 +47,7 @@ def tests(*names: str) -> tuple[str, ...]:
 
 SEVERAL_NODES = tests(
     "tests/switch/test_lead.py", "tests/switch/test_switch_core.py", "tests/node/test_node_core.py",
-    "tests/simulate/test_replicas.py", "tests/simulate/test_several_nodes.py",
+    "tests/simulate/test_replicas.py", "tests/simulate/test_clusters.py",
 )  # fmt: skip
 
 
@@ -130,9 +130,9 @@ BUGS = (
         "switch_emu/switch/core/slots.py",
         {
             (
-                "    if not merge(slot.contributors, contribution.contributors):\n"
-                "        return False\n"
-            ): "    merge(slot.contributors, contribution.contributors)\n"
+                "        if not merge(self.contributors, contribution.contributors):\n"
+                "            return False\n"
+            ): "        merge(self.contributors, contribution.contributors)\n"
         },
         HISTORIES,
     ),

@@ -83,8 +83,7 @@ class Cells:
         self._limit_bytes = limit_bytes
         self._cells: deque[Cell] = deque()
         """The least recently taken first."""
-        self._reserved: Callable[[memoryview], object] = _ignore
-        self._dropped: Callable[[memoryview], object] = _ignore
+        self.watch(lambda memory: None, lambda memory: None)
 
     def watch(
         self, reserved: Callable[[memoryview], object], dropped: Callable[[memoryview], object]
@@ -97,7 +96,8 @@ class Cells:
         found = self._reused(nbytes, 2 * nbytes)
         if found is not None:
             return found
-        if self._under_way_bytes() + nbytes > self._limit_bytes and self._under_way() is not None:
+        under_way_bytes = [cell.data.nbytes for cell in self._cells if cell.is_needed]
+        if under_way_bytes and sum(under_way_bytes) + nbytes > self._limit_bytes:
             return None
         try:
             cell = self._make(nbytes)
@@ -125,32 +125,26 @@ class Cells:
 
     def take(self, nbytes: int) -> Cell:
         """Wait for a cell. Raises StepAborted; CreditExceeded if none can ever fit."""
-        found = self.take_now(nbytes)
-        while found is None:
+        while (found := self.take_now(nbytes)) is None:
             if not self._cells:
                 return self._make(nbytes)  # raises the reason
-            free_count = self._free_count()
-            under_way = self._under_way()
-            end_ns = SYSTEM_CLOCK.now_ns() + self._patience_s * 1e9
-
-            def has_moved(count: int = free_count, cell: Cell | None = under_way) -> bool:
-                return self._free_count() > count or (cell is not None and not cell.is_needed)
-
-            self._wait_until(
-                lambda moved=has_moved, end=end_ns: moved() or SYSTEM_CLOCK.now_ns() >= end,  # type: ignore[misc]
-                f"room for {nbytes} bytes of gradient",
-                None,
-            )
-            if not has_moved():
-                self._limit_bytes *= 2
-            found = self.take_now(nbytes)
+            self._wait_for_room(nbytes)
         return found
+
+    def _wait_for_room(self, nbytes: int) -> None:
+        free_count, cell = self._free_count(), self._under_way()
+        end_ns = SYSTEM_CLOCK.now_ns() + self._patience_s * 1e9
+
+        def has_moved() -> bool:
+            return self._free_count() > free_count or (cell is not None and not cell.is_needed)
+
+        what = f"room for {nbytes} bytes of gradient"
+        self._wait_until(lambda: has_moved() or SYSTEM_CLOCK.now_ns() >= end_ns, what, None)
+        if not has_moved():
+            self._limit_bytes *= 2
 
     def _under_way(self) -> Cell | None:
         return next((cell for cell in self._cells if cell.is_needed), None)
-
-    def _under_way_bytes(self) -> int:
-        return sum(cell.data.nbytes for cell in self._cells if cell.is_needed)
 
     def _free_count(self) -> int:
         return sum(cell.is_free for cell in self._cells)
@@ -190,10 +184,6 @@ class EncodedCells:
 def private_memory(nbytes: int) -> memoryview:
     """Memory that is sent by copying."""
     return memoryview(bytearray(nbytes))
-
-
-def _ignore(memory: memoryview) -> None:
-    pass
 
 
 class SharedWeights:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,10 +194,8 @@ class StateReader(Closing):
         for action in actions:
             match action:
                 case Send(_, message, _):
-                    try:
+                    with suppress(PeerGone):  # it is asked again when the connection is back
                         self._transport.send(PARENT, encode(message))
-                    except PeerGone:
-                        continue  # it is asked again when the connection is back
                 case Drop(payload):
                     payload.release()  # type: ignore[attr-defined]
                 case VersionOpened(facts):

@@ -16,7 +16,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from luwu.aggregate import FLOAT32
@@ -33,12 +33,7 @@ from luwu.base.errors import (
 )
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
-from luwu.base.limits import (
-    GRADIENT_BYTES,
-    KEEP_PIECES_MAX,
-    PAYLOAD_BYTES_MAX,
-    UNFLUSHED_BYTES_MAX,
-)
+from luwu.base.limits import GRADIENT_BYTES, KEEP_PIECES_MAX, PAYLOAD_BYTES_MAX, UNFLUSHED_BYTES_MAX
 from luwu.base.retry import RetryPolicy
 from luwu.base.tree import ranges_text
 from luwu.layout import Layout
@@ -65,7 +60,7 @@ LEAVE_NS: Final = 2_500_000_000
 class _Command:
     do: Callable[[int], list[nic.Action]]
     era: int
-    done: threading.Event | None = field(default=None)
+    done: threading.Event | None = None
     cells: Sequence[Cell] = ()
     """Cells to push; given back if the command is void."""
 
@@ -150,7 +145,8 @@ class Nic(Closing):
         self._commands: deque[_Command] = deque()
         self._handles: dict[int, Handle] = {}
         self._handles_count = 0
-        self._stopping = False
+        self.is_closed = False
+        """True if `close` was called."""
         try:
             transport.dial(PARENT, endpoint)
         except BaseException:
@@ -174,11 +170,9 @@ class Nic(Closing):
     def connect(self) -> None:
         """Wait for the parent to answer. Raises ConnectionFailed after the connect timeout."""
         self._mailbox.wait_until(
-            lambda: self._mailbox.is_connected,
-            f"{self._endpoint} to answer",
-            None,
+            lambda: self._mailbox.is_connected, f"{self._endpoint} to answer", None,
             limit_s=self._connect_timeout_s,
-        )
+        )  # fmt: skip
 
     def join(self, description: Description) -> nic.Joined:
         """Become a member with this job; blocks until all ranks have joined.
@@ -283,14 +277,11 @@ class Nic(Closing):
             gradients = [ExtentGradient(index, None) for index in extents]
         entries = [
             nic.Gradient(
-                index=index,
-                payload=cell,
-                payload_bytes=0 if cell is None else cell.data.nbytes,
-                dtype=dtype,
-                absent=absent,
+                index=index, payload=cell, payload_bytes=0 if cell is None else cell.data.nbytes,
+                dtype=dtype, absent=absent,
             )
             for index, cell, absent in gradients
-        ]
+        ]  # fmt: skip
         cells = [entry.cell for entry in gradients if entry.cell is not None]
         try:
             handle = self._new("push", step, unit)
@@ -299,13 +290,11 @@ class Nic(Closing):
                 "bytes": sum([entry.payload_bytes for entry in entries]),
             }
             number = self._register(handle)
-            command = _Command(
-                lambda now: self._core.push(
-                    now, number, step, part, entries, weight=weight, last=last
-                ),
-                self._mailbox.known_era,
-                cells=cells,
-            )
+
+            def push(now: int) -> list[nic.Action]:
+                return self._core.push(now, number, step, part, entries, weight=weight, last=last)
+
+            command = _Command(push, self._mailbox.known_era, cells=cells)
             self._mailbox.raise_if_aborted()
         except BaseException:
             self._copies.add(ready, lambda: _give_back(cells))
@@ -404,15 +393,10 @@ class Nic(Closing):
     def close(self) -> None:
         """Stop the threads and close the transport; may be repeated."""
         self._copies.close()
-        if not self._stopping:
-            self._stopping = True
+        if not self.is_closed:
+            self.is_closed = True
             self._transport.wake()
             self._thread.join()
-
-    @property
-    def is_closed(self) -> bool:
-        """True if `close` was called."""
-        return self._stopping
 
     @property
     def _units(self) -> Layout:
@@ -456,7 +440,7 @@ class Nic(Closing):
     def _serve(self) -> None:
         try:
             self._transport.gather()
-            while not self._stopping:
+            while not self.is_closed:
                 self._run_commands()
                 self._transport.flush()
                 item = self._transport.receive(self._timeout_ns())
@@ -536,11 +520,8 @@ class Nic(Closing):
         self.links.received(PARENT, type(message), header_bytes, payload_bytes)
         now_ns = SYSTEM_CLOCK.now_ns()
         if message.IS_DATA and buffers:
-            if (
-                isinstance(message, Weights)
-                and message.checksum
-                and self._altered.has(message, buffers[0])
-            ):
+            checked = message if isinstance(message, Weights) and message.checksum else None
+            if checked and self._altered.has(checked, buffers[0]):
                 delivery.release()
                 self._ask_again(message)
                 return

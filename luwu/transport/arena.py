@@ -179,11 +179,6 @@ def part_of(view: memoryview, start: int, nbytes: int, at_end: Any, *values: Any
     return _owning_view((ctypes.c_ubyte * nbytes).from_buffer(view, start), at_end, *values)
 
 
-def advise_huge(view: memoryview) -> None:
-    """Ask for huge pages; a wish, so failing is no error."""
-    advise_pages(address_of(view), view.nbytes, mmap.MADV_HUGEPAGE)
-
-
 def key_of(fd: int) -> tuple[int, int]:
     """The identity of the file behind a descriptor, which cannot be forged."""
     found = os.fstat(fd)
@@ -221,19 +216,17 @@ def check_arena(nbytes: int) -> None:
     if nbytes == 0:
         return
     _check_memfd()
-    soft, _hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if soft not in (resource.RLIM_INFINITY, -1) and nbytes > soft:
-        raise ConfigError(
-            f"an arena of {nbytes} bytes exceeds RLIMIT_FSIZE, which is {soft}; raise it with "
-            f"ulimit -f, or make the arena smaller"
-        )
-    soft, _hard = resource.getrlimit(resource.RLIMIT_AS)
     mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * PAGE_BYTES
-    if soft not in (resource.RLIM_INFINITY, -1) and mapped + nbytes > soft:
-        raise ConfigError(
-            f"an arena of {nbytes} bytes and the {mapped} bytes already mapped exceed RLIMIT_AS, "
-            f"which is {soft}; raise it with ulimit -v, or make the arena smaller"
-        )
+    for name, option, needed, text in (
+        ("RLIMIT_FSIZE", "-f", nbytes, "exceeds"),
+        ("RLIMIT_AS", "-v", mapped + nbytes, f"and the {mapped} bytes already mapped exceed"),
+    ):
+        soft, _hard = resource.getrlimit(getattr(resource, name))
+        if soft not in (resource.RLIM_INFINITY, -1) and needed > soft:
+            raise ConfigError(
+                f"an arena of {nbytes} bytes {text} {name}, which is {soft}; raise it with "
+                f"ulimit {option}, or make the arena smaller"
+            )
     limit, whose = memory_limit()
     if nbytes > limit:
         raise ConfigError(
@@ -384,8 +377,8 @@ def _new_region(nbytes: int) -> Region:
             f"cannot make an arena of {nbytes} bytes of shared memory: {exc}. It needs Linux 5.1 "
             f"and the address space; make it smaller, or use ipc:// instead."
         ) from exc
-    if _advised():
-        advise_huge(region.view)
+    if _advised():  # a wish, so failing is no error
+        advise_pages(region.base, nbytes, mmap.MADV_HUGEPAGE)
     return region
 
 

@@ -17,9 +17,9 @@ import os
 import socket
 import struct
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.transport.sockets import copy_of
@@ -60,8 +60,7 @@ class Arrived:
         return f"{self.address}:{self.there[1]}" if isinstance(self.there, tuple) else self.address
 
 
-@dataclass(frozen=True, slots=True)
-class _Unmet:
+class _Unmet(NamedTuple):
     """A connection that has not identified itself."""
 
     address: str
@@ -160,32 +159,21 @@ class Arrivals:
 
     def is_unix(self, fd: int) -> bool:
         """True if it is a Unix socket, for sure."""
-        copy = copy_of(fd)
-        if copy is None:
-            return False
-        with copy:
-            return copy.family == socket.AF_UNIX
+        with copy_of(fd) or nullcontext() as copy:
+            return copy is not None and copy.family == socket.AF_UNIX
 
     def is_foreign(self, fd: int) -> bool:
         """True if another user (root aside) is at the other end of a Unix socket."""
-        copy = copy_of(fd)
-        if copy is None:
-            return False
-        with copy:
-            if copy.family != socket.AF_UNIX:
-                return False
-            try:
-                found = copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            except OSError:
-                return False
-        return _CREDENTIALS.unpack(found)[1] not in (os.geteuid(), 0)
+        with copy_of(fd) or nullcontext() as copy, suppress(OSError):
+            if copy is not None and copy.family == socket.AF_UNIX:
+                size = _CREDENTIALS.size
+                found = copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+                return _CREDENTIALS.unpack(found)[1] not in (os.geteuid(), 0)
+        return False
 
     def _look(self, fd: int) -> Arrived | None:
-        copy = copy_of(fd)
-        if copy is None:
-            return None
-        with copy:
-            arrived = _ends_of(copy)
+        with copy_of(fd) or nullcontext() as copy:
+            arrived = None if copy is None else _ends_of(copy)
         if arrived is None or not isinstance(arrived.here, tuple):
             return None
         return arrived if arrived.here[1] in self._ports else None

@@ -25,7 +25,7 @@ import zmq
 
 from luwu.base.errors import AccessRefused, LuwuError, RemoteProtocolError
 from luwu.base.keys import KEY_HEX_CHARS, Identity
-from luwu.transport.arrivals import Arrivals, Arrived
+from luwu.transport.arrivals import Arrivals, Arrived, ConnectionLimits
 from luwu.transport.curve import Security, ZapHandler
 from luwu.transport.endpoints import Endpoint, TcpEndpoint
 from luwu.transport.interface import LISTENER, PeerDown, PeerFailed, PeerUp, Received
@@ -47,42 +47,60 @@ _PASSED_OVER_COUNT = 64
 _OWN_ROUTING_ID_BYTES = 5  # a zero and a number: what libzmq gives to those who bring no name
 
 
-class Hub(Protocol):
-    """The part of a transport that a connection uses."""
-
-    context: zmq.Context[Any]
-    timing: ZeroMqTiming
-    security: Security | None
-    """Our key, where connections over tcp have keys."""
-    zap: ZapHandler | None
-    """Says whose keys they are, where we listen."""
-    arrivals: Arrivals
-    credit_bytes: int
-    header_bytes_max: int
-    gathering: Gathering
-    received: deque[Received]
-
-    def watch(self, socket: zmq.Socket[Any], call: Callable[[], None]) -> None:
-        """Call `call` when the socket has something."""
-
-    def unwatch(self, socket: zmq.Socket[Any]) -> None:
-        """Undo `watch`."""
-
-    def readable(self, side: Side) -> None:
-        """The side may have messages: take them until there are none."""
-
-    def attach(self, lane: Lane) -> None:
-        """Messages to `lane.peer` go there from now on."""
-
-    def detach(self, lane: Lane) -> None:
-        """The peer is gone."""
-
-
 class Side(Protocol):
     """A socket that gives messages."""
 
     def take(self) -> bool:
         """Read one message, if there is one, into `Hub.received`; False if there was none."""
+
+
+class Hub:
+    """What the connections of one transport share."""
+
+    def __init__(
+        self, *, credit_bytes: int, header_bytes_max: int, timing: ZeroMqTiming,
+        security: Security | None, limits: ConnectionLimits, io_threads: int,
+    ) -> None:  # fmt: skip
+        self.credit_bytes, self.header_bytes_max = credit_bytes, header_bytes_max
+        self.timing, self.security = timing, security
+        self.zap: ZapHandler | None = None
+        """Says whose keys they are, where we listen."""
+        self.arrivals = Arrivals(limits)
+        self.context: zmq.Context[Any] = zmq.Context(io_threads)
+        self.gathering = Gathering()
+        self.lanes: dict[str, Lane] = {}
+        """The ways to peers, by name."""
+        self.received: deque[Received] = deque()
+        self.sides: deque[Side] = deque()
+        """Those that may have messages: to be read until there are none."""
+        self.poller = zmq.Poller()
+        self.calls: dict[Any, Callable[[], None]] = {}
+
+    def watch(self, socket: zmq.Socket[Any], call: Callable[[], None]) -> None:
+        """Call `call` when the socket has something."""
+        self.poller.register(socket, zmq.POLLIN)
+        self.calls[socket] = call
+
+    def unwatch(self, socket: zmq.Socket[Any]) -> None:
+        """Undo `watch`."""
+        self.poller.unregister(socket)
+        del self.calls[socket]
+
+    def readable(self, side: Side) -> None:
+        """The side may have messages."""
+        if side not in self.sides:
+            self.sides.append(side)
+
+    def attach(self, peer: str, way: Way) -> Lane:
+        """Messages to `peer` go this way from now on."""
+        lane = Lane(peer, way, self.credit_bytes, self.header_bytes_max, self.gathering)
+        self.lanes[peer] = lane
+        return lane
+
+    def detach(self, lane: Lane) -> None:
+        """The peer is gone."""
+        if self.lanes.get(lane.peer) is lane:
+            del self.lanes[lane.peer]
 
 
 @dataclass(eq=False, slots=True)
@@ -198,10 +216,7 @@ class Listener:
         is_unwelcome = fault is None
         fault = fault or self._unwelcome(fd, key, identity)
         peer = f"p-{routing_id[1:].hex()}"
-        lane = None
-        if fault is None:
-            way = Way(self._socket, routing_id)
-            lane = Lane(peer, way, hub.credit_bytes, hub.header_bytes_max, hub.gathering)
+        lane = None if fault is not None else hub.attach(peer, Way(self._socket, routing_id))
         arrived = hub.arrivals.there(fd) if key else None
         route = self._routes[routing_id] = _Route(routing_id, lane, fd, arrived, key)
         over: _Route | None = route
@@ -218,7 +233,6 @@ class Listener:
             for end in [end for end in self._unmet_ends if (end.fd, end.fault) == (fd, 0)][:1]:
                 self._unmet_ends.remove(end)
         if lane is not None:
-            hub.attach(lane)
             hub.received.append(PeerUp(peer, identity))
         else:
             kind: type[LuwuError] = AccessRefused if is_unwelcome else RemoteProtocolError

@@ -92,11 +92,6 @@ def dial_keyed(socket: zmq.Socket[Any], security: Security, server_key: bytes) -
     socket.curve_publickey = z85.encode(security.public)
 
 
-def leave_open(socket: zmq.Socket[Any]) -> None:
-    """Let the next bind be without encryption."""
-    socket.curve_server = False
-
-
 # ---------------------------------------------------------------------- the library
 
 
@@ -248,14 +243,10 @@ class ZapHandler:
                 f"its key {key_text(key)[:16]}... is not in {self._directory / ALLOWED} (any more)"
             )  # fmt: skip
         if identity.role not in self._accepts:
-            return (
-                key,
-                who,
-                (
-                    f"its key is that of {identity.name!r}, a {identity.role}; accepted roles are "
-                    f"{', '.join(sorted(self._accepts))}"
-                ),
-            )
+            return key, who, (
+                f"its key is that of {identity.name!r}, a {identity.role}; accepted roles are "
+                f"{', '.join(sorted(self._accepts))}"
+            )  # fmt: skip
         return key, who, ""
 
     def _look_at_list(self) -> None:

@@ -21,7 +21,7 @@ side:
     it breaks ZMTP (frame too big)   DISCONNECTED                                        no
 
 Nothing that arrives in time distinguishes the last two, so after a connection that worked the
-caller opens a new socket in both cases (`DialStory.ended`). What an HTTP server answers reaches the
+caller opens a new socket in both cases (`Phase.ENDED`). What an HTTP server answers reaches the
 application as messages (libzmq takes it for ZMTP 1.0), so nothing is believed before PeerUp.
 """
 
@@ -59,11 +59,13 @@ _EVENTS: Final = (
 )
 
 
-class _Phase(Enum):
+class Phase(Enum):
+    """The state of one dialling socket."""
+
     SEEKING = "no connection"
     GREETING = "connected, the handshake is not over"
-    UP = "the handshake succeeded"
-    ENDED = "a connection that was up is over"
+    UP = "the handshake succeeded: messages are the peer's"
+    ENDED = "a connection that was up is over: read what is left, then open a new socket"
     FAILED = "libzmq tries no more"
 
 
@@ -74,46 +76,27 @@ class DialStory:
     def __init__(self, peer: str, endpoint: str) -> None:
         self._peer = peer
         self._endpoint = endpoint
-        self._phase = _Phase.SEEKING
+        self.phase = Phase.SEEKING
         self._told: set[int] = set()
-
-    @property
-    def up(self) -> bool:
-        """Messages that arrive now are the peer's."""
-        return self._phase is _Phase.UP
-
-    @property
-    def ended(self) -> bool:
-        """The connection was up and is over: read what is left, then open a new socket."""
-        return self._phase is _Phase.ENDED
-
-    @property
-    def failed(self) -> bool:
-        """Nothing more will happen on this socket."""
-        return self._phase is _Phase.FAILED
-
-    def lost(self) -> PeerDown:
-        """The event to report when the last message has been read."""
-        return PeerDown(self._peer, LOST)
 
     def tell(self, event: int) -> PeerUp | PeerFailed | None:
         """Report the meaning of a monitor event; a repeated failure is reported once."""
-        if self._phase in (_Phase.ENDED, _Phase.FAILED):
+        if self.phase in (Phase.ENDED, Phase.FAILED):
             return None
         where = f"{self._endpoint} (peer {self._peer!r})"
         if event == zmq.EVENT_CONNECTED:
-            self._phase = _Phase.GREETING
+            self.phase = Phase.GREETING
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._phase = _Phase.UP
+            self.phase = Phase.UP
             return PeerUp(self._peer)
-        elif event == zmq.EVENT_CLOSED and self._phase is _Phase.SEEKING:
+        elif event == zmq.EVENT_CLOSED and self.phase is Phase.SEEKING:
             return self._retried(
                 event,
                 f"nothing listens at {where} yet, retrying. "
                 f"Start the other side, or check the address.",
             )
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            self._phase = _Phase.SEEKING
+            self.phase = Phase.SEEKING
             return self._retried(
                 event,
                 f"something answers at {where}, but it is not this run, retrying. "
@@ -130,13 +113,13 @@ class DialStory:
                 f"public key. Give --join connect.json, or the whole URL that luwu up printed now."
             )
         elif event == zmq.EVENT_DISCONNECTED:
-            if self._phase is _Phase.GREETING:
+            if self.phase is Phase.GREETING:
                 return self._final(
                     f"something answers at {where} and speaks ZeroMQ, but it is not this run: it "
                     f"accepts no connections of LuWu. Check the address and start again."
                 )
-            if self._phase is _Phase.UP:
-                self._phase = _Phase.ENDED
+            if self.phase is Phase.UP:
+                self.phase = Phase.ENDED
         return None
 
     def _retried(self, event: int, text: str) -> PeerFailed | None:
@@ -146,7 +129,7 @@ class DialStory:
         return PeerFailed(self._peer, ConnectionFailed(text), final=False)
 
     def _final(self, text: str) -> PeerFailed:
-        self._phase = _Phase.FAILED
+        self.phase = Phase.FAILED
         return PeerFailed(self._peer, ConnectionFailed(text), final=True)
 
 
@@ -176,7 +159,7 @@ class Dialled:
             return False
         message = read_frames(self._socket)
         if message is None:
-            if self._story.ended:
+            if self._story.phase is Phase.ENDED:
                 self._replace()
             return False
         if self._lane is None:
@@ -187,11 +170,8 @@ class Dialled:
 
     def close(self) -> None:
         """Close the socket; libzmq sends what is queued, for the linger time at most."""
-        if self._is_closed:
-            return
-        if not self._story.up:
-            self._socket.linger = 0  # nobody to send to
-        self._close_socket()
+        if not self._is_closed:
+            self._close_socket(sends_on=self._story.phase is Phase.UP)
 
     def _look_up(self) -> None:
         """Look up the places of the peer; if that cannot be done, they are those known."""
@@ -246,24 +226,15 @@ class Dialled:
                 self._failures_count += self._is_pausing
             told = self._story.tell(event)
             if isinstance(told, PeerUp):
-                hub = self._hub
-                self._pause_ms = hub.timing.reconnect_ms
-                self._lane = Lane(
-                    self._peer,
-                    Way(self._socket),
-                    hub.credit_bytes,
-                    hub.header_bytes_max,
-                    hub.gathering,
-                )
-                self._hub.attach(self._lane)
+                self._pause_ms = self._hub.timing.reconnect_ms
+                self._lane = self._hub.attach(self._peer, Way(self._socket))
             if told is not None:
                 self._hub.received.append(told)
-        if self._story.ended:
+        if self._story.phase is Phase.ENDED:
             assert self._lane is not None
             self._hub.detach(self._lane)  # nothing more can be sent, messages may still be read
             self._hub.readable(self)
-        elif self._story.failed:
-            self._socket.linger = 0
+        elif self._story.phase is Phase.FAILED:
             self._close_socket()
         elif self._is_pausing:
             self._is_pausing = False
@@ -278,21 +249,21 @@ class Dialled:
         self._look_up()
         if self._move(1):
             self._pause_ms = min(2 * self._pause_ms, timing.reconnect_ms_max)
-            self._socket.linger = 0
             self._close_socket()
             self._open()
 
     def _replace(self) -> None:
         """The last message was read: say so, and seek the peer again with a new socket."""
-        self._hub.received.append(self._story.lost())
-        self._socket.linger = 0
+        self._hub.received.append(PeerDown(self._peer, LOST))
         self._close_socket()
         self._look_up()
         self._move(0)
         self._open()
 
-    def _close_socket(self) -> None:
+    def _close_socket(self, *, sends_on: bool = False) -> None:
         self._is_closed = True
+        if not sends_on:
+            self._socket.linger = 0  # nobody to send to
         self._hub.unwatch(self._socket)
         self._hub.unwatch(self._monitor.socket)
         self._monitor.close()

@@ -18,7 +18,8 @@ import os
 import shutil
 import socket
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final, Self, TypeAlias
@@ -286,10 +287,17 @@ def bind_error(endpoint: Endpoint, code: int, text: str) -> ConfigError:
     )
 
 
-def private_ipc_endpoint() -> IpcEndpoint:
-    """A socket path in a new directory that only this user may enter; `remove_socket` ends it."""
+@contextmanager
+def private_ipc_endpoint() -> Iterator[IpcEndpoint]:
+    """A socket path in a new directory that only this user may enter; removed on ConfigError, else
+    by `remove_socket`."""
     directory = private_directory(_AUTO_PREFIX, parent_bytes_max=_AUTO_PARENT_BYTES_MAX, young_ns=0)
-    return IpcEndpoint(directory / _SOCKET_NAME)
+    endpoint = IpcEndpoint(directory / _SOCKET_NAME)
+    try:
+        yield endpoint
+    except ConfigError:
+        remove_socket(endpoint)
+        raise
 
 
 def remove_socket(endpoint: IpcEndpoint) -> None:

@@ -44,15 +44,11 @@ class InProcessNetwork:
         self.lock = threading.Lock()
         self.listeners: dict[str, InProcessTransport] = {}
         self.seekers: list[_Seeker] = []
-        self._numbers = count(1)
+        self.numbers = count(1)
 
     def transport(self, *, credit_bytes: int = CREDIT_BYTES_DEFAULT) -> InProcessTransport:
         """A new transport of this network."""
         return InProcessTransport(self, credit_bytes=credit_bytes)
-
-    def next_number(self) -> int:
-        """A number that was not given before; call it with the lock held."""
-        return next(self._numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +117,7 @@ class InProcessTransport(Transport):
         network = self._network
         with network.lock:
             if endpoint == "inproc://auto":
-                endpoint = f"inproc://auto-{network.next_number()}"
+                endpoint = f"inproc://auto-{next(network.numbers)}"
             if endpoint in network.listeners:
                 raise ConfigError(f"{endpoint} is in use in this process; choose another name")
             network.listeners[endpoint] = self
@@ -132,7 +128,6 @@ class InProcessTransport(Transport):
         return endpoint if advertise is None else advertise
 
     def dial(self, peer: str, endpoint: str) -> None:
-        """Connect to a peer; see `Transport.dial`."""
         _check_endpoint(endpoint)
         with self._network.lock:
             if not peer or peer.startswith("p-") or peer in self._dialled:
@@ -162,12 +157,10 @@ class InProcessTransport(Transport):
         return passed
 
     def credit(self, peer: str) -> int:
-        """Bytes that may be queued now; see `Transport.credit`."""
         with self._network.lock:
             return max(0, self._credit_bytes - self._end(peer).queued_bytes)
 
     def receive(self, timeout_ns: int | None) -> Received | None:
-        """The next message or event; see `Transport.receive`."""
         until_ns = None if timeout_ns is None else SYSTEM_CLOCK.now_ns() + timeout_ns
         with self._changed:
             self._has_returns = False
@@ -186,7 +179,6 @@ class InProcessTransport(Transport):
             return received
 
     def wake(self) -> None:
-        """End a blocked `receive`; see `Transport.wake`."""
         with self._changed:
             self._woken = True
             self._changed.notify()
@@ -201,11 +193,10 @@ class InProcessTransport(Transport):
             network.seekers = [seek for seek in network.seekers if seek.transport is not self]
             for endpoint in self._endpoints:
                 del network.listeners[endpoint]
-            for end in tuple(self._ends.values()):
-                other = end.other
-                assert other is not None
-                other.owner._lose(other)
-                self._drop(end)
+            for end in self._ends.values():
+                assert end.other is not None
+                end.other.owner._lose(end.other)
+            self._ends.clear()
             for _, passed in self._inbox:
                 if passed is not None:
                     passed.finish_locked()
@@ -242,7 +233,7 @@ class InProcessTransport(Transport):
 
     def _connect(self, seeker: _Seeker) -> None:
         """Let a seeker in."""
-        name = f"p-{self._network.next_number():08x}"
+        name = f"p-{next(self._network.numbers):08x}"
         ours = _End(self, name, None)
         theirs = _End(seeker.transport, seeker.peer, seeker, other=ours)
         ours.other = theirs
@@ -252,13 +243,10 @@ class InProcessTransport(Transport):
 
     def _lose(self, end: _End) -> None:
         """The other side closed."""
-        self._drop(end)
+        del self._ends[end.peer]
         self._put(PeerDown(end.peer, _LOST))
         if end.seeker is not None:
             self._seek(end.seeker)
-
-    def _drop(self, end: _End) -> None:
-        del self._ends[end.peer]
 
 
 def _check_endpoint(endpoint: str) -> None:

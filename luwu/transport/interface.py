@@ -206,10 +206,7 @@ class Transport(Closing):
 
 
 def checked_views(
-    header: bytes,
-    buffers: Sequence[Buffer],
-    *,
-    header_bytes_max: int = CONTROL_HEADER_BYTES_MAX,
+    header: bytes, buffers: Sequence[Buffer], *, header_bytes_max: int = CONTROL_HEADER_BYTES_MAX
 ) -> list[memoryview]:
     """The buffers as flat views of bytes. Raises ValueError for what no receiver would accept."""
     if not 0 < len(header) <= header_bytes_max:

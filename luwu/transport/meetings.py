@@ -17,7 +17,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from luwu.base.errors import ConfigError, ConnectionFailed, LuwuError, RemoteProtocolError
+from luwu.base.errors import ConfigError, ConnectionFailed, RemoteProtocolError
 from luwu.transport import descriptors, endpoints, notices
 from luwu.transport.interface import (
     LISTENER,
@@ -48,12 +48,8 @@ class Meetings:
     def listen(self, endpoint: str) -> str:
         if endpoint != "shm://auto":
             return self._listen(endpoints.parse_shared(endpoint))
-        private = endpoints.private_ipc_endpoint()
-        try:
+        with endpoints.private_ipc_endpoint() as private:
             return self._listen(private)
-        except ConfigError:
-            endpoints.remove_socket(private)
-            raise
 
     def dial(self, peer: str, endpoint: str) -> None:
         wanted = endpoints.parse_shared(endpoint)
@@ -87,7 +83,7 @@ class Meetings:
             return None
         if peer in self._greeted:
             channel = self._greeted.pop(peer)
-            if notices.is_met(notice, frames_count):
+            if notice == notices.met() and not frames_count:
                 return Link(peer, channel)
             channel.close()
             return self._refuse(peer, peer, f"what answers at shm://{self._dialled[peer]}")
@@ -118,10 +114,11 @@ class Meetings:
 
     def translated(self, failed: PeerFailed) -> Received:
         """A failure of the inner transport, with our endpoints in its text."""
-        peer = failed.peer
+        peer, error = failed.peer, failed.error
         if peer in self._waiting or (peer in self._ignored and peer not in self._dialled):
             peer = LISTENER
-        return PeerFailed(peer, _translated_error(failed.error), failed.final)
+        kind = RemoteProtocolError if isinstance(error, RemoteProtocolError) else ConnectionFailed
+        return PeerFailed(peer, kind(_our_words(str(error))), failed.final)
 
     def close(self) -> None:
         """Listen no more; call it before the inner transport is closed."""
@@ -163,15 +160,6 @@ class Meetings:
             f"it, or correct the address it uses."
         )
         return PeerFailed(reported_as, error, final=False)
-
-
-def _translated_error(error: LuwuError) -> LuwuError:
-    text = _our_words(str(error))
-    return (
-        RemoteProtocolError(text)
-        if isinstance(error, RemoteProtocolError)
-        else (ConnectionFailed(text))
-    )
 
 
 def _our_words(text: str) -> str:

@@ -43,7 +43,6 @@ NUMBERS_COUNT_MAX: Final = 500
 
 _MAGIC: Final = b"luwu-shm-1"
 _INLINE_PREFIX: Final = bytes([INLINE])
-_MET: Final = bytes([MET]) + _MAGIC
 _ONE: Final = struct.Struct("<BBQIQQ")
 _TWO: Final = struct.Struct("<BBQIQQIQQ")
 _MASK_AT: Final = 1
@@ -73,20 +72,14 @@ def greeting(token: bytes) -> bytes:
 
 def greeted_token(notice: bytes, frames_count: int) -> bytes | None:
     """The token of a greeting; None if it is none."""
-    if notice[: 1 + len(_MAGIC)] != bytes([GREETING]) + _MAGIC or frames_count:
-        return None
     token = notice[1 + len(_MAGIC) :]
-    return token if len(token) == TOKEN_BYTES else None
+    is_sound = notice == greeting(token) and len(token) == TOKEN_BYTES and not frames_count
+    return token if is_sound else None
 
 
 def met() -> bytes:
     """The listener's answer to a greeting."""
-    return _MET
-
-
-def is_met(notice: bytes, frames_count: int) -> bool:
-    """True if this is the answer to a greeting."""
-    return notice == _MET and not frames_count
+    return bytes([MET]) + _MAGIC
 
 
 def inline(header: bytes) -> bytes:

@@ -57,28 +57,24 @@ class MixedTransport(Transport):
         return self._of(endpoint).listen(endpoint, advertise=advertise)
 
     def dial(self, peer: str, endpoint: str) -> None:
-        """Connect to a peer; see `Transport.dial`."""
         transport = self._of(endpoint)
         transport.dial(peer, endpoint)
         self._dialled[peer] = transport
 
     def reserve(self, nbytes: int) -> memoryview:
         """Memory from where the peer that we dial is reached best; see `Transport.reserve`."""
-        is_wired = any(transport is self._wired for transport in self._dialled.values())
+        is_wired = self._wired in self._dialled.values()
         return (self._wired if is_wired else self._shared).reserve(nbytes)
 
     def send(self, peer: str, header: bytes, buffers: Sequence[Buffer] = ()) -> SendHandle:
-        """Queue one message; see `Transport.send`."""
         transport, name = self._route(peer)
         return transport.send(name, header, buffers)
 
     def gather(self) -> None:
-        """Let messages wait for others; see `Transport.gather`."""
         self._shared.gather()
         self._wired.gather()
 
     def flush(self) -> None:
-        """Let them leave; see `Transport.flush`."""
         self._shared.flush()
         self._wired.flush()
 
@@ -87,12 +83,10 @@ class MixedTransport(Transport):
         self._shared.give_back()
 
     def credit(self, peer: str) -> int:
-        """Bytes that may be queued now; see `Transport.credit`."""
         transport, name = self._route(peer)
         return transport.credit(name)
 
     def receive(self, timeout_ns: int | None) -> Received | None:
-        """The next message or event of either; see `Transport.receive`."""
         until_ns = None if timeout_ns is None else SYSTEM_CLOCK.now_ns() + timeout_ns
         while True:
             self._wired_first = not self._wired_first  # neither starves the other
@@ -109,12 +103,10 @@ class MixedTransport(Transport):
             self._wait(self._shared.wait_ns(left_ns))
 
     def wake(self) -> None:
-        """End a blocked `receive`; see `Transport.wake`."""
         self._is_woken = True
         self._wired.wake()
 
     def close(self) -> None:
-        """Close both; see `Transport.close`."""
         try:
             self._wired.close()
         finally:
@@ -174,13 +166,9 @@ _CREDIT_BYTES = 1 << 50
 
 
 def open_transport(
-    *endpoints: str,
-    arena_bytes: int = 0,
-    insecure: bool = False,
-    security: Security | None = None,
-    peers_count: int = 1,
-    peers: Access = Access.PRIVATE,
-) -> Transport:
+    *endpoints: str, arena_bytes: int = 0, insecure: bool = False,
+    security: Security | None = None, peers_count: int = 1, peers: Access = Access.PRIVATE,
+) -> Transport:  # fmt: skip
     """A transport for endpoints to listen at or to dial. Raises ConfigError.
 
     `security`: the key that tcp connections must have; unused where there are none.

@@ -53,23 +53,18 @@ class ShmTransport(Transport):
     """shm:// links of one process role."""
 
     def __init__(
-        self,
-        *,
-        arena_bytes: int,
-        credit_bytes: int = CREDIT_BYTES_DEFAULT,
-        timing: ZeroMqTiming | None = None,
-        peers: Access = Access.PRIVATE,
-    ) -> None:
+        self, *, arena_bytes: int, credit_bytes: int = CREDIT_BYTES_DEFAULT,
+        timing: ZeroMqTiming | None = None, peers: Access = Access.PRIVATE,
+    ) -> None:  # fmt: skip
         """`arena_bytes` bounds what `reserve` gives; 0: share nothing, and still receive. `peers`:
         how their arenas are mapped.
 
         Raises ConfigError where the machine does not allow such an arena: see `check_arena`.
         """
         self._inner = ZeroMqTransport(
-            credit_bytes=credit_bytes,
-            timing=timing,
+            credit_bytes=credit_bytes, timing=timing,
             header_bytes_max=CONTROL_HEADER_BYTES_MAX + notices.PREFIX_BYTES_MAX,
-        )
+        )  # fmt: skip
         try:
             self._arena = Arena(arena_bytes)
         except ConfigError:
@@ -90,7 +85,6 @@ class ShmTransport(Transport):
         return self._meetings.listen(endpoint)
 
     def dial(self, peer: str, endpoint: str) -> None:
-        """Connect to a peer; see `Transport.dial`."""
         self._meetings.dial(peer, endpoint)
 
     def reserve(self, nbytes: int) -> memoryview:
@@ -105,7 +99,7 @@ class ShmTransport(Transport):
         views = checked_views(header, buffers)
         payload_bytes = sum(map(len, views))
         if payload_bytes:
-            limit = self._inner.credit_bytes
+            limit = self._inner.hub.credit_bytes
             used_bytes = limit - self._inner.credit(peer) + link.lent_bytes
             check_credit(peer, len(header), payload_bytes, used_bytes, limit)
         if self._returns.given_back:
@@ -120,11 +114,9 @@ class ShmTransport(Transport):
         return handle
 
     def gather(self) -> None:
-        """Let messages wait for others; see `Transport.gather`."""
         self._inner.gather()
 
     def flush(self) -> None:
-        """Let them leave; see `Transport.flush`."""
         self._inner.flush()
 
     def give_back(self) -> None:
@@ -133,14 +125,12 @@ class ShmTransport(Transport):
         self._returns.tell()
 
     def credit(self, peer: str) -> int:
-        """Bytes that may be queued now; see `Transport.credit`."""
         link = self._links.get(peer)
         if link is None:
             raise gone(peer)
         return max(0, self._inner.credit(peer) - link.lent_bytes)
 
     def receive(self, timeout_ns: int | None) -> Received | None:
-        """The next message or event; see `Transport.receive`."""
         until_ns = None if timeout_ns is None else SYSTEM_CLOCK.now_ns() + timeout_ns
         while True:
             heard = self._hear(timeout_ns)
@@ -169,7 +159,6 @@ class ShmTransport(Transport):
         return _RETRY_NS if timeout_ns is None else min(timeout_ns, _RETRY_NS)
 
     def wake(self) -> None:
-        """End a blocked `receive`; see `Transport.wake`."""
         self._is_woken = True
         self._inner.wake()
 

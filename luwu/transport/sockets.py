@@ -18,7 +18,7 @@ import zmq
 
 from luwu.base.errors import ConfigError
 from luwu.base.limits import PAYLOAD_BYTES_MAX, QUEUED_MESSAGES_MAX
-from luwu.transport.curve import Security, dial_keyed, leave_open, serve_keyed
+from luwu.transport.curve import Security, dial_keyed, serve_keyed
 from luwu.transport.endpoints import Endpoint, TcpEndpoint
 
 LOOPBACK_SEND_BYTES: Final = 512 * 1024
@@ -125,7 +125,7 @@ def prepare_bind(
         assert security is not None
         serve_keyed(socket, security)
     else:
-        leave_open(socket)
+        socket.curve_server = False
 
 
 def prepare_connect(

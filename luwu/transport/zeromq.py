@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -25,8 +24,8 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import AccessRefused, ConfigError
 from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, CREDIT_BYTES_DEFAULT
 from luwu.transport import endpoints
-from luwu.transport.arrivals import Arrivals, ConnectionLimits
-from luwu.transport.connections import Listener, Side
+from luwu.transport.arrivals import ConnectionLimits
+from luwu.transport.connections import Hub, Listener
 from luwu.transport.curve import Security, ZapHandler, check_libzmq
 from luwu.transport.dialled import Dialled
 from luwu.transport.interface import (
@@ -41,7 +40,6 @@ from luwu.transport.interface import (
     checked_views,
     gone,
 )
-from luwu.transport.lanes import Gathering, Lane
 from luwu.transport.sockets import ZeroMqTiming
 
 _TAKES_UNTIL_POLL = 32
@@ -52,16 +50,10 @@ class ZeroMqTransport(Transport):
     """tcp:// and ipc:// links of one process role."""
 
     def __init__(
-        self,
-        *,
-        credit_bytes: int = CREDIT_BYTES_DEFAULT,
-        insecure: bool = False,
-        security: Security | None = None,
-        io_threads: int = 1,
-        timing: ZeroMqTiming | None = None,
-        limits: ConnectionLimits | None = None,
-        header_bytes_max: int = CONTROL_HEADER_BYTES_MAX,
-    ) -> None:
+        self, *, credit_bytes: int = CREDIT_BYTES_DEFAULT, insecure: bool = False,
+        security: Security | None = None, io_threads: int = 1, timing: ZeroMqTiming | None = None,
+        limits: ConnectionLimits | None = None, header_bytes_max: int = CONTROL_HEADER_BYTES_MAX,
+    ) -> None:  # fmt: skip
         """`security`: connections over tcp have keys; `insecure`: they may go off loopback without.
 
         `header_bytes_max` is larger only for a transport that wraps headers in its own. Raises
@@ -73,27 +65,19 @@ class ZeroMqTransport(Transport):
                 "keys and --insecure contradict each other: with keys nothing insecure is let in; "
                 "leave one of them out"
             )
-        self.security = security
-        self.zap: ZapHandler | None = None
-        self.arrivals = Arrivals(limits or ConnectionLimits())
+        self.hub = Hub(
+            credit_bytes=check_limit(credit_bytes), header_bytes_max=header_bytes_max,
+            timing=timing or ZeroMqTiming(), security=security,
+            limits=limits or ConnectionLimits(), io_threads=io_threads,
+        )  # fmt: skip
         self._zap_version = 0
-        self.header_bytes_max = header_bytes_max
-        self.credit_bytes = check_limit(credit_bytes)
-        self.timing = timing if timing is not None else ZeroMqTiming()
-        self.received: deque[Received] = deque()
-        self.context: zmq.Context[Any] = zmq.Context(io_threads)
         self._insecure = insecure
         self._listener: Listener | None = None
         self._dialled: dict[str, Dialled] = {}
         self._ipc: list[endpoints.IpcEndpoint] = []
-        self.gathering = Gathering()
-        self._lanes: dict[str, Lane] = {}
-        self._poller = zmq.Poller()
-        self._calls: dict[Any, Callable[[], None]] = {}
-        self._readable: deque[Side] = deque()
         self._wake_lock = threading.Lock()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poller.register(self._wake_fd, zmq.POLLIN)
+        self.hub.poller.register(self._wake_fd, zmq.POLLIN)
         self._woken = False
         self._takes_until_poll = _TAKES_UNTIL_POLL
         self._closed = False
@@ -101,17 +85,13 @@ class ZeroMqTransport(Transport):
     def listen(self, endpoint: str, *, advertise: str | None = None) -> str:
         """Accept peers; see `Transport.listen`. Off loopback only with keys, or `insecure`."""
         if endpoint == "ipc://auto":
-            private = endpoints.private_ipc_endpoint()
-            try:
+            with endpoints.private_ipc_endpoint() as private:
                 return self._bind(private)
-            except ConfigError:
-                endpoints.remove_socket(private)
-                raise
         wanted = endpoints.parse(endpoint)
         if isinstance(wanted, endpoints.IpcEndpoint):
             endpoints.clear_stale_socket(wanted)
             return self._bind(wanted)
-        own_key = None if self.security is None else self.security.public
+        own_key = None if self.hub.security is None else self.hub.security.public
         bound = endpoints.listening_endpoint(wanted, own_key=own_key)
         self._check_secure(bound, "listen")
         if advertise is not None:
@@ -122,16 +102,13 @@ class ZeroMqTransport(Transport):
         return str(chosen) if advertise is None else endpoints.advertised(advertise, chosen)
 
     def dial(self, peer: str, endpoint: str) -> None:
-        """Connect to a peer; see `Transport.dial`."""
         if not peer or peer.startswith("p-") or peer in self._dialled:
             raise ValueError(f"cannot call a peer {peer!r}: empty, a listener's name, or taken")
-        look = (
-            partial(self._look, endpoint)
-            if isinstance(endpoint, endpoints.MovableEndpoint)
-            else None
-        )
+        look = None
+        if isinstance(endpoint, endpoints.MovableEndpoint):
+            look = partial(self._look, endpoint)
         # Names go to libzmq, which looks them up again at each attempt: addresses move.
-        self._dialled[peer] = Dialled(self, peer, self._places(endpoint), look)
+        self._dialled[peer] = Dialled(self.hub, peer, self._places(endpoint), look)
 
     def reserve(self, nbytes: int) -> memoryview:
         """Ordinary memory: ZeroMQ sends from any."""
@@ -139,48 +116,43 @@ class ZeroMqTransport(Transport):
 
     def send(self, peer: str, header: bytes, buffers: Sequence[Buffer] = ()) -> SendHandle:
         """Queue one message; see `Transport.send`. Buffers of 64 KiB or more are not copied."""
-        views = checked_views(header, buffers, header_bytes_max=self.header_bytes_max)
-        lane = self._lanes.get(peer)
+        views = checked_views(header, buffers, header_bytes_max=self.hub.header_bytes_max)
+        lane = self.hub.lanes.get(peer)
         if lane is None:
             raise gone(peer)
         return lane.send(header, views)
 
     def gather(self) -> None:
-        """Let messages wait for others; see `Transport.gather`."""
-        self.gathering.is_on = True
+        self.hub.gathering.is_on = True
 
     def flush(self) -> None:
-        """Let them leave; see `Transport.flush`."""
-        self.gathering.flush()
+        self.hub.gathering.flush()
 
     def credit(self, peer: str) -> int:
-        """Bytes that may be queued now; see `Transport.credit`."""
-        lane = self._lanes.get(peer)
+        lane = self.hub.lanes.get(peer)
         if lane is None:
             raise gone(peer)
         return lane.credit_bytes()
 
     def receive(self, timeout_ns: int | None) -> Received | None:
-        """The next message or event; see `Transport.receive`."""
         until_ns = None if timeout_ns is None else SYSTEM_CLOCK.now_ns() + timeout_ns
         last_round = False
         while True:
-            if self.zap is not None:
-                self._look_at_keys(self.zap)
-            if not self.received:
+            if self.hub.zap is not None:
+                self._look_at_keys(self.hub.zap)
+            if not self.hub.received:
                 self._take_messages()
-            if self.received:
-                return self.received.popleft()
+            if self.hub.received:
+                return self.hub.received.popleft()
             if last_round:
                 self._woken = False
                 return None
             left_ns = None if until_ns is None else max(0, until_ns - SYSTEM_CLOCK.now_ns())
             wait_ms = None if left_ns is None else -(-left_ns // 1_000_000)
-            self._poll(0 if self._readable or self._woken else wait_ms)
+            self._poll(0 if self.hub.sides or self._woken else wait_ms)
             last_round = self._woken or left_ns == 0
 
     def wake(self) -> None:
-        """End a blocked `receive`; see `Transport.wake`."""
         with self._wake_lock:
             if not self._closed:
                 os.eventfd_write(self._wake_fd, 1)
@@ -191,55 +163,32 @@ class ZeroMqTransport(Transport):
             if self._closed:
                 return
             self._closed = True
-            self._poller.unregister(self._wake_fd)
+            self.hub.poller.unregister(self._wake_fd)
             os.close(self._wake_fd)
-        self.gathering.flush()
+        self.hub.gathering.flush()
         for endpoint in self._ipc:
             endpoints.remove_socket(endpoint)  # libzmq leaves the file
         for dialled in self._dialled.values():
             dialled.close()
         if self._listener is not None:
             self._listener.close()
-        if self.zap is not None:
-            self.zap.close()
-        self.context.term()  # waits for libzmq's threads
-        self._lanes.clear()
-        self.received.clear()
+        if self.hub.zap is not None:
+            self.hub.zap.close()
+        self.hub.context.term()  # waits for libzmq's threads
+        self.hub.lanes.clear()
+        self.hub.received.clear()
 
     def waits_on(self) -> list[tuple[Any, int]]:
         """For a transport beside this one: what a blocked `receive` would poll."""
-        return self._poller.sockets
-
-    def watch(self, socket: zmq.Socket[Any], call: Callable[[], None]) -> None:
-        """For connections: call `call` when the socket has something."""
-        self._poller.register(socket, zmq.POLLIN)
-        self._calls[socket] = call
-
-    def unwatch(self, socket: zmq.Socket[Any]) -> None:
-        """For connections: undo `watch`."""
-        self._poller.unregister(socket)
-        del self._calls[socket]
-
-    def readable(self, side: Side) -> None:
-        """For connections: the side may have messages."""
-        if side not in self._readable:
-            self._readable.append(side)
-
-    def attach(self, lane: Lane) -> None:
-        """For connections: a peer is there."""
-        self._lanes[lane.peer] = lane
-
-    def detach(self, lane: Lane) -> None:
-        """For connections: a peer is gone."""
-        if self._lanes.get(lane.peer) is lane:
-            del self._lanes[lane.peer]
+        return self.hub.poller.sockets
 
     def _bind(self, endpoint: endpoints.Endpoint) -> str:
-        if getattr(endpoint, "key", None) is not None and self.zap is None:
-            assert self.security is not None
-            self.zap = ZapHandler(self.context, self.security, self.wake)  # before any socket
+        hub = self.hub
+        if endpoint.key is not None and hub.zap is None:
+            assert hub.security is not None
+            hub.zap = ZapHandler(hub.context, hub.security, self.wake)  # before any socket
         if self._listener is None:
-            self._listener = Listener(self)
+            self._listener = Listener(hub)
         try:
             bound = self._listener.bind(endpoint)
         except zmq.ZMQError as exc:
@@ -266,7 +215,7 @@ class ZeroMqTransport(Transport):
 
     def _check_secure(self, endpoint: endpoints.TcpEndpoint, verb: str) -> None:
         endpoints.check_secure(
-            endpoint, insecure=self._insecure, own_key=self.security is not None, verb=verb
+            endpoint, insecure=self._insecure, own_key=self.hub.security is not None, verb=verb
         )
 
     def _look_at_keys(self, zap: ZapHandler) -> None:
@@ -274,7 +223,7 @@ class ZeroMqTransport(Transport):
         zap.check_alive()
         while zap.refused:
             error = AccessRefused(f"{zap.refused.popleft()}.")
-            self.received.append(PeerFailed(LISTENER, error, final=False))
+            self.hub.received.append(PeerFailed(LISTENER, error, final=False))
         if zap.version != self._zap_version:
             self._zap_version = zap.version
             assert self._listener is not None
@@ -282,21 +231,21 @@ class ZeroMqTransport(Transport):
 
     def _take_messages(self) -> None:
         """Read from the sides in turn until there is something to return."""
-        while self._readable and not self.received:
+        while self.hub.sides and not self.hub.received:
             self._takes_until_poll -= 1
             if self._takes_until_poll == 0:
                 self._poll(0)
-            side = self._readable.popleft()
-            if side.take() and side not in self._readable:
-                self._readable.append(side)
+            side = self.hub.sides.popleft()
+            if side.take() and side not in self.hub.sides:
+                self.hub.sides.append(side)
 
     def _poll(self, timeout_ms: int | None) -> None:
         self._takes_until_poll = _TAKES_UNTIL_POLL
         if timeout_ms != 0:
-            self.gathering.flush()
-        for socket, _ in self._poller.poll(timeout_ms):
+            self.hub.gathering.flush()
+        for socket, _ in self.hub.poller.poll(timeout_ms):
             if socket == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
                 self._woken = True
-            elif socket in self._calls:  # an earlier call may have closed it
-                self._calls[socket]()
+            elif socket in self.hub.calls:  # an earlier call may have closed it
+                self.hub.calls[socket]()

@@ -151,19 +151,15 @@ class LinkedTransport(Transport):
         self._dialled.add(peer)
 
     def listen(self, endpoint: str, *, advertise: str | None = None) -> str:
-        """Accept peers; see `Transport.listen`."""
         return self._inner.listen(endpoint, advertise=advertise)
 
     def reserve(self, nbytes: int) -> memoryview:
-        """Memory from where the inner transport sends best; see `Transport.reserve`."""
         return self._inner.reserve(nbytes)
 
     def gather(self) -> None:
-        """Let messages wait for others; see `Transport.gather`."""
         self._inner.gather()
 
     def flush(self) -> None:
-        """Let them leave; see `Transport.flush`."""
         self._inner.flush()
 
     def give_back(self) -> None:

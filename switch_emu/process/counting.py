@@ -53,14 +53,10 @@ class CountersFile:
         """Replace the file."""
         self._due_ns = SYSTEM_CLOCK.now_ns() + EVERY_NS
         document = {
-            "schema": SCHEMA,
-            "job": self._job,
-            "role": self._role,
-            "pid": os.getpid(),
+            "schema": SCHEMA, "job": self._job, "role": self._role, "pid": os.getpid(),
             "at": utc_text(),
             "links": {name: count.document() for name, count in links.items()},
-            "core": core,
-            "slots": slots or {},
-        }
+            "core": core, "slots": slots or {},
+        }  # fmt: skip
         with self._expendable.writing(self._path):
             write_json(self._path, document)

@@ -356,7 +356,9 @@ class Loop:
             case PeerFailed(peer, RemoteProtocolError() as error, False) if peer in self._children:
                 self._is_malformed(peer, error)
             case PeerFailed(peer, error, False) if peer == LISTENER:
-                self._log_refused(peer, str(error), level=_level_of(error))
+                # If it ended before its handshake: our own process may have died.
+                level = "INFO" if isinstance(error, ConnectionFailed) else "WARNING"
+                self._log_refused(peer, str(error), level=level)
             case PeerFailed(peer, error, final):
                 level = "WARNING" if final else "DEBUG"
                 self.recorder.event("peer.failed", level=level, peer=peer, text=str(error))
@@ -380,9 +382,8 @@ class Loop:
             self._unjoined_counts[peer] += 1
             if self._unjoined_counts[peer] > UNJOINED_MESSAGES_MAX:
                 delivery.release()
-                self._end_flood(
-                    peer, f"it sent {UNJOINED_MESSAGES_MAX} messages and has not joined"
-                )
+                text = f"it sent {UNJOINED_MESSAGES_MAX} messages and has not joined"
+                self._end_flood(peer, text)
                 return
         if peer in self._admission.identities and not self._is_allowed(peer, message):
             delivery.release()
@@ -407,10 +408,10 @@ class Loop:
     def _is_malformed(self, peer: str, error: RemoteProtocolError) -> None:
         """Count a message that cannot be decoded; expel its sender if there were several."""
         self._malformed_counts[peer] += 1
-        if self._malformed_counts[peer] < MALFORMED_MESSAGES_MAX:
+        count = self._malformed_counts[peer]
+        if count < MALFORMED_MESSAGES_MAX:
             self._log_refused(peer, f"a message cannot be read: {error}")
         else:
-            count = self._malformed_counts[peer]
             self._end_flood(peer, f"{count} messages cannot be read: {error}")
 
     def _is_allowed(self, peer: str, message: Message) -> bool:
@@ -467,11 +468,6 @@ def _is_refusal(actions: Sequence[Any], peer: str) -> bool:
         isinstance(each, Send) and isinstance(each.message, Refuse) and peer in each.peers
         for each in actions
     )
-
-
-def _level_of(error: LuwuError) -> str:
-    """Log level for a connection that ended before its handshake: our own process may have died."""
-    return "INFO" if isinstance(error, ConnectionFailed) else "WARNING"
 
 
 def refusal_of(m: Message, text: str) -> Refuse:

@@ -39,34 +39,26 @@ def attend(
     """
     try:
         return _serve(role, document, stopping, ranges, over or threading.Event())
-    except LuwuError as error:
-        return failed(role, error, error.exit_code, Path(document["error"]))
-    except OSError as error:
-        if error.errno not in DISK_FAULTS:
-            return failed(role, error, 1, Path(document["error"]))
-        refused = refusal("a file operation failed", error)  # starting again would too
-        return failed(role, refused, refused.exit_code, Path(document["error"]))
-    except Exception as error:
-        return failed(role, error, 1, Path(document["error"]))
+    except Exception as exc:
+        error = exc
+        if isinstance(exc, OSError) and exc.errno in DISK_FAULTS:
+            error = refusal("a file operation failed", exc)  # starting again would too
+        return failed(role, error, Path(document["error"]))
     finally:
         gc.unfreeze()  # of the job, too, which the next one in this process must not keep
 
 
-def failed(role: str, error: Exception, exit_code: int, error_file: Path | None) -> int:
+def failed(role: str, error: Exception, error_file: Path | None) -> int:
     """Say and write down what ended us; the exit code."""
+    exit_code = error.exit_code if isinstance(error, LuwuError) else 1
     text = traceback.format_exc()
     print_if_possible(text if exit_code == 1 else f"{type(error).__name__}: {error}")
     if error_file is not None:
         document = {
-            "schema": 1,
-            "role": role,
-            "pid": os.getpid(),
-            "type": type(error).__name__,
-            "message": str(error),
-            "exit_code": exit_code,
-            "code": error.code if isinstance(error, LuwuError) else None,
-            "traceback": text,
-        }
+            "schema": 1, "role": role, "pid": os.getpid(), "type": type(error).__name__,
+            "message": str(error), "exit_code": exit_code,
+            "code": error.code if isinstance(error, LuwuError) else None, "traceback": text,
+        }  # fmt: skip
         try:
             write_json(error_file, document)
         except OSError as unwritten:  # a full disk, say: the launcher has our log and exit code
@@ -85,24 +77,22 @@ def _serve(
         write_json(Path(document["ready"]), ready)
         _freeze_objects()
 
+    given: dict[str, Any] = {
+        "on_listening": on_listening, "should_stop": stopping.is_set, "ranges": ranges,
+        "is_over": over.is_set,
+    }  # fmt: skip
     if role == "switch":
         from switch_emu.switch.process import SwitchSpec, serve_switch
 
         switch = from_document(SwitchSpec, document["spec"], "--config")
-        is_finished = serve_switch(
-            switch, on_listening=on_listening, should_stop=stopping.is_set, ranges=ranges,
-            is_over=over.is_set,
-        )  # fmt: skip
-        return 0 if is_finished else STOPPED_CODE
-    from switch_emu.node.process import plan_lines, serve_node
-    from switch_emu.node.spec import NodeSpec
+        is_finished = serve_switch(switch, **given)
+    else:
+        from switch_emu.node.process import plan_lines, serve_node
+        from switch_emu.node.spec import NodeSpec
 
-    node = from_document(NodeSpec, document["spec"], "--config")
-    lines.extend(plan_lines(node))
-    is_finished = serve_node(
-        node, on_listening=on_listening, should_stop=stopping.is_set, ranges=ranges,
-        is_over=over.is_set,
-    )  # fmt: skip
+        node = from_document(NodeSpec, document["spec"], "--config")
+        lines.extend(plan_lines(node))
+        is_finished = serve_node(node, **given)
     return 0 if is_finished else STOPPED_CODE
 
 

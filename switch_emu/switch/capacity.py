@@ -80,14 +80,8 @@ class SlotRanges:
     def __init__(self, slot_count: int) -> None:
         self.slot_count = slot_count
         self._lock = threading.Lock()
-        self._lent: list[PoolRange] = []
-        """Ranges in use, in the order of their first slots."""
-
-    @property
-    def lent(self) -> list[PoolRange]:
-        """The ranges of the jobs that are open, first slot first."""
-        with self._lock:
-            return list(self._lent)
+        self.lent: list[PoolRange] = []
+        """Ranges of the jobs that are open, in the order of their first slots."""
 
     def take(self, asked: PoolRange) -> PoolRange:
         """Lend the first free range that is long enough. Raises ConfigError if there is none."""
@@ -97,24 +91,24 @@ class SlotRanges:
             if first is None:
                 raise ConfigError(self._refusal(asked.slot_count, max(n for _, n in gaps)))
             found = replace(asked, first_slot=first)
-            self._lent = sorted([*self._lent, found], key=lambda each: each.first_slot)
+            self.lent = sorted([*self.lent, found], key=lambda each: each.first_slot)
             return found
 
     def give_back(self, lent: PoolRange) -> None:
         """Release the range of a job that is over."""
         with self._lock:
-            self._lent.remove(lent)
+            self.lent.remove(lent)
 
     def _gaps(self) -> list[tuple[int, int]]:
         """(first slot, slots) between the ranges that are lent; the last may be empty."""
         gaps, start = [], 0
-        for each in self._lent:
+        for each in self.lent:
             gaps.append((start, each.first_slot - start))
             start = each.first_slot + each.slot_count
         return [*gaps, (start, self.slot_count - start)]
 
     def _refusal(self, asked: int, most: int) -> str:
-        count = len(self._lent)
+        count = len(self.lent)
         others = {0: "", 1: "; 1 job has the rest"}.get(count, f"; {count} jobs have the rest")
         give = f"give --slots {most}" if most else "wait until one of them ends"
         return (

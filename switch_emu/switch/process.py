@@ -88,16 +88,14 @@ class SwitchSpec(RoleSpec):
     @property
     def shares_memory(self) -> bool:
         """True if all others read what lies in our arena."""
-        return self.arena_bytes > 0 and all(
-            each.startswith(SHARED_SCHEME) for each in self.endpoints
-        )
+        are_shared = (each.startswith(SHARED_SCHEME) for each in self.endpoints)
+        return self.arena_bytes > 0 and all(are_shared)
 
     @property
     def lets_in(self) -> tuple[str, ...]:
         """Roles of the keys that may connect; none without connections over tcp."""
-        comes_by_tcp = any(
-            each.startswith("tcp://") for each in (self.listen, self.workers_at or "")
-        )
+        listens = (self.listen, self.workers_at or "")
+        comes_by_tcp = any(each.startswith("tcp://") for each in listens)
         return (*self.link_roles, "reader") if comes_by_tcp else ()
 
 
@@ -122,15 +120,10 @@ def serve_switch(
         for name, endpoint in zip(parents, spec.parents, strict=True):
             transport.dial(name, endpoint)
         core = SwitchCore(
-            job=spec.job,
-            incarnation=spec.incarnation or new_incarnation(),
-            children=spec.children,
-            rank=spec.rank,
-            limits=limits,
-            retry=spec.retry,
-            parents_count=len(parents),
+            job=spec.job, incarnation=spec.incarnation or new_incarnation(), rank=spec.rank,
+            children=spec.children, limits=limits, retry=spec.retry, parents_count=len(parents),
             replicas=spec.replicas,
-        )
+        )  # fmt: skip
         recorder.event(
             SWITCH_ABOUT, level="DEBUG", ranks=_ranks_text(spec),
             slots_limit=None if limits.slots is None else 2 * limits.slots.slot_count,
@@ -139,24 +132,19 @@ def serve_switch(
         if limits.slots is not None:
             recorder.event("switch.pool", **pool_resources(limits.slots, len(spec.children)))
         recorder.event("switch.sums", version=adder.version, reason=adder.reason)
+        file = spec.counters
         shell = SwitchShell(
-            transport,
-            core,
-            recorder,
-            add=adder.add,
-            counters=None
-            if spec.counters is None
-            else CountersFile(spec.counters, spec.counters.stem, spec.job),
-            shares_memory=spec.shares_memory,
-        )
+            transport, core, recorder, add=adder.add, shares_memory=spec.shares_memory,
+            counters=None if file is None else CountersFile(file, file.stem, spec.job),
+        )  # fmt: skip
         is_finished = shell.run(should_stop, is_over)
         shell.drain(2.0)
         shell.write_counters()
         if is_finished and spec.summary is not None:
             with Expendable().writing(spec.summary):
                 write_json(spec.summary, _summary(spec, limits, shell))
-        counts: dict[str, Any] = {**core.counts()}
-        recorder.event("switch.finished" if is_finished else "switch.stopped", **counts)
+        name = "switch.finished" if is_finished else "switch.stopped"
+        recorder.event(name, **core.counts())  # type: ignore[arg-type]
     return is_finished
 
 
@@ -181,7 +169,7 @@ def _summary(spec: SwitchSpec, limits: SwitchLimits, shell: SwitchShell) -> dict
         "children_count": len(spec.children),
         "memory_budget_bytes": spec.memory_budget_bytes,
         "network_bytes": shell.network_bytes(),
-        "raw_count": core.raw_count,
+        "raw_count": core.raw_up.count,
         "fallback_count": core.counts()["fallback_count"],
         "pool": {**core.report(), "window": _window(spec, limits)},
         "links": link_rows(shell.transport, " or ".join(spec.link_roles), shell.machine.name_of),

@@ -178,11 +178,11 @@ def test_a_code_of_a_role_comes_through(tmp_path: Path) -> None:
     """Goal: what the node refused is explained to who started it, not only its exit code."""
     run = RunDirectory.create(tmp_path / "run")
     for error in (ConfigError("another job", code="E203"), StateError("flush", code="E505")):
-        failed("node", error, error.exit_code, run.error("node"))
+        failed("node", error, run.error("node"))
         document = json.loads(run.error("node").read_text())
         told = role_failure(run, "node", error.exit_code, document)
         assert (type(told), told.code) == (type(error), error.code)
-    failed("node", ValueError("a mistake"), 1, run.error("node"))
+    failed("node", ValueError("a mistake"), run.error("node"))
     document = json.loads(run.error("node").read_text())
     assert role_failure(run, "node", 1, document).code == "E105"
     assert role_failure(run, "switch", -9, {}).code == "E105"

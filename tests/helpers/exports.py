@@ -53,12 +53,9 @@ class OptimizerJob(Job):
     @property
     def description(self) -> Description:
         return Description(
-            layout=self.layout,
-            optimizer=self.optimizer,
-            update=self.update,
-            state_fields=OPTIMIZERS[self.optimizer][0],
-            agreement={"seed": "3"},
-        )
+            layout=self.layout, optimizer=self.optimizer, update=self.update,
+            state_fields=OPTIMIZERS[self.optimizer][0], agreement={"seed": "3"},
+        )  # fmt: skip
 
     def hyper(self, step: int) -> StepHyper:
         groups = OPTIMIZERS[self.optimizer][1]
@@ -133,28 +130,18 @@ def values_of(state: Path) -> Values:
                     values = np.frombuffer(record[start:stop], np.float32)
                     cut = values[part.chunk_start : part.chunk_start + part.elems]
                     fields.setdefault((name, item.name), bytearray()).extend(cut.tobytes())
-        return Values(
-            {key: bytes(data) for key, data in fields.items()},
-            updates,
-            store.decided,
-            store.attempt,
-            weights_digest(store, layout),
-        )
+        found = {key: bytes(data) for key, data in fields.items()}
+        digest = weights_digest(store, layout)
+        return Values(found, updates, store.decided, store.attempt, digest)
 
 
 def write_document(directory: Path, description: Description) -> Path:
     """luwu.json of an export that has never been: it tells a layout."""
     document = ExportDocument(
-        description=description,
-        record=DecidedStep(version=0, attempt=0),
-        attempt=0,
+        description=description, record=DecidedStep(version=0, attempt=0), attempt=0,
         updates=tuple(0 if p.trainable else None for p in description.layout.parameters),
-        weights_digest="",
-        dtype="float32",
-        has_optimizer=True,
-        digests={},
-        attached={},
-    )
+        weights_digest="", dtype="float32", has_optimizer=True, digests={}, attached={},
+    )  # fmt: skip
     directory.mkdir()
     (directory / FILE).write_text(document.to_json())
     return directory

@@ -17,8 +17,9 @@ from luwu.base.keys import (
     write_secret,
 )
 from luwu.transport.curve import Security, new_key_pair, open_security
+from luwu.transport.interface import Transport
 from luwu.transport.zeromq import ZeroMqTransport
-from tests.helpers.transports import WithRawSockets, maker
+from tests.helpers.transports import TCP, WithRawSockets, maker
 from tests.suites.transport_waits import Make
 
 NAMES = {
@@ -74,3 +75,15 @@ class WithKeys(WithRawSockets):
 
         with maker(kind) as new:
             yield new
+
+
+class ListeningForWorkers(WithKeys):
+    """A switch that lets workers in, and where they find it."""
+
+    @pytest.fixture
+    def listener(self, make: Make) -> Transport:
+        return make(accepts=("worker",))
+
+    @pytest.fixture
+    def where(self, listener: Transport) -> str:
+        return listener.listen(TCP)

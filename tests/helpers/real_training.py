@@ -62,13 +62,9 @@ def digests(model: nn.Module, optimizer: Any) -> tuple[str, str]:
 
 
 def in_cluster(
-    directory: Path,
-    work: Callable[[int], Any],
-    *,
-    world_size: int = 1,
-    device: str = "cpu",
+    directory: Path, work: Callable[[int], Any], *, world_size: int = 1, device: str = "cpu",
     **changes: Any,
-) -> Trained:
+) -> Trained:  # fmt: skip
     """`work(rank)` of every rank of one job, between luwu.init and luwu.finish; with one thread of
     torch each, as fixtures of a module are made before `one_thread` of its tests."""
 

@@ -114,25 +114,14 @@ def compare(
     arguments = ARGUMENTS[optimizer]
     network = FakeNetwork(world_size, eager=eager)
     train(
-        network,
-        make,
-        shard_model,
-        lambda model: NETWORK[optimizer](groups(model), update=update, **arguments),
-        loss,
-        steps=steps,
-        backwards=backwards,
-        before_step=before_step,
-        **nic_options,
-    )
+        network, make, shard_model,
+        lambda model: NETWORK[optimizer](groups(model), update=update, **arguments), loss,
+        steps=steps, backwards=backwards, before_step=before_step, **nic_options,
+    )  # fmt: skip
     expected = reference(
-        make,
-        lambda model: TORCH[optimizer](groups(model), **arguments),
-        loss,
-        world_size=world_size,
-        steps=steps,
-        backwards=backwards,
-        before_step=before_step,
-    )
+        make, lambda model: TORCH[optimizer](groups(model), **arguments), loss,
+        world_size=world_size, steps=steps, backwards=backwards, before_step=before_step,
+    )  # fmt: skip
     assert_same_bits(network.masters(), expected)
     assert network.step == steps
     return network

@@ -5,15 +5,18 @@ from __future__ import annotations
 import socket
 import threading
 
+from luwu.transport.endpoints import TcpEndpoint
+
 
 class Tap:
     """A relay that keeps what the first side sends, and may flip a bit of it."""
 
-    def __init__(self, target: str) -> None:
-        host, port = target.removeprefix("tcp://").split(":")
-        self._target = (host, int(port))
+    def __init__(self, target: TcpEndpoint) -> None:
+        self._target = (target.host, target.port)
         self._server = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
+        host, port = self._server.getsockname()
+        self.endpoint = str(TcpEndpoint(host, port, target.key))
+        """Where to dial, with the key of the process behind it."""
         self.seen = bytearray()
         self.flip = False
         self._open: list[socket.socket] = []

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from luwu.transport.endpoints import TcpEndpoint, parse
 from luwu.transport.interface import Transport
 from luwu.transport.shm import ShmTransport
 from luwu.transport.sockets import ZeroMqTiming
@@ -137,15 +138,18 @@ class ListeningAtTcp:
 def check_nothing_is_left(script: str, directory: Path) -> None:
     """Run a script that compares what its process holds; it may leave no file of ours either."""
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "XDG_RUNTIME_DIR": str(directory)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+        [sys.executable, "-c", script], env={**os.environ, "XDG_RUNTIME_DIR": str(directory)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert not list(directory.iterdir())
+
+
+def tcp_endpoint(text: str) -> TcpEndpoint:
+    """What a text says that must be an endpoint over tcp."""
+    found = parse(text)
+    assert isinstance(found, TcpEndpoint)
+    return found
 
 
 def open_files() -> int:

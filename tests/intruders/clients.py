@@ -23,13 +23,13 @@ from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
 from luwu.base.keys import OwnKey, read_secret
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.transport.curve import Security, public_of
-from luwu.transport.endpoints import TcpEndpoint, parse
 from luwu.transport.interface import Delivery, PeerFailed, PeerUp
 from luwu.transport.zeromq import ZeroMqTransport
 from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
 from luwu.wire.messages import Role
 from tests.helpers.tap import Tap
+from tests.helpers.transports import tcp_endpoint
 
 NAMES: Final = {
     "node": "node", "switch": "switch", "worker-0": "worker", "worker-1": "worker",
@@ -113,33 +113,30 @@ def unknown_key(target: Target, random: Random) -> str:
     """Made a key for itself."""
     public, secret = zmq.curve_keypair()
     options = {"curve_publickey": public, "curve_secretkey": secret}
-    server = {"curve_serverkey": z85.encode(_endpoint(target.switch).key)}
+    server = {"curve_serverkey": z85.encode(tcp_endpoint(target.switch).key)}
     return _knock(target, target.switch, {**options, **server})
 
 
 def revoked_key(target: Target, random: Random) -> str:
     """Has a key that was good, and was taken back while the job ran."""
-    return _knock(target, target.switch, _curve(target.revoked, _endpoint(target.switch).key))
+    return _knock(target, target.switch, _curve(target.revoked, tcp_endpoint(target.switch).key))
 
 
 def worker_at_the_node(target: Target, random: Random) -> str:
     """Has a worker's key and goes past the switch, to the only copy of the model."""
     name = random.choice(["spare", "worker-0", "reader"])
-    return _knock(target, target.node, _curve(target.key(name), _endpoint(target.node).key))
+    return _knock(target, target.node, _curve(target.key(name), tcp_endpoint(target.node).key))
 
 
 def recorded_bytes(target: Target, random: Random) -> str:
     """Says again, byte for byte, what somebody with a good key said a moment ago."""
-    endpoint = _endpoint(target.switch)
-    with Tap(endpoint.address) as tap:
-        through = _endpoint(tap.endpoint)
-        recorded = str(TcpEndpoint(through.host, through.port, endpoint.key))
-        with _member(replace(target, switch=recorded), "reader") as transport:
-            transport.send("parent", encode(target.said(wire.Open, role=Role.READER, reader=1)))
-            fault = _awaited(transport, (wire.Opened, wire.Gone))
-            if fault:
-                return fault
-            said = bytes(tap.seen)
+    endpoint = tcp_endpoint(target.switch)
+    with Tap(endpoint) as tap, _member(replace(target, switch=tap.endpoint), "reader") as transport:
+        transport.send("parent", encode(target.said(wire.Open, role=Role.READER, reader=1)))
+        fault = _awaited(transport, (wire.Opened, wire.Gone))
+        if fault:
+            return fault
+        said = bytes(tap.seen)
     with socket.create_connection((endpoint.host, endpoint.port), timeout=LIMIT_NS / 1e9) as again:
         again.sendall(said)
         heard = bytearray()
@@ -217,12 +214,6 @@ AT_THE_NODE: Final = {"worker_at_the_node"}
 # ---------------------------------------------------------------------- how they try
 
 
-def _endpoint(text: str) -> TcpEndpoint:
-    found = parse(text)
-    assert isinstance(found, TcpEndpoint)
-    return found
-
-
 def _curve(own: OwnKey, server: bytes | None) -> dict[str, object]:
     assert server is not None
     return {
@@ -241,7 +232,7 @@ def _knock(target: Target, where: str, options: dict[str, object]) -> str:
             dealer.linger = 0
             for name, value in options.items():
                 setattr(dealer, name, value)
-            dealer.connect(_endpoint(where).address)
+            dealer.connect(tcp_endpoint(where).address)
             dealer.send(b"")
             dealer.send_multipart([encode(target.hello(0)), target.description])
             return _thrown_out(dealer, monitor)

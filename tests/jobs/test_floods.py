@@ -21,7 +21,6 @@ from luwu.base.limits import (
 from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.reader import FieldRead
 from luwu.nic.shell import Nic
-from luwu.transport.endpoints import TcpEndpoint, parse
 from luwu.transport.interface import CreditExceeded, Delivery, PeerGone, PeerUp, Transport
 from luwu.transport.zeromq import ZeroMqTransport
 from luwu.wire import messages as wire
@@ -29,6 +28,7 @@ from luwu.wire.codec import decode, encode
 from luwu.wire.description import description_hash
 from luwu.wire.messages import Role
 from tests.helpers.local_job import LARGE, Job, Worker, check, cluster_for, every_place
+from tests.helpers.transports import tcp_endpoint
 from tests.helpers.waiting import is_soon
 
 FLOOD = 5_000
@@ -155,8 +155,7 @@ def test_half_handshakes_are_in_the_log(
     job = Job()
     with cluster_for(job, tmp_path, has_switch=has_switch, transport="tcp") as cluster:
         log = Log(shell_of(cluster), monkeypatch)
-        where = parse(cluster.endpoints[next(reversed(cluster.endpoints))])
-        assert isinstance(where, TcpEndpoint)
+        where = tcp_endpoint(cluster.endpoints[next(reversed(cluster.endpoints))])
         for _ in range(200):
             with socket.create_connection((where.host, where.port), timeout=10) as stranger:
                 stranger.sendall(WRONG_HANDSHAKE)

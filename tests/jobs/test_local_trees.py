@@ -43,7 +43,7 @@ def test_leaves_without_slots(update: str, tmp_path: Path) -> None:
     ) as cluster:
         check(cluster, job, cluster.run(Worker(job)))
         chunks = sum(chunk.trainable for chunk in job.layout.chunks)
-        assert sum(s.core.raw_count for s in cluster.switches.values()) == 8 * chunks * job.steps
+        assert sum(s.core.raw_up.count for s in cluster.switches.values()) == 8 * chunks * job.steps
 
 
 def test_a_budget_counts_the_arrays_of_the_tree(tmp_path: Path) -> None:

@@ -97,18 +97,15 @@ def test_close_waits_for_the_copy_under_way(copies: Copies) -> None:
 
 def describe() -> Description:
     layout = Layout(
-        parameters=(Parameter(name="p", shape=(64,)),),
-        units=(Unit(name="u", parameters=(0,)),),
-        chunk_bytes=16384,
-        optimizer_nodes=1,
-    )
+        parameters=(Parameter(name="p", shape=(64,)),), units=(Unit(name="u", parameters=(0,)),),
+        chunk_bytes=16384, optimizer_nodes=1,
+    )  # fmt: skip
     return Description(layout=layout, optimizer="sgd", update="at_step")
 
 
 def in_a_job(directory: Path, work: Any) -> None:
     def join(nic: Nic) -> None:
-        description = describe()
-        nic.join(description)
+        nic.join(describe())
         nic.load([(0, memoryview(np.zeros(64, np.float32)).cast("B"))])
         work(nic)
 

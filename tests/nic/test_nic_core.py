@@ -21,33 +21,48 @@ from luwu.wire.messages import Push, Role, Verb
 from tests.helpers.local_job import MIB
 
 
+def stamped(kind: type[Any], **values: Any) -> Any:
+    """A message of the parent under attempt 1; fields that are not given are blank."""
+    stamp = {
+        "job": 1, "epoch": 0, "step": 0, "attempt": 1, "generation": 1, "role": Role.NODE,
+        "rank": 0, "incarnation": 9,
+    }  # fmt: skip
+    return kind(**{**stamp, **values})
+
+
+def welcomed(*, loaded: bool = True, window_bytes: int = MIB) -> NicCore:
+    """The core of a job's one worker, in attempt 1."""
+    core = NicCore(job=1, rank=0, world_size=1, incarnation=2)
+    core.join(0, b"job", "hash")
+    welcome = {"loaded": loaded, "push_window_bytes": window_bytes, "contributors": 1}
+    core.received(1, stamped(wire.Welcome, **welcome))
+    return core
+
+
+def sent(actions: list[Any], kind: type[Any]) -> list[Any]:
+    """The messages of a kind among what a core asks for."""
+    messages = [each.message for each in actions if isinstance(each, Send)]
+    return [each for each in messages if isinstance(each, kind)]
+
+
 def test_a_worker_ahead_of_the_decision_asks_when_it_can_be_answered() -> None:
     """Goal: a fast worker pulls for step t + 2 before step t is decided (a slow disk); the parent
     would drop that, so it is asked when the decision comes, not at a repetition.
     Method: the NIC's core alone, with a parent's messages made by hand."""
-    core = NicCore(job=1, rank=0, world_size=1, incarnation=1)
-    stamp = {"job": 1, "epoch": 0, "attempt": 1, "generation": 1, "role": Role.NODE, "rank": 0}
-    parent: dict[str, Any] = {**stamp, "incarnation": 9}
+    core = welcomed()
 
     def pulls(actions: list[Any]) -> list[tuple[int, int]]:
-        sent = [action.message for action in actions if isinstance(action, Send)]
-        return [
-            (pull.step, pull.index + index)
-            for pull in sent
-            if isinstance(pull, wire.Pull)
-            for index in range(pull.count)
-        ]
+        asked = sent(actions, wire.Pull)
+        return [(pull.step, pull.index + index) for pull in asked for index in range(pull.count)]
 
-    core.join(0, b"job", "hash")
-    core.received(1, stamped(wire.Welcome, loaded=True, push_window_bytes=MIB, contributors=1))
     assert pulls(core.pull(2, 1, 0, 0, [4])) == [(0, 4)]
     core.commit(3, 0, 1, b"hyper")
     assert pulls(core.pull(4, 2, 1, 0, [4])) == [(1, 4)]
-    core.received(5, wire.Verdict(**parent, step=0, applied=True, norms=(1.0,)))
+    core.received(5, stamped(wire.Verdict, applied=True, norms=(1.0,)))
     assert pulls(core.pull(6, 3, 2, 0, [4, 5])) == []
     assert pulls(core.pull(7, 4, 2, 0, [6])) == []
     core.forget(4)
-    actions = core.received(8, wire.Decided(**parent, step=0, applied=True, norms=(1.0,)))
+    actions = core.received(8, stamped(wire.Decided, applied=True, norms=(1.0,)))
     assert pulls(actions) == [(2, 4), (2, 5)]
     assert pulls(core.pull(9, 5, 2, 0, [7])) == [(2, 7)]
 
@@ -57,34 +72,26 @@ def test_a_worker_without_samples_is_not_ahead_of_a_verdict(is_skipped: bool) ->
     """Goal: a rank that needs no weights pushes for step t + 1 before the verdict of step t: it is
     held until then, and sent under the attempt that counts. (The parent dropped what was two steps
     ahead, for 10 s each time; after a skipped step it was never sent again, and all waited.)"""
-    core = NicCore(job=1, rank=0, world_size=1, incarnation=1)
-    stamp = {"job": 1, "epoch": 0, "generation": 1, "role": Role.NODE, "rank": 0}
-    parent: dict[str, Any] = {**stamp, "attempt": 1, "incarnation": 9}
-    payloads = [object(), object(), object()]
+    core, payloads = welcomed(), [object(), object(), object()]
 
     def pushes(actions: list[Any]) -> list[tuple[int, int]]:
-        sent = [action.message for action in actions if isinstance(action, Send)]
-        return [(each.step, each.attempt) for each in sent if isinstance(each, Push)]
+        return [(each.step, each.attempt) for each in sent(actions, Push)]
 
     def push(handle: int, step: int) -> list[Any]:
         gradient = Gradient(index=0, payload=payloads[step], payload_bytes=100, dtype="float32")
         return core.push(9, handle, step, 0, [gradient], last=False)
 
-    core.join(0, b"job", "hash")
-    core.received(1, stamped(wire.Welcome, loaded=True, push_window_bytes=MIB, contributors=1))
     assert pushes(push(1, 0)) == [(0, 1)]
     core.received(2, stamped(wire.Received, index=0, part=0, verb=Verb.PUSH, contributors=1))
     core.commit(3, 0, 1, b"hyper")
     assert pushes(push(2, 1)) == []
     core.commit(4, 1, 1, b"hyper")
     assert pushes(push(3, 2)) == []
-    counts = {**parent, "attempt": 2 if is_skipped else 1}
-    judged = core.received(5, wire.Verdict(**counts, step=0, applied=not is_skipped, norms=(1.0,)))
-    assert pushes(judged) == [(1, counts["attempt"])]
-    aborted = core.received(
-        6,
-        wire.Abort(**{**parent, "attempt": 3}, step=1, text="a test", contributors=1, loaded=True),
-    )
+    counts = 2 if is_skipped else 1
+    verdict = stamped(wire.Verdict, attempt=counts, applied=not is_skipped, norms=(1.0,))
+    assert pushes(core.received(5, verdict)) == [(1, counts)]
+    abort = stamped(wire.Abort, attempt=3, step=1, text="a test", contributors=1, loaded=True)
+    aborted = core.received(6, abort)
     assert {id(a.payload) for a in aborted if isinstance(a, Drop)} == {id(p) for p in payloads[1:]}
     assert pushes(push(4, 1)) == [(1, 3)]
 
@@ -92,17 +99,11 @@ def test_a_worker_without_samples_is_not_ahead_of_a_verdict(is_skipped: bool) ->
 def test_a_receipt_for_what_was_not_sent_yet_is_nobodys() -> None:
     """Goal: rank 0 ends while it loads the first weights; a receipt of what its former start loaded
     reaches the next one before that has sent the chunk. It once waited for ever after."""
-    core = NicCore(job=1, rank=0, world_size=1, incarnation=2)
-    parent: dict[str, Any] = {
-        "job": 1, "epoch": 0, "attempt": 1, "generation": 1, "role": Role.SWITCH, "rank": 0,
-        "incarnation": 9, "step": 0,
-    }  # fmt: skip
+    core = welcomed(loaded=False, window_bytes=100)
 
-    def receipt(chunk: int) -> wire.Received:
-        return wire.Received(**parent, index=chunk, part=0, verb=Verb.LOAD, contributors=0)
+    def receipt(chunk: int) -> Any:
+        return stamped(wire.Received, index=chunk, part=0, verb=Verb.LOAD, contributors=0)
 
-    core.join(0, b"job", "hash")
-    core.received(1, wire.Welcome(**parent, loaded=False, push_window_bytes=100, contributors=1))
     chunks = [
         Gradient(index=chunk, payload=object(), payload_bytes=100, dtype="float32")
         for chunk in range(2)
@@ -111,15 +112,6 @@ def test_a_receipt_for_what_was_not_sent_yet_is_nobodys() -> None:
     assert Done(1) not in core.received(3, receipt(1))
     assert Done(1) not in core.received(4, receipt(0))
     assert Done(1) in core.received(5, receipt(1))
-
-
-def stamped(kind: type[Any], **values: Any) -> Any:
-    """A message of the parent under attempt 1; fields that are not given are blank."""
-    stamp = {
-        "job": 1, "epoch": 0, "step": 0, "attempt": 1, "generation": 1, "role": Role.NODE,
-        "rank": 0, "incarnation": 9,
-    }  # fmt: skip
-    return kind(**{**stamp, **values})
 
 
 class Encoding:
@@ -175,10 +167,7 @@ def test_a_skipped_step_does_not_withdraw_what_was_asked() -> None:
     core.cancel(2, "x" * 2000)
     core.leave(2)
     skipped = core.received(3, stamped(wire.Verdict, attempt=2, applied=False, norms=(1.0,)))
-    cancel, leave = [
-        each.message for each in skipped
-        if isinstance(each, Send) and isinstance(each.message, wire.Cancel | wire.Leave)
-    ]  # fmt: skip
+    (cancel,), (leave,) = sent(skipped, wire.Cancel), sent(skipped, wire.Leave)
     assert (len(cancel.text), cancel.attempt, leave.attempt) == (900, 2, 2)
     core.received(4, stamped(wire.Decided, attempt=2, applied=False, norms=(1.0,)))
     assert core.commit(5, 1, 1, b"hyper") == []

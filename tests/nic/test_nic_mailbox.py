@@ -22,13 +22,15 @@ from luwu.nic.threads import OVER_S, Mailbox
 ANY_ERA = None
 
 
+def mailbox_with(grace_s: float) -> Mailbox:
+    recorder = Recorder(role="worker", printed=None)
+    return Mailbox(rank=1, grace_s=grace_s, recorder=recorder, waits_for=lambda: "the script")
+
+
 @pytest.fixture
 def mailbox() -> Mailbox:
     """No wait in it ever lasts: a condition that does not hold ends at the deadline."""
-    return Mailbox(
-        rank=1, grace_s=-1.0,
-        recorder=Recorder(role="worker", printed=None), waits_for=lambda: "the script",
-    )  # fmt: skip
+    return mailbox_with(-1.0)
 
 
 def test_a_step_has_a_verdict_before_it_is_decided(mailbox: Mailbox) -> None:
@@ -72,10 +74,7 @@ def test_lost_steps_are_not_hidden_by_a_later_abort(mailbox: Mailbox) -> None:
 def test_the_first_error_counts(mailbox: Mailbox) -> None:
     """Goal: every later call raises it; a refusal is a fault of the configuration or the state."""
     for refused, kind in [(Refused("no"), ConfigError), (Refused("no", True), OlderStateError)]:
-        each = Mailbox(
-            rank=1, grace_s=-1.0,
-            recorder=Recorder(role="worker", printed=None), waits_for=str,
-        )  # fmt: skip
+        each = mailbox_with(-1.0)
         each.post(refused)
         each.fail(ConnectionFailed("closed"))
         with pytest.raises(kind, match="worker 1 was rejected: no"):
@@ -94,8 +93,7 @@ def test_a_condition_that_holds_does_not_wait(mailbox: Mailbox) -> None:
 
 def test_who_waits_is_not_woken_for_nothing() -> None:
     """Goal: the I/O thread asks whether the condition holds, and wakes the training thread then."""
-    recorder = Recorder(role="worker", printed=None)
-    mailbox = Mailbox(rank=1, grace_s=60.0, recorder=recorder, waits_for=str)
+    mailbox = mailbox_with(60.0)
     asking: list[int | None] = []
     here = threading.get_ident()
     waits, arrived = threading.Event(), False
@@ -125,8 +123,7 @@ def test_who_waits_is_not_woken_for_nothing() -> None:
 def test_a_rank_that_was_left_out_does_not_wait_for_a_job_that_is_gone() -> None:
     """Goal: a worker that stood still (SIGSTOP, a laptop's sleep) while the job went on and ended
     ends soon, and not after the time to connect. Method: it wakes 10 s after the end."""
-    recorder = Recorder(role="worker", printed=None)
-    mailbox = Mailbox(rank=1, grace_s=60.0, recorder=recorder, waits_for=str)
+    mailbox = mailbox_with(60.0)
     mailbox.post(Aborted(4, "late", loaded=True, counts=False))
     with pytest.raises(StepAborted):
         mailbox.raise_if_aborted()

@@ -1,6 +1,6 @@
 """Several optimizer nodes: what their start refuses, their pages read as one, what they sum up to.
 
-How they train together: tests/simulate/test_several_nodes.py and tests/processes/test_nodes.py.
+How they train together: tests/simulate/test_replicas.py and tests/processes/test_nodes.py.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ from luwu.base.limits import CONTROL_HEADER_BYTES_MAX
 from luwu.join.connection import read_connection
 from luwu.testing.cluster import Cluster
 from luwu.transport.curve import public_of
-from luwu.transport.endpoints import TcpEndpoint, parse
 from luwu.transport.lanes import read_gathered
 from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
 from luwu.wire.messages import Role
 from tests.helpers.key_directories import make_keys
+from tests.helpers.transports import tcp_endpoint
 from tests.intruders.floods import LINES_MAX, NAMES
 from tests.kill import finish, start, wait_for_step
 from tests.processes.jobs import Outside, light_digest
@@ -47,8 +47,7 @@ def status_bytes(pid: int, name: str) -> int:
 @contextmanager
 def connection_to(endpoint: str, keys: Path | None) -> Iterator[zmq.Socket[bytes]]:
     """A connection of a stranger, or of a worker's key that has no rank."""
-    target = parse(endpoint)
-    assert isinstance(target, TcpEndpoint)
+    target = tcp_endpoint(endpoint)
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.linger, stranger.probe_router, stranger.sndhwm = 0, 1, 100
         if keys is not None:

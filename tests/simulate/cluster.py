@@ -7,6 +7,8 @@ disk has decided when (`machines.py`), I3 by the weights of every step that any 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -155,6 +157,28 @@ class Cluster:
                     np.testing.assert_array_equal(
                         weights, versions[step][chunk], err_msg=self._where(chunk, step)
                     )
+
+    def lose_messages(self, is_lost: Callable[[str, Any], bool]) -> list[Any]:
+        """Lose the messages of which this is true, by receiver and message; those lost so far."""
+        send, lost = self.world.send, []
+
+        def losing(sender: str, receiver: str, message: Any, payload: Any) -> None:
+            if is_lost(receiver, message):
+                lost.append(message)
+            else:
+                send(sender, receiver, message, payload)
+
+        self.world.send = losing  # type: ignore[method-assign]
+        return lost
+
+    def skipped_steps(self) -> set[int]:
+        """Those that were left out, of which all workers were told the same."""
+        told = [
+            frozenset(step for step, decided in worker.decided.items() if not decided.applied)
+            for worker in self.workers
+        ]
+        assert len(set(told)) == 1
+        return set(told[0])
 
     def digest(self) -> str:
         """Of the decided weights of all chunks."""

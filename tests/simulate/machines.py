@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -152,7 +153,7 @@ class Node(Process):
         on_failed: Callable[[Node], None] = lambda node: None,
     ) -> None:  # fmt: skip
         super().__init__(world, node_name(number))
-        self._job, self._number, self._disks = job, number, disks
+        self._job, self.number, self._disks = job, number, disks
         self.disk = disks[number]
         self.failed = ""
         """Why it stopped by itself: an injected fault of its disk."""
@@ -167,6 +168,12 @@ class Node(Process):
         self.dies_for_ms, self.dies_by_power_cut = 30, False
         """How long it is gone if it ends inside its store, and whether that is a power cut."""
         self.disk_stalls_until_ns = 0
+        self._pipeline: dict[type[Any], Callable[[Any], Any]] = {
+            node_actions.FillPage: self._fill, node_actions.CopyPage: self._copy,
+            node_actions.LoadPage: self._load, node_actions.Fold: self._fold,
+            node_actions.Update: self._update, node_actions.ReadWeights: self._read,
+            node_actions.KeepPiece: self._keep, node_actions.Decide: self._decide,
+        }  # fmt: skip
         world.listen(self.name, self._received, self)
         self.enter(self._start)
 
@@ -179,17 +186,14 @@ class Node(Process):
                 self._do(self.core.store_opened(facts))
 
     def _make_core(self) -> NodeCore:
-        return NodeCore(
-            job=JOB,
-            incarnation=self.disk.starts,
-            ranks=(1 << self._job.world_size) - 1,
-            node=node_actions.NodeNumber(
-                number=self._number, count=len(self._disks), replicas=self._job.replicas
-            ),
-            limits=self._job.limits_of_node,
-            groups=self._job.tree.groups,
-            retry=self._job.retry,
+        job = self._job
+        node = node_actions.NodeNumber(
+            number=self.number, count=len(self._disks), replicas=job.replicas
         )
+        return NodeCore(
+            job=JOB, incarnation=self.disk.starts, ranks=(1 << job.world_size) - 1, node=node,
+            limits=job.limits_of_node, groups=job.tree.groups, retry=job.retry,
+        )  # fmt: skip
 
     @contextlib.contextmanager
     def _stopping(self) -> Iterator[None]:
@@ -213,10 +217,6 @@ class Node(Process):
         if not self.is_superseded:
             self.disk.killed()
         self.on_killed(self)
-
-    @property
-    def number(self) -> int:
-        return self._number
 
     @property
     def has_all_children(self) -> bool:
@@ -272,25 +272,12 @@ class Node(Process):
                 case node_actions.OpenStore(description):
                     self._later(lambda d=description: self.core.store_opened(self._owned.make(d)))
                 case node_actions.BeginFilling(description, version):
-                    self._do(self._begin_filling(description, version))
-                case node_actions.FillPage():
-                    self._later(lambda a=action: self._fill(a))
-                case node_actions.CopyPage():
-                    self._later(lambda a=action: self._copy(a))
-                case node_actions.LoadPage():
-                    self._later(lambda a=action: self._load(a))
-                case node_actions.Fold():
-                    self._later(lambda a=action: self._fold(a))
-                case node_actions.Update():
-                    self._later(lambda a=action: self._update(a))
-                case node_actions.ReadWeights():
-                    self._later(lambda a=action: self._read(a))
-                case node_actions.KeepPiece():
-                    self._later(lambda a=action: self._keep(a))
+                    facts = self._owned.begin_filling(description, version)
+                    self._do(self.core.store_opened(facts))
                 case node_actions.Prepare():
                     self._later(lambda a=action: self._prepare(a), self._job.prepare_ns)
-                case node_actions.Decide():
-                    self._later(lambda a=action: self._decide(a))
+                case _ if type(action) in self._pipeline:
+                    self._later(partial(self._pipeline[type(action)], action))
                 case _:
                     self._do_other(action)
 
@@ -298,12 +285,10 @@ class Node(Process):
         raise AssertionError(f"{self.name}: unexpected {action}")
 
     def _disk_at_once(self, action: node_actions.RecordAttempt | node_actions.Discard) -> None:
-        if self.is_superseded:
-            raise DiskFailed("the disk is another's")
         if isinstance(action, node_actions.Discard):
-            self.disk.discard(action.attempt)
+            self._owned.discard(action.attempt)
         else:
-            self.disk.record_attempt(action.attempt, action.epoch)
+            self._owned.record_attempt(action.attempt, action.epoch)
 
     @property
     def _owned(self) -> Disk:
@@ -317,9 +302,6 @@ class Node(Process):
         action.payload.drop()  # type: ignore[attr-defined]
         self._write(action.chunk, 0, action.attempt, values, np.zeros_like(values))
         return self.core.page_loaded(action)
-
-    def _begin_filling(self, description: bytes, version: int) -> Any:
-        return self.core.store_opened(self._owned.begin_filling(description, version))
 
     def _fill(self, action: node_actions.FillPage) -> Any:
         values = action.payload.read().copy()  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ together hides what happens alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -116,16 +117,11 @@ class Options:
             ),
             replicas=min(self.replicas, self.optimizer_nodes),
             world_size=self.world_size if tree is None else tree.workers,
-            steps=self.steps,
-            update=self.update,
+            steps=self.steps, update=self.update,
             backwards=self.backwards if self.update == "at_step" else 1,
-            poison_step=self.poison_step,
-            skip_step=self.skip_step,
-            absent_unit=self.absent_unit,
-            absent_parameters=self.absent_parameters,
-            idle=self.idle,
-            evaluates=self.evaluates,
-            pulls_ahead=self.pulls_ahead,
+            poison_step=self.poison_step, skip_step=self.skip_step,
+            absent_unit=self.absent_unit, absent_parameters=self.absent_parameters,
+            idle=self.idle, evaluates=self.evaluates, pulls_ahead=self.pulls_ahead,
             keeps=self.keeps,
             switch_limits=SwitchLimits(
                 slot_bytes_max=self.slot_bytes_max, copies_bytes_max=self.copies_bytes_max,
@@ -142,10 +138,8 @@ class Options:
                 workers_max=self.world_size if self.grows else None,
                 on_lost_steps="redo" if self.redoes else "stop",
             ),
-            slot_count=self.slot_count,
-            aggregate=self.aggregate,
-            switches=tree,
-            own_switch=self.own_switch,
+            slot_count=self.slot_count, aggregate=self.aggregate,
+            switches=tree, own_switch=self.own_switch,
         )  # fmt: skip
 
 
@@ -164,16 +158,12 @@ class History:
             for name, value in vars(self.options).items()
             if value != getattr(Options(), name)
         )
-        lines = [f"        {fault!r}," for fault in self.faults]
-        return "\n".join(
-            [
-                f"def test_history_{self.seed}() -> None:",
-                '    """O1 to O6. Goal: what this history showed does not come back."""',
-                "    faults = (",
-                *lines,
-                "    )",
-                f"    run_history(History({self.seed}, Options({options}), faults))",
-            ]
+        faults = "".join(f"        {fault!r},\n" for fault in self.faults)
+        return (
+            f"def test_history_{self.seed}() -> None:\n"
+            '    """O1 to O6. Goal: what this history showed does not come back."""\n'
+            f"    faults = (\n{faults}    )\n"
+            f"    run_history(History({self.seed}, Options({options}), faults))"
         )
 
 
@@ -363,21 +353,9 @@ def _partition(random: Random) -> Fault:
     )  # fmt: skip
 
 
-def _crash(random: Random) -> Fault:
-    return f.Crash(at_ms=_when(random), for_ms=_long(random), who=_anyone(random))
-
-
 def _crash_worker(random: Random) -> Fault:
     who = f"worker {random.randrange(6)}"
     return f.Crash(at_ms=_when(random), for_ms=_long(random), who=who)
-
-
-def _power_cut(random: Random) -> Fault:
-    return f.PowerCut(at_ms=_when(random), for_ms=_long(random), who=_node(random))
-
-
-def _blackout(random: Random) -> Fault:
-    return f.Blackout(at_ms=_when(random), for_ms=_long(random))
 
 
 def _die_in_store(random: Random) -> Fault:
@@ -385,22 +363,6 @@ def _die_in_store(random: Random) -> Fault:
         at_ms=_when(random), for_ms=_long(random), who=_node(random),
         failpoints=random.randrange(40), power_cut=random.random() < 0.7,
     )  # fmt: skip
-
-
-def _stall(random: Random) -> Fault:
-    return f.Stall(at_ms=_when(random), for_ms=_long(random), who=_anyone(random))
-
-
-def _zombie(random: Random) -> Fault:
-    return f.Zombie(at_ms=_when(random), for_ms=_long(random), who=_anyone(random))
-
-
-def _reconnect(random: Random) -> Fault:
-    return f.Reconnect(at_ms=_when(random), who=_anyone(random))
-
-
-def _cancel(random: Random) -> Fault:
-    return f.Cancel(at_ms=_when(random), who=f"worker {random.randrange(6)}")
 
 
 def _disk(random: Random) -> Fault:
@@ -416,8 +378,19 @@ def _hostile(random: Random) -> Fault:
     )  # fmt: skip
 
 
-_KINDS = (
-    _noise, _partition, _crash, _crash_worker, _power_cut, _blackout, _die_in_store, _stall,
-    _zombie, _reconnect, _cancel, _disk, _hostile,
-)  # fmt: skip
-"""One function a kind of fault."""
+_KINDS: tuple[Callable[[Random], Fault], ...] = (
+    _noise,
+    _partition,
+    lambda random: f.Crash(at_ms=_when(random), for_ms=_long(random), who=_anyone(random)),
+    _crash_worker,
+    lambda random: f.PowerCut(at_ms=_when(random), for_ms=_long(random), who=_node(random)),
+    lambda random: f.Blackout(at_ms=_when(random), for_ms=_long(random)),
+    _die_in_store,
+    lambda random: f.Stall(at_ms=_when(random), for_ms=_long(random), who=_anyone(random)),
+    lambda random: f.Zombie(at_ms=_when(random), for_ms=_long(random), who=_anyone(random)),
+    lambda random: f.Reconnect(at_ms=_when(random), who=_anyone(random)),
+    lambda random: f.Cancel(at_ms=_when(random), who=f"worker {random.randrange(6)}"),
+    _disk,
+    _hostile,
+)
+"""One function a kind of fault. What a seed draws follows from their order, and from theirs."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -14,21 +13,7 @@ from tests.simulate.seeds import seeds
 from tests.simulate.trees import TREES
 from tests.simulate.world import ROUGH, Faults
 
-
-def with_integers(job: Job) -> Job:
-    """The job with integer sums."""
-    return replace(job, aggregate="shared-exponent")
-
-
-@pytest.mark.parametrize("seed", seeds(4, quick=2))
-def test_no_slots_at_all(seed: int) -> None:
-    """I3. Goal: integers that meet at the node and not in a slot have the same sum."""
-    limits = SwitchLimits(slot_bytes_max=60_000 * (seed % 2), push_window_bytes=50_000)
-    update = "streaming" if seed % 2 else "at_step"
-    job = Job(make_layout(), switch_limits=limits, update=update)
-    cluster = Cluster(seed, with_integers(job), ROUGH)
-    cluster.run()
-    assert cluster.switch.core.raw_count > 0
+INTEGERS = "shared-exponent"
 
 
 @pytest.mark.parametrize("seed", seeds(4, quick=2))
@@ -37,16 +22,18 @@ def test_ranks_push_in_different_orders(seed: int) -> None:
     may have under way is one chunk."""
     limits = SwitchLimits(push_window_bytes=1)
     update = "streaming" if seed % 2 else "at_step"
-    job = Job(make_layout(), switch_limits=limits, update=update, any_order=True)
-    Cluster(seed, with_integers(job), ROUGH).run()
+    job = Job(
+        make_layout(), switch_limits=limits, update=update, any_order=True, aggregate=INTEGERS
+    )
+    Cluster(seed, job, ROUGH).run()
 
 
 @pytest.mark.parametrize("seed", seeds(4, quick=2))
 def test_protocol_slots(seed: int) -> None:
     """I3. Goal: the fixed slots of a programmable switch hold encoded chunks, and the sums are the
     same. Method: enough slots that some chunks find one, so few that some do not."""
-    job = Job(make_layout(), slot_count=1 + seed % 3)
-    cluster = Cluster(seed, with_integers(job), ROUGH)
+    job = Job(make_layout(), slot_count=1 + seed % 3, aggregate=INTEGERS)
+    cluster = Cluster(seed, job, ROUGH)
     cluster.run()
     assert cluster.switch.core.counts()["slots_opened_count"] > 0
 
@@ -61,9 +48,9 @@ def test_integers_have_one_digest_in_each_fidelity() -> None:
     for number, (tree, optimizer_nodes) in enumerate(product(trees, (1, 2, 3))):
         job = Job(
             make_layout(optimizer_nodes=optimizer_nodes), world_size=4, switches=tree, steps=3,
-            slot_count=2 if number % 2 else None,
+            slot_count=2 if number % 2 else None, aggregate=INTEGERS,
         )  # fmt: skip
-        cluster = Cluster(number, with_integers(job), ROUGH if number % 3 else Faults())
+        cluster = Cluster(number, job, ROUGH if number % 3 else Faults())
         cluster.run()
         digests.add(cluster.digest())
     assert len(digests) == 1

@@ -38,7 +38,7 @@ def test_no_extent_is_raw_where_nothing_is_lost(update: str, slot_count: int) ->
     cluster = Cluster(0, job, Faults(is_ordered=True))
     cluster.run()
     pushed = sum(chunk.trainable for chunk in job.layout.chunks) * job.steps
-    assert cluster.switch.core.raw_count == 0
+    assert cluster.switch.core.raw_up.count == 0
     assert pool_of(cluster).opened_count == pushed
     assert 1 <= pool_of(cluster).slots_used_peak <= slot_count
 
@@ -49,7 +49,8 @@ def test_no_extent_is_raw_where_nothing_is_lost(update: str, slot_count: int) ->
 def test_fidelities_end_with_one_digest(seed: int, slot_count: int) -> None:
     """I3. Goal: what was summed in slots, at the node, or partly here and there has one digest.
     Method: the same job on a rough network, functional and protocol; some of it went raw."""
-    job = Job(make_layout(), world_size=3, switch_limits=WIDE)
+    update = ("streaming", "at_step")[seed % 2]
+    job = Job(make_layout(), world_size=3, update=update, switch_limits=WIDE)
     clusters = []
     for each in (job, replace(job, slot_count=slot_count)):
         cluster = Cluster(seed, each, ROUGH)
@@ -57,6 +58,6 @@ def test_fidelities_end_with_one_digest(seed: int, slot_count: int) -> None:
         clusters.append(cluster)
     functional, protocol = clusters
     assert functional.digest() == protocol.digest()
-    assert functional.switch.core.raw_count == 0
-    assert protocol.switch.core.raw_count > 0 or slot_count > 1
+    assert functional.switch.core.raw_up.count == 0
+    assert protocol.switch.core.raw_up.count > 0 or slot_count > 1
     assert pool_of(protocol).copies_used_peak <= 2 * slot_count

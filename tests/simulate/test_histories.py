@@ -160,76 +160,138 @@ def test_shrinking_leaves_what_matters() -> None:
     assert all(type(f).__name__ in smallest.text() for f in smallest.faults)
 
 
-# -------------------------------------------------------------------------- what once failed
-
-
-def test_a_push_for_ranks_that_are_not_of_the_job() -> None:
-    """I5. Goal: a gradient of ranks that the job does not have is nobody's, at a node too: it once
-    kept the sum of its chunk from ever being complete."""
-    faults = (
+# Histories that once failed, as shrinking left them.
+# fmt: off
+ONCE_FAILED = {
+    # I5. A gradient of ranks that the job does not have is nobody's, at a node too: it once kept
+    # the sum of its chunk from ever being complete.
+    "a push for ranks that are not of the job": History(502, Options(world_size=1, steps=2), (
         Noise(at_ms=0, for_ms=1250, drop_percent=5, delay_ms=30),
         Hostile(at_ms=657, who="node 0", kind="absurd", count=30),
-    )
-    run_history(History(502, Options(world_size=1, steps=2), faults))
-
-
-def test_a_node_that_is_filled_hears_of_a_skipped_step() -> None:
-    """E8. Goal: what `tests/switch/test_lead.py` shows alone, in a whole cluster: the verdict is
-    lost on its way to the node, and all waited for it for ever. Found by 5,000 histories."""
-    faults = (
-        Noise(at_ms=0, for_ms=5000, drop_percent=10, repeat_percent=10, delay_ms=5),
-        LoseNode(at_ms=288, for_ms=200, who="node 1", comes_back=True),
-    )
-    options = Options(
+    )),
+    # E8. What `tests/switch/test_lead.py` shows alone, in a whole cluster: the verdict is lost on
+    # its way to the node, and all waited for it for ever. Found by 5,000 histories.
+    "a node that is filled hears of a skipped step": History(2001972, Options(
         optimizer_nodes=2, replicas=2, loses=True, steps=4, skip_step=1, absent_parameters=True,
         slot_bytes_max=150000, slot_count=5, drops=True,
-    )  # fmt: skip
-    run_history(History(2001972, options, faults))
-
-
-def test_an_abort_after_a_skipped_step_reaches_everybody() -> None:
-    """I6. Goal: several nodes go on after a step that was skipped and an attempt that was given up
-    right behind it."""
-    faults = (
+    ), (
+        Noise(at_ms=0, for_ms=5000, drop_percent=10, repeat_percent=10, delay_ms=5),
+        LoseNode(at_ms=288, for_ms=200, who="node 1", comes_back=True),
+    )),
+    # I6. Several nodes go on after a step that was skipped and an attempt that was given up right
+    # behind it.
+    "an abort after a skipped step reaches everybody": History(3240, Options(
+        world_size=4, units=3, optimizer_nodes=3, steps=4, poison_step=2, keeps=True,
+    ), (
         Noise(at_ms=0, for_ms=5000, drop_percent=5, delay_ms=30),
         Cancel(at_ms=1210, who="worker 0"),
         Cancel(at_ms=2463, who="worker 3"),
-    )
-    options = Options(world_size=4, units=3, optimizer_nodes=3, steps=4, poison_step=2, keeps=True)
-    run_history(History(3240, options, faults))
-
-
-def test_gradients_of_a_stranger_that_calls_itself_a_node_are_let_go() -> None:
-    """I5. Goal: what nobody asked for takes no memory. A node once kept the payload of data that
-    came with the role of another node."""
-    faults = (Hostile(at_ms=93, who="node 5", kind="stranger", count=30),)
-    run_history(History(20163, Options(world_size=1, optimizer_nodes=2, steps=1), faults))
-
-
-def test_a_worker_that_is_started_again_as_a_step_is_skipped() -> None:
-    """I6. Goal: it goes on with the others: the switch asks for the attempt to be given up although
-    a skip came between (`test_a_cancel_outlives_the_skip_of_a_step`)."""
-    faults = (
+    )),
+    # I5. What nobody asked for takes no memory. A node once kept the payload of data that came with
+    # the role of another node.
+    "gradients of a stranger that calls itself a node are let go": History(20163, Options(
+        world_size=1, optimizer_nodes=2, steps=1,
+    ), (
+        Hostile(at_ms=93, who="node 5", kind="stranger", count=30),
+    )),
+    # I6. It goes on with the others: the switch asks for the attempt to be given up although a skip
+    # came between (`test_a_cancel_outlives_the_skip_of_a_step`).
+    "a worker that is started again as a step is skipped": History(40280, Options(
+        steps=3, poison_step=1, keeps=True,
+    ), (
         Crash(at_ms=7, for_ms=50, who="node 5"),
         Stall(at_ms=135, for_ms=50, who="node 4"),
         Crash(at_ms=231, for_ms=5, who="worker 5"),
         Crash(at_ms=293, for_ms=5, who="worker 2"),
-    )
-    run_history(History(40280, Options(steps=3, poison_step=1, keeps=True), faults))
-
-
-def test_a_start_pushes_in_no_attempt_of_the_one_before() -> None:
-    """I3. Goal: what two starts of a worker pushed never meet in one step: it once was made of
-    both, where the switch's Cancel was lost until all had committed."""
-    faults = (
+    )),
+    # I3. What two starts of a worker pushed never meet in one step: it once was made of both, where
+    # the switch's Cancel was lost until all had committed.
+    "a start pushes in no attempt of the one before": History(763, Options(
+        units=3, steps=2, keeps=True, aggregate="shared-exponent",
+    ), (
         Noise(at_ms=0, for_ms=5000, drop_percent=10, delay_ms=5),
         Crash(at_ms=205, for_ms=200, who="worker 4"),
         Crash(at_ms=788, for_ms=1000, who="worker 3"),
         Crash(at_ms=1202, for_ms=200, who="worker 4"),
         Crash(at_ms=2350, for_ms=5, who="worker 4"),
-    )
-    options = Options(units=3, steps=2, keeps=True, aggregate="shared-exponent")
-    run_history(History(763, options, faults))
+    )),
+    # I6. Weights that were asked for are not asked for again: the second answers came to a pull
+    # that was done, which ended the worker.
+    "a decision that comes after the abort that told of it": History(5257, Options(
+        frozen=True, optimizer_nodes=2, steps=4, absent_unit=1, pulls_ahead=True, keeps=True,
+        slot_count=2,
+    ), (
+        Noise(at_ms=0, for_ms=1250, drop_percent=5, delay_ms=5),
+        PowerCut(at_ms=364, for_ms=200, who="node 2"),
+    )),
+    # I2, I5. A node that stalled before it made its store finds that of its successor, and ends; as
+    # `create_directory` does.
+    "a zombie makes no store over another": History(17303, Options(
+        world_size=3, steps=3, stored=True,
+    ), (
+        Zombie(at_ms=8, for_ms=200, who="node 2"),
+    )),
+    # I6. A switch that was just started hears a skipped step decided again, stamped with a later
+    # attempt; it must still hear of that attempt by its Abort.
+    "a decision of before tells no attempt": History(11999, Options(
+        world_size=1, optimizer_nodes=2, steps=4, update="at_step", backwards=2, poison_step=2,
+    ), (
+        Noise(at_ms=0, for_ms=5000, drop_percent=10, delay_ms=30),
+        Stall(at_ms=794, for_ms=200, who="node 3"),
+        Stall(at_ms=1007, for_ms=50, who="worker 3"),
+        PowerCut(at_ms=1251, for_ms=50, who="node 1"),
+        Partition(at_ms=2066, for_ms=200, sender="switch 2", receiver="node 4", two_way=False),
+        Zombie(at_ms=2971, for_ms=50, who="switch 4"),
+    )),
+    # O5. What is held for a disk that stalls is let go when it is done, though the job is over
+    # before: nobody waits for work of an attempt that was given up.
+    "a slow disk is not a leak": History(50807, Options(
+        world_size=3, update="at_step", absent_unit=1, pulls_ahead=True, stored=True, drops=True,
+    ), (
+        Zombie(at_ms=100, for_ms=1000, who="switch 0"),
+        Zombie(at_ms=210, for_ms=5, who="worker 3"),
+        Zombie(at_ms=346, for_ms=50, who="node 5"),
+        DiskFault(at_ms=446, for_ms=1000, who="node 2", kind="stall"),
+        DiskFault(at_ms=530, for_ms=50, who="node 1", kind="stall"),
+        Zombie(at_ms=682, for_ms=1000, who="worker 5"),
+    )),
+    # I6. Whoever comes back as the last step is decided is refused at once, in every tree; it once
+    # waited for the grace time, where all that had counted were under other switches.
+    "a worker that was left out hears that the job is over": History(12656, Options(
+        world_size=1, optimizer_nodes=3, steps=3, update="at_step", backwards=2, absent_unit=1,
+        pulls_ahead=True, tree="three levels", drops=True,
+    ), (
+        Crash(at_ms=319, for_ms=1000, who="worker 0"),
+        Crash(at_ms=320, for_ms=50, who="worker 3"),
+        Crash(at_ms=546, for_ms=1000, who="worker 1"),
+        Crash(at_ms=567, for_ms=200, who="worker 4"),
+        Crash(at_ms=694, for_ms=1000, who="worker 4"),
+        Crash(at_ms=747, for_ms=1000, who="worker 2"),
+    )),
+    # I6. Rank 0 ends while it loads the first weights, and its next start loads them to the end: a
+    # receipt of the former load reached it before it had sent that chunk, and it waited.
+    "a receipt of a former start ends no load": History(10608, Options(
+        world_size=1, steps=1, slot_count=2,
+    ), (
+        Noise(at_ms=0, for_ms=312, drop_percent=5, delay_ms=30),
+        Crash(at_ms=101, for_ms=5, who="worker 5"),
+    )),
+    # O6. Weights that streamed ahead, and whose copy into the switch's cache ends after the step
+    # was skipped, are not sent to who asks under the new attempt.
+    "weights of a skipped step that are being cached are void": History(3405, Options(
+        units=3, steps=3, poison_step=1, keeps=True, slot_bytes_max=150000, cache_bytes_max=1000000,
+        sum_bytes_max=50000, extent_chunks=4, rows=150,
+    ), (
+        Noise(at_ms=0, for_ms=312, drop_percent=5, repeat_percent=10, flip_percent=0, delay_ms=5),
+    )),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("history", ONCE_FAILED.values(), ids=ONCE_FAILED)
+def test_what_once_failed(history: History) -> None:
+    """O1 to O6. Goal: what each of these histories showed does not come back."""
+    run_history(history)
 
 
 def test_a_poisoned_step_without_who_poisons_it() -> None:
@@ -238,99 +300,3 @@ def test_a_poisoned_step_without_who_poisons_it() -> None:
     faults = (Crash(at_ms=55, for_ms=1000, who="worker 2"),)
     simulation = run_history(History(2024, Options(steps=3, poison_step=2, drops=True), faults))
     assert simulation.disks[0].ledger[3] == 0b10
-
-
-def test_a_decision_that_comes_after_the_abort_that_told_of_it() -> None:
-    """I6. Goal: weights that were asked for are not asked for again: the second answers came to a
-    pull that was done, which ended the worker."""
-    faults = (
-        Noise(at_ms=0, for_ms=1250, drop_percent=5, delay_ms=5),
-        PowerCut(at_ms=364, for_ms=200, who="node 2"),
-    )
-    options = Options(
-        frozen=True, optimizer_nodes=2, steps=4, absent_unit=1, pulls_ahead=True, keeps=True,
-        slot_count=2,
-    )  # fmt: skip
-    run_history(History(5257, options, faults))
-
-
-def test_a_zombie_makes_no_store_over_another() -> None:
-    """I2, I5. Goal: a node that stalled before it made its store finds that of its successor, and
-    ends; as `create_directory` does."""
-    run_history(History(17303, Options(world_size=3, steps=3, stored=True),
-                        (Zombie(at_ms=8, for_ms=200, who="node 2"),)))  # fmt: skip
-
-
-def test_a_decision_of_before_tells_no_attempt() -> None:
-    """I6. Goal: a switch that was just started hears a skipped step decided again, stamped with a
-    later attempt; it must still hear of that attempt by its Abort."""
-    faults = (
-        Noise(at_ms=0, for_ms=5000, drop_percent=10, delay_ms=30),
-        Stall(at_ms=794, for_ms=200, who="node 3"),
-        Stall(at_ms=1007, for_ms=50, who="worker 3"),
-        PowerCut(at_ms=1251, for_ms=50, who="node 1"),
-        Partition(at_ms=2066, for_ms=200, sender="switch 2", receiver="node 4", two_way=False),
-        Zombie(at_ms=2971, for_ms=50, who="switch 4"),
-    )
-    options = Options(
-        world_size=1, optimizer_nodes=2, steps=4, update="at_step", backwards=2, poison_step=2
-    )
-    run_history(History(11999, options, faults))
-
-
-def test_a_slow_disk_is_not_a_leak() -> None:
-    """O5. Goal: what is held for a disk that stalls is let go when it is done, though the job is
-    over before: nobody waits for work of an attempt that was given up."""
-    faults = (
-        Zombie(at_ms=100, for_ms=1000, who="switch 0"),
-        Zombie(at_ms=210, for_ms=5, who="worker 3"),
-        Zombie(at_ms=346, for_ms=50, who="node 5"),
-        DiskFault(at_ms=446, for_ms=1000, who="node 2", kind="stall"),
-        DiskFault(at_ms=530, for_ms=50, who="node 1", kind="stall"),
-        Zombie(at_ms=682, for_ms=1000, who="worker 5"),
-    )
-    options = Options(
-        world_size=3, update="at_step", absent_unit=1, pulls_ahead=True, stored=True, drops=True
-    )
-    run_history(History(50807, options, faults))
-
-
-def test_a_worker_that_was_left_out_hears_that_the_job_is_over() -> None:
-    """I6. Goal: whoever comes back as the last step is decided is refused at once, in every tree;
-    it once waited for the grace time, where all that had counted were under other switches."""
-    faults = (
-        Crash(at_ms=319, for_ms=1000, who="worker 0"),
-        Crash(at_ms=320, for_ms=50, who="worker 3"),
-        Crash(at_ms=546, for_ms=1000, who="worker 1"),
-        Crash(at_ms=567, for_ms=200, who="worker 4"),
-        Crash(at_ms=694, for_ms=1000, who="worker 4"),
-        Crash(at_ms=747, for_ms=1000, who="worker 2"),
-    )
-    options = Options(
-        world_size=1, optimizer_nodes=3, steps=3, update="at_step", backwards=2, absent_unit=1,
-        pulls_ahead=True, tree="three levels", drops=True,
-    )  # fmt: skip
-    run_history(History(12656, options, faults))
-
-
-def test_a_receipt_of_a_former_start_ends_no_load() -> None:
-    """I6. Goal: rank 0 ends while it loads the first weights, and its next start loads them to the
-    end: a receipt of the former load reached it before it had sent that chunk, and it waited."""
-    faults = (
-        Noise(at_ms=0, for_ms=312, drop_percent=5, delay_ms=30),
-        Crash(at_ms=101, for_ms=5, who="worker 5"),
-    )
-    run_history(History(10608, Options(world_size=1, steps=1, slot_count=2), faults))
-
-
-def test_weights_of_a_skipped_step_that_are_being_cached_are_void() -> None:
-    """O6. Goal: weights that streamed ahead, and whose copy into the switch's cache ends after the
-    step was skipped, are not sent to who asks under the new attempt."""
-    noise = Noise(
-        at_ms=0, for_ms=312, drop_percent=5, repeat_percent=10, flip_percent=0, delay_ms=5
-    )
-    options = Options(
-        units=3, steps=3, poison_step=1, keeps=True, slot_bytes_max=150000,
-        cache_bytes_max=1000000, sum_bytes_max=50000, extent_chunks=4, rows=150,
-    )  # fmt: skip
-    run_history(History(3405, options, (noise,)))

@@ -12,14 +12,13 @@ import pytest
 
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.protocol.actions import PARENT, Send
-from luwu.protocol.contribution import Contribution
 from luwu.wire import messages as wire
 from luwu.wire.messages import Role
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as do
 from switch_emu.node.core.with_switch import OWN_SWITCH, NodeWithSwitch
 from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.core.aggregation import Aggregation
+from switch_emu.switch.core.aggregation import Aggregation, Held
 from tests.simulate.faults import Noise
 from tests.simulate.history import run_history
 from tests.simulate.job import JOB, Job, make_layout
@@ -66,10 +65,8 @@ def test_a_repetition_that_a_switch_does_not_let_go_of_is_found(
     """O5. Goal: the same of a switch, whether it is a process or the node's own. Method: gradients
     that come again are answered and not dropped, and messages are repeated."""
 
-    def leaking(
-        self: Aggregation, peer: str, contribution: Contribution, receipt: wire.Received
-    ) -> None:
-        self._outbox.send(peer, receipt)
+    def leaking(self: Aggregation, held: Held) -> None:
+        self._outbox.send(held.peer, held.receipt)
 
     monkeypatch.setattr(Aggregation, "_answer_repetition", leaking)
     repeats = Noise(at_ms=0, for_ms=5000, repeat_percent=20)

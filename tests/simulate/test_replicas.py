@@ -23,10 +23,11 @@ SHAPES = [(2, 2), (3, 2), (3, 3)]
 
 
 @pytest.mark.parametrize("update", UPDATES)
-def test_norm_and_weights_do_not_depend_on_replicas(update: str) -> None:
-    """I3. Goal: whatever the number of owners, the same weights and norms, bit for bit."""
+def test_norm_and_weights_do_not_depend_on_nodes_and_replicas(update: str) -> None:
+    """I3. Goal: whatever the number of nodes, and of the owners of a page, the same weights and
+    norms, bit for bit."""
     norms = []
-    for nodes, replicas in [(1, 1), *SHAPES]:
+    for nodes, replicas in [(1, 1), (2, 1), (3, 1), (4, 1), *SHAPES]:
         job = Job(make_layout(optimizer_nodes=nodes), replicas=replicas, update=update)
         cluster = Cluster(0, job, ORDERED)
         cluster.run_to_the_end()
@@ -64,16 +65,11 @@ def test_a_replica_that_differs_is_found(update: str, number: int) -> None:
 
 def losing(nodes: int, replicas: int, seed: int, **options: Any) -> Job:
     """A job that goes on without a node that is gone for 0.3 virtual seconds, and fills it."""
+    limits = replace(SMALL_SWITCH, drop_node_after_ns=300_000_000, fill_rate_bytes_per_s=1e6)
     return Job(
-        make_layout(optimizer_nodes=nodes),
-        replicas=replicas,
-        update=UPDATES[seed % 2],
-        keeps=seed % 3 == 0,
-        switch_limits=replace(
-            SMALL_SWITCH, drop_node_after_ns=300_000_000, fill_rate_bytes_per_s=1e6
-        ),
-        **options,
-    )
+        make_layout(optimizer_nodes=nodes), replicas=replicas, update=UPDATES[seed % 2],
+        keeps=seed % 3 == 0, switch_limits=limits, **options,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", seeds(10))

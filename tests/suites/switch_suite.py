@@ -1,7 +1,7 @@
 """What a switch does at every fidelity: one suite, whatever its slots are.
 
 A subclass says how many slots there are (None: functional). The core is driven by hand, message by
-message, with a parent that the test plays; whole clusters follow at the end.
+message, with a parent that the test plays.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from luwu.wire.messages import Role, Verb
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Cache, Sum, SwitchLimits
 from switch_emu.switch.core.fixed_slots import PoolRange
-from tests.simulate.cluster import Cluster
-from tests.simulate.job import JOB, RETRY, Job, make_layout
-from tests.simulate.world import ROUGH, Payload, payload_bytes
+from tests.simulate.job import JOB, RETRY
+from tests.simulate.world import Payload, payload_bytes
 
 WORLD = 3
 ALL = (1 << WORLD) - 1
@@ -222,7 +221,7 @@ class SwitchSuite:
             np.testing.assert_array_equal(values, in_rank_order(grads[push.index]))
             bench.parent_has(push)
         assert Payload.live_count == 0
-        assert bench.core.raw_count == 0
+        assert bench.core.raw_up.count == 0
         assert bench.core.duplicates.total() == len(arrivals) - WORLD * len(EXTENTS)
         assert set(bench.core.duplicates) <= {f"ranks {rank}" for rank in range(WORLD)}
 
@@ -395,7 +394,7 @@ class SwitchSuite:
         raw = [extent for extent, parts in found.items() if len(parts) > 1]
         assert sorted(found) == list(EXTENTS)
         assert 0 < len(raw) < len(EXTENTS)
-        assert bench.core.raw_count == WORLD * len(raw)
+        assert bench.core.raw_up.count == WORLD * len(raw)
         for extent, parts in found.items():
             assert sorted(parts) == ([1, 2, 4] if extent in raw else [ALL])
             np.testing.assert_array_equal(
@@ -420,7 +419,7 @@ class SwitchSuite:
         for rank in range(WORLD):
             np.testing.assert_array_equal(found[1 << rank], grads[rank])
         assert sorted(set(bench.receipts())) == [(child(rank), EXTENTS[0]) for rank in range(WORLD)]
-        assert bench.core.raw_count == WORLD
+        assert bench.core.raw_up.count == WORLD
         for rank in range(WORLD):
             bench.push(rank, EXTENTS[2], grads[rank])
         [(push, _)] = bench.take_parent()
@@ -494,17 +493,3 @@ class SwitchSuite:
         bench.parent_has(first)
         bench.tick(RETRY.most_ns * 4)
         assert bench.take_parent() == []
-
-    # ------------------------------------------------------------------ whole clusters
-
-    @pytest.mark.parametrize("seed", range(6))
-    def test_clusters_on_a_rough_network(self, seed: int) -> None:
-        """I1, I3. Goal: loss, repetition and reordering change no bit; so does a pool of one slot.
-        The oracle is the plain loop, so every fidelity ends with one digest."""
-        job = Job(make_layout(), world_size=2 + seed % 2, update=("streaming", "at_step")[seed % 2])
-        digests = set()
-        for count in (self.slot_count, 1) if self.has_fixed_slots else (None,):
-            cluster = Cluster(seed, replace(job, slot_count=count), ROUGH)
-            cluster.run()
-            digests.add(cluster.digest())
-        assert len(digests) == 1

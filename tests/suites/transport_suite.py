@@ -30,6 +30,7 @@ from tests.suites.transport_waits import (
     DEADLINE_NS,
     MIB,
     Make,
+    dialling,
     down,
     failed,
     meet,
@@ -365,8 +366,7 @@ class TransportSuite:
         ]
         assert down(listener) == child
 
-        other = make()
-        other.dial("parent", listener.listen(endpoint))
+        other = dialling(make, listener.listen(endpoint))
         child, _ = meet(listener, other)
         for number in range(100):
             listener.send(child, str(number).encode(), [bytes(1000)])
@@ -379,8 +379,7 @@ class TransportSuite:
     def test_the_end_of_a_peer_shows_under_load_of_others(self, make: Make, endpoint: str) -> None:
         """T2. Goal: PeerDown comes although another peer never leaves the listener idle."""
         listener, leaver, child = pair(make, endpoint)
-        busy = make()
-        busy.dial("parent", listener.listen(endpoint))
+        busy = dialling(make, listener.listen(endpoint))
         meet(listener, busy)
         leaver.send("parent", b"last words")
         leaver.close()
@@ -423,8 +422,7 @@ class TransportSuite:
     def test_a_listener_that_comes_back_is_found(self, make: Make, free_endpoint: str) -> None:
         """Goal: PeerDown, then PeerUp, three times, and messages pass each time. Nothing sent to
         one listener reaches its successor."""
-        dialler = make()
-        dialler.dial("parent", free_endpoint)
+        dialler = dialling(make, free_endpoint)
         for number in range(3):
             listener = make()
             listener.listen(free_endpoint)
@@ -474,8 +472,7 @@ class TransportSuite:
 
     def test_a_name_is_given_once(self, make: Make, free_endpoint: str) -> None:
         """T1. Goal: no two peers share a name, and none looks like a listener's."""
-        transport = make()
-        transport.dial("parent", free_endpoint)
+        transport = dialling(make, free_endpoint)
         for peer in ("parent", "", "p-00000001"):
             with pytest.raises(ValueError, match="cannot call a peer"):
                 transport.dial(peer, free_endpoint)

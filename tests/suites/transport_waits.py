@@ -6,6 +6,7 @@ The suite and the tests of each transport wait with these; nothing here sleeps.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import AccessRefused
@@ -23,9 +24,10 @@ DEADLINE_NS = 10 * 10**9
 MIB = 1024 * 1024
 
 Make = Callable[..., Transport]
+Kind = TypeVar("Kind", bound=Received)
 
 
-def next_of(transport: Transport, *kinds: type[Received]) -> Received:
+def next_of(transport: Transport, *kinds: type[Kind]) -> Kind:
     """The next thing of these kinds; a PeerFailed is passed over unless it is asked for."""
     until_ns = SYSTEM_CLOCK.now_ns() + DEADLINE_NS
     while True:
@@ -41,9 +43,7 @@ def next_of(transport: Transport, *kinds: type[Received]) -> Received:
 
 def up(transport: Transport) -> str:
     """Wait for a PeerUp that needs nothing of the other side; the peer's name."""
-    event = next_of(transport, PeerUp)
-    assert isinstance(event, PeerUp)
-    return event.peer
+    return next_of(transport, PeerUp).peer
 
 
 def meet(*transports: Transport) -> list[str]:
@@ -66,10 +66,17 @@ def meet(*transports: Transport) -> list[str]:
     return [name for name in names if name is not None]
 
 
+def dialling(make: Make, where: str, **options: object) -> Transport:
+    """One that calls "parent" what listens there."""
+    dialler = make(**options)
+    dialler.dial("parent", where)
+    return dialler
+
+
 def pair(make: Make, endpoint: str, **options: object) -> tuple[Transport, Transport, str]:
     """A listener, a dialler that calls it "parent", and the listener's name for the dialler."""
-    listener, dialler = make(**options), make(**options)
-    dialler.dial("parent", listener.listen(endpoint))
+    listener = make(**options)
+    dialler = dialling(make, listener.listen(endpoint), **options)
     child, parent = meet(listener, dialler)
     assert parent == "parent"
     return listener, dialler, child
@@ -78,23 +85,18 @@ def pair(make: Make, endpoint: str, **options: object) -> tuple[Transport, Trans
 def down(transport: Transport) -> str:
     """Wait for a PeerDown; the peer's name."""
     event = next_of(transport, PeerDown)
-    assert isinstance(event, PeerDown)
     assert event.reason
     return event.peer
 
 
 def failed(transport: Transport) -> PeerFailed:
     """Wait for a PeerFailed."""
-    event = next_of(transport, PeerFailed)
-    assert isinstance(event, PeerFailed)
-    return event
+    return next_of(transport, PeerFailed)
 
 
 def message(transport: Transport) -> Delivery:
     """Wait for a message."""
-    delivery = next_of(transport, Delivery)
-    assert isinstance(delivery, Delivery)
-    return delivery
+    return next_of(transport, Delivery)
 
 
 def until_true(condition: Callable[[], bool], *transports: Transport) -> None:
@@ -124,8 +126,7 @@ def nobody_came(listener: Transport, wait_ns: int = 100_000_000) -> None:
 
 def still_works(make: Make, listener: Transport, where: str) -> None:
     """Somebody with the right key gets in."""
-    with make(name="worker-1") as friend:
-        friend.dial("parent", where)
+    with dialling(make, where, name="worker-1") as friend:
         meet(listener, friend)
         friend.send("parent", b"h")
         assert message(listener).header == b"h"

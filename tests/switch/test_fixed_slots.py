@@ -46,7 +46,7 @@ def fill(pool: FixedSlotPool, key: SlotKey) -> bool:
         slot = pool.room(key, BYTES)
         if slot is None:
             return False
-        pool.contribute(slot, said(rank))
+        slot.add(said(rank))
     pool.hand_out(key, BYTES)
     return True
 
@@ -115,7 +115,7 @@ def test_a_copy_is_kept_until_parent_and_children_are_done_with_it() -> None:
         pool.passes(second, 1 << rank)
         slot = pool.room(second, BYTES)
         assert slot is not None
-        pool.contribute(slot, said(rank))
+        slot.add(said(rank))
     assert pool.room(third, BYTES) is not None
     assert not pool.is_summed(first)
     assert pool.room(fourth, BYTES) is None  # the second is full, not summed
@@ -144,7 +144,7 @@ def test_children_within_their_window_always_find_room(seed: int, slot_count: in
             pool.passes(key, 1 << move)
             slot = pool.room(key, BYTES)
             assert slot is not None, f"seed {seed}: {key} found no room"
-            assert pool.contribute(slot, said(move))
+            assert slot.add(said(move))
         while summed < min(sent) and summed - received < slot_count:
             assert pool[keys[summed]].full
             pool.hand_out(keys[summed], BYTES)
@@ -198,7 +198,7 @@ def test_any_history(seed: int) -> None:
                     model.key[place], model.state[place] = key, "filling"
                     model.seen[place], model.behind[place] = [], set()
                 is_new = rank not in model.seen[place]
-                assert pool.contribute(slot, said(rank, rank)) is is_new
+                assert slot.add(said(rank, rank)) is is_new
                 if is_new:
                     model.seen[place].append(rank)
                 assert slot.full is (len(model.seen[place]) == 3)

@@ -9,7 +9,7 @@ from luwu.wire.messages import Role
 from luwu.wire.reading import VersionFacts, parse_facts
 from switch_emu.switch.core.readers import KEEP_NS, ROUTES_MAX
 from tests.helpers.switch_parts import line, message
-from tests.switch.test_lead import PATIENCE_NS, Bench
+from tests.switch.test_lead import Bench
 
 
 def facts(version: int = 3, measured_step: int | None = 2) -> bytes:
@@ -154,9 +154,6 @@ def test_a_version_is_opened_under_the_attempt_that_counts() -> None:
     bench = Readers()
     bench.asks(wire.Open)
     bench.holds(0)
-    bench.lead.lost(1)
-    bench.outbox.now_ns += PATIENCE_NS
-    bench.lead.tick()
-    bench.lines()
+    bench.lose(1)
     found = bench.welcome(0, 2, step=3)
     assert any(each.startswith("r: Opened step=3") for each in found)

@@ -99,12 +99,9 @@ class Bench:
         """Node 1 was lost and left out, has come back empty, and takes the attempt over in which it
         is filled; what was asked for then."""
         self.join()
-        self.lead.lost(1)
-        self.outbox.now_ns += PATIENCE_NS
-        self.lead.tick()
+        self.lose(1)
         self.welcome(0, 2)
-        self.lead.reconnected(1)
-        self.lines()
+        self.reconnect(1, ends=False)
         assert self.says(1, wire.Standing, incarnation=2) == []
         self.measure(0, attempt=2)
         found = self.prepare(0, attempt=2)
@@ -116,6 +113,24 @@ class Bench:
         assert "filling" not in found[1]
         self.welcome(0, 3)
         return self.welcome(1, 3, incarnation=2, step=1)
+
+    def lose(self, *nodes: int) -> list[str]:
+        """Nodes are lost, and time passes until all that are gone are so for too long; what is
+        proposed then."""
+        for node in nodes:
+            self.lead.lost(node)
+        self.outbox.now_ns += PATIENCE_NS
+        self.lines()
+        self.lead.tick()
+        return [each for each in self.lines() if "Adopt" in each]
+
+    def reconnect(self, *nodes: int, ends: bool = True) -> None:
+        """Connections are back; before that, they end."""
+        for node in nodes:
+            if ends:
+                self.lead.lost(node)
+            self.lead.reconnected(node)
+        self.lines()
 
     def copied(self, chunk: int, version: int = 1) -> list[str]:
         """Node 0 has sent a page, and node 1 has it."""
@@ -221,9 +236,7 @@ def test_a_node_that_was_started_again_costs_the_attempt() -> None:
     """I1, I2. Goal: what came in for the step is lost; a connection that was lost costs nothing."""
     bench = Bench()
     bench.join()
-    bench.lead.lost(1)
-    bench.lead.reconnected(1)
-    bench.lines()
+    bench.reconnect(1)
     where = {"attempt": 1, "loaded": True, "epoch": 1, "members": 3}
     assert bench.says(1, wire.Standing, **where) == []
     bench.measure(0)
@@ -282,8 +295,7 @@ def test_a_lost_node_is_left_out_where_others_hold_its_pages(
     for node in range(count - 1):
         heard = bench.measure(node, attempt=2)
     assert any("Verdict applied=True norms=" in each for each in heard)
-    bench.lead.reconnected(count - 1)
-    bench.lines()
+    bench.reconnect(count - 1, ends=False)
     refused = bench.says(count - 1, wire.Standing, attempt=1, loaded=True, incarnation=2)
     starts(refused, f"parent-{count - 1}: Refuse")
     assert "is_left_out=True" in refused[0]
@@ -293,12 +305,7 @@ def test_less_than_half_of_the_nodes_do_not_go_on() -> None:
     """E3. Goal: the others may be led by a new switch, as they are most of the three."""
     bench = Bench(3, 3)
     bench.join()
-    for node in (1, 2):
-        bench.lead.lost(node)
-    bench.outbox.now_ns += PATIENCE_NS
-    bench.lines()
-    bench.lead.tick()
-    assert not any("Adopt" in line for line in bench.lines())
+    assert bench.lose(1, 2) == []
     assert "optimizer nodes 1, 2" in bench.lead.waits_for()
 
 
@@ -313,13 +320,9 @@ def test_a_node_that_is_lost_before_the_first_epoch_counts_is_left_out() -> None
     bench.lead.lost(1)
     bench.welcome(2, 4, step=4)
     bench.lines()
-    bench.outbox.now_ns += PATIENCE_NS
-    bench.lead.tick()
-    found = [each for each in bench.lines() if "Adopt" in each]
+    found = bench.lose()
     starts(found, "parent-0: Adopt step=4 members=5", "parent-2: Adopt step=4 members=5")
-    bench.outbox.now_ns += 1
-    bench.lead.tick()
-    assert not any("Adopt" in each for each in bench.lines())
+    assert bench.lose() == [], "once"
     bench.welcome(0, 5, step=4)
     bench.welcome(2, 5, step=4)
     assert bench.lead.at.now.members == 0b101
@@ -357,10 +360,7 @@ def test_a_new_switch_needs_all_members_of_two_and_most_of_three() -> None:
         bench.greet()
         for node in answering:
             bench.says(node, wire.Standing, members=members, **where)
-        bench.outbox.now_ns = PATIENCE_NS
-        bench.lines()
-        bench.lead.tick()
-        sent = [*bench.lines()]
+        sent = bench.lose()
         is_proposed = bench.lead.at.next is not None
         assert is_proposed == goes_on, (count, members, answering, sent)
 
@@ -381,10 +381,7 @@ def test_a_job_whose_pages_are_lost_ends() -> None:
     for ever; as long as one has not, it does. Method: two of three come back empty."""
     bench = Bench(3, 2)
     bench.join()
-    for node in (0, 1):
-        bench.lead.lost(node)
-        bench.lead.reconnected(node)
-    bench.lines()
+    bench.reconnect(0, 1)
     assert bench.says(0, wire.Standing, incarnation=2) == []
     assert bench.says(1, wire.Standing, incarnation=2) == ["End E511"]
 
@@ -510,8 +507,7 @@ def test_a_node_that_is_lost_while_it_is_filled_is_not_waited_for() -> None:
     assert bench.prepare(0, attempt=3, version=2) == []  # the other is not prepared
     bench.lead.lost(1)
     starts(
-        [each for each in bench.lines() if "Hello" not in each],
-        "parent-0: Adopt step=2 members=1",
+        [each for each in bench.lines() if "Hello" not in each], "parent-0: Adopt step=2 members=1"
     )
     assert bench.lead.at.next is not None
     assert bench.lead.at.next.filled == 0
@@ -612,11 +608,7 @@ def test_a_version_that_was_decided_with_an_epoch_stays_if_another_epoch_takes_i
         ]
         for node in adopted:
             bench.welcome(node, 2, step=1, incarnation=2 if node == 0 else 1)
-        bench.lead.lost(2)
-        bench.outbox.now_ns += PATIENCE_NS
-        bench.lines()
-        bench.lead.tick()
-        found = [each for each in bench.lines() if "Hello" not in each and "members=7" not in each]
+        found = [each for each in bench.lose(2) if "members=7" not in each]
         starts(found, "parent-0: Adopt step=1 members=3", "parent-1: Adopt step=1 members=3")
 
 
@@ -629,13 +621,10 @@ def test_no_node_is_filled_before_there_are_weights() -> None:
         bench.says(node, wire.Standing)
     for node in range(3):
         bench.welcome(node, 1)
-    bench.lead.lost(2)
-    bench.outbox.now_ns += PATIENCE_NS
-    bench.lead.tick()
+    bench.lose(2)
     for node in range(2):
         bench.welcome(node, 2)
-    bench.lead.reconnected(2)
-    bench.lines()
+    bench.reconnect(2, ends=False)
     assert bench.says(2, wire.Standing, incarnation=2) == []
     bench.says(1, wire.Rejoin, incarnation=2)
     bench.lines()
@@ -689,11 +678,9 @@ def test_a_node_is_not_asked_for_what_it_has_not() -> None:
     bench.join()
     for node in (0, 1):
         bench.lead.lost(node)
-    bench.lead.reconnected(0)
-    bench.lines()
+    bench.reconnect(0, ends=False)
     assert bench.says(0, wire.Standing, incarnation=2) == []
     assert bench.core_says(wire.Cancel, text="asked", attempt=1) == []
-    bench.lead.reconnected(1)
-    bench.lines()
+    bench.reconnect(1, ends=False)
     where = {"attempt": 1, "loaded": True, "epoch": 1, "members": 3, "incarnation": 2}
     starts(bench.says(1, wire.Standing, **where), "parent-1: Adopt members=2")

@@ -21,11 +21,7 @@ def test_a_job_that_may_make_lost_steps_again_is_not_refused_if_a_node_is_lost_m
     starts(found, *(f"parent-{node}: Adopt step=3" for node in range(3)))
     for node in range(2):
         bench.welcome(node, 2, step=3, generation=1, redoes=True, incarnation=2)
-    bench.lead.lost(2)
-    bench.outbox.now_ns += PATIENCE_NS
-    bench.lines()
-    bench.lead.tick()
-    starts(bench.lines(), *(f"parent-{node}: Adopt step=3 members=3" for node in range(2)))
+    starts(bench.lose(2), *(f"parent-{node}: Adopt step=3 members=3" for node in range(2)))
 
 
 def test_a_start_that_was_heard_of_too_early_is_a_start_all_the_same() -> None:
@@ -37,8 +33,7 @@ def test_a_start_that_was_heard_of_too_early_is_a_start_all_the_same() -> None:
     where = {"attempt": 1, "loaded": True, "epoch": 1, "members": 3, "incarnation": 2}
     bench.lines()
     assert bench.says(1, wire.Standing, **where) == []
-    bench.lead.reconnected(1)
-    bench.lines()
+    bench.reconnect(1, ends=False)
     starts(bench.says(1, wire.Standing, **where), "parent-0: Adopt", "parent-1: Adopt")
 
 
@@ -119,8 +114,6 @@ def test_what_is_proposed_goes_with_the_directories_that_know_of_it() -> None:
     bench = Bench()
     bench.greet()
     for node, step, epoch in ((0, 6, 4), (1, 6, 4), (0, 3, 2), (1, 3, 2)):
-        bench.lead.lost(node)
-        bench.lead.reconnected(node)
-        bench.lines()
+        bench.reconnect(node)
         found = bench.says(node, wire.Standing, step=step, loaded=True, epoch=epoch, members=3)
     starts(found, "parent-0: Adopt step=3 members=3", "parent-1: Adopt step=3 members=3")

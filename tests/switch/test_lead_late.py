@@ -18,9 +18,7 @@ def decided_as_it_connects() -> Bench:
     stands, as it turns out to have prepared version 1, which is decided with that."""
     bench = Bench(fill_rate_bytes_per_s=1e9)
     bench.join()
-    bench.lead.lost(1)
-    bench.outbox.now_ns += PATIENCE_NS
-    bench.lead.tick()
+    bench.lose(1)
     bench.welcome(0, 2)
     bench.lead.reconnected(1)
     bench.says(1, wire.Standing, incarnation=2)
@@ -54,11 +52,7 @@ def test_a_switch_that_began_goes_not_back_without_a_node() -> None:
     bench.greet()
     for node in range(3):
         bench.says(node, wire.Standing, DIGEST * 3, **READY)
-    bench.lead.lost(1)
-    bench.lines()
-    bench.outbox.now_ns += PATIENCE_NS
-    bench.lead.tick()
-    found = [each for each in bench.lines() if "Adopt" in each]
+    found = bench.lose(1)
     starts(found, "parent-0: Adopt step=1 members=5", "parent-2: Adopt step=1 members=5")
 
 
@@ -85,8 +79,7 @@ def test_a_node_that_came_back_empty_does_not_begin_again_alone() -> None:
     bench.lead.tick()
     assert not any("Adopt" in each or "Refuse" in each for each in bench.lines())
     assert "node" in bench.lead.waits_for()
-    bench.lead.reconnected(1)
-    bench.lines()
+    bench.reconnect(1, ends=False)
     found = bench.says(1, wire.Standing, step=4, loaded=True, attempt=1, epoch=1, members=3)
     starts(found, "parent-1: Adopt step=4 members=2")
 
@@ -105,8 +98,7 @@ def test_a_node_that_was_started_again_is_so_if_it_says_it_twice() -> None:
     bench.lead.lost(1)
     bench.lead.reconnected(1)
     bench.says(1, wire.Standing, **where)
-    bench.lead.reconnected(0)
-    bench.lines()
+    bench.reconnect(0, ends=False)
     found = bench.says(0, wire.Standing, **{**where, "incarnation": 1})
     starts(found, "parent-0: Adopt members=3", "parent-1: Adopt members=3")
 

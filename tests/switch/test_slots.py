@@ -51,9 +51,9 @@ def test_an_overlap_leaves_the_slot_as_it_was() -> None:
     """S1. Goal: what is refused changes nothing."""
     pool = SlotPool(ranks=7, child_count=3, bytes_max=1000)
     slot = opened(pool)
-    pool.contribute(slot, said(0b001))
+    slot.add(said(0b001))
     with pytest.raises(OverlapError):
-        pool.contribute(slot, said(0b011))
+        slot.add(said(0b011))
     assert (slot.contributors, len(slot.contributions), slot.full) == (0b001, 1, False)
 
 
@@ -112,7 +112,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.model[key] = {}
         if self.pool.room(key, payload_bytes) is None:
             return
-        is_new = self.pool.contribute(slot, said(1 << rank, rank, payload_bytes))
+        is_new = slot.add(said(1 << rank, rank, payload_bytes))
         assert is_new is (rank not in self.model[key])
         self.model[key].setdefault(rank, payload_bytes)
 

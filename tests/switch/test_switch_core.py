@@ -24,7 +24,7 @@ from luwu.wire.messages import Role, Verb
 from luwu.wire.norms import Clip
 from luwu.wire.stored import stored_bytes
 from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.core.aggregation import RawUp
+from switch_emu.switch.core.aggregation import Held, RawUp
 from switch_emu.switch.core.attachments import Attachments
 from switch_emu.switch.core.ballot import Ballot
 from switch_emu.switch.core.filling import Filling
@@ -33,11 +33,7 @@ from switch_emu.switch.core.parents import STEP_MAX_S, FilledNode, Parents
 from switch_emu.switch.core.refusals import Refusals
 from switch_emu.switch.core.standings import Position, Standings
 from switch_emu.switch.core.statements import AgreedStatement, Agreement, BeginCommit, Statement
-from switch_emu.switch.core.switch import (
-    FROM_CHILD,
-    FROM_PARENT,
-    RECEIPTS,
-)
+from switch_emu.switch.core.switch import FROM_CHILD, FROM_PARENT, RECEIPTS
 from switch_emu.switch.core.weights_down import STALLED_NS, WeightsCopies, WeightsDown
 from tests.helpers.switch_parts import DESCRIPTION, LEFT, RIGHT, Handed, hello, line, message
 from tests.simulate.job import make_layout
@@ -370,8 +366,8 @@ def test_a_raw_contribution_is_answered_when_it_enters_the_window() -> None:
 
     def push(ranks: int, payload: str) -> tuple[Any, ...]:
         receipt = message(wire.Received, index=7, contributors=ranks, verb=Verb.PUSH)
-        name = "left" if ranks == LEFT else "right"
-        return name, key, Contribution(ranks, 1.0, True, "float32", payload, 60), receipt
+        contribution = Contribution(ranks, 1.0, True, "float32", payload, 60)
+        return key, Held("left" if ranks == LEFT else "right", contribution, receipt)
 
     pushed = "parent: Push index=7 contributors={} weight=1.0 last=True raw=True dtype=float32 + {}"
     answers = [f"{name}: Received index=7 verb=PUSH contributors={ranks}"

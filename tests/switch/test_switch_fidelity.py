@@ -58,7 +58,7 @@ class TestProtocolFidelity(SwitchSuite):
         third = EXTENTS[2]
         for rank, values in enumerate(gradients(third)):
             bench.push(rank, third, values)
-        assert bench.core.raw_count == 0
+        assert bench.core.raw_up.count == 0
         assert bench.receipts() == []
         bench.parent_has(sums[0][0])
         assert bench.receipts() == [(child(rank), third) for rank in range(WORLD)]

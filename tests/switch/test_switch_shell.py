@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -38,6 +39,21 @@ class Keeps(SwitchCore):
         return []
 
 
+@contextmanager
+def keeping(
+    layout: Layout | None, *, cache_bytes: int, arena_bytes: int, shares_memory: bool = True
+) -> Iterator[tuple[SwitchShell, Keeps]]:
+    """A shell whose core keeps what it is given."""
+    with (
+        closing(ShmTransport(arena_bytes=arena_bytes)) as transport,
+        Recorder(role="switch", printed=None) as recorder,
+    ):
+        limits = SwitchLimits(cache_bytes_max=cache_bytes)
+        core = Keeps(job=1, incarnation=1, children=[1, 2], limits=limits)
+        core.layout = layout
+        yield SwitchShell(transport, core, recorder, shares_memory=shares_memory), core
+
+
 @pytest.mark.parametrize(
     ("shares_memory", "is_shared", "nbytes", "is_copied"),
     [
@@ -52,18 +68,11 @@ def test_cached_weights_lie_where_children_read_them(
 ) -> None:
     """Goal: weights leave the node once, and the switch as a reference to each child, also when the
     node had no shared memory left; its copy is kept only where nothing is gained by another."""
-    with (
-        closing(ShmTransport(arena_bytes=4 * LARGE)) as transport,
-        Recorder(role="switch", printed=None) as recorder,
-    ):
-        core = Keeps(
-            job=1, incarnation=1, children=[1, 2], limits=SwitchLimits(cache_bytes_max=LARGE)
-        )
-        shell = SwitchShell(transport, core, recorder, shares_memory=shares_memory)
+    with keeping(
+        None, cache_bytes=LARGE, arena_bytes=4 * LARGE, shares_memory=shares_memory
+    ) as (shell, core):  # fmt: skip
         came = Payload(memoryview(bytes(range(256)) * LARGE)[:nbytes], is_shared=is_shared)
-        shell.do(
-            [Cache(extent=0, step=0, part=0, attempt=1, dtype="float32", payload=came)]
-        )  # fmt: skip
+        shell.do([Cache(0, 0, 0, 1, "float32", came)])
         kept = core.given.view()
         assert kept == came.view()
         assert (address_of(kept) != address_of(came.view())) is is_copied
@@ -76,14 +85,7 @@ def test_a_cached_unit_lies_in_one_piece_while_a_child_uses_it() -> None:
     Method: two steps fill both places; those of a third find the first held, then released."""
     layout = make_layout(units=1, frozen=False)
     nbytes = places_bytes(layout)
-    with (
-        closing(ShmTransport(arena_bytes=2 * nbytes)) as transport,
-        Recorder(role="switch", printed=None) as recorder,
-    ):
-        limits = SwitchLimits(cache_bytes_max=nbytes)
-        core = Keeps(job=1, incarnation=1, children=[1, 2], limits=limits)
-        core.layout = layout
-        shell = SwitchShell(transport, core, recorder, shares_memory=True)
+    with keeping(layout, cache_bytes=nbytes, arena_bytes=2 * nbytes) as (shell, core):
 
         def cache(step: int, extent: int) -> Payload:
             size = layout.extents[extent].wire_bytes
@@ -117,14 +119,7 @@ def test_no_places_without_room_for_two_steps() -> None:
     """I5. Goal: the cache takes no more than its budget."""
     layout = make_layout(units=1, frozen=False)
     nbytes = places_bytes(layout)
-    with (
-        closing(ShmTransport(arena_bytes=2 * nbytes)) as transport,
-        Recorder(role="switch", printed=None) as recorder,
-    ):
-        limits = SwitchLimits(cache_bytes_max=nbytes - 1)
-        core = Keeps(job=1, incarnation=1, children=[1, 2], limits=limits)
-        core.layout = layout
-        shell = SwitchShell(transport, core, recorder, shares_memory=True)
+    with keeping(layout, cache_bytes=nbytes - 1, arena_bytes=2 * nbytes) as (shell, core):
         came = Payload(memoryview(bytes(layout.extents[0].wire_bytes)))
         shell.do([Cache(0, 0, 0, 1, "float32", came)])
         assert not core.in_place

@@ -47,7 +47,7 @@ def sums(found: Bench, *, raw_count: int = 0) -> list[int]:
         np.testing.assert_array_equal(values, in_rank_order(GRADS[message.index]))
         extents.append(message.index)
         found.parent_has(message)
-    assert found.core.raw_count == raw_count
+    assert found.core.raw_up.count == raw_count
     return extents
 
 
@@ -143,6 +143,6 @@ def test_whole_sums_wait_for_room_at_the_node(seed: int, update: str) -> None:
     cluster = Cluster(seed, job, ROUGH)
     cluster.run()
     counts = cluster.nodes[0].core.counts()
-    assert cluster.switch.core.raw_count == 0
+    assert cluster.switch.core.raw_up.count == 0
     assert (counts["owed_count"] > 0) == (update == "streaming")
     assert (counts["spilled_count"] > 0) == (update == "at_step")

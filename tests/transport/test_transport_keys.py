@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,19 +16,26 @@ from luwu.base.keys import ALLOWED, Identity, read_allowed, write_allowed
 from luwu.commands import doctor
 from luwu.transport import curve
 from luwu.transport.curve import check_curve, curve_library, new_key_pair
-from luwu.transport.endpoints import TcpEndpoint, check_secure, parse
-from luwu.transport.interface import PeerDown, PeerFailed, PeerUp, Transport
+from luwu.transport.endpoints import TcpEndpoint, check_secure
+from luwu.transport.interface import PeerUp, Transport
 from luwu.transport.opening import open_transport
 from luwu.transport.sockets import ZeroMqTiming
 from luwu.transport.zeromq import ZeroMqTransport
-from tests.helpers.key_directories import WithKeys, make_keys, security, take_back
+from tests.helpers.key_directories import (
+    ListeningForWorkers,
+    WithKeys,
+    make_keys,
+    security,
+    take_back,
+)
 from tests.helpers.tap import Tap
-from tests.helpers.transports import QUICK, TCP, AtTcp, Raw
+from tests.helpers.transports import QUICK, TCP, AtTcp, Raw, tcp_endpoint
 from tests.suites.free_port import free_port
 from tests.suites.transport_suite import TransportSuite, random_bytes
 from tests.suites.transport_waits import (
     DEADLINE_NS,
     Make,
+    dialling,
     down,
     failed,
     meet,
@@ -44,32 +52,18 @@ class TestTcpWithKeys(WithKeys, AtTcp, TransportSuite):
     """The suite over encrypted tcp."""
 
 
-class TestWhoIsLetIn(WithKeys):
-    @pytest.fixture
-    def listener(self, make: Make) -> Transport:
-        return make(name="switch", accepts=("worker",))
-
-    @pytest.fixture
-    def where(self, listener: Transport) -> str:
-        return listener.listen(TCP)
-
+class TestWhoIsLetIn(ListeningForWorkers):
     def test_a_key_is_told_with_the_peer(self, make: Make, listener: Transport, where: str) -> None:
         """T1. Goal: who listens learns whose key it is; who dials pinned a key and learns none."""
-        dialler = make(name="worker-0")
-        dialler.dial("parent", where)
-        there = next_of(dialler, PeerUp)
-        here = next_of(listener, PeerUp)
-        assert isinstance(here, PeerUp)
-        assert isinstance(there, PeerUp)
-        assert (here.identity, there.identity) == (Identity("worker-0", "worker"), None)
+        dialler = dialling(make, where, name="worker-0")
+        assert next_of(dialler, PeerUp).identity is None
+        assert next_of(listener, PeerUp).identity == Identity("worker-0", "worker")
 
     @pytest.mark.parametrize("kind", ["null", "plain", "wrong server key"])
     def test_no_key_and_other_security_are_refused(
         self, make: Make, listener: Transport, where: str, raw: Raw, kind: str
     ) -> None:
         """Goal: refused in the handshake and told; no byte of theirs becomes a message."""
-        target = parse(where)
-        assert isinstance(target, TcpEndpoint)
         public, secret = zmq.curve_keypair()
         other, _ = zmq.curve_keypair()
         options: dict[str, dict[str, object]] = {
@@ -80,7 +74,7 @@ class TestWhoIsLetIn(WithKeys):
             },
         }  # fmt: skip
         stranger = raw(zmq.DEALER, **options[kind])
-        stranger.connect(target.address)
+        stranger.connect(tcp_endpoint(where).address)
         stranger.send(b"")
         stranger.send(b"hello")
         assert "It was rejected" in refused(listener)
@@ -123,29 +117,23 @@ class TestWhoIsLetIn(WithKeys):
 
     def test_the_server_key_is_pinned(self, make: Make, where: str) -> None:
         """Goal: who dials gives its messages to nobody who lacks the key of the endpoint."""
-        target = parse(where)
-        assert isinstance(target, TcpEndpoint)
         public, _ = new_key_pair()
-        dialler = make(name="worker-0")
-        dialler.dial("parent", str(TcpEndpoint(target.host, target.port, public)))
+        other = replace(tcp_endpoint(where), key=public)
+        dialler = dialling(make, str(other), name="worker-0")
         event = failed(dialler)
         assert event.peer == "parent"
         assert "not this run" in str(event.error) or "another key" in str(event.error)
 
 
-class TestRevocation(WithKeys):
-    def test_one_connection_ends_and_no_other(self, make: Make, keys: Path) -> None:
+class TestRevocation(ListeningForWorkers):
+    def test_one_connection_ends_and_no_other(
+        self, make: Make, keys: Path, listener: Transport, where: str
+    ) -> None:
         """Goal: within seconds; the peer is told why and the others do not notice."""
-        listener = make(name="switch", accepts=("worker",))
-        where = listener.listen(TCP)
-        peers = {}
-        for name in ("worker-0", "worker-1"):
-            peers[name] = make(name=name)
-            peers[name].dial("parent", where)
+        peers = {name: dialling(make, where, name=name) for name in ("worker-0", "worker-1")}
         names = {}
         while len(names) < 2:
             event = next_of(listener, PeerUp)
-            assert isinstance(event, PeerUp)
             assert event.identity is not None
             names[event.identity.name] = event.peer
         for transport in peers.values():
@@ -158,17 +146,13 @@ class TestRevocation(WithKeys):
         while not failed(peers["worker-0"]).final:
             pass
         peers["worker-1"].send("parent", b"still here", [bytes(100_000)])
-        while not isinstance(heard := listener.receive(DEADLINE_NS), PeerDown):
-            if heard is not None and not isinstance(heard, PeerFailed):
-                break
-        assert heard is not None
-        assert heard.peer == names["worker-1"]
+        assert message(listener).peer == names["worker-1"]
 
-    def test_a_key_that_was_made_anew_opens_no_old_door(self, make: Make, keys: Path) -> None:
+    def test_a_key_that_was_made_anew_opens_no_old_door(
+        self, make: Make, keys: Path, listener: Transport, where: str
+    ) -> None:
         """Goal: connections belong to keys, not to names."""
-        listener = make(name="switch", accepts=("worker",))
-        dialler = make(name="worker-0")
-        dialler.dial("parent", listener.listen(TCP))
+        dialler = dialling(make, where, name="worker-0")
         meet(listener, dialler)
         allowed = read_allowed(keys)
         public, _ = new_key_pair()
@@ -178,13 +162,10 @@ class TestRevocation(WithKeys):
 
     @pytest.mark.parametrize("damage", ["gone", "garbage", "readable by others"])
     def test_a_list_that_cannot_be_read_lets_nobody_in(
-        self, make: Make, keys: Path, damage: str
+        self, make: Make, keys: Path, listener: Transport, where: str, damage: str
     ) -> None:
         """Goal: fail closed for who comes, and no panic for who is in; mended, it works again."""
-        listener = make(name="switch", accepts=("worker",))
-        where = listener.listen(TCP)
-        inside, outside = make(name="worker-0"), make(name="worker-1")
-        inside.dial("parent", where)
+        inside, outside = dialling(make, where, name="worker-0"), make(name="worker-1")
         meet(listener, inside)
         file = keys / ALLOWED
         text = file.read_text()
@@ -208,9 +189,15 @@ class TestRevocation(WithKeys):
         meet(listener, outside)
 
 
-class TestTheHandler(WithKeys):
+class TestTheHandler(ListeningForWorkers):
+    @pytest.fixture
+    def zap(self, listener: Transport, where: str) -> curve.ZapHandler:
+        assert isinstance(listener, ZeroMqTransport)
+        assert listener.hub.zap is not None
+        return listener.hub.zap
+
     def test_its_end_stops_us_and_lets_nobody_in(
-        self, make: Make, keys: Path, raw: Raw, monkeypatch: pytest.MonkeyPatch
+        self, make: Make, listener: Transport, where: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Goal: KeysFailed out of `receive`, and afterwards not even the right key gets in: an
         unanswered question is no yes. Method: the next question makes the thread fail."""
@@ -218,38 +205,31 @@ class TestTheHandler(WithKeys):
         def fail(self: object, request: list[bytes]) -> list[bytes]:
             raise MemoryError("planted")
 
-        listener = make(name="switch", accepts=("worker",))
-        where = listener.listen(TCP)
         monkeypatch.setattr(curve.ZapHandler, "_answer", fail)
-        first = make(name="worker-0")
-        first.dial("parent", where)
+        dialling(make, where, name="worker-0")
         with pytest.raises(KeysFailed, match=r"that checks keys has ended.*planted"):
             while True:
                 listener.receive(DEADLINE_NS)
-        second = make(name="worker-1")
-        second.dial("parent", where)
+        second = dialling(make, where, name="worker-1")
         assert not isinstance(second.receive(500_000_000), PeerUp)
 
     def test_who_was_let_in_without_a_question_is_not_listened_to(
-        self, make: Make, keys: Path
+        self, make: Make, listener: Transport, where: str, zap: curve.ZapHandler
     ) -> None:
         """Goal: fail closed once more. Method: the handler is closed under a listener, as a mistake
         of ours might do; libzmq then lets every key in, and the listener hears none of them."""
-        listener = make(name="switch", accepts=("worker",))
-        assert isinstance(listener, ZeroMqTransport)
-        where = listener.listen(TCP)
-        assert listener.zap is not None
-        listener.zap.close()
-        listener.zap.check_alive = lambda: None  # type: ignore[method-assign]
-        listener.zap.close = lambda: None  # type: ignore[method-assign]
-        stranger = make(name="worker-0", accepts=())
-        stranger.dial("parent", where)
+        zap.close()
+        zap.check_alive = lambda: None  # type: ignore[method-assign]
+        zap.close = lambda: None  # type: ignore[method-assign]
+        stranger = dialling(make, where, name="worker-0", accepts=())
         up(stranger)
         stranger.send("parent", b"let me in")
         assert "was accepted by mistake" in refused(listener)
         nobody_came(listener)
 
-    def test_its_silence_is_noticed(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_its_silence_is_noticed(
+        self, zap: curve.ZapHandler, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Goal: a thread that lives and does nothing stops us too. Method: its sign of life is
         taken away, and time passes by a clock of ours."""
 
@@ -260,11 +240,6 @@ class TestTheHandler(WithKeys):
                 return self.now
 
         clock = Clock()
-        listener = make(name="switch", accepts=("worker",))
-        assert isinstance(listener, ZeroMqTransport)
-        listener.listen(TCP)
-        zap = listener.zap
-        assert zap is not None
         monkeypatch.setattr(curve, "SYSTEM_CLOCK", clock)
         clock.now += 10**12  # we were stopped for long: that is no silence of the handler's
         zap._beat_ns = 0
@@ -275,11 +250,8 @@ class TestTheHandler(WithKeys):
                 zap._beat_ns = 0
                 zap.check_alive()
 
-    def test_it_is_bound_before_anything_listens(
-        self, keys: Path, make: Make, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_it_is_bound_before_anything_listens(self, keys: Path, listener: Transport) -> None:
         """Goal: where the handler cannot start, no port is open."""
-        listener = make(name="switch", accepts=("worker",))
         (keys / ALLOWED).unlink()
         with free_port() as port:
             with pytest.raises(ConfigError, match="no process may connect"):
@@ -300,12 +272,10 @@ class TestTheHandler(WithKeys):
             [b"1.0", b"1", b"", b"\xff\xfe", b"", b"CURVE", bytes(32), bytes(32)],
         ],
     )
-    def test_what_makes_no_sense_is_a_no(self, make: Make, request_frames: list[bytes]) -> None:
-        listener = make(name="switch", accepts=("worker",))
-        assert isinstance(listener, ZeroMqTransport)
-        listener.listen(TCP)
-        assert listener.zap is not None
-        assert listener.zap._answer(request_frames)[2] == b"400"
+    def test_what_makes_no_sense_is_a_no(
+        self, zap: curve.ZapHandler, request_frames: list[bytes]
+    ) -> None:
+        assert zap._answer(request_frames)[2] == b"400"
 
 
 class TestTheWire(WithKeys):
@@ -315,13 +285,9 @@ class TestTheWire(WithKeys):
         pattern = random_bytes(7, "weights", 4096)
         timing = ZeroMqTiming(heartbeat_ms=200, heartbeat_timeout_ms=3_000)
         listener = make(name="switch", accepts=("worker",), timing=timing)
-        where = parse(listener.listen(TCP))
-        assert isinstance(where, TcpEndpoint)
-        with Tap(where.address) as tap:
-            dialler = make(name="worker-0")
-            through = parse(tap.endpoint)
-            assert isinstance(through, TcpEndpoint)
-            dialler.dial("parent", str(TcpEndpoint(through.host, through.port, where.key)))
+        where = tcp_endpoint(listener.listen(TCP))
+        with Tap(where) as tap:
+            dialler = dialling(make, tap.endpoint, name="worker-0")
             meet(listener, dialler)
             dialler.send("parent", b"header-in-clear", [pattern * 20])
             assert bytes(message(listener).buffers[0]) == pattern * 20
@@ -336,13 +302,9 @@ class TestTheWire(WithKeys):
         """Goal: a whole recorded session, handshake and all, is refused: each connection has keys
         of its own."""
         listener = make(name="switch", accepts=("worker",))
-        where = parse(listener.listen(TCP))
-        assert isinstance(where, TcpEndpoint)
-        with Tap(where.address) as tap:
-            dialler = make(name="worker-0")
-            through = parse(tap.endpoint)
-            assert isinstance(through, TcpEndpoint)
-            dialler.dial("parent", str(TcpEndpoint(through.host, through.port, where.key)))
+        where = tcp_endpoint(listener.listen(TCP))
+        with Tap(where) as tap:
+            dialler = dialling(make, tap.endpoint, name="worker-0")
             meet(listener, dialler)
             dialler.send("parent", b"h", [b"x" * 1000])
             message(listener)

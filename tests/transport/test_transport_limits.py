@@ -16,17 +16,17 @@ from zmq.utils.monitor import recv_monitor_message
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.limits import PAYLOAD_BYTES_MAX
 from luwu.transport.arrivals import Arrivals, ConnectionLimits
-from luwu.transport.endpoints import TcpEndpoint, parse
-from luwu.transport.interface import PeerFailed
+from luwu.transport.interface import PeerFailed, Transport
 from luwu.transport.sockets import ZeroMqTiming
 from luwu.transport.zeromq import ZeroMqTransport
-from tests.helpers.key_directories import WithKeys
-from tests.helpers.transports import TCP, Raw, open_files
+from tests.helpers.key_directories import ListeningForWorkers
+from tests.helpers.transports import TCP, Raw, open_files, tcp_endpoint
 from tests.suites.transport_suite import random_bytes
 from tests.suites.transport_waits import (
     DEADLINE_NS,
     MIB,
     Make,
+    dialling,
     failed,
     meet,
     message,
@@ -37,11 +37,7 @@ from tests.suites.transport_waits import (
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(47)
 """What a peer with a key sends first."""
-HALF_HANDSHAKES = {
-    "nothing": b"",
-    "part of a greeting": GREETING[:20],
-    "a greeting": GREETING,
-}
+HALF_HANDSHAKES = {"nothing": b"", "part of a greeting": GREETING[:20], "a greeting": GREETING}
 """libzmq waits for more of these."""
 WRONG_HANDSHAKES = {
     "a greeting without a key": GREETING.replace(b"CURVE", b"NULL\0"),
@@ -57,18 +53,15 @@ def resident_bytes() -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-class TestConnectionLimits(WithKeys):
+class TestConnectionLimits(ListeningForWorkers):
     def test_strangers_that_say_nothing_are_few(self, make: Make) -> None:
         """Goal: beyond the limit each new connection is ended, and told; who has a key and speaks
         gets in when the others have gone."""
         limits = ConnectionLimits(unmet_of_address=3)
         timing = ZeroMqTiming(reconnect_ms=10, reconnect_ms_max=50, handshake_ms=60_000)
         listener = make(accepts=("worker",), limits=limits, timing=timing)
-        where = parse(listener.listen(TCP))
-        assert isinstance(where, TcpEndpoint)
-        silent = []
-        for _ in range(3):
-            silent.append(socket.create_connection((where.host, where.port)))
+        where = tcp_endpoint(listener.listen(TCP))
+        silent = [socket.create_connection((where.host, where.port)) for _ in range(3)]
         assert listener.receive(200_000_000) is None
         one_more = socket.create_connection((where.host, where.port))
         one_more.settimeout(10)
@@ -79,29 +72,25 @@ class TestConnectionLimits(WithKeys):
             each.close()
         still_works(make, listener, str(where))
 
-    def test_who_says_nothing_is_thrown_out_in_time(self, make: Make) -> None:
+    def test_who_says_nothing_is_thrown_out_in_time(self, where: str) -> None:
         """Goal: the handshake has a limit. Method: say nothing; the other side hangs up."""
-        listener = make(accepts=("worker",))  # QUICK: 300 ms
-        where = parse(listener.listen(TCP))
-        assert isinstance(where, TcpEndpoint)
-        with socket.create_connection((where.host, where.port)) as silent:
+        at = tcp_endpoint(where)
+        with socket.create_connection((at.host, at.port)) as silent:
             silent.settimeout(DEADLINE_NS / 1e9)
             while silent.recv(1000):
                 pass
         assert ZeroMqTiming().handshake_ms == 5_000
 
     @pytest.mark.parametrize("kind", sorted(HALF_HANDSHAKES | WRONG_HANDSHAKES))
-    def test_half_handshakes_are_reported(self, make: Make, kind: str) -> None:
+    def test_half_handshakes_are_reported(self, listener: Transport, where: str, kind: str) -> None:
         """Goal: whatever part of a handshake a stranger sends, one report says so, and names its
         address if it waits. Method: send it and nothing more, until the listener hangs up."""
-        listener = make(accepts=("worker",))
-        where = parse(listener.listen(TCP))
-        assert isinstance(where, TcpEndpoint)
-        with socket.create_connection((where.host, where.port)) as stranger:
+        at = tcp_endpoint(where)
+        with socket.create_connection((at.host, at.port)) as stranger:
             stranger.sendall((HALF_HANDSHAKES | WRONG_HANDSHAKES)[kind])
             host, port = stranger.getsockname()
             text = refused(listener)
-        assert f"connected to {where.address} " in text
+        assert f"connected to {at.address} " in text
         if kind in HALF_HANDSHAKES:
             assert text.startswith(f"something at {host}:{port} connected")
         nobody_came(listener)
@@ -116,13 +105,10 @@ class TestConnectionLimits(WithKeys):
         with listener, ZeroMqTransport(timing=timing) as friend:
             where = listener.listen(TCP)
             monitors = []
+            watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
             for _ in range(3):
                 stranger = raw(zmq.DEALER, reconnect_ivl=-1)
-                monitors.append(
-                    stranger.get_monitor_socket(
-                        zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-                    )
-                )
+                monitors.append(stranger.get_monitor_socket(watched))
                 stranger.connect(where)
             for monitor in monitors:
                 assert recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -146,8 +132,8 @@ class TestConnectionLimits(WithKeys):
         """T6. Goal: after `close` the handler's thread and sockets are gone too."""
         make(accepts=("worker",)).close()
         before = (threading.active_count(), open_files())
-        listener, dialler = make(accepts=("worker",)), make(name="worker-0")
-        dialler.dial("parent", listener.listen(TCP))
+        listener = make(accepts=("worker",))
+        dialler = dialling(make, listener.listen(TCP), name="worker-0")
         meet(listener, dialler)
         listener.close()
         dialler.close()
@@ -158,11 +144,8 @@ class TestConnectionLimits(WithKeys):
         listener = make(accepts=("worker",), limits=limits)
         where = listener.listen(TCP)
         for _ in range(2):
-            dialler = make(name="worker-0")
-            dialler.dial("parent", where)
-            meet(listener, dialler)
-        third = make(name="worker-0")
-        third.dial("parent", where)
+            meet(listener, dialling(make, where, name="worker-0"))
+        dialling(make, where, name="worker-0")
         assert "one more connection with the key of 'worker-0'; 2 may be open" in refused(listener)
         still_works(make, listener, where)
 
@@ -171,10 +154,8 @@ class TestConnectionLimits(WithKeys):
         peer all arrive, in order; afterwards no descriptor of them is left."""
         limits = ConnectionLimits(unmet_of_address=20)
         listener = make(accepts=("worker",), limits=limits)
-        where = parse(listener.listen(TCP))
-        assert isinstance(where, TcpEndpoint)
-        friend = make(name="worker-0")
-        friend.dial("parent", str(where))
+        where = tcp_endpoint(listener.listen(TCP))
+        friend = dialling(make, str(where), name="worker-0")
         meet(listener, friend)
         friend.send("parent", b"first", [bytes(100_000)])  # pyzmq opens files of its own for it
         message(listener)
@@ -201,19 +182,16 @@ class TestConnectionLimits(WithKeys):
 
     @pytest.mark.parametrize("claimed_bytes", [2**62, PAYLOAD_BYTES_MAX + 1])
     def test_a_frame_that_is_too_large_is_refused_before_it_is_held(
-        self, make: Make, claimed_bytes: int
+        self, make: Make, listener: Transport, where: str, claimed_bytes: int
     ) -> None:
         """Goal: who says in the handshake that so many bytes follow is thrown out at once, and no
         memory was taken for them. Method: ZMTP by hand, up to the length of the first frame."""
-        listener = make(accepts=("worker",))
-        where = parse(listener.listen(TCP))
-        assert isinstance(where, TcpEndpoint)
-        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(15 + 1 + 31)
-        assert len(greeting) == 64
+        at = tcp_endpoint(where)
+        assert len(GREETING) == 64
         before_bytes = resident_bytes()
-        with socket.create_connection((where.host, where.port)) as stranger:
+        with socket.create_connection((at.host, at.port)) as stranger:
             stranger.settimeout(DEADLINE_NS / 1e9)
-            stranger.sendall(greeting + b"\x06" + claimed_bytes.to_bytes(8, "big") + bytes(1000))
+            stranger.sendall(GREETING + b"\x06" + claimed_bytes.to_bytes(8, "big") + bytes(1000))
             assert "It was rejected" in str(failed(listener).error)
             try:
                 while stranger.recv(1000):
@@ -221,7 +199,7 @@ class TestConnectionLimits(WithKeys):
             except ConnectionResetError:
                 pass
         assert resident_bytes() - before_bytes < 16 * MIB
-        still_works(make, listener, str(where))
+        still_works(make, listener, where)
 
     def test_only_our_own_connections_are_ever_ended(self) -> None:
         """Goal: a descriptor that is another connection's by now is left alone."""

@@ -12,12 +12,21 @@ import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, ConnectionFailed
-from luwu.transport.endpoints import MovableEndpoint, TcpEndpoint, parse, parse_places
+from luwu.transport.endpoints import MovableEndpoint, TcpEndpoint, parse_places
 from luwu.transport.interface import PeerUp, Transport
 from tests.helpers.key_directories import WithKeys
-from tests.helpers.transports import OverZeroMq
+from tests.helpers.transports import OverZeroMq, tcp_endpoint
 from tests.suites.free_port import free_port
-from tests.suites.transport_waits import Make, down, failed, meet, message, nobody_came, up
+from tests.suites.transport_waits import (
+    Make,
+    dialling,
+    down,
+    failed,
+    meet,
+    message,
+    nobody_came,
+    up,
+)
 
 FIRST, SECOND, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 KEY = "ab" * 32
@@ -103,8 +112,7 @@ class TestMoves(OverZeroMq):
     def test_what_cannot_be_looked_up_is_told_once(self, make: Make, port: int) -> None:
         moving = Moving(f"tcp://{FIRST}:{port}")
         moving.now = ConfigError("the directory does not answer")
-        dialler = make()
-        dialler.dial("parent", moving.endpoint)
+        dialler = dialling(make, moving.endpoint)
         assert str(failed(dialler).error) == "the directory does not answer"
         assert "nothing listens" in str(failed(dialler).error)
         until_ns = SYSTEM_CLOCK.now_ns() + 200_000_000  # some attempts
@@ -116,8 +124,7 @@ class TestMoves(OverZeroMq):
         with pytest.raises(ConfigError, match="names no public key"):
             make().dial("parent", f"tcp://{FIRST}:{port},192.0.2.1:{port}")
         moving = Moving(f"tcp://{FIRST}:{port}")
-        dialler = make()
-        dialler.dial("parent", moving.endpoint)
+        dialler = dialling(make, moving.endpoint)
         assert "nothing listens" in str(failed(dialler).error)
         moving.now = f"tcp://192.0.2.1:{port}"
         assert "names no public key" in str(failed(dialler).error)
@@ -141,11 +148,9 @@ class TestWithKeys(WithKeys):
         the place of a peer; with its own key the peer is followed. Method: the other process is
         there, and would let this one in."""
         before = make(name="switch", accepts=("worker",))
-        was = parse(before.listen(f"tcp://{FIRST}:{port}"))
-        assert isinstance(was, TcpEndpoint)
+        was = tcp_endpoint(before.listen(f"tcp://{FIRST}:{port}"))
         moving = Moving(str(was))
-        worker = make(name="worker-0")
-        worker.dial("parent", moving.endpoint)
+        worker = dialling(make, moving.endpoint, name="worker-0")
         meet(before, worker)
         stranger = make(name="node", accepts=("worker",))
         theirs = stranger.listen(f"tcp://{SECOND}:{port}")
@@ -187,7 +192,7 @@ _NAMED = """
 import sys
 from pathlib import Path
 from luwu.transport.zeromq import ZeroMqTransport
-from tests.suites.transport_waits import down, meet
+from tests.suites.transport_waits import dialling, down, meet
 from tests.helpers.transports import QUICK
 
 file, port = Path(sys.argv[1]), sys.argv[2]

@@ -15,7 +15,16 @@ from luwu.base.limits import CREDIT_BYTES_DEFAULT
 from luwu.transport.interface import CreditExceeded, Delivery
 from tests.helpers.transports import OverShm
 from tests.suites.transport_suite import TransportSuite
-from tests.suites.transport_waits import DEADLINE_NS, MIB, Make, meet, message, pair, until_true
+from tests.suites.transport_waits import (
+    DEADLINE_NS,
+    MIB,
+    Make,
+    dialling,
+    meet,
+    message,
+    pair,
+    until_true,
+)
 
 
 class TestShmTransport(OverShm, TransportSuite):
@@ -77,8 +86,7 @@ class TestByReference(OverShm):
         assert delivery.is_shared
         assert [view.nbytes for view in delivery.buffers] == [100_000, 5]
 
-        bare = make(arena_bytes=0)
-        bare.dial("parent", listener.listen(endpoint))
+        bare = dialling(make, listener.listen(endpoint), arena_bytes=0)
         meet(listener, bare)
         view = bare.reserve(5)
         view[:] = b"12345"
@@ -107,8 +115,7 @@ class TestByReference(OverShm):
         """T4. Goal: in a chain A -> B -> C, C reads A's memory, and A's handle is done only when
         both have released, in either order."""
         listener_c, middle, _ = pair(make, endpoint)
-        source = make()
-        source.dial("parent", middle.listen(endpoint))
+        source = dialling(make, middle.listen(endpoint))
         meet(source, middle)
         chain = (source, middle, listener_c)
         view = source.reserve(10)

@@ -20,6 +20,7 @@ from tests.helpers.transports import OverShm, check_nothing_is_left, listening_p
 from tests.suites.transport_waits import (
     DEADLINE_NS,
     Make,
+    dialling,
     down,
     meet,
     message,
@@ -135,8 +136,7 @@ class TestEnds(OverShm):
     def test_a_listener_that_comes_back(self, make: Make, tmp_path: Path) -> None:
         """Goal: a new connection passes descriptors anew; what the old one lent stays readable."""
         where = f"shm://{tmp_path}/s"
-        dialler = make()
-        dialler.dial("parent", where)
+        dialler = dialling(make, where)
         view = dialler.reserve(3)
         view[:] = b"abc"
         old: list[Delivery] = []
@@ -168,9 +168,7 @@ class TestEnds(OverShm):
             process.kill()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["s", "s.fd"]
 
-        listener, dialler = make(), make()
-        dialler.dial("parent", listener.listen(where))
-        meet(listener, dialler)
+        listener, _dialler, _child = pair(make, where)
         listener.close()
         assert not list(tmp_path.iterdir())
 
@@ -196,8 +194,7 @@ class TestEnds(OverShm):
         where = switch.listen(endpoint)
         counts = []
         for _ in range(3):
-            worker = make()
-            worker.dial("parent", where)
+            worker = dialling(make, where)
             meet(worker, switch)
             worker.send("parent", b"h", [worker.reserve(10)])
             at_switch = message(switch)

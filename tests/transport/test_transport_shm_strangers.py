@@ -17,7 +17,16 @@ from luwu.transport import descriptors, notices
 from luwu.transport.interface import LISTENER, Delivery, PeerFailed, PeerGone, Transport
 from luwu.transport.zeromq import ZeroMqTransport
 from tests.helpers.transports import QUICK, OverShm, open_files
-from tests.suites.transport_waits import DEADLINE_NS, Make, down, failed, meet, message, up
+from tests.suites.transport_waits import (
+    DEADLINE_NS,
+    Make,
+    dialling,
+    down,
+    failed,
+    meet,
+    message,
+    up,
+)
 
 
 def refused(transport: Transport) -> PeerFailed:
@@ -32,11 +41,20 @@ class TestStrangers(OverShm):
     """T5: nothing that arrives may raise, or disturb those who are let in."""
 
     @pytest.fixture
+    def listener(self, make: Make) -> Transport:
+        return make()
+
+    @pytest.fixture
+    def where(self, listener: Transport, endpoint: str) -> str:
+        return listener.listen(endpoint)
+
+    @pytest.fixture
     def stranger(self, make: Make) -> Iterator[ZeroMqTransport]:
         """A ZeroMQ transport: it says what it likes to a transport over shared memory."""
         with ZeroMqTransport(timing=QUICK, header_bytes_max=5000) as transport:
             yield transport
 
+    @pytest.fixture
     def greeted(
         self, listener: Transport, where: str, stranger: ZeroMqTransport
     ) -> tuple[str, socket.socket]:
@@ -61,11 +79,9 @@ class TestStrangers(OverShm):
         ],
     )
     def test_who_does_not_greet_is_never_up(
-        self, make: Make, endpoint: str, stranger: ZeroMqTransport, first: bytes
+        self, listener: Transport, where: str, stranger: ZeroMqTransport, first: bytes
     ) -> None:
         """T1. Goal: reported once, as a stranger; and its end is no news."""
-        listener = make()
-        where = listener.listen(endpoint)
         stranger.dial("parent", where.replace("shm://", "ipc://"))
         up(stranger)
         stranger.send("parent", first)
@@ -78,13 +94,10 @@ class TestStrangers(OverShm):
         assert listener.receive(50_000_000) is None
 
     def test_a_greeting_is_for_one(
-        self, make: Make, endpoint: str, stranger: ZeroMqTransport
+        self, listener: Transport, where: str, greeted: tuple[str, socket.socket]
     ) -> None:
         """Goal: a silent connection that ends is a stranger; a used token lets nobody else in."""
-        listener = make()
-        where = listener.listen(endpoint)
-        _peer, channel = self.greeted(listener, where, stranger)
-        with channel, ZeroMqTransport(timing=QUICK) as other:
+        with greeted[1], ZeroMqTransport(timing=QUICK) as other:
             other.dial("parent", where.replace("shm://", "ipc://"))
             up(other)
             other.send("parent", notices.greeting(bytes(16)))
@@ -98,8 +111,7 @@ class TestStrangers(OverShm):
         """Goal: what listens without passing descriptors is told, and never up."""
         with ZeroMqTransport(timing=QUICK) as other:
             other.listen(f"ipc://{tmp_path}/s")
-            dialler = make()
-            dialler.dial("parent", f"shm://{tmp_path}/s")
+            dialler = dialling(make, f"shm://{tmp_path}/s")
             event = failed(dialler)
             assert event.peer == "parent"
             assert "takes no descriptors" in str(event.error)
@@ -110,13 +122,11 @@ class TestStrangers(OverShm):
             down(other)
 
     def test_descriptors_that_are_no_arenas(
-        self, make: Make, endpoint: str, stranger: ZeroMqTransport
+        self, listener: Transport, stranger: ZeroMqTransport, greeted: tuple[str, socket.socket]
     ) -> None:
         """Goal: a file, a memfd that can shrink, a wrong size, no descriptor, a closed channel:
         each is refused and closed, the message is dropped and its memory given back."""
-        listener = make()
-        where = listener.listen(endpoint)
-        peer, channel = self.greeted(listener, where, stranger)
+        peer, channel = greeted
         before = open_files()
         good, loose = sealed_memfd(8192), os.memfd_create("loose", os.MFD_ALLOW_SEALING)
         os.ftruncate(loose, 8192)
@@ -150,20 +160,18 @@ class TestStrangers(OverShm):
 
     @pytest.mark.parametrize("seed", range(8))
     def test_hostile_notices(
-        self, make: Make, endpoint: str, stranger: ZeroMqTransport, seed: int
-    ) -> None:
+        self, make: Make, listener: Transport, where: str, stranger: ZeroMqTransport,
+        greeted: tuple[str, socket.socket], seed: int,
+    ) -> None:  # fmt: skip
         """Goal: whatever a peer that was let in says, it is dropped and reported under its name,
         or it is a message within the arena that it passed; another peer is not disturbed.
         Method: 300 notices, half of them valid ones with bytes changed, cut or added; seeded."""
         rng = random.Random(seed)
-        listener = make()
-        where = listener.listen(endpoint)
-        peer, channel = self.greeted(listener, where, stranger)
+        peer, channel = greeted
         good = sealed_memfd(8192)
         descriptors.pass_arena(channel, good, 8192)
         os.close(good)
-        honest = make()
-        honest.dial("parent", where)
+        honest = dialling(make, where)
         child, _ = meet(listener, honest)
         listener.send(peer, b"h", [listener.reserve(10)])
         sequence = 1

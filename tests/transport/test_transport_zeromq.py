@@ -39,9 +39,12 @@ from tests.suites.transport_waits import (
     DEADLINE_NS,
     MIB,
     Make,
+    dialling,
     down,
+    meet,
     message,
     next_of,
+    pair,
     until_true,
     up,
 )
@@ -56,11 +59,10 @@ class TestIpc(OverZeroMq, AtIpc, TransportSuite):
 
     def test_both_ends_take_as_much_as_those_of_tcp(self, make: Make) -> None:
         """Goal: libzmq sets the send buffer of tcp connections alone."""
-        listener, dialler = make(), make()
-        path = listener.listen("ipc://auto").removeprefix("ipc://")
-        dialler.dial("parent", f"ipc://{path}")
-        up(dialler)
-        up(listener)
+        listener = make()
+        where = listener.listen("ipc://auto")
+        meet(listener, dialling(make, where))
+        path = where.removeprefix("ipc://")
         ends = [end for end in unix_connections() if path in (end.getsockname(), end.getpeername())]
         found = [end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for end in ends]
         limit = int(Path("/proc/sys/net/core/wmem_max").read_text())
@@ -105,8 +107,7 @@ class TestManyConnections(OverZeroMq):
                 logs.setdefault(received.peer, []).append(received)
 
         for _ in range(60):
-            dialler = make()
-            dialler.dial("parent", where)
+            dialler = dialling(make, where)
             up(dialler)
             count = rng.choice([0, 0, 1, 5])
             for number in range(count):
@@ -155,8 +156,7 @@ class TestManyConnections(OverZeroMq):
                 up(leaver)
                 leaver.send("parent", b"last words")
             until_true(lambda n=free_count: len(os.listdir("/proc/self/fd")) <= n)
-            dialler = make()
-            dialler.dial("parent", where)
+            dialler = dialling(make, where)
             up(dialler)
             dialler.send("parent", b"first words")
             left, stays = "", ""
@@ -188,8 +188,7 @@ class TestCredit(OverZeroMq):
         send what credit allows, and see it end; headers go on, and end too."""
         service = raw(zmq.ROUTER, rcvhwm=1, rcvbuf=65536)
         port = service.bind_to_random_port("tcp://127.0.0.1")
-        dialler = make(credit_bytes=32 * MIB)
-        dialler.dial("parent", f"tcp://127.0.0.1:{port}")
+        dialler = dialling(make, f"tcp://127.0.0.1:{port}", credit_bytes=32 * MIB)
         up(dialler)
 
         sent_count = 0
@@ -210,9 +209,7 @@ class TestCredit(OverZeroMq):
     def test_small_messages_use_credit_too(self, make: Make, raw: Raw) -> None:
         """T3. Goal: copied buffers count, to within 64 KiB."""
         listener = make()
-        where = listener.listen("tcp://127.0.0.1:0")
-        dialler = make(credit_bytes=1 * MIB)
-        dialler.dial("parent", where)
+        dialler = dialling(make, listener.listen("tcp://127.0.0.1:0"), credit_bytes=1 * MIB)
         up(dialler)
         sent_bytes = 0
         least = dialler.credit("parent")
@@ -262,8 +259,7 @@ print(before)
         service = raw(zmq.ROUTER, rcvhwm=1, rcvbuf=65536)
         port = service.bind_to_random_port("tcp://127.0.0.1")
         timing = ZeroMqTiming(linger_ms=100)
-        dialler = make(timing=timing)
-        dialler.dial("parent", f"tcp://127.0.0.1:{port}")
+        dialler = dialling(make, f"tcp://127.0.0.1:{port}", timing=timing)
         up(dialler)
         handles = [dialler.send("parent", b"h", [bytes(16 * MIB)]) for _ in range(4)]
         assert not handles[-1].done
@@ -291,10 +287,8 @@ class TestHeartbeats(OverZeroMq):
         """Goal: a process that does not call receive for longer than the heartbeat timeout loses
         nobody, however much waits for it. Method: the wait is another transport's deadline."""
         timing = ZeroMqTiming(heartbeat_ms=100, heartbeat_timeout_ms=1_500)
-        listener, dialler, idle = (make(timing=timing) for _ in range(3))
-        dialler.dial("parent", listener.listen("tcp://127.0.0.1:0"))
-        child = up(listener)
-        up(dialler)
+        listener, dialler, child = pair(make, "tcp://127.0.0.1:0", timing=timing)
+        idle = make(timing=timing)
         for _ in range(100):
             dialler.send("parent", b"h", [bytes(MIB)])
         assert idle.receive(2_000_000_000) is None
@@ -307,8 +301,7 @@ class TestHeartbeats(OverZeroMq):
         timing = ZeroMqTiming(heartbeat_ms=50, heartbeat_timeout_ms=300)
         process, where = listening_process(ZeroMqTransport, "tcp://127.0.0.1:0")
         try:
-            dialler = make(timing=timing)
-            dialler.dial("parent", where)
+            dialler = dialling(make, where, timing=timing)
             up(dialler)
             process.send_signal(19)
             assert down(dialler) == "parent"

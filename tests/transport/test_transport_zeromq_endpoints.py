@@ -14,7 +14,7 @@ from luwu.transport import endpoints as endpoints_module
 from luwu.transport.sockets import LOOPBACK_SEND_BYTES, ZeroMqTiming, prepare
 from luwu.transport.zeromq import ZeroMqTransport
 from tests.helpers.transports import OverZeroMq, listening_process
-from tests.suites.transport_waits import Make, down, up
+from tests.suites.transport_waits import Make, dialling, down, meet, up
 
 
 class TestWhereToListen(OverZeroMq):
@@ -38,12 +38,10 @@ class TestWhereToListen(OverZeroMq):
     @pytest.mark.parametrize("advertise", ["127.0.0.1", "tcp://127.0.0.1:0", "localhost"])
     def test_what_is_advertised_can_be_dialled(self, make: Make, advertise: str) -> None:
         """Goal: what is returned is what was advertised, with the port where it has none."""
-        listener, dialler = make(), make()
+        listener = make()
         where = listener.listen("tcp://127.0.0.1:0", advertise=advertise)
         assert where.startswith("tcp://" + advertise.removeprefix("tcp://").split(":")[0] + ":")
-        dialler.dial("parent", where)
-        up(listener)
-        up(dialler)
+        meet(listener, dialling(make, where))
 
     @pytest.mark.parametrize(
         ("advertise", "endpoint"),
@@ -66,10 +64,8 @@ class TestWhereToListen(OverZeroMq):
             make(insecure=True).dial("parent", "tcp://no-host.invalid:5555")
         with pytest.raises(ConfigError, match="cannot resolve the host"):
             make().listen("tcp://no-host.invalid:0")
-        listener, dialler = make(), make()
-        where = listener.listen("tcp://localhost:0")
-        dialler.dial("parent", where.replace("127.0.0.1", "localhost"))
-        up(dialler)
+        where = make().listen("tcp://localhost:0")
+        up(dialling(make, where.replace("127.0.0.1", "localhost")))
 
     @pytest.mark.parametrize(
         ("endpoint", "is_bounded"),
@@ -129,8 +125,7 @@ class TestWhereToListen(OverZeroMq):
         """Goal: a stale file is no obstacle, and a dialler finds the successor."""
         endpoint = f"ipc://{tmp_path}/s"
         process, _ = listening_process(ZeroMqTransport, endpoint)
-        dialler = make()
-        dialler.dial("parent", endpoint)
+        dialler = dialling(make, endpoint)
         up(dialler)
         process.kill()
         process.communicate()

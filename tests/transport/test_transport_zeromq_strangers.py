@@ -15,7 +15,7 @@ from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX
 from luwu.transport.interface import BUFFERS_COUNT_MAX, LISTENER, PeerFailed, PeerGone, Transport
 from luwu.transport.lanes import GATHERED_COUNT_MAX, gathered
 from tests.helpers.transports import ListeningAtTcp, OverZeroMq, Raw
-from tests.suites.transport_waits import Make, down, failed, message, up
+from tests.suites.transport_waits import Make, dialling, down, failed, meet, message, up
 
 
 @contextmanager
@@ -72,10 +72,8 @@ class TestStrangersAtOurListener(OverZeroMq, ListeningAtTcp):
         assert (event.peer, event.final) == (LISTENER, False)
         assert where in str(event.error)
 
-        dialler = make()
-        dialler.dial("parent", where)
-        child = up(listener)
-        up(dialler)
+        dialler = dialling(make, where)
+        child, _ = meet(listener, dialler)
         dialler.send("parent", b"h")
         assert message(listener).peer == child
 
@@ -90,14 +88,9 @@ class TestStrangersAtOurListener(OverZeroMq, ListeningAtTcp):
         ],
     )
     def test_other_zeromq_programs_are_not_let_in(
-        self,
-        listener: Transport,
-        where: str,
-        raw: Raw,
-        kind: int,
-        options: dict[str, object],
+        self, listener: Transport, where: str, raw: Raw, kind: int, options: dict[str, object],
         frames: list[bytes],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """T1. Goal: reported once however much they say; no name they chose becomes a peer."""
         stranger = raw(kind, **options)
         stranger.connect(where)
@@ -118,8 +111,8 @@ class TestStrangersAtOurListener(OverZeroMq, ListeningAtTcp):
         a stranger has taken the routing id that the next peer is to get."""
         names = set()
         for _ in range(8):
-            listener, dialler = make(), make()
-            dialler.dial("parent", listener.listen("ipc://auto"))
+            listener = make()
+            dialling(make, listener.listen("ipc://auto"))
             names.add(up(listener))
         assert len(names) == 8
 
@@ -178,8 +171,7 @@ class TestStrangersThatWeDial(OverZeroMq):
     def test_a_service_that_is_not_zeromq(self, make: Make, answer: bytes | None) -> None:
         """T5. Goal: told once, not final; what it says never becomes a message."""
         with tcp_service(answer) as where:
-            dialler = make()
-            dialler.dial("parent", where)
+            dialler = dialling(make, where)
             event = failed(dialler)
             assert (event.peer, event.final) == ("parent", False)
             assert isinstance(event.error, ConnectionFailed)
@@ -196,8 +188,7 @@ class TestStrangersThatWeDial(OverZeroMq):
         """Goal: libzmq gives up without a word; we say so."""
         service = raw(kind)
         port = service.bind_to_random_port("tcp://127.0.0.1")
-        dialler = make()
-        dialler.dial("parent", f"tcp://127.0.0.1:{port}")
+        dialler = dialling(make, f"tcp://127.0.0.1:{port}")
         assert "speaks ZeroMQ, but it is not this run" in str(final(dialler).error)
         assert dialler.receive(50_000_000) is None
 
@@ -206,16 +197,14 @@ class TestStrangersThatWeDial(OverZeroMq):
         public, secret = zmq.curve_keypair()
         service = raw(zmq.ROUTER, curve_server=1, curve_publickey=public, curve_secretkey=secret)
         port = service.bind_to_random_port("tcp://127.0.0.1")
-        dialler = make()
-        dialler.dial("parent", f"tcp://127.0.0.1:{port}")
+        dialler = dialling(make, f"tcp://127.0.0.1:{port}")
         assert "is encrypted, and this process connected without a key" in str(final(dialler).error)
 
     def test_a_frame_too_large_ends_the_connection(self, make: Make, raw: Raw) -> None:
         """Goal: libzmq would never try again after that; we do."""
         service = raw(zmq.ROUTER)
         port = service.bind_to_random_port("tcp://127.0.0.1")
-        dialler = make()
-        dialler.dial("parent", f"tcp://127.0.0.1:{port}")
+        dialler = dialling(make, f"tcp://127.0.0.1:{port}")
         up(dialler)
         routing_id, _ = service.recv_multipart()
         service.send_multipart([routing_id, b"h", bytes(PAYLOAD_BYTES_MAX + 1)])

@@ -73,6 +73,15 @@ def push_up(
     uplink.load(outbox.now_ns, ("push", *key, contribution.contributors), cargo)
 
 
+class Held(NamedTuple):
+    """A contribution that a child has sent."""
+
+    peer: str
+    contribution: Contribution
+    receipt: wire.Received
+    """Its answer, which is not sent yet."""
+
+
 class RawUp:
     """See the module."""
 
@@ -95,10 +104,9 @@ class RawUp:
             for key in [key for key in ranks_of if step is None or key[0] == step]:
                 del ranks_of[key]
 
-    def push(
-        self, peer: str, key: SlotKey, contribution: Contribution, receipt: wire.Received
-    ) -> None:
+    def push(self, key: SlotKey, held: Held) -> None:
         """A contribution that finds no slot; its receipt is sent when it enters the window."""
+        peer, contribution, receipt = held
         ranks = contribution.contributors
         if not self._taken.get(key, 0) & ranks:
             self.count += 1
@@ -136,15 +144,6 @@ class RawUp:
 
     def _note_on_way(self, key: SlotKey, ranks: int) -> None:
         self._on_way[key] = self._on_way.get(key, 0) | ranks
-
-
-class Held(NamedTuple):
-    """A contribution that waits."""
-
-    peer: str
-    contribution: Contribution
-    receipt: wire.Received
-    """Its answer, which is not sent yet."""
 
 
 class Waiting:
@@ -226,16 +225,15 @@ class Aggregation:
     def push(self, child: Member, m: wire.Push, payload: Payload | None, nbytes: int) -> None:
         """A child contributes to an extent."""
         key = (m.step, m.part, m.index)
-        contribution = contribution_of(m, payload, nbytes)
         receipt = self._outbox.receipt(m, Verb.PUSH, m.contributors)
+        held = Held(child.peer, contribution_of(m, payload, nbytes), receipt)
         if m.step > self._outbox.step + 1:
             self._outbox.drop(payload)
         elif m.step < self._outbox.step or self.pool.is_summed(key):
-            self._answer_repetition(child.peer, contribution, receipt)
+            self._answer_repetition(held)
         else:
             self.pool.passes(key, child.ranks)
             self._weights.pushed(m.step, m.index)
-            held = Held(child.peer, contribution, receipt)
             if m.raw or key in self._raw:
                 self._go_raw(key, held)
             else:
@@ -248,7 +246,7 @@ class Aggregation:
         if not self.waiting or self.pool.get(key) is not None:  # S7
             slot = self.pool.room(key, held.contribution.payload_bytes)
         if slot is not None:
-            self._contribute(held.peer, key, slot, held.contribution, held.receipt)
+            self._contribute(key, slot, held)
         elif self.waiting.ranks(key) & held.contribution.contributors:
             self._outbox.drop(held.contribution.payload)  # a repetition; answered with a slot
         elif self._slots_are_awaited and self.pool.is_ahead(held.contribution.contributors):
@@ -262,7 +260,7 @@ class Aggregation:
         for each in self.pool.give_up(key):
             self._raw.push_held(key, each, self._answer_later(key, [each]))
         for one in (*self.waiting.take(key), *held):
-            self._raw.push(one.peer, key, one.contribution, one.receipt)
+            self._raw.push(key, one)
 
     def _admit(self) -> None:
         """Give slots to what waits for them, as far as there is room."""
@@ -276,35 +274,30 @@ class Aggregation:
                 self._go_raw(key)  # one extent is larger than the pool
                 continue
             for each in self.waiting.take(key):
-                self._contribute(each.peer, key, slot, each.contribution, each.receipt)
+                self._contribute(key, slot, each)
             for other in self.waiting:  # S6: who waits, and is not in this slot, does not wait
                 if not slot.full and self.waiting.ranks(other) & ~slot.contributors:
                     self._go_raw(other)
 
-    def _answer_repetition(
-        self, peer: str, contribution: Contribution, receipt: wire.Received
-    ) -> None:
+    def _answer_repetition(self, held: Held) -> None:
         """Answer this child again: its contribution is held or was summed."""
-        self.duplicates[self._members.name_of(peer)] += 1
-        self._outbox.drop(contribution.payload)
-        self._outbox.send(peer, receipt)
+        self.duplicates[self._members.name_of(held.peer)] += 1
+        self._outbox.drop(held.contribution.payload)
+        self._outbox.send(held.peer, held.receipt)
 
-    def _contribute(
-        self, peer: str, key: SlotKey, slot: Slot, contribution: Contribution,
-        receipt: wire.Received,
-    ) -> None:  # fmt: skip
+    def _contribute(self, key: SlotKey, slot: Slot, held: Held) -> None:
         assert self.pool.get(key) is slot, "S2"
         try:
-            is_new = self.pool.contribute(slot, contribution)
+            is_new = slot.add(held.contribution)
         except OverlapError as exc:
-            self._outbox.drop(contribution.payload)
+            self._outbox.drop(held.contribution.payload)
             self._attempts.cancel(str(exc))
             return
         if not is_new:
-            self._answer_repetition(peer, contribution, receipt)
+            self._answer_repetition(held)
             return
         if not self.pool.answers_when_summed:
-            self._outbox.send(peer, receipt)
+            self._outbox.send(held.peer, held.receipt)
         if slot.full:
             self._sum(key)
 

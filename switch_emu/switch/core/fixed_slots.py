@@ -45,7 +45,7 @@ from luwu.layout import SUM_BYTES, Layout
 from luwu.protocol.actions import Payload
 from luwu.protocol.contribution import Contribution
 from luwu.wire.description import Description
-from switch_emu.switch.core.slots import Slot, SlotKey, add_to, oldest_unfilled
+from switch_emu.switch.core.slots import Slot, SlotKey, oldest_unfilled
 
 COPIES = 2
 NO_TURN = -1
@@ -176,10 +176,13 @@ class FixedSlotPool:
         if not copy.is_free:
             self._taken_counts[self._place(key)[0]] += 1
             return None
-        slot = Slot(self.range.slot_bytes)
+        slot = Slot(self._ranks, self.range.slot_bytes)
         copy.reset(key, slot)
         self._open[key] = copy
-        self._count_opened(key)
+        self._opened_counts[self._place(key)[0]] += 1
+        self._slots_used += not self._has_other_open(key)
+        self.slots_used_peak = max(self.slots_used_peak, self._slots_used)
+        self.copies_used_peak = max(self.copies_used_peak, len(self._open))
         return slot
 
     def get(self, key: SlotKey) -> Slot | None:
@@ -191,10 +194,6 @@ class FixedSlotPool:
         slot = self._open[key].slot
         assert slot is not None
         return slot
-
-    def contribute(self, slot: Slot, contribution: Contribution) -> bool:
-        """Add a child's contribution; False if it was there already (S1). Raises OverlapError."""
-        return add_to(slot, contribution, self._ranks)
 
     def hand_out(self, key: SlotKey, sum_bytes: int) -> None:
         """The sum has taken the place of the contributions; every child is behind from now on."""
@@ -269,12 +268,6 @@ class FixedSlotPool:
     def _copy(self, key: SlotKey) -> SlotCopy | None:
         place = self.place(key)
         return None if place is None else self._slots[place[0]][place[1]]
-
-    def _count_opened(self, key: SlotKey) -> None:
-        self._opened_counts[self._place(key)[0]] += 1
-        self._slots_used += not self._has_other_open(key)
-        self.slots_used_peak = max(self.slots_used_peak, self._slots_used)
-        self.copies_used_peak = max(self.copies_used_peak, len(self._open))
 
     def _close(self, key: SlotKey) -> None:
         self._slots_used -= not self._has_other_open(key)

@@ -10,7 +10,6 @@ can add them in rank order, and that is reported beside it. Pure.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, Final
 
 from switch_emu.switch.core.fixed_slots import COPIES, PoolRange
@@ -25,26 +24,16 @@ _BLOCK_BYTES = 1024 * 128 // 8
 _BLOCKS_PER_STAGE = 8 * 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chip:
-    """A programmable switch: the SRAM of one pipeline, all of it.
+_STAGE_BYTES = _BLOCKS_PER_STAGE * _BLOCK_BYTES
 
-    An upper bound for a pool: the tables of a program take part of it. A block is 1,024 words of
-    128 bits (forum.p4.org, topic 1399); a stage has 8 rows and 10 columns of blocks, a pipeline of
-    Tofino 12 stages and one of Tofino 2 20 (Intel's compiler, published in p4lang/p4c under
-    `backends/tofino/bf-p4c`: `memories.h`, `device.h`).
-    """
+CHIPS: Final = {"tofino1": 12 * _STAGE_BYTES, "tofino2": 20 * _STAGE_BYTES}
+"""Programmable switches: the SRAM of one pipeline, all of it.
 
-    name: str
-    stages: int
-
-    @property
-    def sram_bytes(self) -> int:
-        """Memory of one pipeline."""
-        return self.stages * _BLOCKS_PER_STAGE * _BLOCK_BYTES
-
-
-CHIPS: Final = (Chip(name="tofino1", stages=12), Chip(name="tofino2", stages=20))
+An upper bound for a pool: the tables of a program take part of it. A block is 1,024 words of
+128 bits (forum.p4.org, topic 1399); a stage has 8 rows and 10 columns of blocks, a pipeline of
+Tofino 12 stages and one of Tofino 2 20 (Intel's compiler, published in p4lang/p4c under
+`backends/tofino/bf-p4c`: `memories.h`, `device.h`).
+"""
 
 
 def sram_bytes(pool: PoolRange, child_count: int, packet_elems: int) -> dict[str, int]:
@@ -75,12 +64,12 @@ def pool_resources(pool: PoolRange, child_count: int) -> dict[str, Any]:
         "emulation_bytes": pool.bytes_max(child_count),
         "window_bytes": pool.window_bytes,
         "fits": {
-            chip.name: {
-                "sram_bytes": chip.sram_bytes,
-                "is_held": largest <= chip.sram_bytes,
-                "slots_held": chip.sram_bytes * pool.slot_count // largest,
+            name: {
+                "sram_bytes": nbytes,
+                "is_held": largest <= nbytes,
+                "slots_held": nbytes * pool.slot_count // largest,
             }
-            for chip in CHIPS
+            for name, nbytes in CHIPS.items()
         },
     }
 

@@ -8,10 +8,10 @@ summed in rank order, in one pass, and leave as one. Nothing is added before all
 does not depend on arrival, and an incomplete slot can still be handed on raw. Pure: payloads are
 opaque and nothing is added here.
 
-    absent  -> FILLING  `contribute`  first contribution, if the pool has room for the whole slot
-    FILLING -> FULL     `contribute`  the last missing child
-    FULL    -> absent   `arrived`     the parent has received the sum
-    FILLING -> absent   `give_up`     handed on raw; `forget`: the attempt was aborted
+    absent  -> FILLING  `room`      first contribution, if the pool has room for the whole slot
+    FILLING -> FULL     `Slot.add`  the last missing child
+    FULL    -> absent   `arrived`   the parent has received the sum
+    FILLING -> absent   `give_up`   handed on raw; `forget`: the attempt was aborted
 
 Invariants; the tests cite them by number:
 
@@ -41,7 +41,9 @@ SlotKey = tuple[int, int, int]
 class Slot:
     """One extent on its way to a sum."""
 
-    reserved_bytes: int
+    ranks: int
+    """Those that are to contribute."""
+    reserved_bytes: int = 0
     contributors: int = 0
     contributions: list[Contribution] = field(default_factory=list)
     full: bool = False
@@ -51,18 +53,14 @@ class Slot:
         """Sum of the contributors' weights, in rank order."""
         return total_weight(self.contributions)
 
-
-def add_to(slot: Slot, contribution: Contribution, ranks: int) -> bool:
-    """Add a child's contribution to a slot that is to hold those of `ranks`.
-
-    False if it was there already (S1). Raises OverlapError.
-    """
-    if not merge(slot.contributors, contribution.contributors):
-        return False
-    slot.contributors |= contribution.contributors
-    slot.contributions.append(contribution)
-    slot.full = slot.contributors == ranks
-    return True
+    def add(self, contribution: Contribution) -> bool:
+        """Add a child's contribution; False if it was there already (S1). Raises OverlapError."""
+        if not merge(self.contributors, contribution.contributors):
+            return False
+        self.contributors |= contribution.contributors
+        self.contributions.append(contribution)
+        self.full = self.contributors == self.ranks
+        return True
 
 
 def oldest_unfilled(
@@ -124,16 +122,12 @@ class SlotPool:
         if self.bytes_used + more_bytes > self._bytes_max:
             return None
         if slot is None:
-            slot = self._slots[key] = Slot(0)
+            slot = self._slots[key] = Slot(self._ranks)
             self.opened_count += 1
             self.slots_used_peak = max(self.slots_used_peak, len(self._slots))
         self.bytes_used += more_bytes
         slot.reserved_bytes += more_bytes
         return slot
-
-    def contribute(self, slot: Slot, contribution: Contribution) -> bool:
-        """Add a child's contribution; False if it was there already (S1). Raises OverlapError."""
-        return add_to(slot, contribution, self._ranks)
 
     def hand_out(self, key: SlotKey, sum_bytes: int) -> None:
         """The sum has taken the place of the contributions: only its bytes stay reserved."""

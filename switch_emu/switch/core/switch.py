@@ -424,11 +424,6 @@ class SwitchCore:
         return self.aggregation.pool
 
     @property
-    def raw_count(self) -> int:
-        """Contributions that found no slot and went on raw."""
-        return self.raw_up.count
-
-    @property
     def duplicates(self) -> Counter[str]:
         """Contributions that came again, by child."""
         return self.aggregation.duplicates
@@ -447,7 +442,7 @@ class SwitchCore:
         return {
             "repeated_count": self.uplink.repeated_count,
             "duplicates_count": self.duplicates.total(),
-            "raw_count": self.raw_count,
+            "raw_count": self.raw_up.count,
             "waited_count": self.aggregation.waiting.count,
             "fallback_count": copies.fallback_count,
             **self.pool.counts(),

@@ -137,10 +137,8 @@ class WeightsCache:
 
     def _take(self, extent: int) -> Payload | None:
         former = self._cached.pop(extent, None)
-        if former is None:
-            return None
-        self.bytes_used -= former.payload_bytes
-        return former.payload
+        self.bytes_used -= 0 if former is None else former.payload_bytes
+        return None if former is None else former.payload
 
 
 def chosen_extents(layout: Layout, bytes_max: int) -> frozenset[int]:
@@ -313,13 +311,16 @@ class WeightsDown:
         cached = self.cache.get(step, extent)
         if cached is None:
             return False
-        weights = self._outbox.stamped(
-            wire.Weights, step=step, part=part, index=extent, dtype=cached.dtype,
-            in_place=cached.in_place,
-        )  # fmt: skip
+        weights = self._weights((step, part, extent), cached.dtype, in_place=cached.in_place)
         self._outbox.send_all((peer,), weights, cached.payload)
         self.cache.hits_count += 1
         return True
+
+    def _weights(self, key: CopyKey, dtype: str, *, in_place: bool) -> wire.Weights:
+        step, part, extent = key
+        return self._outbox.stamped(
+            wire.Weights, step=step, part=part, index=extent, dtype=dtype, in_place=in_place
+        )
 
     def pushed(self, step: int, extent: int) -> None:
         """A child has pushed a gradient: ask for what the unit needs next, before it is made."""
@@ -359,13 +360,12 @@ class WeightsDown:
     def weights(self, m: wire.Weights, payload: Payload, payload_bytes: int) -> None:
         """The weights that were asked for are here."""
         key = (m.step, m.part, m.index)
-        is_answer = self._uplink.answered(("pull", *key))
-        if is_answer and self._awaited[m.step]:
-            self._awaited[m.step] -= 1
         self._moved_ns = self._outbox.now_ns
-        if not is_answer:
+        if not self._uplink.answered(("pull", *key)):
             self._outbox.drop(payload)
             return
+        if self._awaited[m.step]:
+            self._awaited[m.step] -= 1
         if m.in_place:
             self.cache.close()
         elif self.cache.wants(m.step, m.index):  # `cached` answers those that have asked
@@ -377,10 +377,7 @@ class WeightsDown:
             self._outbox.drop(payload)
             return
         self._children.loaded = True
-        weights = self._outbox.stamped(
-            wire.Weights, step=m.step, part=m.part, index=m.index, dtype=m.dtype,
-            in_place=m.in_place,
-        )  # fmt: skip
+        weights = self._weights(key, m.dtype, in_place=m.in_place)
         askers = self.copies.came(key, weights, payload, payload_bytes)
         self._outbox.send_all(askers, weights, payload)
         self._outbox.drop_all(self.copies.trim(key))
@@ -394,13 +391,10 @@ class WeightsDown:
             # A step was skipped meanwhile: they are void, and who has asked since waits for others.
             self._outbox.drop(payload)
             return
-        askers = self.copies.answered((done.step, done.part, done.extent))
-        if askers:
+        key = (done.step, done.part, done.extent)
+        if askers := self.copies.answered(key):
             self._children.loaded = True
-            weights = self._outbox.stamped(
-                wire.Weights, step=done.step, part=done.part, index=done.extent, dtype=done.dtype,
-                in_place=in_place,
-            )  # fmt: skip
+            weights = self._weights(key, done.dtype, in_place=in_place)
             self._outbox.send_all(askers, weights, payload)
         if done.step < self._outbox.step or not self.cache.wants(done.step, done.extent):
             self._outbox.drop(payload)
