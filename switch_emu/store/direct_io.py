@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luwu.base.address import address_of
+from luwu.base.closing import Closing
 from luwu.base.errors import PageCorruptError
 from luwu.base.foreign import open_file
 
@@ -100,7 +101,7 @@ class IoCounter:
             self.flushes += flushes
 
 
-class BlockFile:
+class BlockFile(Closing):
     """An open file of fixed size. Raises OSError with file and position."""
 
     def __init__(

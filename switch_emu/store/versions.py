@@ -345,17 +345,21 @@ class StepState:
             return self._prepared[1]
         return None
 
-    def pin(self, make: Callable[[DecidedStep, PageTable], Pin]) -> Pin:
-        """Pin the decided version with `make`; its table does not change any more."""
+    def pin(
+        self, config: StoreConfig, directory: Path | None, read_range: ReadRange, verify: Verify
+    ) -> Pin:
+        """Pin the decided version; its table does not change any more."""
         with self._lock:  # else a page could be overwritten before it is pinned
             if self.decided is None:
                 raise VersionMissing("there is no decided version yet: load the initial weights")
-            pin = make(self.decided, self._table)
+            pin = Pin(
+                config, self.decided, self._table, directory=directory, read_range=read_range,
+                verify=verify, closed=self._unpin,
+            )  # fmt: skip
             self._pins = [*self._pins, pin]
             return pin
 
-    def unpin(self, pin: Pin) -> None:
-        """Forget a pin."""
+    def _unpin(self, pin: Pin) -> None:
         with self._lock:
             self._pins = [other for other in self._pins if other is not pin]
 

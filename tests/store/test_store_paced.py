@@ -55,4 +55,4 @@ def test_threads_share_the_rate() -> None:
         for thread in threads:
             thread.join()
         seconds = (SYSTEM_CLOCK.now_ns() - start_ns) / 1e9
-        assert seconds >= 4 * store.state_bytes / rate
+        assert seconds >= 4 * store.config.state_bytes / rate

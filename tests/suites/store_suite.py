@@ -109,7 +109,7 @@ class PageStoreSuite:
         assert store.prepared is None
         assert store.attempt == 0
         assert store.generation >= 1
-        assert store.state_bytes == sum(
+        assert store.config.state_bytes == sum(
             store.config.kind(page).record_bytes for page in range(store.config.page_count)
         )
         with pytest.raises(StateError, match="not written in attempt 0"):

@@ -1,7 +1,6 @@
 """The optimizer node as a pure state machine: `NodeCore`, which owns these parts.
 
 node.py             NodeCore: events in, actions out; the course of a step; what is sent to whom
-results.py          what a part returns where the core must act on it
 actions.py          what is asked of the pipeline and the store
 
 shard.py            the chunks that this node owns, from the job's description
