@@ -22,7 +22,7 @@ from luwu.base.dtypes import DTYPES
 from luwu.wire.hyper import Number
 from luwu.wire.stored import AVERAGE, average_rate, keeps_average, without_average
 from switch_emu.native import build as building
-from switch_emu.node.kernels import Pieces, Run, UpdateCall, UpdateKernel
+from switch_emu.node.kernels import Arrays, Pieces, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.make import make_kernel
 
 ADAM = ("adam", ("m", "v"))
@@ -254,10 +254,9 @@ class Job:
         room = aligned(self.elems + 64).view(np.uint8)
         wire = room[wire_shift : wire_shift + nbytes]
         squares = kernel.update(UpdateCall(
-            contributions=self.contributions, weights=arrays[0], state=tuple(arrays[1:]),
-            weights_out=outs[0], state_out=tuple(outs[1:]), runs=self.runs, divisor=self.divisor,
-            scale=self.scale,
-            wire=(wire.data, self.wire_dtype), measure=measure, pieces=pieces,
+            contributions=self.contributions, old=Arrays(arrays[0], tuple(arrays[1:])),
+            new=Arrays(outs[0], tuple(outs[1:])), runs=self.runs, divisor=self.divisor,
+            scale=self.scale, wire=(wire.data, self.wire_dtype), measure=measure, pieces=pieces,
         ))  # fmt: skip
         if not in_place:
             for array, before in zip(arrays, (self.weights, *self.state), strict=True):
