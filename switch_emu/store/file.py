@@ -311,13 +311,11 @@ class FilePageStore(PageStore):
         view = write_view(into, kind.fields[index].field_bytes, f"page {page}, field {field_name}")
         entry = self._steps.entry_to_read(page, version)
         start, stop = kind.parts[index]
-        if len(view) == stop - start:  # nearly always: only short fields have a gap behind them
-            self._read_range(page, entry, start, view)
-            self._verify(page, entry, index, view)
-        else:
-            part = memoryview(bytearray(stop - start))
-            self._read_range(page, entry, start, part)
-            self._verify(page, entry, index, part)
+        # Only short fields have a gap behind them.
+        part = view if len(view) == stop - start else memoryview(bytearray(stop - start))
+        self._read_range(page, entry, start, part)
+        self._verify(page, entry, index, part)
+        if part is not view:
             view[:] = part[: len(view)]
 
     def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:

@@ -21,11 +21,10 @@ from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as do
 from switch_emu.node.core import node as tables
 from switch_emu.node.core.deciding import AbortRequest, Alone, Joint
-from switch_emu.node.core.filling import Filling
-from switch_emu.node.core.first_weights import Early, FirstWeights
 from switch_emu.node.core.gathering import Gathering
 from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.step import GradientBudget
+from switch_emu.node.core.whole_pages import Early, Filling, FirstWeights
 from tests.helpers.node_parts import CHILD, RANKS, Parts
 from tests.simulate.job import JOB, Job, make_layout
 

@@ -50,10 +50,10 @@ from switch_emu.node.core.actions import (
     RecordAttempt,
     StoreFacts,
 )
-from switch_emu.node.core.filling import Filling
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.state import State
 from switch_emu.node.core.step import Steps
+from switch_emu.node.core.whole_pages import Filling
 
 
 class AbortRequest(NamedTuple):

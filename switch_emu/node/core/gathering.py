@@ -22,10 +22,10 @@ from luwu.wire import messages as wire
 from luwu.wire.messages import Verb
 from switch_emu.node.core.actions import BlockNorms, Fold, Update
 from switch_emu.node.core.deciding import AbortRequest
-from switch_emu.node.core.filling import Filling
 from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.step import GradientBudget, PartSum, Step, Steps
+from switch_emu.node.core.whole_pages import Filling
 
 
 class Gathering:

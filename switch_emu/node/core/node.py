@@ -42,8 +42,6 @@ from switch_emu.node.core import actions as do
 from switch_emu.node.core.actions import Action
 from switch_emu.node.core.attachments import Attachments
 from switch_emu.node.core.deciding import AbortRequest, Alone, Joint, Judgement, Result
-from switch_emu.node.core.filling import Filling
-from switch_emu.node.core.first_weights import Early, FirstWeights
 from switch_emu.node.core.gathering import Gathering, Updates
 from switch_emu.node.core.membership import Membership
 from switch_emu.node.core.readers import Readers
@@ -51,6 +49,7 @@ from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.state import State
 from switch_emu.node.core.step import GradientBudget, Step, Steps
+from switch_emu.node.core.whole_pages import Early, Filling, FirstWeights
 
 Table = Mapping[type[wire.Message], str]
 """Kind of message -> the method of `NodeCore`, or of one of its parts, that it is given to."""
