@@ -165,6 +165,19 @@ def same_bits(found: np.ndarray, expected: np.ndarray, note: str = "") -> None:
     assert not wrong.any(), f"{note}: {int(wrong.sum())} differ, first at {int(wrong.argmax())}"
 
 
+def squares_of(values: np.ndarray, start: int, stop: int) -> float:
+    """Of a part of a block, as `interface.py` defines it in words: one addition at a time."""
+    block = np.zeros(4096)
+    at = start % 4096
+    block[at : at + stop - start] = values[start:stop]
+    lanes = np.zeros(256)
+    for row in range(16):
+        lanes = lanes + block[row * 256 : row * 256 + 256] ** 2
+    while lanes.size > 1:
+        lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
+    return float(lanes[0])
+
+
 @dataclass
 class Job:
     """One update, and what plain torch makes of it."""

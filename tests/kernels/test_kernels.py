@@ -29,6 +29,7 @@ from tests.helpers.kernel_jobs import (
     payload,
     random_values,
     same_bits,
+    squares_of,
 )
 
 EVERY = [ADAM, ADAMW, LION, MOMENTUM, PLAIN, NONE]
@@ -39,19 +40,9 @@ cache, version = kernel_jobs.cache, kernel_jobs.version  # fixtures of this modu
 
 
 def squares_in_order(total: np.ndarray) -> list[float]:
-    """The definition in words of `interface.py`, one addition at a time."""
-    found = []
-    for start in range(0, total.size, 4096):
-        block = np.zeros(4096)
-        part = total[start : start + 4096].astype(np.float64)
-        block[: part.size] = part
-        lanes = np.zeros(256)
-        for row in range(16):
-            lanes = lanes + block[row * 256 : row * 256 + 256] ** 2
-        while lanes.size > 1:
-            lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
-        found.append(float(lanes[0]))
-    return found
+    """Of all blocks."""
+    starts = range(0, total.size, 4096)
+    return [squares_of(total, start, min(start + 4096, total.size)) for start in starts]
 
 
 @pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])

@@ -29,7 +29,7 @@ from switch_emu.node.kernels import Pieces
 from switch_emu.node.kernels.portable import BLOCK_ELEMS
 from switch_emu.node.statistics import Statistics
 from tests.helpers import kernel_jobs
-from tests.helpers.kernel_jobs import NONE, Job, kernel_of
+from tests.helpers.kernel_jobs import NONE, Job, kernel_of, squares_of
 from tests.helpers.local_job import make_layout
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 from tests.optim.test_stats import NAMES, OPTIMIZERS
@@ -51,19 +51,6 @@ def pieces_at_random(rng: np.random.Generator, elems: int) -> Pieces:
             if rng.random() < 0.8:
                 borders.append((start, stop - int(rng.integers(0, 64))))
     return Pieces.of(borders)
-
-
-def squares_of(values: np.ndarray, start: int, stop: int) -> float:
-    """The definition in words of `interface.py`, one addition at a time."""
-    block = np.zeros(4096)
-    at = start % 4096
-    block[at : at + stop - start] = values[start:stop]
-    lanes = np.zeros(256)
-    for row in range(16):
-        lanes = lanes + block[row * 256 : row * 256 + 256] ** 2
-    while lanes.size > 1:
-        lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
-    return float(lanes[0])
 
 
 @pytest.mark.parametrize("in_place", [True, False], ids=["in place", "out of place"])

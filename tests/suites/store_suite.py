@@ -25,7 +25,6 @@ from switch_emu.store import (
     PageStore,
     StoreConfig,
     VersionMissing,
-    aligned_buffer,
 )
 
 
@@ -129,20 +128,6 @@ class PageStoreSuite:
                 start, stop = kind.range(item.name)
                 assert bytes(into) == expected[start:stop], item.name
 
-    def test_aligned_and_unaligned_buffers(self, store: PageStore) -> None:
-        """P3. Goal: the place of a caller's buffer in memory does not matter.
-        Method: write and read page 0 at byte offsets 0 and 3 of an aligned buffer."""
-        size = store.config.kind(0).record_bytes
-        write_pages(store, range(1, store.config.page_count), 0)
-        for offset in (0, 3):
-            source = aligned_buffer(size + offset)[offset:]
-            source[:] = record(store, 0, 0)
-            store.write(0, 0, 0, source)
-            for read_offset in (0, 3):
-                into = aligned_buffer(size + read_offset)[read_offset:]
-                store.read(0, 0, into)
-                assert into == source
-
     def test_records_in_ram_need_no_copy(self, store: PageStore) -> None:
         """P1. Goal: a record read where it lies is what `read` gives, and one made where it goes
         is what was written; the decided version is not touched."""
@@ -234,14 +219,6 @@ class PageStoreSuite:
                 newest[page] = version
             expected = [record(store, page, newest[page]) for page in range(7)]
             assert contents(store, version) == expected, version
-
-    def test_resting_pages_of_a_prepared_step_can_be_read(self, store: PageStore) -> None:
-        """Goal: once prepared, the next version is there for every page."""
-        take_step(store, 0)
-        write_pages(store, [3], 1)
-        store.prepare(DecidedStep(version=1, attempt=0))
-        assert read(store, 4, 1) == record(store, 4, 0)
-        assert read(store, 3, 1) == record(store, 3, 1)
 
     def test_version_zero_needs_every_page(self, store: PageStore) -> None:
         """Goal: initial weights are all there or not decided."""

@@ -1,15 +1,18 @@
-"""The RAM tier: a fixed set of pages that does not touch the disk."""
+"""A store in RAM, and stores around another: a RAM tier, whose pages do not touch the disk, and an
+emulated disk."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
 from switch_emu.store import FilePageStore, MemoryPageStore, PageStore, TieredPageStore
-from switch_emu.store.around import pages_that_fit
+from switch_emu.store.around import DiskPace, pages_that_fit
 from tests.suites.store_suite import (
     PageStoreSuite,
     contents,
@@ -21,6 +24,21 @@ from tests.suites.store_suite import (
 )
 
 ALL_PAGES = range(7)
+
+
+QUICK = 1e9
+
+
+class TestMemoryPageStore(PageStoreSuite):
+    @pytest.fixture
+    def store(self) -> PageStore:
+        return MemoryPageStore(small_config())
+
+
+class TestPacedTierOverMemory(PageStoreSuite):
+    @pytest.fixture
+    def store(self) -> PageStore:
+        return TieredPageStore(MemoryPageStore(small_config()), 60_000, disk_bytes_per_s=QUICK)
 
 
 class TestTierOverFile(PageStoreSuite):
@@ -77,3 +95,32 @@ def test_negative_budget_is_refused() -> None:
     """Goal: nothing is clamped."""
     with pytest.raises(ConfigError, match="-1"):
         TieredPageStore(MemoryPageStore(small_config()), -1)
+
+
+def test_one_disk_serves_one_after_the_other() -> None:
+    """Goal: what is asked for at once is done one behind the other; an idle disk saves no time."""
+    pace = DiskPace(1e6)
+    assert [pace.done_ns(0, 1000) for _ in range(3)] == [1e6, 2e6, 3e6]
+    assert pace.done_ns(10_000_000, 500) == 10_500_000
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_a_disk_without_a_rate_is_refused(rate: float) -> None:
+    with pytest.raises(ConfigError, match="above 0"):
+        DiskPace(rate)
+
+
+def test_threads_share_the_rate() -> None:
+    """Goal: all bytes together take at least what the rate says. Method: four threads read."""
+    config = small_config()
+    rate = 4e6
+    with TieredPageStore(MemoryPageStore(config), 0, disk_bytes_per_s=rate) as store:
+        take_step(store, 0)
+        start_ns = SYSTEM_CLOCK.now_ns()
+        threads = [threading.Thread(target=contents, args=(store, 0)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seconds = (SYSTEM_CLOCK.now_ns() - start_ns) / 1e9
+        assert seconds >= 4 * store.config.state_bytes / rate
