@@ -1,17 +1,16 @@
-"""A store in RAM, and stores around another: a RAM tier, whose pages do not touch the disk, and an
-emulated disk."""
+"""Every kind of store; and those around another: a RAM tier, whose pages do not touch the disk, and
+an emulated disk."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
-from switch_emu.store import FilePageStore, MemoryPageStore, PageStore, TieredPageStore
+from switch_emu.store import FilePageStore, MemoryPageStore, TieredPageStore
 from switch_emu.store.around import DiskPace, pages_that_fit
 from tests.suites.store_suite import (
     PageStoreSuite,
@@ -26,27 +25,8 @@ from tests.suites.store_suite import (
 ALL_PAGES = range(7)
 
 
-QUICK = 1e9
-
-
-class TestMemoryPageStore(PageStoreSuite):
-    @pytest.fixture
-    def store(self) -> PageStore:
-        return MemoryPageStore(small_config())
-
-
-class TestPacedTierOverMemory(PageStoreSuite):
-    @pytest.fixture
-    def store(self) -> PageStore:
-        return TieredPageStore(MemoryPageStore(small_config()), 60_000, disk_bytes_per_s=QUICK)
-
-
-class TestTierOverFile(PageStoreSuite):
-    @pytest.fixture
-    def store(self, tmp_path: Path) -> Iterator[PageStore]:
-        inner = FilePageStore.create(tmp_path / "store", small_config(), durability="process")
-        with TieredPageStore(inner, 60_000) as store:
-            yield store
+class TestEveryKindOfStore(PageStoreSuite):
+    """P1 to P7, of each."""
 
 
 @pytest.fixture

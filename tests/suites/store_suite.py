@@ -1,4 +1,4 @@
-"""What every page store must do; a subclass gives the `store` fixture.
+"""What every page store must do, and every kind of store.
 
 The store has seven pages of four kinds, chosen for their shapes on disk: records that end on a
 block, a little behind one, far behind one, and records shorter than a block. `record` gives each
@@ -8,8 +8,9 @@ block, a little behind one, far behind one, and records shorter than a block. `r
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 
 import numpy as np
@@ -21,9 +22,12 @@ from switch_emu.store import (
     Contributor,
     DecidedStep,
     Field,
+    FilePageStore,
+    MemoryPageStore,
     PageKind,
     PageStore,
     StoreConfig,
+    TieredPageStore,
     VersionMissing,
 )
 
@@ -94,13 +98,33 @@ def take_step(
     return step
 
 
+STORES: dict[str, Callable[[Path, StoreConfig], PageStore]] = {
+    "memory": lambda path, config: MemoryPageStore(config),
+    "file": FilePageStore.create,
+    "buffered": lambda path, config: FilePageStore.create(
+        path, config, durability="process", direct_io=False
+    ),
+    "tier of none": lambda path, config: TieredPageStore(FilePageStore.create(path, config), 0),
+    "tier of some": lambda path, config: TieredPageStore(
+        FilePageStore.create(path, config), config.state_bytes // 2
+    ),
+    "tier of all": lambda path, config: TieredPageStore(
+        FilePageStore.create(path, config), config.state_bytes
+    ),
+    "paced": lambda path, config: TieredPageStore(
+        MemoryPageStore(config), config.state_bytes // 2, disk_bytes_per_s=1e12
+    ),
+}
+
+
 class PageStoreSuite:
     """P1 to P5 of `switch_emu/store/interface.py`, as far as one opening can show them."""
 
-    @pytest.fixture
-    def store(self) -> PageStore:
-        """A new store of `small_config()`."""
-        raise NotImplementedError
+    @pytest.fixture(params=STORES)
+    def store(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PageStore]:
+        """A new store of `small_config()`, of each kind."""
+        with STORES[request.param](tmp_path / "store", small_config()) as store:
+            yield store
 
     def test_new_store_is_empty(self, store: PageStore) -> None:
         """Goal: before the initial weights nothing is decided and nothing can be read."""
