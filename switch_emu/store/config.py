@@ -21,7 +21,7 @@ import json
 import uuid
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 import xxhash
@@ -84,10 +84,8 @@ class PageKind:
     @cached_property
     def offsets(self) -> tuple[int, ...]:
         """First byte of each field within the record; multiples of 64."""
-        starts = [0]
-        for item in self.fields:
-            starts.append(starts[-1] + _aligned(item.field_bytes))
-        return tuple(starts[:-1])
+        sizes = [_aligned(item.field_bytes) for item in self.fields]
+        return tuple(accumulate(sizes[:-1], initial=0))
 
     @cached_property
     def record_bytes(self) -> int:

@@ -187,7 +187,8 @@ class Joint:
             self._children.refuse(peer, exc)
             return
         if hello.incarnation > self._recorded.promised and shard.description is not None:
-            self._record(self._recorded._replace(promised=hello.incarnation))
+            self._recorded = self._recorded._replace(promised=hello.incarnation)
+            self._outbox.actions.append(RecordAttempt(self._outbox.attempt, self._recorded))
         self._outbox.send_all((peer,), self._standing(), self._digests or None)
 
     def adopt(self, m: wire.Adopt, *_: object) -> wire.Adopt | bool | None:
@@ -278,7 +279,7 @@ class Joint:
         """An attempt is taken over; the epoch to record with it."""
         self._ahead, self.is_enlisted = None, True
         if not m.filling:
-            self._filling.end()
+            self._filling.begin(0)
             self._shard.hold(0)
         self._outbox.epoch, self._outbox.generation = m.epoch, m.generation
         self._asked.clear()
@@ -313,10 +314,6 @@ class Joint:
     def _ask(self, name: str, message: wire.Message, payload: bytes | None) -> None:
         self._asked.add(name, (message, payload), self._outbox.now_ns)
         self._outbox.send_all(self._children.members.peers, message, payload)
-
-    def _record(self, epoch: Epoch) -> None:
-        self._recorded = epoch
-        self._outbox.actions.append(RecordAttempt(self._outbox.attempt, epoch))
 
     def _standing(self) -> wire.Standing:
         prepared, is_loaded = self._state.prepared, self._children.loaded

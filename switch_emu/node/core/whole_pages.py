@@ -157,13 +157,8 @@ class Filling:
         """Chunks whose pages are being written."""
 
     def begin(self, number: int) -> None:
-        """The store is empty."""
+        """The store is empty; 0: the filling ends, as the node has all its pages, and counts."""
         self.number = number
-        self._filled.clear()
-
-    def end(self) -> None:
-        """The node has all its pages, and counts."""
-        self.number = 0
         self._filled.clear()
 
     def page(self, m: wire.Page, payload: Payload, payload_bytes: int) -> None:
