@@ -21,7 +21,7 @@ from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
 from luwu.wire.stored import WEIGHT
 from switch_emu.node.core.actions import Decide, Prepare, Update
-from switch_emu.node.kernels import Run, UpdateCall
+from switch_emu.node.kernels import Arrays, Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.pages import field_view, store_config, weights_digest
 from switch_emu.node.pipeline import Pipeline, Stored
@@ -243,13 +243,13 @@ class PipelineArm(Closing):
     def _updated_alone(self, page: int, values: Any) -> Any:
         """Weights of a page after all steps, each with the same gradient."""
         elems = values.size
-        arrays = (initial(page, elems), *(np.zeros(elems, np.float32) for _ in STATE))
+        state = tuple(np.zeros(elems, np.float32) for _ in STATE)
+        arrays = Arrays(initial(page, elems), state)
         grad = memoryview(values.view(np.uint8))
         for count in range(self._step):
             self._kernel.update(UpdateCall(
-                contributions=[(grad, "float32")], weights=arrays[0], state=arrays[1:],
-                weights_out=arrays[0], state_out=arrays[1:],
+                contributions=[(grad, "float32")], old=arrays, new=arrays,
                 runs=[Run(start=0, stop=elems, hyper=HYPER.groups[0], updates_count=count)],
                 divisor=2.0, scale=1.0, wire=None, measure=False,
             ))  # fmt: skip
-        return arrays[0]
+        return arrays.weights

@@ -47,7 +47,7 @@ from benchmarks.harness import (
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.wire.statistics import summed
-from switch_emu.node.kernels import Made, Pieces, Run, UpdateCall, UpdateKernel
+from switch_emu.node.kernels import Arrays, Made, Pieces, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.store import aligned_buffer
 
@@ -136,13 +136,16 @@ def update_arm(
     """An arm with one of our kernels."""
 
     def do(page: slice) -> None:
-        weights, m, v = (values[page] for values in memory.state)
-        out = (weights, m, v) if in_place else tuple(values[page] for values in memory.copies)
+        weights, *state = (values[page] for values in memory.state)
+        old = new = Arrays(weights, tuple(state))
+        if not in_place:
+            weights_out, *state_out = (values[page] for values in memory.copies)
+            new = Arrays(weights_out, tuple(state_out))
         blocks = range(0, weights.size if stats else 0, NORM_BLOCK_ELEMS)
         pieces = Pieces.of([(at, min(at + NORM_BLOCK_ELEMS, weights.size)) for at in blocks])
         kernel.update(UpdateCall(
             contributions=memory.contributions(workers, dtype, page),
-            weights=weights, state=(m, v), weights_out=out[0], state_out=out[1:],
+            old=old, new=new,
             runs=(Run(start=0, stop=weights.size, hyper=HYPER, updates_count=5),),
             divisor=float(workers), scale=1.0, wire=(memory.wire_of(dtype, page), dtype),
             measure=measure, pieces=pieces if stats else None,
@@ -236,13 +239,14 @@ def check_answer(kernel: UpdateKernel, workers: int, dtype: str) -> None:
     torch.optim.AdamW(
         [parameter], lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01, fused=True
     ).step()
-    m, v = np.zeros(elems, np.float32), np.zeros(elems, np.float32)
+    state = (np.zeros(elems, np.float32), np.zeros(elems, np.float32))
+    arrays = Arrays(weights, state)
     wire = np.empty(elems * BYTES[dtype], np.uint8)
     squares = kernel.update(UpdateCall(
         contributions=[
             (gradient.view(torch.uint8).numpy().data, dtype) for gradient in gradients
         ],
-        weights=weights, state=(m, v), weights_out=weights, state_out=(m, v),
+        old=arrays, new=arrays,
         runs=(Run(start=0, stop=elems, hyper=HYPER),), divisor=float(workers), scale=1.0,
         wire=(wire.data, dtype), measure=True,
     ))  # fmt: skip

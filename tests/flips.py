@@ -217,7 +217,7 @@ class FlippingKernel:
             terms = list(call.contributions)
             at = random.randrange(len(terms))
             octets, dtype = memoryview(bytearray(terms[at][0])), terms[at][1]
-            assert len(octets) == call.weights.size * DTYPES[dtype].nbytes
+            assert len(octets) == call.old.weights.size * DTYPES[dtype].nbytes
             flip(octets, random)
             terms[at] = octets, dtype
             call = replace(call, contributions=terms)

@@ -263,14 +263,14 @@ BUGS = (
     Bug(
         "update before the page",
         "a page that is to come from another node is updated before it is there",
-        "switch_emu/node/core/filling.py",
+        "switch_emu/node/core/whole_pages.py",
         {"return not self.number or self._filled.issuperset": "return True or (lambda _: 0)"},
         SEVERAL_NODES,
     ),
     Bug(
         "prepare beside a page",
         "a step is prepared by a node that is being filled while a page is still to come",
-        "switch_emu/node/core/filling.py",
+        "switch_emu/node/core/whole_pages.py",
         {"return not self.number or (has_all and not self._under_way)\n": "return True\n"},
         SEVERAL_NODES,
     ),

@@ -198,7 +198,7 @@ class _Sources:
         config = store_config(self._description, number, self.replicas)
         origin: dict[int, tuple[FilePageStore, int]] = {}
         for stripe in share.stripes:
-            store, held = self._pages.holder(stripe)
+            store, held = self._pages.holders[stripe]
             for chunk in range(stripe, len(layout.chunks), layout.optimizer_nodes):
                 origin[share.page(chunk)] = (store, held.page(chunk))
         with FilePageStore.create(new, config, first_version=version) as store:
@@ -206,12 +206,12 @@ class _Sources:
             copy_pages(store, self.record, origin.__getitem__, should_stop)
             kept = {}
             if 0 in share.stripes:  # its owners hold what workers attached
-                first, _ = self._pages.holder(0)
+                first, _ = self._pages.holders[0]
                 kept = pieces_of(first, steps_of(first)[version])
             decide(store, self.record, kept)
             store.record_attempt(self._pages.attempt, self.epoch)
             for stripe in share.stripes:
-                found, held = self._pages.holder(stripe)
+                found, held = self._pages.holders[stripe]
                 same = found.digest(held.pages_of(stripe), version)
                 if store.digest(share.pages_of(stripe), version) != same:
                     raise StateError(f"{new}: stripe {stripe} is not what was copied; try again")

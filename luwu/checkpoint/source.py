@@ -18,7 +18,7 @@ from luwu.wire.stored import UPDATES
 from switch_emu.node.pages import read_counts, read_values
 from switch_emu.store import DecidedStep, StoreConfig
 from switch_emu.store.attachments import read_attachments
-from switch_emu.store.striped import StripedPages, node_count_of, node_directory, shares_of
+from switch_emu.store.striped import StripedPages, node_count_of, shares_of
 
 
 class StateSource(Protocol):
@@ -59,7 +59,7 @@ class RestingState(Closing):
         try:
             self.description = description_of(self._store.configs, path)
             self._store.lay_out(self.description.layout)
-            self._first = node_directory(path, self._store.first_holder, count)
+            self._first = self._store.holders[0][0].path
             decided = self._store.decided
             if decided is None:
                 raise ConfigError(

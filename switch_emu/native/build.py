@@ -159,22 +159,14 @@ def _is_ours(path: Path) -> bool:
     )
 
 
-def _put(partial: Path, path: Path) -> None:
-    """Give a file its name, whole."""
-    partial.chmod(0o700)
-    handle = os.open(partial, os.O_RDONLY)
-    try:
-        os.fsync(handle)  # after a power loss: all of it, or nothing under that name
-    finally:
-        os.close(handle)
-    partial.replace(path)
-
-
 def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".arithmetic-", dir=path.parent) as directory:
         partial = Path(directory) / path.name
         _run(compiler, *flags, "-o", str(partial), str(SOURCE), "-lm")
-        _put(partial, path)
+        partial.chmod(0o700)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())  # after a power loss: all of it, or nothing under that name
+        partial.replace(path)
 
 
 def _run(*words: str) -> str:

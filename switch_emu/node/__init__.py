@@ -12,5 +12,5 @@ extent_pages.py the pages of an extent, in groups that are worked on at once
 scratch.py      working memory of a pipeline thread
 statistics.py   norms per parameter, made during updates; norms other than the 2-norm
 pages.py        the store's configuration and views of a record
-readers.py      versions held for readers, and the thread that reads them
+readers.py      versions held for readers, and reads of their fields
 """

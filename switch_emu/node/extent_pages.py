@@ -110,17 +110,14 @@ def grouped(
 
 def _joined(group: PageGroup, page: PageGroup) -> PageGroup:
     """A group, and the page behind it."""
-    moved = [_moved(segments, group.elems) for segments in page.segments]
+    (segments,), elems = page.segments, group.elems
+    moved = tuple(replace(each, chunk_start=each.chunk_start + elems) for each in segments)
     return replace(
         group,
         chunks=group.chunks + page.chunks,
-        segments=(*group.segments, *moved),
+        segments=(*group.segments, moved),
         segments_count=group.segments_count + page.segments_count,
     )
-
-
-def _moved(segments: Sequence[Segment], elems: int) -> tuple[Segment, ...]:
-    return tuple(replace(each, chunk_start=each.chunk_start + elems) for each in segments)
 
 
 def update_runs(
@@ -207,23 +204,16 @@ class UpdateCounts:
         for chunk, stored, segments in zip(
             self._group.chunks, self._stored, self._group.segments, strict=True
         ):
-            own = absent >> first & (1 << len(segments)) - 1
+            names = [
+                self._layout.parameters[segment.parameter].name
+                for index, segment in enumerate(segments, first)
+                if absent >> index & 1
+            ]
             first += len(segments)
-            if own and stored < len(segments):
-                raise _one_count_error(self._layout, chunk, segments, own)
-
-
-def _one_count_error(
-    layout: Layout, chunk: int, segments: Sequence[Segment], absent: int
-) -> StateError:  # fmt: skip
-    names = [
-        layout.parameters[segment.parameter].name
-        for index, segment in enumerate(segments)
-        if absent >> index & 1
-    ]
-    return StateError(
-        f"page of chunk {chunk}: {', '.join(names[:4])} had no gradient in this step, others "
-        "in the page had one, but this state was made by a version of LuWu that counts the "
-        "updates of a page as a whole. The step was discarded. Make a new state of it with "
-        "luwu export and luwu import, and continue with that"
-    )
+            if names and stored < len(segments):
+                raise StateError(
+                    f"page of chunk {chunk}: {', '.join(names[:4])} had no gradient in this step, "
+                    "others in the page had one, but this state was made by a version of LuWu that "
+                    "counts the updates of a page as a whole. The step was discarded. Make a new "
+                    "state of it with luwu export and luwu import, and continue with that"
+                )

@@ -44,6 +44,7 @@ from switch_emu.node.core.actions import (
     KeepPiece,
     LoadPage,
     Prepare,
+    ReadField,
     ReadWeights,
     Update,
 )
@@ -52,6 +53,7 @@ from switch_emu.node.kernels import UpdateCall, UpdateKernel
 from switch_emu.node.kernels.narrow import widen
 from switch_emu.node.pages import field_view, read_values, store_values
 from switch_emu.node.plan import NodePlan
+from switch_emu.node.readers import Finished, PinnedVersions
 from switch_emu.node.scratch import Adder, Scratch, record_views
 from switch_emu.node.statistics import Statistics, block_norms
 from switch_emu.process.payload import Buffers, Payload
@@ -70,8 +72,9 @@ from switch_emu.store.views import RecordRows
 KERNEL_KEY: Final = "kernel"
 """Key of `DecidedStep.extra`: name and version of the update that made the step."""
 
-Finished = Callable[[], Sequence[Any]]
-"""Called by the shell's loop: passes an event to the core, returns its actions."""
+
+_Queue = queue.SimpleQueue[Any]
+"""Actions of the core; None ends a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +104,6 @@ class _Pages(NamedTuple):
     """Shape of the one parameter of a page that is updated as a whole."""
 
 
-class _Updated(NamedTuple):
-    """Pages that have their new values, not written yet."""
-
-    squares: tuple[float, ...]
-    rows: RecordRows
-
-
 class Pipeline:
     """The threads that work on a node's pages; see the module."""
 
@@ -132,6 +128,11 @@ class Pipeline:
         self._recorder, self._wake, self._held_bytes = recorder, wake, held_bytes
         self.statistics = Statistics(self._layout)
         """Statistics of the last measured step."""
+        self.versions = PinnedVersions(
+            core, self._store, self._share, files=self._attachments, cast=self._kernel.cast,
+            statistics=self.statistics, buffers=self._sent,
+        )  # fmt: skip
+        """Versions that are pinned for readers."""
         self._pages_together = plan.pages_together
         self._pages: dict[int, tuple[_Pages, ...]] = {}
         elems_max = max(chunk.elems for chunk in self._layout.chunks)
@@ -143,25 +144,29 @@ class Pipeline:
         self._finished_lock = threading.Lock()
         self._error: BaseException | None = None
         self._is_closing = False
-        # Two queues: pulls must not wait for queued updates.
-        self._updates: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._reads: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._serve, args=(tasks, pages_max), name=name, daemon=True)
-            for tasks, name, count, pages_max in (
-                (self._updates, "luwu-update", plan.updates_count, plan.pages_together),
-                (self._reads, "luwu-read", plan.reads_count, 1),
-            )
-            for _ in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._work: dict[type, Callable[[Any, Scratch], None]] = {
+            Update: self._update, Fold: self._fold, ReadWeights: self._read, CopyPage: self._copy,
+            LoadPage: self._load, FillPage: self._fill, KeepPiece: self._keep,
+            ReadField: self._read_field, Prepare: self._prepare, Decide: self._decide,
+        }  # fmt: skip
+        # Three queues: pulls must not wait for queued updates, nor either of them for readers.
+        self._updates, reads, fields = (_Queue() for _ in range(3))
+        self._queue_of = {ReadWeights: reads, CopyPage: reads, ReadField: fields}
+        self._threads: list[tuple[threading.Thread, _Queue]] = []
+        for tasks, name, count, pages_max in (
+            (self._updates, "luwu-update", plan.updates_count, plan.pages_together),
+            (reads, "luwu-read", plan.reads_count, 1),
+            (fields, "luwu-readers", 1, 1),
+        ):
+            for _ in range(count):
+                given = (tasks, pages_max)
+                thread = threading.Thread(target=self._serve, args=given, name=name, daemon=True)
+                self._threads.append((thread, tasks))
+                thread.start()
 
     def start(self, action: Any) -> None:
         """Start an action of the core in a thread."""
-        is_read = isinstance(action, ReadWeights | CopyPage)
-        tasks = self._reads if is_read else self._updates
-        tasks.put(action)
+        self._queue_of.get(type(action), self._updates).put(action)
 
     def take_finished(self) -> list[Finished]:
         """Actions finished since the last call. Raises the error of a thread."""
@@ -175,59 +180,26 @@ class Pipeline:
         """End the threads and wait for them."""
         self._is_closing = True
         self._sums_room.release(len(self._threads))
-        for thread in self._threads:
-            (self._reads if thread.name == "luwu-read" else self._updates).put(None)
-        for thread in self._threads:
+        for _, tasks in self._threads:
+            tasks.put(None)
+        for thread, _ in self._threads:
             thread.join()
+        self.versions.close()
 
     # ---------------------------------------------------------------------- threads
 
-    def _serve(self, tasks: queue.SimpleQueue[Any], pages_max: int) -> None:
+    def _serve(self, tasks: _Queue, pages_max: int) -> None:
         for kernel in (self._kernel, self._whole_kernel):
             if kernel is not None:
                 kernel.enter_thread()
         scratch = Scratch(self._store.config, pages_max)
-        while True:
-            action = tasks.get()
-            if action is None:
-                return
+        while (action := tasks.get()) is not None:
             try:
-                self._do(action, scratch)
+                self._work[type(action)](action, scratch)
             except BaseException as exc:
                 self._error = exc
                 self._wake()
                 return
-
-    def _do(self, action: Any, scratch: Scratch) -> None:
-        match action:
-            case Update():
-                self._update(action, scratch)
-            case ReadWeights():
-                self._read(action, scratch)
-            case Fold():
-                self._fold(action)
-            case LoadPage():
-                self._load(action, scratch)
-            case FillPage():
-                self._fill(action, scratch)
-            case CopyPage():
-                self._copy(action, scratch)
-            case KeepPiece():
-                self._keep(action)
-            case Prepare():
-                self._prepare(action)
-            case Decide():
-                start_ns = SYSTEM_CLOCK.now_ns()
-                self._store.decide(action.version, action.attempt)
-                self._attachments.note_decided(action.version, self._store.decided)
-                self.statistics.decided(action.version - 1, action.attempt)
-                if self._places is not None:
-                    self._places.note_decided(action.version, action.attempt)
-                self._span("decide", start_ns, step=action.version - 1)
-                failpoint("node.after_decide")
-                self._report(lambda: self._core.decided(action))
-            case _:
-                raise AssertionError(f"unknown action {action}")
 
     def _report(self, finished: Finished) -> None:
         with self._finished_lock:
@@ -247,13 +219,13 @@ class Pipeline:
         squares: tuple[float, ...] = ()
         is_finite = True
         for each in pages:
-            target = self._update_pages(action, each, wire, scratch)
+            found, rows = self._update_pages(action, each, wire, scratch)
             if action.is_preview:
                 continue
-            squares += target.squares
-            is_finite = is_finite and all(map(math.isfinite, target.squares))
+            squares += found
+            is_finite = is_finite and all(map(math.isfinite, found))
             if is_finite and each is not pages[-1]:
-                self._write(action, each.group, target.rows)
+                self._write(action, each.group, rows)
         published = None
         if is_finite:
             published = wire.written()
@@ -268,13 +240,14 @@ class Pipeline:
             return
         self._report(lambda: self._core.updated(action, squares, published, in_place=in_place))
         if is_finite:  # else the step will be skipped, and its pages are discarded anyway
-            self._write(action, pages[-1].group, target.rows)
+            self._write(action, pages[-1].group, rows)
         self._report(lambda: self._core.written(action))
 
     def _update_pages(
         self, action: Update, pages: _Pages, wire: Outgoing, scratch: Scratch
-    ) -> _Updated:  # fmt: skip
-        """Read pages and update them, in RAM if they are there, else in the thread's memory."""
+    ) -> tuple[tuple[float, ...], RecordRows]:  # fmt: skip
+        """Read pages and update them, in RAM if they are there, else in the thread's memory; the
+        squares, and the records, which are still to be written."""
         start_ns = SYSTEM_CLOCK.now_ns()
         group, chunk = pages.group, pages.group.chunks[0]
         absent, own = group.absent(action.absent), scratch.rows(group.number, group.count)
@@ -288,15 +261,15 @@ class Pipeline:
             "read", start_ns, step=action.step, extent=action.extent, chunk=chunk, bytes=read_bytes
         )
         kernel = pages.kernel
-        source = record_views(pages.kind, found, kernel.state_fields)
-        result = (
-            source if target is found else record_views(pages.kind, target, kernel.state_fields)
-        )
+        old, old_counts = record_views(pages.kind, found, kernel.state_fields)
+        new, new_counts = old, old_counts
+        if target is not found:
+            new, new_counts = record_views(pages.kind, target, kernel.state_fields)
         hyper, counts = decode_hyper(action.hyper), pages.counts
         assert counts is not None, "frozen pages are not updated"
         runs = update_runs(
-            self._layout, pages.segments, hyper, counts.by_segment(source.updates, absent), absent,
-            version=action.step + 1 if source.is_narrow else None,
+            self._layout, pages.segments, hyper, counts.by_segment(old_counts, absent), absent,
+            version=action.step + 1 if old.is_narrow else None,
         )  # fmt: skip
         is_measured = hyper.measure and not action.is_preview
         pieces = self.statistics.pieces(group) if is_measured else None
@@ -307,29 +280,25 @@ class Pipeline:
             squares = kernel.update(
                 UpdateCall(
                     contributions=contributions,
-                    weights=source.weights,
-                    state=source.state,
-                    weights_out=result.weights,
-                    state_out=result.state,
+                    old=old,
+                    new=new,
                     runs=runs,
                     divisor=action.divisor,
                     scale=clip_factor(hyper.all_clips(self._norm_type), action.norms),
                     wire=group.part_of(wire.target),
                     measure=self._streaming,
                     pieces=pieces,
-                    scales=source.scales,
-                    scales_out=result.scales,
                     shape=pages.shape,
                 )
             )
-        counts.count(source.updates, absent, result.updates)
+        counts.count(old_counts, absent, new_counts)
         if pieces is not None:
             self.statistics.add(action, group, pieces)
         self._span(
             "update", read_ns, step=action.step, extent=action.extent, chunk=chunk,
             bytes=group.elems * SUM_BYTES, held_bytes=self._held_bytes(),
         )  # fmt: skip
-        return _Updated(squares, target)
+        return squares, target
 
     def _write(self, action: Update, group: PageGroup, rows: RecordRows) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
@@ -345,20 +314,16 @@ class Pipeline:
 
     def _rows_to_fill(self, action: Update, group: PageGroup) -> RecordRows | None:
         try:
-            return self._store.rows_to_fill(
-                group.number, group.count, action.step + 1, action.attempt
-            )
+            version, attempt = action.step + 1, action.attempt
+            return self._store.rows_to_fill(group.number, group.count, version, attempt)
         except StaleAttempt:
             return None  # `write_rows` raises it again
 
     def _pages_of(self, extent: int) -> tuple[_Pages, ...]:
         found = self._pages.get(extent)
         if found is None:
-            groups = grouped(
-                extent_pages(self._share, extent),
-                self._alike,
-                self._pages_together,
-            )
+            pages = extent_pages(self._share, extent)
+            groups = grouped(pages, self._alike, self._pages_together)
             found = self._pages[extent] = tuple(map(self._pages_in, groups))
         return found
 
@@ -391,7 +356,7 @@ class Pipeline:
             is_checked=self._share.replicas > 1,
         )  # fmt: skip
 
-    def _fold(self, action: Fold) -> None:
+    def _fold(self, action: Fold, _: Scratch) -> None:
         self._sums_room.acquire()
         if self._is_closing:
             return
@@ -557,14 +522,17 @@ class Pipeline:
         self._span("copy", start_ns, step=action.step, chunk=action.chunk, bytes=record.nbytes)
         self._report(lambda: self._core.page_copied(action, payload))
 
-    def _keep(self, action: KeepPiece) -> None:
+    def _read_field(self, action: ReadField, _: Scratch) -> None:
+        self._report(self.versions.read(action))
+
+    def _keep(self, action: KeepPiece, _: Scratch) -> None:
         payload = action.payload
         assert isinstance(payload, Payload)
         rank = action.ranks.bit_length() - 1
         self._attachments.put(action.step + 1, action.attempt, rank, action.piece, payload.view())
         self._report(lambda: self._core.piece_kept(action))
 
-    def _prepare(self, action: Prepare) -> None:
+    def _prepare(self, action: Prepare, _: Scratch) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
         extra = {KERNEL_KEY: f"{self._kernel.name} {self._kernel.version}"}
         if action.kept_attempt is not None:
@@ -592,6 +560,17 @@ class Pipeline:
         self._span("prepare", start_ns, step=action.version - 1)
         failpoint("node.after_prepare")
         self._report(lambda: self._core.prepared(action, digests))
+
+    def _decide(self, action: Decide, _: Scratch) -> None:
+        start_ns = SYSTEM_CLOCK.now_ns()
+        self._store.decide(action.version, action.attempt)
+        self._attachments.note_decided(action.version, self._store.decided)
+        self.statistics.decided(action.version - 1, action.attempt)
+        if self._places is not None:
+            self._places.note_decided(action.version, action.attempt)
+        self._span("decide", start_ns, step=action.version - 1)
+        failpoint("node.after_decide")
+        self._report(lambda: self._core.decided(action))
 
     def digests_of(self, version: int | None) -> bytes:
         """Of the stripes in a version that is prepared, where other nodes hold them too: they are

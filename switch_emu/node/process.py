@@ -179,7 +179,7 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
         "steps": shell.core.out.step,
         # None of several nodes has all weights: the launcher adds the digest.
         "weights_digest": weights_digest(store, description.layout) if is_alone else None,
-        "node_state_bytes": store.state_bytes,
+        "node_state_bytes": store.config.state_bytes,
         "disk_space_bytes": store.disk_bytes + (spill.disk_bytes if spill else 0),
         "disk_bytes": {
             "read": store.stats.bytes_read + (spill.bytes_read if spill else 0),

@@ -1,13 +1,11 @@
-"""Readers at the node's process: the versions pinned for them, and one thread that reads.
+"""Readers at the node's process: the versions pinned for them, and what is read of these.
 
-Training has priority: all readers share one thread, and its payloads wait, as other weights do,
-until earlier ones have been sent.
+Training has priority: the pipeline has one thread for all readers, and its payloads wait, as other
+weights do, until earlier ones have been sent.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +14,7 @@ import numpy as np
 
 from luwu.aggregate.interface import F32Array
 from luwu.base.dtypes import DTYPES
-from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.errors import ConfigError, LuwuError, StateError
 from luwu.base.quantities import decimal
 from luwu.layout import COUNT_BYTES, SUM_BYTES, Share
 from luwu.wire.reading import ATTACHED, VersionFacts
@@ -33,7 +31,6 @@ from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles, VersionAtt
 Finished = Callable[[], Sequence[Any]]
 """Called by the shell's loop: passes an event to the core, returns its actions."""
 
-
 Cast = Callable[[F32Array, str, memoryview], None]
 """`UpdateKernel.cast`."""
 
@@ -47,24 +44,18 @@ class Pinned(NamedTuple):
     """Statistics, if a step was measured."""
 
 
-class ReaderThread:
-    """Reads fields of pinned versions, one after the other."""
+class PinnedVersions:
+    """The version that each reader sees, and reads of its fields."""
 
     def __init__(
         self, core: NodeCore, store: PageStore, share: Share, *, files: AttachmentFiles,
-        cast: Cast, statistics: Statistics, buffers: Buffers, wake: Callable[[], None],
+        cast: Cast, statistics: Statistics, buffers: Buffers,
     ) -> None:  # fmt: skip
         self._core, self._store, self._share = core, store, share
-        self._cast = cast
-        self._files, self._statistics = files, statistics
-        self._buffers, self._wake = buffers, wake
+        self._files, self._cast = files, cast
+        self._statistics, self._buffers = statistics, buffers
         self._pinned: dict[int, Pinned] = {}
         """Pinned versions by reader."""
-        self._reads: queue.SimpleQueue[tuple[ReadField, Pinned] | None] = queue.SimpleQueue()
-        self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
-        self._error: BaseException | None = None
-        self.thread: threading.Thread | None = None
-        """None until a reader asks for a field; nothing has finished before."""
 
     def pin(self, reader: int) -> Sequence[Any]:
         """Pin the decided version for a reader."""
@@ -96,44 +87,17 @@ class ReaderThread:
             pinned.pin.close()
             pinned.attached.close()
 
-    def start(self, read: ReadField) -> Sequence[Any]:
-        """Start a read in the thread."""
-        pinned = self._pinned.get(read.reader)
-        if pinned is None:
-            return self._core.field_read(read, None, "the reader was shut")
-        if self.thread is None:
-            self.thread = threading.Thread(target=self._serve, name="luwu-readers", daemon=True)
-            self.thread.start()
-        self._reads.put((read, pinned))
-        return ()
-
-    def take_finished(self) -> list[Finished]:
-        """Reads finished since the last call. Raises the error of the thread."""
-        if self._error is not None:
-            raise self._error
-        return [self._finished.get() for _ in range(self._finished.qsize())]
-
     def close(self) -> None:
-        """End the thread, and release all versions."""
-        if self.thread is not None:
-            self._reads.put(None)
-            self.thread.join()
+        """Release all versions."""
         for reader in list(self._pinned):
             self.unpin(reader)
 
-    def _serve(self) -> None:
-        while (item := self._reads.get()) is not None:
-            read, pinned = item
-            try:
-                self._finished.put(self._answer(read, pinned))
-            except BaseException as exc:
-                self._error = exc
-            self._wake()
-            if self._error is not None:
-                return
-
-    def _answer(self, read: ReadField, pinned: Pinned) -> Finished:
+    def read(self, read: ReadField) -> Finished:
+        """Read a field, in the thread for readers; who is shut meanwhile is answered so."""
         try:
+            pinned = self._pinned.get(read.reader)
+            if pinned is None:
+                raise StateError("the reader was shut")
             if read.field.startswith(ATTACHED):
                 payload = self._attached(read, pinned.attached)
             else:

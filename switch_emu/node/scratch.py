@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from luwu.base.dtypes import DTYPES
 from luwu.layout import SUM_BYTES
 from luwu.protocol.contribution import Contribution, Group, combined, depth, nested
 from luwu.wire.stored import UPDATES, WEIGHT, scale_name
+from switch_emu.node.kernels import Arrays
 from switch_emu.node.kernels.narrow import Stored
 from switch_emu.process.payload import Payload, terms_of
 from switch_emu.store import PageKind, StoreConfig, aligned_buffer
@@ -27,26 +28,11 @@ from switch_emu.store.direct_io import BLOCK_BYTES
 from switch_emu.store.views import RecordRows
 
 
-class RecordViews(NamedTuple):
-    """The arrays of P pages' records, without a copy; C elements each."""
-
-    weights: Stored
-    """[P, C], as they are stored."""
-    state: tuple[Stored, ...]
-    """[P, C] each."""
-    scales: tuple[F32Array | None, ...]
-    """Scales of state in 8 bits, float32 [P, C / 64]; empty if none is."""
-    updates: np.ndarray
-    """Counts of updates: int64 [P, W]; see `runs.UpdateCounts`."""
-
-    @property
-    def is_narrow(self) -> bool:
-        """True if something is stored in fewer bits than float32."""
-        return any(array.dtype != np.float32 for array in (self.weights, *self.state))
-
-
-def record_views(kind: PageKind, rows: RecordRows, state_fields: Sequence[str]) -> RecordViews:
-    """Views of trained pages' records. `kind`: of any of them."""
+def record_views(
+    kind: PageKind, rows: RecordRows, state_fields: Sequence[str]
+) -> tuple[Arrays, np.ndarray]:
+    """Views of trained pages' records, without a copy, and of their counts of updates: int64
+    [P, W], see `UpdateCounts`. `kind`: of any of them."""
 
     def view(start: int, stop: int, dtype: Any) -> np.ndarray:
         size = np.dtype(dtype).itemsize
@@ -59,11 +45,7 @@ def record_views(kind: PageKind, rows: RecordRows, state_fields: Sequence[str]) 
     state = tuple(map(stored, state_fields))
     scales = tuple(stored(scale_name(n)) if kind.has(scale_name(n)) else None for n in state_fields)
     counts = view(kind.range(UPDATES)[0], kind.record_bytes, np.int64)
-    return RecordViews(stored(WEIGHT), state, scales if any(map(_is_there, scales)) else (), counts)
-
-
-def _is_there(array: object) -> bool:
-    return array is not None
+    return Arrays(stored(WEIGHT), state, scales), counts
 
 
 class Scratch:

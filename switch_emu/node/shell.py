@@ -19,7 +19,7 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError, StateError
 from luwu.base.events import NODE_ABOUT, Recorder
 from luwu.base.limits import ZERO_COPY_BYTES_MIN
-from luwu.layout import Layout, Share
+from luwu.layout import Share
 from luwu.protocol.epoch import Epoch
 from luwu.transport.interface import Transport
 from luwu.wire.description import Description, parse_description
@@ -47,7 +47,6 @@ from switch_emu.node.core.with_switch import NodeWithSwitch
 from switch_emu.node.kernels.make import make_kernel, make_whole_kernel
 from switch_emu.node.pipeline import Pipeline, Stored
 from switch_emu.node.plan import NodePlan
-from switch_emu.node.readers import ReaderThread
 from switch_emu.node.storage import NodeStorage
 from switch_emu.process.counting import CountersFile
 from switch_emu.process.loop import Loop
@@ -85,7 +84,6 @@ class NodeShell(Loop):
         self.spill: SpillFile | None = None
         self._pipeline: Pipeline | None = None
         self._places: WeightsPlaces | None = None
-        self._reader_thread: ReaderThread | None = None
         self._waiting_reads: deque[ReadWeights | CopyPage] = deque()
         self._waiting_fields: deque[ReadField] = deque()
 
@@ -112,7 +110,6 @@ class NodeShell(Loop):
             whole = make_whole_kernel(job.optimizer, kept)
         self._places = self._storage.make_places(self.description, self.transport.reserve)
         self._attachments = self._storage.make_attachments(store.decided)
-        share = Share(self.description.layout, self._node.number, self._node.replicas)
         self._pipeline = Pipeline(
             self.core,
             Stored(
@@ -120,7 +117,7 @@ class NodeShell(Loop):
                 attachments=self._attachments,
                 buffers=Buffers(self._reserve_outgoing),
                 places=self._places,
-                share=share,
+                share=Share(job.layout, self._node.number, self._node.replicas),
             ),
             self.description,
             job=self._job,
@@ -131,17 +128,11 @@ class NodeShell(Loop):
             wake=self.transport.wake,
             held_bytes=lambda: self.core.budget.bytes_used,
         )
-        self._reader_thread = ReaderThread(
-            self.core,
-            store,
-            share,
-            files=self._attachments,
-            cast=made.kernel.cast,
-            buffers=Buffers(self._reserve_outgoing),
-            wake=self.transport.wake,
-            statistics=self._pipeline.statistics,
-        )
-        self._record_units(self.description.layout)
+        units = zip(job.layout.units, job.layout.unit_extents, strict=True)
+        self.recorder.event(  # what the extents are of, for the readers of spans
+            NODE_ABOUT, level="DEBUG", sums_bytes_max=self._plan.sums_bytes,
+            units=[[unit.name, len(extents)] for unit, extents in units],
+        )  # fmt: skip
         self.recorder.event(
             "node.opened", generation=store.generation, attempt=store.attempt,
             version=None if store.decided is None else store.decided.version,
@@ -175,42 +166,26 @@ class NodeShell(Loop):
         self.do(self.core.tick(SYSTEM_CLOCK.now_ns()))  # so that it knows the time
         self.do(self.core.store_opened(facts))
 
-    def _record_units(self, layout: Layout) -> None:
-        """Record once what the extents are of, for the readers of spans."""
-        self.recorder.event(
-            NODE_ABOUT, level="DEBUG", sums_bytes_max=self._plan.sums_bytes,
-            units=[[unit.name, len(extents)]
-                   for unit, extents in zip(layout.units, layout.unit_extents, strict=True)],
-        )  # fmt: skip
-
     def _resolve_prepared(self, store: PageStore) -> PreparedVersion | None:
         """Resolve the version that a crash left prepared: a single node decides it, one of several
         returns it, as all of them together know whether it is decided.
         """
         prepared = store.prepared
-        if not self._node.is_alone:
-            return (
-                None
-                if prepared is None
-                else PreparedVersion(
-                    prepared.version,
-                    prepared.attempt,
-                    prepared.applied,
-                    prepared.norms or (0.0,),
-                    sum(1 << each.rank for each in prepared.contributors),
-                )
-            )
-        if prepared is not None:
-            store.decide(prepared.version, prepared.attempt)
-        store.record_attempt(store.attempt + 1)
+        if self._node.is_alone:
+            if prepared is not None:
+                store.decide(prepared.version, prepared.attempt)
+            store.record_attempt(store.attempt + 1)
+        elif prepared is not None:
+            return PreparedVersion(
+                prepared.version, prepared.attempt, prepared.applied, prepared.norms or (0.0,),
+                sum(1 << each.rank for each in prepared.contributors),
+            )  # fmt: skip
         return None
 
     def close(self) -> None:
         """Stop the pipeline; close store and spill file; release a claim that was not used."""
         if self._pipeline is not None:
             self._pipeline.close()
-        if self._reader_thread is not None:
-            self._reader_thread.close()
         if self.spill is not None:
             self.spill.close()
         if self._attachments is not None:
@@ -235,7 +210,9 @@ class NodeShell(Loop):
                 now_ns = SYSTEM_CLOCK.now_ns()
                 self.do(self.own_switch.summed(now_ns, action, total, total.nbytes))
             case OpenStore(description):
-                self._open_new(description)
+                store = self._make_store(description)
+                if store is not None:
+                    self._open(store)
             case GiveUp(text, code):
                 raise StateError(f"{text} (the state is {self._storage.where})", code=code)
             case RecordAttempt(attempt, epoch):
@@ -257,11 +234,11 @@ class NodeShell(Loop):
             case ReadField():
                 self._waiting_fields.append(action)  # so is this
             case PinVersion(reader):
-                assert self._reader_thread is not None
-                self.do(self._reader_thread.pin(reader))
+                assert self._pipeline is not None
+                self.do(self._pipeline.versions.pin(reader))
             case Unpin(reader):
-                assert self._reader_thread is not None
-                self._reader_thread.unpin(reader)
+                assert self._pipeline is not None
+                self._pipeline.versions.unpin(reader)
             case _:
                 assert self._pipeline is not None
                 self._pipeline.start(action)
@@ -270,11 +247,9 @@ class NodeShell(Loop):
         if self._pipeline is not None:
             for finished in self._pipeline.take_finished():
                 self.do(finished())
-        if self._reader_thread is not None and self._reader_thread.thread is not None:
-            for finished in self._reader_thread.take_finished():
-                self.do(finished())
-        self._start_reads()
-        self._carry()
+            self._start_reads(self._pipeline)
+        while self._pair is not None and self._pair.is_waiting:
+            self.do(self._pair.carry(SYSTEM_CLOCK.now_ns()))
 
     def next_tick_ns(self) -> int | None:
         if (self._waiting_reads or self._waiting_fields) and self._sending:
@@ -291,11 +266,6 @@ class NodeShell(Loop):
             "into_node": below.total(Push).payload_bytes_received,
             "out_of_node": below.total(Weights).payload_bytes_sent,
         }
-
-    def _open_new(self, encoded: bytes) -> None:
-        store = self._make_store(encoded)
-        if store is not None:
-            self._open(store)
 
     def _begin_filling(self, encoded: bytes, version: int) -> None:
         """Empty the store, or make it, and go on from a version without a page."""
@@ -318,12 +288,7 @@ class NodeShell(Loop):
             self.do(self.core.store_refused(str(exc)))
             return None
 
-    def _carry(self) -> None:
-        """Pass messages between the own switch and the node's core."""
-        while self._pair is not None and self._pair.is_waiting:
-            self.do(self._pair.carry(SYSTEM_CLOCK.now_ns()))
-
-    def _start_reads(self) -> None:
+    def _start_reads(self, pipeline: Pipeline) -> None:
         """Start reads of weights while outgoing payloads are within their budget."""
         for _ in range(len(self._waiting_reads)):
             read = self._waiting_reads.popleft()
@@ -333,13 +298,11 @@ class NodeShell(Loop):
             if placed is not None and isinstance(read, ReadWeights):
                 self.do(self.core.weights_read(read, placed, in_place=True))
             elif self._waiting_bytes() < self._plan.outgoing_bytes:
-                assert self._pipeline is not None
-                self._pipeline.start(read)
+                pipeline.start(read)
             else:
                 self._waiting_reads.append(read)
         while self._waiting_fields and self._waiting_bytes() < self._plan.outgoing_bytes:
-            assert self._reader_thread is not None
-            self.do(self._reader_thread.start(self._waiting_fields.popleft()))
+            pipeline.start(self._waiting_fields.popleft())
 
     def _reserve_outgoing(self, nbytes: int) -> memoryview:
         """Memory for weights that are sent as a copy; small ones are sent at once, as a frame.

@@ -110,11 +110,9 @@ class TieredPageStore(PageStore):
         fitting = pages_that_fit(store.config, resident_bytes)
         self._memory = RecordMemory(fitting)
         self._resident = {page: _Resident(self._memory.record(page)) for page in fitting}
-        self._resident_bytes = sum(fitting.values())
 
     @property
     def stats(self) -> StoreStats:
-        """Traffic between the inner store and its disk."""
         return self._store.stats
 
     @property
@@ -122,13 +120,7 @@ class TieredPageStore(PageStore):
         return self._store.disk_bytes
 
     def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:
-        """Raise the attempt of the inner store."""
         self._store.record_attempt(attempt, epoch)
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of all resident pages when filled; at most the budget."""
-        return self._resident_bytes
 
     def read_rows(self, first: int, version: int, into: RecordRows) -> None:
         """Read from RAM what is there in this version, the rest from the inner store."""
@@ -141,17 +133,14 @@ class TieredPageStore(PageStore):
             if is_missing:
                 with self._transfer(part.count * part.record_bytes):
                     self._store.read_rows(first + start, version, part)
-                self._fill(first + start, version, part)
+                decided = self.decided
+                if decided is not None and version == decided.version:  # not one that has gone
+                    self._copy(first + start, part, _Copy.DECIDED)
             else:
                 for record, copy in zip(part.records(), copies[start:stop], strict=True):
                     assert copy is not None
                     record[:] = copy.record
             start = stop
-
-    def _fill(self, first: int, version: int, rows: RecordRows) -> None:
-        """Keep what was read of resident pages, if nothing newer is there."""
-        if self._is_decided(version):
-            self._copy(first, rows, _Copy.DECIDED)
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         """Read from RAM if the copy is of this version, else from the inner store."""
@@ -192,7 +181,6 @@ class TieredPageStore(PageStore):
             resident.state = _Copy.EMPTY
 
     def fill(self, page: int, record: Buffer) -> None:
-        """Write a missing page of the inner store."""
         with self._transfer(memoryview(record).nbytes):
             self._store.fill(page, record)
 
@@ -252,10 +240,6 @@ class TieredPageStore(PageStore):
             is_usable = resident is not None and resident.state is usable
             found.append(resident if is_usable else None)
         return found
-
-    def _is_decided(self, version: int) -> bool:
-        decided = self.decided
-        return decided is not None and version == decided.version
 
     def _drop_tentative(self, attempt: int) -> None:
         for resident in self._resident.values():

@@ -146,7 +146,11 @@ class AttachmentFiles(Closing):
         """Names of files that are closed and not deleted yet."""
         if directory is not None and not read_only:
             self._found = [path.name for path in directory.glob(f"{_PREFIX}*")]
-            self._delete_leftovers(-1 if decided is None else decided.version, _name_in(decided))
+            version, attached = -1 if decided is None else decided.version, _name_in(decided)
+            for found in list(self._found):  # what can neither be opened nor rolled back to
+                if _version_in(found) > version or _is_over(found, version, attached):
+                    self._found.remove(found)
+                    self._delete(found)
 
     def put(self, version: int, attempt: int, rank: int, piece: int, data: memoryview) -> None:
         """Write a piece. Raises StoreFullError, StateError."""
@@ -218,11 +222,11 @@ class AttachmentFiles(Closing):
 
         Raises: StateError if they are gone.
         """
-        record = step.extra.get(RECORD_KEY)
-        if record is None:
+        name = _name_in(step)
+        if name is None:
             return VersionAttachments("nothing", -1, {}, {})
         with taking("the record of what was attached to this version", StateError):
-            found: dict[str, Any] = parse_json(record.encode())
+            found: dict[str, Any] = parse_json(step.extra[RECORD_KEY].encode())
             pieces = {
                 int(rank): [
                     _Piece(natural(number), natural(start), natural(size), plain_text(digest))
@@ -230,14 +234,11 @@ class AttachmentFiles(Closing):
                 ]
                 for rank, each in found["pieces"].items()
             }
-            name = plain_text(found["file"])
         with self._lock:
             file = next((f for f in self._files.values() if f.name == name), None)
             fd = os.dup(file.fd) if file is not None else self._open(name)
-        if (
-            max((p.start + p.size for each in pieces.values() for p in each), default=0)
-            > os.fstat(fd).st_size
-        ):
+        ends = [piece.start + piece.size for each in pieces.values() for piece in each]
+        if max(ends, default=0) > os.fstat(fd).st_size:
             os.close(fd)
             raise PageCorruptError(f"{name} is shorter than what was attached to this version")
         replaced = {}
@@ -276,13 +277,6 @@ class AttachmentFiles(Closing):
                 "to the last step; restore it, or start without it from an export."
             ) from exc
 
-    def _delete_leftovers(self, version: int, name: str | None) -> None:
-        """Delete files of versions that can neither be opened nor rolled back to."""
-        for found in list(self._found):
-            if _version_in(found) > version or _is_over(found, version, name):
-                self._found.remove(found)
-                self._delete(found)
-
     def _place(self, name: str) -> str:
         """The name of a file in messages."""
         return f"{name} in RAM" if self._directory is None else str(self._directory / name)
@@ -290,11 +284,8 @@ class AttachmentFiles(Closing):
     def _delete(self, name: str) -> None:
         self._replaced.pop(name, None)
         if self._directory is not None:
-            with (
-                refusing(f"{self._place(name)} cannot be deleted"),
-                contextlib.suppress(FileNotFoundError),
-            ):
-                os.unlink(self._directory / name)
+            with refusing(f"{self._place(name)} cannot be deleted"):
+                (self._directory / name).unlink(missing_ok=True)
 
 
 def _name_in(step: DecidedStep | None) -> str | None:
@@ -308,8 +299,7 @@ def _name_in(step: DecidedStep | None) -> str | None:
 
 def _version_in(name: str) -> int:
     """The version in a file's name; -1 if the name is not ours."""
-    number = name.removeprefix(_PREFIX).partition("-")[0]
-    found = decimal(number)
+    found = decimal(name.removeprefix(_PREFIX).partition("-")[0])
     return -1 if found is None else found
 
 

@@ -21,7 +21,7 @@ import json
 import uuid
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 import xxhash
@@ -84,10 +84,8 @@ class PageKind:
     @cached_property
     def offsets(self) -> tuple[int, ...]:
         """First byte of each field within the record; multiples of 64."""
-        starts = [0]
-        for item in self.fields:
-            starts.append(starts[-1] + _aligned(item.field_bytes))
-        return tuple(starts[:-1])
+        sizes = [_aligned(item.field_bytes) for item in self.fields]
+        return tuple(accumulate(sizes[:-1], initial=0))
 
     @cached_property
     def record_bytes(self) -> int:
@@ -104,20 +102,23 @@ class PageKind:
         return {item.name: index for index, item in enumerate(self.fields)}
 
     @cached_property
-    def _ranges(self) -> dict[str, tuple[int, int]]:
+    def _ranges(self) -> list[tuple[int, int]]:
         starts = zip(self.fields, self.offsets, strict=True)
-        return {item.name: (start, start + item.field_bytes) for item, start in starts}
+        return [(start, start + item.field_bytes) for item, start in starts]
 
     def index(self, field_name: str) -> int:
         """Position of a field. Raises StateError if there is no such field."""
         found = self._indexes.get(field_name)
         if found is None:
-            raise self._has_no(field_name)
+            raise StateError(
+                f"page kind {self.name!r} has no field {field_name!r}; "
+                f"it has {', '.join(self._indexes)}"
+            )
         return found
 
     def has(self, field_name: str) -> bool:
         """True if there is such a field."""
-        return field_name in self._ranges
+        return field_name in self._indexes
 
     def dtype(self, field_name: str) -> str:
         """The dtype of a field. Raises StateError if there is no such field."""
@@ -126,15 +127,7 @@ class PageKind:
     def range(self, field_name: str) -> tuple[int, int]:
         """(start, stop) in bytes of a field within the record, without the gap. Raises StateError
         if there is no such field."""
-        found = self._ranges.get(field_name)
-        if found is None:
-            raise self._has_no(field_name)
-        return found
-
-    def _has_no(self, field_name: str) -> StateError:
-        return StateError(
-            f"page kind {self.name!r} has no field {field_name!r}; it has {', '.join(self._ranges)}"
-        )
+        return self._ranges[self.index(field_name)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,16 +157,9 @@ class StoreConfig:
     store_uuid: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Identifies this store in all jobs: 32 hexadecimal digits."""
 
-    format_version: int = FORMAT_VERSION
-
     def __post_init__(self) -> None:
         if not self.page_kinds:
             raise ConfigError("a store needs at least one page; give this node a chunk to own")
-        if len(self.page_kinds) != len(self.page_elems):
-            raise ConfigError(
-                f"{len(self.page_kinds)} pages have a kind, {len(self.page_elems)} have a number "
-                "of elements; give both for every page"
-            )
         if not all(0 <= index < len(self.kinds) for index in set(self.page_kinds)):
             raise ConfigError(
                 f"page kinds are numbered 0 to {len(self.kinds) - 1}, "
@@ -228,7 +214,7 @@ def encode_config(config: StoreConfig) -> bytes:
         },
         separators=(",", ":"),
     ).encode()
-    line = f"{_MAGIC} {config.format_version} {xxhash.xxh3_128_hexdigest(body)}\n"
+    line = f"{_MAGIC} {FORMAT_VERSION} {xxhash.xxh3_128_hexdigest(body)}\n"
     return line.encode() + body
 
 

@@ -15,10 +15,12 @@ import errno
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from luwu.base.address import address_of
+from luwu.base.closing import Closing
 from luwu.base.errors import PageCorruptError
 from luwu.base.foreign import open_file
 
@@ -100,7 +102,7 @@ class IoCounter:
             self.flushes += flushes
 
 
-class BlockFile:
+class BlockFile(Closing):
     """An open file of fixed size. Raises OSError with file and position."""
 
     def __init__(
@@ -172,10 +174,7 @@ class BlockFile:
         pieces = [into[start : start + size] for start in range(0, len(into), stride)]
         whole = 0
         if self._is_direct(offset, into, size, stride):
-            try:
-                whole = os.preadv(self._fd, pieces, offset) // size
-            except OSError as exc:
-                raise self._placed(exc, f"reading at byte {offset}") from exc
+            whole = self._call(os.preadv, "reading", offset, pieces) // size
             self._counter.add(bytes_read=whole * size)
         for index in range(whole, len(pieces)):
             self.read(offset + index * size, pieces[index])
@@ -189,10 +188,7 @@ class BlockFile:
         pieces = [data[start : start + size] for start in range(0, len(data), stride)]
         whole = 0
         if self._is_direct(offset, data, size, stride):
-            try:
-                whole = os.pwritev(self._fd, pieces, offset) // size
-            except OSError as exc:
-                raise self._placed(exc, f"writing at byte {offset}") from exc
+            whole = self._call(os.pwritev, "writing", offset, pieces) // size
             self._counter.add(bytes_written=whole * size)
         for index in range(whole, len(pieces)):
             self.write(offset + index * size, pieces[index])
@@ -203,7 +199,7 @@ class BlockFile:
             try:
                 os.fdatasync(self._fd)
             except OSError as exc:
-                raise self._placed(exc, "flushing it") from exc
+                raise OSError(exc.errno, f"{exc.strerror}, flushing it", self.name) from exc
             self._counter.add(flushes=1)
 
     def close(self) -> None:
@@ -227,10 +223,7 @@ class BlockFile:
     def _read_all(self, offset: int, into: memoryview) -> None:
         done = 0
         while done < len(into):
-            try:
-                count = os.preadv(self._fd, [into[done:]], offset + done)
-            except OSError as exc:
-                raise self._placed(exc, f"reading at byte {offset + done}") from exc
+            count = self._call(os.preadv, "reading", offset + done, [into[done:]])
             if count == 0:
                 raise PageCorruptError(
                     f"{self.name} ends at byte {self.size}, expected at least "
@@ -243,16 +236,19 @@ class BlockFile:
     def _write_all(self, offset: int, data: memoryview) -> None:
         done = 0
         while done < len(data):
-            try:
-                count = os.pwritev(self._fd, [data[done:]], offset + done)
-            except OSError as exc:
-                raise self._placed(exc, f"writing at byte {offset + done}") from exc
+            count = self._call(os.pwritev, "writing", offset + done, [data[done:]])
             done = self._continue_at(done, count, len(data))
         self._counter.add(bytes_written=len(data))
 
-    def _placed(self, error: OSError, doing: str) -> OSError:
-        """The error with the operation and the file."""
-        return OSError(error.errno, f"{error.strerror}, {doing}", self.name)
+    def _call(
+        self, call: Callable[[int, list[memoryview], int], int], doing: str, offset: int,
+        memory: list[memoryview],
+    ) -> int:  # fmt: skip
+        try:
+            return call(self._fd, memory, offset)
+        except OSError as exc:
+            text = f"{exc.strerror}, {doing} at byte {offset}"
+            raise OSError(exc.errno, text, self.name) from exc
 
     def _continue_at(self, done: int, count: int, size: int) -> int:
         """Start of the next transfer: direct I/O continues at the last whole block."""

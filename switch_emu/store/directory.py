@@ -32,21 +32,13 @@ from luwu.base.closing import Closing
 from luwu.base.directories import check_space, flush_directory, lock_building
 from luwu.base.errors import ConfigError, PageCorruptError, StateError, refusal, refusing
 from luwu.base.failpoints import failpoint
-from luwu.base.foreign import (
-    MALFORMED,
-    counted,
-    natural,
-    open_file,
-    read_file,
-    taking,
-    typed,
-)
+from luwu.base.foreign import MALFORMED, counted, natural, open_file, read_file, taking, typed
 from luwu.base.quantities import format_bytes
 from switch_emu.store.config import StoreConfig, decode_config, encode_config
 from switch_emu.store.direct_io import BUFFERED_BY_CHOICE, BlockFile, IoCounter
 from switch_emu.store.geometry import Geometry
 from switch_emu.store.manifest import meta_bytes
-from switch_emu.store.ring import RING_BYTES, RecordRing
+from switch_emu.store.ring import RING_BYTES, RecordRing, read_record
 
 CLAIM_NAME: Final = "CLAIM"
 
@@ -230,15 +222,9 @@ def read_counters(path: Path) -> dict[str, Any]:
     """What is recorded in LOCK, also of a store that is open. Raises ConfigError, StateError."""
     config = read_config(path)
     with taking(path / LOCK_NAME, PageCorruptError):
-        file = BlockFile(
-            path / LOCK_NAME, BUFFERED_BY_CHOICE, IoCounter(), synced=False, read_only=True
-        )
-        try:
-            counters = RecordRing(file, config.store_uuid).read()
-            counts_of(counters)
-            return counters
-        finally:
-            file.close()
+        counters = read_record(path / LOCK_NAME, config.store_uuid)
+        counts_of(counters)
+        return counters
 
 
 def counts_of(counters: Mapping[str, Any]) -> tuple[int, int, tuple[int, ...]]:
@@ -282,26 +268,23 @@ def _write_files(building: Path, config: StoreConfig) -> None:
         (META_NAME, {"decided": None, "prepared": None}),
         (LOCK_NAME, {"generation": 0, "attempt": 0}),
     ):
-        file = BlockFile(building / name, BUFFERED_BY_CHOICE, IoCounter(), synced=True)
-        try:
+        with BlockFile(building / name, BUFFERED_BY_CHOICE, IoCounter(), synced=True) as file:
             RecordRing(file, config.store_uuid).write(values)
             file.flush()
-        finally:
-            file.close()
 
 
 def _write_file(path: Path, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
+    with open(path, "xb", opener=_private) as file:
         file.write(data)
         file.flush()
-        os.fsync(fd)
+        os.fsync(file.fileno())
 
 
 def _allocate(path: Path, size: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, size)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with open(path, "xb", opener=_private) as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+        os.fsync(file.fileno())
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -38,6 +38,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import xxhash
@@ -243,16 +244,11 @@ class FilePageStore(PageStore):
 
     @property
     def stats(self) -> StoreStats:
-        """Traffic since the opening."""
-        data, meta = self._data_io, self._meta_io
+        data = self._data_io
         return StoreStats(
-            bytes_read=data.bytes_read,
-            bytes_written=data.bytes_written,
-            flushes=data.flushes,
-            meta_bytes_read=meta.bytes_read,
-            meta_bytes_written=meta.bytes_written,
-            meta_flushes=meta.flushes,
-        )
+            bytes_read=data.bytes_read, bytes_written=data.bytes_written, flushes=data.flushes,
+            meta_flushes=self._meta_io.flushes,
+        )  # fmt: skip
 
     @property
     def disk_bytes(self) -> int:
@@ -260,7 +256,6 @@ class FilePageStore(PageStore):
         return store_disk_bytes(self.config)
 
     def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:
-        """Raise the attempt, at the store's durability."""
         self._check_writable()
         steps = self._steps
         steps.check_attempt(attempt)
@@ -271,7 +266,6 @@ class FilePageStore(PageStore):
             steps.attempt = attempt
 
     def read_rows(self, first: int, version: int, into: RecordRows) -> None:
-        """Fill `into` with whole records, every field verified."""
         self._check_running()
         check_rows(self.config, first, into, to_fill=True)
         entries = self._steps.entries_to_read(first, into.count, version)
@@ -311,24 +305,20 @@ class FilePageStore(PageStore):
         return self._geometry.body_bytes[self.config.page_kinds[page]]
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
-        """Fill `into` with one field, verified."""
         self._check_running()
         kind = self.config.kind(page)
         index = kind.index(field_name)
         view = write_view(into, kind.fields[index].field_bytes, f"page {page}, field {field_name}")
         entry = self._steps.entry_to_read(page, version)
         start, stop = kind.parts[index]
-        if len(view) == stop - start:  # nearly always: only short fields have a gap behind them
-            self._read_range(page, entry, start, view)
-            self._verify(page, entry, index, view)
-        else:
-            part = memoryview(bytearray(stop - start))
-            self._read_range(page, entry, start, part)
-            self._verify(page, entry, index, part)
+        # Only short fields have a gap behind them.
+        part = view if len(view) == stop - start else memoryview(bytearray(stop - start))
+        self._read_range(page, entry, start, part)
+        self._verify(page, entry, index, part)
+        if part is not view:
             view[:] = part[: len(view)]
 
     def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
-        """Write whole records to the side that is not current."""
         self._check_writable()
         check_rows(self.config, first, rows)
         sides = self._steps.sides_to_write(first, rows.count, version, attempt)
@@ -382,18 +372,7 @@ class FilePageStore(PageStore):
     def pin(self) -> Pin:
         """Pin the decided version; overwritten pages are saved to a file beside the sides."""
         self._check_running()
-        return self._steps.pin(self._pin)
-
-    def _pin(self, step: DecidedStep, table: PageTable) -> Pin:
-        return Pin(
-            self.config,
-            step,
-            table,
-            directory=self.path,
-            read_range=self._read_range,
-            verify=self._verify,
-            closed=self._steps.unpin,
-        )
+        return self._steps.pin(self.config, self.path, self._read_range, self._verify)
 
     def prepare(self, step: DecidedStep) -> None:
         """Flush the pages, write the manifest and the superblock, flush."""
@@ -470,7 +449,7 @@ class FilePageStore(PageStore):
             "older": self._older_ref,
         }
         self._superblock_ring.write(
-            {name: None if ref is None else ref.to_json() for name, ref in refs.items()}
+            {name: None if ref is None else asdict(ref) for name, ref in refs.items()}
         )
         failpoint("store.before_meta_flush")
         self._meta.flush()
@@ -493,7 +472,7 @@ class FilePageStore(PageStore):
 
     def _read_range(self, page: int, entry: PageEntry, start: int, into: memoryview) -> None:
         """Bytes of a record from `start`: first what is in the side file, then the tail."""
-        body = self._geometry.body_bytes[self.config.page_kinds[page]]
+        body = self._body(page)
         count = max(0, min(len(into), body - start))
         with self._reading(page, entry.side):
             self._sides[entry.side].read(self._geometry.offsets[page] + start, into[:count])

@@ -49,9 +49,8 @@ class Geometry:
         """First byte of each page's body in both side files."""
         self.side_bytes = max(starts[-1], 2 * BLOCK_BYTES)
         """Size of a side file; at least two blocks, for the probe of direct I/O."""
-        digest_counts = [len(kind.fields) for kind in config.kinds]
         tails = [tail_bytes(kind) for kind in config.kinds]
         self.table = TableShape(
-            (digest_counts[kind] for kind in config.page_kinds),
+            (len(config.kinds[kind].fields) for kind in config.page_kinds),
             (tails[kind] for kind in config.page_kinds),
         )

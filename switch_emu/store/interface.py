@@ -100,11 +100,6 @@ class PageStore(Closing):
     def disk_bytes(self) -> int:
         """Bytes of this store on disk; 0 in memory."""
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of all records of one version."""
-        return self.config.state_bytes
-
     @abstractmethod
     def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:
         """Raise the job's attempt, at the store's durability; it may be equal, not lower.

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import xxhash
@@ -49,10 +49,6 @@ class ManifestRef:
     size: int
     digest: str
     """xxh3-128 in hexadecimal."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry in the superblock."""
-        return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any] | None) -> ManifestRef | None:
@@ -94,10 +90,7 @@ def encode_manifest(
     head = _HEAD.pack(_MAGIC, bytes.fromhex(store_uuid), step.version, len(record), len(pages))
     size = len(head) + len(record) + len(pages)
     buffer = aligned_buffer(-(-size // BLOCK_BYTES) * BLOCK_BYTES)
-    at = 0
-    for part in (head, record, pages):
-        buffer[at : at + len(part)] = part
-        at += len(part)
+    buffer[:size] = b"".join((head, record, pages))
     digest = xxhash.xxh3_128_hexdigest(buffer[:size])
     ref = ManifestRef(
         version=step.version, attempt=step.attempt, place=place, size=size, digest=digest
@@ -133,7 +126,7 @@ def read_manifest(
         )
     _, _, _, record_bytes, _ = _HEAD.unpack_from(whole)
     pages_at = _HEAD.size + record_bytes
-    step = decode_step(bytes(whole[_HEAD.size : pages_at]))
+    step = step_of(parse_json(bytes(whole[_HEAD.size : pages_at])))
     return step, PageTable.decode(shape, whole[pages_at:]), tuple(damaged)
 
 
@@ -149,32 +142,19 @@ def repair_manifest(
 
 def encode_step(step: DecidedStep) -> bytes:
     """A step's record as JSON. Raises StateError if it does not fit in a manifest."""
-    record = json.dumps(
-        {
-            "version": step.version,
-            "attempt": step.attempt,
-            "epoch": step.epoch,
-            "job": step.job,
-            "generation": step.generation,
-            "contributors": [list(item) for item in step.contributors],
-            "hyper": step.hyper.hex(),
-            "applied": step.applied,
-            "norms": [float(norm).hex() for norm in step.norms],
-            "extra": dict(step.extra),
-        },
-        separators=(",", ":"),
-    ).encode()
+    values = {each.name: getattr(step, each.name) for each in fields(step)}
+    values |= {
+        "hyper": step.hyper.hex(),
+        "norms": [float(norm).hex() for norm in step.norms],
+        "extra": dict(step.extra),
+    }
+    record = json.dumps(values, separators=(",", ":")).encode()
     if len(record) > STEP_RECORD_BYTES_MAX:
         raise StateError(
             f"the record of version {step.version} has {len(record)} bytes, at most "
             f"{STEP_RECORD_BYTES_MAX} fit in a manifest; put less into hyper and extra"
         )
     return record
-
-
-def decode_step(data: bytes) -> DecidedStep:
-    """The step in a record whose checksum has been verified. Raises errors of MALFORMED."""
-    return step_of(parse_json(data))
 
 
 def step_of(values: Mapping[str, Any]) -> DecidedStep:

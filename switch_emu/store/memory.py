@@ -11,20 +11,13 @@ from collections.abc import Sequence
 
 import xxhash
 
+from luwu.base.address import address_of
 from luwu.base.errors import StateError
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import PageStore
 from switch_emu.store.records import Buffer, DecidedStep, StoreStats
 from switch_emu.store.versions import PageEntry, PageTable, Pin, StepState, TableShape
-from switch_emu.store.views import (
-    RecordMemory,
-    RecordRows,
-    check_rows,
-    is_same_memory,
-    one_record,
-    read_view,
-    write_view,
-)
+from switch_emu.store.views import RecordMemory, RecordRows, check_rows, read_view, write_view
 
 
 class MemoryPageStore(PageStore):
@@ -42,30 +35,25 @@ class MemoryPageStore(PageStore):
 
     @property
     def stats(self) -> StoreStats:
-        """All zero: no disk."""
         return StoreStats()
 
     @property
     def disk_bytes(self) -> int:
-        """0: no disk."""
         return 0
 
     def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:
-        """Raise the attempt."""
         self._check_open()
         self._steps.check_attempt(attempt)
         self._steps.attempt = attempt
         self._steps.epoch = self._steps.epoch if epoch is None else epoch
 
     def read_rows(self, first: int, version: int, into: RecordRows) -> None:
-        """Copy whole records into `into`."""
         self._check_open()
         check_rows(self.config, first, into, to_fill=True)
         for page, record in enumerate(into.records(), first):
             record[:] = self._record(page, version)
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
-        """Copy one field into `into`."""
         self._check_open()
         start, stop = self.config.kind(page).range(field_name)
         view = write_view(into, stop - start, f"page {page}, field {field_name}")
@@ -91,7 +79,7 @@ class MemoryPageStore(PageStore):
         check_rows(self.config, first, rows)
         sides = self._steps.sides_to_write(first, rows.count, version, attempt)
         places = self._rows(first, sides)
-        if places is None or not is_same_memory(rows.memory, places.memory):
+        if places is None or address_of(rows.memory) != address_of(places.memory):
             for side, (page, record) in zip(sides, enumerate(rows.records(), first), strict=True):
                 self._sides[side].record(page)[:] = record
         self._steps.note_written(first, [PageEntry(side, version, attempt) for side in sides])
@@ -107,54 +95,39 @@ class MemoryPageStore(PageStore):
     def pin(self) -> Pin:
         """Pin the decided version; overwritten pages are saved to a file, not to RAM."""
         self._check_open()
-        return self._steps.pin(self._pin)
-
-    def _pin(self, step: DecidedStep, table: PageTable) -> Pin:
-        return Pin(
-            self.config,
-            step,
-            table,
-            directory=None,
-            read_range=self._read_range,
-            verify=lambda page, entry, index, part: None,
-            closed=self._steps.unpin,
+        return self._steps.pin(
+            self.config, None, self._read_range, lambda page, entry, index, part: None
         )
 
     def _read_range(self, page: int, entry: PageEntry, start: int, into: memoryview) -> None:
         into[:] = self._sides[entry.side].record(page)[start : start + len(into)]
 
     def begin_filling(self, version: int) -> None:
-        """Forget what is there."""
         self._check_open()
         nothing = [0] * self.config.page_count
         self._steps.begin_filling(version, PageTable(TableShape(nothing, nothing)))
 
     def fill(self, page: int, record: Buffer) -> None:
-        """Copy the record of a missing page."""
         self._check_open()
         entry = self._steps.entry_to_fill(page)
-        rows = one_record(read_view(record, self.config.kind(page).record_bytes, f"page {page}"))
-        self._sides[entry.side].record(page)[:] = rows.memory
+        view = read_view(record, self.config.kind(page).record_bytes, f"page {page}")
+        self._sides[entry.side].record(page)[:] = view
         self._steps.note_filled(page, entry)
 
     def prepare(self, step: DecidedStep) -> None:
-        """Make the writes of this attempt ready to be decided."""
         self._check_open()
         self._steps.note_prepared(step, self._steps.table_to_prepare(step))
 
     def decide(self, version: int, attempt: int) -> None:
-        """Make the prepared step the decided one."""
         self._check_open()
         self._steps.check_decide(version, attempt)
         self._steps.note_decided()
 
     def abort(self, attempt: int) -> None:
-        """Discard writes and the prepared step of this attempt and older ones."""
         self._check_open()
         self._steps.note_aborted(attempt)
 
     def close(self) -> None:
-        """Free the memory."""
         self._steps.close_pins()
         self._closed = True
         self._sides = ()

@@ -81,7 +81,5 @@ class StoreStats:
     bytes_written: int = 0
     flushes: int = 0
     """Flushes of page data."""
-    meta_bytes_read: int = 0
-    """Manifests, superblocks and counters."""
-    meta_bytes_written: int = 0
     meta_flushes: int = 0
+    """Of manifests, superblocks and counters."""

@@ -13,13 +13,20 @@ from __future__ import annotations
 
 import json
 import struct
+from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from luwu.base.errors import PageCorruptError
 from luwu.base.foreign import parse_json
-from switch_emu.store.direct_io import BLOCK_BYTES, BlockFile, aligned_buffer
+from switch_emu.store.direct_io import (
+    BLOCK_BYTES,
+    BUFFERED_BY_CHOICE,
+    BlockFile,
+    IoCounter,
+    aligned_buffer,
+)
 
 RING_BYTES = 4 * BLOCK_BYTES
 
@@ -27,6 +34,12 @@ _MAGIC = b"LUWUREC1"
 _HEAD = struct.Struct("<8s16sQQQ")  # magic, store uuid, block, record number, payload bytes
 _DIGEST_BYTES = 16
 _PAYLOAD_BYTES_MAX = BLOCK_BYTES - _HEAD.size - _DIGEST_BYTES
+
+
+def read_record(path: Path, store_uuid: str) -> dict[str, Any]:
+    """The newest record of a file that may be open. Raises PageCorruptError, OSError."""
+    with BlockFile(path, BUFFERED_BY_CHOICE, IoCounter(), synced=False, read_only=True) as file:
+        return RecordRing(file, store_uuid).read()
 
 
 class RecordRing:

@@ -103,8 +103,8 @@ class StripedPages(Closing):
 
         Raises: ConfigError if a store is missing or open; StateError if they do not match.
         """
-        self._holders: list[tuple[FilePageStore, Share]] = []
-        """The store that each stripe is read from; known when the job is."""
+        self.holders: list[tuple[FilePageStore, Share]] = []
+        """The store that each stripe is read from, and what it holds; known when the job is."""
         self.stores: dict[int, FilePageStore] = {}
         """Stores by the number of their nodes."""
         self.shares: dict[int, Share] = {}
@@ -141,15 +141,11 @@ class StripedPages(Closing):
         """The job is known: where the page of each chunk is."""
         shares = shares_of(layout, self.configs)
         assert shares is not None, "the stores are not those of this job"
-        self.shares, self._holders = shares, []
+        self.shares, self.holders = shares, []
         for stripe in range(layout.optimizer_nodes):
             holders = [number for number, share in shares.items() if stripe in share.stripes]
             number = min(holders, key=lambda each: shares[each].stripes.index(stripe))
-            self._holders.append((self.stores[number], shares[number]))
-
-    def holder(self, stripe: int) -> tuple[FilePageStore, Share]:
-        """The store that a stripe is read from, and what it holds."""
-        return self._holders[stripe]
+            self.holders.append((self.stores[number], shares[number]))
 
     @property
     def configs(self) -> dict[int, StoreConfig]:
@@ -167,20 +163,14 @@ class StripedPages(Closing):
         """The highest attempt that any node has recorded."""
         return max(store.attempt for store in self.stores.values())
 
-    @property
-    def first_holder(self) -> int:
-        """The number of a node that keeps what workers attach to a version."""
-        store, _ = self._holders[0]
-        return next(number for number, each in self.stores.items() if each is store)
-
     def kind_of(self, page: int) -> PageKind:
         """The kind of the page of a chunk."""
-        store, share = self._holders[page % len(self._holders)]
+        store, share = self.holders[page % len(self.holders)]
         return store.config.kind(share.page(page))
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         """Fill `into` with one field of the page of a chunk, of the first node that holds it."""
-        store, share = self._holders[page % len(self._holders)]
+        store, share = self.holders[page % len(self.holders)]
         store.read_field(share.page(page), version, field_name, into)
 
     def close(self) -> None:

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luwu.base.errors import Interrupted, StateError
-from switch_emu.store.attachments import AttachmentFiles
-from switch_emu.store.direct_io import BUFFERED_BY_CHOICE, BlockFile, IoCounter, aligned_buffer
+from switch_emu.store.attachments import read_attachments
+from switch_emu.store.direct_io import aligned_buffer
 from switch_emu.store.directory import META_NAME, check_sizes, read_config
 from switch_emu.store.file import FilePageStore
 from switch_emu.store.geometry import Geometry
-from switch_emu.store.ring import RecordRing
+from switch_emu.store.ring import read_record
 from switch_emu.store.striped import StripedPages, left_out_nodes, node_directory
 
 DAMAGES_MAX = 100
@@ -136,7 +136,7 @@ def _verify_node(directory: Path, full: bool, should_stop: Callable[[], bool]) -
         generation=store.generation,
         attempt=store.attempt,
         durability=store.last_durability,
-        state_bytes=store.state_bytes,
+        state_bytes=store.config.state_bytes,
         pages_count=store.config.page_count,
         read_count=read_count,
     )
@@ -160,10 +160,8 @@ def damaged_pieces(store: FilePageStore) -> Iterator[str]:
     """Errors of the attachments to the decided version."""
     if store.decided is None:
         return
-    files = AttachmentFiles(store.path, synced=False, decided=store.decided, read_only=True)
     try:
-        with files, files.open(store.decided) as attached:
-            attached.read_all()
+        read_attachments(store.path, store.decided)
     except StateError as exc:
         yield str(exc)
 
@@ -212,18 +210,9 @@ def _superblock(directory: Path) -> tuple[int | None, int | None]:
     """The decided version and the one before it, by the superblock."""
     config = read_config(directory)
     check_sizes(directory, Geometry(config))
-    file = BlockFile(
-        directory / META_NAME, BUFFERED_BY_CHOICE, IoCounter(), synced=False, read_only=True
-    )
-    try:
-        values = RecordRing(file, config.store_uuid).read()
-    finally:
-        file.close()
-    decided, older = values["decided"], values.get("older")
-    return (
-        None if decided is None else decided["version"],
-        None if older is None else older["version"],
-    )
+    values = read_record(directory / META_NAME, config.store_uuid)
+    decided, older = (values.get(name) or {} for name in ("decided", "older"))
+    return decided.get("version"), older.get("version")
 
 
 def _check(directory: Path, target: int, should_stop: Callable[[], bool]) -> list[str]:

@@ -25,6 +25,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,8 +66,8 @@ class TableShape:
     """Sizes of the entries of a page table; the same for all versions."""
 
     def __init__(self, digest_counts: Iterable[int], tail_bytes: Iterable[int]) -> None:
-        self.digest_starts = _starts(count * DIGEST_BYTES for count in digest_counts)
-        self.tail_starts = _starts(tail_bytes)
+        self.digest_starts = [0, *accumulate(count * DIGEST_BYTES for count in digest_counts)]
+        self.tail_starts = [0, *accumulate(tail_bytes)]
         self.page_count = len(self.digest_starts) - 1
 
     @property
@@ -158,13 +159,6 @@ class PageTable:
         table._digests[:] = data[digests_at:tails_at]
         table._tails[:] = data[tails_at:]
         return table
-
-
-def _starts(sizes: Iterable[int]) -> list[int]:
-    starts = [0]
-    for size in sizes:
-        starts.append(starts[-1] + size)
-    return starts
 
 
 _PIECE_BYTES = 1024 * 1024
@@ -320,10 +314,9 @@ class StepState:
                 return table.entries(first, count)
             if version == self.next_version:
                 pages = range(first, first + count)
-                found = [self._tentative[page] for page in pages if page in self._tentative]
-                if len(found) == count:
-                    return found
-                page = next(page for page in pages if page not in self._tentative)
+                page = next((page for page in pages if page not in self._tentative), None)
+                if page is None:
+                    return [self._tentative[page] for page in pages]
                 raise VersionMissing(
                     f"page {page} has no version {version} yet: it was not written in attempt "
                     f"{self.attempt}; write it, or read {self._decided_text()}"
@@ -352,18 +345,22 @@ class StepState:
             return self._prepared[1]
         return None
 
-    def pin(self, make: Callable[[DecidedStep, PageTable], Pin]) -> Pin:
-        """Pin the decided version with `make`; its table does not change any more."""
+    def pin(
+        self, config: StoreConfig, directory: Path | None, read_range: ReadRange, verify: Verify
+    ) -> Pin:
+        """Pin the decided version; its table does not change any more."""
         with self._lock:  # else a page could be overwritten before it is pinned
             if self.decided is None:
                 raise VersionMissing("there is no decided version yet: load the initial weights")
             self._check_not_overwritten(0, len(self._table))
-            pin = make(self.decided, self._table)
+            pin = Pin(
+                config, self.decided, self._table, directory=directory, read_range=read_range,
+                verify=verify, closed=self._unpin,
+            )  # fmt: skip
             self._pins = [*self._pins, pin]
             return pin
 
-    def unpin(self, pin: Pin) -> None:
-        """Forget a pin."""
+    def _unpin(self, pin: Pin) -> None:
         with self._lock:
             self._pins = [other for other in self._pins if other is not pin]
 

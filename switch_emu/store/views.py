@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from luwu.base.address import address_of
 from luwu.base.errors import StateError
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.records import Buffer
@@ -115,8 +114,3 @@ def check_rows(
         )
     if to_fill and rows.memory.readonly:
         raise StateError(f"page {first}: the buffer to read into is read-only; give a writable one")
-
-
-def is_same_memory(one: memoryview, other: memoryview) -> bool:
-    """True if two views of equal size are of the same bytes."""
-    return address_of(one) == address_of(other)

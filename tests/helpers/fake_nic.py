@@ -31,7 +31,7 @@ from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
 from luwu.wire.norms import Squares, clip_factor, norms_of
 from switch_emu.node.extent_pages import update_runs
-from switch_emu.node.kernels import UpdateCall
+from switch_emu.node.kernels import Arrays, UpdateCall
 from switch_emu.node.statistics import block_norms
 from tests.helpers.kernel_calls import block_squares, kernel_for, to_wire
 
@@ -286,10 +286,8 @@ class FakeNetwork:
             kernel_for(self.description.optimizer, self.description.state_fields).update(
                 UpdateCall(
                     contributions=[(grad.view(np.uint8).data, "float32")],
-                    weights=page.weights,
-                    state=page.state,
-                    weights_out=page.weights,
-                    state_out=page.state,
+                    old=Arrays(page.weights, page.state),
+                    new=Arrays(page.weights, page.state),
                     runs=update_runs(self.layout, segments, hyper, page.updates.tolist(), absent),
                     divisor=self._divisor(),
                     scale=scale,

@@ -10,7 +10,7 @@ import numpy as np
 from luwu.base.dtypes import DTYPES
 from luwu.layout import Layout, segment_runs
 from luwu.wire.hyper import StepHyper
-from switch_emu.node.kernels import Made, Run, UpdateCall, UpdateKernel
+from switch_emu.node.kernels import Arrays, Made, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.make import make_kernel
 
 Runs = tuple[tuple[int, int, int], ...]
@@ -39,7 +39,7 @@ def update_page(
     """Update one page in place from the sum of its gradients."""
     kernel.update(UpdateCall(
         contributions=[(np.ascontiguousarray(grad).view(np.uint8).data, "float32")],
-        weights=weights, state=state, weights_out=weights, state_out=state,
+        old=Arrays(weights, state), new=Arrays(weights, state),
         runs=[
             Run(start=a, stop=b, hyper=hyper.groups[group], updates_count=updates_count)
             for a, b, group in runs

@@ -22,7 +22,7 @@ from luwu.base.dtypes import DTYPES
 from luwu.wire.hyper import Number
 from luwu.wire.stored import AVERAGE, average_rate, keeps_average, without_average
 from switch_emu.native import build as building
-from switch_emu.node.kernels import Pieces, Run, UpdateCall, UpdateKernel
+from switch_emu.node.kernels import Arrays, Pieces, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.make import make_kernel
 
 ADAM = ("adam", ("m", "v"))
@@ -165,6 +165,19 @@ def same_bits(found: np.ndarray, expected: np.ndarray, note: str = "") -> None:
     assert not wrong.any(), f"{note}: {int(wrong.sum())} differ, first at {int(wrong.argmax())}"
 
 
+def squares_of(values: np.ndarray, start: int, stop: int) -> float:
+    """Of a part of a block, as `interface.py` defines it in words: one addition at a time."""
+    block = np.zeros(4096)
+    at = start % 4096
+    block[at : at + stop - start] = values[start:stop]
+    lanes = np.zeros(256)
+    for row in range(16):
+        lanes = lanes + block[row * 256 : row * 256 + 256] ** 2
+    while lanes.size > 1:
+        lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
+    return float(lanes[0])
+
+
 @dataclass
 class Job:
     """One update, and what plain torch makes of it."""
@@ -254,10 +267,9 @@ class Job:
         room = aligned(self.elems + 64).view(np.uint8)
         wire = room[wire_shift : wire_shift + nbytes]
         squares = kernel.update(UpdateCall(
-            contributions=self.contributions, weights=arrays[0], state=tuple(arrays[1:]),
-            weights_out=outs[0], state_out=tuple(outs[1:]), runs=self.runs, divisor=self.divisor,
-            scale=self.scale,
-            wire=(wire.data, self.wire_dtype), measure=measure, pieces=pieces,
+            contributions=self.contributions, old=Arrays(arrays[0], tuple(arrays[1:])),
+            new=Arrays(outs[0], tuple(outs[1:])), runs=self.runs, divisor=self.divisor,
+            scale=self.scale, wire=(wire.data, self.wire_dtype), measure=measure, pieces=pieces,
         ))  # fmt: skip
         if not in_place:
             for array, before in zip(arrays, (self.weights, *self.state), strict=True):

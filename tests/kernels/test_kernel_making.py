@@ -177,29 +177,18 @@ def test_nothing_is_loaded_that_came_with_a_state(
 
 
 @pytest.mark.usefixtures("quick_compiler")
-def test_a_damaged_or_open_library_is_compiled_again(fresh: Path, cache: Path) -> None:
-    """Goal: a cut file, and one that others can write, are never used."""
-    make_kernel(*ADAMW, cache=cache)
-    (whole,) = libraries(cache)
-    fresh.mkdir(mode=0o700)
-    path = fresh / whole.name
-    path.write_bytes(whole.read_bytes()[:100])
-    path.chmod(0o700)
-    assert make_kernel(*ADAMW, cache=fresh).reason.startswith("compiled by ")
-    path.chmod(0o722)
-    assert make_kernel(*ADAMW, cache=fresh).reason.startswith("compiled by ")
-    assert path.stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.usefixtures("quick_compiler")
-def test_a_link_is_not_followed(fresh: Path, tmp_path: Path) -> None:
-    """Goal: a symbolic link in place of the library is replaced, not loaded."""
-    make_kernel(*ADAMW, cache=fresh)
-    (path,) = libraries(fresh)
-    path.rename(tmp_path / "elsewhere.so")
-    path.symlink_to(tmp_path / "elsewhere.so")
-    assert make_kernel(*ADAMW, cache=fresh).reason.startswith("compiled by ")
-    assert not path.is_symlink()
+def test_what_is_damaged_open_or_a_link_is_compiled_again(unchecked: Path, tmp_path: Path) -> None:
+    """Goal: a cut file, one that others can write, and a symbolic link are replaced, not loaded."""
+    (path,) = libraries(unchecked)
+    for spoil in (
+        lambda: os.truncate(path, 100),
+        lambda: path.chmod(0o722),
+        lambda: path.symlink_to(path.rename(tmp_path / "elsewhere.so")),
+    ):
+        spoil()
+        assert make_kernel(*ADAMW, cache=unchecked).reason.startswith("compiled by ")
+        assert not path.is_symlink()
+        assert path.stat().st_mode & 0o077 == 0
 
 
 def test_a_directory_others_can_write_is_refused(fresh: Path) -> None:
@@ -236,13 +225,8 @@ def test_without_a_compiler_the_portable_kernel_is_used(
 
 def test_a_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: its first error is the reason, and no partial file is left. Method: a fake `cc`."""
-    fake = tmp_path / "bin" / "cc"
-    fake.parent.mkdir()
-    fake.write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && echo fake 1.0 && exit 0\necho "error: no" >&2\nexit 1\n'
-    )
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{fake.parent}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    script = '[ "$1" = --version ] && echo fake 1.0 && exit 0\necho "error: no" >&2\nexit 1'
+    stand_in(tmp_path / "kernels", monkeypatch, script)
     made = make_kernel(*ADAMW, cache=tmp_path / "kernels")
     assert made.kernel.version == "portable"
     assert "failed with 1: error: no" in made.reason

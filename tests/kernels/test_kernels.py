@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from switch_emu.node.kernels import Pieces, Run, UpdateCall
+from switch_emu.node.kernels import Arrays, Pieces, Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.kernels.portable import BLOCK_ELEMS
 from tests.helpers import kernel_jobs
@@ -29,6 +29,7 @@ from tests.helpers.kernel_jobs import (
     payload,
     random_values,
     same_bits,
+    squares_of,
 )
 
 EVERY = [ADAM, ADAMW, LION, MOMENTUM, PLAIN, NONE]
@@ -39,19 +40,9 @@ cache, version = kernel_jobs.cache, kernel_jobs.version  # fixtures of this modu
 
 
 def squares_in_order(total: np.ndarray) -> list[float]:
-    """The definition in words of `interface.py`, one addition at a time."""
-    found = []
-    for start in range(0, total.size, 4096):
-        block = np.zeros(4096)
-        part = total[start : start + 4096].astype(np.float64)
-        block[: part.size] = part
-        lanes = np.zeros(256)
-        for row in range(16):
-            lanes = lanes + block[row * 256 : row * 256 + 256] ** 2
-        while lanes.size > 1:
-            lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
-        found.append(float(lanes[0]))
-    return found
+    """Of all blocks."""
+    starts = range(0, total.size, 4096)
+    return [squares_of(total, start, min(start + 4096, total.size)) for start in starts]
 
 
 @pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
@@ -207,8 +198,8 @@ def test_pages_that_lie_apart_are_updated_as_one_long_page(
         written = read if in_place else [_apart(empty, count, gap_out) for _ in read]
         octets = np.zeros(wire.size, np.uint8)
         squares = kernel.update(UpdateCall(
-            contributions=job.contributions, weights=read[0], state=tuple(read[1:]),
-            weights_out=written[0], state_out=tuple(written[1:]), runs=job.runs,
+            contributions=job.contributions, old=Arrays(read[0], tuple(read[1:])),
+            new=Arrays(written[0], tuple(written[1:])), runs=job.runs,
             divisor=job.divisor, scale=job.scale, wire=(octets.data, job.wire_dtype), measure=True,
             pieces=pieces,
         ))  # fmt: skip
@@ -234,14 +225,13 @@ def test_what_does_not_fit_is_refused(version: str, cache: Path) -> None:
     """Goal: wrong sizes, dtypes and runs raise ValueError and nothing is written."""
     kernel = kernel_of(version, ADAMW, cache)
     weights, m, v = (np.ones(128, np.float32) for _ in range(3))
-    good = payload(weights, "float32")
+    pages, good = Arrays(weights, (m, v)), payload(weights, "float32")
     whole = [Run(start=0, stop=128, hyper=adamw())]
 
     def update(**given: Any) -> None:
         arguments: dict[str, Any] = {
-            "contributions": [(good, "float32")], "weights": weights, "state": (m, v),
-            "weights_out": weights, "state_out": (m, v), "runs": whole, "divisor": 1.0,
-            "scale": 1.0, "wire": None, "measure": False,
+            "contributions": [(good, "float32")], "old": pages, "new": pages, "runs": whole,
+            "divisor": 1.0, "scale": 1.0, "wire": None, "measure": False,
         }  # fmt: skip
         kernel.update(UpdateCall(**(arguments | given)))
 
@@ -249,12 +239,12 @@ def test_what_does_not_fit_is_refused(version: str, cache: Path) -> None:
         ("no contribution", {"contributions": []}),
         ("bytes", {"contributions": [(good[:-4], "float32")]}),
         ("does not travel", {"contributions": [(good, "float64")]}),
-        ("arrays", {"state": (m,)}),
-        ("float32 \\[128\\]", {"state": (m[:64], v)}),
-        ("float32 \\[128\\]", {"state_out": (m, v.astype(np.float64))}),
-        ("begin with a block", {"weights": weights.reshape(2, 64)}),
-        ("lie like the others", {"state": (np.ones((1, 128), np.float32), v)}),
-        ("for all arrays", {"weights_out": weights.copy()}),
+        ("arrays", {"old": Arrays(weights, (m,))}),
+        ("float32 \\[128\\]", {"old": Arrays(weights, (m[:64], v))}),
+        ("float32 \\[128\\]", {"new": Arrays(weights, (m, v.astype(np.float64)))}),
+        ("begin with a block", {"old": Arrays(weights.reshape(2, 64), (m, v))}),
+        ("lie like the others", {"old": Arrays(weights, (np.ones((1, 128), np.float32), v))}),
+        ("for all arrays", {"new": Arrays(weights.copy(), (m, v))}),
         ("cover 64", {"runs": [Run(start=0, stop=64, hyper=adamw())]}),
         ("does not follow", {"runs": [Run(start=64, stop=128, hyper=adamw())]}),
         ("does not follow", {"runs": [Run(start=0, stop=100, hyper=adamw())]}),

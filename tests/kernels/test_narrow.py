@@ -10,7 +10,7 @@ import pytest
 
 from luwu.base.dtypes import DTYPES
 from luwu.wire.stored import BLOCK_ELEMS
-from switch_emu.node.kernels import Run, UpdateCall
+from switch_emu.node.kernels import Arrays, Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel, portable_kernel
 from switch_emu.node.kernels.narrow import (
     Draw,
@@ -182,20 +182,18 @@ def test_kernels_agree_on_pages_that_lie_apart(
         for each in records:
             arrays = [view(each, 64 * 256 * n, elems, form) for n, form in enumerate(forms)]
             scales = [view(each, 60_000 + 256 * n, elems // 64, np.float32) for n in range(2)]
-            sides.append((arrays, tuple(scales) if state == "int8" else ()))
+            scales = scales if state == "int8" else []
+            sides.append(Arrays(arrays[0], tuple(arrays[1:]), tuple(scales)))
         wires = []
         for version in range(3):
             grad = rng.standard_normal(pages * elems).astype(np.float32)
-            (old, old_scales), (new, new_scales) = sides[0], sides[0 if in_place else 1]
             key = draw_key(version, 1)
             wire = bytearray(2 * pages * elems)
             kernel.update(
                 UpdateCall(
                     contributions=[(grad.view(np.uint8).data, "float32")],
-                    weights=old[0],
-                    state=tuple(old[1:]),
-                    weights_out=new[0],
-                    state_out=tuple(new[1:]),
+                    old=sides[0],
+                    new=sides[0 if in_place else 1],
                     runs=[
                         Run(start=0, stop=640, hyper=None),
                         Run(start=640, stop=9024, hyper=HYPERS["adamw"][0], updates_count=version,
@@ -207,8 +205,6 @@ def test_kernels_agree_on_pages_that_lie_apart(
                     scale=1.0,
                     wire=(memoryview(wire), "bfloat16"),
                     measure=True,
-                    scales=old_scales,
-                    scales_out=new_scales,
                 )
             )  # fmt: skip
             wires.append(bytes(wire))
@@ -225,13 +221,9 @@ def test_a_run_without_a_draw_is_refused(cache: Path) -> None:
     weights = np.zeros(64, np.float32)
     call: dict[str, Any] = {
         "contributions": [(memoryview(bytes(256)), "float32")], "divisor": 1.0, "scale": 1.0,
-        "weights": weights, "weights_out": weights, "wire": None, "measure": False,
-        "state": (values, second), "state_out": (values, second),
+        "wire": None, "measure": False, "runs": [Run(start=0, stop=64, hyper=HYPERS["adamw"][0])],
     }  # fmt: skip
-    run = Run(start=0, stop=64, hyper=HYPERS["adamw"][0])
-    with pytest.raises(ValueError, match="has no draw"):
-        kernel.update(
-            UpdateCall(**call, runs=[run], scales=(scales, scales), scales_out=(scales, scales))
-        )
-    with pytest.raises(ValueError, match="with scales None"):
-        kernel.update(UpdateCall(**call, runs=[run]))
+    for given, words in (((scales, scales), "has no draw"), ((), "with scales None")):
+        pages = Arrays(weights, (values, second), given)
+        with pytest.raises(ValueError, match=words):
+            kernel.update(UpdateCall(**call, old=pages, new=pages))

@@ -29,7 +29,7 @@ from switch_emu.node.kernels import Pieces
 from switch_emu.node.kernels.portable import BLOCK_ELEMS
 from switch_emu.node.statistics import Statistics
 from tests.helpers import kernel_jobs
-from tests.helpers.kernel_jobs import ADAMW, NONE, Job, kernel_of
+from tests.helpers.kernel_jobs import NONE, Job, kernel_of, squares_of
 from tests.helpers.local_job import make_layout
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 from tests.optim.test_stats import NAMES, OPTIMIZERS
@@ -51,19 +51,6 @@ def pieces_at_random(rng: np.random.Generator, elems: int) -> Pieces:
             if rng.random() < 0.8:
                 borders.append((start, stop - int(rng.integers(0, 64))))
     return Pieces.of(borders)
-
-
-def squares_of(values: np.ndarray, start: int, stop: int) -> float:
-    """The definition in words of `interface.py`, one addition at a time."""
-    block = np.zeros(4096)
-    at = start % 4096
-    block[at : at + stop - start] = values[start:stop]
-    lanes = np.zeros(256)
-    for row in range(16):
-        lanes = lanes + block[row * 256 : row * 256 + 256] ** 2
-    while lanes.size > 1:
-        lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
-    return float(lanes[0])
 
 
 @pytest.mark.parametrize("in_place", [True, False], ids=["in place", "out of place"])
@@ -90,28 +77,6 @@ def test_kernels_measure_pieces(
         for row, values in enumerate((total, found[0][0], change)):
             expected = [squares_of(values, start, stop) for start, stop in pieces.borders.tolist()]
             assert pieces.squares[row].tolist() == expected, (elems, row)
-
-
-def test_pieces_that_do_not_fit_are_refused(version: str, cache: Path) -> None:
-    """Goal: what C would write out of bounds, or add wrongly, raises and writes nothing."""
-    kernel = kernel_of(version, ADAMW, cache)
-    job = Job.draw(np.random.default_rng(1), ADAMW, 2 * 4096)
-    bad = [
-        [(0, 4097)], [(64, 64)], [(32, 64)], [(4096, 8193)], [(64, 128), (0, 64)], [(-64, 0)],
-        [(0, 65), (64, 128)],
-    ]  # fmt: skip
-    for borders in bad:
-        with pytest.raises(ValueError, match="not within a block"):
-            job.by_kernel(kernel, True, pieces=Pieces.of(borders))
-    good = Pieces.of([(0, 64)])
-    for wrong in (
-        Pieces(good.borders.astype(np.int32), good.squares),
-        Pieces(good.borders[:, :1], good.squares),
-        Pieces(good.borders, good.squares[:2]),
-        Pieces(good.borders, good.squares.astype(np.float32)),
-    ):
-        with pytest.raises(ValueError, match="pieces"):
-            job.by_kernel(kernel, True, pieces=wrong)
 
 
 # -------------------------------------------------------------------------- the node, the wire

@@ -20,13 +20,11 @@ from luwu.wire.messages import Role, Verb
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as do
 from switch_emu.node.core import node as tables
-from switch_emu.node.core.deciding import Alone, Joint
-from switch_emu.node.core.filling import Filling
-from switch_emu.node.core.first_weights import Early, FirstWeights
+from switch_emu.node.core.deciding import AbortRequest, Alone, Joint
 from switch_emu.node.core.gathering import Gathering, Updates
-from switch_emu.node.core.results import AbortRequest
 from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.step import GradientBudget
+from switch_emu.node.core.whole_pages import Early, Filling, FirstWeights
 from tests.helpers.node_parts import CHILD, RANKS, Parts
 from tests.simulate.job import JOB, Job, make_layout
 
@@ -37,10 +35,10 @@ def filling_of(parts: Parts, number: int = 0) -> Filling:
     return filling
 
 
-def gathering_of(parts: Parts, filling: Filling | None = None) -> Gathering:
+def gathering_of(parts: Parts) -> Gathering:
     return Gathering(
         parts.outbox, parts.children, parts.shard, parts.steps, parts.budget, parts.serving,
-        filling or filling_of(parts),
+        filling_of(parts),
     )  # fmt: skip
 
 
@@ -174,9 +172,7 @@ def test_a_step_without_gradients_waits_for_its_hyper_parameters() -> None:
             raw=True, dtype="float32",
         )  # fmt: skip
         actions += core.received(0, "child", push, None, 0)
-    commit = wire.Commit(
-        **STAMP, contributors=1, parts=1, skip=False, held=0
-    )  # fmt: skip
+    commit = wire.Commit(**STAMP, contributors=1, parts=1, skip=False, held=0)
     actions += core.received(0, "child", commit, b"")
     assert not verdicts(actions)
 
@@ -526,10 +522,7 @@ def test_no_receipt_waits_for_what_may_be_behind_its_gradient(keeps: bool) -> No
     """Goal: what ranks attach to the open step may come behind gradients of the next, in the window
     of the child: these are spilled, and their receipts do not wait for the open step to end."""
     parts = Parts(keeps=keeps, bytes_max=1)
-    gathering = Gathering(
-        parts.outbox, parts.children, parts.shard, parts.steps, parts.budget, parts.serving,
-        filling_of(parts),
-    )  # fmt: skip
+    gathering = gathering_of(parts)
     parts.steps.at(0).hyper = parts.job.hyper
     gathering.push(*parts.push(0, step=1), "g", parts.nbytes(0))
     lines = parts.lines()
@@ -547,10 +540,7 @@ def test_a_store_is_emptied_when_nothing_reads_it() -> None:
     core.store_opened(
         do.StoreFacts(description=description, generation=1, attempt=1, epoch=0, job=JOB, version=3)
     )
-    stamp = {
-        "job": JOB, "epoch": 0, "step": 3, "attempt": 0, "role": Role.SWITCH, "rank": 0,
-        "incarnation": 30, "generation": 0,
-    }  # fmt: skip
+    stamp = {**STAMP, "step": 3, "attempt": 0, "incarnation": 30, "generation": 0}
     hello = wire.Hello(
         **stamp, protocol=PROTOCOL_VERSION, world_size=2, contributors=RANKS, present=RANKS, roll=0,
         description_hash=job.description.hash,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,11 @@ from switch_emu.node.pages import (
 from switch_emu.store import (
     DecidedStep,
     Field,
-    FilePageStore,
     MemoryPageStore,
     PageKind,
     PageStore,
-    TieredPageStore,
 )
+from tests.suites.store_suite import STORES
 
 KIB = 1024
 
@@ -188,27 +188,17 @@ def plain_digest(layout: Layout, values: list[Any]) -> str:
     return digest.hexdigest()
 
 
-@pytest.fixture(params=["memory", "file", "tier"])
+@pytest.fixture(params=["memory", "file", "tier of some"])
 def stores(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Any]:
     """Makes a store of the kind for a layout; closes it."""
-    made: list[PageStore] = []
+    with ExitStack() as made:
 
-    def make(layout: Layout) -> PageStore:
-        config = store_config(describe(layout, "adamw", "m", "v"))
-        store: PageStore
-        if request.param == "memory":
-            store = MemoryPageStore(config)
-        else:
-            path = tmp_path / f"state-{len(made)}"
-            store = FilePageStore.create(path, config, durability="process")
-            if request.param == "tier":
-                store = TieredPageStore(store, config.state_bytes // 2)
-        made.append(store)
-        return store
+        def make(layout: Layout) -> PageStore:
+            config = store_config(describe(layout, "adamw", "m", "v"))
+            path = tmp_path / f"state-{layout.chunk_bytes}"
+            return made.enter_context(STORES[request.param](path, config))
 
-    yield make
-    for store in made:
-        store.close()
+        yield make
 
 
 def test_parameters_come_back_in_order_of_registration(stores: Any) -> None:

@@ -52,7 +52,6 @@ def test_bodies_are_whole_blocks() -> None:
         lambda: PageKind("none", ()),
         lambda: PageKind("twice", (Field("w", "int64", 1), Field("w", "int64", 1))),
         lambda: small_config(page_kinds=(), page_elems=()),
-        lambda: small_config(page_kinds=(0,)),
         lambda: small_config(page_kinds=(9,) * 7),
         lambda: small_config(page_kinds=(-1,) * 7),
         lambda: small_config(store_uuid="x"),
@@ -83,6 +82,6 @@ def test_every_flipped_bit_in_the_config_file_is_found() -> None:
 
 def test_other_format_version_is_refused() -> None:
     """Goal: a newer store is named as such, not as damage."""
-    data = encode_config(small_config(format_version=2))
+    data = encode_config(small_config()).replace(b"luwu-store 1", b"luwu-store 2")
     with pytest.raises(ConfigError, match="format version 2, this program reads 1"):
         decode_config(data, place="CONFIG")

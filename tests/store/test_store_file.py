@@ -7,14 +7,13 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from luwu.base.errors import ConfigError, PageCorruptError, StateError, StoreFullError
-from switch_emu.store import Contributor, DecidedStep, FilePageStore, PageStore, aligned_buffer
+from switch_emu.store import Contributor, DecidedStep, FilePageStore, aligned_buffer
 from switch_emu.store.direct_io import (
     BUFFERED_BY_CHOICE,
     BlockFile,
@@ -22,7 +21,6 @@ from switch_emu.store.direct_io import (
     probe_direct_io,
 )
 from tests.suites.store_suite import (
-    PageStoreSuite,
     contents,
     read,
     record,
@@ -32,22 +30,6 @@ from tests.suites.store_suite import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-class TestFilePageStore(PageStoreSuite):
-    @pytest.fixture
-    def store(self, tmp_path: Path) -> Iterator[PageStore]:
-        with FilePageStore.create(tmp_path / "store", small_config()) as store:
-            yield store
-
-
-class TestFilePageStoreBuffered(PageStoreSuite):
-    @pytest.fixture
-    def store(self, tmp_path: Path) -> Iterator[PageStore]:
-        with FilePageStore.create(
-            tmp_path / "store", small_config(), durability="process", direct_io=False
-        ) as store:
-            yield store
 
 
 def test_reopening_finds_the_decided_version(tmp_path: Path) -> None:

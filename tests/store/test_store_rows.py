@@ -13,15 +13,14 @@ from luwu.base.errors import PageCorruptError, StateError
 from switch_emu.store import (
     DecidedStep,
     FilePageStore,
-    MemoryPageStore,
     PageStore,
     StoreConfig,
-    TieredPageStore,
     VersionMissing,
     aligned_buffer,
 )
 from switch_emu.store.views import RecordRows
 from tests.suites.store_suite import (
+    STORES,
     adamw_kind,
     contents,
     read,
@@ -40,24 +39,9 @@ def equal_config() -> StoreConfig:
     return small_config(page_kinds=(0,) * 6 + (1,), page_elems=(4096,) * 6 + (64,))
 
 
-def _file(path: Path) -> PageStore:
-    return FilePageStore.create(path, equal_config())
-
-
-STORES: dict[str, Callable[[Path], PageStore]] = {
-    "memory": lambda path: MemoryPageStore(equal_config()),
-    "file": _file,
-    "buffered": lambda path: FilePageStore.create(path, equal_config(), direct_io=False),
-    "tier of none": lambda path: TieredPageStore(_file(path), 0),
-    "tier of some": lambda path: TieredPageStore(_file(path), 3 * RECORD_BYTES + 100),
-    "tier of all": lambda path: TieredPageStore(_file(path), 100 * RECORD_BYTES),
-    "paced": lambda path: TieredPageStore(_file(path), 0, disk_bytes_per_s=1e12),
-}
-
-
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PageStore]:
-    with STORES[request.param](tmp_path / "store") as made:
+    with STORES[request.param](tmp_path / "store", equal_config()) as made:
         yield made
 
 

@@ -11,8 +11,11 @@ beside every step, wait for each step but the last to be decided, and say so.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import multiprocessing
+import multiprocessing.context
 import os
 import resource
 import select
@@ -21,6 +24,8 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -99,55 +104,38 @@ class Place:
         return self.root / f"node-{number}.{name}"
 
 
-class Child:
-    """A fork of this process."""
+class Child(multiprocessing.context.ForkProcess):
+    """A fork of this process, which writes to a file."""
 
     def __init__(self, work: Callable[[], int], log: Path) -> None:
+        super().__init__(daemon=True)
+        self._work, self._log = work, log
         sys.stdout.flush()
         sys.stderr.flush()
-        self.status: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._be(work, log)
+        self.start()
 
-    def _be(self, work: Callable[[], int], log: Path) -> None:
-        code = 1
-        try:
-            _libc.prctl(
-                _PR_SET_PDEATHSIG, signal.SIGKILL
-            )  # a campaign that is killed leaves nothing
-            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.dup2(descriptor, 1)
-            os.dup2(descriptor, 2)
-            signal.signal(signal.SIGABRT, signal.SIG_DFL)
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            code = work()
-        except BaseException:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-
-    def poll(self) -> int | None:
-        """Exit code, or minus the signal; None while it runs."""
-        if self.status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.status = os.waitstatus_to_exitcode(status)
-        return self.status
+    def run(self) -> None:
+        """Do the work; what it returns is the exit code."""
+        # A campaign that is killed leaves nothing.
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        signal.signal(signal.SIGABRT, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        sys.exit(self._work())
 
     def wait(self, what: str) -> int:
-        """The same at its end. Raises DeadlineError."""
-        wait_until(lambda: self.poll() is not None, f"the end of {what}")
-        assert self.status is not None
-        return self.status
+        """Exit code at its end, or minus the signal. Raises DeadlineError."""
+        self.join(LIMIT_S)
+        if self.exitcode is None:
+            raise DeadlineError(f"waited {LIMIT_S:.0f} s for the end of {what}")
+        return self.exitcode
 
     def end(self) -> None:
         """Kill it, if it still runs."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-            self.wait("what was killed")
+        self.kill()
+        self.join()
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
@@ -213,17 +201,12 @@ class Workers:
     """The process of the workers, and what they have said."""
 
     def __init__(self, place: Place) -> None:
-        self._heard, said = os.pipe()
-        told, self._tell = os.pipe()
+        self._heard, said = multiprocessing.Pipe(duplex=False)
+        self._may_load = multiprocessing.get_context("fork").Event()
         self.lines: list[str] = []
-        self._partial = b""
-        self.child = Child(
-            lambda: _work(place, said, told, own=(self._heard, self._tell)),
-            place.root / "workers.log",
-        )
-        os.close(said)
-        os.close(told)
-        os.set_blocking(self._heard, False)
+        worker = _StoryWorker(said, self._may_load)
+        self.child = Child(lambda: _work(place, worker), place.root / "workers.log")
+        said.close()
 
     @property
     def decided(self) -> int:
@@ -239,41 +222,35 @@ class Workers:
 
     def go_on(self) -> None:
         """Let the one who has the first weights send them."""
-        os.write(self._tell, b"g")
+        self._may_load.set()
 
     def end(self) -> None:
         """Whatever they do."""
         self.child.end()
-        os.close(self._heard)
-        os.close(self._tell)
+        self._heard.close()
 
     def _hear(self) -> None:
-        while True:
-            try:
-                data = os.read(self._heard, 65536)
-            except BlockingIOError:
-                return
-            if not data:
-                return
-            *lines, self._partial = (self._partial + data).split(b"\n")
-            self.lines += [line.decode() for line in lines]
+        with contextlib.suppress(EOFError):
+            while self._heard.poll():
+                self.lines.append(self._heard.recv())
 
 
 class _StoryWorker(Worker):
     """Says what was decided, as soon as it knows."""
 
-    def __init__(self, said: int, told: int) -> None:
+    def __init__(self, said: Connection, may_load: Event) -> None:
         super().__init__(story_job())
-        self._said, self._told = said, told
+        self._said, self._may_load, self._turn = said, may_load, threading.Lock()
 
     def say(self, text: str) -> None:
-        os.write(self._said, f"{text}\n".encode())  # short lines are written whole
+        with self._turn:
+            self._said.send(text)
 
     def train(self, nic: Nic) -> None:
         joined = nic.join(self.job.description)
         self.say(f"joined {nic.rank}")
         if nic.rank == 0:
-            os.read(self._told, 1)
+            self._may_load.wait()
             self._load(nic, is_needed=not joined.loaded)
         step, before = joined.step, None
         while True:
@@ -305,10 +282,7 @@ class _StoryWorker(Worker):
             self.say(f"decided {handle.step + 1}")
 
 
-def _work(place: Place, said: int, told: int, *, own: tuple[int, ...]) -> int:
-    for descriptor in own:  # else the end of the other side is never seen
-        os.close(descriptor)
-    worker = _StoryWorker(said, told)
+def _work(place: Place, worker: _StoryWorker) -> int:
     failures: list[BaseException] = []
 
     def run(rank: int) -> None:

@@ -1,17 +1,15 @@
 """The optimizer node as a pure state machine: `NodeCore`, which owns these parts.
 
 node.py             NodeCore: events in, actions out; the course of a step; what is sent to whom
-results.py          what a part returns where the core must act on it
 actions.py          what is asked of the pipeline and the store
 
 shard.py            the chunks that this node owns, from the job's description
 state.py            the decided version, the one that is prepared, and the attempt, on disk
-first_weights.py    the initial weights, until version 0 is decided; what comes for step 0 before
+whole_pages.py      initial weights, what comes before them, and the pages of a lost node
 membership.py       the child joins and leaves
 
 step.py             the undecided steps, their sums, and the bytes of gradients in RAM
 gathering.py        gradients, Begin and Commit, into the sums; then updates of pages
-filling.py          the pages of a lost node, which come from the others while the job goes on
 attachments.py      what ranks attach to a step
 serving.py          weights that are pulled
 

@@ -28,28 +28,23 @@ class Attachments:
         """A piece that a rank attaches to a step."""
         is_one_rank = m.contributors and not m.contributors & (m.contributors - 1)
         fits = is_one_rank and not m.contributors & ~self._children.members.active
-        if m.step < self._outbox.step:
-            if fits:
-                self._replace(m, payload)
-            self._outbox.drop(payload)
-            self._children.send_all(self._outbox.receipt(m, Verb.KEEP, m.contributors))
-            return
-        key = (m.contributors, m.index)
         is_piece = not m.part and m.index < m.pieces <= KEEP_PIECES_MAX
+        is_kept = m.step < self._outbox.step
+        if is_kept and fits:
+            self._replace(m, payload)
         # The step waits for what every rank that counts attaches, and for nothing else.
-        if not (fits and is_piece and self._steps.takes(m.step)):
-            self._outbox.drop(payload)
-            return
-        step = self._steps.at(m.step)
-        if m.index in step.kept.get(m.contributors, ()):
-            self._outbox.drop(payload)
+        elif fits and is_piece and self._steps.takes(m.step):
+            step, key = self._steps.at(m.step), (m.contributors, m.index)
+            is_kept = m.index in step.kept.get(m.contributors, ())
+            is_known = is_kept or key in step.keeping
+            if not is_known and step.pieces_count.setdefault(key[0], m.pieces) == m.pieces:
+                step.keeping.add(key)
+                piece = KeepPiece(m.step, step.attempt, m.contributors, m.index, m.pieces, payload)
+                self._outbox.actions.append(piece)
+                return
+        self._outbox.drop(payload)
+        if is_kept:
             self._children.send_all(self._outbox.receipt(m, Verb.KEEP, m.contributors))
-        elif key in step.keeping or step.pieces_count.setdefault(key[0], m.pieces) != m.pieces:
-            self._outbox.drop(payload)
-        else:
-            step.keeping.add(key)
-            piece = KeepPiece(m.step, step.attempt, m.contributors, m.index, m.pieces, payload)
-            self._outbox.actions.append(piece)
 
     def _replace(self, m: wire.Keep, payload: Payload) -> None:
         """Replace what a rank attached late; not by an older part, nor beside an older version."""

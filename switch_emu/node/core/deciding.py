@@ -18,12 +18,21 @@ time.
 What it states of the open step (Measured, Prepared) is repeated until the answer comes. An attempt
 is taken over once the store has time, and a version that is decided elsewhere is decided here. The
 other side of these messages, and the rules E1 to E8, are in `switch/core/lead.py`. Pure.
+
+What a part of the node returns where the core must act on it (`Result`):
+
+    None             nothing more to do
+    True             something new is known: see what has become possible
+    AbortRequest     the attempt is to be given up
+    Judgement        the open step comes out like this
+    wire.Adopt       take over the attempt that the switch announced
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from luwu.base.retry import RetryPolicy
 from luwu.protocol.actions import Send
@@ -32,7 +41,6 @@ from luwu.protocol.epoch import Epoch
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Outstanding
 from luwu.wire import messages as wire
-from luwu.wire.description import differences
 from luwu.wire.norms import Squares, encode_all, norms_of
 from switch_emu.node.core.actions import (
     BeginFilling,
@@ -42,11 +50,30 @@ from switch_emu.node.core.actions import (
     RecordAttempt,
     StoreFacts,
 )
-from switch_emu.node.core.filling import Filling
-from switch_emu.node.core.results import AbortRequest, Judgement
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.state import State
 from switch_emu.node.core.step import Steps
+from switch_emu.node.core.whole_pages import Filling
+
+
+class AbortRequest(NamedTuple):
+    """The attempt is to be given up as soon as that is allowed."""
+
+    text: str
+    is_lost: bool = False
+    """True if contributions to the open step are lost: it cannot be decided first."""
+
+
+class Judgement(NamedTuple):
+    """The open step is applied, or it is skipped."""
+
+    applied: bool
+    norms: tuple[float, ...]
+    attempt: int
+    """The attempt that a skipped step opens."""
+
+
+Result = AbortRequest | Judgement | wire.Adopt | bool | None
 
 
 class Alone:
@@ -152,19 +179,16 @@ class Joint:
         try:
             if hello.incarnation < self._recorded.promised:
                 raise SupersededError(_LATER_SWITCH)
-            if shard.description is not None and description != shard.description_bytes:
-                lines = "; ".join(differences(description, shard.description_bytes))
-                raise RefusedError(
-                    f"the state is that of another job: {lines}"[:880]
-                    + "; give the right --state, or a new directory"
-                )
+            if shard.description is not None:
+                shard.check_same_job(description)
             self._children.members.join(peer, hello, description)
             self._asked.hurry(self._outbox.now_ns)  # what was said on the former connection is lost
         except RefusedError as exc:
             self._children.refuse(peer, exc)
             return
         if hello.incarnation > self._recorded.promised and shard.description is not None:
-            self._record(self._recorded._replace(promised=hello.incarnation))
+            self._recorded = self._recorded._replace(promised=hello.incarnation)
+            self._outbox.actions.append(RecordAttempt(self._outbox.attempt, self._recorded))
         self._outbox.send_all((peer,), self._standing(), self._digests or None)
 
     def adopt(self, m: wire.Adopt, *_: object) -> wire.Adopt | bool | None:
@@ -173,7 +197,7 @@ class Joint:
         ours, theirs = (outbox.generation, outbox.attempt), (m.generation, m.attempt)
         if self.is_enlisted and theirs <= ours:
             if theirs == ours:
-                self._welcome()
+                self.welcome()
             return None
         if m.attempt < outbox.attempt:
             return None
@@ -255,16 +279,17 @@ class Joint:
         """An attempt is taken over; the epoch to record with it."""
         self._ahead, self.is_enlisted = None, True
         if not m.filling:
-            self._filling.end()
+            self._filling.begin(0)
             self._shard.hold(0)
         self._outbox.epoch, self._outbox.generation = m.epoch, m.generation
         self._asked.clear()
         self._recorded = Epoch(m.epoch, m.members, m.incarnation)
         return self._recorded
 
-    def was_taken_over(self) -> None:
-        """All that was of the attempt before is forgotten."""
-        self._welcome()
+    def welcome(self) -> None:
+        """All that was of the attempt before is forgotten: the switch may go on."""
+        welcome = self._children.welcome(self._limits.push_window_bytes)
+        self._outbox.send_all(self._children.members.peers, welcome)
 
     def forget(self) -> None:
         """A new attempt: `taken_over` has done it."""
@@ -290,10 +315,6 @@ class Joint:
         self._asked.add(name, (message, payload), self._outbox.now_ns)
         self._outbox.send_all(self._children.members.peers, message, payload)
 
-    def _record(self, epoch: Epoch) -> None:
-        self._recorded = epoch
-        self._outbox.actions.append(RecordAttempt(self._outbox.attempt, epoch))
-
     def _standing(self) -> wire.Standing:
         prepared, is_loaded = self._state.prepared, self._children.loaded
         if self._filling.number:  # what there is is no state
@@ -304,10 +325,6 @@ class Joint:
             prepared_attempt=0 if prepared is None else prepared.attempt,
             redoes=self._limits.on_lost_steps == "redo",
         )  # fmt: skip
-
-    def _welcome(self) -> None:
-        welcome = self._children.welcome(self._limits.push_window_bytes)
-        self._outbox.send_all(self._children.members.peers, welcome)
 
     def _follow(self, m: wire.Adopt) -> wire.Adopt | None:
         """The attempt if it can be taken over now; else decide what is decided first."""

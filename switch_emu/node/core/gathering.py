@@ -23,11 +23,11 @@ from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.messages import Verb
 from switch_emu.node.core.actions import BlockNorms, Fold, Update
-from switch_emu.node.core.filling import Filling
-from switch_emu.node.core.results import AbortRequest
+from switch_emu.node.core.deciding import AbortRequest
 from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.step import GradientBudget, PartSum, Step, Steps
+from switch_emu.node.core.whole_pages import Filling
 
 
 class Gathering:
@@ -59,10 +59,10 @@ class Gathering:
                 children.send_all(receipt)
             return False
         step = self._steps.at(m.step)
-        part = step.sums.part(m.index, m.part)
+        part = step.part(m.index, m.part)
         contribution = contribution_of(m, payload, payload_bytes)
         try:
-            is_new = step.sums.add(part, contribution)
+            is_new = step.add(part, contribution)
         except OverlapError as exc:
             outbox.drop(payload)
             return AbortRequest(f"extent {m.index}: {exc}")
@@ -183,7 +183,7 @@ class Gathering:
                 self._shard.hold(m.held)
             is_begun = self._shard.is_streaming and not is_filling
             step.commit(m.parts, None if is_begun else hyper, skip=m.skip)
-            for extent in step.sums.extents if step.stated.clips else ():
+            for extent in step.extents if step.stated.clips else ():
                 self._fold_next(step, extent)
         return True
 

@@ -12,23 +12,35 @@ Pure.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from luwu.base.limits import TEXT_CHARS_MAX
 from luwu.protocol.children import Children, KnowsMoreError, RefusedError, lost_steps_text
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
-from luwu.wire.description import differences
 from luwu.wire.messages import Verb
 from switch_emu.node.core.actions import GiveUp, OpenStore
-from switch_emu.node.core.results import AbortRequest, Joined
+from switch_emu.node.core.deciding import OLDER_STATE_CODE, AbortRequest
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.step import Steps
 
-OLDER_STATE_CODE = "E508"
 _NOT_BELIEVED = (
     "you report that the state lacks steps, in the name of a switch that is still connected and "
     "reports none: ignored. If this is a switch that was restarted, start it again when the former "
     "one has ended; if it is an unknown process, use keys (luwu keys) to reject it"
 )
+
+
+class Joined(NamedTuple):
+    """A child that has joined."""
+
+    peer: str
+    hello: wire.Hello
+    is_restarted: bool
+    """It replaces an earlier start of itself."""
+    lost_text: str = ""
+    """Not empty: it knows a later attempt or step than the state does; the attempt that counts must
+    go beyond it."""
 
 
 class Membership:
@@ -78,12 +90,7 @@ class Membership:
         (peer, hello, description), self._waiting = self._waiting, None
         outbox, children = self._outbox, self._children
         try:
-            if description != self._shard.description_bytes:
-                lines = "; ".join(differences(description, self._shard.description_bytes))
-                raise RefusedError(
-                    f"the state is that of another job: {lines}"[:880]
-                    + "; give the right --state, or a new directory"
-                )
+            self._shard.check_same_job(description)
             is_restarted = children.members.join(peer, hello, description)
         except RefusedError as exc:
             children.refuse(peer, exc)

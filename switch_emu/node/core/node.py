@@ -30,7 +30,6 @@ verdict once all have measured, and says when a version that all have prepared i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
@@ -46,17 +45,15 @@ from luwu.wire.messages import Role, Verb
 from switch_emu.node.core import actions as do
 from switch_emu.node.core.actions import Action
 from switch_emu.node.core.attachments import Attachments
-from switch_emu.node.core.deciding import Alone, Joint
-from switch_emu.node.core.filling import Filling
-from switch_emu.node.core.first_weights import Early, FirstWeights
+from switch_emu.node.core.deciding import AbortRequest, Alone, Joint, Judgement, Result
 from switch_emu.node.core.gathering import Gathering, Updates
 from switch_emu.node.core.membership import Membership
 from switch_emu.node.core.readers import Readers
-from switch_emu.node.core.results import AbortRequest, Judgement, Result
 from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.state import State
 from switch_emu.node.core.step import GradientBudget, Step, Steps
+from switch_emu.node.core.whole_pages import Early, Filling, FirstWeights
 
 PREVIEW_NS: Final = 250_000_000
 """So long after the verdict of a step weights are previewed: its pieces mostly come before."""
@@ -124,9 +121,8 @@ class NodeCore:
         self.budget, self.steps, self.serving = budget, steps, serving
         self.first_weights = FirstWeights(outbox, children, shard, state)
         self.early = Early(outbox, limits.push_window_bytes)
-        self.gathering = Gathering(
-            outbox, children, shard, steps, budget, serving, filling
-        )  # fmt: skip
+        self.gathering = Gathering(outbox, children, shard, steps, budget, serving, filling)
+        self.duplicates = self.gathering.duplicates
         self.attachments = Attachments(outbox, children, steps)
         self.updates = Updates(outbox, shard, steps, budget, serving, filling, limits.updates_max)
         self.membership = Membership(outbox, children, shard, steps)
@@ -381,15 +377,13 @@ class NodeCore:
             self._advance()
         if isinstance(self.joint, Joint):
             self.joint.tick()
-        if self.readers.by_number:
-            self.readers.tick(now_ns)
+        self.readers.tick(now_ns)
         return self.out.take()
 
     def next_tick_ns(self) -> int | None:
         """When `tick` has something to do."""
         joint_ns = self.joint.next_tick_ns() if isinstance(self.joint, Joint) else None
-        readers_ns = self.readers.next_tick_ns() if self.readers.by_number else None
-        return earliest(joint_ns, readers_ns, self._preview_ns)
+        return earliest(joint_ns, self.readers.next_tick_ns(), self._preview_ns)
 
     @property
     def _preview_ns(self) -> int | None:
@@ -526,7 +520,7 @@ class NodeCore:
         level = "WARNING" if joint.is_enlisted else "INFO"
         self.state.raise_attempt(m.attempt, joint.taken_over(m))
         self._forget(m.text, level)
-        joint.was_taken_over()
+        joint.welcome()
         self._advance()
 
     def _forget(self, text: str, level: str = "WARNING") -> None:
@@ -537,11 +531,6 @@ class NodeCore:
         self.out.note("node.abort", level=level, step=step, attempt=attempt, text=text)
 
     # ---------------------------------------------------------------------- questions
-
-    @property
-    def duplicates(self) -> Counter[str]:
-        """Gradients that had arrived before, and came again, by child."""
-        return self.gathering.duplicates
 
     @property
     def finished(self) -> bool:

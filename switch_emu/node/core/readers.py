@@ -39,7 +39,6 @@ class Readers:
     def __init__(self, outbox: Outbox) -> None:
         self._outbox, self._actions = outbox, outbox.actions
         self.by_number: dict[int, _Reader] = {}
-        """Empty in most jobs: then `tick` need not be called."""
 
     def received(self, now_ns: int, peer: str, m: wire.ReaderRequest, *, loaded: bool) -> None:
         """A reader asks for something; `loaded`: there is a decided version."""

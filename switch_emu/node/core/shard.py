@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from luwu.aggregate import Aggregator, Float32, make_aggregator
 from luwu.layout import Layout, Share
+from luwu.protocol.children import RefusedError
 from luwu.protocol.contribution import PushForm
-from luwu.wire.description import Description, parse_description
+from luwu.wire.description import Description, differences, parse_description
 from luwu.wire.stored import loaded_bytes, stored_bytes
 from switch_emu.node.core.actions import NodeNumber
 
@@ -57,6 +58,15 @@ class Shard:
             each.index for each in self.layout.extents if self.share.owns_extent(each.index)
         )
         self.hold(0)
+
+    def check_same_job(self, description: bytes) -> None:
+        """Raises RefusedError unless the store was made with this description."""
+        if description != self.description_bytes:
+            lines = "; ".join(differences(description, self.description_bytes))
+            raise RefusedError(
+                f"the state is that of another job: {lines}"[:880]
+                + "; give the right --state, or a new directory"
+            )
 
     def hold(self, count: int) -> None:
         """So many extents count from now on, in the order of their pages; 0: all."""

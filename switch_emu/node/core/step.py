@@ -143,45 +143,6 @@ class ExtentSum:
         return total_weight(last.contributions, self.groups)
 
 
-class StepSums:
-    """The sums of one step."""
-
-    def __init__(self, ranks: int, groups: Sequence[int] = ()) -> None:
-        self.ranks = ranks
-        self._groups = groups
-        self.extents: dict[int, ExtentSum] = {}
-
-    def add(self, entry: PartSum, contribution: Contribution) -> bool:
-        """Add a contribution to a part; False if it is a repetition. Raises OverlapError."""
-        if not merge(entry.contributors, contribution.contributors):
-            return False
-        entry.contributors |= contribution.contributors
-        entry.contributions.append(contribution)
-        entry.complete = entry.contributors == self.ranks
-        return True
-
-    def part(self, extent: int, part: int) -> PartSum:
-        """One backward's gradient of an extent."""
-        of_extent = self.extents.setdefault(extent, ExtentSum(self._groups))
-        return of_extent.parts.setdefault(part, PartSum())
-
-    def missing_ranks(self, extent: int) -> int:
-        """Ranks of which nothing came for the extent's first part, for reports."""
-        entry = self.extents.get(extent)
-        part = None if entry is None else entry.parts.get(0)
-        return self.ranks if part is None else self.ranks & ~part.contributors
-
-    def payloads(self) -> list[Payload]:
-        """All payloads, to be dropped."""
-        found: list[Payload] = []
-        for entry in self.extents.values():
-            for part in entry.parts.values():
-                found.extend(c.payload for c in part.contributions if c.payload is not None)
-            if entry.total is not None and entry.total.payload is not None:
-                found.append(entry.total.payload)
-        return found
-
-
 @dataclass(slots=True)
 class Step:
     """State of a step that is not decided yet."""
@@ -189,10 +150,15 @@ class Step:
     number: int
     attempt: int
     """In which it began; a skipped step goes on in the next."""
-    sums: StepSums
+    ranks: int
+    """Bitmap of those whose contributions it sums."""
+    groups: Sequence[int]
+    """Bitmaps of the ranks that each switch of a tree sums."""
     streaming: bool
     norm_types: tuple[float, ...]
     """Norms to take of its sums: that of the job and, once they are known, those of its clips."""
+    extents: dict[int, ExtentSum] = field(default_factory=dict)
+    """All that came in, by extent."""
     hyper: bytes | None = None
     """Hyper-parameters: from `Begin` when streaming, else from `Commit`."""
     parts: int | None = None
@@ -222,9 +188,31 @@ class Step:
     measured_count: int = 0
     """Trainable extents, from the first on, whose sums are complete and measured: they stay so."""
 
+    def add(self, entry: PartSum, contribution: Contribution) -> bool:
+        """Add a contribution to a part; False if it is a repetition. Raises OverlapError."""
+        if not merge(entry.contributors, contribution.contributors):
+            return False
+        entry.contributors |= contribution.contributors
+        entry.contributions.append(contribution)
+        entry.complete = entry.contributors == self.ranks
+        return True
+
+    def part(self, extent: int, part: int) -> PartSum:
+        """One backward's gradient of an extent."""
+        of_extent = self.extents.setdefault(extent, ExtentSum(self.groups))
+        return of_extent.parts.setdefault(part, PartSum())
+
+    def payloads(self) -> list[Payload]:
+        """All payloads, to be dropped."""
+        found: list[Payload | None] = []
+        for entry in self.extents.values():
+            found += [c.payload for part in entry.parts.values() for c in part.contributions]
+            found += [None if entry.total is None else entry.total.payload]
+        return [payload for payload in found if payload is not None]
+
     def make_ready(self, extent: int) -> bool:
         """All of an extent's gradient is there. False if it is empty: the page stays as it is."""
-        if self._gradient(self.sums.extents[extent]):
+        if self._gradient(self.extents[extent]):
             self.ready.append(extent)
             return True
         for each in (self.unchanged, self.updated, self.written):
@@ -233,7 +221,7 @@ class Step:
 
     def take_gradient(self, extent: int) -> tuple[Contribution, ...]:
         """Hand an extent's gradient out; its payloads belong to the caller from now on."""
-        entry = self.sums.extents[extent]
+        entry = self.extents[extent]
         gradient = self._gradient(entry)
         entry.total = None
         for part in entry.parts.values():
@@ -251,7 +239,7 @@ class Step:
             attempt=attempt,
             contributions=gradient,
             absent=common_absent(gradient),
-            divisor=self.sums.extents[extent].weight,
+            divisor=self.extents[extent].weight,
             norms=() if self.verdict is None else self.verdict.norms,
             hyper=self.hyper,
             publish=publish,
@@ -265,7 +253,7 @@ class Step:
     def next_fold(self, extent: int, attempt: int) -> Fold | None:
         """The next part of an extent to fold, if it is complete and none is being folded; or, with
         the last one folded, its total, of which a norm is still to be taken."""
-        entry, norm_types = self.sums.extents[extent], self.norm_types
+        entry, norm_types = self.extents[extent], self.norm_types
         while not entry.folding and entry.complete_up_to(entry.folded_count + 1):
             number, part = entry.folded_count, entry.parts[entry.folded_count]
             present = tuple(part.payloads())
@@ -288,7 +276,7 @@ class Step:
 
     def folded(self, fold: Fold, squares: BlockNorms, total: Contribution) -> None:
         """A part was folded, or a total measured: the new total, and its squares."""
-        entry = self.sums.extents[fold.extent]
+        entry = self.extents[fold.extent]
         entry.folding, entry.total = False, total
         if fold.contributions:
             entry.squares.clear()
@@ -350,7 +338,7 @@ class Step:
             return False
         while self.measured_count < len(trainable):
             extent = trainable[self.measured_count]
-            entry = self.sums.extents.get(extent)
+            entry = self.extents.get(extent)
             if entry is None or not entry.complete_up_to(self.parts):
                 return False
             if self.streaming and extent not in self.updated:
@@ -369,7 +357,7 @@ class Step:
         """The squares of an extent's sum are known. A few numbers are kept, so that little is left
         to add when the last ones come."""
         of_types = {each: condensed(values, each) for each, values in squares.items()}
-        self.sums.extents[extent].squares.update(of_types)
+        self.extents[extent].squares.update(of_types)
 
     def squares(self, trainable: Sequence[int]) -> Squares | None:
         """Block squares of the undivided sums, for the norm; None if a sum is not finite.
@@ -378,7 +366,7 @@ class Step:
         """
         blocks: dict[tuple[float, float], list[float]] = {}
         for extent in trainable:
-            entry = self.sums.extents[extent]
+            entry = self.extents[extent]
             if not (weight := entry.weight) > 0:
                 return None  # nothing to divide by: no mean gradient
             for each in self.norm_types:
@@ -391,7 +379,7 @@ class Step:
         """The last extent here whose sum is not finite: backward came to it first. None if all sums
         that are here are finite; a node that is being filled may have none."""
         for extent in reversed(trainable):
-            entry = self.sums.extents.get(extent)
+            entry = self.extents.get(extent)
             squares = () if entry is None else entry.squares.get(self.norm_types[0], ())
             if not all(map(math.isfinite, squares)):
                 return extent
@@ -406,13 +394,14 @@ class Step:
     def waits_for(self, trainable: Sequence[int]) -> str:
         """The next event that the step waits for, as text."""
         for extent in trainable:
-            late = self.sums.missing_ranks(extent)
+            entry = self.extents.get(extent, ExtentSum())
+            late = self.ranks & ~entry.parts.get(0, PartSum()).contributors
             if late:
                 return f"extent {extent} of ranks {ranks_text([late])}"
         if self.parts is None:
             return "commit"
         if self.verdict is not None and self.keeps:
-            missing = self.sums.ranks & ~self.kept_ranks
+            missing = self.ranks & ~self.kept_ranks
             if missing:
                 return f"what ranks {ranks_text([missing])} attached"
         return f"{len(trainable) - len(self.written)} extents to be written"
@@ -451,10 +440,9 @@ class Steps:
     def at(self, number: int) -> Step:
         """A step, made if nothing was known of it."""
         if number not in self.by_number:
-            sums = StepSums(self._children.members.active, self._groups)
             self.by_number[number] = Step(
-                number, self._outbox.attempt, sums, self._shard.is_streaming,
-                (self._shard.norm_type,),
+                number, self._outbox.attempt, self._children.members.active, self._groups,
+                self._shard.is_streaming, (self._shard.norm_type,),
             )  # fmt: skip
         return self.by_number[number]
 
@@ -496,5 +484,5 @@ class Steps:
         self.by_number.clear()
 
     def _release(self, step: Step) -> None:
-        for payload in step.sums.payloads():
+        for payload in step.payloads():
             self._budget.release(payload)

@@ -14,7 +14,7 @@ that passes between the cores is shared: each of them drops it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from luwu.protocol.actions import PARENT, Send
@@ -32,7 +32,7 @@ class NodeWithSwitch:
     """Two cores that are each other's parent and child."""
 
     def __init__(self, node: NodeCore, switch: SwitchCore) -> None:
-        self.node, self.switch = node, switch
+        self.node, self.switch, self.duplicates = node, switch, node.duplicates
         self._waiting: deque[tuple[Send, int]] = deque()
         """Messages and the bytes of their data payloads."""
         self.links = LinkCounts()
@@ -103,11 +103,6 @@ class NodeWithSwitch:
     def counts(self) -> dict[str, int]:
         """Counters of both; of equal names, those of the node."""
         return {**self.switch.counts(), **self.node.counts()}
-
-    @property
-    def duplicates(self) -> Mapping[str, int]:
-        """Gradients that had arrived at the node before, and came again, by child."""
-        return self.node.duplicates
 
     @property
     def finished(self) -> bool:

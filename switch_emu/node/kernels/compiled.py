@@ -6,6 +6,7 @@ Only addresses are made here; `updates.py` rounds the hyper-parameters of a run.
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 
@@ -30,68 +31,45 @@ _NO_OPTIMIZER = 0
 _NO_WIRE = -1
 
 
+def _members(*rows: tuple[Any, str]) -> list[tuple[str, Any]]:
+    """The members of a structure, in the order of the source: their type, and their names."""
+    return [(name, kind) for kind, names in rows for name in names.split()]
+
+
 class _Run(ctypes.Structure):
     """`run_t` of the source."""
 
-    _fields_ = (
-        ("start", ctypes.c_int64),
-        ("stop", ctypes.c_int64),
-        ("flags", ctypes.c_int32),
-        ("average_from_weights", ctypes.c_int32),
-        ("weight_decay", ctypes.c_float),
-        ("momentum", ctypes.c_float),
-        ("dampening", ctypes.c_float),
-        ("beta2", ctypes.c_float),
-        ("correction", ctypes.c_float),
-        ("eps", ctypes.c_float),
-        ("step_size", ctypes.c_float),
-        ("average", ctypes.c_float),
-        ("key", ctypes.c_uint64),
-        ("block", ctypes.c_int64),
+    _fields_ = _members(
+        (ctypes.c_int64, "start stop"),
+        (ctypes.c_int32, "flags average_from_weights"),
+        (ctypes.c_float, "weight_decay momentum dampening beta2 correction eps step_size average"),
+        (ctypes.c_uint64, "key"),
+        (ctypes.c_int64, "block"),
     )
 
 
 class _Field(ctypes.Structure):
     """`field_t` of the source."""
 
-    _fields_ = (
-        ("read", Pointer),
-        ("written", Pointer),
-        ("scales", Pointer),
-        ("scales_out", Pointer),
-        ("form", ctypes.c_int32),
-        ("tensor", ctypes.c_int32),
-        ("is_unsigned", ctypes.c_int32),
+    _fields_ = _members(
+        (Pointer, "read written scales scales_out"), (ctypes.c_int32, "form tensor is_unsigned")
     )
 
 
 class _Update(ctypes.Structure):
     """`update_t` of the source."""
 
-    _fields_ = (
-        ("elems", ctypes.c_int64),
-        ("page_elems", ctypes.c_int64),
-        ("stride", ctypes.c_int64),
-        ("stride_out", ctypes.c_int64),
-        ("optimizer", ctypes.c_int32),
-        ("contributions_count", ctypes.c_int32),
-        ("contributions", Pointer),
-        ("dtypes", Pointer),
-        ("weights", _Field),
-        ("state0", _Field),
-        ("state1", _Field),
-        ("average", Pointer),
-        ("average_out", Pointer),
-        ("runs", Pointer),
-        ("squares", Pointer),
-        ("wire", Pointer),
-        ("wire_dtype", ctypes.c_int32),
-        ("divisor", ctypes.c_float),
-        ("scale", ctypes.c_float),
-        ("in_place", ctypes.c_int32),
-        ("pieces_count", ctypes.c_int64),
-        ("pieces", Pointer),
-        ("piece_squares", Pointer),
+    _fields_ = _members(
+        (ctypes.c_int64, "elems page_elems stride stride_out"),
+        (ctypes.c_int32, "optimizer contributions_count"),
+        (Pointer, "contributions dtypes"),
+        (_Field, "weights state0 state1"),
+        (Pointer, "average average_out runs squares wire"),
+        (ctypes.c_int32, "wire_dtype"),
+        (ctypes.c_float, "divisor scale"),
+        (ctypes.c_int32, "in_place"),
+        (ctypes.c_int64, "pieces_count"),
+        (Pointer, "pieces piece_squares"),
     )
 
 
@@ -122,6 +100,7 @@ class CompiledKernel(UpdateKernel):
     def update(self, call: UpdateCall) -> tuple[float, ...]:
         in_place = check_update(self, call)
         runs, pieces, wire, measure = call.runs, call.pieces, call.wire, call.measure
+        weights = call.old.weights
         pointers, dtypes = sources(call.contributions)
         said = (_Run * len(runs))()
         if self._compiled.number != _NO_OPTIMIZER:
@@ -136,16 +115,14 @@ class CompiledKernel(UpdateKernel):
                     if self._averages:
                         rate = average_rate(run.hyper, run.updates_count)
                         place.average, place.average_from_weights = lerp_weight(rate)
-        count = -(-call.weights.size // NORM_BLOCK_ELEMS) if measure else 0
+        count = -(-weights.size // NORM_BLOCK_ELEMS) if measure else 0
         squares = np.empty(count, np.float64)
-        fields = self._fields(call)
-        average = call.state[-1] if self._averages else None
+        averages = (call.old.state[-1], call.new.state[-1]) if self._averages else ()
         native = _Update(
-            call.weights.size, call.weights.shape[-1], call.weights.strides[0],
-            call.weights_out.strides[0], self._compiled.number, len(call.contributions),
-            ctypes.addressof(pointers), ctypes.addressof(dtypes), *fields,
-            None if average is None else average.ctypes.data,
-            None if average is None else call.state_out[-1].ctypes.data,
+            weights.size, weights.shape[-1], weights.strides[0], call.new.weights.strides[0],
+            self._compiled.number, len(call.contributions),
+            ctypes.addressof(pointers), ctypes.addressof(dtypes), *self._fields(call),
+            *([average.ctypes.data for average in averages] or (None, None)),
             ctypes.addressof(said),
             squares.ctypes.data if measure else None,
             None if wire is None else address_of(wire[0]),
@@ -160,22 +137,17 @@ class CompiledKernel(UpdateKernel):
 
     def _fields(self, call: UpdateCall) -> list[_Field]:
         """Weights and two arrays of state, which may be missing."""
-        read = call.read
-        count = len(read) - self._averages
-        none = (None,) * len(read)
-        scales, scales_out = (None, *call.scales), (None, *call.scales_out)
-        rows = zip(
-            read[:count], call.written[:count],
-            scales if call.scales else none, scales_out if call.scales_out else none, strict=False,
-        )  # fmt: skip
+        old, new = call.old, call.new
+        count = len(old.all) - self._averages
+        rows = zip(old.all[:count], new.all, old.all_scales, new.all_scales, strict=False)
         fields = [
             _Field(
-                old.ctypes.data, new.ctypes.data,
+                read.ctypes.data, written.ctypes.data,
                 None if scale is None else scale.ctypes.data,
                 None if scale_out is None else scale_out.ctypes.data,
-                STORED_CODES[old.dtype], tensor, self._is_unsigned[tensor],
+                STORED_CODES[read.dtype], tensor, self._is_unsigned[tensor],
             )
-            for tensor, (old, new, scale, scale_out) in enumerate(rows)
+            for tensor, (read, written, scale, scale_out) in enumerate(rows)
         ]  # fmt: skip
         return fields + [_Field()] * (3 - count)
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -63,7 +63,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Element ranges whose squares are reported separately; offsets from the first page."""
+    """Element ranges whose squares are reported separately; offsets from the first page.
+
+    Each lies within a block, behind the one before.
+    """
 
     borders: np.ndarray
     """int64 [P, 2]: start, a multiple of 64, and stop of each, in order."""
@@ -78,22 +81,42 @@ class Pieces:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateCall:
-    """One update of some pages.
+class Arrays(NamedTuple):
+    """Weights and state of some pages, as they are stored.
 
-    Shapes: weights, each array of state and what is written: [P, C], or [C] for one page, float32
-    or another type of `narrow.Stored`; an average is float32.
-    A page's elements have no gap between them; pages may lie apart, the arrays that are read all
-    alike and those that are written too. Contributions, runs and the wire cover P * C elements.
-    In place if `*_out` are the arrays read; else they are disjoint from these, never partly.
+    Shapes: [P, C] each, or [C] for one page, float32 or another type of `narrow.Stored`; an average
+    is float32. A page's elements have no gap between them; pages may lie apart, in all alike.
     """
 
-    contributions: Contributions
     weights: Stored
     state: tuple[Stored, ...]
-    weights_out: Stored
-    state_out: tuple[Stored, ...]
+    scales: Scales = ()
+    """Of the state in 8 bits, float32 [P, C / 64] or [C / 64], None for others; () if none is."""
+
+    @property
+    def all(self) -> tuple[Stored, ...]:
+        """Weights, then state."""
+        return (self.weights, *self.state)
+
+    @property
+    def all_scales(self) -> Scales:
+        """One for each of `all`."""
+        return (None, *(self.scales or (None,) * len(self.state)))
+
+    @property
+    def is_narrow(self) -> bool:
+        """True if something is stored in fewer bits than float32."""
+        return any(array.dtype != np.float32 for array in self.all)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateCall:
+    """One update of some pages; contributions, runs and the wire cover P * C elements."""
+
+    contributions: Contributions
+    old: Arrays
+    new: Arrays
+    """In place if these are the old ones; else they are disjoint from them, never partly."""
     runs: Sequence[Run]
     divisor: float
     scale: float
@@ -103,27 +126,8 @@ class UpdateCall:
     """Return the block squares of the sum."""
     pieces: Pieces | None = None
     """Parts of the pages that are measured apart."""
-    scales: Scales = ()
-    """Scales of the state in 8 bits, float32 [P, C / 64] or [C / 64], None for others; () if none
-    is."""
-    scales_out: Scales = ()
     shape: tuple[int, ...] | None = None
     """Shape of the page's only parameter, if the update sees it as a whole; else None."""
-
-    @property
-    def read(self) -> tuple[Stored, ...]:
-        """Weights and state as they are read."""
-        return (self.weights, *self.state)
-
-    @property
-    def written(self) -> tuple[Stored, ...]:
-        """Weights and state as they are written."""
-        return (self.weights_out, *self.state_out)
-
-    @property
-    def is_narrow(self) -> bool:
-        """True if something is stored in fewer bits than float32."""
-        return any(array.dtype != np.float32 for array in self.read)
 
 
 class UpdateKernel(Protocol):
@@ -148,7 +152,8 @@ class UpdateKernel(Protocol):
         """Update the pages; see the module. Returns block squares of the sum if `measure`, else ().
 
         Fills in the squares of `pieces`; those of a sum with an infinity mean nothing.
-        Raises: ValueError if shapes, dtypes or runs do not fit; nothing is written then.
+        Raises: ValueError if shapes, dtypes or runs do not fit; nothing is written then. Borders of
+        pieces are not checked.
         """
 
     def cast(self, weights: F32Array, dtype: str, into: memoryview) -> None:
@@ -189,21 +194,21 @@ def check_fold(contributions: Contributions, before: F32Array | None, out: F32Ar
 
 def check_update(kernel: UpdateKernel, call: UpdateCall) -> bool:
     """True if it is done in place. Raises ValueError as `UpdateKernel.update` says."""
-    elems, shape = call.weights.size, call.weights.shape
-    read, written = call.read, call.written
+    elems, shape = call.old.weights.size, call.old.weights.shape
+    read, written = call.old.all, call.new.all
     check_contributions(call.contributions, elems)
     if not len(read) == len(written) == 1 + len(kernel.state_fields):
         raise ValueError(f"{len(read)} and {len(written)} arrays; state: {kernel.state_fields}")
-    for arrays, scales in ((read, call.scales), (written, call.scales_out)):
-        for array, like in zip(arrays, read, strict=True):
-            _check_pages(array, like.dtype, shape, arrays[0])
-        _check_scales(arrays[1:], scales)
+    for arrays in (call.old, call.new):
+        for array, like in zip(arrays.all, read, strict=True):
+            _check_pages(array, like.dtype, shape, arrays.weights)
+        _check_scales(arrays)
     same = [
         left.ctypes.data == right.ctypes.data for left, right in zip(read, written, strict=True)
     ]
     if any(same) and not (all(same) and read[0].strides == written[0].strides):
         raise ValueError("an update is in place for all arrays or for none")
-    if call.is_narrow and any(run.hyper is not None and run.draw is None for run in call.runs):
+    if call.old.is_narrow and any(run.hyper is not None and run.draw is None for run in call.runs):
         raise ValueError("a run of what is stored in fewer bits has no draw")
     at = 0
     for run in call.runs:
@@ -214,8 +219,6 @@ def check_update(kernel: UpdateKernel, call: UpdateCall) -> bool:
         raise ValueError(f"runs cover {at} of {elems} elements")
     if call.wire is not None:
         _check_payload("the wire", *call.wire, elems)
-    if call.pieces is not None:
-        _check_pieces(call.pieces, elems)
     return all(same)
 
 
@@ -225,22 +228,6 @@ def check_cast(weights: F32Array, dtype: str, into: memoryview) -> None:
         raise ValueError(f"{weights.size} elements are not a multiple of {CELL_ELEMS}")
     _check_array(weights, weights.size)
     _check_payload("the wire", into, dtype, weights.size)
-
-
-def _check_pieces(pieces: Pieces, elems: int) -> None:
-    borders, squares = pieces.borders, pieces.squares
-    count = len(borders)
-    if borders.dtype != np.int64 or borders.shape != (count, 2) or not borders.flags.c_contiguous:
-        raise ValueError(f"{borders.dtype} {borders.shape} are not borders of pieces")
-    if squares.dtype != np.float64 or squares.shape != (3, count) or not squares.flags.c_contiguous:
-        raise ValueError(f"{squares.dtype} {squares.shape} is no room for {count} pieces")
-    starts, stops = borders[:, 0], borders[:, 1]
-    is_in_order = (starts >= np.append(0, stops[:-1])[:count]) & (starts < stops) & (stops <= elems)
-    is_in_block = starts // NORM_BLOCK_ELEMS == (stops - 1) // NORM_BLOCK_ELEMS
-    wrong = ~(is_in_order & is_in_block & (starts % CELL_ELEMS == 0))
-    if wrong.any():
-        start, stop = borders[wrong.argmax()].tolist()
-        raise ValueError(f"piece {start}..{stop} is not within a block, in order, on a cell")
 
 
 def _check_pages(
@@ -263,9 +250,9 @@ def _check_pages(
         raise ValueError(f"{shape[0]} pages of {shape[1]} elements do not all begin with a block")
 
 
-def _check_scales(arrays: tuple[Stored, ...], scales: Scales) -> None:
+def _check_scales(arrays: Arrays) -> None:
     """Raises ValueError unless each array of state in 8 bits has its scales."""
-    for array, scale in zip(arrays, scales or (None,) * len(arrays), strict=True):
+    for array, scale in zip(arrays.all, arrays.all_scales, strict=True):
         if (array.itemsize == 1) != (scale is not None):
             raise ValueError(f"{array.dtype} with scales {scale}")
         if scale is None:

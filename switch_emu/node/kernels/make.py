@@ -6,6 +6,7 @@ imported only where it is used, or compared with: a node that comes back has nei
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -88,11 +89,10 @@ def make_whole_kernel(optimizer: str, state_fields: tuple[str, ...]) -> Portable
     if optimizer != "muon":
         kernel = portable_kernel(optimizer, state_fields)
         return PortableKernel(kernel.name, state_fields, kernel.step, whole=True)
-    try:
-        product = Product(build(None).library)
-    except BuildError:
-        return PortableKernel("muon-f32", state_fields, Muon(portable_product), whole=True)
-    return PortableKernel("muon-f32", state_fields, Muon(product), whole=True)
+    muon = Muon(portable_product)
+    with contextlib.suppress(BuildError):
+        muon = Muon(Product(build(None).library))
+    return PortableKernel("muon-f32", state_fields, muon, whole=True)
 
 
 def check_known(optimizer: str, state_fields: tuple[str, ...]) -> None:

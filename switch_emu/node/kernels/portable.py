@@ -91,13 +91,13 @@ class PortableKernel(UpdateKernel):
 
     def update(self, call: UpdateCall) -> tuple[float, ...]:
         in_place = check_update(self, call)
-        elems, wire, measure = call.weights.size, call.wire, call.measure
+        elems, wire, measure = call.old.weights.size, call.wire, call.measure
         work = self._work(elems)
         lanes = work.lanes(elems if measure else 0)
         with torch.no_grad():
             sources = [_source(payload, dtype) for payload, dtype in call.contributions]
             target = None if wire is None else _target(*wire)
-            page_elems = call.weights.shape[-1]
+            page_elems = call.old.weights.shape[-1]
             for index, start in enumerate(range(0, elems, page_elems)):
                 page = _Page.of(call, index, start, in_place=in_place)
                 size = page_elems if self._is_whole else BLOCK_ELEMS
@@ -187,7 +187,6 @@ class _Page(NamedTuple):
     read: Sequence[Stored]
     written: Sequence[Stored]
     scales: Scales
-    """Scales of the weights, which have none, and of the state; empty if none has."""
     scales_out: Scales
     in_place: bool
 
@@ -200,10 +199,10 @@ class _Page(NamedTuple):
 
         return cls(
             start=start,
-            read=list(map(row, call.read)),
-            written=list(map(row, call.written)),
-            scales=tuple(map(row, (None, *call.scales))),
-            scales_out=tuple(map(row, (None, *call.scales_out))),
+            read=list(map(row, call.old.all)),
+            written=list(map(row, call.new.all)),
+            scales=tuple(map(row, call.old.all_scales)),
+            scales_out=tuple(map(row, call.new.all_scales)),
             in_place=in_place,
         )
 
@@ -219,7 +218,7 @@ class _Page(NamedTuple):
     def widened(self, tensor: int, here: slice) -> F32Array:
         """The values of some elements of what is not stored in float32."""
         values = np.empty(here.stop - here.start, np.float32)
-        scale = self.scales[tensor] if self.read[tensor].itemsize == 1 else None
+        scale = self.scales[tensor]
         widen(self.read[tensor][here], None if scale is None else scale[_cells(here)], values)
         return values
 
@@ -231,8 +230,7 @@ class _Page(NamedTuple):
         here = slice(start - self.start, start - self.start + len(values))
         blocks = _cells(slice(start - run.start, start - run.start + len(values)))
         drawn = draws(run.draw, tensor, range(blocks.start, blocks.stop))
-        into = self.written[tensor][here]
-        scale = self.scales_out[tensor] if into.itemsize == 1 else None
+        into, scale = self.written[tensor][here], self.scales_out[tensor]
         scales = None if scale is None else scale[_cells(here)]
         narrow(values, into, scales, drawn, is_unsigned=is_unsigned)
         if tensor == 0:
@@ -389,8 +387,6 @@ def _deliver(target: Any, payload: memoryview) -> None:
         np.copyto(octets, target.view(torch.uint8).numpy())
 
 
-_LANES = 256
-
 Product = Callable[..., F32Array]
 """(a, b, transposed=) -> their product; see `switch_emu.native.fold`."""
 
@@ -435,8 +431,8 @@ class Muon:
 def _norm(values: F32Array) -> float:
     """Of all elements, summed in float64, in one order: lane j of 256 adds j, j + 256, ..."""
     flat = values.ravel()
-    whole = flat.size // _LANES * _LANES
-    squares = np.square(flat[:whole].reshape(-1, _LANES), dtype=np.float64)
+    whole = flat.size // LANES * LANES
+    squares = np.square(flat[:whole].reshape(-1, LANES), dtype=np.float64)
     lanes = np.add.reduce(squares, axis=0)
     rest = np.square(flat[whole:], dtype=np.float64)
     return math.sqrt(math.fsum(lanes) + math.fsum(rest))

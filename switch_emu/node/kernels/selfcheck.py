@@ -7,7 +7,6 @@ once before a kernel touches a page: torch may change its arithmetic, and a comp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from luwu.aggregate.interface import F32Array
 from luwu.base.dtypes import DTYPES
 from luwu.wire.hyper import Number
 from luwu.wire.stored import BLOCK_ELEMS, NEVER_NEGATIVE, field_dtype
-from switch_emu.node.kernels.interface import Pieces, Run, Scales, UpdateCall, UpdateKernel
+from switch_emu.node.kernels.interface import Arrays, Pieces, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.narrow import Draw, Stored, draw_key, narrow, widen
 from switch_emu.node.kernels.updates import NO_OPTIMIZER, Hyper
 
@@ -50,7 +49,7 @@ def _difference(
     hypers = [{**of, **average} for of, average in zip(checks, _AVERAGES, strict=True)]
     for array in values[2 : 1 + len(fields)]:
         np.abs(array, out=array)  # v is never negative
-    kept = [_Kept.of(values[: 1 + len(fields)], fields, master, state) for _ in range(2)]
+    kept = [_stored(values[: 1 + len(fields)], fields, master, state) for _ in range(2)]
     for updates, (dtypes, wire, divisor, in_place) in enumerate(_CASES):
         contributions = [
             (memoryview(_as(dtype, values[-1 - index % 3])), dtype)
@@ -58,16 +57,14 @@ def _difference(
         ]
         results = []
         for number, (kernel, old) in enumerate(zip((found, expected), kept, strict=True)):
-            new = old if in_place else old.empty()
+            new = old if in_place else _empty(old)
             octets = np.zeros(ELEMS * DTYPES[wire].nbytes, np.uint8)
             pieces = Pieces.of(_PIECES)
             squares = kernel.update(
                 UpdateCall(
                     contributions=contributions,
-                    weights=old.arrays[0],
-                    state=old.arrays[1:],
-                    weights_out=new.arrays[0],
-                    state_out=new.arrays[1:],
+                    old=old,
+                    new=new,
                     runs=[
                         _run(0, 2048 + 64, hypers[0], updates),
                         Run(start=2048 + 64, stop=4096 - 128, hyper=None),
@@ -78,12 +75,10 @@ def _difference(
                     wire=(octets.data, wire),
                     measure=True,
                     pieces=pieces,
-                    scales=old.scales,
-                    scales_out=new.scales,
                 )
             )
             weights = np.empty(ELEMS, np.float32)
-            widen(new.arrays[0], None, weights)
+            widen(new.weights, None, weights)
             cast = np.zeros_like(octets)
             kernel.cast(weights, wire, cast.data)
             total = np.empty(ELEMS, np.float32)
@@ -91,7 +86,7 @@ def _difference(
             kept[number] = new
             scales = [scale for scale in new.scales if scale is not None]
             measured = (np.array(squares), pieces.squares, total, np.array(folded))
-            results.append((*new.arrays, octets, cast, *measured, *scales))
+            results.append((*new.all, octets, cast, *measured, *scales))
         names = (
             "weights", *fields, "wire", "cast", "squares", "squares of pieces", "fold",
             "folded squares", *(f"scales {index}" for index in range(len(results[0]))),
@@ -103,36 +98,24 @@ def _difference(
     return None
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """Weights and state of a page, and scales."""
+def _stored(values: Sequence[F32Array], fields: Sequence[str], master: str, state: str) -> Arrays:
+    arrays: list[Stored] = []
+    scales: list[F32Array | None] = []
+    for name, each in zip(("", *fields), values, strict=True):
+        dtype = field_dtype(name, state) if name else master
+        array, scale = np.empty(each.size, DTYPES[dtype].numpy), None
+        if array.itemsize == 1:
+            scale = np.empty(each.size // BLOCK_ELEMS, np.float32)
+        narrow(each, array, scale, None, is_unsigned=name in NEVER_NEGATIVE)
+        arrays.append(array)
+        scales.append(scale)
+    return Arrays(arrays[0], tuple(arrays[1:]), tuple(scales[1:]))
 
-    arrays: tuple[Stored, ...]
-    scales: Scales
 
-    @classmethod
-    def of(
-        cls, values: Sequence[F32Array], fields: Sequence[str], master: str, state: str
-    ) -> _Kept:
-        """Stored so."""
-        arrays: list[Stored] = []
-        scales: list[F32Array | None] = []
-        for name, each in zip(("", *fields), values, strict=True):
-            dtype = field_dtype(name, state) if name else master
-            array, scale = np.empty(each.size, DTYPES[dtype].numpy), None
-            if array.itemsize == 1:
-                scale = np.empty(each.size // BLOCK_ELEMS, np.float32)
-            narrow(each, array, scale, None, is_unsigned=name in NEVER_NEGATIVE)
-            arrays.append(array)
-            scales.append(scale)
-        return cls(tuple(arrays), tuple(scales[1:]) if state == "int8" else ())
-
-    def empty(self) -> _Kept:
-        """Room for another one."""
-        return _Kept(
-            tuple(map(np.zeros_like, self.arrays)),
-            tuple(None if scale is None else np.zeros_like(scale) for scale in self.scales),
-        )
+def _empty(like: Arrays) -> Arrays:
+    weights, *state = map(np.zeros_like, like.all)
+    scales = (None if scale is None else np.zeros_like(scale) for scale in like.scales)
+    return Arrays(weights, tuple(state), tuple(scales))
 
 
 def _run(start: int, stop: int, hyper: Mapping[str, Number], updates: int) -> Run:

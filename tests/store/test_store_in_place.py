@@ -1,4 +1,4 @@
-"""The store in RAM, and the RAM tier over it."""
+"""The store in RAM with one side: a version overwrites the one before."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from luwu.base.errors import StateError
 from switch_emu.store import (
     DecidedStep,
     MemoryPageStore,
-    PageStore,
-    TieredPageStore,
     VersionMissing,
 )
 from tests.suites.store_suite import (
-    PageStoreSuite,
     contents,
     read,
     record,
@@ -21,18 +18,6 @@ from tests.suites.store_suite import (
     take_step,
     write_pages,
 )
-
-
-class TestMemoryPageStore(PageStoreSuite):
-    @pytest.fixture
-    def store(self) -> PageStore:
-        return MemoryPageStore(small_config())
-
-
-class TestTierOverMemory(PageStoreSuite):
-    @pytest.fixture
-    def store(self) -> PageStore:
-        return TieredPageStore(MemoryPageStore(small_config()), 60_000)
 
 
 def test_in_place_a_version_overwrites_the_one_before() -> None:
