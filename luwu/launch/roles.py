@@ -85,7 +85,7 @@ class RoleProcess:
             if is_node(self.role) and self.endpoint is not None:  # it has looked at the state
                 self._spec["resume"] = True
         self._spec["incarnation"] = new_incarnation(self._spec.get("incarnation") or 0)
-        self._ready_file.unlink(missing_ok=True)
+        ready_file(self._run, self.role).unlink(missing_ok=True)
         self._run.error(self.role).unlink(missing_ok=True)
         with refusing(f"the start-up configuration of the {self.role}"):
             config = write_role(self._run, self.role, self._spec, self._private_directory)
@@ -122,7 +122,7 @@ class RoleProcess:
 
     def ready(self) -> dict[str, Any] | None:
         """Its report when it began to listen; None until then."""
-        document = read_json(self._ready_file)
+        document = read_json(ready_file(self._run, self.role))
         if document is not None:
             self.endpoint = document["endpoint"]
         return document
@@ -153,10 +153,6 @@ class RoleProcess:
         now = self.child.disk if self.child is not None else DiskBytes()
         before = self._disk_before
         return DiskBytes(before.read + now.read, before.written + now.written)
-
-    @property
-    def _ready_file(self) -> Path:
-        return ready_file(self._run, self.role)
 
 
 def write_role(

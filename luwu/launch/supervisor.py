@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,15 +71,6 @@ SPIN_COUNT: Final = "10000"
 step 20 times longer when two other processes wanted the two cores; this costs 5 % alone."""
 
 
-@dataclass(slots=True)
-class WorkerGroup:
-    """The workers of one launch on one host, under their guard."""
-
-    guard: Child
-    agent: LogFollower
-    """The reports of the starter of workers."""
-
-
 class Supervisor(Closing):
     """The processes of one run on this host. Use it as a context manager."""
 
@@ -107,7 +97,8 @@ class Supervisor(Closing):
         self._finished: set[str] = set()
         """Roles that died when the job was over, with nothing left to do."""
         self._replicas = Replicas(1, 1)
-        self._workers: list[WorkerGroup] = []
+        self._guard: Child | None = None
+        """The guard of the workers."""
         self._attendance: Attendance | None = None
         self._skips = Skips(run)
         self._are_workers_done = False
@@ -203,9 +194,9 @@ class Supervisor(Closing):
         })  # fmt: skip
         self._relay = Relay(self.run, f"{self._prefix}worker-0", sink)
         name = f"{self._prefix}torchrun"
-        agent = LogFollower(self.run.log(name), from_end=True)
-        guard = Child(name, command, log=self.run.log(name), environ=environ)
-        self._workers.append(WorkerGroup(guard, agent))
+        self._agent = LogFollower(self.run.log(name), from_end=True)
+        """The reports of the starter of workers."""
+        self._guard = Child(name, command, log=self.run.log(name), environ=environ)
 
     def expect_replicas(self, optimizer_nodes: int, replicas: int) -> None:
         """Several optimizer nodes hold each page: the run goes on without one that is lost."""
@@ -335,28 +326,25 @@ class Supervisor(Closing):
                     role.tell_over()
 
     def _look_at_workers(self) -> bool:
-        groups = self._workers
-        if not groups:
+        if self._guard is None:
             return False
-        codes = [group.guard.poll() for group in groups]
-        are_done = None not in codes
+        code = self._guard.poll()
         if self._relay is not None:
             self._relay.look()
-        for group, code in zip(groups, codes, strict=True):
-            for line in group.agent.lines(is_last=code is not None):
-                if line.startswith(SAYS):
-                    self._console.say(line.removeprefix(SAYS))
-            if code:
-                self._raise_role_failure_first()
-                causes = [] if self._attendance is None else self._attendance.vain_waits()
-                raise worker_failure(self.run, self._prefix, code, group.guard.name, causes)
-        if self._attendance is not None and not are_done:
+        for line in self._agent.lines(is_last=code is not None):
+            if line.startswith(SAYS):
+                self._console.say(line.removeprefix(SAYS))
+        if code:
+            self._raise_role_failure_first()
+            causes = [] if self._attendance is None else self._attendance.vain_waits()
+            raise worker_failure(self.run, self._prefix, code, causes)
+        if self._attendance is not None and code is None:
             for line in self._attendance.news():
                 self._console.say(line)
         elif self._attendance is not None:
             self._attendance.check_joined()
             self._attendance = None
-        return are_done
+        return code is not None
 
     def _raise_role_failure_first(self) -> None:
         """A worker that failed because a role ended for good is not the cause."""
@@ -398,7 +386,7 @@ class Supervisor(Closing):
         self.run.keep(self.run.file(name), self.sampler.document())
 
     def _worker_entries(self) -> list[ProcessEntry]:
-        if all(group.guard.poll() is not None for group in self._workers):
+        if self._guard is None or self._guard.poll() is not None:
             return []
         entries = [
             ProcessEntry(role="worker", **record)
@@ -417,7 +405,8 @@ class Supervisor(Closing):
         """Stop what still runs, within 2 s, and remove what would be left."""
         self._console.end_live()
         children = [role.child for role in self._roles if role.child is not None]
-        children += [group.guard for group in self._workers]
+        if self._guard is not None:
+            children.append(self._guard)
         stop_all(children, patience_s=STOP_PATIENCE_S)
         kill_marked(self.run_id + MARK_SUFFIX)
         kill_marked(self.run_id)

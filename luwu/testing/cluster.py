@@ -27,13 +27,15 @@ from typing import Any, Self
 import luwu
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.closing import Closing
-from luwu.base.errors import DeadlineError
+from luwu.base.errors import ConfigError, DeadlineError
 from luwu.base.socket_directory import PREFIX
 from luwu.launch.processes.children import is_alive, kill_marked, marked_processes
 from luwu.launch.processes.console import tail
+from luwu.launch.processes.failures import error_of_code
 from luwu.launch.processes.guard import MARK_SUFFIX
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.progress import Progress
+from luwu.testing.calls import load_value, rank_file
 from luwu.testing.record import once, written_tracebacks
 
 POLL_S = 0.02
@@ -49,6 +51,9 @@ def clean_environ() -> dict[str, str]:
 
 class Cluster(Closing):
     """One `luwu` command and the processes it started."""
+
+    call: Path | None = None
+    """The call that its workers make, if they run a function."""
 
     def __init__(
         self,
@@ -186,6 +191,19 @@ class Cluster(Closing):
             raise DeadlineError(
                 f"luwu still ran after {limit_s:.0f} s:\n{self.output}\n{self._log_tails()}"
             ) from exc
+
+    def returned(self, limit_s: float = 120) -> list[Any]:
+        """What the function of `luwu_cluster` returned, by rank, once `luwu run` has ended well.
+
+        Raises: WorkerFailed, or the error of the exit code, if it has not.
+        """
+        if self.call is None:
+            raise ConfigError("this cluster runs a script, which returns nothing; see results()")
+        code = self.wait(limit_s)
+        if code != 0:
+            raise error_of_code(code, f"luwu run ended with exit code {code}:\n{self.told}")
+        count = len(list(self.call.parent.glob("result-*")))
+        return [load_value(rank_file(self.call, "result", rank)) for rank in range(count)]
 
     def results(self) -> dict[str, Any]:
         """The files of `results/`, by name."""
