@@ -45,10 +45,9 @@ from luwu.launch.processes.relay import Relay
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import key_environ
 from luwu.launch.serving import STATE_DIRECTORY
-from luwu.launch.torchrun import guard_command
+from luwu.launch.supervisor import STOP_PATIENCE_S
+from luwu.launch.torchrun import guarded
 from luwu.launch.worker_loss import worker_restarts
-
-STOP_PATIENCE_S = 1.2
 
 
 class Runner:
@@ -81,7 +80,7 @@ class Runner:
         inherited = {key: text for key, text in os.environ.items() if not key.startswith("LUWU_")}
         self._child = Child(
             name,
-            [*guard_command(self._run_id), sys.executable, "-m", module, *arguments],
+            guarded(self._run_id, [sys.executable, "-m", module, *arguments]),
             log=self._run.log(name),
             environ={**inherited, "PYTHONUNBUFFERED": "1", **environ},
         )

@@ -185,10 +185,7 @@ class LocalCluster(Closing):
     def reader(self) -> StateReader:
         """A reader of this job, not open yet; the caller closes it, and its transport with it."""
         return StateReader(
-            self._open(0),
-            endpoint=self._endpoint(),
-            job=self.job,
-            grace_s=self._grace_s,
+            self._open(0), endpoint=self._endpoint(), job=self.job, grace_s=self._grace_s
         )
 
     @property

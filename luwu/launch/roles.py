@@ -30,12 +30,7 @@ from luwu.base.links import LinkPair, retry_over
 from luwu.base.own import own_module
 from luwu.base.seeds import derive
 from luwu.base.tree import Place, Tree
-from luwu.launch.network import (
-    dilated_disk_rate,
-    links_of,
-    node_link,
-    switch_fidelity,
-)
+from luwu.launch.network import dilated_disk_rate, links_of, node_link, switch_fidelity
 from luwu.launch.nodes import is_node, kind_of, node_result, node_role
 from luwu.launch.processes.children import MARK, ROLE_TUNABLES, Child, DiskBytes
 from luwu.launch.processes.console import tail

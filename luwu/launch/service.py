@@ -32,13 +32,7 @@ from luwu.launch.processes.children import Child, kill_marked, stop_all
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.failures import role_failure
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
-from luwu.launch.roles import (
-    ended_file,
-    ready_file,
-    role_environ,
-    wait_until_listens,
-    write_role,
-)
+from luwu.launch.roles import ended_file, ready_file, role_environ, wait_until_listens, write_role
 from luwu.launch.serving import decide_sizes, serve, tree_of
 from luwu.launch.supervisor import STOP_PATIENCE_S
 from luwu.protocol.actions import PARENT

@@ -29,12 +29,7 @@ from luwu.base.tree import (
     read_tree,
 )
 from luwu.join.connection import Connection, Leaf, write_connection
-from luwu.launch.network import (
-    chunk_for_links,
-    links_of,
-    node_link,
-    switch_fidelity,
-)
+from luwu.launch.network import chunk_for_links, links_of, node_link, switch_fidelity
 from luwu.launch.nodes import check_nodes, node_role
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import SwitchEnds, job_spec, node_spec, switch_spec

@@ -16,18 +16,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.closing import Closing
-from luwu.base.errors import (
-    ConfigError,
-    DeadlineError,
-    Interrupted,
-    StateError,
-)
+from luwu.base.errors import ConfigError, DeadlineError, Interrupted, StateError
 from luwu.base.json_file import read_json, remove_partial
 from luwu.launch.agent import SAYS, Share, own_agent_command
 from luwu.launch.attendance import Attendance
@@ -53,8 +49,8 @@ from luwu.launch.torchrun import (
     TORCHRUN_ENVIRON,
     TORCHRUN_FOLDER,
     Meeting,
-    guard_command,
-    guarded_command,
+    entry_arguments,
+    guarded,
     torchrun_command,
 )
 
@@ -160,10 +156,7 @@ class Supervisor(Closing):
         """
         workers = 1 if alone else len(share.ranks)
         environ = worker_environ(
-            self.run,
-            self.run_id,
-            connect=connect,
-            threads=threads or threads_per_worker(workers),
+            self.run, self.run_id, connect=connect, threads=threads or threads_per_worker(workers)
         )
         environ |= {**TORCHRUN_ENVIRON, **self.worker_environ}
         for pattern in (f"errors/{self._prefix}worker-*", f"roles/{self._prefix}worker-*"):
@@ -175,16 +168,17 @@ class Supervisor(Closing):
             self._attendance = Attendance(
                 self.run, self._prefix, meeting=meeting, is_watching=by_torchrun
             )
-        if meeting is None and not alone:
-            starter = own_agent_command(
+        entry = entry_arguments(self.run, self._prefix, script)
+        if alone:
+            command = [sys.executable, *entry]
+        elif meeting is not None:
+            command = [*torchrun_command(self.run, workers, meeting, restarts_max), *entry]
+        else:
+            agent = own_agent_command(
                 self.run, self._prefix, share, policy=on_loss, restarts=restarts_max, when=when
             )
-            command = [*guard_command(self.run_id), *starter, *script]
-        else:
-            torchrun = None
-            if meeting is not None:
-                torchrun = torchrun_command(self.run, workers, meeting, restarts_max)
-            command = guarded_command(self.run, self.run_id, self._prefix, script, torchrun)
+            command = [*agent, *script]
+        command = guarded(self.run_id, command)
         self.run.keep(self.run.role(f"{self._prefix}workers.json"), {
             "schema": 1,
             "workers": workers,

@@ -56,13 +56,9 @@ class Cluster(Closing):
     """The call that its workers make, if they run a function."""
 
     def __init__(
-        self,
-        directory: Path,
-        arguments: Sequence[str],
-        *,
-        environ: Mapping[str, str] | None = None,
-        name: str = "run",
-    ) -> None:
+        self, directory: Path, arguments: Sequence[str], *,
+        environ: Mapping[str, str] | None = None, name: str = "run",
+    ) -> None:  # fmt: skip
         """Run `luwu ARGUMENTS` in `directory`; its run directory must be `directory/name`."""
         self.run_directory = RunDirectory(directory / name)
         self._output = directory / f"{name}.out"
@@ -70,30 +66,23 @@ class Cluster(Closing):
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "luwu.testing.leash", *arguments],
                 stdin=subprocess.PIPE,  # at its end the launcher stops, so it ends with us
-                stdout=output,
-                stderr=output,
-                cwd=directory,
+                stdout=output, stderr=output, cwd=directory, start_new_session=True,
                 env={**clean_environ(), **(environ or {})},
-                start_new_session=True,
-            )
+            )  # fmt: skip
+        self.pid = self._process.pid
+        """The launcher's process number."""
+        self._marks = [
+            f"{self.run_directory.path.name}-{self.pid}{end}" for end in ("", MARK_SUFFIX)
+        ]
 
     @classmethod
     def run(
-        cls,
-        directory: Path,
-        *script: str,
-        flags: Sequence[str] = (),
-        environ: Mapping[str, str] | None = None,
-        name: str = "run",
-    ) -> Self:
+        cls, directory: Path, *script: str, flags: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None, name: str = "run",
+    ) -> Self:  # fmt: skip
         """`luwu run FLAGS SCRIPT ...` with a run directory below `directory`."""
         arguments = ["run", "--run-dir", str(directory / name), *flags, *script]
         return cls(directory, arguments, environ=environ, name=name)
-
-    @property
-    def pid(self) -> int:
-        """The launcher's process number."""
-        return self._process.pid
 
     @property
     def output(self) -> str:
@@ -215,12 +204,7 @@ class Cluster(Closing):
 
     def leftovers(self) -> list[str]:
         """Processes and sockets of this run that are still there: none after its end (I8)."""
-        run_id = f"{self.run_directory.path.name}-{self.pid}"
-        found = [
-            f"process {pid}"
-            for mark in (run_id, run_id + MARK_SUFFIX)
-            for pid in marked_processes(mark)
-        ]
+        found = [f"process {pid}" for mark in self._marks for pid in marked_processes(mark)]
         for parent in {Path("/tmp"), Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")}:
             found += [str(path) for path in parent.glob(f"{PREFIX}{self.pid}-*")]
         found += [  # os.walk passes over a directory that is removed meanwhile
@@ -245,9 +229,8 @@ class Cluster(Closing):
             self._process.wait()
         assert self._process.stdin is not None
         self._process.stdin.close()
-        run_id = f"{self.run_directory.path.name}-{self.pid}"
-        kill_marked(run_id)
-        kill_marked(run_id + MARK_SUFFIX)
+        for mark in self._marks:
+            kill_marked(mark)
 
     def _log_tails(self) -> str:
         logs = sorted((self.run_directory.path / "logs").glob("*.log"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,7 @@ from luwu.launch.processes.guard import LEFT, MARK_SUFFIX
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.service import ServiceJob
 from luwu.launch.supervisor import STOP_PATIENCE_S, threads_per_worker, worker_environ
-from luwu.launch.torchrun import guarded_command
+from luwu.launch.torchrun import entry_arguments, guarded
 from luwu.testing.calls import BEFORE, load_value, rank_file, write_call
 from luwu.testing.cluster import clean_environ
 from luwu.testing.namespaces import External, Namespace, ProcService
@@ -84,7 +85,7 @@ class Call:
         }
         return Child(
             f"guard-{rank}",
-            guarded_command(self.run, self._mark(rank), "", script, None),
+            guarded(self._mark(rank), [sys.executable, *entry_arguments(self.run, "", script)]),
             log=self.run.log(f"guard-{rank}"),
             environ={**environ, **ranks},
         )

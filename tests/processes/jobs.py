@@ -43,11 +43,7 @@ class Comparison:
 
 
 def compare(
-    directory: Path,
-    *flags: str,
-    name: str = "run",
-    arms: str = "luwu",
-    threads: int | None = 1,
+    directory: Path, *flags: str, name: str = "run", arms: str = "luwu", threads: int | None = 1
 ) -> Comparison:
     """Run a comparison to its end, with nothing left behind (I8).
 

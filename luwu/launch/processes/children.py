@@ -52,20 +52,12 @@ class Child:
         with refusing(f"the log of {name}"), log.open("ab") as output:
             try:
                 self._process = subprocess.Popen(
-                    list(command),
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=output,
-                    env=dict(environ),
-                    start_new_session=True,
-                )
+                    list(command), stdin=subprocess.PIPE, stdout=output, stderr=output,
+                    env=dict(environ), start_new_session=True,
+                )  # fmt: skip
             except OSError as exc:
                 raise ConfigError(f"cannot start {name} ({command[0]}): {exc}") from exc
-
-    @property
-    def pid(self) -> int:
-        """Its process number."""
-        return self._process.pid
+        self.pid = self._process.pid
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
