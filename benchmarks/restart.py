@@ -30,6 +30,7 @@ from benchmarks.training import Training, TrainingRuns, temporary_directory
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import resolve
 from luwu.base.errors import LuwuError
+from luwu.launch.processes.children import wait_for_end
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import RoleProcess, job_spec, node_spec
 from switch_emu.node.pages import store_config
@@ -85,7 +86,7 @@ class Restarts:
             return (SYSTEM_CLOCK.now_ns() - start_ns) / 1e9
         finally:
             child.signal(9)  # type: ignore[arg-type]
-            child.wait(10.0)
+            wait_for_end(child, 10.0)
 
 
 def _make_state(path: Path, params: int) -> None:

@@ -45,9 +45,9 @@ from luwu.launch.processes.relay import Relay
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import key_environ
 from luwu.launch.serving import STATE_DIRECTORY
+from luwu.launch.supervisor import STOP_PATIENCE_S
+from luwu.launch.torchrun import guarded
 from luwu.launch.worker_loss import worker_restarts
-
-STOP_PATIENCE_S = 1.2
 
 
 class Runner:
@@ -59,7 +59,6 @@ class Runner:
         self._run = RunDirectory.create(Path(tempfile.mkdtemp(prefix="luwu-ray-")) / "run")
         self._run_id = f"ray-{os.getpid()}-{self._run.path.parent.name}"
         self._child: Child | None = None
-        self._log: Path | None = None
         self._log_offset = 0
         self._relay: Relay | None = None
         self._streams: list[tuple[bytes, bool]] = []
@@ -76,15 +75,13 @@ class Runner:
 
         `with_streams`: standard output and standard error are also kept apart, for `look`.
         """
-        self._log = log = self._run.log(name)
         if with_streams:
             self._relay = Relay(self._run, name, lambda *part: self._streams.append(part))
-        guard = [sys.executable, "-m", "luwu.launch.processes.guard", self._run_id]
         inherited = {key: text for key, text in os.environ.items() if not key.startswith("LUWU_")}
         self._child = Child(
             name,
-            [*guard, sys.executable, "-m", module, *arguments],
-            log=log,
+            guarded(self._run_id, [sys.executable, "-m", module, *arguments]),
+            log=self._run.log(name),
             environ={**inherited, "PYTHONUNBUFFERED": "1", **environ},
         )
 
@@ -94,11 +91,10 @@ class Runner:
         Each part of the streams says whether it is of standard error.
         """
         assert self._child is not None
-        assert self._log is not None
         code = self._child.poll()
         if self._relay is not None:
             self._relay.look()
-        with self._log.open("rb") as log:
+        with self._child.log.open("rb") as log:
             log.seek(self._log_offset)
             new = log.read()
         self._log_offset += len(new)

@@ -25,9 +25,8 @@ from __future__ import annotations
 import functools
 import json
 import os
-import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
@@ -38,7 +37,8 @@ from luwu.base.expendable import print_if_possible
 from luwu.base.torch_import import import_for_children
 from luwu.launch import entry
 from luwu.launch.attendance import BROKEN_OFF, look_at
-from luwu.launch.processes.children import end_text, exit_text, wait_for_end
+from luwu.launch.processes.children import Forked, end_text, exit_text, stop_all
+from luwu.launch.processes.failures import FINAL_CODES
 from luwu.launch.processes.run_directory import RunDirectory
 
 
@@ -66,47 +66,8 @@ def _start_program(arguments: Sequence[str]) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-m", entry.__name__, *arguments])
 
 
-class Forked:
-    """A child process that calls `work`, with `environ` beside our variables, and ends with it."""
-
-    def __init__(self, work: Callable[[], None], environ: Mapping[str, str]) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.pid = os.fork()
-        self._code: int | None = None
-        if self.pid == 0:
-            os.environ.update(environ)
-            work()
-            sys.exit()  # through our callers, so that Python ends as always
-
-    def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
-        if self._code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self._code = os.waitstatus_to_exitcode(status)
-        return self._code
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def wait(self, timeout_s: float) -> int | None:
-        """Its exit code, or None if it still runs after `timeout_s`."""
-        return wait_for_end(self.poll, timeout_s)
-
-    def kill(self) -> None:
-        """End it, and return when it has ended."""
-        self.send_signal(signal.SIGKILL)
-        if self._code is None:
-            _, status = os.waitpid(self.pid, 0)
-            self._code = os.waitstatus_to_exitcode(status)
-
-
 SAYS: Final = "agent: "
 """Begins a line of ours."""
-_FINAL_CODES = (2, 3, 5)
 _POLL_S = 0.02
 _STOP_PATIENCE_S = 0.5
 _LOST_CODE = 4
@@ -152,8 +113,7 @@ class Agent:
         self._policy, self._restarts_left = policy, restarts
         self._run, self._prefix = run, prefix
         self._restarts_count, self._restarts_max = 0, restarts
-        self._meeting = self._meet()
-        self._workers = self._start_all()
+        self._start_all()
 
     def run(self) -> int:
         """Until all workers are done, lost for good or stopped; the exit code."""
@@ -189,7 +149,7 @@ class Agent:
                 self._run.keep(role.with_suffix(".ended"), {"joined": False, BROKEN_OFF: True})
             return 0
         how = f"worker {worker.rank} (pid {worker.process.pid}) was lost: {end_text(code)}"
-        may_mend = code not in _FINAL_CODES
+        may_mend = code not in FINAL_CODES
         if self._policy == "stop":
             return self._start_all_again(worker, code, how) if may_mend else code
         if may_mend and self._restarts_left:
@@ -223,8 +183,7 @@ class Agent:
         self._restarts_left -= 1
         self._restarts_count += 1
         self._say(f"{how}; all workers are started again, {self._restarts_left} restarts left")
-        self._meeting = self._meet()
-        self._workers = self._start_all()
+        self._start_all()
         return 0
 
     def _explain(self, worker: _Worker, text: str) -> None:
@@ -239,8 +198,9 @@ class Agent:
         }  # fmt: skip
         self._run.keep(self._run.error(name), document)
 
-    def _start_all(self) -> list[_Worker]:
-        return [_Worker(rank, self._start(rank)) for rank in self._share.ranks]
+    def _start_all(self) -> None:
+        self._meeting = self._meet()
+        self._workers = [_Worker(rank, self._start(rank)) for rank in self._share.ranks]
 
     def _start(self, rank: int) -> Forked:
         environ = {
@@ -288,12 +248,7 @@ class Agent:
         return {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
 
     def _stop_all(self) -> None:
-        running = [worker.process for worker in self._workers if worker.process.poll() is None]
-        for process in running:
-            process.send_signal(signal.SIGTERM)
-        for process in running:
-            if process.wait(_STOP_PATIENCE_S) is None:
-                process.kill()
+        stop_all([worker.process for worker in self._workers], patience_s=_STOP_PATIENCE_S)
 
     @staticmethod
     def _say(text: str) -> None:

@@ -17,6 +17,7 @@ was started again only what it did since counts; one that failed is no case of t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -139,9 +140,10 @@ class Attendance:
     def _find(self, workers: list[_Worker]) -> list[tuple[str, str]]:
         return [*self._strangers(workers), *self._early(workers)]
 
-    def _missing(self, workers: list[_Worker]) -> list[tuple[str, str]]:
-        found = [each.misses for each in workers if each.misses]
-        return [(text, f"{text} yet; the workers of this host wait for them") for text in found[:1]]
+    def _missing(self, workers: list[_Worker]) -> Iterator[tuple[str, str]]:
+        text = next((each.misses for each in workers if each.misses), "")
+        if text:
+            yield text, f"{text} yet; the workers of this host wait for them"
 
     def _check_gone(self, workers: list[_Worker]) -> None:
         """Twice, as torchrun may be about to report how it failed. Raises WorkerFailed."""
@@ -161,37 +163,34 @@ class Attendance:
                 )
         self._gone = list(gone)
 
-    def _stay(self, workers: list[_Worker]) -> list[tuple[str, str]]:
+    def _stay(self, workers: list[_Worker]) -> Iterator[tuple[str, str]]:
         """Workers whose process stays, in two looks, although their script is done."""
         staying = {each.rank: each for each in workers if each.threads and is_alive(each.pid)}
         before, self._staying = self._staying, list(staying)
-        text = (
-            "the script of worker {} is done and its last step is decided, but its thread {} still "
-            "runs, and the run waits for it: end it, or make it a daemon thread"
-        )
-        return [
-            (f"stays {rank}", text.format(rank, ", ".join(staying[rank].threads)))
-            for rank in before
-            if rank in staying
-        ]
+        for rank in (each for each in before if each in staying):
+            text = (
+                f"the script of worker {rank} is done and its last step is decided, but its thread "
+                f"{', '.join(staying[rank].threads)} still runs, and the run waits for it: end it, "
+                "or make it a daemon thread"
+            )
+            yield f"stays {rank}", text
 
-    def _strangers(self, workers: list[_Worker]) -> list[tuple[str, str]]:
+    def _strangers(self, workers: list[_Worker]) -> Iterator[tuple[str, str]]:
         ended = [each for each in workers if each.is_stranger]
         if not ended or not any(each.is_waiting for each in workers):
-            return []
+            return
         if not any(each.has_begun for each in workers):
-            return [("nobody", _nobody(ended))]
-        return [(f"stranger {each.rank}", self._stranger(each.rank)) for each in ended]
+            yield "nobody", _nobody(ended)
+            return
+        for rank in (each.rank for each in ended):
+            text = (
+                f"the script of worker {rank} has ended without joining the job, so the others "
+                "wait for it: every rank must call luwu.init() and make an optimizer of "
+                f"luwu.optim; its output is in {self._run.log(f'{self._prefix}worker-{rank}')}"
+            )
+            yield f"stranger {rank}", text
 
-    def _stranger(self, rank: int) -> str:
-        return (
-            f"the script of worker {rank} has ended without joining the job, so the others wait "
-            "for it: every rank must call luwu.init() and make an optimizer of luwu.optim; its "
-            f"output is in {self._run.log(f'{self._prefix}worker-{rank}')}"
-        )
-
-    def _early(self, workers: list[_Worker]) -> list[tuple[str, str]]:
-        found = []
+    def _early(self, workers: list[_Worker]) -> Iterator[tuple[str, str]]:
         for gone in workers:
             if gone.left_at is None:
                 continue
@@ -202,13 +201,12 @@ class Attendance:
             ]
             if waiting:
                 made = "without a step" if not gone.left_at else f"after step {gone.left_at - 1}"
-                found.append((
-                    f"early {gone.rank} {gone.left_at}",
+                text = (
                     f"worker {gone.rank} has left the job {made} (its script has ended, or called "
                     f"luwu.finish()), and worker {', '.join(waiting)} waits for its part of step "
-                    f"{gone.left_at}; {_ADVICE}",
-                ))  # fmt: skip
-        return found
+                    f"{gone.left_at}; {_ADVICE}"
+                )
+                yield f"early {gone.rank} {gone.left_at}", text
 
     def _look(self) -> list[_Worker]:
         files = sorted(self._run.path.glob(f"roles/{self._prefix}worker-*.json"))

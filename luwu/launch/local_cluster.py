@@ -11,7 +11,7 @@ import atexit
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -56,6 +56,11 @@ _ENDPOINTS = {"tcp": "tcp://127.0.0.1:0", "ipc": "ipc://auto", "shm": "shm://aut
 class LocalCluster(Closing):
     """One job's switch and nodes in threads; `nic` gives each worker thread its NIC."""
 
+    errors: list[BaseException]
+    """Errors that switches and nodes have ended with so far."""
+    endpoints: dict[str, str]
+    """The endpoints of the node and of each switch, by `node` and the switches' names."""
+
     def __init__(  # more than ten: the options of a test's cluster, most of them left out
         self, *, world_size: int, state: Path | None, memory_budget_bytes: int,
         chunk_bytes: int = 16 * 1024, extent_chunks: int = 1, transport: str = "inproc",
@@ -78,7 +83,7 @@ class LocalCluster(Closing):
         self._worker_retry = retry_over(links.worker)
         self.world_size, self._transport_name = world_size, transport
         self._network = InProcessNetwork()
-        self._errors: list[BaseException] = []
+        self.errors = []
         self._on_error, self._printed = on_error, printed
         self._stopping = threading.Event()
         self._nics: list[Nic] = []
@@ -98,14 +103,14 @@ class LocalCluster(Closing):
             replicas=replicas, groups=() if tree is None else tree.groups,
         )  # fmt: skip
         self._transports: list[Transport] = []
-        self._endpoints: dict[str, str] = {}
+        self.endpoints = {}
         self._threads: list[threading.Thread] = []
         self.switches: dict[str, SwitchShell] = {}
         self._tree = (tree or one_switch(world_size)) if has_switch else Tree(())
         try:
             self.nodes = [self._add_node(number, at_node) for number in range(optimizer_nodes)]
             """By number."""
-            self._nodes = tuple(self._endpoints)
+            self._nodes = tuple(self.endpoints)
             """Their names, by number."""
             for place in self._tree:
                 self._add_switch(place, links, switch_limits)
@@ -124,10 +129,10 @@ class LocalCluster(Closing):
             state = node_directory(state, number, self.spec.optimizer_nodes)
         spec = replace(self.spec, number=number, state=state)
         transport = self._transport(spec.plan().shared_bytes, link, name)
-        self._endpoints[name] = self._listen(transport, name)
+        self.endpoints[name] = self._listen(transport, name)
         recorder = Recorder(role=name, printed=self._printed, least="WARNING")
         shell = make_node_shell(spec, transport, recorder)
-        self._threads.append(self._thread(name, self._serving(shell)))
+        self._threads.append(self._thread(name, shell))
         return shell
 
     def _add_switch(self, place: Place, links: Links, limits: SwitchLimits | None) -> None:
@@ -139,10 +144,10 @@ class LocalCluster(Closing):
         if arena_bytes:  # what is cached is sent from there
             arena_bytes += limits.cache_bytes_max
         transport = self._transport(arena_bytes, link, place.process)
-        self._endpoints[place.name] = self._listen(transport, place.process)
+        self.endpoints[place.name] = self._listen(transport, place.process)
         above = self._nodes if place.parent == NODE else (place.parent,)
         for name, parent in zip(parent_names(len(above)), above, strict=True):
-            transport.dial(name, self._endpoints[parent])
+            transport.dial(name, self.endpoints[parent])
         core = SwitchCore(
             job=self.job,
             incarnation=new_incarnation(),
@@ -157,7 +162,7 @@ class LocalCluster(Closing):
         shell = self.switches[place.name] = SwitchShell(
             transport, core, recorder, shares_memory=bool(arena_bytes)
         )
-        self._threads.append(self._thread(place.process, self._serving(shell)))
+        self._threads.append(self._thread(place.process, shell))
 
     def nic(self, rank: int) -> Nic:
         """The NIC of one worker. Raises LuwuError if the cluster was closed."""
@@ -180,16 +185,8 @@ class LocalCluster(Closing):
     def reader(self) -> StateReader:
         """A reader of this job, not open yet; the caller closes it, and its transport with it."""
         return StateReader(
-            self._open(0),
-            endpoint=self._endpoint(),
-            job=self.job,
-            grace_s=self._grace_s,
+            self._open(0), endpoint=self._endpoint(), job=self.job, grace_s=self._grace_s
         )
-
-    @property
-    def endpoints(self) -> Mapping[str, str]:
-        """The endpoints of the node and of each switch, by `node` and the switches' names."""
-        return self._endpoints
 
     @property
     def switch(self) -> SwitchShell:
@@ -199,9 +196,9 @@ class LocalCluster(Closing):
     def _endpoint(self, rank: int | None = None) -> str:
         """The endpoint of a rank; without one, the one that all ranks have."""
         if not self._tree.places:
-            return self._endpoints[NODE]
+            return self.endpoints[NODE]
         place = self._tree.root if rank is None else self._tree.leaf_of(rank)
-        return self._endpoints[place.name]
+        return self.endpoints[place.name]
 
     def run(self, worker: Callable[[Nic], ResultT]) -> Sequence[ResultT]:
         """Run `worker(nic)` in a thread for each rank; their results, or the first failure."""
@@ -234,16 +231,11 @@ class LocalCluster(Closing):
         while any(thread.is_alive() for thread in threads):
             for thread in threads:
                 thread.join(timeout=0.05)
-            if failures or self._errors:
+            if failures or self.errors:
                 break
-        for error in (*self._errors, *failures):
+        for error in (*self.errors, *failures):
             raise error
         return results
-
-    @property
-    def errors(self) -> Sequence[BaseException]:
-        """Errors that switches and node have ended with so far."""
-        return self._errors
 
     def wait_until_served(self) -> None:
         """Return when switch and node have ended by themselves: every worker has left."""
@@ -301,28 +293,20 @@ class LocalCluster(Closing):
     def _listen(self, transport: Transport, name: str) -> str:
         return transport.listen(_ENDPOINTS.get(self._transport_name, f"inproc://{name}"))
 
-    def _thread(self, name: str, serve: Callable[[], None]) -> threading.Thread:
-        def run() -> None:
-            try:
-                serve()
-            except BaseException as exc:
-                if self.spec.replicas == 1 or not name.startswith(NODE):
-                    self._errors.append(exc)
-                self._on_error(exc)
-
-        return threading.Thread(target=run, name=name, daemon=True)
-
-    def _serving(self, shell: NodeShell | SwitchShell) -> Callable[[], None]:
+    def _thread(self, name: str, shell: NodeShell | SwitchShell) -> threading.Thread:
         def serve() -> None:
             try:
                 if isinstance(shell, NodeShell):
                     shell.open_existing()
                 shell.run(self._stopping.is_set)
-            except LuwuError:
-                shell.transport.close()  # as its process would: the others see it leave
-                raise
+            except BaseException as exc:
+                if isinstance(exc, LuwuError):  # as its process would: the others see it leave
+                    shell.transport.close()
+                if self.spec.replicas == 1 or not name.startswith(NODE):
+                    self.errors.append(exc)
+                self._on_error(exc)
 
-        return serve
+        return threading.Thread(target=serve, name=name, daemon=True)
 
 
 _running: list[LocalCluster] = []

@@ -30,12 +30,7 @@ from luwu.base.links import LinkPair, retry_over
 from luwu.base.own import own_module
 from luwu.base.seeds import derive
 from luwu.base.tree import Place, Tree
-from luwu.launch.network import (
-    dilated_disk_rate,
-    links_of,
-    node_link,
-    switch_fidelity,
-)
+from luwu.launch.network import dilated_disk_rate, links_of, node_link, switch_fidelity
 from luwu.launch.nodes import is_node, kind_of, node_result, node_role
 from luwu.launch.processes.children import MARK, ROLE_TUNABLES, Child, DiskBytes
 from luwu.launch.processes.console import tail
@@ -85,7 +80,7 @@ class RoleProcess:
             if is_node(self.role) and self.endpoint is not None:  # it has looked at the state
                 self._spec["resume"] = True
         self._spec["incarnation"] = new_incarnation(self._spec.get("incarnation") or 0)
-        self._ready_file.unlink(missing_ok=True)
+        ready_file(self._run, self.role).unlink(missing_ok=True)
         self._run.error(self.role).unlink(missing_ok=True)
         with refusing(f"the start-up configuration of the {self.role}"):
             config = write_role(self._run, self.role, self._spec, self._private_directory)
@@ -122,7 +117,7 @@ class RoleProcess:
 
     def ready(self) -> dict[str, Any] | None:
         """Its report when it began to listen; None until then."""
-        document = read_json(self._ready_file)
+        document = read_json(ready_file(self._run, self.role))
         if document is not None:
             self.endpoint = document["endpoint"]
         return document
@@ -153,10 +148,6 @@ class RoleProcess:
         now = self.child.disk if self.child is not None else DiskBytes()
         before = self._disk_before
         return DiskBytes(before.read + now.read, before.written + now.written)
-
-    @property
-    def _ready_file(self) -> Path:
-        return ready_file(self._run, self.role)
 
 
 def write_role(

@@ -32,13 +32,7 @@ from luwu.launch.processes.children import Child, kill_marked, stop_all
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.failures import role_failure
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
-from luwu.launch.roles import (
-    ended_file,
-    ready_file,
-    role_environ,
-    wait_until_listens,
-    write_role,
-)
+from luwu.launch.roles import ended_file, ready_file, role_environ, wait_until_listens, write_role
 from luwu.launch.serving import decide_sizes, serve, tree_of
 from luwu.launch.supervisor import STOP_PATIENCE_S
 from luwu.protocol.actions import PARENT
@@ -59,7 +53,7 @@ class Service(Closing):
         self, directory: Path, *, timeout_s: float = 60.0, slot_count: int = POOL_SLOTS
     ) -> None:
         """`slot_count`: slots that each role has for all jobs of protocol fidelity together."""
-        self._slot_count = slot_count
+        self._slots = ["--slots", str(slot_count)]
         self.run = RunDirectory.create(directory)
         self.timeout_s = timeout_s
         self.jobs: list[ServiceJob] = []
@@ -71,10 +65,6 @@ class Service(Closing):
     def pids(self) -> dict[str, int]:
         """Process numbers of the roles that were started."""
         return {role: child.pid for role, child in self._children.items()}
-
-    def log(self, role: str) -> Path:
-        """Output of a role, over all jobs."""
-        return self.run.log(role)
 
     def open_job(self, run: RunDirectory, config: RunConfig, *, state: Path | None) -> ServiceJob:
         """Serve a job; returns when its endpoint has answered.
@@ -107,7 +97,7 @@ class Service(Closing):
             self._children[role].send_line(json.dumps({"do": do, "config": str(config)}))
         except BrokenPipeError as exc:
             raise ConnectionFailed(
-                f"the {role} of the service does not listen any more\n{tail(self.log(role))}"
+                f"the {role} of the service does not listen any more\n{tail(self.run.log(role))}"
             ) from exc
 
     def look(self, role: str) -> None:
@@ -124,13 +114,10 @@ class Service(Closing):
         if role in self._children:
             self.look(role)
             return
-        serve_jobs = [
-            *own_module("switch_emu"), kind_of(role), "--jobs", "--slots", str(self._slot_count),
-        ]  # fmt: skip
         self._children[role] = Child(
             role,
-            [sys.executable, *serve_jobs],
-            log=self.log(role),
+            [sys.executable, *own_module("switch_emu"), kind_of(role), "--jobs", *self._slots],
+            log=self.run.log(role),
             environ=role_environ(self._run_id),
         )
         self.run.write_processes([
@@ -171,7 +158,7 @@ class ServiceJob(Closing):
         self._service.send(role, "open", config)
         ready = wait_until_listens(
             role,
-            self._service.log(role),
+            self._service.run.log(role),
             ready=lambda: read_json(ready_file(self.run, role)),
             look=self.look,
             timeout_s=self._service.timeout_s,
@@ -249,9 +236,7 @@ def _probe(
     connection: Connection, endpoint: str, timeout_s: float, look: Callable[[], None]
 ) -> None:
     with open_transport(
-        endpoint,
-        arena_bytes=connection.arena_bytes,
-        insecure=connection.insecure,
+        endpoint, arena_bytes=connection.arena_bytes, insecure=connection.insecure
     ) as transport:
         transport.dial(PARENT, endpoint)
         end_ns = SYSTEM_CLOCK.now_ns() + int(timeout_s * 1e9)

@@ -29,12 +29,7 @@ from luwu.base.tree import (
     read_tree,
 )
 from luwu.join.connection import Connection, Leaf, write_connection
-from luwu.launch.network import (
-    chunk_for_links,
-    links_of,
-    node_link,
-    switch_fidelity,
-)
+from luwu.launch.network import chunk_for_links, links_of, node_link, switch_fidelity
 from luwu.launch.nodes import check_nodes, node_role
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import SwitchEnds, job_spec, node_spec, switch_spec
@@ -312,43 +307,34 @@ class _Endpoints:
         if self.are_shared or transport != "tcp":
             self._directory = supervisor.private_directory = private_directory()
         is_alone = transport == "tcp" and config.no_switch
-        self.of_node = (is_alone and self._bind) or self._at("node")
+        self.of_node = (is_alone and self._bind) or self._at(NODE)
 
     def of_switch(self, place: Place) -> str:
         """The endpoint of its children; where they are workers alone, of all of them."""
-        if self._is_split(place):
-            return self._at(place.process)
-        if self._has_workers_here(place):
+        if self._has_workers_here(place) and not self.tree.below(place):
             return self._shared(place)
         is_only = len(self.tree) == 1
-        is_bound = self._transport == "tcp" and is_only
-        return (is_bound and self._bind) or self._at(place.process)
+        if is_only and self._transport == "tcp" and self._bind:
+            return self._bind
+        return self._at(SWITCH if place.process == SWITCH else f"s{self.tree.index(place)}")
 
     def of_workers(self, place: Place) -> str | None:
         """The endpoint of its workers, if not that of its switches."""
-        return self._shared(place) if self._is_split(place) else None
+        is_split = self._has_workers_here(place) and self.tree.below(place)
+        return self._shared(place) if is_split else None
 
     def _has_workers_here(self, place: Place) -> bool:
         """True if its workers connect by shared memory, and others in another way."""
         return bool(self.are_shared and self._transport != "shm" and place.workers)
 
-    def _is_split(self, place: Place) -> bool:
-        return self._has_workers_here(place) and bool(self.tree.below(place))
-
     def _shared(self, place: Place) -> str:
         return f"shm://{self._directory}/w{self.tree.index(place)}"
 
-    def _at(self, process: str) -> str:
+    def _at(self, name: str) -> str:
+        """`name`: that of the socket, which must be short."""
         if self._transport == "tcp":
             return loopback.endpoint()
-        if process not in ("node", SWITCH):
-            process = f"s{process_index(self.tree, process)}"  # the path must stay short
-        return f"{self._transport}://{self._directory}/{process}"
-
-
-def process_index(tree: Tree, process: str) -> int:
-    """The number of a switch, by the name of its process."""
-    return next(tree.index(place) for place in tree if place.process == process)
+        return f"{self._transport}://{self._directory}/{name}"
 
 
 def _add_switches(
@@ -356,7 +342,6 @@ def _add_switches(
     more_nodes: Sequence[str],
 ) -> Connection:  # fmt: skip
     """Start all switches of a tree, each after its parent; the root knows further nodes too."""
-    check_fidelity(config)
     tree = endpoints.tree
     parents = {NODE: connection.node}
     leaves = []
@@ -389,15 +374,7 @@ def add_switch(
     job = replace(
         connection, retry=retry_over(above), grace_s=config.grace, insecure=config.insecure
     )
-    spec = switch_spec(
-        config,
-        supervisor.run,
-        job,
-        ends,
-        tree=tree,
-        place=place,
-        key_name=key_name,
-    )
+    spec = switch_spec(config, supervisor.run, job, ends, tree=tree, place=place, key_name=key_name)
     return supervisor.add_role(place.process, spec)
 
 

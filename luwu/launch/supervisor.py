@@ -16,19 +16,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.closing import Closing
-from luwu.base.errors import (
-    ConfigError,
-    DeadlineError,
-    Interrupted,
-    StateError,
-)
+from luwu.base.errors import ConfigError, DeadlineError, Interrupted, StateError
 from luwu.base.json_file import read_json, remove_partial
 from luwu.launch.agent import SAYS, Share, own_agent_command
 from luwu.launch.attendance import Attendance
@@ -54,8 +49,8 @@ from luwu.launch.torchrun import (
     TORCHRUN_ENVIRON,
     TORCHRUN_FOLDER,
     Meeting,
-    guard_command,
-    guarded_command,
+    entry_arguments,
+    guarded,
     torchrun_command,
 )
 
@@ -70,15 +65,6 @@ OVER_NS: Final = 2 * 10**9
 SPIN_COUNT: Final = "10000"
 """The time that a waiting compute thread keeps its core. GNU OpenMP's own 300,000 made a
 step 20 times longer when two other processes wanted the two cores; this costs 5 % alone."""
-
-
-@dataclass(slots=True)
-class WorkerGroup:
-    """The workers of one launch on one host, under their guard."""
-
-    guard: Child
-    agent: LogFollower
-    """The reports of the starter of workers."""
 
 
 class Supervisor(Closing):
@@ -107,7 +93,8 @@ class Supervisor(Closing):
         self._finished: set[str] = set()
         """Roles that died when the job was over, with nothing left to do."""
         self._replicas = Replicas(1, 1)
-        self._workers: list[WorkerGroup] = []
+        self._guard: Child | None = None
+        """The guard of the workers."""
         self._attendance: Attendance | None = None
         self._skips = Skips(run)
         self._are_workers_done = False
@@ -169,10 +156,7 @@ class Supervisor(Closing):
         """
         workers = 1 if alone else len(share.ranks)
         environ = worker_environ(
-            self.run,
-            self.run_id,
-            connect=connect,
-            threads=threads or threads_per_worker(workers),
+            self.run, self.run_id, connect=connect, threads=threads or threads_per_worker(workers)
         )
         environ |= {**TORCHRUN_ENVIRON, **self.worker_environ}
         for pattern in (f"errors/{self._prefix}worker-*", f"roles/{self._prefix}worker-*"):
@@ -184,16 +168,17 @@ class Supervisor(Closing):
             self._attendance = Attendance(
                 self.run, self._prefix, meeting=meeting, is_watching=by_torchrun
             )
-        if meeting is None and not alone:
-            starter = own_agent_command(
+        entry = entry_arguments(self.run, self._prefix, script)
+        if alone:
+            command = [sys.executable, *entry]
+        elif meeting is not None:
+            command = [*torchrun_command(self.run, workers, meeting, restarts_max), *entry]
+        else:
+            agent = own_agent_command(
                 self.run, self._prefix, share, policy=on_loss, restarts=restarts_max, when=when
             )
-            command = [*guard_command(self.run_id), *starter, *script]
-        else:
-            torchrun = None
-            if meeting is not None:
-                torchrun = torchrun_command(self.run, workers, meeting, restarts_max)
-            command = guarded_command(self.run, self.run_id, self._prefix, script, torchrun)
+            command = [*agent, *script]
+        command = guarded(self.run_id, command)
         self.run.keep(self.run.role(f"{self._prefix}workers.json"), {
             "schema": 1,
             "workers": workers,
@@ -203,9 +188,9 @@ class Supervisor(Closing):
         })  # fmt: skip
         self._relay = Relay(self.run, f"{self._prefix}worker-0", sink)
         name = f"{self._prefix}torchrun"
-        agent = LogFollower(self.run.log(name), from_end=True)
-        guard = Child(name, command, log=self.run.log(name), environ=environ)
-        self._workers.append(WorkerGroup(guard, agent))
+        self._agent = LogFollower(self.run.log(name), from_end=True)
+        """The reports of the starter of workers."""
+        self._guard = Child(name, command, log=self.run.log(name), environ=environ)
 
     def expect_replicas(self, optimizer_nodes: int, replicas: int) -> None:
         """Several optimizer nodes hold each page: the run goes on without one that is lost."""
@@ -335,28 +320,25 @@ class Supervisor(Closing):
                     role.tell_over()
 
     def _look_at_workers(self) -> bool:
-        groups = self._workers
-        if not groups:
+        if self._guard is None:
             return False
-        codes = [group.guard.poll() for group in groups]
-        are_done = None not in codes
+        code = self._guard.poll()
         if self._relay is not None:
             self._relay.look()
-        for group, code in zip(groups, codes, strict=True):
-            for line in group.agent.lines(is_last=code is not None):
-                if line.startswith(SAYS):
-                    self._console.say(line.removeprefix(SAYS))
-            if code:
-                self._raise_role_failure_first()
-                causes = [] if self._attendance is None else self._attendance.vain_waits()
-                raise worker_failure(self.run, self._prefix, code, group.guard.name, causes)
-        if self._attendance is not None and not are_done:
+        for line in self._agent.lines(is_last=code is not None):
+            if line.startswith(SAYS):
+                self._console.say(line.removeprefix(SAYS))
+        if code:
+            self._raise_role_failure_first()
+            causes = [] if self._attendance is None else self._attendance.vain_waits()
+            raise worker_failure(self.run, self._prefix, code, causes)
+        if self._attendance is not None and code is None:
             for line in self._attendance.news():
                 self._console.say(line)
         elif self._attendance is not None:
             self._attendance.check_joined()
             self._attendance = None
-        return are_done
+        return code is not None
 
     def _raise_role_failure_first(self) -> None:
         """A worker that failed because a role ended for good is not the cause."""
@@ -398,7 +380,7 @@ class Supervisor(Closing):
         self.run.keep(self.run.file(name), self.sampler.document())
 
     def _worker_entries(self) -> list[ProcessEntry]:
-        if all(group.guard.poll() is not None for group in self._workers):
+        if self._guard is None or self._guard.poll() is not None:
             return []
         entries = [
             ProcessEntry(role="worker", **record)
@@ -417,7 +399,8 @@ class Supervisor(Closing):
         """Stop what still runs, within 2 s, and remove what would be left."""
         self._console.end_live()
         children = [role.child for role in self._roles if role.child is not None]
-        children += [group.guard for group in self._workers]
+        if self._guard is not None:
+            children.append(self._guard)
         stop_all(children, patience_s=STOP_PATIENCE_S)
         kill_marked(self.run_id + MARK_SUFFIX)
         kill_marked(self.run_id)

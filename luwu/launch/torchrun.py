@@ -30,17 +30,14 @@ TORCHRUN_FOLDER: Final = ".torchrun"
 """The folder for torchrun's own folders; removed at the end."""
 
 
-def guarded_command(
-    run: RunDirectory, run_id: str, prefix: str, script: Sequence[str], starter: list[str] | None
-) -> list[str]:
-    """The guard, what starts the workers unless one process is enough, our entry, the script."""
-    entry = ["-m", "luwu.launch.entry", str(run.path), prefix]
-    return [*guard_command(run_id), *(starter or [sys.executable]), *entry, *script]
+def guarded(run_id: str, command: Sequence[str]) -> list[str]:
+    """A command under the guard of a run."""
+    return [sys.executable, "-m", "luwu.launch.processes.guard", run_id, *command]
 
 
-def guard_command(run_id: str) -> list[str]:
-    """The guard, to go before another command."""
-    return [sys.executable, "-m", "luwu.launch.processes.guard", run_id]
+def entry_arguments(run: RunDirectory, prefix: str, script: Sequence[str]) -> list[str]:
+    """What Python, or torchrun, runs as a worker: our entry, and the script."""
+    return ["-m", "luwu.launch.entry", str(run.path), prefix, *script]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

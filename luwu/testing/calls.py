@@ -1,8 +1,8 @@
 """A function that worker processes are to call: by its name, never as an object (I7).
 
     call/call.json        the function's module, file and name; the path Python imports from
-    call/arguments/       what it gets after its rank (`save_value`)
-    call/result-R/        what it returned in rank R
+    call/arguments        what it gets after its rank (`save_value`)
+    call/result-R         what it returned in rank R
     call/where-R          where rank R was when it was last seen, for one that is killed
     call/member-R         rank R has been a member of the job
 
@@ -18,9 +18,8 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Literal
 
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import read_json, write_json
@@ -32,17 +31,11 @@ __tracebackhide__ = True
 ADVICE = "move it to the top level of a module, and give it what it needs by args="
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
-    """The module and name of a function."""
+def name_function(function: Callable[..., Any]) -> dict[str, str]:
+    """The `module`, `file` and name by which another process finds a function.
 
-    module: str
-    file: str
-    function: str
-
-
-def name_function(function: Callable[..., Any]) -> Named:
-    """The name by which another process finds a function. Raises ConfigError."""
+    Raises: ConfigError
+    """
     if not isinstance(function, types.FunctionType):
         raise ConfigError(
             f"{function!r:.100} is not a function, but a {type(function).__qualname__}; worker "
@@ -64,7 +57,9 @@ def name_function(function: Callable[..., Any]) -> Named:
             f"{function.__module__}.{name} is not the function that was passed, but for example "
             "its decorated form; pass the object that has this name in the module"
         )
-    return Named(module=function.__module__, file=str(Path(file).resolve()), function=name)
+    return {
+        "module": function.__module__, "file": str(Path(file).resolve()), "function": name,
+    }  # fmt: skip
 
 
 def write_call(folder: Path, function: Callable[..., Any], args: Sequence[object]) -> Path:
@@ -74,13 +69,8 @@ def write_call(folder: Path, function: Callable[..., Any], args: Sequence[object
         raise ConfigError(f"args is {args!r:.60}; give a tuple, as args=(value,)")
     save_value(folder / "arguments", tuple(args), name="args")
     file = folder / "call.json"
-    write_json(file, {
-        "schema": 1,
-        "module": named.module,
-        "file": named.file,
-        "function": named.function,
-        "path": [str(Path(each or ".").absolute()) for each in sys.path],
-    })  # fmt: skip
+    path = [str(Path(each or ".").absolute()) for each in sys.path]
+    write_json(file, {"schema": 1, **named, "path": path})
     return file
 
 
@@ -94,19 +84,9 @@ def read_call(file: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return _look_up(module, document["function"]), load_value(file.parent / "arguments")
 
 
-def result_folder(call: Path, rank: int) -> Path:
-    """The folder of a rank's result."""
-    return call.parent / f"result-{rank}"
-
-
-def where_file(call: Path, rank: int) -> Path:
-    """The file in which a rank reports what it is doing."""
-    return call.parent / f"where-{rank}"
-
-
-def member_file(call: Path, rank: int) -> Path:
-    """Is there if a rank has been a member of the job."""
-    return call.parent / f"member-{rank}"
+def rank_file(call: Path, kind: Literal["result", "where", "member"], rank: int) -> Path:
+    """What a rank writes beside a call."""
+    return call.parent / f"{kind}-{rank}"
 
 
 def _look_up(module: Any, name: str) -> Any:
@@ -157,18 +137,15 @@ def _import_package(name: str, folder: Path) -> None:
     sys.modules[name] = module
 
 
-_FILE: Final = "value"
-
-
-def save_value(folder: Path, value: object, *, name: str) -> None:
+def save_value(file: Path, value: object, *, name: str) -> None:
     """Write a value; `name` is what messages call it, such as `args`. Raises ConfigError."""
     data = pack_value(value, name=name)
-    folder.mkdir(parents=True)
-    partial = folder / f"{_FILE}.partial"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
     partial.write_bytes(data)
-    partial.rename(folder / _FILE)
+    partial.rename(file)
 
 
-def load_value(folder: Path) -> Any:
+def load_value(file: Path) -> Any:
     """Read a value. Raises FileNotFoundError, RemoteProtocolError."""
-    return unpack_value((folder / _FILE).read_bytes())
+    return unpack_value(file.read_bytes())

@@ -27,13 +27,15 @@ from typing import Any, Self
 import luwu
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.closing import Closing
-from luwu.base.errors import DeadlineError
+from luwu.base.errors import ConfigError, DeadlineError
 from luwu.base.socket_directory import PREFIX
 from luwu.launch.processes.children import is_alive, kill_marked, marked_processes
 from luwu.launch.processes.console import tail
+from luwu.launch.processes.failures import error_of_code
 from luwu.launch.processes.guard import MARK_SUFFIX
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.progress import Progress
+from luwu.testing.calls import load_value, rank_file
 from luwu.testing.record import once, written_tracebacks
 
 POLL_S = 0.02
@@ -50,14 +52,13 @@ def clean_environ() -> dict[str, str]:
 class Cluster(Closing):
     """One `luwu` command and the processes it started."""
 
+    call: Path | None = None
+    """The call that its workers make, if they run a function."""
+
     def __init__(
-        self,
-        directory: Path,
-        arguments: Sequence[str],
-        *,
-        environ: Mapping[str, str] | None = None,
-        name: str = "run",
-    ) -> None:
+        self, directory: Path, arguments: Sequence[str], *,
+        environ: Mapping[str, str] | None = None, name: str = "run",
+    ) -> None:  # fmt: skip
         """Run `luwu ARGUMENTS` in `directory`; its run directory must be `directory/name`."""
         self.run_directory = RunDirectory(directory / name)
         self._output = directory / f"{name}.out"
@@ -65,30 +66,23 @@ class Cluster(Closing):
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "luwu.testing.leash", *arguments],
                 stdin=subprocess.PIPE,  # at its end the launcher stops, so it ends with us
-                stdout=output,
-                stderr=output,
-                cwd=directory,
+                stdout=output, stderr=output, cwd=directory, start_new_session=True,
                 env={**clean_environ(), **(environ or {})},
-                start_new_session=True,
-            )
+            )  # fmt: skip
+        self.pid = self._process.pid
+        """The launcher's process number."""
+        self._marks = [
+            f"{self.run_directory.path.name}-{self.pid}{end}" for end in ("", MARK_SUFFIX)
+        ]
 
     @classmethod
     def run(
-        cls,
-        directory: Path,
-        *script: str,
-        flags: Sequence[str] = (),
-        environ: Mapping[str, str] | None = None,
-        name: str = "run",
-    ) -> Self:
+        cls, directory: Path, *script: str, flags: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None, name: str = "run",
+    ) -> Self:  # fmt: skip
         """`luwu run FLAGS SCRIPT ...` with a run directory below `directory`."""
         arguments = ["run", "--run-dir", str(directory / name), *flags, *script]
         return cls(directory, arguments, environ=environ, name=name)
-
-    @property
-    def pid(self) -> int:
-        """The launcher's process number."""
-        return self._process.pid
 
     @property
     def output(self) -> str:
@@ -187,6 +181,19 @@ class Cluster(Closing):
                 f"luwu still ran after {limit_s:.0f} s:\n{self.output}\n{self._log_tails()}"
             ) from exc
 
+    def returned(self, limit_s: float = 120) -> list[Any]:
+        """What the function of `luwu_cluster` returned, by rank, once `luwu run` has ended well.
+
+        Raises: WorkerFailed, or the error of the exit code, if it has not.
+        """
+        if self.call is None:
+            raise ConfigError("this cluster runs a script, which returns nothing; see results()")
+        code = self.wait(limit_s)
+        if code != 0:
+            raise error_of_code(code, f"luwu run ended with exit code {code}:\n{self.told}")
+        count = len(list(self.call.parent.glob("result-*")))
+        return [load_value(rank_file(self.call, "result", rank)) for rank in range(count)]
+
     def results(self) -> dict[str, Any]:
         """The files of `results/`, by name."""
         folder = self.run_directory.path / "results"
@@ -197,12 +204,7 @@ class Cluster(Closing):
 
     def leftovers(self) -> list[str]:
         """Processes and sockets of this run that are still there: none after its end (I8)."""
-        run_id = f"{self.run_directory.path.name}-{self.pid}"
-        found = [
-            f"process {pid}"
-            for mark in (run_id, run_id + MARK_SUFFIX)
-            for pid in marked_processes(mark)
-        ]
+        found = [f"process {pid}" for mark in self._marks for pid in marked_processes(mark)]
         for parent in {Path("/tmp"), Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")}:
             found += [str(path) for path in parent.glob(f"{PREFIX}{self.pid}-*")]
         found += [  # os.walk passes over a directory that is removed meanwhile
@@ -227,9 +229,8 @@ class Cluster(Closing):
             self._process.wait()
         assert self._process.stdin is not None
         self._process.stdin.close()
-        run_id = f"{self.run_directory.path.name}-{self.pid}"
-        kill_marked(run_id)
-        kill_marked(run_id + MARK_SUFFIX)
+        for mark in self._marks:
+            kill_marked(mark)
 
     def _log_tails(self) -> str:
         logs = sorted((self.run_directory.path / "logs").glob("*.log"))

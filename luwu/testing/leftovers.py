@@ -9,41 +9,11 @@ from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 
-SHARED_MEMORY: Final = Path("/dev/shm")
 PATIENCE_S: Final = 2.0
 """Time for processes that are ending."""
 _POLL_S: Final = 0.02
 _UNFINISHED: Final = ("*.partial", ".*.creating")
 """Files that are written beside their place and renamed: one that is there was never finished."""
-
-
-def segments() -> set[str]:
-    """Segments of shared memory of this user; segments of LuWu itself have no name at all."""
-    found = set()
-    for entry in os.scandir(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else ():
-        try:
-            if entry.stat(follow_symlinks=False).st_uid == os.getuid():
-                found.add(entry.path)
-        except OSError:
-            continue  # gone already
-    return found
-
-
-def left_segments(before: set[str]) -> list[str]:
-    """New segments that no living process has open or mapped; what is in use is no leftover."""
-    new = segments() - before
-    if not new:
-        return []
-    in_use: set[str] = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            lines = (process / "maps").read_text(errors="replace").splitlines()
-            in_use.update(line.partition(str(SHARED_MEMORY))[2] for line in lines)
-            in_use.update(os.readlink(each).partition(str(SHARED_MEMORY))[2]
-                          for each in (process / "fd").iterdir())  # fmt: skip
-        except OSError:
-            continue  # gone, or not ours
-    return [path for path in sorted(new) if path.removeprefix(str(SHARED_MEMORY)) not in in_use]
 
 
 def memory_files(pids: Iterable[int]) -> int:

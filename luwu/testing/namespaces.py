@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from luwu.base.closing import Closing
 from luwu.base.config import KEYS, RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import read_json
@@ -26,30 +25,25 @@ DEFAULTS: Final = {"memory_budget": "256MiB", "durability": "process"}
 """Small, and without a flush for each step: a test's state need not survive a power loss."""
 
 
-class ProcService(Closing):
+class ProcService(Service):
     """The processes behind one `luwu_proc` fixture, and how they serve."""
 
     def __init__(
         self, directory: Path, keys: Mapping[str, object], *, timeout_s: float, keep: bool
     ) -> None:
+        super().__init__(directory, timeout_s=timeout_s)
         texts = {**DEFAULTS, **{name: _text(value) for name, value in keys.items()}}
         self._config: dict[str, Any] = {
             name: KEYS[name].parse(text, name) for name, text in texts.items()
         }
-        self.keep, self.timeout_s = keep, timeout_s
-        self.service = Service(directory, timeout_s=timeout_s)
+        self.keep = keep
         self.open: list[Namespace] = []
         """Namespaces that were not dropped yet."""
 
     @property
-    def pids(self) -> dict[str, int]:
-        """Process numbers of switch and node, once a job has been served."""
-        return self.service.pids
-
-    @property
     def logs(self) -> list[Path]:
         """The logs of switch and node, over all jobs."""
-        return [self.service.log(role) for role in self.pids]
+        return [self.run.log(role) for role in self.pids]
 
     def namespace(self, directory: Path) -> Namespace:
         """A fresh namespace with its files below `directory`; drop it when it is not needed."""
@@ -58,10 +52,6 @@ class ProcService(Closing):
     def config(self, *, workers: int, resume: bool) -> RunConfig:
         """The configuration of a job."""
         return RunConfig(**{**self._config, "workers": workers, "resume": resume})
-
-    def close(self) -> None:
-        """End the processes."""
-        self.service.close()
 
 
 class Namespace:
@@ -87,10 +77,11 @@ class Namespace:
                 "this namespace serves a job already; wait for its end, or take another namespace"
             )
         run = RunDirectory.create(self.directory / f"run-{next(self._numbers)}")
-        config = self.service.config(workers=workers, resume=self.has_state)
+        has_state = (self.state / CONFIG_NAME).exists()  # something to go on with
+        config = self.service.config(workers=workers, resume=has_state)
         state = None if config.durability == "none" else self.state
         self.last_run = run
-        self.job = self.service.service.open_job(run, config, state=state)
+        self.job = self.service.open_job(run, config, state=state)
         return self.job
 
     def end(self, *, has_joined: bool) -> None:
@@ -121,11 +112,6 @@ class Namespace:
         return self._leaks
 
     @property
-    def has_state(self) -> bool:
-        """True if there is something to go on with."""
-        return (self.state / CONFIG_NAME).exists()
-
-    @property
     def summary(self) -> dict[str, Any]:
         """Results of the last run: steps, weights_digest, bytes on disk and network."""
         found = None if self.last_run is None else read_json(self.last_run.result("node.json"))
@@ -136,7 +122,7 @@ class Namespace:
     def _drop(self, job: ServiceJob) -> None:
         job.close()
         self._leaks += [f"socket {path}" for path in job.left_sockets]
-        if not self.service.service.jobs:
+        if not self.service.jobs:
             pids = self.service.pids
             self._leaks += until_empty(lambda: [
                 f"{count} segments of shared memory held by the {role} (pid {pid})"

@@ -27,8 +27,6 @@ class Record:
     """One for each test that uses a fixture of luwu."""
 
     def __init__(self, item: pytest.Item, tmp_path_factory: pytest.TempPathFactory) -> None:
-        from luwu.testing.leftovers import segments
-
         self.leaks: list[str] = []
         self.failed = False
         self.path = tmp_path_factory.mktemp("luwu")
@@ -36,7 +34,6 @@ class Record:
         self._keep = setting(item.config, "keep")
         self._services: dict[ProcService, dict[Path, int]] = {}
         """Services in use, with the size of their logs when this test began to use them."""
-        self._segments = segments()
         self._count = 0
 
     def folder(self, name: str) -> Path:
@@ -79,11 +76,6 @@ class Record:
 
     def check(self) -> None:
         """Fail the test if something is left."""
-        from luwu.testing.leftovers import left_segments, until_empty
-
-        self.leaks += until_empty(
-            lambda: [f"segment {path}" for path in left_segments(self._segments)]
-        )
         if self.leaks:
             text = "\n".join(f"  {each}" for each in self.leaks)
             pytest.fail(f"the test left something behind:\n{text}", pytrace=False)

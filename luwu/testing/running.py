@@ -1,7 +1,7 @@
-"""A function in fresh worker processes: one guard and one process per rank.
+"""A function in fresh worker processes, with the job they join: one guard and process per rank.
 
 The first rank that fails ends the run: its error is raised, and the others are stopped. What ranks
-say goes to logs; what a rank leaves behind its guard kills, and says so (`leaks`).
+say goes to logs; what a rank leaves behind its guard kills, and says so.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
-from luwu.base.closing import Closing
 from luwu.base.errors import DeadlineError, LuwuError, WorkerFailed
 from luwu.base.json_file import read_json
 from luwu.launch.processes.children import Child, kill_marked, stop_all
@@ -22,39 +22,57 @@ from luwu.launch.processes.failures import lost_worker, worker_failure
 from luwu.launch.processes.guard import LEFT, MARK_SUFFIX
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.service import ServiceJob
-from luwu.launch.supervisor import threads_per_worker, worker_environ
-from luwu.launch.torchrun import guarded_command
-from luwu.testing.calls import BEFORE, load_value, member_file, result_folder, where_file
+from luwu.launch.supervisor import STOP_PATIENCE_S, threads_per_worker, worker_environ
+from luwu.launch.torchrun import entry_arguments, guarded
+from luwu.testing.calls import BEFORE, load_value, rank_file, write_call
 from luwu.testing.cluster import clean_environ
+from luwu.testing.namespaces import External, Namespace, ProcService
+from luwu.testing.record import Record
 
 POLL_S: Final = 0.01
-STOP_PATIENCE_S: Final = 1.2
+ServiceLike = ProcService | Namespace | External
 _numbers = itertools.count()
 
 
-class Running(Closing):
-    """The processes that run a call."""
+class Call:
+    """One function in its workers."""
 
     def __init__(
-        self, run: RunDirectory, call: Path, *, workers: int, connect: str, timeout_s: float,
-        job: ServiceJob | None = None,
+        self, record: Record, service: ServiceLike, fn: Callable[..., Any],
+        args: Sequence[object], *, workers: int, timeout_s: float,
     ) -> None:  # fmt: skip
-        """`job`: what to look at while the workers run, where it is ours."""
-        self.run = run
-        self.workers = workers
-        self._call, self._job, self._timeout_s = call, job, timeout_s
-        self._run_id = f"{run.path.name}-{os.getpid()}-{next(_numbers)}"
+        self.name, self.workers = fn.__qualname__, workers
+        self.is_settled = False
+        """True if its end was waited for."""
+        self._record, self._timeout_s = record, timeout_s
         self._guards: list[Child] = []
-        self._started_ns = SYSTEM_CLOCK.now_ns()
-        environ = worker_environ(
-            run, self._run_id, connect=connect, threads=threads_per_worker(workers),
-            base=clean_environ(),
-        )  # fmt: skip
+        self._job: ServiceJob | None = None
+        directory = record.folder("call")
+        self._owns_namespace = isinstance(service, ProcService)
+        self._namespace: Namespace | None = None
+        if isinstance(service, ProcService):
+            self._namespace = service.namespace(directory)
+        elif isinstance(service, Namespace):
+            self._namespace = service
         try:
+            self._call = write_call(directory / "call", fn, args)
+            if isinstance(service, External):
+                self.run, connect = RunDirectory.create(directory / "run"), service.connect
+            else:
+                assert self._namespace is not None
+                record.watch_service(self._namespace.service)
+                self._job = self._namespace.start(workers)
+                self.run, connect = self._job.run, str(self._job.run.connect_file)
+            self._run_id = f"{self.run.path.name}-{os.getpid()}-{next(_numbers)}"
+            self._started_ns = SYSTEM_CLOCK.now_ns()
+            environ = worker_environ(
+                self.run, self._run_id, connect=connect, threads=threads_per_worker(workers),
+                base=clean_environ(),
+            )  # fmt: skip
             for rank in range(workers):
                 self._guards.append(self._start(rank, environ))
         except BaseException:
-            self.close()
+            self.stop()
             raise
 
     def _start(self, rank: int, environ: Mapping[str, str]) -> Child:
@@ -67,30 +85,10 @@ class Running(Closing):
         }
         return Child(
             f"guard-{rank}",
-            guarded_command(self.run, self._mark(rank), "", script, None),
+            guarded(self._mark(rank), [sys.executable, *entry_arguments(self.run, "", script)]),
             log=self.run.log(f"guard-{rank}"),
             environ={**environ, **ranks},
         )
-
-    @property
-    def is_over(self) -> bool:
-        """True if every process has ended."""
-        return all(guard.poll() is not None for guard in self._guards)
-
-    @property
-    def has_joined(self) -> bool:
-        """True if the workers were members of the job, so that it comes to its end."""
-        return any(member_file(self._call, rank).exists() for rank in range(self.workers))
-
-    @property
-    def leaks(self) -> list[str]:
-        """Processes that outlived the rank that started them."""
-        return [
-            f"{line.removeprefix(LEFT)} of worker {rank}"
-            for rank in range(self.workers)
-            for line in _lines(self.run.log(f"guard-{rank}"))
-            if line.startswith(LEFT)
-        ]
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> int:
         """Send a signal to a rank once its function runs, by default SIGKILL; returns its pid."""
@@ -105,22 +103,40 @@ class Running(Closing):
 
     def wait(self) -> list[Any]:
         """The function's results, by rank. Raises the first failure, DeadlineError."""
+        self.is_settled = True
         try:
-            self._until(lambda: self.is_over)
+            self._until(lambda: all(guard.poll() is not None for guard in self._guards))
             self._raise_failure()
-            return [self._result(rank) for rank in range(self.workers)]
+            ranks = range(self.workers)
+            results = [load_value(rank_file(self._call, "result", rank)) for rank in ranks]
+            if self._namespace is not None:
+                has_joined = any(rank_file(self._call, "member", rank).exists() for rank in ranks)
+                self._namespace.end(has_joined=has_joined)
+            return results
         finally:
-            self.close()
+            self._drop()
 
-    def close(self) -> None:
-        """Stop what still runs, within 2 s."""
+    def stop(self) -> None:
+        """End the workers and let go of the job, whatever they do."""
+        if not self.is_settled:
+            self.is_settled = True
+            self._drop()
+
+    def _drop(self) -> None:
         stop_all(self._guards, patience_s=STOP_PATIENCE_S)
-        for rank in range(self.workers):
+        for rank, guard in enumerate(self._guards):
             kill_marked(self._mark(rank) + MARK_SUFFIX)
+            for line in _read(guard.log).splitlines():
+                if line.startswith(LEFT):  # it outlived the rank that started it
+                    self._record.leaks.append(f"{line.removeprefix(LEFT)} of worker {rank}")
+        if self._namespace is not None:
+            self._namespace.abandon()
+            if self._owns_namespace:
+                self._record.leaks += self._namespace.drop()
 
     def _runs(self, rank: int) -> bool:
         """True if a worker was seen in its function."""
-        where = _read(where_file(self._call, rank))
+        where = self._where(rank)
         return bool(where) and not where.startswith(BEFORE)
 
     def _until(self, found: Callable[[], bool]) -> None:
@@ -137,8 +153,12 @@ class Running(Closing):
         failed = {rank: _signed(code) for rank, code in ended if code}
         if not failed:
             for rank, code in ended:
-                if code is not None and not result_folder(self._call, rank).exists():
-                    self._raise_without_result(rank)  # the others would wait for it
+                if code is not None and not rank_file(self._call, "result", rank).exists():
+                    raise WorkerFailed(  # the others would wait for it
+                        f"worker {rank} ended well before its function returned, as sys.exit(0) "
+                        "and os._exit(0) do; return from the function instead. Log "
+                        f"{self.run.log(f'worker-{rank}')}"
+                    )
             return
         silent = [rank for rank in failed if not self.run.error(f"worker-{rank}").exists()]
         if silent:
@@ -149,14 +169,14 @@ class Running(Closing):
         log, guard_log = self.run.log(f"worker-{rank}"), self.run.log(f"guard-{rank}")
         if not log.exists() and guard_log.exists():  # it did not come as far as its own
             guard_log.rename(log)
-        return lost_worker(self.run, rank, code, _read(where_file(self._call, rank)))
+        return lost_worker(self.run, rank, code, self._where(rank))
 
     def _raise_if_late(self) -> None:
         if SYSTEM_CLOCK.now_ns() - self._started_ns < self._timeout_s * 1e9:
             return
         places = [
             f"worker {rank} was here (most recent call last):\n"
-            + (_read(where_file(self._call, rank)).rstrip() or "  (its function had not begun)")
+            + (self._where(rank).rstrip() or "  (its function had not begun)")
             for rank, guard in enumerate(self._guards)
             if guard.poll() is None
         ]
@@ -165,15 +185,9 @@ class Running(Closing):
             f"{self.run.path / 'logs'}\n" + "\n".join(places)
         )
 
-    def _result(self, rank: int) -> Any:
-        return load_value(result_folder(self._call, rank))
-
-    def _raise_without_result(self, rank: int) -> None:
-        log = self.run.log(f"worker-{rank}")
-        raise WorkerFailed(
-            f"worker {rank} ended well before its function returned, as sys.exit(0) and "
-            f"os._exit(0) do; return from the function instead. Log {log}"
-        )
+    def _where(self, rank: int) -> str:
+        """What a rank was doing when it was last seen."""
+        return _read(rank_file(self._call, "where", rank))
 
     def _mark(self, rank: int) -> str:
         return f"{self._run_id}-{rank}"
@@ -182,10 +196,6 @@ class Running(Closing):
 def _signed(code: int) -> int:
     """An exit code as a guard tells it; negative for a signal."""
     return 128 - code if 128 < code < 128 + signal.NSIG else code
-
-
-def _lines(file: Path) -> list[str]:
-    return _read(file).splitlines()
 
 
 def _read(file: Path) -> str:

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Final
 
 from luwu.base.errors import ConfigError
-from luwu.testing.calls import BEFORE, member_file, read_call, result_folder, save_value, where_file
+from luwu.testing.calls import BEFORE, rank_file, read_call, save_value
 
 LOOK_S: Final = 0.25
 __tracebackhide__ = True
@@ -31,15 +31,15 @@ def main(arguments: Sequence[str]) -> None:
     rank = int(os.environ["RANK"])
     with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
         faulthandler.enable()
-    is_called = _report_where(where_file(call, rank))
+    is_called = _report_where(rank_file(call, "where", rank))
     function, args = read_call(call)
     is_called.set()
     result = function(rank, *args)
     training = sys.modules.get("luwu.training.script.run")  # not there in a function without luwu
     if training is not None and training.has_been_member():
-        member_file(call, rank).touch()
+        rank_file(call, "member", rank).touch()
     try:
-        save_value(result_folder(call, rank), result, name=f"the result of rank {rank}")
+        save_value(rank_file(call, "result", rank), result, name=f"the result of rank {rank}")
     except ConfigError as error:
         raise error.with_traceback(None) from None  # the message has the place in the result
 

@@ -20,6 +20,8 @@ Moment = Callable[[str, str, Message], bool]
 
 STORED = Options(stored=True, steps=6)
 """Two workers, one switch, one node on a simulated device."""
+BOTH = [0b11] * STORED.steps
+"""`made_by` of a job whose every step was made by both."""
 
 
 def says(sender: str, kind: type[Message], step: int) -> Moment:

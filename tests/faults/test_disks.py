@@ -9,41 +9,27 @@ import pytest
 
 from luwu.wire import messages as wire
 from tests import kill
-from tests.faults.scenario import STORED, aborts, made_by, run_plan, run_scenario, says
+from tests.faults.scenario import BOTH, STORED, aborts, made_by, run_plan, run_scenario, says
 from tests.processes.jobs import Outside, light_digest
 from tests.simulate.faults import DiskFault, PowerCut
-from tests.simulate.history import Simulation
-
-BOTH = [0b11] * STORED.steps
 
 
-def fail(kind: str) -> Simulation:
-    """Let the device of the node do something once, from the first commit on."""
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("eio_write", marks=pytest.mark.faults(19)),
+        pytest.param("eio_flush", marks=pytest.mark.faults(20)),
+        pytest.param("enospc", marks=pytest.mark.faults(21)),
+    ],
+)
+def test_a_disk_fails(kind: str) -> None:
+    """I1, P5. Goal: the node ends, in words; started again on a disk that was put right, it goes
+    on, and what was decided is whole. Nobody flushes again: what should have been on the disk is
+    not known any more."""
     fault = DiskFault(at_ms=0, for_ms=100, who="node 0", kind=kind)
-    return run_scenario(says("worker-0", wire.Commit, 1), fault)
-
-
-@pytest.mark.faults(19)
-def test_a_write_fails() -> None:
-    """I1. Goal: the node ends, in words; started again on a disk that was put right, it goes on."""
-    simulation = fail("eio_write")
-    assert simulation.counts["failed by its disk"] == 1
-    assert made_by(simulation) == BOTH
-
-
-@pytest.mark.faults(20)
-def test_a_flush_fails() -> None:
-    """I1, P5. Goal: nobody tries it again: what it should have flushed is not known any more."""
-    simulation = fail("eio_flush")
+    simulation = run_scenario(says("worker-0", wire.Commit, 1), fault)
     assert simulation.counts["failed by its disk"] == 1
     assert simulation.disks[0].starts == 2
-
-
-@pytest.mark.faults(21)
-def test_the_disk_is_full() -> None:
-    """I1. Goal: as a write that fails; what was decided is whole."""
-    simulation = fail("enospc")
-    assert simulation.counts["failed by its disk"] == 1
     assert made_by(simulation) == BOTH
 
 

@@ -5,34 +5,27 @@ from __future__ import annotations
 import pytest
 
 from luwu.wire import messages as wire
-from tests.faults.scenario import STORED, aborts, made_by, run_plan, run_scenario, says
+from tests.faults.scenario import BOTH, aborts, made_by, run_plan, run_scenario, says
 from tests.simulate.faults import Noise, Partition, Reconnect
 from tests.simulate.plan import HEALED_MS
 
-BOTH = [0b11] * STORED.steps
 
-
-@pytest.mark.faults(12)
-@pytest.mark.parametrize("percent", [1, 10, 40])
-def test_messages_are_lost(percent: int) -> None:
-    """I3. Goal: what is lost is said again until it is answered; the bits are the same."""
-    noise = Noise(at_ms=0, for_ms=HEALED_MS, drop_percent=percent)
-    assert made_by(run_plan(noise)) == BOTH
-
-
-@pytest.mark.faults(13)
-def test_messages_are_repeated() -> None:
-    """I3. Goal: what comes twice counts once."""
-    noise = Noise(at_ms=0, for_ms=HEALED_MS, repeat_percent=90)
-    assert made_by(run_plan(noise)) == BOTH
-
-
-@pytest.mark.faults(14)
-def test_messages_overtake_each_other() -> None:
-    """I3, I4. Goal: the order of arrival changes no bit. Method: each takes up to 200 ms, which is
-    the time of several steps, so what is late is of another step."""
-    noise = Noise(at_ms=0, for_ms=HEALED_MS, delay_ms=200)
-    assert made_by(run_plan(noise)) == BOTH
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param({"drop_percent": 1}, marks=pytest.mark.faults(12)),
+        pytest.param({"drop_percent": 10}, marks=pytest.mark.faults(12)),
+        pytest.param({"drop_percent": 40}, marks=pytest.mark.faults(12)),
+        pytest.param({"repeat_percent": 90}, marks=pytest.mark.faults(13)),
+        pytest.param({"delay_ms": 200}, marks=pytest.mark.faults(14)),
+    ],
+    ids=str,
+)
+def test_messages_are_lost_repeated_or_overtaken(kind: dict[str, int]) -> None:
+    """I3, I4. Goal: what is lost is said again until it is answered, what comes twice counts once,
+    and the order of arrival changes no bit. Method: each takes up to 200 ms, which is the time of
+    several steps, so what is late is of another step."""
+    assert made_by(run_plan(Noise(at_ms=0, for_ms=HEALED_MS, **kind))) == BOTH
 
 
 @pytest.mark.faults(15)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from luwu.wire import messages as wire
-from tests.faults.scenario import STORED, made_by, run_plan, run_scenario, says
+from tests.faults.scenario import BOTH, made_by, run_plan, run_scenario, says
 from tests.simulate.faults import Hostile, Stall, Zombie
-
-BOTH = [0b11] * STORED.steps
 
 
 @pytest.mark.faults(27)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from luwu.wire import messages as wire
-from tests.faults.scenario import STORED, aborts, made_by, run_plan, run_scenario, says
+from tests.faults.scenario import BOTH, STORED, aborts, made_by, run_plan, run_scenario, says
 from tests.helpers.local_job import Job, Worker, cluster_for, plain_of
 from tests.simulate.faults import Blackout, Crash, DieInStore, Stall, Zombie
 from tests.simulate.plan import HEALED_MS, Options
@@ -24,7 +24,7 @@ def test_a_worker_is_killed_while_it_pushes() -> None:
     simulation = run_scenario(says("worker-1", wire.Push, 2), crash)
     assert simulation.workers[1].start == 1
     assert aborts(simulation) > 0
-    assert made_by(simulation) == [0b11] * 6
+    assert made_by(simulation) == BOTH
 
 
 @pytest.mark.faults(2)
@@ -33,7 +33,7 @@ def test_a_worker_is_killed_between_push_and_decision() -> None:
     crash = Crash(at_ms=0, for_ms=AWAY_MS, who="worker 1")
     simulation = run_scenario(says("worker-1", wire.Commit, 2), crash)
     assert simulation.workers[1].start == 1
-    assert made_by(simulation) == [0b11] * 6
+    assert made_by(simulation) == BOTH
 
 
 @pytest.mark.faults(3)
@@ -41,7 +41,7 @@ def test_a_worker_hangs() -> None:
     """I6. Goal: it is waited for, or left out by those who said so; no bit depends on how long."""
     hang = Stall(at_ms=0, for_ms=3000, who="worker 1")
     waited = run_scenario(says("worker-1", wire.Push, 2), hang)
-    assert made_by(waited) == [0b11] * 6
+    assert made_by(waited) == BOTH
     assert waited.world.now_ns > 3 * 10**9
     dropped = run_scenario(says("worker-1", wire.Push, 2), hang, replace(DROPS, stored=True))
     assert 0b101 in made_by(dropped)
@@ -100,7 +100,7 @@ def test_the_switch_is_killed(kind: type[wire.Message]) -> None:
     sender = "node" if kind is wire.Decided else "worker-0"
     crash = Crash(at_ms=0, for_ms=AWAY_MS, who="switch 0")
     simulation = run_scenario(says(sender, kind, 2), crash)
-    assert made_by(simulation) == [0b11] * 6
+    assert made_by(simulation) == BOTH
 
 
 @pytest.mark.faults(8)
@@ -108,7 +108,7 @@ def test_the_switch_hangs_is_replaced_and_goes_on() -> None:
     """I5. Goal: what a zombie still says is nobody's: its generation is over."""
     zombie = Zombie(at_ms=0, for_ms=300, who="switch 0")
     simulation = run_scenario(says("worker-0", wire.Push, 2), zombie)
-    assert made_by(simulation) == [0b11] * 6
+    assert made_by(simulation) == BOTH
 
 
 @pytest.mark.faults(9)

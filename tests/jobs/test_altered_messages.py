@@ -107,5 +107,5 @@ def test_a_member_that_alters_what_it_sends_ends_nobody_else(seed: int, tmp_path
             cluster.run(work)
         except LuwuError:
             pass  # in words, of the member or of who waits for it
-        assert not cluster._errors, f"{seed=}: {cluster._errors}"
+        assert not cluster.errors, f"{seed=}: {cluster.errors}"
     assert altering[0].altered_count > 0, f"{seed=}"

@@ -1,4 +1,7 @@
-"""Chunks that travel together: other messages, the same bits."""
+"""I1 to I4: chunks that travel alone or together, the bits of a plain loop, whatever happens.
+
+Every way to run: `tests/evidence/digests.py`.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,16 @@ from tests.helpers.training_harness import one_thread  # noqa: F401 - for every 
 from tests.training.test_accumulation import STEPS, batch, make, mean_loss
 from tests.wire.test_layout import EXTENT_CHUNKS, FIXED, layouts
 
-SMALL = 640 * KIB
-"""A budget in which sums are spilled."""
+SMALL = {"switch": 640 * KIB, "no-switch": 1040 * KIB}
+"""Budgets in which sums are spilled."""
+
+
+def on_disk(job: Job, tmp_path: Path, *, has_switch: bool = True, resume: bool = False) -> Any:
+    """A cluster whose node has a small budget."""
+    return cluster_for(
+        job, tmp_path, has_switch=has_switch, state=tmp_path / "state", resume=resume,
+        memory_budget_bytes=SMALL["switch" if has_switch else "no-switch"],
+    )  # fmt: skip
 
 
 @every_order
@@ -74,43 +85,54 @@ def test_a_state_does_not_know_extents(update: str, has_switch: bool, tmp_path: 
     results: Any = None
     for stop_at, extent_chunks in ((1, 1), (2, 4), (3, 1), (4, 3)):
         job = Job(layout=make_layout(extent_chunks=extent_chunks), update=update)
-        with cluster_for(
-            job, tmp_path, has_switch=has_switch, state=tmp_path / "state", resume=stop_at > 1,
-            memory_budget_bytes=SMALL + 400 * KIB * (not has_switch),
-        ) as cluster:  # fmt: skip
+        with on_disk(job, tmp_path, has_switch=has_switch, resume=stop_at > 1) as cluster:
             results = cluster.run(Worker(job, stop_at=stop_at))
             assert [seen.first_step for seen in results] == [stop_at - 1] * job.world_size
             if stop_at == job.steps:
                 check(cluster, job, results)
 
 
-def test_sums_of_extents_are_spilled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("extent_chunks", [1, 3])
+def test_sums_of_extents_are_spilled(extent_chunks: int, tmp_path: Path) -> None:
     """I3, I5. Goal: an extent that found no room in memory comes back whole, and page by page."""
-    job = Job(layout=make_layout(extent_chunks=3), update="at_step", world_size=3)
-    with cluster_for(job, tmp_path, state=tmp_path / "state", memory_budget_bytes=SMALL) as cluster:
+    job = Job(layout=make_layout(extent_chunks=extent_chunks), update="at_step", world_size=3)
+    with on_disk(job, tmp_path) as cluster:
         check(cluster, job, cluster.run(Worker(job)))
         assert cluster.node.core.budget.spilled_count > 0
         assert cluster.node.spill.bytes_read > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["state"]
     assert not list((tmp_path / "state").glob("spill*"))
 
 
 @every_order
-def test_an_attempt_is_given_up_amid_extents(update: str, tmp_path: Path) -> None:
-    """I2, I3. Goal: what was written of an attempt that was given up does not count."""
-    job = Job(layout=make_layout(extent_chunks=4), update=update)
-    with cluster_for(job, tmp_path, state=tmp_path / "state", memory_budget_bytes=SMALL) as cluster:
+@every_place
+@pytest.mark.parametrize("extent_chunks", [1, 4])
+def test_an_attempt_is_given_up_amid_extents(
+    extent_chunks: int, has_switch: bool, update: str, tmp_path: Path
+) -> None:
+    """I1, I2, I3. Goal: what was pushed and written of an attempt that was given up does not count;
+    all ranks are told the step to go on from, once."""
+    job = Job(layout=make_layout(extent_chunks=extent_chunks), update=update)
+    with on_disk(job, tmp_path, has_switch=has_switch) as cluster:
         results = cluster.run(Worker(job, cancel_step=1))
-        assert all(seen.aborted_steps for seen in results)
+        assert [seen.aborted_steps for seen in results] == [[1], [1]]
         check(cluster, job, results)
 
 
 @every_order
-def test_a_step_that_is_not_finite_is_skipped_in_extents(update: str, tmp_path: Path) -> None:
+@every_place
+@pytest.mark.parametrize("steps", [2, 4])
+def test_a_step_that_is_not_finite_is_skipped_in_extents(
+    steps: int, has_switch: bool, update: str, tmp_path: Path
+) -> None:
     """I2, I4. Goal: pages of an extent that were written before the one that is not finite do not
-    count either."""
-    job = Job(layout=make_layout(extent_chunks=4), update=update, poison_step=1)
-    with cluster_for(job, tmp_path, state=tmp_path / "state") as cluster:
-        check(cluster, job, cluster.run(Worker(job)))
+    count either, also in the last step of a job."""
+    layout = make_layout(extent_chunks=4)
+    job = Job(layout=layout, update=update, poison_step=1, steps=steps)
+    with cluster_for(job, tmp_path, has_switch=has_switch, state=tmp_path / "state") as cluster:
+        results = cluster.run(Worker(job))
+        check(cluster, job, results)
+        assert not any(seen.aborted_steps for seen in results)
 
 
 @every_order
@@ -148,7 +170,7 @@ def test_several_backwards_in_extents(tmp_path: Path) -> None:
 
     expected = trained("four", 4, 1)
     assert trained("in RAM", 1, 4, extent_chunks=3) == expected
-    state = {"state": tmp_path / "state", "memory_budget_bytes": SMALL}
+    state = {"state": tmp_path / "state", "memory_budget_bytes": SMALL["switch"]}
     assert trained("spilled", 1, 4, extent_chunks=3, **state) == expected
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,25 @@ def shell_of(cluster: LocalCluster) -> Any:
     return cluster.switch if cluster.spec.has_switch else cluster.node
 
 
+def entrance(cluster: LocalCluster) -> str:
+    """Where workers dial."""
+    return cluster.endpoints[next(reversed(cluster.endpoints))]
+
+
+def train(cluster: LocalCluster, job: Job, ask: Callable[[], object]) -> None:
+    """Train as plain torch does; `ask` is called when rank 0 has made all steps."""
+
+    def work(rank: int) -> Any:
+        nic = cluster.nic(rank)
+        seen = Worker(job)(nic)
+        if rank == 0:
+            ask()
+        nic.leave()
+        return seen
+
+    check(cluster, job, cluster.run_ranks(work))
+
+
 class Log:
     """The log of a shell, without its details."""
 
@@ -93,6 +112,10 @@ class Log:
 
         monkeypatch.setattr(shell.recorder, "event", event)
 
+    @property
+    def refusals(self) -> list[str]:
+        return [line["text"] for line in self.lines if line["name"] == "peer.refused"]
+
 
 @every_place
 def test_malformed_messages_end_their_connection(
@@ -101,18 +124,15 @@ def test_malformed_messages_end_their_connection(
     """I6. Goal: a few lines name the connection; the rest of what it sends is dropped unread."""
     job = Job()
     with cluster_for(job, tmp_path, has_switch=has_switch, transport="ipc") as cluster:
-        shell = shell_of(cluster)
-        log = Log(shell, monkeypatch)
-        endpoint = cluster.endpoints[next(reversed(cluster.endpoints))]
-        with connected(endpoint) as transport:
+        log = Log(shell_of(cluster), monkeypatch)
+        with connected(entrance(cluster)) as transport:
             for _ in range(2000):
                 send(transport, b"\xc1")
             results = cluster.run(Worker(job))
             check(cluster, job, results)
-    texts = [line["text"] for line in log.lines if line["name"] == "peer.refused"]
-    assert len(texts) == MALFORMED_MESSAGES_MAX
-    assert "cannot be read" in texts[0]
-    assert "its messages are ignored from now on" in texts[-1]
+    assert len(log.refusals) == MALFORMED_MESSAGES_MAX
+    assert "cannot be read" in log.refusals[0]
+    assert "its messages are ignored from now on" in log.refusals[-1]
 
 
 @every_place
@@ -131,16 +151,15 @@ def test_headers_beyond_the_limits_end_their_connection(
         log = Log(shell, monkeypatch)
         before_ns = shell._progress_ns
         stranger.linger, stranger.probe_router = 0, 1
-        stranger.connect(cluster.endpoints[next(reversed(cluster.endpoints))])
+        stranger.connect(entrance(cluster))
         stranger.send(said(cluster, wire.Pull, index=0, part=0))
         for _ in range(500):
             stranger.send(bytes(CONTROL_HEADER_BYTES_MAX + 1))
         assert is_soon(lambda: len(log.lines) >= MALFORMED_MESSAGES_MAX)
         assert shell._progress_ns == before_ns
         check(cluster, job, cluster.run(Worker(job)))
-    texts = [line["text"] for line in log.lines if line["name"] == "peer.refused"]
-    assert len(texts) == MALFORMED_MESSAGES_MAX
-    assert "its messages are ignored from now on" in texts[-1]
+    assert len(log.refusals) == MALFORMED_MESSAGES_MAX
+    assert "its messages are ignored from now on" in log.refusals[-1]
 
 
 WRONG_HANDSHAKE = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48) + b"\x04\x05READY\xff"
@@ -155,7 +174,7 @@ def test_half_handshakes_are_in_the_log(
     job = Job()
     with cluster_for(job, tmp_path, has_switch=has_switch, transport="tcp") as cluster:
         log = Log(shell_of(cluster), monkeypatch)
-        where = tcp_endpoint(cluster.endpoints[next(reversed(cluster.endpoints))])
+        where = tcp_endpoint(entrance(cluster))
         for _ in range(200):
             with socket.create_connection((where.host, where.port), timeout=10) as stranger:
                 stranger.sendall(WRONG_HANDSHAKE)
@@ -163,9 +182,8 @@ def test_half_handshakes_are_in_the_log(
                     while stranger.recv(1000):
                         pass
         check(cluster, job, cluster.run(Worker(job)))
-    texts = [line["text"] for line in log.lines if line["name"] == "peer.refused"]
-    assert f"connected to {where.address}" in texts[0]
-    assert 1 < len(texts) <= len(log.lines) <= 100
+    assert f"connected to {where.address}" in log.refusals[0]
+    assert 1 < len(log.refusals) <= len(log.lines) <= 100
 
 
 def test_what_a_connection_sends_waits_at_its_sender(tmp_path: Path) -> None:
@@ -196,30 +214,22 @@ def test_one_connection_has_few_readers(has_switch: bool, tmp_path: Path) -> Non
     Method: Opens of 30 readers on one connection, in a run that has decided all its steps."""
     job = Job()
     with cluster_for(job, tmp_path, has_switch=has_switch, transport="ipc") as cluster:
-        endpoint = cluster.endpoints[next(reversed(cluster.endpoints))]
         answers: list[Any] = []
 
-        def work(rank: int) -> Any:
-            nic = cluster.nic(rank)
-            seen = Worker(job)(nic)
-            if rank == 0:
-                with connected(endpoint) as stranger:
-                    for reader in range(30):
-                        stranger.send(
-                            SWITCH, said(cluster, wire.Open, role=Role.READER, reader=reader)
-                        )
-                    while len(answers) < 30:
-                        heard = stranger.receive(10**10)
-                        assert isinstance(heard, Delivery), heard
-                        answers.append(decode(heard.header, len(heard.buffers)))
-                    with cluster.reader() as honest:
-                        honest.open()
-                        answers.append(honest.version)
-            nic.leave()
-            return seen
+        def ask() -> None:
+            with connected(entrance(cluster)) as stranger:
+                for reader in range(30):
+                    opened = said(cluster, wire.Open, role=Role.READER, reader=reader)
+                    stranger.send(SWITCH, opened)
+                while len(answers) < 30:
+                    heard = stranger.receive(10**10)
+                    assert isinstance(heard, Delivery), heard
+                    answers.append(decode(heard.header, len(heard.buffers)))
+                with cluster.reader() as honest:
+                    honest.open()
+                    answers.append(honest.version)
 
-        results = cluster.run_ranks(work)
-        check(cluster, job, results)
+        train(cluster, job, ask)
     assert answers.pop() == job.steps
     gone = [each for each in answers if isinstance(each, wire.Gone)]
     assert len(gone) == 30 - READERS_OF_CONNECTION_MAX
@@ -245,24 +255,18 @@ def test_who_does_not_read_its_answers_stops_nobody(
         log = Log(shell_of(cluster), monkeypatch)
         stranger = context.socket(zmq.DEALER)
         stranger.linger, stranger.probe_router, stranger.rcvhwm = 0, 1, 1
-        stranger.connect(cluster.endpoints[next(reversed(cluster.endpoints))])
+        stranger.connect(entrance(cluster))
         opened = said(cluster, wire.Open, role=Role.READER, reader=7)
 
-        def work(rank: int) -> Any:
-            nic = cluster.nic(rank)
-            seen = Worker(job)(nic)
-            if rank == 0:
-                for _ in range(FLOOD):
-                    stranger.send(opened)
-                assert is_soon(lambda: any("text" in each for each in log.lines))
-            nic.leave()
-            return seen
+        def ask() -> None:
+            for _ in range(FLOOD):
+                stranger.send(opened)
+            assert is_soon(lambda: any("text" in each for each in log.lines))
 
-        check(cluster, job, cluster.run_ranks(work))
+        train(cluster, job, ask)
         stranger.close()
-    texts = [line["text"] for line in log.lines if line["name"] == "peer.refused"]
-    assert len(texts) == 1
-    assert "does not read" in texts[0]
+    (text,) = log.refusals
+    assert "does not read" in text
 
 
 def test_a_reader_may_read_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,19 +275,14 @@ def test_a_reader_may_read_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     job = Job()
     with cluster_for(job, tmp_path, transport="ipc") as cluster:
 
-        def work(rank: int) -> Any:
-            nic = cluster.nic(rank)
-            seen = Worker(job)(nic)
-            if rank == 0:
-                with cluster.reader() as reader:
-                    reader.open()
-                    nbytes = job.layout.chunks[0].sum_bytes
-                    for _ in range(200):
-                        reader.read([FieldRead(0, "weight", memoryview(bytearray(nbytes)))])
-            nic.leave()
-            return seen
+        def ask() -> None:
+            with cluster.reader() as reader:
+                reader.open()
+                nbytes = job.layout.chunks[0].sum_bytes
+                for _ in range(200):
+                    reader.read([FieldRead(0, "weight", memoryview(bytearray(nbytes)))])
 
-        check(cluster, job, cluster.run_ranks(work))
+        train(cluster, job, ask)
 
 
 class Greets(Worker):

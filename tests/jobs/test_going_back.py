@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from switch_emu.node.core.actions import NodeLimits
 from switch_emu.node.process import make_node_shell
 from switch_emu.node.shell import NodeShell
 from switch_emu.switch.shell import SwitchShell
-from tests.helpers.local_job import LARGE, Job, Worker, check
+from tests.helpers.local_job import LARGE, Job, Worker
 from tests.helpers.real_training import seeded
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 from tests.helpers.waiting import is_soon
@@ -59,13 +58,11 @@ class GoingBack(LocalCluster):
             self._meetings.done.add(step)
             self._met[step].wait()
 
-    def _serving(self, shell: NodeShell | SwitchShell) -> Callable[[], None]:
-        def serve() -> None:
-            assert isinstance(shell, NodeShell)
-            shell.open_existing()
-            shell.run(lambda: self._stopping.is_set() or self._node_ends.is_set())
-
-        return serve if isinstance(shell, NodeShell) else super()._serving(shell)
+    def _thread(self, name: str, shell: NodeShell | SwitchShell) -> threading.Thread:
+        if isinstance(shell, NodeShell):
+            run, ends = shell.run, self._node_ends
+            shell.run = lambda should_stop: run(lambda: should_stop() or ends.is_set())  # type: ignore[method-assign]
+        return super()._thread(name, shell)
 
     def _take_copy(self) -> None:
         assert is_soon(lambda: self.node.core.out.step == COPIED)  # so nothing is being written
@@ -89,7 +86,7 @@ class GoingBack(LocalCluster):
         self._listen(transport, "node")
         self.node = make_node_shell(self.spec, transport, Recorder(role="node", printed=None))
         self.nodes = [self.node]
-        self._threads[0] = self._thread("node", self._serving(self.node))
+        self._threads[0] = self._thread("node", self.node)
         self._threads[0].start()
 
 
@@ -121,18 +118,6 @@ def test_a_node_with_an_older_state_ends_in_words(tmp_path: Path) -> None:
     assert "ends with step 1, but step 3 was announced as decided: steps 2 to 3 are lost" in text
     assert "--resume" in text
     assert "--on-lost-steps redo" in text
-
-
-@pytest.mark.parametrize("update", ["streaming", "at_step"])
-def test_lost_steps_are_made_again_if_somebody_says_so(update: str, tmp_path: Path) -> None:
-    """I1, I3. Goal: every worker goes back to the first lost step, and the end is that of a quiet
-    run."""
-    job = Job(steps=6, update=update)
-    with GoingBack(tmp_path, redoes=True, chunk_bytes=job.layout.chunk_bytes) as cluster:
-        results = cluster.run(MeetingWorker(job, cluster))
-        cluster.wait_until_served()
-        check(cluster, job, results)
-    assert all(seen.aborted_steps == [COPIED] for seen in results)
 
 
 def _train(directory: Path, *, goes_back: bool) -> tuple[list[Any], str]:

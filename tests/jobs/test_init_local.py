@@ -54,6 +54,17 @@ def test_one_process_trains_and_goes_on(tmp_path: Path) -> None:
     assert set(threading.enumerate()) <= before
 
 
+def python(directory: Path, *arguments: str, typed: str = "") -> str:
+    """What Python prints, which ends well."""
+    done = subprocess.run(
+        [sys.executable, *arguments], input=typed, text=True, capture_output=True, check=False,
+        timeout=120, cwd=directory,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
 TYPED = """
 import luwu, torch
 luwu.init_local("state", memory_budget="64MiB")
@@ -69,18 +80,8 @@ result = optimizer.step()
 def test_a_repl_that_is_left_keeps_its_last_step(tmp_path: Path) -> None:
     """Goal: lines typed into an interpreter, which ends without luwu.finish(): the step is decided,
     the process ends, and the state is at rest."""
-    done = subprocess.run(
-        [sys.executable, "-i", "-q"], input=TYPED, text=True, capture_output=True, check=False,
-        timeout=120, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    found = subprocess.run(
-        [sys.executable, "-m", "luwu", "verify", "state", "--full"], text=True,
-        capture_output=True, check=False, timeout=60, cwd=tmp_path,
-    )  # fmt: skip
-    assert found.returncode == 0, found.stdout
-    assert "version 1," in found.stdout
+    python(tmp_path, "-i", "-q", typed=TYPED)
+    assert "version 1," in python(tmp_path, "-m", "luwu", "verify", "state", "--full")
 
 
 @pytest.mark.feature("luwu.init_local: one process, in a REPL or a notebook")
@@ -93,10 +94,6 @@ def test_the_page_of_one_process_runs_as_it_stands(tmp_path: Path) -> None:
     stop = "    optimizer.zero_grad()\n"
     text = text.replace(stop, f"{stop}    breakpoint() if step == 3 else 0\n")
     (tmp_path / "page.py").write_text(text + "print(len(weights))\n")
-    done = subprocess.run(
-        [sys.executable, "page.py"], input="p 40 + step\ncontinue\n", text=True,
-        capture_output=True, check=False, timeout=120, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "(Pdb) 43" in done.stdout
-    assert done.stdout.endswith("2\n")
+    said = python(tmp_path, "page.py", typed="p 40 + step\ncontinue\n")
+    assert "(Pdb) 43" in said
+    assert said.endswith("2\n")

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import luwu
 from luwu.base.digest import WeightsDigest
@@ -33,14 +32,18 @@ STEPS = 6
 PINNED = 2
 
 
-def make() -> Any:
-    return seeded(lambda: Stack(blocks=2))
+class Training:
+    """A model of a rank, and its optimizer."""
 
+    def __init__(self, rank: int) -> None:
+        self._rank, self._model = rank, seeded(lambda: Stack(blocks=2))
+        shard(self._model)
+        self._optimizer = luwu.optim.AdamW(self._model.parameters(), lr=1e-2)
 
-def train(optimizer: Any, model: nn.Module, rank: int, first: int, last: int) -> None:
-    for step in range(first, last):
-        model(batch(step, rank, 0)).square().mean().backward()
-        optimizer.step().wait()
+    def train(self, first: int, last: int) -> None:
+        for step in range(first, last):
+            self._model(batch(step, self._rank, 0)).square().mean().backward()
+            self._optimizer.step().wait()
 
 
 def read_weights(reader: StateReader, dtype: str = "float32") -> dict[str, torch.Tensor]:
@@ -74,10 +77,7 @@ def digests(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
     def run(steps: int) -> str:
         def work(rank: int) -> None:
-            model = make()
-            shard(model)
-            optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2)
-            train(optimizer, model, rank, 0, steps)
+            Training(rank).train(0, steps)
 
         return in_cluster(tmp_path_factory.mktemp("digests"), work, world_size=2).digest
 
@@ -97,12 +97,10 @@ def test_a_version_is_read_while_training_goes_on(
     opened then sees those; training ends as it does without readers."""
 
     def work(rank: int) -> list[tuple[int, str]]:
-        model = make()
-        shard(model)
-        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2)
-        train(optimizer, model, rank, 0, PINNED)
+        training = Training(rank)
+        training.train(0, PINNED)
         with luwu.session().nic.open_reader() as reader:
-            train(optimizer, model, rank, PINNED, STEPS)
+            training.train(PINNED, STEPS)
             seen = [(reader.version, digest(reader))]
             with luwu.session().nic.open_reader() as newest:
                 seen.append((newest.version, digest(newest)))
@@ -127,10 +125,8 @@ def test_moments_and_rounded_weights_can_be_read(tmp_path: Path) -> None:
     """Goal: every field of a page, weights as they travel, and what is known of the step."""
 
     def work(rank: int) -> None:
-        model = make()
-        shard(model)
-        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2)
-        train(optimizer, model, rank, 0, 3)
+        training = Training(rank)
+        training.train(0, 3)
         with luwu.session().nic.open_reader() as reader:
             exact, rounded = read_weights(reader), read_weights(reader, "bfloat16")
             for name, values in exact.items():
@@ -156,15 +152,13 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     """Goal: an unknown field or chunk ends the reader with a reason, and the node goes on."""
 
     def work(rank: int) -> None:
-        model = make()
-        shard(model)
-        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2)
+        training = Training(rank)
         for chunk, name, text in ((0, "max", "no field 'max'"), (999, "weight", "no chunk 999")):
             with luwu.session().open_reader() as reader:
                 into = memoryview(bytearray(64))
                 with pytest.raises(StateError, match=text):
                     reader.read([FieldRead(chunk, name, into)])
-        train(optimizer, model, rank, 0, 1)
+        training.train(0, 1)
 
     in_cluster(tmp_path, work)
 
@@ -173,15 +167,12 @@ def test_a_reader_waits_for_the_first_weights(tmp_path: Path) -> None:
     """Goal: a job without weights says nothing; the reader says what it waits for."""
     with (
         LocalCluster(
-            world_size=1,
-            state=None,
-            memory_budget_bytes=8 * MIB,
-            summary=tmp_path / "s.json",
+            world_size=1, state=None, memory_budget_bytes=8 * MIB, summary=tmp_path / "s.json",
             grace_s=0.2,
         ) as cluster,
         cluster.reader() as reader,
         pytest.raises(DeadlineError, match="none before"),
-    ):
+    ):  # fmt: skip
         reader.open()
 
 

@@ -35,6 +35,12 @@ class Ended(NamedTuple):
     """Variables of the environment that each process wrote as it started, by rank."""
     said: str
 
+    def failure(self, directory: Path) -> str:
+        """The message that the launcher makes of it."""
+        made = RunDirectory(directory / "run")
+        made.log("torchrun").write_text(self.said)
+        return str(worker_failure(made, "", self.code))
+
 
 def run(
     directory: Path, end: str, *, policy: str = "stop", restarts: int = 0, first: int = 0,
@@ -61,21 +67,20 @@ def run(
     return Ended(ended.returncode, starts, ended.stdout)
 
 
-def test_workers_have_what_torchrun_gives(tmp_path: Path) -> None:
-    """Goal: ranks, and where a process group of torch.distributed meets."""
-    starts = [["0 0 2 127.0.0.1 0"], ["1 1 2 127.0.0.1 0"]]
-    assert run(tmp_path, "") == (0, starts, "")
-
-
-def test_no_meeting_where_one_may_be_lost(tmp_path: Path) -> None:
-    """Goal: a process group cannot outlive one of its processes, so none can be made."""
-    assert run(tmp_path, "", policy="wait") == (0, [["0 0 2 - -"], ["1 1 2 - -"]], "")
-
-
-def test_ranks_of_a_host_are_those_of_the_job(tmp_path: Path) -> None:
-    """Goal: RANK and WORLD_SIZE are the job's, LOCAL_RANK counts on this host."""
-    starts = [["2 0 4 - -"], ["3 1 4 - -"]]
-    assert run(tmp_path, "", policy="drop", first=2, world_size=4) == (0, starts, "")
+@pytest.mark.parametrize(
+    ("policy", "first", "world_size", "starts"),
+    [
+        ("stop", 0, 2, [["0 0 2 127.0.0.1 0"], ["1 1 2 127.0.0.1 0"]]),
+        ("wait", 0, 2, [["0 0 2 - -"], ["1 1 2 - -"]]),
+        ("drop", 2, 4, [["2 0 4 - -"], ["3 1 4 - -"]]),
+    ],
+)
+def test_workers_have_what_torchrun_gives(
+    tmp_path: Path, policy: str, first: int, world_size: int, starts: list[list[str]]
+) -> None:
+    """Goal: RANK and WORLD_SIZE are the job's, LOCAL_RANK counts on this host; and where a process
+    group of torch.distributed meets, which cannot outlive one of its processes."""
+    assert run(tmp_path, "", policy=policy, first=first, world_size=world_size) == (0, starts, "")
 
 
 def test_a_host_without_workers_says_what_to_do(tmp_path: Path) -> None:
@@ -83,8 +88,8 @@ def test_a_host_without_workers_says_what_to_do(tmp_path: Path) -> None:
     killed = "os.kill(os.getpid(), 9)"
     ended = run(tmp_path, killed, policy="drop", first=2, world_size=4)
     assert ended.code == 4
-    failure = str(worker_failure(RunDirectory(tmp_path / "run"), "", ended.code))
-    assert "start this command again, and its ranks take part again" in failure
+    said = "start this command again, and its ranks take part again"
+    assert said in ended.failure(tmp_path)
 
 
 def test_all_are_started_again(tmp_path: Path) -> None:
@@ -102,9 +107,7 @@ def test_a_loss_ends_all(tmp_path: Path) -> None:
     """I6, I8. Goal: the others are stopped, and the launcher names the worker and the signal."""
     ended = run(tmp_path, f"os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else {WAITS}")
     assert ended.code == 4
-    made = RunDirectory(tmp_path / "run")
-    made.log("torchrun").write_text(ended.said)
-    failure = str(worker_failure(made, "", ended.code))
+    failure = ended.failure(tmp_path)
     assert failure.startswith("worker 1 (pid ")
     assert f"was lost: {signal.SIGKILL.name}" in failure.replace("signal ", "")
 
@@ -125,9 +128,7 @@ def test_code_0_in_the_middle_of_a_script_is_a_loss(tmp_path: Path, policy: str)
     end = f"{MEMBER}os._exit(0) if rank == '1' else {WAITS}"
     ended = run(tmp_path, end, policy=policy)
     assert ended.code == 4
-    made = RunDirectory(tmp_path / "run")
-    made.log("torchrun").write_text(ended.said)
-    failure = str(worker_failure(made, "", ended.code))
+    failure = ended.failure(tmp_path)
     assert "was lost: exit code 0 in the middle of its script (os._exit?)" in failure
 
 
@@ -139,18 +140,18 @@ def test_code_0_in_the_middle_of_a_script_is_mended_by_a_restart(tmp_path: Path)
     assert "exit code 0 in the middle of its script" in said
 
 
-@pytest.mark.parametrize("how", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
-def test_a_worker_that_has_left_is_done_however_it_ends(tmp_path: Path, how: str) -> None:
-    """Goal: its steps are decided, so nothing is lost with it; a signal is said."""
-    left = "recorder.event('worker.leaves', rank=int(rank), step=1)"
-    code, starts, said = run(tmp_path, f"{MEMBER}{left}\n{how}")
+LEFT = f"{MEMBER}recorder.event('worker.leaves', rank=int(rank), step=1)\n"
+
+
+@pytest.mark.parametrize(
+    "how", [f"{LEFT}os._exit(0)", f"{LEFT}os.kill(os.getpid(), 9)", "os._exit(0)"]
+)
+def test_a_worker_that_nobody_waits_for_is_done_however_it_ends(tmp_path: Path, how: str) -> None:
+    """Goal: nothing is lost with one whose steps are decided, where a signal is said, or with one
+    that never began a job."""
+    code, starts, said = run(tmp_path, how)
     assert (code, [len(each) for each in starts]) == (0, [1, 1])
     assert said.count("after it had left the job") == (0 if "exit" in how else 2)
-
-
-def test_a_script_without_a_job_may_end_by_force(tmp_path: Path) -> None:
-    """Goal: nobody waits for a worker that never began."""
-    assert run(tmp_path, "os._exit(0)").code == 0
 
 
 @pytest.mark.parametrize("policy", ["stop", "wait"])

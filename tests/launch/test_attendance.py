@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.errors import ConfigError, WorkerFailed
+from luwu.base.errors import ConfigError, LuwuError, WorkerFailed
 from luwu.base.events import Recorder
 from luwu.base.json_file import write_json
 from luwu.launch.attendance import LEAVES, MISSES, Attendance
@@ -60,6 +60,9 @@ class Host:
 
     def news(self) -> list[str]:
         return Attendance(self.run).news()
+
+    def failure(self) -> LuwuError:
+        return worker_failure(self.run, "", 1, Attendance(self.run).vain_waits())
 
 
 @pytest.fixture
@@ -119,7 +122,7 @@ def test_the_last_error_names_the_rank_that_left(host: Host) -> None:
         host.train(rank, 4)
         host.give_up(rank)
     host.give_up(0)
-    error = worker_failure(host.run, "", 1, causes=Attendance(host.run).vain_waits())
+    error = host.failure()
     lines = str(error).splitlines()
     assert lines[0].startswith("worker 0 has left the job after step 2")
     assert "worker 1, 2 waits for its part of step 3" in lines[0]
@@ -133,7 +136,7 @@ def test_an_error_of_the_script_comes_before_a_wait_in_vain(host: Host) -> None:
     host.train(0, 3, leaves=True)
     host.train(1, 4)
     host.fail(1, "ValueError", 1, None)
-    error = worker_failure(host.run, "", 1, causes=Attendance(host.run).vain_waits())
+    error = host.failure()
     assert str(error).startswith("worker 1 failed with ValueError")
 
 

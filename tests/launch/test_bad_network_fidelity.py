@@ -18,11 +18,11 @@ from switch_emu.switch.process import SwitchSpec, serve_switch
 KIB, MIB = 1024, 1024**2
 
 
-def node(slots: int | None, budget_bytes: int, arena_bytes: int = 0) -> NodeSpec:
+def node(slots: int | None, budget_bytes: int, **more: int) -> NodeSpec:
+    values = {"chunk_bytes": 64 * KIB, **more}
     return NodeSpec(
-        job=1, world_size=4, listen="", memory_budget_bytes=budget_bytes, chunk_bytes=64 * KIB,
-        summary=Path("none"), has_switch=False, fidelity="protocol", slots=slots,
-        arena_bytes=arena_bytes,
+        job=1, world_size=4, listen="", memory_budget_bytes=budget_bytes, summary=Path("none"),
+        has_switch=False, fidelity="protocol", slots=slots, **values,
     )  # fmt: skip
 
 
@@ -70,10 +70,5 @@ def test_the_default_chunk_leaves_room_for_a_slot() -> None:
         )
         check_fidelity(config)
         assert own_slots(config) == 1
-        sizes = decide_sizes(config, None)
-        spec = NodeSpec(
-            job=1, world_size=4, listen="", memory_budget_bytes=budget,
-            chunk_bytes=sizes.chunk_bytes, summary=Path("none"), has_switch=False,
-            fidelity="protocol",
-        )  # fmt: skip
+        spec = node(None, budget, chunk_bytes=decide_sizes(config, None).chunk_bytes)
         assert own_switch_limits(spec, spec.plan()).slots is not None

@@ -9,12 +9,12 @@ import stat
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
 from luwu.base.retry import RetryPolicy
-from luwu.join import connection as connect
 from luwu.join.connection import (
     Connection,
     followed,
@@ -45,13 +45,10 @@ def test_what_is_written_is_read_back_and_is_private(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["connect.json"]
 
 
-def test_workers_dial_the_switch_where_there_is_one() -> None:
-    assert CONNECTION.endpoint == "tcp://127.0.0.1:4001"
-    alone = Connection(job=1, world_size=1, node="ipc:///tmp/n", chunk_bytes=16384)
-    assert alone.endpoint == "ipc:///tmp/n"
-
-
 def test_a_url_says_what_a_worker_needs() -> None:
+    """Goal: also where to dial: the switch, or the node where there is none."""
+    assert CONNECTION.endpoint == "tcp://127.0.0.1:4001"
+    assert replace(CONNECTION, switch=None).endpoint == CONNECTION.node
     found = parse_url(CONNECTION.url())
     assert found.endpoint == CONNECTION.endpoint
     for name in (
@@ -61,23 +58,18 @@ def test_a_url_says_what_a_worker_needs() -> None:
         assert getattr(found, name) == getattr(CONNECTION, name)
 
 
-def test_a_url_carries_the_patience_of_the_job() -> None:
-    """Goal: workers on other hosts wait as long as `luwu up` was told; defaults are not spelt."""
-    assert "grace" not in CONNECTION.url()
-    patient = replace(CONNECTION, grace_s=20.25, connect_timeout_s=1e-9)
-    found = parse_url(patient.url())
-    assert (found.grace_s, found.connect_timeout_s) == (20.25, 1e-9)
-
-
-def test_a_url_carries_what_becomes_of_lost_workers() -> None:
-    """Goal: one place says it, for all hosts; what is none of the policies is refused."""
-    assert "on_worker_loss" not in CONNECTION.url()
-    url = replace(CONNECTION, on_worker_loss="drop").url()
-    assert parse_url(url).on_worker_loss == "drop"
-    with pytest.raises(
-        ConfigError, match="on_worker_loss is 'forget', not one of stop, wait, drop"
-    ):
-        parse_url(url.replace("drop", "forget"))
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"grace_s": 20.25, "connect_timeout_s": 1e-9}, "grace"),
+        ({"on_worker_loss": "drop"}, "loss"),
+    ],
+)
+def test_a_url_carries_what_was_asked_for(change: dict[str, Any], name: str) -> None:
+    """Goal: workers on other hosts do as `luwu up` was told; defaults are not spelt."""
+    assert name not in CONNECTION.url()
+    changed = replace(CONNECTION, **change)
+    assert parse_url(changed.url()) == replace(parse_url(CONNECTION.url()), **change)
 
 
 def test_workers_learn_how_patient_an_emulated_link_wants_them(tmp_path: Path) -> None:
@@ -97,9 +89,6 @@ def test_workers_learn_how_patient_an_emulated_link_wants_them(tmp_path: Path) -
     ):  # fmt: skip
         with pytest.raises(ConfigError, match="most_ns is 49000000, not a whole number 50000000 t"):
             read_again()
-    for text in ("x,y,z", "1,2", "1,2,inf", "0,0,0"):
-        with pytest.raises(ConfigError, match="retry"):
-            parse_url(f"{CONNECTION.url()}&retry={text}")
 
 
 @pytest.mark.parametrize(
@@ -113,6 +102,9 @@ def test_workers_learn_how_patient_an_emulated_link_wants_them(tmp_path: Path) -
         ("tcp://h:1?job", "copy the line"),
         ("tcp://h:1?job=1&world_size=2&chunk_bytes=4&grace_s=0.0", "not a number above 0"),
         ("tcp://h:1?job=1&world_size=2.5&chunk_bytes=4", "is not a number"),
+        (f"{CONNECTION.url()}&on_worker_loss=forget", "is 'forget', not one of stop, wait, drop"),
+        *((f"{CONNECTION.url()}&retry={text}", "retry") for text in ("x,y,z", "1,2", "1,2,inf")),
+        (f"{CONNECTION.url()}&retry=0,0,0", "retry"),
     ],
 )
 def test_a_url_that_lacks_something_is_refused(url: str, said: str) -> None:
@@ -157,13 +149,11 @@ def test_a_file_may_come_later(tmp_path: Path) -> None:
 
 
 def test_a_wait_ends_and_says_what_it_waited_for(tmp_path: Path) -> None:
+    """Goal: in time, or when it is stopped."""
     with pytest.raises(ConnectionFailed, match=r"connect\.json did not appear .* luwu up"):
         join(str(tmp_path / "connect.json"), timeout_s=0.1)
-
-
-def test_a_wait_can_be_stopped(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        connect.join(str(tmp_path / "x"), timeout_s=600, should_stop=lambda: True)
+        join(str(tmp_path / "x"), timeout_s=600, should_stop=lambda: True)
 
 
 def test_an_endpoint_is_followed_by_its_file(tmp_path: Path) -> None:

@@ -35,6 +35,18 @@ ENDS = {
 }  # fmt: skip
 
 
+def run_script(directory: Path, text: str, *, code: int) -> str:
+    """Run a script as worker 0, to this exit code; its log."""
+    script = directory / "script.py"
+    script.write_text(text)
+    run = RunDirectory.create(directory / "run")
+    command = [sys.executable, "-m", "luwu.launch.entry", str(run.path), "", str(script)]
+    ended = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    said = run.log("worker-0").read_text()
+    assert ended.returncode == code, said
+    return said
+
+
 @pytest.mark.feature("events of a worker, however its script ends")
 @pytest.mark.parametrize("end", ENDS)
 def test_events_of_a_script_at_module_level_are_kept(tmp_path: Path, end: str) -> None:
@@ -43,12 +55,7 @@ def test_events_of_a_script_at_module_level_are_kept(tmp_path: Path, end: str) -
     and closed by nobody."""
     text, code = ENDS[end]
     path = tmp_path / "worker-0.jsonl"
-    script = tmp_path / "script.py"
-    script.write_text(RECORDS.format(path=str(path), end=text))
-    run = RunDirectory.create(tmp_path / "run")
-    command = [sys.executable, "-m", "luwu.launch.entry", str(run.path), "", str(script)]
-    ended = subprocess.run(command, capture_output=True, check=False, timeout=60)
-    assert ended.returncode == code, run.log("worker-0").read_text()
+    run_script(tmp_path, RECORDS.format(path=str(path), end=text), code=code)
     names = [json.loads(line)["name"] for line in path.read_text().splitlines()]
     assert names == ["clock", "forward"]
 
@@ -56,12 +63,6 @@ def test_events_of_a_script_at_module_level_are_kept(tmp_path: Path, end: str) -
 @pytest.mark.feature("breakpoint() under luwu run")
 def test_a_breakpoint_says_where_it_works(tmp_path: Path) -> None:
     """Goal: the line of the script, and how a debugger is used; not the quitting of one."""
-    script = tmp_path / "script.py"
-    script.write_text("breakpoint()\n")
-    run = RunDirectory.create(tmp_path / "run")
-    command = [sys.executable, "-m", "luwu.launch.entry", str(run.path), "", str(script)]
-    ended = subprocess.run(command, capture_output=True, check=False, timeout=60)
-    said = run.log("worker-0").read_text()
-    assert ended.returncode == 2, said
+    said = run_script(tmp_path, "breakpoint()\n", code=2)
     assert "script.py" in said
     assert "Replace luwu.init() with luwu.init_local()" in said

@@ -413,7 +413,7 @@ def test_in_place_a_page_is_overwritten_when_nobody_reads_it() -> None:
         b"",
         parts.m(wire.Verdict, role=Role.NODE, applied=True, norms=(1.0,)),
     )
-    step.sums.part(0, 0)
+    step.part(0, 0)
     step.ready.append(0)
     step.verdict = None
     parts.check(

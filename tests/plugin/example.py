@@ -1,4 +1,4 @@
-"""The suite of 20 tests that `test_plugin_suite.py` runs: a user's tests with every fixture.
+"""The suite that `test_plugin_suite.py` runs: a user's tests with every fixture.
 
 All pass but two, which fail on purpose: `test_killed_worker`, and `test_leaves_a_process` when it
 is torn down.
@@ -6,17 +6,14 @@ is torn down.
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
 import threading
 
-import numpy as np
 import pytest
 
 import luwu
-from luwu.testing import WorkerFailed
 
 
 def rank_and_size(rank):
@@ -27,26 +24,8 @@ def directory(rank):
     return os.getcwd()
 
 
-def same_again(rank, *args):
-    return args
-
-
 def doubled(rank, tensor):
     return {"tensor": tensor * 2, "rank": rank}
-
-
-def raises(rank):
-    if rank == 1:
-        raise KeyError("no such weight")
-    threading.Event().wait()
-
-
-def refuses(rank):
-    raise luwu.ConfigError("a width of 0 cannot work")
-
-
-def returns_a_lock(rank):
-    return {"locks": [1, threading.Lock()]}
 
 
 def waits_for_ever(rank):
@@ -81,19 +60,6 @@ def test_ranks(luwu_run, workers):
     ]
 
 
-def test_plain_values_travel(luwu_run):
-    args = (None, True, 7, 0.1, math.inf, "text", b"\x00bytes", [1, (2, 3)], {"a": {1: [()]}})
-    assert luwu_run(same_again, workers=1, args=args) == [args]
-
-
-def test_arrays_travel(luwu_run):
-    array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    (found,) = luwu_run(same_again, workers=1, args=(array, np.float64(0.1)))
-    np.testing.assert_array_equal(found[0], array)
-    assert found[0].dtype == np.float32
-    assert found[1] == np.float64(0.1)
-
-
 def test_tensors_travel(luwu_run):
     import torch
 
@@ -101,36 +67,6 @@ def test_tensors_travel(luwu_run):
     (found,) = luwu_run(doubled, workers=1, args=(tensor,))
     assert found["rank"] == 0
     assert torch.equal(found["tensor"], tensor * 2)
-
-
-def test_lambda_is_refused(luwu_run):
-    with pytest.raises(luwu.ConfigError, match=r"cannot import a lambda.*top level of a module"):
-        luwu_run(lambda rank: rank)
-
-
-def test_closure_is_refused(luwu_run):
-    def inner(rank):
-        return rank
-
-    with pytest.raises(luwu.ConfigError, match=r"made while a function runs.*top level"):
-        luwu_run(inner)
-
-
-def test_result_is_refused(luwu_run):
-    place = r"result of rank 0\['locks'\]\[1\] is <unlocked _thread.lock"
-    with pytest.raises(luwu.ConfigError, match=place):
-        luwu_run(returns_a_lock, workers=1)
-
-
-def test_failure_has_the_traceback_of_its_worker(luwu_run):
-    with pytest.raises(WorkerFailed, match="worker 1 failed with KeyError") as caught:
-        luwu_run(raises, workers=2)
-    assert 'raise KeyError("no such weight")' in str(caught.value)
-
-
-def test_failure_keeps_its_kind(luwu_run):
-    with pytest.raises(luwu.ConfigError, match="a width of 0 cannot work"):
-        luwu_run(refuses, workers=1)
 
 
 def test_several_at_once(luwu_run):

@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from luwu.launch.processes.children import command_of, is_alive
-from luwu.testing.cluster import SOURCE
+from luwu.testing.cluster import SOURCE, Cluster
 from luwu.testing.leftovers import until_empty
 from switch_emu.native.build import user_cache
+from tests.processes.commands import environ_of, every_process
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 200.0
@@ -84,16 +85,11 @@ class Sandbox:
 
     def processes(self) -> list[str]:
         """What was started from here, by whomever, and is alive."""
-        mark = f"LUWUTESTS_MARK={self._mark}".encode()
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                variables = (folder / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if mark in variables and is_alive(int(folder.name)):
-                found.append(f"process {folder.name} ({command_of(int(folder.name))})")
-        return found
+        return [
+            f"process {pid} ({command_of(pid)})"
+            for pid in every_process()
+            if environ_of(pid).get("LUWUTESTS_MARK") == self._mark and is_alive(pid)
+        ]
 
     def leftovers(self, limit_s: float = 3.0) -> list[str]:
         """Processes, sockets and temporary files that are there after `limit_s`.
@@ -101,11 +97,7 @@ class Sandbox:
         Segments with names are not ours (those of LuWu have none), and may be anybody's.
         """
         return until_empty(
-            lambda: [
-                *self.processes(),
-                *(str(path) for path in self.temporary.rglob("*")),
-            ],
-            limit_s,
+            lambda: [*self.processes(), *map(str, self.temporary.rglob("*"))], limit_s
         )
 
     def _ini(self) -> Path:
@@ -141,6 +133,19 @@ def make_sandbox(path: Path) -> Iterator[Sandbox]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(text.split()[1]), signal.SIGKILL)
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def luwu_up(directory: Path) -> Iterator[str]:
+    """A `luwu up` for two workers; the file by which they join."""
+    directory.mkdir()
+    flags = ["--workers", "2", "--memory-budget", "64MiB", "--durability", "none"]
+    with Cluster(directory, ["up", "--run-dir", str(directory / "run"), *flags]) as cluster:
+        cluster.wait_for_text("join    luwu run")
+        yield str(cluster.run_directory.connect_file)
+        cluster.signal(signal.SIGTERM)
+        assert cluster.wait(10) == 0
+    assert cluster.leftovers() == []
 
 
 def section(output: str, title: str) -> str:

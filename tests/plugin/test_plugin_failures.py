@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.plugin.sandbox import LIMIT_S, Sandbox, make_sandbox, section
+from tests.plugin.sandbox import LIMIT_S, Sandbox, section
 
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
 OUR_FRAME = re.compile(r"luwu/(base|launch|testing)/\S*\.py")
-
-
-@pytest.fixture
-def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
-    with make_sandbox(tmp_path) as made:
-        yield made
 
 
 @pytest.mark.feature("failures: one traceback, of the test's own code")

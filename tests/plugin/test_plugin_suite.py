@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from luwu.base.json_file import read_json
 from luwu.launch.processes.children import is_alive
-from luwu.testing.cluster import Cluster
 from luwu.testing.leftovers import until_empty
-from tests.plugin.sandbox import LIMIT_S, ROOT, Sandbox, make_sandbox, section
+from tests.plugin.sandbox import LIMIT_S, ROOT, Sandbox, luwu_up, section
 
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
@@ -39,21 +36,15 @@ def waits(rank):
 """
 
 
-@pytest.fixture
-def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
-    with make_sandbox(tmp_path) as made:
-        yield made
-
-
 @pytest.mark.feature("a suite under xdist")
-def test_plugin_suite_of_20_tests(sandbox: Sandbox) -> None:
+def test_plugin_suite_of_a_user(sandbox: Sandbox) -> None:
     """Goal: under `-n 2` each pytest process starts one service at most, nothing is left, a killed
     worker fails its test within 10 s with its traceback, and a leak fails its test at the end."""
     shutil.copy(HERE / "example.py", sandbox.path / "test_example.py")
 
     output = sandbox.run("-n", "2", "-rA", code=1)
 
-    assert "1 failed, 19 passed, 1 error in" in output
+    assert "1 failed, 12 passed, 1 error in" in output
     assert re.search(r"FAILED test_example.py::test_killed_worker", output)
     assert re.search(r"ERROR test_example.py::test_leaves_a_process", output)
     services = service_records(sandbox.basetemp)
@@ -133,28 +124,21 @@ def test_settings(pytestconfig):
 @pytest.mark.feature("factories of fixtures")
 def test_plugin_suite_factories_and_mistakes(sandbox: Sandbox) -> None:
     """Goal: a service of one's own has the keys it was given; each way to leave something behind,
-    or to wait for ever, ends with a sentence. Method: one suite, for one start of a service. It
-    looks for segments in a folder of its own: suites that run now would find the one left here."""
-    (sandbox.path / "segments").mkdir()
-    segment = sandbox.path / "segments" / "left"
+    or to wait for ever, ends with a sentence. Method: one suite, for one start of a service."""
     sandbox.write("[pytest]\nluwu_workers = 3\n", "pytest.ini")
     sandbox.write(
         FUNCTIONS
-        + f"""
-import pathlib
-from luwu.testing import leftovers
-
-leftovers.SHARED_MEMORY = pathlib.Path({str(segment.parent)!r})
+        + """
 luwu_plain = factories.luwu_proc(no_switch=True)
 luwu_bad = factories.luwu_proc(chunk="10KiB")
 
 def test_plain(luwu_run, luwu_plain):
     assert luwu_run(rank_of, service=luwu_plain) == [0, 1, 2]
-    assert set(luwu_plain.pids) == {{"node"}}
+    assert set(luwu_plain.pids) == {"node"}
 
 def test_unknown_key():
     with pytest.raises(TypeError, match="link"):
-        factories.luwu_proc(link={{"gbps": 1}})
+        factories.luwu_proc(link={"gbps": 1})
 
 def test_bad_value(luwu_run, request):
     with pytest.raises(luwu.ConfigError, match="chunk: 10KiB is not a multiple of 16KiB"):
@@ -169,12 +153,6 @@ def test_late(luwu_run, luwu_plain):
 
 def test_unwaited(luwu_run, luwu_plain):
     luwu_run.start(waits, workers=1, service=luwu_plain).wait_for_text(0, "waits")
-
-def test_segment(luwu_run):
-    open({str(segment)!r}, "w").close()
-
-def test_segment_is_removed():
-    os.unlink({str(segment)!r})
 
 def test_partial(luwu_plain, luwu_record):
     namespace = luwu_plain.namespace(luwu_record.folder("mine"))
@@ -200,13 +178,12 @@ def test_last(luwu_plain, tmp_path):
     )
     output = sandbox.run("-rA", code=1)
 
-    assert "3 failed, 10 passed, 5 errors in" in output
+    assert "3 failed, 8 passed, 4 errors in" in output
     late = section(output, "test_late")
     assert "the function still ran after 6 s (--luwu-timeout)" in late
     assert "in waits\nE           threading.Event().wait()" in late
     teardown = section(output, "teardown of test_unwaited")
     assert "a run of waits that the test did not wait for" in teardown
-    assert f"segment {segment}" in section(output, "teardown of test_segment")
     assert "store.partial" in section(output, "teardown of test_partial")
     assert "ZeroDivisionError" in section(output, "test_thread")
     assert "thread worker-1" in section(output, "teardown of test_thread")
@@ -232,16 +209,8 @@ def test_again(luwu_run, luwu_noproc):
         luwu_run(rank_of, service=luwu_noproc)
 """
     )
-    folder = tmp_path / "up"
-    folder.mkdir()
-    flags = ["--run-dir", str(folder / "run"), "--memory-budget", "128MiB", "--durability", "none"]
-    with Cluster(folder, ["up", "--workers", "2", *flags]) as cluster:
-        cluster.wait_for_text("join    luwu run")
-        connect = str(cluster.run_directory.connect_file)
+    with luwu_up(tmp_path / "up") as connect:
         sandbox.run("--luwu-connect", connect)
-        cluster.signal(signal.SIGTERM)
-        assert cluster.wait(10) == 0
-    assert cluster.leftovers() == []
 
     assert "give --luwu-connect FILE|URL" in sandbox.run("-k", "test_it", code=1)
     gone = sandbox.run("-k", "test_it", "--luwu-connect", connect, "--luwu-timeout=0.3", code=1)

@@ -156,6 +156,13 @@ def hidden(rank: int) -> int:
     return -rank
 
 
+def made() -> Any:
+    def inner(rank: int) -> int:
+        return rank
+
+    return inner
+
+
 class Methods:
     @staticmethod
     def static(rank: int) -> int:
@@ -170,6 +177,7 @@ class Methods:
     ("function", "said"),
     [
         (lambda rank: rank, "cannot import a lambda; name it with def, move it to the top level"),
+        (made(), "made while a function runs; move it to the top level of a module"),
         (functools.partial(plain, 1), "is not a function, but a partial; .* give it what it needs"),
         (cached, "is not a function, but a _lru_cache_wrapper"),
         (Methods().bound, "is not a function, but a method"),
@@ -184,9 +192,8 @@ def test_functions_without_a_name_are_refused(function: Any, said: str) -> None:
 
 def test_functions_have_a_module_a_file_and_a_name() -> None:
     for function, name in ((plain, "plain"), (Methods.static, "Methods.static")):
-        named = name_function(function)
-        assert (named.module, named.function) == (__name__, name)
-        assert Path(named.file) == Path(__file__).resolve()
+        file = str(Path(__file__).resolve())
+        assert name_function(function) == {"module": __name__, "file": file, "function": name}
 
 
 def test_args_are_a_sequence(tmp_path: Path) -> None:

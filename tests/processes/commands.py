@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,11 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.launch.processes.children import is_alive
-from luwu.testing.cluster import SOURCE
+from luwu.testing.cluster import clean_environ
 from luwu.testing.leftovers import until_empty
 
 POLL_S = 0.02
@@ -61,6 +62,34 @@ def write_light(path: Path, *, width: str = "16", steps: int = 1, first: str = "
     """As `write_tiny`; the expression may depend on RANK."""
     path.write_text(first + LIGHT.replace("WIDTH", f"({width})").replace("STEPS", str(steps)))
     return path
+
+
+ATTACHED = """
+import os
+import sys
+import time
+import torch
+import luwu
+
+torch.manual_seed(3)
+luwu.init()
+model = torch.nn.Linear(4096, 32)
+luwu.fully_shard(model)
+optimizer = luwu.optim.AdamW(model.parameters(), lr=0.01)
+generator = torch.Generator().manual_seed(luwu.rank())
+luwu.attach("generator", generator, per_rank=True)
+for step in range(optimizer.next_step, int(sys.argv[1])):
+    model(torch.rand(2, 4096, generator=generator)).square().mean().backward()
+    result = optimizer.step()
+    optimizer.zero_grad()
+    result.wait()
+    if luwu.rank() == 0:
+        print(f"done {step}", flush=True)
+    DISTURB
+luwu.finish()
+"""
+"""A script with something attached: 131,104 parameters, 1.6 MB of state, 33 chunks of 16 KiB. With
+the least budget its pages are read every step."""
 
 
 @dataclass(slots=True)
@@ -131,7 +160,7 @@ class Terminal:
         """Receives temporary files and sockets."""
         self._outputs = temporary.with_name(temporary.name + ".out")
         self._outputs.mkdir()
-        self._mark = f"LUWUTESTS_MARK={uuid.uuid4().hex}"
+        self._mark = {"LUWUTESTS_MARK": uuid.uuid4().hex}
         self._count = 0
 
     def start(self, *arguments: str, **environ: str) -> Command:
@@ -144,9 +173,6 @@ class Terminal:
         """Type another one, or one with something before it."""
         self._count += 1
         output = self._outputs / str(self._count)
-        name, _, value = self._mark.partition("=")
-        path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
-        clean = {key: text for key, text in os.environ.items() if not key.startswith("LUWU_")}
         places = {
             "TMPDIR": str(self.temporary),
             "XDG_RUNTIME_DIR": str(self.temporary),
@@ -159,8 +185,7 @@ class Terminal:
                 stdout=out,
                 stderr=err,
                 cwd=self.directory,
-                env={**clean, **places, "PYTHONPATH": path, "OMP_NUM_THREADS": "1",
-                     name: value, **environ},
+                env={**clean_environ(), **places, "OMP_NUM_THREADS": "1", **self._mark, **environ},
                 start_new_session=True,
             )  # fmt: skip
         return Command([Path(program[-1]).name, *arguments], output, process)
@@ -171,13 +196,16 @@ class Terminal:
         command.wait()
         return command
 
+    def succeed(self, *arguments: str, **environ: str) -> Command:
+        """The same, of a command that ends well."""
+        command = self.run(*arguments, **environ)
+        assert command.process.returncode == 0, f"{command}:\n{command.err}"
+        return command
+
     def processes(self) -> list[int]:
         """What was started here, by whomever, and is alive."""
-        found = []
-        for entry in os.listdir("/proc"):
-            if entry.isdecimal() and self._is_marked(int(entry)) and is_alive(int(entry)):
-                found.append(int(entry))
-        return found
+        mark = self._mark.items()
+        return [pid for pid in every_process() if mark <= environ_of(pid).items() and is_alive(pid)]
 
     def leftovers(self, limit_s: float = 3.0) -> list[str]:
         """Processes, sockets and temporary files that are there after `limit_s` (I8)."""
@@ -197,12 +225,25 @@ class Terminal:
             os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self._outputs, ignore_errors=True)
 
-    def _is_marked(self, pid: int) -> bool:
-        try:
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:
-            return False
-        return self._mark.encode() in variables
+
+def every_process() -> list[int]:
+    """Every process there is."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    """The environment of a process when it began; empty if it is gone or somebody else's."""
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return {}
+    return dict(each.partition("=")[::2] for each in text.split("\0"))
+
+
+def summary(run: Path) -> dict[str, Any]:
+    """What the node of a run left."""
+    document: dict[str, Any] = json.loads((run / "results" / "node.json").read_text())
+    return document
 
 
 @contextmanager

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from benchmarks.namespaces import Hosts, NoNamespaces, hosts
+from tests.processes.commands import Terminal, terminal
 from tests.processes.jobs import ON_THE_CPU
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Terminal]:
+    """A terminal at which commands are typed, and that finds nothing left behind (I8)."""
+    with terminal(tmp_path) as opened:
+        yield opened
+        assert opened.leftovers() == []
+
+
+@pytest.fixture
+def network() -> Iterator[Hosts]:
+    """Four hosts around a centre, in network namespaces."""
+    try:
+        with hosts(4) as made:
+            yield made
+    except NoNamespaces as exc:
+        pytest.skip(f"needs network namespaces: {exc}")
 
 
 @pytest.fixture

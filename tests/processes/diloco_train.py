@@ -8,7 +8,7 @@ import torch
 
 import luwu
 from tests.helpers.real_training import seeded
-from tests.processes.gates import wait_for
+from tests.light_job import wait_for
 
 EVERY, STEPS, GATE_STEP = 4, 20, 10
 

@@ -8,13 +8,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from luwu.checkpoint.export_state import ExportOptions, export_state
+from luwu.checkpoint.source import RestingState
 from luwu.testing.cluster import Cluster, clean_environ
 from luwu.testing.leftovers import until_empty
 
@@ -41,11 +43,7 @@ class Comparison:
 
 
 def compare(
-    directory: Path,
-    *flags: str,
-    name: str = "run",
-    arms: str = "luwu",
-    threads: int | None = 1,
+    directory: Path, *flags: str, name: str = "run", arms: str = "luwu", threads: int | None = 1
 ) -> Comparison:
     """Run a comparison to its end, with nothing left behind (I8).
 
@@ -94,6 +92,13 @@ def light_digest(steps: int, workers: int = 2) -> str:
     return plain(Job(world_size=workers, steps=steps)).digest
 
 
+def exported(state: Path, *, average: bool = False) -> tuple[int, str]:
+    """The step of a state at rest, and the digest of the weights that are exported from it."""
+    with RestingState(state) as source, tempfile.TemporaryDirectory() as out:
+        found = export_state(source, Path(out) / "out", ExportOptions(average=average))
+    return found.step, found.weights_digest
+
+
 def text_file(directory: Path) -> Path:
     """Text to train on, from a seed: reading the standard library takes longer than training."""
     path = directory / "text"
@@ -132,6 +137,15 @@ def _shared_memory() -> set[str]:
         return set()
     with os.scandir("/dev/shm") as entries:
         return {entry.path for entry in entries}
+
+
+def assert_accounted_for(rows: Sequence[Mapping[str, Any]]) -> None:
+    """L1: all that was sent over each link was received or dropped, or is on its way."""
+    assert rows
+    for row in rows:
+        for counts in (row["messages"], row["bytes"]):
+            gone = counts["received"] + counts["dropped"] + counts["in_flight"]
+            assert counts["sent"] + counts["repeated"] == gone, row
 
 
 def assert_keys(found: Mapping[str, Any], names: str) -> None:

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from luwu.commands.table import VERBS
 from tests.helpers.command_line import parsed
-from tests.processes.commands import Terminal, terminal
+from tests.processes.commands import Terminal
 
 SECONDS_MAX = 240.0
 
 
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Terminal]:
-    with terminal(tmp_path) as opened:
-        yield opened
-        assert opened.leftovers() == []
-
-
 @pytest.mark.slow
+@pytest.mark.feature("one job in RAM and out of core, side by side")
 @pytest.mark.timeout(SECONDS_MAX + 30)
 def test_demo_learns_in_ram_and_out_of_core_within_four_minutes(shell: Terminal) -> None:
     """Goal: all arms end with a loss below 2.6, luwu's node with an eighth of the state in memory
@@ -44,7 +36,9 @@ def test_demo_learns_in_ram_and_out_of_core_within_four_minutes(shell: Terminal)
     assert luwu["memory_budget_bytes"] <= state_bytes / 8
     assert in_ram["memory_budget_bytes"] > 2 * state_bytes
     assert in_ram["disk_space_bytes"] == 0
+    assert in_ram["disk_bytes"] in (None, {"read": 0, "written": 0})
     assert in_ram["weights_digest"] == luwu["weights_digest"]
+    assert in_ram["loss"] == luwu["loss"]
     assert "luwu, luwu_ram and fsdp end with the same weights, bit for bit" in demo.out
     counted, kernel = luwu["disk_bytes"], luwu["disk_bytes_kernel"]
     steps = document["job"]["steps"]

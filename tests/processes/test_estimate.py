@@ -13,7 +13,7 @@ from luwu.commands.main import main as luwu_main
 from luwu.estimate.steps import steps_document
 from luwu.launch.processes.run_directory import RunDirectory
 from tests.helpers.schemas import check
-from tests.processes.commands import terminal, write_tiny
+from tests.processes.commands import Terminal, terminal, write_tiny
 from tests.report.test_timeline import rows_of
 
 STEPS = 4
@@ -33,8 +33,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     with terminal(directory) as shell:
         script = write_tiny(directory / "tiny.py", steps=STEPS)
         flags = ("--workers", "1", "--run-dir", "run", "--disk-rate", "10KB/s")
-        done = shell.run("run", *flags, str(script), LUWU_TRACE="t.json")
-        assert done.process.returncode == 0, done.err
+        done = shell.succeed("run", *flags, str(script), LUWU_TRACE="t.json")
         assert shell.leftovers() == []
         return Ran(directory, done.err)
 
@@ -83,16 +82,13 @@ def test_a_script_that_is_run_leaves_a_timeline(ran: Ran) -> None:
     assert {process for process, _ in rows_of(events)} == {"worker 0", "node"}  # nothing to add up
 
 
-def test_a_run_that_went_well_ends_well_without_its_times(tmp_path: Path) -> None:
+def test_a_run_that_went_well_ends_well_without_its_times(shell: Terminal) -> None:
     """Goal: the node's events were damaged: that is said, with file and line, and nothing else
     changes; the steps are decided, so the exit code is 0. Method: the script damages them."""
-    with terminal(tmp_path) as shell:
-        script = write_tiny(shell.directory / "tiny.py", steps=STEPS)
-        events = shell.directory / "run" / "events" / "node.jsonl"
-        with script.open("a") as file:
-            file.write(f"with open({str(events)!r}, 'a') as file:\n    file.write('nonsense\\n')\n")
-        done = shell.run("run", "--workers", "1", "--run-dir", "run", str(script))
-        assert done.process.returncode == 0, done.err
-        assert f"steps   not known: {events}:" in done.err
-        assert not (shell.directory / "run" / "steps.json").exists()
-        assert shell.leftovers() == []
+    script = write_tiny(shell.directory / "tiny.py", steps=STEPS)
+    events = shell.directory / "run" / "events" / "node.jsonl"
+    with script.open("a") as file:
+        file.write(f"with open({str(events)!r}, 'a') as file:\n    file.write('nonsense\\n')\n")
+    done = shell.succeed("run", "--workers", "1", "--run-dir", "run", str(script))
+    assert f"steps   not known: {events}:" in done.err
+    assert not (shell.directory / "run" / "steps.json").exists()

@@ -9,7 +9,7 @@ import pytest
 
 from luwu.commands.main import main
 from tests.helpers.schemas import check
-from tests.processes.commands import terminal
+from tests.processes.commands import Terminal
 
 BUDGET = ("--workers", "2", "--memory-budget", "4MiB", "--transport", "ipc")
 TIED = """
@@ -53,7 +53,7 @@ luwu.finish()
 
 @pytest.mark.feature("an estimate of any script, before it runs")
 def test_a_script_is_estimated_as_it_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shell: Terminal, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Goal: a model of its own, with several units and tied weights, takes the disk space and the
     bytes on links that were estimated; `luwu run` says the same before its first step: a line, and
@@ -69,12 +69,10 @@ def test_a_script_is_estimated_as_it_runs(
     assert planned["parameters"] == 512 * width + blocks * (8 * width**2 + 5 * width)
     assert planned["disk_s"] > 0
 
-    with terminal(tmp_path) as shell:
-        done = shell.run("run", *BUDGET, "--run-dir", "run", str(script), str(width))
-        assert done.process.returncode == 0, done.err
-        err = done.err.splitlines()
-        node = json.loads((tmp_path / "run" / "results" / "node.json").read_text())
-        log = (tmp_path / "run" / "logs" / "launcher.log").read_text()
+    done = shell.succeed("run", *BUDGET, "--run-dir", "run", str(script), str(width))
+    err = done.err.splitlines()
+    node = json.loads((tmp_path / "run" / "results" / "node.json").read_text())
+    log = (tmp_path / "run" / "logs" / "launcher.log").read_text()
     assert lines[0].startswith("plan    memory worker 2 x ")
     assert err[1] == lines[0]
     *same, rates, least = lines

@@ -16,14 +16,14 @@ from luwu.commands.main import main
 from luwu.testing.cluster import SOURCE
 from tests.helpers.exports import OptimizerJob, train
 from tests.helpers.schemas import check
-from tests.processes.commands import terminal, write_tiny
+from tests.processes.commands import Terminal, write_tiny
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # three runs, each with a torch to load in every process
 @pytest.mark.feature("export and import")
 def test_export_import_between_runs_of_four_and_two_workers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shell: Terminal, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Goal: a script trains with 4 workers, its state is exported and imported with another chunk,
     and with 2 workers it goes on from both states to the same weights; nothing is left behind."""
@@ -38,22 +38,18 @@ def test_export_import_between_runs_of_four_and_two_workers(
         check("export", document)
         return document
 
-    with terminal(tmp_path) as shell:
+    def trained(workers: str, where: str, *rest: str) -> None:
+        flags = ("--memory-budget", "16MiB", "--transport", "ipc", "--state", where)
+        shell.succeed("run", "--workers", workers, *flags, *rest)
 
-        def trained(workers: str, where: str, *rest: str) -> None:
-            flags = ("--memory-budget", "16MiB", "--transport", "ipc", "--state", where)
-            command = shell.run("run", "--workers", workers, *flags, *rest)
-            assert command.process.returncode == 0, command.err
-
-        trained("4", state, "--chunk", "16KiB", short)
-        border = exported(state, out)
-        assert main(["import", out, "--state", new, "--chunk", "32KiB"]) == 0
-        for where in (state, new):
-            trained("2", where, "--resume", long)
-        ends = [exported(where, f"{where}-end", "--no-optimizer") for where in (state, new)]
-        assert [border["step"], *(end["step"] for end in ends)] == [2, 4, 4]
-        assert ends[0]["weights_digest"] == ends[1]["weights_digest"] != border["weights_digest"]
-        assert shell.leftovers() == []
+    trained("4", state, "--chunk", "16KiB", short)
+    border = exported(state, out)
+    assert main(["import", out, "--state", new, "--chunk", "32KiB"]) == 0
+    for where in (state, new):
+        trained("2", where, "--resume", long)
+    ends = [exported(where, f"{where}-end", "--no-optimizer") for where in (state, new)]
+    assert [border["step"], *(end["step"] for end in ends)] == [2, 4, 4]
+    assert ends[0]["weights_digest"] == ends[1]["weights_digest"] != border["weights_digest"]
 
 
 @pytest.mark.feature("export: complete or not at all")

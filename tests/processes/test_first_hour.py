@@ -5,20 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.processes.commands import Terminal, terminal, write_tiny
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Terminal]:
-    with terminal(tmp_path) as opened:
-        yield opened
-        assert opened.leftovers() == []
-
+from tests.processes.commands import Terminal, write_tiny
 
 WAITS = """
 import os
@@ -54,14 +44,12 @@ def test_first_hour_output_and_resume(shell: Terminal) -> None:
     first; --resume says what it found: nothing, and then a state in which nothing is left to do."""
     write_tiny(shell.directory / "tiny.py", first=PRINTS)
     arguments = ("run", "--workers", "1", "--resume", "--state", "state", "tiny.py")
-    first = shell.run(*arguments)
-    assert first.process.returncode == 0, first.err
+    first = shell.succeed(*arguments)
     assert first.out == '{"loss": 1}\n'
     ours = [line for line in first.err.partition("50%")[0].splitlines() if line.strip()]
     assert len(ours) <= 3, ours
     assert "no state in state: starting at step 0" in ours
-    second = shell.run(*arguments)
-    assert second.process.returncode == 0, second.err
+    second = shell.succeed(*arguments)
     assert "resuming at step 1; the place in the data is not restored" in second.err
     assert "state holds step 1: nothing to do" in second.err
 

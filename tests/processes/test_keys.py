@@ -15,7 +15,7 @@ import pytest
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.keys import read_secret
 from luwu.commands.main import main as luwu_main
-from luwu.join.connection import Connection, read_connection
+from luwu.join.connection import read_connection
 from luwu.monitor.watch import Watch
 from luwu.nic.reader import StateReader
 from luwu.testing.cluster import Cluster
@@ -28,24 +28,6 @@ from tests.kill import TREE, finish, start, wait_for_step
 from tests.processes.jobs import Outside
 
 STEPS = 30
-
-
-def keyed_run(
-    directory: Path, keys: Path, *, name: str = "run", steps: int = STEPS
-) -> tuple[Cluster, Outside]:
-    """A small job over tcp with keys."""
-    outside = Outside(directory / f"{name}.tmp")
-    flags = ["--keys", str(keys), "--verbose"]
-    return start(
-        directory, name, steps=steps, restarts=0, outside=outside, transport="tcp", more_flags=flags
-    ), outside
-
-
-def connection_of(cluster: Cluster) -> Connection:
-    found = read_connection(cluster.run_directory.connect_file)
-    assert found is not None
-    assert found.switch is not None
-    return found
 
 
 @pytest.mark.faults(28)
@@ -79,11 +61,15 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     directory = tmp_path_factory.mktemp("keyed")
     keys = make_keys(tmp_path_factory.mktemp("keys") / "keys")
     secrets = [path.read_text().strip() for path in keys.glob("*.secret")]
-    cluster, outside = keyed_run(directory, keys)
-    with cluster:
+    outside = Outside(directory / "run.tmp")
+    with start(
+        directory, "run", steps=STEPS, restarts=0, outside=outside, transport="tcp",
+        more_flags=["--keys", str(keys), "--verbose"],
+    ) as cluster:  # fmt: skip
         wait_for_step(cluster, 2)
         security = Watch(cluster.run_directory).document()["security"]
-        connection = connection_of(cluster)
+        connection = read_connection(cluster.run_directory.connect_file)
+        assert connection is not None
         assert connection.switch is not None
         own = Security(own=read_secret(keys, "reader"))
         with StateReader(

@@ -39,10 +39,7 @@ def test_run_goes_on(role: str, transport: str, capfd: pytest.CaptureFixture[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("role", "transport"),
-    [("switch-top", "auto"), ("switch-left", "tcp")],
-)
+@pytest.mark.parametrize(("role", "transport"), [("switch-top", "auto"), ("switch-left", "tcp")])
 def test_a_tree_goes_on(role: str, transport: str, capfd: pytest.CaptureFixture[str]) -> None:
     """I1, I2, I3, I8. Goal: the root, or a leaf between shared memory and tcp, is killed in the
     middle of a run, and the digest is that of plain torch."""

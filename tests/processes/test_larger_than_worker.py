@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from luwu.testing.cluster import SOURCE, Cluster
-from tests.processes.jobs import DEADLINE_S, Outside, text_file
+from luwu.testing.cluster import Cluster, clean_environ
+from tests.processes.jobs import DEADLINE_S, ON_THE_CPU, Outside, text_file
 
 HEADROOM_BYTES = 78 * 1024 * 1024
 LAYERS, WIDTH, STEPS = 104, 256, 2
@@ -40,11 +39,9 @@ def test_larger_than_worker(transport: str, tmp_path: Path) -> None:
     state = tmp_path / "state"
     try:
         with Cluster.run(
-            tmp_path,
-            *script(tmp_path, "luwu"),
+            tmp_path, *script(tmp_path, "luwu"), environ=outside.environ,
             flags=["--workers", "2", "--state", str(state), *flags],
-            environ=outside.environ,
-        ) as cluster:
+        ) as cluster:  # fmt: skip
             assert cluster.wait(2 * DEADLINE_S) == 0, cluster.output
             assert cluster.leftovers() == outside.leftovers() == []
         check_export(state, tmp_path)
@@ -62,7 +59,6 @@ def test_larger_than_worker(transport: str, tmp_path: Path) -> None:
 
 def check_export(state: Path, directory: Path) -> None:
     """The state is exported within a limit that does not hold the model either."""
-    path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
     limited = (
         "import resource, sys; from luwu.commands.main import main; "
         f"resource.setrlimit(resource.RLIMIT_DATA, 2 * ({3 * HEADROOM_BYTES},)); "
@@ -72,7 +68,7 @@ def check_export(state: Path, directory: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", limited, "export", str(state), str(out), "--no-optimizer",
          "--memory-budget", "32MiB", "--json"],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env={**clean_environ(), "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
     try:
@@ -86,8 +82,7 @@ def check_export(state: Path, directory: Path) -> None:
 
 def test_not_larger_than_worker_alone(tmp_path: Path) -> None:
     """Goal: the limit of the test above is one. Method: the same model, held by one process."""
-    path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
-    environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environ = {**clean_environ(), **ON_THE_CPU, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *script(tmp_path, "single")]
     ended = subprocess.run(
         command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=DEADLINE_S,

@@ -11,14 +11,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.namespaces import CENTRE, Hosts, NoNamespaces, hosts
-from luwu.base.clock import SYSTEM_CLOCK, sleep
-from tests.processes.commands import POLL_S, Command, Terminal, terminal
+from benchmarks.namespaces import CENTRE, Hosts
+from tests.processes.commands import Command, Terminal, environ_of, summary
 from tests.processes.jobs import light_digest
 
 STEPS = 8
@@ -31,27 +29,6 @@ LUWU = [sys.executable, "-m", "luwu"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
-@pytest.fixture
-def network() -> Iterator[Hosts]:
-    try:
-        with hosts(3) as made:
-            yield made
-    except NoNamespaces as exc:
-        pytest.skip(f"needs network namespaces: {exc}")
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Terminal]:
-    with terminal(tmp_path) as opened:
-        yield opened
-        assert opened.leftovers() == []
-
-
-def digest(run: Path) -> str:
-    """Of the weights that the node of a run was left with."""
-    return str(json.loads((run / "results" / "node.json").read_text())["weights_digest"])
-
-
 def decided_steps(run: Path) -> list[int]:
     """Those that the node has announced so far."""
     file = run / "events" / "node.jsonl"
@@ -60,27 +37,16 @@ def decided_steps(run: Path) -> list[int]:
     return [each["step"] for each in records if each["name"] == "node.step"]
 
 
-def wait_for_step(run: Path, step: int, commands: list[Command]) -> None:
-    """Return when the node has decided a step. Fails when a command has ended before."""
-    end_ns = SYSTEM_CLOCK.now_ns() + int(WAIT_S * 1e9)
-    while step not in decided_steps(run):
-        said = "\n".join(f"{each}:\n{each.err}" for each in commands)
-        assert all(each.process.poll() is None for each in commands), said
-        assert SYSTEM_CLOCK.now_ns() < end_ns, f"step {step} was never decided:\n{said}"
-        sleep(POLL_S)
-
-
-def is_worker(pid: int) -> bool:
-    """Whether torchrun has started it."""
-    try:
-        return b"TORCHELASTIC_RUN_ID=" in Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # it has just ended
-        return False
+def wait_for_step(shell: Terminal, step: int, serving: Command) -> None:
+    """Return when the node has decided a step."""
+    events = shell.directory / "up" / "events" / "node.jsonl"
+    serving.wait_for(rf'"name":"node\.step".*"step":{step}\b', WAIT_S, of=events)
 
 
 def worker_on(shell: Terminal, network: Hosts, host: int) -> int:
     """The process number of the worker on a host."""
-    found = [pid for pid in shell.processes() if network.is_on(host, pid) and is_worker(pid)]
+    here = [pid for pid in shell.processes() if network.is_on(host, pid)]
+    found = [pid for pid in here if "TORCHELASTIC_RUN_ID" in environ_of(pid)]
     assert len(found) == 1, f"processes of a worker on host {host}: {found}"
     return found[0]
 
@@ -121,7 +87,7 @@ def check_end(shell: Terminal, commands: list[Command], serving: Command) -> Non
     assert sorted(set(decided_steps(run))) == list(range(STEPS))
     events = (run / "events" / "node.jsonl").read_text()
     assert "were started again" in events, "the kill disturbed nothing"
-    assert digest(run) == light_digest(STEPS)
+    assert summary(run)["weights_digest"] == light_digest(STEPS)
 
 
 @pytest.mark.feature("torchrun over several hosts")
@@ -134,7 +100,7 @@ def test_lost_worker_is_replayed_over_two_hosts(
     host in the middle of the run; its agent has all workers started again, on both hosts."""
     serving, url = serve(shell, network)
     workers = [start_workers(starter, shell, network, url, index) for index in range(2)]
-    wait_for_step(shell.directory / "up", KILL_AFTER, [serving, *workers])
+    wait_for_step(shell, KILL_AFTER, serving)
     os.kill(worker_on(shell, network, 1), signal.SIGKILL)
     check_end(shell, workers, serving)
 
@@ -147,8 +113,8 @@ def test_lost_host_is_replaced(shell: Terminal, network: Hosts) -> None:
     SIGKILL to all that runs on the second host in the middle of the run; then start it on a third,
     while torchrun on the first still takes the second for alive."""
     serving, url = serve(shell, network)
-    stays, lost = (start_workers("luwu run", shell, network, url, index) for index in range(2))
-    wait_for_step(shell.directory / "up", KILL_AFTER, [serving, stays, lost])
+    stays, _ = (start_workers("luwu run", shell, network, url, index) for index in range(2))
+    wait_for_step(shell, KILL_AFTER, serving)
     for pid in shell.processes():
         if network.is_on(1, pid):
             os.kill(pid, signal.SIGKILL)

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.refill import refill
-from luwu.checkpoint.source import RestingState, RunningState
+from luwu.checkpoint.source import RunningState
 from luwu.join.connection import join, parse_url
-from tests.processes.commands import Command, Terminal, terminal
-from tests.processes.jobs import light_digest
-from tests.processes.test_three_terminals import kill_all, summary, wait_for_text
+from tests.processes.commands import Command, Terminal, summary
+from tests.processes.jobs import exported, light_digest
+from tests.processes.test_three_terminals import assert_all_end, kill_all
 from tests.suites.free_port import free_port
 
 STEPS = 40
@@ -33,16 +32,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Terminal]:
-    with terminal(tmp_path) as opened:
-        yield opened
-        assert opened.leftovers() == []
-
-
 def wait_for_step(shell: Terminal, step: int, workers: Command) -> None:
     """Return when the workers have made a step."""
-    wait_for_text(shell.directory / "w" / "logs" / "worker-0.log", f" step={step} ", workers)
+    workers.wait_for(f" step={step} ", of=shell.directory / "w" / "logs" / "worker-0.log")
 
 
 def pid_of(shell: Terminal, command: Command, name: str) -> int:
@@ -105,22 +97,18 @@ def test_node_and_switch_move_to_other_addresses(shell: Terminal, number: int) -
     url = nodes[number].wait_for(r"^or      luwu up --role switch --keys keys --join '(.*)'$")[1]
     found = parse_url(url)  # another way to tell the switch: the node in place of the lost one
     assert ["127.0.0.2" in each for each in (found.node, *found.more_nodes)].index(True) == number
-    wait_for_text(at / "up" / "logs" / "switch.log", "switch.returned", nodes[number])
+    nodes[number].wait_for("switch.returned", of=at / "up" / "logs" / "switch.log")
     kill_all(switch, at / "up" / "processes-switch.json")
     switch = shell.start(*switch_command, LUWU_KEYS="keys")
     (at / "gate").touch()
 
-    assert workers.wait() == 0, workers.err
-    for serving in (switch, *nodes):
-        assert serving.wait(20) == 0, serving.err
+    assert_all_end(workers, switch, *nodes)
     assert "switch.filled" in (at / "up" / "logs" / "switch.log").read_text()
     assert not list((at / "up").glob("connect*.json"))
-    assert shell.run("verify", "--full", f"elsewhere/node-{number}").process.returncode == 0
+    shell.succeed("verify", "--full", f"elsewhere/node-{number}")
     shutil.rmtree(at / "state")
     assert refill(at / "elsewhere", without=[1 - number]).nodes == (1 - number,)
-    with RestingState(at / "elsewhere") as source:
-        exported = export_state(source, at / "exported", ExportOptions())
-    assert (exported.step, exported.weights_digest) == (STEPS, light_digest(STEPS))
+    assert exported(at / "elsewhere") == (STEPS, light_digest(STEPS))
 
 
 @pytest.mark.slow
@@ -177,43 +165,8 @@ def test_a_switch_that_comes_back_after_its_successor_ends(shell: Terminal) -> N
         node.wait_for("^join ")
         shutil.copy(shell.directory / "n2" / "connect-node.json", shell.directory / "s")
         (shell.directory / "gate").touch()
-        assert workers.wait() == 0, workers.err
-        for serving in (new, node):
-            assert serving.wait(20) == 0, serving.err
+        assert_all_end(workers, new, node)
     assert summary(shell.directory / "n2")["weights_digest"] == light_digest(STEPS)
-
-
-@pytest.mark.slow
-def test_the_root_of_a_tree_moves(shell: Terminal) -> None:
-    """I3. Goal: the switch below finds the root on another address by its file. Method: SIGKILL to
-    all there is of the root; workers wait at a gate meanwhile."""
-    at = shell.directory
-    tree = at / "tree.toml"
-    tree.write_text('[top]\nparent = "node"\n[leaf]\nparent = "top"\nworkers = "0-1"\n')
-    shared = ["--run-dir", "up", "--tree", str(tree)]
-
-    def switch(name: str, *more: str) -> Command:
-        return shell.start(
-            "up", "--role", "switch", "--name", name, "--workers", "2", *shared, *more
-        )
-
-    node = shell.start("up", "--role", "node", *shared, "--state", "state")
-    node.wait_for("^join ")
-    top, leaf = switch("top"), switch("leaf")
-    leaf.wait_for("^join ")
-    workers = shell.start(
-        "run", "--join", "up/connect-leaf.json", "--run-dir", "w",
-        *JOB, "--gate-step", "6", "--compute-ms", "5",
-    )  # fmt: skip
-    wait_for_step(shell, 5, workers)
-    kill_all(top, at / "up" / "processes-switch-top.json")
-    top = switch("top", "--bind", "tcp://127.0.0.2:0")
-    top.wait_for("^join ")
-    (at / "gate").touch()
-    assert workers.wait() == 0, workers.err
-    for serving in (leaf, top, node):
-        assert serving.wait(20) == 0, serving.err
-    assert summary(at / "up")["weights_digest"] == light_digest(STEPS)
 
 
 @pytest.mark.slow
@@ -246,14 +199,10 @@ def test_replicas_are_added_while_workers_wait(shell: Terminal) -> None:
     wait_for_step(shell, 5, workers)
     for each in serving:
         each.interrupt()
-    assert shell.run(*refilling).process.returncode == 0
+    shell.succeed(*refilling)
     serving = [*start(commands, "2")]
     (at / "gate").touch()
-    assert workers.wait() == 0, workers.err
-    for each in serving:
-        assert each.wait(20) == 0, each.err
+    assert_all_end(workers, *serving)
     shutil.rmtree(at / "state" / "node-1")
     assert refill(at / "state", without=[1]).replicas == 2
-    with RestingState(at / "state") as source:
-        exported = export_state(source, at / "exported", ExportOptions())
-    assert (exported.step, exported.weights_digest) == (STEPS, light_digest(STEPS))
+    assert exported(at / "state") == (STEPS, light_digest(STEPS))

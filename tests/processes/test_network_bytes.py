@@ -16,8 +16,7 @@ what gradients may take is planned first."""
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("transport", "budget"),
-    [("shm", ROOMY), ("ipc", ROOMY), ("tcp", ROOMY), ("tcp", SMALLER)],
+    ("transport", "budget"), [("shm", ROOMY), ("ipc", ROOMY), ("tcp", ROOMY), ("tcp", SMALLER)]
 )
 def test_bytes_of_the_node_do_not_depend_on_the_number_of_workers(
     transport: str, budget: str, tmp_path: Path

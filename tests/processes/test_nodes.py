@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from luwu.checkpoint.export_state import ExportOptions, export_state
-from luwu.checkpoint.source import RestingState
 from luwu.commands.main import main
 from luwu.layout import Chunk, Share
 from luwu.testing.cluster import Cluster
@@ -19,7 +17,7 @@ from switch_emu.store.direct_io import BLOCK_BYTES
 from switch_emu.store.geometry import TAIL_BYTES_MAX
 from tests import kill
 from tests.helpers.local_job import make_layout
-from tests.processes.jobs import Outside, light_digest
+from tests.processes.jobs import Outside, exported, light_digest
 
 STEPS = 12
 
@@ -63,9 +61,7 @@ def test_nodes_are_killed(tmp_path: Path) -> None:
     assert found["weights_digest"] == light_digest(STEPS)
     shutil.rmtree(tmp_path / "of-2.state" / "node-0")
     assert main(["refill", str(tmp_path / "of-2.state"), "--without", "0"]) == 0
-    with RestingState(tmp_path / "of-2.state") as source:
-        exported = export_state(source, tmp_path / "exported", ExportOptions())
-    assert (exported.step, exported.weights_digest) == (STEPS, light_digest(STEPS))
+    assert exported(tmp_path / "of-2.state") == (STEPS, light_digest(STEPS))
 
 
 @pytest.mark.feature("a lost optimizer node")
@@ -90,9 +86,7 @@ def test_a_node_is_lost_with_its_directory(number: int, tmp_path: Path) -> None:
     assert main(["verify", "--full", str(tmp_path / "of-2.state")]) == 0
     shutil.rmtree(tmp_path / "of-2.state" / f"node-{1 - number}")
     assert main(["refill", str(tmp_path / "of-2.state"), "--without", str(1 - number)]) == 0
-    with RestingState(tmp_path / "of-2.state") as source:
-        exported = export_state(source, tmp_path / "exported", ExportOptions())
-    assert (exported.step, exported.weights_digest) == (STEPS, light_digest(STEPS))
+    assert exported(tmp_path / "of-2.state") == (STEPS, light_digest(STEPS))
 
 
 @pytest.mark.feature("a lost optimizer node")
@@ -121,9 +115,7 @@ def test_a_lost_node_is_filled_while_training_goes_on(number: int, tmp_path: Pat
     assert main(["verify", "--full", str(state)]) == 0
     shutil.rmtree(state / f"node-{1 - number}")
     assert main(["refill", str(state), "--without", str(1 - number)]) == 0
-    with RestingState(state) as source:
-        exported = export_state(source, tmp_path / "exported", ExportOptions())
-    assert (exported.step, exported.weights_digest) == (steps, light_digest(steps))
+    assert exported(state) == (steps, light_digest(steps))
 
 
 @pytest.mark.feature("lost optimizer nodes that held the last steps")
@@ -141,30 +133,6 @@ def test_all_nodes_are_lost_with_their_directories(tmp_path: Path) -> None:
         assert cluster.wait(150) == 5
         assert "all copies of some pages are lost" in cluster.output
         assert "E511" in cluster.output
-
-
-@pytest.mark.slow  # while workers wait: tests/processes/test_moves.py
-@pytest.mark.feature("another number of replicas")
-def test_replicas_are_added_and_removed(tmp_path: Path) -> None:
-    """I1, I2, I3. Goal: a job of two nodes without replicas goes on with two of each page, survives
-    the loss of a node with its directory, and goes on with one of each again: the digest of plain
-    torch. Method: three runs on one state."""
-    outside, state = Outside(tmp_path / "outside"), tmp_path / "of-2.state"
-    with start(tmp_path, 2, outside, steps=3) as cluster:
-        finished(cluster, outside)
-    assert main(["refill", str(state), "--replicas", "2"]) == 0
-    (tmp_path / "of-2").rename(tmp_path / "first")
-    flags = ("--resume",)
-    with start(tmp_path, 2, outside, steps=9, replicas=2, restarts=0, flags=flags) as cluster:
-        cluster.wait_for("node-1")
-        kill.wait_for_step(cluster, 5, limit_s=150)
-        shutil.rmtree(state / "node-1")
-        cluster.kill("node-1")
-        assert finished(cluster, outside)["weights_digest"] == light_digest(9)
-    assert main(["refill", str(state), "--replicas", "1"]) == 0
-    (tmp_path / "of-2").rename(tmp_path / "second")
-    with start(tmp_path, 2, outside, flags=flags) as cluster:
-        assert finished(cluster, outside)["weights_digest"] == light_digest(STEPS)
 
 
 @pytest.mark.feature("several optimizer nodes")
@@ -202,7 +170,7 @@ import pathlib
 import torch
 
 import luwu
-from tests.processes.gates import wait_for
+from tests.light_job import wait_for
 
 luwu.init()
 torch.manual_seed(1)
@@ -253,12 +221,8 @@ def test_an_average_survives_a_lost_node(tmp_path: Path) -> None:
         cluster.wait_for_text("switch.filled", log="switch")
     shutil.rmtree(tmp_path / "state" / "node-0")
     assert main(["refill", str(tmp_path / "state"), "--without", "0"]) == 0
-    found = []
-    for state in (tmp_path / "quiet.state", tmp_path / "state"):
-        for average in (False, True):
-            with RestingState(state) as source:
-                out = tmp_path / f"{state.name}-{average}"
-                exported = export_state(source, out, ExportOptions(average=average))
-            found.append((exported.step, exported.weights_digest))
-    assert found[:2] == found[2:]
-    assert found[0] != found[1]
+    weights, average = (
+        [exported(tmp_path / name, average=average) for name in ("quiet.state", "state")]
+        for average in (False, True)
+    )
+    assert weights[0] == weights[1] != average[0] == average[1]

@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.processes.commands import Terminal, terminal
+from tests.processes.commands import ATTACHED, Terminal, summary
 
-TRAIN = """
-import os
-import sys
-import time
-import torch
-import luwu
-
-torch.manual_seed(3)
-luwu.init()
-model = torch.nn.Linear(4096, 32)
-luwu.fully_shard(model)
-optimizer = luwu.optim.AdamW(model.parameters(), lr=0.01)
-generator = torch.Generator().manual_seed(luwu.rank())
-luwu.attach("generator", generator, per_rank=True)
-for step in range(optimizer.next_step, int(sys.argv[1])):
-    model(torch.rand(2, 4096, generator=generator)).square().mean().backward()
-    result = optimizer.step()
-    optimizer.zero_grad()
-    result.wait()
-    if luwu.rank() == 0:
-        print(f"done {step}", flush=True)
-    while step == 3 and not os.path.exists("go"):
-        time.sleep(0.01)
-luwu.finish()
-"""
-"""33 chunks of 16 KiB. What is attached to step 3 is decided with it."""
+WAITS = """while step == 3 and not os.path.exists("go"):
+        time.sleep(0.01)"""
+"""What is attached to step 3 is decided with it."""
 NODES = ("--optimizer-nodes", "2", "--replicas", "2")
 FLAGS = ("run", "--workers", "2", *NODES, "--chunk", "16KiB", "--memory-budget", "64MiB")
 
@@ -45,24 +19,19 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Terminal]:
-    with terminal(tmp_path) as opened:
-        (tmp_path / "train.py").write_text(TRAIN)
-        yield opened
-        assert opened.leftovers() == []
+def shell(shell: Terminal) -> Terminal:
+    (shell.directory / "train.py").write_text(ATTACHED.replace("DISTURB", WAITS))
+    return shell
 
 
 def digest(shell: Terminal) -> str:
     """Of the weights of the last run."""
-    path = shell.directory / "luwu-runs/latest/results/node.json"
-    found: str = json.loads(path.read_text())["weights_digest"]
-    return found
+    return str(summary(shell.directory / "luwu-runs/latest")["weights_digest"])
 
 
 def exported(shell: Terminal, source: str, out: str) -> str:
     """What an export says of the weights."""
-    done = shell.run("export", source, out)
-    assert done.process.returncode == 0, done.err
+    done = shell.succeed("export", source, out)
     said = re.search(r"^weights digest .*$", done.out, re.MULTILINE)
     assert said is not None
     return said[0]
@@ -78,17 +47,16 @@ def test_several_nodes_are_read_and_resumed(shell: Terminal) -> None:
     running = shell.start(*FLAGS, "--state", "luwu-state", "train.py", "6")
     running.wait_for(r"^done 3$", of="out")
     said = exported(shell, "luwu-runs/latest", "out")
-    done = shell.run("snapshot", "luwu-runs/latest", "kept")
-    assert done.process.returncode == 0, done.err
+    done = shell.succeed("snapshot", "luwu-runs/latest", "kept")
     (shell.directory / "go").touch()
     assert running.wait() == 0, running.err
     expected = digest(shell)
-    assert shell.run("verify", "kept", "--full").process.returncode == 0
+    shell.succeed("verify", "kept", "--full")
     assert exported(shell, "kept", "again") == said
     shutil.rmtree(shell.directory / "kept/node-0")
     done = shell.run("refill", "kept")
     assert (done.process.returncode, "--without 0" in done.err) == (2, True)
-    assert shell.run("refill", "kept", "--without", "0").process.returncode == 0
+    shell.succeed("refill", "kept", "--without", "0")
     done = shell.run(*FLAGS, "--state", "kept", "--resume", "train.py", "6")
     assert (done.process.returncode, done.out) == (0, "done 4\ndone 5\n"), done.err
     assert digest(shell) == expected

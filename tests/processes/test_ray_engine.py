@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -16,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from luwu.base.clock import SYSTEM_CLOCK, sleep
-from tests.processes.commands import POLL_S, Command, Terminal, terminal
+from tests.processes.commands import Command, Terminal, environ_of, every_process, summary
 from tests.processes.jobs import light_digest
 
 STEPS = 6
@@ -47,13 +45,6 @@ def cluster() -> Iterator[str]:
         patch.undo()
 
 
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Terminal]:
-    with terminal(tmp_path) as opened:
-        yield opened
-        assert opened.leftovers() == []
-
-
 def job(*flags: str) -> list[str]:
     """The script of a run, and its arguments."""
     return ["-m", "tests.light_job", "--steps", str(STEPS), *flags]
@@ -65,65 +56,48 @@ def start(shell: Terminal, cluster: str, *arguments: str, run_dir: str = "run") 
     return shell.start(*flags, RAY_ADDRESS=cluster)
 
 
-def digest(run: Path) -> str:
-    return str(json.loads((run / "results" / "node.json").read_text())["weights_digest"])
-
-
-@pytest.mark.feature("a lost worker under Ray")
-def test_ray_gives_the_same_weights(shell: Terminal, cluster: str, tmp_path: Path) -> None:
-    """I1, I3, I8. Goal: the weights of plain torch, though a worker is killed: all begin again,
-    and the lost step is replayed."""
-    by_ray = start(
-        shell, cluster, "--state", "ray-state", "--worker-restarts", "1",
-        *job("--compute-ms", "600"),
-    )  # fmt: skip
-    kill_worker_after(by_ray, shell, " step=2 ")
-    assert by_ray.wait(WAIT_S) == 0, by_ray.err
-    assert "all workers are started again, 0 left" in by_ray.err
-    assert f"step={STEPS - 1} " in by_ray.err
-    assert digest(tmp_path / "run") == light_digest(STEPS)
-
-
 def kill_worker_after(command: Command, shell: Terminal, text: str) -> None:
     """SIGKILL to worker 1 once the run has said something."""
-    wait_for_text(command, text)
+    command.wait_for(text, WAIT_S)
     os.kill(worker_process(1)[0], signal.SIGKILL)
-
-
-def wait_for_text(command: Command, text: str) -> None:
-    """Wait until worker 0 has logged something."""
-    end_ns = SYSTEM_CLOCK.now_ns() + int(WAIT_S * 1e9)
-    while text not in command.err:
-        assert command.process.poll() is None, command.err
-        assert SYSTEM_CLOCK.now_ns() < end_ns, command.err
-        sleep(POLL_S)
 
 
 def worker_process(rank: int) -> tuple[int, int]:
     """The process of a worker, and the process by which Ray serves its host."""
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            variables = environ.read_bytes().split(b"\0")
-            line = (environ.parent / "cmdline").read_bytes()
-        except OSError:
-            continue
-        found = dict(each.partition(b"=")[::2] for each in variables)
-        is_ours = found.get(b"LUWU_RUN_ID", b"").startswith(b"ray-")
-        is_worker = line.split(b"\0")[2:3] == [b"luwu.launch.entry"]
-        if is_ours and is_worker and found.get(b"RANK") == str(rank).encode():
-            return int(environ.parent.name), int(found[b"RAY_RAYLET_PID"])
+    for pid in every_process():
+        found = environ_of(pid)
+        if is_of_ray(pid) and found.get("RANK") == str(rank):
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if line[2:3] == [b"luwu.launch.entry"]:
+                return pid, int(found["RAY_RAYLET_PID"])
     raise AssertionError(f"there is no worker {rank}")
 
 
-@pytest.mark.slow
+def is_of_ray(pid: int) -> bool:
+    """Whether an actor of ours has started it."""
+    return environ_of(pid).get("LUWU_RUN_ID", "").startswith("ray-")
+
+
 @pytest.mark.feature("a lost worker under Ray")
-@pytest.mark.parametrize("policy", ["wait", "drop"])
-def test_ray_restarts_a_lost_worker_alone(
-    policy: str, shell: Terminal, cluster: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("policy", "flags", "said"),
+    [
+        ("stop", ("--worker-restarts", "1"), "all workers are started again, 0 left"),
+        pytest.param(
+            "wait", ("--worker-restarts", "1"), "it is started again, 0 left",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "drop", ("--drop-after", "1s"), "the others go on without it", marks=pytest.mark.slow
+        ),
+    ],
+)  # fmt: skip
+def test_ray_gives_the_same_weights(
+    policy: str, flags: tuple[str, ...], said: str, shell: Terminal, cluster: str
 ) -> None:
-    """I1, I3, I8. Goal: the worker that was killed is restarted while the other one waits; without
+    """I1, I3, I8. Goal: the weights of plain torch, though a worker is killed: all begin again and
+    the lost step is replayed, or the worker alone is restarted while the other one waits; without
     restarts, it is left out."""
-    flags = ("--worker-restarts", "1") if policy == "wait" else ("--drop-after", "1s")
     run = start(
         shell, cluster, "--state", "state", "--on-worker-loss", policy, *flags,
         *job("--compute-ms", "600"),
@@ -131,12 +105,9 @@ def test_ray_restarts_a_lost_worker_alone(
     kill_worker_after(run, shell, " step=2 ")
     assert run.wait(WAIT_S) == 0, run.err
     assert f"step={STEPS - 1} " in run.err
-    if policy == "drop":
-        assert "the others go on without it" in run.err
-        assert digest(tmp_path / "run") != light_digest(STEPS)
-    else:
-        assert "it is started again, 0 left" in run.err
-        assert digest(tmp_path / "run") == light_digest(STEPS)
+    assert said in run.err
+    digest = summary(shell.directory / "run")["weights_digest"]
+    assert (digest == light_digest(STEPS)) == (policy != "drop")
 
 
 @pytest.mark.slow
@@ -163,7 +134,7 @@ def test_a_lost_host_is_replaced(shell: Terminal, tmp_path: Path) -> None:
             shell, made.address, "--state", "state", "--worker-restarts", "1",
             *job("--compute-ms", "600", "--steps", str(LONG_STEPS)),
         )  # fmt: skip
-        wait_for_text(run, " step=1 ")
+        run.wait_for(" step=1 ", WAIT_S)
         workers = [worker_process(rank) for rank in (0, 1)]
         pid, lost = next(each for each in workers if each[1] in nodes)  # not the first host
         made.remove_node(nodes[lost], allow_graceful=False)
@@ -230,23 +201,8 @@ def test_sigterm_ends_everything(shell: Terminal, cluster: str, tmp_path: Path) 
     run.wait_for(" step=1 ")
     run.process.send_signal(signal.SIGTERM)
     assert run.wait(30) == 130, run.err
-    assert [pid for pid in range_of_processes() if is_of_ray(pid)] == []
-    checked = shell.run("verify", "state")
-    assert checked.process.returncode == 0, checked.err
-
-
-def range_of_processes() -> list[int]:
-    """Every process there is."""
-    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-
-
-def is_of_ray(pid: int) -> bool:
-    """Whether an actor of ours has started it."""
-    try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return any(each.startswith(b"LUWU_RUN_ID=ray-") for each in variables)
+    assert [pid for pid in every_process() if is_of_ray(pid)] == []
+    shell.succeed("verify", "state")
 
 
 def test_ray_shows_the_traceback(shell: Terminal, cluster: str, tmp_path: Path) -> None:

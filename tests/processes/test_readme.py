@@ -29,7 +29,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,7 @@ import pytest
 from tests.helpers.command_line import parsed
 from tests.helpers.training_harness import alone
 from tests.pages import keys_table
-from tests.processes.commands import Command, Terminal, terminal
+from tests.processes.commands import Command, Terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -97,13 +97,6 @@ MAKE_LINES = sorted({
     line for page in PAGES for each in blocks_of(page)
     if (each.language, each.how) == ("sh", "") for line in each.lines
 })  # fmt: skip
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Terminal]:
-    with terminal(tmp_path) as opened:
-        yield opened
-        assert opened.leftovers() == []
 
 
 def words_of(line: str) -> list[str]:

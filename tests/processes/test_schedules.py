@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from tests.processes.commands import Terminal, terminal
+from tests.processes.commands import Terminal
 
 TRAIN = """
 import os, signal, sys
@@ -41,11 +38,9 @@ luwu.finish()
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Terminal]:
-    with terminal(tmp_path) as opened:
-        (tmp_path / "train.py").write_text(TRAIN)
-        yield opened
-        assert opened.leftovers() == []
+def shell(shell: Terminal) -> Terminal:
+    (shell.directory / "train.py").write_text(TRAIN)
+    return shell
 
 
 def test_a_killed_run_resumes_with_the_state_of_a_decided_step(shell: Terminal) -> None:

@@ -15,6 +15,7 @@ from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import read_json
 from luwu.base.socket_directory import private_directory
 from luwu.base.tree import one_switch
+from luwu.launch.processes.children import wait_for_end
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import SwitchEnds, ended_file, job_spec, ready_file, switch_spec, write_role
 from luwu.launch.service import Service, ServiceJob, probe
@@ -74,7 +75,7 @@ def test_a_role_that_died_is_named(service: Service, tmp_path: Path) -> None:
     """I6. Goal: no wait for a process that is gone, and the service can be closed after it."""
     job = open_job(service, tmp_path / "1")
     service._children["switch"].signal(9)
-    service._children["switch"].wait(10)
+    wait_for_end(service._children["switch"], 10)
     with pytest.raises(LuwuError, match="the switch ended with signal SIGKILL; no job can be"):
         job.wait_until_over(10)
     with pytest.raises(LuwuError, match="the switch ended with signal SIGKILL; no job can be"):

@@ -5,26 +5,18 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from luwu.testing.cluster import SOURCE
 from tests.helpers.pseudo_terminal import PseudoTerminal
-from tests.processes.commands import Terminal, terminal, write_light, write_tiny
+from tests.processes.commands import Terminal, write_light, write_tiny
 from tests.processes.jobs import SMALL, text_file
 
 LINES_MAX = 3
 TRAINS = "the script begins"
 PRINTS = f"import sys\nprint({TRAINS!r}, file=sys.stderr, flush=True)\n"
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Terminal]:
-    with terminal(tmp_path) as opened:
-        yield opened
-        assert opened.leftovers() == []
 
 
 def before(text: str, end: str) -> list[str]:
@@ -40,8 +32,9 @@ def test_luwu_run_starts_in_three_lines(shell: Terminal) -> None:
     terminal with -v; no line twice."""
     write_light(shell.directory / "light.py", first=PRINTS)
     for flags in ([], ["--resume", "-v"]):
-        done = shell.run("run", *flags, "--workers", "1", "--memory-budget", "64MiB", "light.py")
-        assert done.process.returncode == 0, done.err
+        done = shell.succeed(
+            "run", *flags, "--workers", "1", "--memory-budget", "64MiB", "light.py"
+        )
         run = (shell.directory / "luwu-runs" / "latest").resolve()
         ours = before(done.err, TRAINS)
         first = (
@@ -65,10 +58,9 @@ def test_luwu_run_starts_in_three_lines(shell: Terminal) -> None:
 def test_luwu_compare_starts_in_three_lines(shell: Terminal) -> None:
     """Goal: the same of a comparison: its plan is in the log."""
     data = text_file(shell.directory)
-    done = shell.run(
+    done = shell.succeed(
         "compare", "--arms", "luwu", "--workers", "1", "--steps", "2", *SMALL, "--data", str(data)
     )
-    assert done.process.returncode == 0, done.err
     ours = before(done.err, "luwu   step=0")
     assert len(ours) <= LINES_MAX
     assert ours[0].startswith("luwu: compare luwu with 1 worker; memory ")
@@ -82,8 +74,7 @@ def test_luwu_up_starts_in_three_lines(shell: Terminal) -> None:
     write_light(shell.directory / "light.py", first=PRINTS)
     serving = shell.start("up", "--workers", "1", "--transport", "tcp", "--run-dir", "up")
     serving.wait_for("^or      luwu run --join '.*' SCRIPT$")
-    working = shell.run("run", "--join", "up", "light.py")
-    assert working.process.returncode == 0, working.err
+    working = shell.succeed("run", "--join", "up", "light.py")
     assert serving.wait(20) == 0, serving.err
     ours = before(serving.err, "the job is finished")
     assert len(ours) <= LINES_MAX

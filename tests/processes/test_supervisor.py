@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError, WorkerFailed
 from luwu.base.process_memory import private_bytes
 from luwu.base.tree import one_switch
 from luwu.launch.agent import Share
-from luwu.launch.processes.children import ROLE_TUNABLES, Child, is_alive
+from luwu.launch.processes.children import ROLE_TUNABLES, Child, is_alive, wait_for_end
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.relay import ByLine
 from luwu.launch.processes.run_directory import RunDirectory
@@ -55,25 +55,30 @@ def start(supervisor: Supervisor, path: str, *, lines: list[str] | None = None) 
     supervisor.train([path], share=Share.of_all(1), connect=None, sink=ByLine(collect), alone=True)
 
 
-def poll_until(supervisor: Supervisor, role: str, *, but: int = 0, limit_s: float = 30) -> int:
+def poll_until(supervisor: Supervisor, role: str, *, but: int = 0) -> int:
     """The process number of a role, once it is in processes.json and is not `but`."""
-    end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
-    while SYSTEM_CLOCK.now_ns() < end_ns:
+    found: list[int] = []
+
+    def is_there() -> bool:
         supervisor.poll()
-        for entry in supervisor.run.read_processes():
-            if entry.role == role and entry.pid != but and is_alive(entry.pid):
-                return entry.pid
-        sleep(0.02)
-    raise AssertionError(f"no {role} but {but} within {limit_s} s")
+        pids = [entry.pid for entry in supervisor.run.read_processes() if entry.role == role]
+        found[:] = [pid for pid in pids if pid != but and is_alive(pid)]
+        return bool(found)
+
+    assert is_soon(is_there, 30), f"no {role} but {but}"
+    return found[0]
 
 
-def add_switch(supervisor: Supervisor, listen: str = "tcp://127.0.0.1:0") -> str:
+def add_switch(
+    supervisor: Supervisor, listen: str = "tcp://127.0.0.1:0", *, role: str = "switch",
+    parent: str = "tcp://127.0.0.1:9",
+) -> str:  # fmt: skip
     spec = switch_spec(
         RunConfig(), supervisor.run, job_spec(RunConfig(), job=7, chunk_bytes=16384),
-        SwitchEnds(listen=listen, parent="tcp://127.0.0.1:9"),
+        SwitchEnds(listen=listen, parent=parent),
         tree=(tree := one_switch(2)), place=tree.root,
     )  # fmt: skip
-    return supervisor.add_role("switch", spec)
+    return supervisor.add_role(role, spec)
 
 
 # ---------------------------------------------------------------------- workers
@@ -117,7 +122,7 @@ def test_a_node_that_the_run_goes_on_without_is_not_the_cause(
     log = supervisor.run.log("node-1")
     command = [sys.executable, "-c", "raise SystemExit(5)"]
     node.child = Child("node-1", command, log=log, environ=os.environ)
-    assert node.child.wait(30) == 5
+    assert wait_for_end(node.child, 30) == 5
     supervisor._roles.append(node)
     with pytest.raises(WorkerFailed, match="ValueError"):
         supervisor.wait()
@@ -134,27 +139,21 @@ def test_a_role_that_nobody_greets_ends_with_the_workers(
     assert supervisor.run.result("switch.json").exists()
 
 
-def test_an_error_of_ours_keeps_its_exit_code(supervisor: Supervisor, tmp_path: Path) -> None:
-    text = "from luwu.base.errors import ConfigError\nraise ConfigError('no such thing')\n"
-    start(supervisor, script(tmp_path, text))
-    with pytest.raises(ConfigError, match="no such thing"):
-        supervisor.wait()
-
-
-def test_a_script_that_only_exits_is_shown_by_its_log(
-    supervisor: Supervisor, tmp_path: Path
+@pytest.mark.parametrize(
+    ("text", "said", "code"),
+    [
+        ("from luwu import ConfigError\nraise ConfigError('no such thing')", "no such thing", 2),
+        ("import sys\nprint('why it ended')\nsys.exit(3)\n", "why it ended", 3),
+    ],
+)
+def test_an_error_of_ours_or_of_the_script_keeps_its_exit_code(
+    supervisor: Supervisor, tmp_path: Path, text: str, said: str, code: int
 ) -> None:
-    start(supervisor, script(tmp_path, "import sys\nprint('why it ended')\nsys.exit(3)\n"))
-    with pytest.raises(LuwuError, match="why it ended") as caught:
+    """Goal: a script that only exits is shown by its log."""
+    start(supervisor, script(tmp_path, text))
+    with pytest.raises(LuwuError, match=said) as caught:
         supervisor.wait()
-    assert caught.value.exit_code == 3
-
-
-def test_a_killed_worker_ends_the_run(supervisor: Supervisor, tmp_path: Path) -> None:
-    start(supervisor, script(tmp_path, SLEEPS))
-    os.kill(poll_until(supervisor, "worker"), signal.SIGKILL)
-    with pytest.raises(WorkerFailed, match="exit code 137"):
-        supervisor.wait()
+    assert caught.value.exit_code == code
 
 
 @pytest.mark.parametrize(
@@ -215,15 +214,11 @@ def test_a_killed_switch_starts_again_where_it_was(supervisor: Supervisor, tmp_p
     os.kill(first, signal.SIGKILL)
     second = poll_until(supervisor, "switch", but=first)
     ready = supervisor.run.role("switch.ready.json")
-    end_ns = SYSTEM_CLOCK.now_ns() + 30 * 10**9
-    while not ready.exists() and SYSTEM_CLOCK.now_ns() < end_ns:
-        supervisor.poll()
+    assert is_soon(lambda: supervisor.poll() or ready.exists(), 30)
     assert json.loads(ready.read_text())["endpoint"] == endpoint
     os.kill(second, signal.SIGKILL)
     with pytest.raises(LuwuError, match="signal SIGKILL; no restarts are left"):
-        for _ in range(100):
-            supervisor.poll()
-            sleep(0.02)
+        is_soon(supervisor.poll)
 
 
 def test_a_switch_that_dies_when_the_job_is_over_stays_dead(
@@ -276,18 +271,9 @@ def die_at_start(tmp_path: Path, times: int) -> str:
 def test_a_role_that_dies_before_it_listens_is_started_again(
     supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Goal: `--restarts` counts from the first start on, before there are workers.
-    Method: the interpreter of the switch kills itself, once."""
-    monkeypatch.setenv("PYTHONPATH", die_at_start(tmp_path, 1))
-    assert add_switch(supervisor).startswith("tcp://127.0.0.1:")
-    assert (tmp_path / "site" / "starts").read_text() == "xx"
-
-
-def test_a_role_that_dies_just_after_a_look_is_started_again(
-    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Goal: the same, whenever in a look it dies. Method: the first look that would find it does
-    not see it."""
+    """Goal: `--restarts` counts from the first start on, before there are workers, whenever in a
+    look the role dies. Method: the interpreter of the switch kills itself, once; the first look
+    that would find it does not see it."""
     monkeypatch.setenv("PYTHONPATH", die_at_start(tmp_path, 1))
     look, unseen = Supervisor._look_at_role, []
 
@@ -301,6 +287,7 @@ def test_a_role_that_dies_just_after_a_look_is_started_again(
     monkeypatch.setattr(Supervisor, "_look_at_role", look_late)
     assert add_switch(supervisor).startswith("tcp://127.0.0.1:")
     assert unseen == ["switch"]
+    assert (tmp_path / "site" / "starts").read_text() == "xx"
 
 
 def test_a_role_that_dies_at_every_start_ends_the_run(
@@ -319,12 +306,7 @@ def test_a_role_that_dies_while_another_starts_is_started_again(supervisor: Supe
     number = json.loads(supervisor.run.role("switch.json").read_text())["spec"]["incarnation"]
     os.kill(first, signal.SIGKILL)
     assert is_soon(lambda: not is_alive(first))
-    tree = one_switch(2)
-    spec = switch_spec(
-        RunConfig(), supervisor.run, job_spec(RunConfig(), job=7, chunk_bytes=16384),
-        SwitchEnds(listen="tcp://127.0.0.1:0", parent=endpoint), tree=tree, place=tree.root,
-    )  # fmt: skip
-    supervisor.add_role("switch-b", spec)
+    add_switch(supervisor, role="switch-b", parent=endpoint)
     [entry] = [e for e in supervisor.run.read_processes() if e.role == "switch"]
     assert entry.pid != first
     again = json.loads(supervisor.run.role("switch.json").read_text())["spec"]
@@ -359,12 +341,9 @@ def test_a_role_does_not_outlive_whoever_started_it(run_directory: RunDirectory)
     command = [sys.executable, "-c", program, str(run_directory.path)]
     environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
     child = Child("launcher", command, log=run_directory.log("launcher"), environ=environ)
-    assert child.wait(30) == -signal.SIGKILL
+    assert wait_for_end(child, 30) == -signal.SIGKILL
     pid = run_directory.read_processes()[0].pid
-    end_ns = SYSTEM_CLOCK.now_ns() + int(5e9)
-    while is_alive(pid) and SYSTEM_CLOCK.now_ns() < end_ns:
-        sleep(0.02)
-    assert not is_alive(pid)
+    assert is_soon(lambda: not is_alive(pid), 5)
 
 
 # ---------------------------------------------------------------------- what the kernel counts
@@ -381,7 +360,7 @@ def test_bytes_of_the_last_instant_are_counted(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", program, str(tmp_path / "data")]
     child = Child("writer", command, log=tmp_path / "log", environ=dict(os.environ))
-    assert child.wait(20) == -signal.SIGKILL
+    assert wait_for_end(child, 20) == -signal.SIGKILL
     if child.disk.written == 0:
         pytest.skip("this file system is not on a block device")
     assert child.disk.written >= 1 << 20

@@ -12,46 +12,20 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.json_file import remove_partial
-from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.refill import refill
-from luwu.checkpoint.source import RestingState
 from luwu.launch.processes.children import is_alive
 from luwu.testing.leftovers import until_empty
-from tests.processes.commands import POLL_S, Command, Terminal, terminal
-from tests.processes.jobs import light_digest
+from tests.processes.commands import Command, Terminal, summary
+from tests.processes.jobs import exported, light_digest
 from tests.suites.free_port import free_port
 
 STEPS = 6
 JOB = ["-m", "tests.light_job", "--steps", str(STEPS)]
 """The script of every run here, and its arguments."""
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Terminal]:
-    with terminal(tmp_path) as opened:
-        yield opened
-        assert opened.leftovers() == []
-
-
-def summary(run: Path) -> dict[str, Any]:
-    """What the node of a run left."""
-    document: dict[str, Any] = json.loads((run / "results" / "node.json").read_text())
-    return document
-
-
-def wait_for_text(file: Path, text: str, command: Command, limit_s: float = 60.0) -> None:
-    """Return when a file has a text in it."""
-    end_ns = SYSTEM_CLOCK.now_ns() + int(limit_s * 1e9)
-    while not (file.exists() and text in file.read_text(errors="replace")):
-        assert command.process.poll() is None, f"{command}:\n{command.err}"
-        assert SYSTEM_CLOCK.now_ns() < end_ns, f"{file} never had {text!r}:\n{command.err}"
-        sleep(POLL_S)
 
 
 def kill_all(command: Command, records: Path) -> None:
@@ -69,7 +43,6 @@ def kill_all(command: Command, records: Path) -> None:
 def assert_all_end(workers: Command, *others: Command) -> None:
     """The workers finish, then the others by themselves."""
     assert workers.wait() == 0, workers.err
-    assert f"step={STEPS - 1} " in workers.err
     for serving in others:
         assert serving.wait(20) == 0, serving.err
         assert "the job is finished" in serving.err
@@ -148,7 +121,7 @@ def test_three_terminals_started_again_by_an_engine(
     )
     log = shell.directory / "w" / "logs" / "worker-0.log"
     for number, role in enumerate(commands, start=1):
-        wait_for_text(log, f" step={number} ", workers)
+        workers.wait_for(f" step={number} ", of=log)
         kill_all(serving[role], shell.directory / role / f"processes-{role}.json")
         serving[role] = up(role)
     assert_all_end(workers, serving["switch"], serving["node"])
@@ -193,9 +166,7 @@ def test_nodes_in_terminals_of_their_own(shell: Terminal) -> None:
     assert {path.name for path in (shell.directory / "state").iterdir()} == {"node-0", "node-1"}
     shutil.rmtree(shell.directory / "state" / "node-0")
     assert refill(shell.directory / "state", without=(0,)).nodes == (0,)
-    with RestingState(shell.directory / "state") as source:
-        exported = export_state(source, shell.directory / "exported", ExportOptions())
-    assert (exported.step, exported.weights_digest) == (STEPS, light_digest(STEPS))
+    assert exported(shell.directory / "state") == (STEPS, light_digest(STEPS))
 
 
 def test_three_terminals_stopped_by_hand(shell: Terminal) -> None:

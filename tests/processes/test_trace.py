@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.processes.commands import Terminal, terminal
+from tests.processes.commands import Terminal
 from tests.processes.jobs import SMALL, text_file
 from tests.report.test_timeline import Row, assert_nested, rows_of
 from tests.report.test_timeline_flows import assert_flows
 
 STEPS, UNITS, WORKERS = 4, 3, 2
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Terminal]:
-    with terminal(tmp_path) as opened:
-        yield opened
-        assert opened.leftovers() == []
 
 
 def events_of(path: Path) -> list[Row]:
@@ -38,21 +28,18 @@ def test_a_run_leaves_a_timeline_of_every_process(shell: Terminal) -> None:
     and each unit's work is there once a step; the file that the run wrote, of its steady steps, can
     be made again afterwards."""
     place, whole = shell.directory / "timeline.json", shell.directory / "whole.json"
-    done = shell.run(
+    done = shell.succeed(
         "compare", "--arms", "luwu", "--steps", str(STEPS), "--run-dir", "run", *SMALL,
         "--workers", str(WORKERS), "--data", str(text_file(shell.directory)),
         "--trace", str(place),
     )  # fmt: skip
-    assert done.process.returncode == 0, done.err
     assert f"trace   {place}" in done.err
     assert f"steps 1 to {STEPS - 1}, " in done.err
-    again = shell.run("trace", "run")
-    assert again.process.returncode == 0, again.err
+    shell.succeed("trace", "run")
     assert (shell.directory / "run" / "trace.json").read_bytes() == place.read_bytes()
     assert min(event["ts"] for event in events_of(place) if event["ph"] == "X") == 0
 
-    everything = shell.run("trace", "run", "--all", "--out", str(whole))
-    assert everything.process.returncode == 0, everything.err
+    shell.succeed("trace", "run", "--all", "--out", str(whole))
     events = events_of(whole)
     found = rows_of(events)
     workers = {f"worker {rank}" for rank in range(WORKERS)}
@@ -74,8 +61,7 @@ def test_a_run_leaves_a_timeline_of_every_process(shell: Terminal) -> None:
     decided = [e["args"]["step"] for e in found["node", "decisions"] if e["name"] == "decided"]
     assert decided == list(range(STEPS))
 
-    summary = shell.run("trace", "run", "--summary", "--step", "1:3")
-    assert summary.process.returncode == 0, summary.err
+    summary = shell.succeed("trace", "run", "--summary", "--step", "1:3")
     rows = [line.split()[:3] for line in summary.out.splitlines()]
     assert ["worker", "1", "push"] in rows
     assert ["node", "update", str(2 * UNITS)] in rows
@@ -86,11 +72,10 @@ def test_a_gradient_can_be_followed(shell: Terminal) -> None:
     and update to its pull of the next step; every slice of an extent is named by its unit and says
     its bytes; counters never fall below zero and rates end at zero.
     Method: units of several extents, of which some have two pages that are updated one by one."""
-    done = shell.run(
+    shell.succeed(
         "run", "--workers", str(WORKERS), "--chunk", "16KiB", "--extent", "32KiB",
         "--durability", "none", "--run-dir", "run", "-m", "tests.light_job", "--steps", "12",
     )  # fmt: skip
-    assert done.process.returncode == 0, done.err
     made = shell.run("trace", "run")
     assert made.process.returncode == 0, made.err
     assert "steps 3 to 7, " in made.out

@@ -20,7 +20,8 @@ from luwu.base.digest import WeightsDigest
 from luwu.base.errors import StepAborted
 from luwu.launch.agent import Share, own_agent_command
 from luwu.launch.processes.run_directory import RunDirectory
-from tests.processes.jobs import text_file
+from luwu.testing.cluster import clean_environ
+from tests.processes.jobs import ON_THE_CPU, text_file
 from workers.arms import SingleArm
 from workers.data import Batches, load_corpus
 from workers.gpt import GPT, init_weights
@@ -28,7 +29,6 @@ from workers.options import parse_options
 from workers.train import main
 from workers.train import train as run_loop
 
-ROOT = Path(__file__).resolve().parents[2]
 WORKERS = 2
 STEPS = 3
 DEADLINE_S = 150
@@ -47,21 +47,10 @@ def train(arm: str, folder: Path, *options: str) -> list[dict[str, Any]]:
         command = own_agent_command(run, "", Share.of_all(WORKERS), policy="stop", restarts=0)
     command += ["-m", "workers.train", "--arm", arm, *JOB, *options]
     command += ["--data", str(text_file(folder)), "--result", str(folder / f"{arm}.json")]
-    environment = {
-        **os.environ,
-        "CUDA_VISIBLE_DEVICES": "",  # the GPU suite has its own tests
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-    }
     with subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
+        command, cwd=folder, env={**clean_environ(), **ON_THE_CPU, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
         try:
             output, _ = process.communicate(timeout=DEADLINE_S)
         except subprocess.TimeoutExpired:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.monitor.watch import Watch
-from tests.processes.commands import DEADLINE_S, POLL_S, Terminal, terminal, write_light
+from tests.helpers.waiting import is_soon
+from tests.processes.commands import DEADLINE_S, Terminal, write_light
 
 SCRIPT = """
 import torch
@@ -38,23 +37,20 @@ luwu.finish()
 
 @pytest.mark.feature("values that the script logs, luwu.log")
 @pytest.mark.feature("TensorBoard")
-def test_numbers_of_the_script_are_kept_with_their_steps(tmp_path: Path) -> None:
+def test_numbers_of_the_script_are_kept_with_their_steps(shell: Terminal) -> None:
     """Goal: what is logged before and after step() belongs to the step whose backward ran last;
     status, report and TensorBoard have it; what is no number is refused."""
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with terminal(tmp_path) as shell:
-        script = shell.directory / "script.py"
-        script.write_text(SCRIPT.replace("STEPS", "5"))
-        flags = ("--workers", "2", "--run-dir", "run", "--tensorboard", "board")
-        done = shell.run("run", *flags, str(script))
-        assert done.process.returncode == 0, done.err
-        assert "luwu.log(wrong=...) takes one number, got a Tensor of shape (3,)" in done.out
-        document = Watch(RunDirectory.find(shell.directory / "run")).document()
-        page = (shell.directory / "run" / "report.html").read_text()
-        board = EventAccumulator(str(shell.directory / "board")).Reload()
-        assert shell.leftovers() == []
+    script = shell.directory / "script.py"
+    script.write_text(SCRIPT.replace("STEPS", "5"))
+    flags = ("--workers", "2", "--run-dir", "run", "--tensorboard", "board")
+    done = shell.succeed("run", *flags, str(script))
+    assert "luwu.log(wrong=...) takes one number, got a Tensor of shape (3,)" in done.out
+    document = Watch(RunDirectory.find(shell.directory / "run")).document()
+    page = (shell.directory / "run" / "report.html").read_text()
+    board = EventAccumulator(str(shell.directory / "board")).Reload()
     steps = {name: found["steps"] for name, found in document["scalars"].items()}
     assert steps == {key: [*range(5)] for key in ("loss", "before_step", "after_step", "two")}
     assert document["scalars"]["after_step"]["values"] == [0, 1, 2, 3, 4]
@@ -67,65 +63,50 @@ def test_numbers_of_the_script_are_kept_with_their_steps(tmp_path: Path) -> None
 
 
 @pytest.mark.feature("a report of every run")
-def test_a_run_is_watched_and_then_stopped(tmp_path: Path) -> None:
+def test_a_run_is_watched_and_then_stopped(shell: Terminal) -> None:
     """Goal: its steps grow while it runs, with memory, links and processes; Ctrl-C leaves a report
     of what was decided, and the watch says so."""
-    with terminal(tmp_path) as shell:
-        script = write_light(shell.directory / "light.py", steps=10**6)
-        running = shell.start("run", "--workers", "2", "--run-dir", "run", str(script))
-        path = shell.directory / "run"
-        watch = Watch(_run_that_begins(path))
-        first = _wait_for_steps(watch, 3)
-        later = _wait_for_steps(watch, first["steps"]["done"] + 20)
-        assert later["state"] == "running"
-        names = ["node", "switch", "worker-0", "worker-1"]
-        assert sorted(each["name"] for each in later["processes"]) == names
-        assert all(each["is_alive"] for each in later["processes"])
-        assert _status(shell)["state"] == "running"
-        assert running.interrupt() == 130
-        ended = watch.document()
-        assert (ended["state"], ended["processes"]) == ("stopped", [])
-        assert ended["steps"]["done"] >= later["steps"]["done"]
-        assert {row["name"] for row in ended["memory"]} == set(names)
-        assert all(row["peak_bytes"] > 0 for row in ended["memory"])
-        page = (path / "report.html").read_text()
-        assert "LuWu run run: stopped" in page
-        assert f"{ended['steps']['done']:,} steps are decided" in page
-        assert shell.leftovers() == []
+    script = write_light(shell.directory / "light.py", steps=10**6)
+    running = shell.start("run", "--workers", "2", "--run-dir", "run", str(script))
+    path = shell.directory / "run"
+    assert is_soon((path / "events").is_dir, DEADLINE_S)
+    watch = Watch(RunDirectory.find(path))
+    first = _wait_for_steps(watch, 3)
+    later = _wait_for_steps(watch, first["steps"]["done"] + 20)
+    assert later["state"] == "running"
+    names = ["node", "switch", "worker-0", "worker-1"]
+    assert sorted(each["name"] for each in later["processes"]) == names
+    assert all(each["is_alive"] for each in later["processes"])
+    assert json.loads(shell.run("status", "--json", "run").out)["state"] == "running"
+    assert running.interrupt() == 130
+    ended = watch.document()
+    assert (ended["state"], ended["processes"]) == ("stopped", [])
+    assert ended["steps"]["done"] >= later["steps"]["done"]
+    assert {row["name"] for row in ended["memory"]} == set(names)
+    assert all(row["peak_bytes"] > 0 for row in ended["memory"])
+    page = (path / "report.html").read_text()
+    assert "LuWu run run: stopped" in page
+    assert f"{ended['steps']['done']:,} steps are decided" in page
 
 
 @pytest.mark.feature("a report of every run")
-def test_a_run_that_failed_has_its_report(tmp_path: Path) -> None:
-    with terminal(tmp_path) as shell:
-        script = write_light(shell.directory / "light.py", steps=3)
-        with script.open("a") as file:
-            file.write("raise RuntimeError('after three steps')\n")
-        done = shell.run("run", "--workers", "1", "--run-dir", "run", str(script))
-        assert done.process.returncode == 4
-        page = (shell.directory / "run" / "report.html").read_text()
-        assert "LuWu run run: failed" in page
-        assert "3 steps are decided" in page
-        assert shell.leftovers() == []
-
-
-def _status(shell: Terminal) -> dict[str, object]:
-    found: dict[str, object] = json.loads(shell.run("status", "--json", "run").out)
-    return found
-
-
-def _run_that_begins(path: Path) -> RunDirectory:
-    end_ns = SYSTEM_CLOCK.now_ns() + int(DEADLINE_S * 1e9)
-    while not (path / "events").is_dir():
-        assert SYSTEM_CLOCK.now_ns() < end_ns, "the run did not begin"
-        sleep(POLL_S)
-    return RunDirectory.find(path)
+def test_a_run_that_failed_has_its_report(shell: Terminal) -> None:
+    script = write_light(shell.directory / "light.py", steps=3)
+    with script.open("a") as file:
+        file.write("raise RuntimeError('after three steps')\n")
+    done = shell.run("run", "--workers", "1", "--run-dir", "run", str(script))
+    assert done.process.returncode == 4
+    page = (shell.directory / "run" / "report.html").read_text()
+    assert "LuWu run run: failed" in page
+    assert "3 steps are decided" in page
 
 
 def _wait_for_steps(watch: Watch, count: int) -> dict[str, object]:
-    end_ns = SYSTEM_CLOCK.now_ns() + int(DEADLINE_S * 1e9)
-    while True:
-        document = watch.document()
-        if document["steps"]["done"] >= count and document["processes"]:
-            return document
-        assert SYSTEM_CLOCK.now_ns() < end_ns, f"fewer than {count} steps: {document['text']}"
-        sleep(POLL_S)
+    documents: list[dict[str, object]] = []
+
+    def is_there() -> bool:
+        documents.append(watch.document())
+        return documents[-1]["steps"]["done"] >= count and bool(documents[-1]["processes"])
+
+    assert is_soon(is_there, DEADLINE_S), f"fewer than {count} steps: {documents[-1]['text']}"
+    return documents[-1]

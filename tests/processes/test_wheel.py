@@ -11,14 +11,13 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
 from email.message import Message
 from pathlib import Path
 
 import pytest
 
 from luwu.base.own import DISTRIBUTION, PACKAGES
-from tests.processes.commands import Terminal, terminal
+from tests.processes.commands import Terminal
 from tests.suites.unpack import unpack_all
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,13 +42,6 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(ROOT, tmp_path_factory.mktemp("wheel"), "wheel")
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Terminal]:
-    with terminal(tmp_path) as opened:
-        yield opened
-        assert opened.leftovers() == []
 
 
 def names_in(wheel: Path) -> set[str]:
@@ -114,8 +106,7 @@ def test_compare_from_an_installed_wheel(wheel: Path, shell: Terminal) -> None:
         (shell.directory / package / "__init__.py").write_text("raise SystemExit('not ours')\n")
 
     small = ["--steps", "2", "--layers", "1", "--width", "32", "--batch", "2", "--context", "16"]
-    done = shell.run("compare", "--arms", "luwu", "--workers", "1", *small, **environ)
-    assert done.process.returncode == 0, done.err
+    done = shell.succeed("compare", "--arms", "luwu", "--workers", "1", *small, **environ)
     assert "weights digest" in done.out
 
     script = [sys.executable, str(site / "bin" / "luwu")]

@@ -12,16 +12,15 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from benchmarks.namespaces import CENTRE, Hosts, NoNamespaces, hosts
+from benchmarks.namespaces import CENTRE, Hosts
 from luwu.base.tree import Tree, parse_ranks, read_tree
 from tests.helpers.local_job import Job, plain_of
-from tests.processes.commands import Command, Terminal, terminal
+from tests.processes.commands import Command, Terminal
 from tests.processes.sampling_train import check_counted
 
 STEPS = 12
@@ -29,27 +28,11 @@ DROP = ("--on-worker-loss", "drop", "--drop-after", "2s")
 URL = r"^or      luwu run --join '(tcp://.*)' SCRIPT$"
 
 
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Terminal]:
-    with terminal(tmp_path) as opened:
-        yield opened
-        assert opened.leftovers() == []
-
-
 TREE = {
     "top": 'parent = "node"', "a": 'parent = "top"\nworkers = "0-1"',
     "b": 'parent = "top"\nworkers = "2"',
 }  # fmt: skip
 LUWU = (sys.executable, "-m", "luwu")
-
-
-@pytest.fixture
-def network() -> Iterator[Hosts]:
-    try:
-        with hosts(4) as made:
-            yield made
-    except NoNamespaces as exc:
-        pytest.skip(f"needs network namespaces: {exc}")
 
 
 class Cluster:
@@ -149,21 +132,6 @@ def test_the_job_goes_on_without_a_host(shell: Terminal) -> None:
     cluster.wait_for_node("ranks 1 are back")
     cluster.make(range(8, STEPS))
     assert cluster.check_end(3) == ["0-2"] * 4 + ["0,2"] * 4 + ["0-2"] * 4
-
-
-@pytest.mark.slow
-@pytest.mark.feature("a host of workers that dies and comes back")
-@pytest.mark.faults(1)
-def test_the_job_waits_for_a_host(shell: Terminal) -> None:
-    """I1, I3, I6, I8. Goal: with `wait` no step lacks the ranks of the host that was lost."""
-    cluster = Cluster(shell, "--workers", "3", "--on-worker-loss", "wait")
-    cluster.start("0")
-    lost = cluster.start("1-2")
-    cluster.make(range(4))
-    cluster.kill(lost)
-    cluster.start("1-2")
-    cluster.make(range(4, STEPS))
-    assert cluster.check_end(3) == ["0-2"] * STEPS
 
 
 @pytest.mark.feature("two hosts that start the same rank")

@@ -14,6 +14,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,20 +52,12 @@ class Child:
         with refusing(f"the log of {name}"), log.open("ab") as output:
             try:
                 self._process = subprocess.Popen(
-                    list(command),
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=output,
-                    env=dict(environ),
-                    start_new_session=True,
-                )
+                    list(command), stdin=subprocess.PIPE, stdout=output, stderr=output,
+                    env=dict(environ), start_new_session=True,
+                )  # fmt: skip
             except OSError as exc:
                 raise ConfigError(f"cannot start {name} ({command[0]}): {exc}") from exc
-
-    @property
-    def pid(self) -> int:
-        """Its process number."""
-        return self._process.pid
+        self.pid = self._process.pid
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
@@ -76,10 +69,13 @@ class Child:
         return self._process.returncode
 
     def note_disk(self) -> None:
-        """Keep what the kernel has counted so far."""
-        found = disk_bytes(self.pid)
-        if found is not None:
-            self.disk = found
+        """Keep what the kernel has counted so far, where it says."""
+        try:
+            text = Path(f"/proc/{self.pid}/io").read_text(encoding="ascii")
+        except OSError:
+            return
+        rows = dict(line.split(": ", 1) for line in text.splitlines())
+        self.disk = DiskBytes(int(rows["read_bytes"]), int(rows["write_bytes"]))
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, unless it has ended."""
@@ -93,10 +89,6 @@ class Child:
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
 
-    def wait(self, timeout_s: float) -> int | None:
-        """Its exit code, or None if it still runs after `timeout_s`."""
-        return wait_for_end(self.poll, timeout_s)
-
     def _has_exited(self) -> bool:
         try:
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -105,23 +97,50 @@ class Child:
             return True
 
 
-def stop_all(children: Sequence[Child], *, patience_s: float) -> None:
+class Forked:
+    """A child process that calls `work`, with `environ` beside our variables, and ends with it."""
+
+    def __init__(self, work: Callable[[], None], environ: Mapping[str, str]) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        self._code: int | None = None
+        if self.pid == 0:
+            os.environ.update(environ)
+            work()
+            sys.exit()  # through our callers, so that Python ends as always
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def stop_all(children: Sequence[Child] | Sequence[Forked], *, patience_s: float) -> None:
     """Ask each to stop, wait a little for all, then kill."""
     for child in children:
         child.signal(signal.SIGTERM)
     end_ns = SYSTEM_CLOCK.now_ns() + int(patience_s * 1e9)
     for child in children:
-        child.wait(max(0.0, (end_ns - SYSTEM_CLOCK.now_ns()) / 1e9))
+        wait_for_end(child, max(0.0, (end_ns - SYSTEM_CLOCK.now_ns()) / 1e9))
     for child in children:
         child.signal(signal.SIGKILL)
     for child in children:
-        child.wait(5.0)
+        wait_for_end(child, 5.0)
 
 
-def wait_for_end(poll: Callable[[], int | None], timeout_s: float) -> int | None:
-    """The exit code that `poll` finds, or None if it finds none within `timeout_s`."""
+def wait_for_end(child: Child | Forked, timeout_s: float) -> int | None:
+    """Its exit code, or None if it still runs after `timeout_s`."""
     end_ns = SYSTEM_CLOCK.now_ns() + int(timeout_s * 1e9)
-    while (code := poll()) is None and SYSTEM_CLOCK.now_ns() < end_ns:
+    while (code := child.poll()) is None and SYSTEM_CLOCK.now_ns() < end_ns:
         sleep(_POLL_S)
     return code
 
@@ -147,16 +166,6 @@ def end_text(code: int) -> str:
 # ---------------------------------------------------------------------- what /proc tells
 
 
-def disk_bytes(pid: int) -> DiskBytes | None:
-    """The kernel's count for a process; None where it does not tell."""
-    try:
-        text = Path(f"/proc/{pid}/io").read_text(encoding="ascii")
-    except OSError:
-        return None
-    rows = dict(line.split(": ", 1) for line in text.splitlines())
-    return DiskBytes(int(rows["read_bytes"]), int(rows["write_bytes"]))
-
-
 def is_alive(pid: int) -> bool:
     """True if the process exists and is no zombie."""
     try:
@@ -168,12 +177,16 @@ def is_alive(pid: int) -> bool:
 
 def is_of_run(pid: int, run_name: str) -> bool:
     """True if the process is alive and bears a run's mark: a number may be another's by now."""
-    try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
     mark = f"{MARK}={run_name}-".encode()
-    return is_alive(pid) and any(each.startswith(mark) for each in variables)
+    return is_alive(pid) and any(each.startswith(mark) for each in _variables(pid))
+
+
+def _variables(pid: int) -> list[bytes]:
+    """The environment of a process as it began; nothing if it is gone, or not ours."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def command_of(pid: int) -> str:
@@ -188,18 +201,9 @@ def command_of(pid: int) -> str:
 def marked_processes(run_id: str) -> list[int]:
     """Processes whose environment carries the mark of a run; ourselves excepted."""
     mark = f"{MARK}={run_id}".encode()
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdecimal() or int(entry) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{entry}/environ", "rb") as file:
-                variables = file.read().split(b"\0")
-        except OSError:
-            continue
-        if mark in variables and is_alive(int(entry)):
-            found.append(int(entry))
-    return found
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
+    others = (pid for pid in pids if pid != os.getpid())
+    return [pid for pid in others if mark in _variables(pid) and is_alive(pid)]
 
 
 def kill_marked(run_id: str) -> int:
@@ -265,39 +269,26 @@ class MemorySampler:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.peaks: dict[str, int] = {}
+        """The largest sample of each name. What the thread finds replaces the whole."""
+        self.peak_of_all = 0
+        """The largest sum over all processes at one instant."""
         self._pids: dict[str, int] = {}
-        self._peaks: dict[str, int] = {}
         self._now: dict[str, int] = {}
-        self._peak_of_all = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="luwu-memory", daemon=True)
         self._thread.start()
 
     def watch(self, processes: Mapping[str, int]) -> None:
         """Sample these from now on, by name; a name keeps its peak over restarts."""
-        with self._lock:
-            self._pids = dict(processes)
-
-    @property
-    def peaks(self) -> dict[str, int]:
-        """The largest sample of each name."""
-        with self._lock:
-            return dict(self._peaks)
-
-    @property
-    def peak_of_all(self) -> int:
-        """The largest sum over all processes at one instant."""
-        with self._lock:
-            return self._peak_of_all
+        self._pids = dict(processes)
 
     def document(self) -> dict[str, Any]:
         """The peaks, and the last sample of each process that is alive."""
-        with self._lock:
-            return {
-                "schema": 1, "peak_bytes": dict(self._peaks), "now_bytes": dict(self._now),
-                "peak_bytes_of_all": self._peak_of_all,
-            }  # fmt: skip
+        return {
+            "schema": 1, "peak_bytes": self.peaks, "now_bytes": self._now,
+            "peak_bytes_of_all": self.peak_of_all,
+        }  # fmt: skip
 
     def close(self) -> None:
         """Stop sampling."""
@@ -307,12 +298,8 @@ class MemorySampler:
 
     def _run(self) -> None:
         while not self._stop.wait(1 / SAMPLES_PER_S):
-            with self._lock:
-                pids = dict(self._pids)
-            found = {name: private_bytes(pid) for name, pid in pids.items()}
-            known = {name: count for name, count in found.items() if count is not None}
-            with self._lock:
-                self._now = known
-                self._peak_of_all = max(self._peak_of_all, sum(known.values()))
-                for name, count in known.items():
-                    self._peaks[name] = max(count, self._peaks.get(name, 0))
+            found = {name: private_bytes(pid) for name, pid in self._pids.items()}
+            now = {name: count for name, count in found.items() if count is not None}
+            peaks = {name: max(count, self.peaks.get(name, 0)) for name, count in now.items()}
+            self._now, self.peaks = now, {**self.peaks, **peaks}
+            self.peak_of_all = max(self.peak_of_all, sum(now.values()))

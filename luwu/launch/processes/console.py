@@ -70,7 +70,7 @@ class Console:
             self.say(text)
 
     def _show(self, text: str) -> None:
-        self._erase()
+        self.end_live()
         self._print("\n" * self._is_in_line + text + "\n")
         self._is_in_line = False
 
@@ -83,7 +83,7 @@ class Console:
     def pass_on(self, data: bytes, is_error: bool) -> None:
         """Print what a worker has printed, as it came, to standard error or standard output."""
         stream = self._stream if is_error else sys.stdout
-        self._erase()
+        self.end_live()
         if is_error or (self.is_terminal and stream.isatty()):
             self._is_in_line = not data.endswith(b"\n")
         try:
@@ -102,15 +102,12 @@ class Console:
         shown = text[: shutil.get_terminal_size().columns - 1]
         if not self.is_terminal or self._is_in_line or shown == self._live:
             return
-        self._erase()
+        self.end_live()
         self._live = shown
         self._print(shown)
 
     def end_live(self) -> None:
         """Remove the live line."""
-        self._erase()
-
-    def _erase(self) -> None:
         if self._live:
             self._print("\r\x1b[K")
             self._live = ""

@@ -57,20 +57,17 @@ def role_failure(
 
 
 def worker_failure(
-    run: RunDirectory, prefix: str, code: int, guard: str | None = None,
-    causes: Sequence[str] = (),
-) -> LuwuError:  # fmt: skip
+    run: RunDirectory, prefix: str, code: int, causes: Sequence[str] = ()
+) -> LuwuError:
     """The workers ended with `code`: why, as far as they or torchrun reported.
 
-    `guard`: the name of the process whose log has what torchrun reported. `causes`: why a wait of
-    theirs was in vain.
+    `causes`: why a wait of theirs was in vain.
     """
     found = [read_json(path) for path in run.path.glob(f"errors/{prefix}worker-*.json")]
     records = sorted((each for each in found if each), key=lambda each: each["unix_ns"])
     if not records:
         _check_room(run, code)
-        text = _unexplained(run, prefix, code, guard or f"{prefix}torchrun")
-        return WorkerFailed(text, code="E401")
+        return WorkerFailed(_unexplained(run, prefix, code), code="E401")
     first, *others = records
     process = f"{prefix}worker-{first['rank']}"
     log = run.log(process)
@@ -133,9 +130,9 @@ def lost_worker(run: RunDirectory, rank: int, code: int, where: str) -> LuwuErro
     return WorkerFailed("\n".join(lines), code="E401")
 
 
-def _unexplained(run: RunDirectory, prefix: str, code: int, guard: str) -> str:
+def _unexplained(run: RunDirectory, prefix: str, code: int) -> str:
     """No worker could say what happened: torchrun saw how they ended."""
-    log = run.log(guard)
+    log = run.log(f"{prefix}torchrun")
     ranks = _ranks_by_pid(run, prefix)
     elsewhere = _elsewhere(run, prefix, [*ranks.values()])
     ended = [

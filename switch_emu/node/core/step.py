@@ -247,7 +247,7 @@ class Step:
 
     def put_back(self, preview: Update) -> None:
         """The gradient of an `at_step` extent whose weights were made without changing its page."""
-        (self.sums.extents[preview.extent].total,) = preview.contributions
+        (self.extents[preview.extent].total,) = preview.contributions
         self.ready.append(preview.extent)
 
     def next_fold(self, extent: int, attempt: int) -> Fold | None:
