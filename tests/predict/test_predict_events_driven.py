@@ -298,7 +298,7 @@ def test_a_decision_of_the_node_changes_run_and_prediction(
     start = Updates.start
 
     def late(self: Updates, step: Step) -> None:
-        sums = (step.sums.extents.get(extent) for extent in self._shard.trainable)
+        sums = (step.extents.get(extent) for extent in self._shard.trainable)
         if all(each is not None and each.complete_up_to(1) for each in sums):
             start(self, step)
 
