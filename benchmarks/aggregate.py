@@ -61,7 +61,7 @@ def main() -> int:
     chunks = Chunks(SMOKE_CHUNKS if arguments.smoke else CHUNKS)
     adder = make_adder()
     stages: dict[tuple[str, str], Callable[[], float]] = {
-        ("float32", "combine"): lambda: harness.timed(lambda: _add(chunks, adder.add)),
+        ("float32", "combine"): lambda: harness.timed(lambda: _add(chunks, adder.add))
     }
     integers = Encoded(make_aggregator(INTEGERS, WORKERS), chunks)
     integers.check()

@@ -25,12 +25,7 @@ from switch_emu.node.kernels import Arrays, Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.pages import field_view, store_config, weights_digest
 from switch_emu.node.pipeline import Pipeline, Stored
-from switch_emu.node.plan import (
-    EXTENT_AUTO_BYTES_MAX,
-    NodePlan,
-    default_extent_chunks,
-    plan_node,
-)
+from switch_emu.node.plan import EXTENT_AUTO_BYTES_MAX, NodePlan, default_extent_chunks, plan_node
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import DecidedStep, Durability, FilePageStore, TieredPageStore, aligned_buffer
 from switch_emu.store.attachments import AttachmentFiles

@@ -74,10 +74,7 @@ class Case:
         return found
 
 
-CASES: Final = (
-    Case("the disk limits", 20.0, 200.0, 0.0),
-    Case("compute limits", 10.0, None, 40.0),
-)
+CASES: Final = (Case("the disk limits", 20.0, 200.0, 0.0), Case("compute limits", 10.0, None, 40.0))
 LARGE_JOB: Final = Training(layers=12, width=1088, context=32, batch=1, workers=2, steps=24)
 """171 M parameters: 2.1 GB of state on each node."""
 LARGE_CASES: Final = (

@@ -476,8 +476,7 @@ def _run(arguments: argparse.Namespace) -> int:
         claims[f"{case.name}: cpu"] = one["seconds_median"] / auto["seconds_median"]
     say("")
     harness.print_table(
-        ("one chunk over auto", "ratio"),
-        [(name, f"{ratio:.2f}") for name, ratio in claims.items()],
+        ("one chunk over auto", "ratio"), [(name, f"{ratio:.2f}") for name, ratio in claims.items()]
     )
     harness.write(arguments.json, harness.document("messages", rows, claims))
     return 0

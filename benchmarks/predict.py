@@ -163,11 +163,7 @@ def _cases(directory: Path, sizes: Sizes) -> list[Case]:
     _check_played(asked, play_driven_steps(job, nodes))
     return [
         Case("closed form", words, asked.answer),
-        Case(
-            "cores",
-            (*words, "--cores"),
-            lambda: play_driven_steps(job, nodes),
-        ),
+        Case("cores", (*words, "--cores"), lambda: play_driven_steps(job, nodes)),
         _plan_case(search, own, catalogue, sizes),
     ]
 

@@ -199,9 +199,7 @@ class LuwuArm(_NetworkArm):
         pace_units(model, options.compute_ms)
         for block in model.blocks:
             luwu.fully_shard(
-                block,
-                reshard_after_forward=options.reshard_after_forward,
-                **precision(options),
+                block, reshard_after_forward=options.reshard_after_forward, **precision(options)
             )
         luwu.fully_shard(model, **precision(options))
         luwu.init_weights(model, functools.partial(init_weights, seed=options.seed))

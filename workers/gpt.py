@@ -126,11 +126,7 @@ class Attention(nn.Module):
         qkv = self.query_key_value(x_BTD).view(batch, time, 3, self.heads, width // self.heads)
         q_BHTK, k_BHTK, v_BHTK = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         y_BHTK = F.scaled_dot_product_attention(
-            q_BHTK,
-            k_BHTK,
-            v_BHTK,
-            is_causal=True,
-            dropout_p=self.dropout if self.training else 0.0,
+            q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout_p=self.dropout if self.training else 0.0
         )
         return self.project(y_BHTK.transpose(1, 2).reshape(batch, time, width))
 

@@ -17,12 +17,7 @@ from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
 from switch_emu.node.plan import NodePlan, whole_bytes
 from switch_emu.node.spec import NodeSpec
-from switch_emu.node.storage import (
-    bytes_for_pages,
-    bytes_in_place,
-    bytes_in_ram,
-    check_fits_in_ram,
-)
+from switch_emu.node.storage import bytes_for_pages, bytes_in_place, bytes_in_ram, check_fits_in_ram
 from switch_emu.process.places import places_bytes
 from switch_emu.store import Durability, StoreConfig
 from switch_emu.store.around import pages_that_fit

@@ -121,9 +121,7 @@ def make_reader(
     )
     return StateReader(
         open_transport(
-            endpoint,
-            insecure=connection.insecure,
-            security=own_security(endpoint, rank),
+            endpoint, insecure=connection.insecure, security=own_security(endpoint, rank)
         ),
         endpoint=endpoint,
         job=connection.job,

@@ -13,14 +13,7 @@ from luwu.base.dtypes import DTYPES
 from luwu.base.errors import ConfigError
 from luwu.layout import Layout, Share
 from luwu.wire.description import Description
-from luwu.wire.stored import (
-    BLOCK_ELEMS,
-    NEVER_NEGATIVE,
-    UPDATES,
-    WEIGHT,
-    scale_name,
-    stored_fields,
-)
+from luwu.wire.stored import BLOCK_ELEMS, NEVER_NEGATIVE, UPDATES, WEIGHT, scale_name, stored_fields
 from switch_emu.node.kernels import kernel_name
 from switch_emu.node.kernels.narrow import Stored, narrow, widen
 from switch_emu.store import Field, PageKind, PageStore, StoreConfig

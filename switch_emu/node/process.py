@@ -42,10 +42,7 @@ def plan_lines(spec: NodeSpec) -> list[str]:
     place += f" (memory: {kind})" if kind else ""
     count = spec.optimizer_nodes
     which = "" if count == 1 else f"optimizer node {spec.number} of {count}: "
-    return [
-        f"{which}state {place}; durability {durability}: {words}",
-        *spec.plan().lines(),
-    ]
+    return [f"{which}state {place}; durability {durability}: {words}", *spec.plan().lines()]
 
 
 def serve_node(
@@ -190,10 +187,7 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
             "read": spill.bytes_read if spill else 0,
             "written": spill.bytes_written if spill else 0,
         },
-        "network_bytes": {
-            **shell.payload_bytes(),
-            "headers": shell.links.total().header_bytes,
-        },
+        "network_bytes": {**shell.payload_bytes(), "headers": shell.links.total().header_bytes},
         "memory_budget_bytes": spec.memory_budget_bytes,
         "resident_bytes": plan.resident_bytes,
         "chunk_bytes": spec.chunk_bytes,

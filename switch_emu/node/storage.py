@@ -22,13 +22,7 @@ from switch_emu.node.pages import node_layout_hash, store_config
 from switch_emu.node.plan import NodePlan, budget_for_pages, whole_bytes
 from switch_emu.node.spec import NodeSpec
 from switch_emu.process.places import WeightsPlaces, places_bytes
-from switch_emu.store import (
-    DecidedStep,
-    FilePageStore,
-    MemoryPageStore,
-    PageStore,
-    TieredPageStore,
-)
+from switch_emu.store import DecidedStep, FilePageStore, MemoryPageStore, PageStore, TieredPageStore
 from switch_emu.store.attachments import AttachmentFiles
 from switch_emu.store.directory import CONFIG_NAME, Claim
 from switch_emu.store.spill import SpillFile

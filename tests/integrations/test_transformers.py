@@ -16,13 +16,7 @@ from luwu.base.errors import ConfigError, LuwuError, StepOrderError
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import in_cluster
 from tests.helpers.training_harness import worker
-from tests.integrations.hugging_face import (
-    alone,
-    finetune,
-    make_batches,
-    needs_hf,
-    through_a_node,
-)
+from tests.integrations.hugging_face import alone, finetune, make_batches, needs_hf, through_a_node
 
 pytestmark = needs_hf
 FLOAT32 = 1e-4

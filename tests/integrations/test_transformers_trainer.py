@@ -17,13 +17,7 @@ from luwu.base.errors import ConfigError, StepAborted
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import in_cluster
 from tests.helpers.training_harness import worker
-from tests.integrations.hugging_face import (
-    finetune,
-    luwu_trainer,
-    needs_hf,
-    peft,
-    transformers,
-)
+from tests.integrations.hugging_face import finetune, luwu_trainer, needs_hf, peft, transformers
 
 pytestmark = needs_hf
 STEPS = 6

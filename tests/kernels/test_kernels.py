@@ -48,9 +48,7 @@ def squares_in_order(total: np.ndarray) -> list[float]:
 @pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
 @pytest.mark.parametrize("in_place", [True, False], ids=["in place", "out of place"])
 @pytest.mark.parametrize(
-    "optimizer",
-    [*EVERY, *AVERAGED],
-    ids=lambda optimizer: "+".join((optimizer[0], *optimizer[1])),
+    "optimizer", [*EVERY, *AVERAGED], ids=lambda optimizer: "+".join((optimizer[0], *optimizer[1]))
 )
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_update_equals_torch(

@@ -12,14 +12,7 @@ from luwu.base.dtypes import DTYPES
 from luwu.wire.stored import BLOCK_ELEMS
 from switch_emu.node.kernels import Arrays, Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel, portable_kernel
-from switch_emu.node.kernels.narrow import (
-    Draw,
-    Stored,
-    draw_key,
-    draws,
-    narrow,
-    widen,
-)
+from switch_emu.node.kernels.narrow import Draw, Stored, draw_key, draws, narrow, widen
 from tests.helpers import kernel_jobs
 from tests.helpers.kernel_jobs import ADAMW, HYPERS, kernel_of
 

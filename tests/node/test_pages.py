@@ -21,13 +21,7 @@ from switch_emu.node.pages import (
     store_config,
     weights_digest,
 )
-from switch_emu.store import (
-    DecidedStep,
-    Field,
-    MemoryPageStore,
-    PageKind,
-    PageStore,
-)
+from switch_emu.store import DecidedStep, Field, MemoryPageStore, PageKind, PageStore
 from tests.suites.store_suite import STORES
 
 KIB = 1024
@@ -88,8 +82,7 @@ def test_page_records_of_adamw() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state_fields", "kernel"),
-    [(("momentum",), "torch-fused-sgd"), ((), "torch-fused-sgd-plain")],
+    ("state_fields", "kernel"), [(("momentum",), "torch-fused-sgd"), ((), "torch-fused-sgd-plain")]
 )
 def test_page_records_of_sgd(state_fields: tuple[str, ...], kernel: str) -> None:
     """Goal: momentum only where there is some; the count says whether a step is the first."""

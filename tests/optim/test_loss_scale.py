@@ -161,10 +161,7 @@ def test_ranks_must_have_the_same_scale(tmp_path: Path) -> None:
         in_cluster(tmp_path, work, world_size=2)
 
 
-@pytest.mark.parametrize(
-    "given",
-    ["auto", 0.0, -1.0, float("nan"), float("inf")],
-)
+@pytest.mark.parametrize("given", ["auto", 0.0, -1.0, float("nan"), float("inf")])
 def test_scales_that_cannot_be(given: Any) -> None:
     with pytest.raises(luwu.ConfigError, match="loss_scale"):
         checked_loss_scale(given)

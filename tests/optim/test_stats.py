@@ -24,10 +24,7 @@ import luwu
 from luwu.base.errors import StateError
 from luwu.nic.reader import FieldRead
 from luwu.training.script.state_calls import StepStats, read_stats
-from luwu.wire.statistics import (
-    STATS,
-    stats_bytes,
-)
+from luwu.wire.statistics import STATS, stats_bytes
 from switch_emu.node import shell
 from tests.helpers import kernel_jobs
 from tests.helpers.kernel_jobs import ADAMW, LION, MOMENTUM, PLAIN, torch_step

@@ -14,20 +14,8 @@ import pytest
 
 from luwu.base.errors import ConfigError, PageCorruptError, StateError, StoreFullError
 from switch_emu.store import Contributor, DecidedStep, FilePageStore, aligned_buffer
-from switch_emu.store.direct_io import (
-    BUFFERED_BY_CHOICE,
-    BlockFile,
-    IoCounter,
-    probe_direct_io,
-)
-from tests.suites.store_suite import (
-    contents,
-    read,
-    record,
-    small_config,
-    take_step,
-    write_pages,
-)
+from switch_emu.store.direct_io import BUFFERED_BY_CHOICE, BlockFile, IoCounter, probe_direct_io
+from tests.suites.store_suite import contents, read, record, small_config, take_step, write_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,11 +24,7 @@ def test_reopening_finds_the_decided_version(tmp_path: Path) -> None:
     """P2, P5. Goal: everything decided is there again; generation rises, attempt stays."""
     path = tmp_path / "store"
     step = DecidedStep(
-        version=1,
-        attempt=3,
-        contributors=(Contributor(0, 1, 5),),
-        norms=(1 / 3,),
-        extra={"a": "b"},
+        version=1, attempt=3, contributors=(Contributor(0, 1, 5),), norms=(1 / 3,), extra={"a": "b"}
     )
     config = small_config()
     with FilePageStore.create(path, config) as store:

@@ -5,19 +5,8 @@ from __future__ import annotations
 import pytest
 
 from luwu.base.errors import StateError
-from switch_emu.store import (
-    DecidedStep,
-    MemoryPageStore,
-    VersionMissing,
-)
-from tests.suites.store_suite import (
-    contents,
-    read,
-    record,
-    small_config,
-    take_step,
-    write_pages,
-)
+from switch_emu.store import DecidedStep, MemoryPageStore, VersionMissing
+from tests.suites.store_suite import contents, read, record, small_config, take_step, write_pages
 
 
 def test_in_place_a_version_overwrites_the_one_before() -> None:

@@ -12,13 +12,7 @@ import torch
 
 import luwu
 from tests.helpers.fake_nic import FakeNetwork
-from tests.helpers.small_models import (
-    Block,
-    batch,
-    compare,
-    make_stack,
-    shard,
-)
+from tests.helpers.small_models import Block, batch, compare, make_stack, shard
 from tests.helpers.training_harness import worker
 
 pytestmark = pytest.mark.skipif(

@@ -16,15 +16,7 @@ import luwu
 from luwu.training.script.module import _MEANINGLESS
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded
-from tests.helpers.small_models import (
-    Block,
-    Stack,
-    batch,
-    compare,
-    make_stack,
-    shard,
-    square_loss,
-)
+from tests.helpers.small_models import Block, Stack, batch, compare, make_stack, shard, square_loss
 from tests.helpers.training_harness import worker
 
 

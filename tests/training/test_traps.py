@@ -49,14 +49,8 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda m: torch.save(m.state_dict(), io.BytesIO()),
         r"luwu\.get_model_state_dict",
     ),
-    "torch.save(model)": (
-        lambda m: torch.save(m, io.BytesIO()),
-        r"luwu\.get_model_state_dict",
-    ),
-    "load_state_dict": (
-        lambda m: m.load_state_dict({}),
-        r"luwu\.set_model_state_dict",
-    ),
+    "torch.save(model)": (lambda m: torch.save(m, io.BytesIO()), r"luwu\.get_model_state_dict"),
+    "load_state_dict": (lambda m: m.load_state_dict({}), r"luwu\.set_model_state_dict"),
     "p.data.mul_": (
         lambda m: [p.data.mul_(0.5) for p in m.parameters()],
         r"luwu\.set_model_state_dict",
@@ -65,10 +59,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda m: m.first.weight.copy_(torch.ones(64, 64)),
         r"luwu\.set_model_state_dict",
     ),
-    "nn.init": (
-        lambda m: nn.init.xavier_uniform_(m.first.weight),
-        r"luwu\.set_model_state_dict",
-    ),
+    "nn.init": (lambda m: nn.init.xavier_uniform_(m.first.weight), r"luwu\.set_model_state_dict"),
     "an average of weights": (AveragedModel, r"average=luwu\.ema"),
     "copy.deepcopy": (copy.deepcopy, r"Copy it before luwu\.fully_shard"),
     "model.half()": (lambda m: m.half(), "choose the dtype of compute with mp_policy="),
@@ -78,10 +69,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda m: nn.utils.parameters_to_vector(m.parameters()),
         r"luwu\.get_model_state_dict",
     ),
-    "weight_norm": (
-        lambda m: parametrizations.weight_norm(m.first),
-        "in the network",
-    ),
+    "weight_norm": (lambda m: parametrizations.weight_norm(m.first), "in the network"),
     "a method that is no forward": (
         lambda m: m.first.weight @ torch.ones(64),
         r"luwu\.register_forward_method",

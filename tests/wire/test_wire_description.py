@@ -159,15 +159,9 @@ def with_one_more() -> Description:
         (with_layout(optimizer_nodes=3), ["node_count: 3, expected 2"]),
         (small(optimizer="sgd"), ['optimizer: "sgd", expected "adamw"']),
         (small(update="at_step"), ['update: "at_step", expected "streaming"']),
-        (
-            small(agreement={"data": "d2", "seed": "7"}),
-            ['agreement.data: "d2", expected "d1"'],
-        ),
+        (small(agreement={"data": "d2", "seed": "7"}), ['agreement.data: "d2", expected "d1"']),
         (small(agreement={"data": "d1"}), ['agreement.seed: null, expected "7"']),
-        (
-            small(state_fields=("m",)),
-            ["state_fields: 1 entries, expected 2"],
-        ),
+        (small(state_fields=("m",)), ["state_fields: 1 entries, expected 2"]),
     ],
 )
 def test_differences_name_the_place(found: Description, lines: list[str]) -> None:
