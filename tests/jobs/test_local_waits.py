@@ -199,7 +199,7 @@ def test_what_cannot_be_dialled_closes_the_transport() -> None:
             for_nic, WorkerIdentity(job=1, rank=0, world_size=1),
             NicSettings(chunk_bytes=16 * KIB), endpoint=nowhere,
         )  # fmt: skip
-    assert (for_reader.context.closed, for_nic.context.closed) == (True, True)
+    assert (for_reader.hub.context.closed, for_nic.hub.context.closed) == (True, True)
 
 
 def test_a_cluster_that_cannot_be_made_is_closed(
@@ -233,7 +233,7 @@ def test_a_worker_that_comes_too_late_opens_nothing(
         pass
     with pytest.raises(LuwuError, match="worker 1 comes too late"):
         cluster.nic(1)
-    assert [transport.context.closed for transport in made] == [True] * 3  # type: ignore[attr-defined]
+    assert [transport.hub.context.closed for transport in made] == [True] * 3  # type: ignore[attr-defined]
 
 
 def test_a_worker_leaves_though_its_switch_is_gone(tmp_path: Path) -> None:
