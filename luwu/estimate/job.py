@@ -17,7 +17,13 @@ from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
 from switch_emu.node.plan import NodePlan, whole_bytes
 from switch_emu.node.spec import NodeSpec
-from switch_emu.node.storage import bytes_for_pages, bytes_in_place, bytes_in_ram, check_fits_in_ram
+from switch_emu.node.storage import (
+    bytes_for_pages,
+    bytes_in_place,
+    bytes_in_ram,
+    check_fits_in_ram,
+    spare_bytes,
+)
 from switch_emu.process.places import places_bytes
 from switch_emu.store import Durability, StoreConfig
 from switch_emu.store.around import pages_that_fit
@@ -96,6 +102,8 @@ class Kept:
     """Pages that are never read from disk."""
     unused_bytes: int
     """Room for pages in the node's budget that there are no pages for."""
+    sums_bytes: int
+    """Room for sums, which may be some of that."""
     cached: Collection[int]
     """Chunks whose weights the switch caches: the node sends them as it updates their pages."""
     cached_in_place: bool
@@ -127,12 +135,13 @@ def kept_in_ram(job: Job) -> Kept:
     """How the node divides what its plan leaves for pages, and what the switch caches. Raises
     ConfigError, with the budget that would do, if a state in RAM has no room."""
     store, layout = job.store, job.layout
-    in_place = bytes_in_place(job.node, job.plan, job.description)
+    in_place, sums_bytes = bytes_in_place(job.node, job.plan, job.description), job.plan.sums_bytes
     if job.is_in_ram:
         check_fits_in_ram(job.node, job.plan, job.description)
         resident: Collection[int] = range(store.page_count)
         room_bytes = job.plan.resident_bytes - in_place - whole_bytes(layout)
         unused_bytes = max(0, room_bytes - bytes_in_ram(job.description))
+        sums_bytes += spare_bytes(job.node, job.plan, job.description)
     else:
         room_bytes = bytes_for_pages(job.node, job.plan, job.description)
         fitting = pages_that_fit(store, room_bytes)
@@ -143,6 +152,6 @@ def kept_in_ram(job: Job) -> Kept:
         cached = frozenset(chunk for each in extents for chunk in layout.extents[each].chunks)
     has_room = places_bytes(layout) <= job.switch.cache_bytes
     return Kept(
-        places_bytes=in_place, resident=resident, unused_bytes=unused_bytes, cached=cached,
-        cached_in_place=bool(cached) and job.is_shared and has_room,
+        places_bytes=in_place, resident=resident, unused_bytes=unused_bytes, sums_bytes=sums_bytes,
+        cached=cached, cached_in_place=bool(cached) and job.is_shared and has_room,
     )  # fmt: skip

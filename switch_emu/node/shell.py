@@ -128,9 +128,10 @@ class NodeShell(Loop):
             wake=self.transport.wake,
             held_bytes=lambda: self.core.budget.bytes_used,
         )
+        sums_bytes = self._plan.sums_bytes + self._storage.spare_bytes(job)
         units = zip(job.layout.units, job.layout.unit_extents, strict=True)
         self.recorder.event(  # what the extents are of, for the readers of spans
-            NODE_ABOUT, level="DEBUG", sums_bytes_max=self._plan.sums_bytes,
+            NODE_ABOUT, level="DEBUG", sums_bytes_max=sums_bytes,
             units=[[unit.name, len(extents)] for unit, extents in units],
         )  # fmt: skip
         self.recorder.event(
@@ -148,6 +149,7 @@ class NodeShell(Loop):
         store = self.store
         assert store is not None
         assert self._pipeline is not None
+        assert self.description is not None
         decided = store.decided
         facts = StoreFacts(
             description=store.config.description,
@@ -162,6 +164,7 @@ class NodeShell(Loop):
             prepared_digests=self._pipeline.digests_of(prepared.version if prepared else None),
             recorded=Epoch(*store.epoch),
             is_in_place=store.is_in_place,
+            spare_bytes=self._storage.spare_bytes(self.description),
         )
         self.do(self.core.tick(SYSTEM_CLOCK.now_ns()))  # so that it knows the time
         self.do(self.core.store_opened(facts))

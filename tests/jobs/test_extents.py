@@ -210,3 +210,17 @@ def test_an_extent_is_split_to_its_pages(layout: Layout, extent_chunks: int, bit
             whole += bytes(part_bytes)
         assert whole == bytes(payload)
         assert pages[0].part_of(None) is None
+
+
+@every_order
+def test_sums_have_what_a_state_in_ram_leaves_of_the_budget(update: str, tmp_path: Path) -> None:
+    """P8. Goal: where a page has one side, all of the budget is used; with two, none is given away
+    that the second may take."""
+    job = Job(update=update)
+    with cluster_for(job, tmp_path) as cluster:
+        check(cluster, job, cluster.run(Worker(job)))
+        node, store = cluster.node, cluster.node.store
+        spare = node.core.budget.bytes_max - node._plan.sums_bytes
+        left = node._plan.resident_bytes - store.config.state_bytes
+        assert spare == (left if update == "at_step" else 0)
+        assert node.core.counts()["sum_bytes_limit"] == node.core.budget.bytes_max

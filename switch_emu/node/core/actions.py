@@ -94,6 +94,8 @@ class StoreFacts:
     """The epoch of the nodes, where there are several."""
     is_in_place: bool = False
     """An update overwrites the version that it is made of (P8)."""
+    spare_bytes: int = 0
+    """Memory for sums, beside `NodeLimits.sum_bytes_max`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,6 +238,7 @@ class NodeCore:
         if facts.job == self.out.job and facts.version is not None:
             self.counted.run_goes_on()
         self.shard.open(facts.description, is_in_place=facts.is_in_place)
+        self.budget.bytes_max = self._limits.sum_bytes_max + facts.spare_bytes
         self.state.opened(facts)
         if isinstance(self.joint, Joint):
             self._act_on(self.joint.opened(facts) or True)
@@ -581,6 +582,6 @@ class NodeCore:
             "spilled_count": self.budget.spilled_count,
             "owed_count": self.budget.owed_count,
             "sum_bytes_now": self.budget.bytes_used,
-            "sum_bytes_limit": self._limits.sum_bytes_max,
+            "sum_bytes_limit": self.budget.bytes_max,
             "updates_now": len(self.updates.under_way),
         }

@@ -37,7 +37,7 @@ class GradientBudget:
         self, outbox: Outbox, children: Children, bytes_max: int, raw_bytes_max: int | None
     ) -> None:
         self._outbox, self._children = outbox, children
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._raw_bytes_max = bytes_max if raw_bytes_max is None else raw_bytes_max
         self._bytes_of: dict[int, tuple[int, bool]] = {}
         self._owed: dict[int, tuple[int, wire.Received]] = {}
@@ -52,7 +52,7 @@ class GradientBudget:
         """Count a payload, or spill it if there is no room. Raw: of a single rank."""
         if payload is None:
             return
-        over = self.bytes_used + payload_bytes > self._bytes_max
+        over = self.bytes_used + payload_bytes > self.bytes_max
         # Raw gradients wait for other ranks, which need room in the same arena to come.
         if over or (is_raw and self._raw_bytes_used + payload_bytes > self._raw_bytes_max):
             self.spilled_count += 1
@@ -63,7 +63,7 @@ class GradientBudget:
 
     def add_or_owe(self, payload: Payload, payload_bytes: int, receipt: wire.Received) -> None:
         """Count a payload and send its receipt: now, or when there is room."""
-        if self._owed or self.bytes_used + payload_bytes > self._bytes_max:
+        if self._owed or self.bytes_used + payload_bytes > self.bytes_max:
             self.owed_count += 1
             self._owed[id(payload)] = (payload_bytes, receipt)
             return
@@ -87,7 +87,7 @@ class GradientBudget:
         self._outbox.drop(payload)
         while self._owed:
             each, (waiting_bytes, receipt) = next(iter(self._owed.items()))
-            if self.bytes_used + waiting_bytes > self._bytes_max:
+            if self.bytes_used + waiting_bytes > self.bytes_max:
                 break
             del self._owed[each]
             self._bytes_of[each] = (waiting_bytes, False)
