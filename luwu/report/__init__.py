@@ -9,7 +9,6 @@ event_files.py   the events of a run, read from disk one at a time; units and th
 recent.py        the same, followed as they grow; the last steps as lanes
 verdict.py       a run in three sentences
 page.py          its page, as one HTML file; the sections of the live page
-pair.py          two runs side by side
 table.py         a comparison as plain text
 timeline.py      a run as a timeline for Perfetto: its rows, counters and arrows
 aligned.py       spans of several processes on one clock

@@ -30,7 +30,6 @@ from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.monitor.serve import SHARE, Latest, serve_page
 from luwu.monitor.watch import Watch
 from luwu.report.page import report_html
-from luwu.report.pair import named, pair_html, pair_rows
 from tests.helpers.schemas import check
 from tests.helpers.waiting import ManualClock
 from tests.helpers.written_run import MS, Written
@@ -222,28 +221,6 @@ def test_a_run_without_a_step_has_a_report(tmp_path: Path) -> None:
     page = report_html(Watch(run).document())
     assert "no step was decided" in page
     ElementTree.fromstring(page)
-
-
-def test_two_runs_side_by_side(
-    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Goal: numbers of both, what differs in their keys, and one picture of both steps."""
-    other = RunDirectory.create(tmp_path / "other")
-    written = Written(other.path / "events")
-    for step in range(3):
-        written.step(step)
-    write_json(other.file("resolved.json"), {"keys": {"steps": {"value": "3", "origin": "flag"}}})
-    documents = named(Watch(run).document(), Watch(other).document())
-    rows = {name: values for name, *values in pair_rows(documents)}
-    assert rows["decided steps"] == ["6", "3"]
-    assert rows["key steps"] == ["9", "3"]
-    assert rows["loss, last"] == ["0", "-"]
-    page = pair_html(documents)
-    ElementTree.fromstring(page)
-    assert "bars of a row, from the top: run, other" in page
-    assert main(["report", str(run.path), str(other.path)]) == 0
-    assert re.search(r"decided steps +6 +3", capsys.readouterr().out)
-    assert run.file("report-other.html").exists()
 
 
 # ---------------------------------------------------------------------- the live page
