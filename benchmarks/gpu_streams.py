@@ -17,7 +17,7 @@ from luwu.base.clock import SYSTEM_CLOCK
 
 
 class ThreadEvent:
-    """A point in the order of a stream; see `luwu.training.devices.gpu.Event`."""
+    """A point in the order of a stream, as `torch.cuda.Event`."""
 
     def __init__(self) -> None:
         self._passed = threading.Event()
@@ -81,7 +81,7 @@ class _Host:
 
 
 class ThreadStreams:
-    """`luwu.training.devices.gpu.Streams`."""
+    """`luwu.training.devices.gpu.CudaStreams`."""
 
     def __init__(self) -> None:
         self.pull, self.push = ThreadStream("luwu-pull-stream"), ThreadStream("luwu-push-stream")

@@ -77,8 +77,8 @@ def memory_uses(job: Job, kept: Kept) -> tuple[MemoryUse, ...]:
     shown = "weights used in place" if kept.places_bytes else f"up to {PREFETCH_UNITS + 2} units"
     gradients = 2 * unit_bytes  # the allocator keeps holes; cells, where no arena has them
     gradients += 0 if job.is_shared else min(GRADIENT_BYTES, job.pushed_bytes)
-    sums_bytes = max(0, min(kept.sums_bytes, _sums_bytes(job)) - job.plan.sums_bytes)
-    node_bytes = job.plan.budget_bytes - kept.places_bytes - kept.unused_bytes + sums_bytes
+    sums_bytes = min(kept.sums_bytes, SUM_BYTES * job.trainable_elems) - job.plan.sums_bytes
+    node_bytes = job.plan.budget_bytes - kept.places_bytes - kept.unused_bytes + max(0, sums_bytes)
     weights_bytes = (2 if kept.cached_in_place else 1) * job.wire_bytes
     whole_step = (job.workers + 2) * job.pushed_bytes + weights_bytes
     switch_bytes = min(job.switch.budget_bytes, whole_step) + (0 if job.is_shared else pulled)
@@ -129,7 +129,7 @@ def disk_uses(job: Job, kept: Kept) -> tuple[DiskUse, ...]:
     """By use; see the module."""
     spilled, is_at_step = 0, job.description.update == "at_step"
     if is_at_step:
-        spilled = max(0, _sums_bytes(job) - kept.sums_bytes)
+        spilled = max(0, SUM_BYTES * job.trainable_elems - kept.sums_bytes)
     sums = DiskUse(name=SPILLED, read_bytes=spilled, written_bytes=spilled)
     if job.is_in_ram:
         return (sums,)
@@ -155,11 +155,6 @@ def disk_uses(job: Job, kept: Kept) -> tuple[DiskUse, ...]:
         sums,
         DiskUse(name="manifest", written_bytes=(2 * table + 4) * BLOCK_BYTES),
     )
-
-
-def _sums_bytes(job: Job) -> int:
-    """Sums of a step that all wait for its end."""
-    return SUM_BYTES * job.trainable_elems
 
 
 def link_uses(job: Job, kept: Kept) -> tuple[LinkUse, ...]:

@@ -344,10 +344,10 @@ def test_a_senders_place_is_held_until_it_was_copied(private: bool) -> None:
     event = device.fetch(octets, device.host.wait(), place)
     assert place.is_released == private
     assert device.may_share == (not private)
+    device.let_go()
+    assert (event.query(), place.is_released) == (not private, True)
     event.synchronize()
     assert flat.tolist() == list(range(64))
-    device._collect()
-    assert place.is_released
     device.close()
 
 

@@ -69,6 +69,9 @@ class Device(ABC):
     def start(self, *, unit_bytes_max: int, window: int) -> None:  # noqa: B027 - a GPU's buffers
         """The sizes are known."""
 
+    def let_go(self) -> None:  # noqa: B027 - a GPU's copies
+        """Return when no weights are read any more where their sender has them."""
+
     def drop(self) -> None:  # noqa: B027 - a GPU's copies
         """The attempt is lost: return when nothing of it is under way."""
 
@@ -183,10 +186,10 @@ class CudaDevice(Device):
         where = (shared.address, shared.nbytes, shared.mapping)
         if self.pins.has_shared(*where):
             return True
-        self._finish_lent()
+        self.let_go()
         return self.pins.add_shared(*where)
 
-    def _finish_lent(self) -> None:
+    def let_go(self) -> None:
         for shared, event in self._lent:
             event.synchronize()
             shared.release()
@@ -266,7 +269,7 @@ class CudaDevice(Device):
     def close(self) -> None:
         self._nic.wait_for_copies()
         self._read.clear()
-        self._finish_lent()
+        self.let_go()
         self.pins.close()
 
 

@@ -292,6 +292,7 @@ class Session:
         self.optimizers.check_ready(number, self.units)
         hyper = self.backward.hyper_to_commit()
         self.pulls.let_go()  # before: the node may write over them once all have committed
+        self.mover.let_go()
         with self.attempt():
             result.handle = self.nic.commit(number, parts, hyper, skip=self.optimizers.skips)
             self.results.last = result
