@@ -413,9 +413,7 @@ class StepState:
     def _check_not_overwritten(self, first: int, count: int) -> None:
         for page in range(first, first + count) if self._overwritten else ():
             if page in self._overwritten:
-                raise VersionMissing(
-                    f"page {page} has the version being made in the place of {self._decided_text()}"
-                )
+                raise VersionMissing(f"page {page} is overwritten by the version being made")
 
     def begin_filling(self, version: int, table: PageTable) -> None:
         """Forget all versions, and go on from this one: all pages of `table` are missing."""
@@ -492,10 +490,7 @@ class StepState:
     def note_aborted(self, attempt: int) -> None:
         """Discard writes and the prepared step of this attempt and older ones."""
         if self._overwritten:
-            raise StateError(
-                f"attempt {attempt} cannot be aborted: pages of {self._decided_text()} are "
-                "overwritten by the version being made; decide that one first"
-            )
+            raise StateError(f"attempt {attempt} cannot be aborted: it overwrites pages; decide it")
         with self._lock:
             if self.abort_reaches_prepared(attempt):
                 self._prepared = None

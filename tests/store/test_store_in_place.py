@@ -20,7 +20,7 @@ def test_in_place_a_version_overwrites_the_one_before() -> None:
         assert rows is not None
         rows.memory[:] = record(store, 0, 1)
         store.write_rows(0, 1, 0, rows)
-        with pytest.raises(VersionMissing, match="in the place of version 0"):
+        with pytest.raises(VersionMissing, match="page 0 is overwritten"):
             read(store, 0, 0)
         assert read(store, 1, 0) == record(store, 1, 0)
         with pytest.raises(VersionMissing):

@@ -222,12 +222,12 @@ class Updates:
 
     def preview(self, step: Step) -> None:
         """Make weights of the next step that are waited for, and leave their pages as they are."""
-        for _ in range(len(step.ready)):
+        awaited = self._serving.awaited(step.number + 1)
+        for extent in (each for each in awaited if each in step.ready):
             if len(self.under_way) >= self._updates_max:
                 return
-            if not self._serving.awaits(step.number + 1, step.ready[0]):
-                step.ready.rotate(-1)
-                continue
+            step.ready.remove(extent)
+            step.ready.appendleft(extent)
             update = step.next_update(self._outbox.attempt, publish=True)
             self.under_way[update.attempt, update.extent] = update
             self._outbox.actions.append(replace(update, is_preview=True))

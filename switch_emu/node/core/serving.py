@@ -15,6 +15,7 @@ What was read under an older attempt is dropped: it is asked for again under the
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children
@@ -111,6 +112,10 @@ class Serving:
         """True if weights of an extent are wanted for a step."""
         return (step, extent) in self._wanted
 
+    def awaited(self, number: int) -> Iterator[int]:
+        """The extents whose weights are wanted for a step."""
+        return (extent for step, extent in self._wanted if step == number)
+
     @property
     def is_reading(self) -> bool:
         """True if pages, or weights of them, are being read."""
@@ -143,7 +148,7 @@ class Serving:
         self._wanted.clear()
 
     def _serve_all(self, number: int) -> None:
-        for extent in [extent for step, extent in self._wanted if step == number]:
+        for extent in tuple(self.awaited(number)):
             self.serve(number, extent)
 
     def _take(self, step: int, extent: int) -> tuple[int, ...]:
