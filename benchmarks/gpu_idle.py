@@ -33,7 +33,7 @@ OTHER_UNIT: Final = "(outside of units)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """What a device did in some steps."""
+    """Kernels and copies of a device in some steps."""
 
     compute: Sequence[tuple[int, int, int]]
     """(start, end, when the host handed it out) of each kernel of the compute stream."""
@@ -60,7 +60,7 @@ class Idle:
 
 
 def compute_on_host(spans: Iterable[Mapping[str, Any]]) -> list[tuple[int, int, int]]:
-    """Of a worker that computes on its host: forward and backward without what is no compute."""
+    """The compute of a worker on a CPU: forward and backward, without waits and copies."""
     spans = list(spans)
     found = _union(_pairs(spans, _COMPUTE)).without(_union(_pairs(spans, _NOT_COMPUTE)))
     return [(start, end, start) for start, end in _ends(found)]
@@ -119,7 +119,7 @@ class Arrival:
 
 
 def arrivals(spans: Iterable[Mapping[str, Any]], steps: range) -> list[Arrival]:
-    """Of each pull of these steps: how long before its use the weights were there."""
+    """How long before their use the weights of each pull arrived, in these steps."""
     of_unit: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for span in spans:
         if span.get("step") in steps:

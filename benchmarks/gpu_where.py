@@ -51,7 +51,7 @@ UPDATE_ELEMS = 100_000_000
 FLOPS_A_PARAMETER = 6
 """Operations of forward and backward, a parameter and token."""
 BYTES_A_PARAMETER = {"weights down twice": 4, "gradients up": 2, "update in memory": 30}
-"""What a step moves, with bfloat16 on the way and AdamW in one pass."""
+"""Bytes that a step moves, with bfloat16 on the wire and AdamW in one pass."""
 UNITS_SHOWN = 8
 
 
@@ -213,7 +213,7 @@ def lock_shares(lines: Sequence[str]) -> dict[str, dict[str, float]]:
 
 
 def _role(processes: Sequence[str]) -> str | None:
-    """What the last of these processes is, each a child of the one before."""
+    """The role of the last of these processes, each a child of the one before."""
     if len(processes) < 2:
         return None
     parent, own = processes[-2:]
@@ -239,7 +239,7 @@ def host_rates(*, is_small: bool) -> dict[str, Any]:
 
 
 def _update_rates(threads: Sequence[int], *, is_small: bool) -> dict[int, float]:
-    """Of the kernel that a node would use here: one worker's gradient in bfloat16."""
+    """Bytes/s of the node's update kernel by threads, with one gradient in bfloat16."""
     sizes = update.SMOKE if is_small else replace(update.REAL, elems=(UPDATE_ELEMS,))
     memory, kernel = update.Memory(sizes), make_kernel("adamw", ("m", "v"), cache=None).kernel
     arm = update.update_arm("kernel", kernel, memory, 1, "bfloat16")

@@ -91,7 +91,7 @@ class LastSteps:
 
 
 def read_copies(trace: Trace) -> dict[str, Any]:
-    """What `gpu_check` wants of a trace."""
+    """The copies in a trace, as `gpu_check` reports them."""
     return {"copies": copies_behind_compute(trace["traceEvents"])}
 
 

@@ -31,7 +31,7 @@ _WIDER: Final = {
         "405B on eight devices, 128/8": ("framework",),
     },
 }  # fmt: skip
-"""What was new in all rows of a family."""
+"""By family: what all of its rows have that no other row has."""
 _BRIDGE: Final = "Megatron-Bridge 25.11"
 """A family whose devices were new but for H100: GB200 had been seen in 16 bits alone."""
 _SERVING: Final = ("Inference", "TensorRT-LLM", "70B on two H100", "405B on eight devices")

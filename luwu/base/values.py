@@ -55,7 +55,7 @@ def unpack_value(data: bytes) -> Any:
 
 
 def _safetensors(package: str) -> Any:
-    """What writes and reads tensors of torch or numpy: only needed where there are some."""
+    """Functions that write and read tensors, of torch or numpy; imported where there are any."""
     return importlib.import_module(f"safetensors.{package}")
 
 

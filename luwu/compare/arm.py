@@ -138,7 +138,7 @@ def _results(
     name: str, supervisor: Supervisor, config: RunConfig, state: Path | None, *, threads: int,
     planned: Estimate | None,
 ) -> ArmRun:  # fmt: skip
-    """What the processes of an arm wrote, once they have ended, and samples from outside."""
+    """Results that the processes of an arm wrote at their end, and samples taken from outside."""
     run, events = supervisor.run, supervisor.run.path / "events"
     ranks = range(1 if name == "single" else config.workers)
     workers = measured_by_all([

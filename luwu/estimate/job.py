@@ -22,7 +22,7 @@ from switch_emu.node.storage import (
     bytes_in_place,
     bytes_in_ram,
     check_fits_in_ram,
-    spare_bytes,
+    is_in_place,
 )
 from switch_emu.process.places import places_bytes
 from switch_emu.store import Durability, StoreConfig
@@ -141,7 +141,7 @@ def kept_in_ram(job: Job) -> Kept:
         resident: Collection[int] = range(store.page_count)
         room_bytes = job.plan.resident_bytes - in_place - whole_bytes(layout)
         unused_bytes = max(0, room_bytes - bytes_in_ram(job.description))
-        sums_bytes += spare_bytes(job.node, job.plan, job.description)
+        sums_bytes += unused_bytes if is_in_place(job.description) else 0
     else:
         room_bytes = bytes_for_pages(job.node, job.plan, job.description)
         fitting = pages_that_fit(store, room_bytes)

@@ -147,8 +147,12 @@ class NodeStorage:
         return WeightsPlaces(description.layout, reserve(nbytes), _places_count(description))
 
     def spare_bytes(self, description: Description) -> int:
-        """Memory for sums, beside the plan's."""
-        return spare_bytes(self._spec, self._plan, description)
+        """Memory for pages that a state in place has no use for: it is for sums, beside the plan's,
+        as all sums of a step wait for its end."""
+        if self._spec.state is not None or not is_in_place(description):
+            return 0
+        taken = bytes_in_place(self._spec, self._plan, description) + bytes_in_ram(description)
+        return max(0, self._plan.resident_bytes - taken - whole_bytes(description.layout))
 
     def _tiered(self, store: PageStore, resident_bytes: int) -> PageStore:
         rate = self._spec.disk_bytes_per_s
@@ -194,15 +198,6 @@ def bytes_in_ram(description: Description, number: int = 0, replicas: int = 1) -
     """The pages of a state in RAM, at one node."""
     sides = 1 if is_in_place(description) else 2
     return sides * store_config(description, number, replicas).state_bytes
-
-
-def spare_bytes(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
-    """Memory for pages that a state in place has no use for: sums of a step have it, which all wait
-    for its end."""
-    if spec.state is not None or not is_in_place(description):
-        return 0
-    taken = bytes_in_place(spec, plan, description) + whole_bytes(description.layout)
-    return max(0, plan.resident_bytes - taken - bytes_in_ram(description))
 
 
 def check_fits_in_ram(spec: NodeSpec, plan: NodePlan, description: Description) -> None:
