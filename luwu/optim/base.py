@@ -54,10 +54,10 @@ class NetworkArguments(TypedDict, total=False):
     """"at_step" (the default): exact for every loop. "streaming": pages are updated behind the
     backward; what that cannot honour raises StepOrderError."""
     max_grad_norm: float | None
-    """Clip the global norm of each step's mean gradient to this, after `luwu.clip_grad_norm_`."""
+    """Clip the global norm of each step's mean gradient to this, after `luwu.clip_grad_norm_`. With
+    "streaming", pages are updated once more in steps that are clipped."""
     norm_type: float
-    """The norm of `max_grad_norm`, and of `result.grad_norm`: 1, 2 (the default) or infinity; not
-    with "streaming"."""
+    """The norm of `max_grad_norm`, and of `result.grad_norm`: 1, 2 (the default) or infinity."""
     loss_scale: float | str | DynamicLossScale | None
     """For float16, a number or "dynamic"; then call `optimizer.scale(loss).backward()`."""
     average: WeightAverage | None
@@ -136,14 +136,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
                     f"{MEANINGLESS[argument]}; leave it out"
                 )
         self.max_grad_norm = None if max_grad_norm is None else checked_max_norm(max_grad_norm)
-        if update == "streaming" and max_grad_norm is not None:
-            raise ConfigError(
-                'max_grad_norm with update="streaming": gradients are applied before the norm of '
-                'all of them is known; use update="at_step"'
-            )
         norm_type = checked_norm_type(norm_type)
-        if update == "streaming" and norm_type != 2:
-            raise ConfigError('norm_type with update="streaming": no gradient is clipped there')
         scale_rule = checked_loss_scale(loss_scale)
         _check_stats_every(stats_every)
         _check_average(average)

@@ -133,5 +133,8 @@ def norms_of(
 
 
 def clip_factor(clips: Iterable[Clip], norms: Sequence[float]) -> float:
-    """The factor of the mean gradient: 1.0 unless it must be clipped. `norms`: `norms_of` them."""
+    """The factor of the mean gradient: 1.0 unless it must be clipped. `norms`: `norms_of` them; if
+    they are not known yet there are none, and nothing is clipped."""
+    if not norms:
+        return 1.0
     return math.prod(clip.factor(norm) for clip, norm in zip(clips, norms[1:], strict=True))

@@ -215,7 +215,10 @@ class Pipeline:
 
     def _update(self, action: Update, scratch: Scratch) -> None:
         pages = self._pages_of(action.extent)
-        wire = self._wire(action.extent, action.step + 1, action.attempt, needed=action.publish)
+        wire = self._wire(
+            action.extent, action.step + 1, action.attempt, needed=action.publish,
+            again=action.is_redone,
+        )  # fmt: skip
         squares: tuple[float, ...] = ()
         is_finite = True
         for each in pages:
@@ -348,11 +351,13 @@ class Pipeline:
             shape = self._layout.parameters[segments[0].parameter].shape
         return _Pages(group, kinds[0], counts, segments, kernel, shape)
 
-    def _wire(self, extent: int, step: int, attempt: int, *, needed: bool) -> Outgoing:
+    def _wire(
+        self, extent: int, step: int, attempt: int, *, needed: bool, again: bool = False
+    ) -> Outgoing:
         found = self._layout.extents[extent]
         return Outgoing(
             self._places, self._sent, extent, step, attempt,
-            dtype=found.wire_dtype, nbytes=found.wire_bytes if needed else 0,
+            dtype=found.wire_dtype, nbytes=found.wire_bytes if needed else 0, again=again,
             is_checked=self._share.replicas > 1,
         )  # fmt: skip
 

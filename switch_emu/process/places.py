@@ -8,7 +8,7 @@ are updated after the verdict (`at_step`), workers have let go of step t by then
     empty -> written   `claim`, `fill`   weights of a step, made under an attempt
     written -> held    `get`, `fill`     in use by a payload that is sent
     held -> written                      released by the last worker
-    written -> empty   `claim`           for a later step, or under a later attempt
+    written -> empty   `claim`           for a later step, under a later attempt, or as void
 
 Invariant: a held place is never written. Without a free place a copy is sent instead, so a worker
 that holds weights for long costs a copy and nothing else.
@@ -64,14 +64,17 @@ class WeightsPlaces:
                     places.append(_Place(cell, not extent.trainable))
                 start += _unit_bytes(layout, unit)
 
-    def claim(self, extent: int, step: int, attempt: int) -> memoryview | None:
+    def claim(
+        self, extent: int, step: int, attempt: int, *, again: bool = False
+    ) -> memoryview | None:
         """Where to write weights for a step; None if the place is held, or has them already.
 
-        `fill` or `give_up` must follow.
+        `again`: those that it may have are void. `fill` or `give_up` must follow.
         """
         with self._lock:
             place = self._place(extent, step)
-            if place.is_claimed or place.holders_count or self._has(place, step, attempt):
+            is_there = self._has(place, step, attempt) and not again
+            if place.is_claimed or place.holders_count or is_there:
                 return None
             place.is_claimed, place.step = True, -1
             return place.memory
@@ -131,13 +134,14 @@ class Outgoing:
 
     def __init__(
         self, places: WeightsPlaces | None, buffers: Buffers, extent: int, step: int, attempt: int,
-        *, dtype: str, nbytes: int, is_checked: bool = False,
+        *, dtype: str, nbytes: int, again: bool = False, is_checked: bool = False,
     ) -> None:  # fmt: skip
-        """`nbytes`: size of the copy, if the place is not free; 0: no copy. `is_checked`: who
-        receives them can find out whether they are what was written."""
+        """`nbytes`: size of the copy, if the place is not free; 0: no copy. `again`: of weights in
+        the place that are void. `is_checked`: who receives them can find out whether they are what
+        was written."""
         self._is_checked = is_checked
         self._places, self._key = places, (extent, step, attempt)
-        place = None if places is None else places.claim(extent, step, attempt)
+        place = None if places is None else places.claim(extent, step, attempt, again=again)
         self.is_in_place = place is not None
         self._payload: Payload | None = None
         if place is None and nbytes:

@@ -30,6 +30,8 @@ class Trained:
     """By rank."""
     digest: str
     """Digest of the decided weights; empty if there are none, or several nodes hold them."""
+    counts: Mapping[str, int]
+    """Counters of the first node."""
 
 
 def seeded(make: Callable[[], nn.Module], seed: int = 7) -> nn.Module:
@@ -86,7 +88,8 @@ def in_cluster(
         store = cluster.node.store
         is_alone = values.get("optimizer_nodes", 1) == 1
         is_decided = is_alone and store is not None and store.decided is not None
-        return Trained(results, cluster.weights_digest() if is_decided else "")
+        digest = cluster.weights_digest() if is_decided else ""
+        return Trained(results, digest, cluster.node.core.counts())
 
 
 def digest_of(parameters: Mapping[str, Tensor]) -> str:

@@ -517,17 +517,22 @@ def test_a_page_is_copied_before_its_side_is_written_again() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-def test_no_receipt_waits_for_what_may_be_behind_its_gradient(keeps: bool) -> None:
+@pytest.mark.parametrize(("keeps", "max_grad_norm"), [(False, None), (True, None), (False, 1.0)])
+def test_no_receipt_waits_for_what_may_be_behind_its_gradient(
+    keeps: bool, max_grad_norm: float | None
+) -> None:
     """Goal: what ranks attach to the open step may come behind gradients of the next, in the window
-    of the child: these are spilled, and their receipts do not wait for the open step to end."""
-    parts = Parts(keeps=keeps, bytes_max=1)
+    of the child: these are spilled, and their receipts do not wait for the open step to end. Nor do
+    those of gradients that are kept until a verdict, by which they may be clipped."""
+    parts = Parts(keeps=keeps, bytes_max=1, max_grad_norm=max_grad_norm)
     gathering = gathering_of(parts)
-    parts.steps.at(0).hyper = parts.job.hyper
+    for step in (0, 1):
+        parts.steps.at(step).hyper = parts.job.hyper
     gathering.push(*parts.push(0, step=1), "g", parts.nbytes(0))
     lines = parts.lines()
-    assert any("Received" in line for line in lines) == keeps
-    assert any("Spill" in line for line in lines) == keeps
+    is_spilled = keeps or max_grad_norm is not None
+    assert any("Received" in line for line in lines) == is_spilled
+    assert any("Spill" in line for line in lines) == is_spilled
 
 
 def test_a_store_is_emptied_when_nothing_reads_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from luwu.wire.description import Description, parse_description
 from luwu.wire.norms import encode_squares, norm_of, parse_squares
 from switch_emu.node.statistics import block_norms
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
-from tests.helpers.real_training import in_cluster, seeded, sharded
+from tests.helpers.real_training import Trained, in_cluster, seeded, sharded
 from tests.helpers.small_models import Stack, batch, square_loss
 from tests.helpers.training_harness import worker
 
@@ -40,6 +41,7 @@ class Script(NamedTuple):
     """The optimizer's `max_grad_norm`, ..."""
     norm_type: float = 2.0
     """... and its norm."""
+    update: str = "at_step"
 
 
 def drawn(seed: int) -> Script:
@@ -80,12 +82,19 @@ def by_luwu(
     tmp_path: Path, script: Script, **cluster: Any
 ) -> tuple[dict[str, Tensor], list[list[float]]]:
     """Weights, and the norms that each rank reads; through a real switch and nodes."""
+    results = trained(tmp_path, script, **cluster).results
+    return results[0][0], [norms for _, norms in results]
+
+
+def trained(tmp_path: Path, script: Script, **cluster: Any) -> Trained:
+    """(weights, norms) of each rank; without calls of the script, the norms of its steps."""
 
     def work(rank: int) -> tuple[dict[str, Tensor], list[float]]:
         model = sharded()
         optimizer = luwu.optim.SGD(
-            model.parameters(), lr=0.1, max_grad_norm=script.own, norm_type=script.norm_type
-        )
+            model.parameters(), lr=0.1, max_grad_norm=script.own, norm_type=script.norm_type,
+            update=script.update,
+        )  # fmt: skip
         norms: list[Any] = []
         for step, calls in enumerate(script.calls):
             square_loss(model, step, rank, 0).backward()
@@ -93,10 +102,10 @@ def by_luwu(
             result = optimizer.step()
             if calls and calls[0][1] == script.norm_type:
                 assert float(norms[-len(calls)]) == result.grad_norm
+            norms += [] if any(script.calls) else [result.grad_norm]
         return luwu.get_model_state_dict(model), [float(norm) for norm in norms]
 
-    results = in_cluster(tmp_path, work, world_size=2, **cluster).results
-    return results[0][0], [norms for _, norms in results]
+    return in_cluster(tmp_path, work, world_size=2, **cluster)
 
 
 @pytest.mark.feature("several clips in one step")
@@ -140,6 +149,39 @@ def test_what_does_not_clip_changes_no_bit(norm_type: float, tmp_path: Path) -> 
     for other in weights[1:]:
         for name, value in weights[0].items():
             assert torch.equal(other[name], value), name
+
+
+@pytest.mark.feature("clipping behind the backward")
+@pytest.mark.parametrize(
+    ("norm_type", "cluster"),
+    [
+        (2.0, {"transport": "shm"}),
+        (1.0, {"transport": "tcp", "has_switch": False, "state": "state"}),
+        (math.inf, {"optimizer_nodes": 3, "replicas": 2, "has_switch": True}),
+    ],
+    ids=["shm", "disk", "nodes"],
+)
+def test_streaming_clips_by_the_exact_norm(
+    norm_type: float, cluster: dict[str, Any], tmp_path: Path
+) -> None:
+    """I3, I4. Goal: where some steps are clipped and others are not, the bits of `at_step`, which
+    waits for the norm. Method: the limit is the median of the norms, and some steps are updated
+    twice; shared memory must not keep the weights of the first time."""
+    limit = LIMITS[norm_type]
+    for _ in range(2):  # clipping moves the norms that follow
+        plain = trained(tmp_path / "plain", Script([[]] * STEPS, limit, norm_type))
+        weights, norms = plain.results[0]
+        limit = statistics.median(norms)
+    if "state" in cluster:
+        cluster = cluster | {"state": tmp_path / "state"}
+    script = Script([[]] * STEPS, limit, norm_type)
+    weights, norms = by_luwu(tmp_path / "at-step", script)
+    found = trained(tmp_path / "streaming", script._replace(update="streaming"), **cluster)
+    clipped = sum(norm > limit for norm in norms[0])
+    assert 0 < found.counts["redone_count"] <= clipped < STEPS
+    assert [norms_there for _, norms_there in found.results] == norms
+    for name, value in weights.items():
+        assert torch.equal(found.results[0][0][name], value), name
 
 
 @pytest.mark.feature("clipping by the global norm: 1, 2 or infinity")
@@ -242,8 +284,6 @@ def test_norms_that_the_node_does_not_take_are_refused() -> None:
         parameters = list(model.parameters())
         with pytest.raises(luwu.ConfigError, match=r"norm_type=3: .* 1, 2 or infinity"):
             luwu.optim.SGD(parameters, norm_type=3)
-        with pytest.raises(luwu.ConfigError, match="no gradient is clipped there"):
-            luwu.optim.SGD(parameters, norm_type=1, update="streaming")
         luwu.optim.SGD(parameters)
         model(batch(0, 0, 0)).sum().backward()
         with pytest.raises(luwu.ConfigError, match=r"norm_type=3: .* 1, 2 or infinity"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from luwu.base.tree import Place, Tree, one_switch, ranks_of
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
-from luwu.wire.norms import Clip
+from luwu.wire.norms import Clip, clip_factor, norms_of
 from switch_emu.node.core.actions import NodeLimits
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.fixed_slots import PoolRange
@@ -94,9 +94,18 @@ def initial(layout: Layout, chunk: int) -> Any:
     return np.cos(np.arange(elems, dtype=np.float32) + chunk).astype(np.float32)
 
 
-def apply_update(weights: Any, momentum: Any, grad: Any, unchanged: Any) -> tuple[Any, Any]:
-    """SGD with momentum, in numpy; `unchanged` elements, a mask, keep their values."""
-    made = (np.float32(0.9) * momentum + grad).astype(np.float32)
+def squares_of(total: Any) -> tuple[float, ...]:
+    """Of the one block of a page."""
+    doubles = total.astype(np.float64)
+    return (float((doubles * doubles).sum()),)
+
+
+def apply_update(
+    weights: Any, momentum: Any, grad: Any, unchanged: Any, factor: float
+) -> tuple[Any, Any]:
+    """SGD with momentum, in numpy, with `grad` times `factor`; `unchanged` elements, a mask, keep
+    their values."""
+    made = (np.float32(0.9) * momentum + np.float32(factor) * grad).astype(np.float32)
     made = np.where(unchanged, momentum, made)
     moved = (weights - np.float32(0.1) * made).astype(np.float32)
     return np.where(unchanged, weights, moved), made
@@ -153,6 +162,7 @@ class Job:
     session does while a streaming backward ends (design note 0025)."""
     keeps: bool = False
     """Every rank keeps something beside each version."""
+    max_grad_norm: float | None = None
     replicas: int = 1
     """Nodes that hold each page."""
     slot_count: int | None = None
@@ -206,7 +216,9 @@ class Job:
     def hyper(self) -> bytes:
         measures = self.update == "at_step" and self.world_size % 2  # a norm of its own, at Commit
         clips = (Clip(math.inf, math.inf),) if measures else ()
-        return encode_hyper(StepHyper(groups=(), keeps=self.keeps, clips=clips))
+        return encode_hyper(
+            StepHyper(groups=(), keeps=self.keeps, clips=clips, max_grad_norm=self.max_grad_norm)
+        )
 
     def is_left_out(self, step: int) -> bool:
         """Whether rank `POISONER`, if it is in a step, has it skipped."""
@@ -262,10 +274,11 @@ class Job:
             bit += count
         return (np.concatenate(found), lacks) if is_there else (None, 0)
 
-    def after_step(
-        self, weights: Any, momentum: Any, step: int, chunk: int, starts: Mapping[int, int]
-    ) -> tuple[Any, Any]:
-        """(weights, momentum) of a chunk after a step of these ranks; values: their starts."""
+    def total_of(
+        self, weights: Any, step: int, chunk: int, starts: Mapping[int, int]
+    ) -> tuple[Any, int]:
+        """The sum of a chunk's gradients in a step of these ranks, and the segments that have none;
+        values: their starts."""
         total, common = None, -1
         for part in range(self.backwards):
             of_part: dict[int, Any] = {}
@@ -277,10 +290,30 @@ class Job:
             summed = sum_of(self, of_part)
             if summed is not None:
                 total = summed if total is None else total + summed
-        if total is None:
-            return weights, momentum
-        mean = total / np.float32(len(starts))
-        return apply_update(weights, momentum, mean, mask_of(self.layout, chunk, common))
+        return total, common
+
+    def after_step(
+        self, pages: Callable[[int], tuple[Any, Any]], step: int, starts: Mapping[int, int]
+    ) -> dict[int, tuple[Any, Any]]:
+        """(weights, momentum) of each trainable chunk after a step of these ranks; `pages`: what
+        they were before."""
+        chunks = [each.index for each in self.layout.chunks if each.trainable]
+        totals = {chunk: self.total_of(pages(chunk)[0], step, chunk, starts) for chunk in chunks}
+        there = [total for total, _ in totals.values() if total is not None]
+        squares = {(2.0, float(len(starts))): [each for t in there for each in squares_of(t)]}
+        clips = [] if self.max_grad_norm is None else [Clip(2.0, self.max_grad_norm)]
+        factor = clip_factor(clips, norms_of([squares], 2.0, clips) if there else ())
+        found = {}
+        for chunk, (total, common) in totals.items():
+            weights, momentum = pages(chunk)
+            if total is not None:
+                mean, unchanged = (
+                    total / np.float32(len(starts)),
+                    mask_of(self.layout, chunk, common),
+                )
+                weights, momentum = apply_update(weights, momentum, mean, unchanged, factor)
+            found[chunk] = weights, momentum
+        return found
 
 
 def sum_of(job: Job, of_rank: dict[int, Any]) -> Any:
@@ -317,17 +350,12 @@ def tree_sum(tree: Tree, place: Place, grads: dict[int, Any]) -> Any:
 
 def reference(job: Job) -> list[dict[int, Any]]:
     """The same training in one loop: weights of every chunk after 0, 1, ... steps."""
-    layout = job.layout
-    weights = {chunk.index: initial(layout, chunk.index) for chunk in layout.chunks}
-    momentum = {index: np.zeros_like(values) for index, values in weights.items()}
-    versions = [dict(weights)]
+    first = {chunk.index: initial(job.layout, chunk.index) for chunk in job.layout.chunks}
+    pages = {index: (values, np.zeros_like(values)) for index, values in first.items()}
+    versions = [first]
     starts = dict.fromkeys(range(job.world_size), 0)
     for step in range(job.steps):
         if not job.is_left_out(step):
-            for index, chunk in enumerate(layout.chunks):
-                if chunk.trainable:
-                    weights[index], momentum[index] = job.after_step(
-                        weights[index], momentum[index], step, index, starts
-                    )
-        versions.append(dict(weights))
+            pages |= job.after_step(pages.__getitem__, step, starts)
+        versions.append({index: weights for index, (weights, _) in pages.items()})
     return versions

@@ -19,7 +19,9 @@ from luwu.aggregate.interface import ENCODED
 from luwu.base.tree import NODE, Place
 from luwu.protocol.actions import Drop, End, Note, Send
 from luwu.protocol.contribution import Group, combined, nested
+from luwu.wire.hyper import stated_hyper
 from luwu.wire.messages import Adopt, Message, Refuse, Rejoin, Standing, Welcome
+from luwu.wire.norms import clip_factor
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as node_actions
 from switch_emu.node.extent_pages import PageGroup, extent_pages
@@ -28,7 +30,7 @@ from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Cache, Sum
 from tests.simulate.device import ProcessEnded
 from tests.simulate.disk import Disk, DiskFailed, members_of
-from tests.simulate.job import JOB, Job, apply_update, mask_of
+from tests.simulate.job import JOB, Job, apply_update, mask_of, squares_of
 from tests.simulate.world import Payload, Process, World, drop, payload_bytes
 
 HANDSHAKE = (Welcome, Refuse, Rejoin, Standing)
@@ -345,12 +347,6 @@ class Node(Process):
         sum_in_order([memoryview(v) for v, _ in found], [dtype for _, dtype in found], total)
         return total
 
-    @staticmethod
-    def _squares(total: Any) -> tuple[float, ...]:
-        """Of one page."""
-        doubles = total.astype(np.float64)
-        return tuple(float((block * block).sum()) for block in np.split(doubles, [4096])[:1])
-
     def _fold(self, action: node_actions.Fold) -> Any:
         total: Any = None if action.total is None else action.total.payload.read()  # type: ignore[union-attr]
         if action.contributions:
@@ -360,7 +356,7 @@ class Node(Process):
         for page in self._pages(action.extent):
             part = total[page.start : page.start + page.elems]
             for each in {2.0, *action.norm_types}:
-                numbers = self._squares(part) if each == 2 else block_norms(part, each)
+                numbers = squares_of(part) if each == 2 else block_norms(part, each)
                 found[each] = found.get(each, ()) + numbers
         return self.core.folded(action, found, Payload(total, self.account), total.nbytes)
 
@@ -381,13 +377,14 @@ class Node(Process):
             self.disk.overwrite(page.chunks[0])
         grad = total / np.float32(action.divisor)
         unchanged = mask_of(self._job.layout, page.chunks[0], page.absent(action.absent))
-        new, momentum = apply_update(weights, momentum, grad, unchanged)
+        factor = clip_factor(stated_hyper(action.hyper).all_clips(2.0), action.norms)
+        new, momentum = apply_update(weights, momentum, grad, unchanged, factor)
         made.append(new)
-        squares += self._squares(total)
+        squares += squares_of(total)
         is_finite = all(map(math.isfinite, squares))
         if is_finite and at + 1 < len(pages):
             if not action.is_preview:
-                self._write(page.chunks[0], action.step + 1, action.attempt, new, momentum)
+                self._write_page(action, page.chunks[0], new, momentum)
             self._later(lambda: self._update_page(action, at + 1, squares, made))
             return []
         published = None
@@ -399,8 +396,15 @@ class Node(Process):
         return self.core.updated(action, squares, published)
 
     def _written(self, action: node_actions.Update, chunk: int, weights: Any, momentum: Any) -> Any:
-        self._write(chunk, action.step + 1, action.attempt, weights, momentum)
+        self._write_page(action, chunk, weights, momentum)
         return self.core.written(action)
+
+    def _write_page(
+        self, action: node_actions.Update, chunk: int, weights: Any, momentum: Any
+    ) -> None:
+        if action.is_redone:
+            self._owned.written.pop(chunk, None)  # by the same step and attempt
+        self._write(chunk, action.step + 1, action.attempt, weights, momentum)
 
     def _write(self, chunk: int, version: int, attempt: int, weights: Any, momentum: Any) -> None:
         assert self.disk.share.owns(chunk)

@@ -69,12 +69,12 @@ class Candidate:
         if self._before is None:
             weights = initial(job.layout, chunk)
             return weights, np.zeros_like(weights)
-        weights, momentum = self._before.page(chunk)
         is_left_out = job.is_left_out(step) and self._starts[POISONER] is not None
         if is_left_out or not job.layout.chunks[chunk].trainable:
-            return weights, momentum
+            return self._before.page(chunk)
         starts = {rank: start for rank, start in enumerate(self._starts) if start is not None}
-        return job.after_step(weights, momentum, step, chunk, starts)
+        self._pages |= job.after_step(self._before.page, step, starts)
+        return self._pages[chunk]
 
     def __repr__(self) -> str:
         return f"starts {tuple(self._starts)}"

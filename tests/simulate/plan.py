@@ -74,6 +74,7 @@ class Options:
     """The last rank pulls the weights of odd steps once more."""
     pulls_ahead: bool = False
     keeps: bool = False
+    max_grad_norm: float | None = None
     slot_bytes_max: int = 500_000
     copies_bytes_max: int = 500_000
     cache_bytes_max: int = 0
@@ -122,7 +123,7 @@ class Options:
             poison_step=self.poison_step, skip_step=self.skip_step,
             absent_unit=self.absent_unit, absent_parameters=self.absent_parameters,
             idle=self.idle, evaluates=self.evaluates, pulls_ahead=self.pulls_ahead,
-            keeps=self.keeps,
+            keeps=self.keeps, max_grad_norm=self.max_grad_norm,
             switch_limits=SwitchLimits(
                 slot_bytes_max=self.slot_bytes_max, copies_bytes_max=self.copies_bytes_max,
                 cache_bytes_max=self.cache_bytes_max,
@@ -286,6 +287,8 @@ def make_options(random: Random) -> Options:
         skip_step=random.choice((0, 1, 2)) if random.random() < 0.2 else None,
         idle=random.random() < 0.15,
         evaluates=random.random() < 0.15,
+        # Above all of its norms, below all, and between: some steps are clipped, others are not.
+        max_grad_norm=random.choice((None, None, 1e9, 1.0, 30.0, 60.0)),
     )
 
 

@@ -201,8 +201,6 @@ def test_optimizer_arguments(session: Session) -> None:
         luwu.optim.AdamW(model.parameters(), betas=(0.9, 1.0))
     with pytest.raises(luwu.ConfigError, match="nesterov"):
         luwu.optim.SGD(model.parameters(), nesterov=True)
-    with pytest.raises(luwu.ConfigError, match="max_grad_norm"):
-        luwu.optim.SGD(model.parameters(), update="streaming", max_grad_norm=1.0)
     with pytest.raises(luwu.ConfigError, match="update='later'"):
         luwu.optim.SGD(model.parameters(), update="later")
     with pytest.raises(TypeError, match=r"luwu\.optim\.Adam does"):

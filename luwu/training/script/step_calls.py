@@ -188,8 +188,9 @@ def clip_grad_norm_(
         `f"{norm:.2f}"`) once `step()` has returned.
 
     Raises:
-        StepOrderError: With `update="streaming"`, which applies gradients before their norm is
-            known; before the backward of a step, or after the `step()` of an optimizer.
+        StepOrderError: With `update="streaming"`, which applies gradients before this call: give
+            `max_grad_norm` to the optimizer; before the backward of a step, or after the `step()`
+            of an optimizer.
         ConfigError: If a trainable parameter is missing, or for the 17th call in a step.
 
     Examples:
@@ -212,8 +213,8 @@ def clip_grad_norm_(
     clip = Clip(checked_norm_type(norm_type), checked_max_norm(max_norm))
     if session.progress.is_streaming:
         raise StepOrderError(
-            'clip_grad_norm_ with update="streaming": gradients are applied before the norm of '
-            'all of them is known; make the optimizer with update="at_step"'
+            'clip_grad_norm_ with update="streaming": gradients are applied before this call; '
+            'give max_grad_norm= to the optimizer instead, or make it with update="at_step"'
         )
     ids = {id(parameter) for parameter in given}
     for unit in session.units:

@@ -216,13 +216,15 @@ class Update:
     divisor: float
     """Total weight: the sum is divided by float32(divisor), once."""
     norms: tuple[float, ...]
-    """As in the verdict, where the order of work knows them: clipping needs them."""
+    """As in the verdict, by which a step is clipped; empty before it: the step is not clipped."""
     hyper: bytes
     """Hyper-parameters of the step, as rank 0 sent them."""
     publish: bool
     """A child waits for the weights: hand them out with `updated`."""
     is_preview: bool = False
     """Hand the weights out, and leave the pages as they are; `previewed`."""
+    is_redone: bool = False
+    """The step is clipped, and these pages were updated as if it was not: nobody has seen that."""
 
 
 @dataclass(frozen=True, slots=True)

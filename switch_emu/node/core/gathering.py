@@ -1,19 +1,24 @@
 """The gradients of a step at the node, its hyper-parameters, and its Commit.
 
 A gradient is a sum that a switch made, or raw from one rank; it is kept, in RAM or spilled, until
-its pages are updated. Where the order of work is `at_step`, the parts of an extent are folded into
-one total as they become complete. Begin and each gradient are answered once they are kept; a whole
-sum that can be updated at once, and for which there is no room, when there is (`GradientBudget`).
-Then its pages are updated (`Updates`). Pure.
+its pages are updated. Where the order of work is `at_step`, or the step may be clipped, the parts
+of an extent are folded into one total as they become complete. Begin and each gradient are answered
+once they are kept; a whole sum that can be updated at once, and for which there is no room, when
+there is (`GradientBudget`). Then its pages are updated (`Updates`). Pure.
 
 start    Update -> updated    the page's new values are known; its weights may be handed out
                 -> written    they are on the page's other side
 preview  Update -> previewed  its weights are handed out, and the page stays as it was
+
+A step that streams and may be clipped is updated as if it was not, while its norm is not known;
+totals and new weights are kept back. If the verdict has a norm that is too large, these pages are
+updated once more: from the side that is decided, by the factor that is known now.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 from luwu.protocol.actions import Payload
@@ -72,22 +77,29 @@ class Gathering:
             self._count_duplicate(m)
             outbox.drop(payload)
             return False
-        if payload is not None and self._can_owe(m, part):
+        if payload is not None and self._can_owe(m, step, part):
             self._budget.add_or_owe(payload, payload_bytes, receipt)
         else:
             children.send_all(receipt)
             self._budget.add(payload, payload_bytes, is_raw=m.raw)
-        if part.complete and not self._shard.is_streaming:
-            self._fold_next(step, m.index)
-        elif part.complete and m.part == 0 and part.contributions[0].last:  # streams: one part
-            self.make_ready(step, m.index)
+        if part.complete:
+            self._completed(step, m.index)
         return True
 
-    def _can_owe(self, m: wire.Push, part: PartSum) -> bool:
+    def _completed(self, step: Step, extent: int) -> None:
+        """A part of an extent is complete: fold it, or update its page."""
+        if step.streaming and step.hyper is None:
+            return  # they say which of both, and come in `begin`
+        if step.folds:
+            self._fold_next(step, extent)
+        if step.streaming and not step.extents[extent].folding:
+            self.make_ready(step, extent)
+
+    def _can_owe(self, m: wire.Push, step: Step, part: PartSum) -> bool:
         """True if the page of this gradient can be updated whatever else comes."""
         is_whole = part.complete and len(part.contributions) == 1
         # One that waits for other ranks or parts would hold the window by which they come.
-        if not (self._shard.is_streaming and is_whole and m.last and not m.raw):
+        if not (step.streaming and is_whole and not m.raw) or step.hyper is None or step.folds:
             return False
         if m.step == self._outbox.step or self._steps.open is None:
             return True
@@ -107,8 +119,9 @@ class Gathering:
         assert form is not None
         fault = form.fault(m, payload_bytes, has_payload=payload is not None)
         is_of_ranks = m.contributors and not m.contributors & ~self._children.members.ranks
+        is_whole = not self._shard.is_streaming or (m.part == 0 and m.last)
         # The form knows the whole job: which extents are here, and who there is, it does not.
-        if not fault and is_of_ranks and self._shard.owns_extent(m.index):
+        if not fault and is_of_ranks and is_whole and self._shard.owns_extent(m.index):
             return True
         misfit = {
             "extent": m.index, "dtype": m.dtype, "bytes": payload_bytes,
@@ -141,6 +154,8 @@ class Gathering:
         step.folded(fold, squares, total)
         self._budget.add(payload, payload_bytes, is_raw=False)
         self._fold_next(step, fold.extent)
+        if step.streaming:
+            self.make_ready(step, fold.extent)
 
     # ---------------------------------------------------------------------- about a step
 
@@ -165,9 +180,17 @@ class Gathering:
             return False
         if m.step >= self._outbox.step:  # also before the initial weights are durable
             step = self._steps.at(m.step)
-            step.hyper = hyper if step.hyper is None else step.hyper
+            if step.hyper is None:
+                step.hyper = hyper
+                self._begun(step)
         self._children.send_all(self._outbox.receipt(m, Verb.BEGIN))
         return True
+
+    def _begun(self, step: Step) -> None:
+        """The hyper-parameters of a step that streams are known: see what came before them."""
+        for extent, entry in step.extents.items():
+            if entry.complete_up_to(1):
+                self._completed(step, extent)
 
     def commit(self, peer: str, m: wire.Commit, hyper: bytes, *_: object) -> bool:
         """All pushes of a step are out; True if it is the open one."""
@@ -181,8 +204,10 @@ class Gathering:
         if step.parts is None:
             if is_filling:
                 self._shard.hold(m.held)
-            is_begun = self._shard.is_streaming and not is_filling
+            is_begun = self._shard.is_streaming and (not is_filling or step.hyper is not None)
             step.commit(m.parts, None if is_begun else hyper, skip=m.skip)
+            if self._shard.is_streaming and not is_begun:
+                self._begun(step)
             for extent in step.extents if step.stated.clips else ():
                 self._fold_next(step, extent)
         return True
@@ -201,6 +226,8 @@ class Updates:
         self._filling = filling
         self.under_way: dict[tuple[int, int], Update] = {}
         """(attempt, extent) -> update."""
+        self.redone_count = 0
+        """Steps that turned out to be clipped when pages of them had been updated."""
 
     def start(self, step: Step) -> None:
         """Update pages whose gradients are complete."""
@@ -236,20 +263,24 @@ class Updates:
         """Weights are made, and no page is written; False if they are of an older attempt."""
         del self.under_way[update.attempt, update.extent]
         if update.attempt != self._outbox.attempt:
-            for contribution in update.contributions:
-                self._budget.release(contribution.payload)
+            self._release(update.contributions)
             return False
-        self._steps.by_number[update.step].put_back(update)
+        step = self._steps.by_number[update.step]
+        step.put_back(update)
+        step.ready.append(update.extent)
         return True
 
     def updated(self, update: Update, squares: tuple[float, ...]) -> bool:
         """A page has its new values; False if they are of an older attempt."""
-        for contribution in update.contributions:
-            self._budget.release(contribution.payload)
         if update.attempt != self._outbox.attempt:
+            self._release(update.contributions)
             return False
         step = self._steps.by_number[update.step]
-        if self._shard.is_streaming:
+        if step.is_provisional or step.is_void(update):
+            step.put_back(update)
+        else:
+            self._release(update.contributions)
+        if not step.folds:
             step.measured(update.extent, {2.0: squares})
         step.updated.add(update.extent)
         return True
@@ -257,6 +288,29 @@ class Updates:
     def written(self, update: Update) -> None:
         """The page's new values are on its other side: they can be read."""
         del self.under_way[update.attempt, update.extent]
-        if update.attempt == self._outbox.attempt:
-            self._steps.by_number[update.step].written.add(update.extent)
-            self._serving.serve(update.step + 1, update.extent)
+        if update.attempt != self._outbox.attempt:
+            return
+        step = self._steps.by_number[update.step]
+        step.written.add(update.extent)
+        if step.is_void(update):
+            step.redo(update.extent)
+        self._serving.serve(update.step + 1, update.extent)
+
+    def judged(self, step: Step) -> None:
+        """A step that was provisional is applied: what is updated counts and may be read; or, if it
+        is clipped, is updated once more. What remains comes in the order of the next forward."""
+        order = step.forward_order(self._shard.trainable)
+        if step.is_clipped:
+            self.redone_count += bool(step.updated - step.unchanged or self.under_way)
+            for extent in (step.written - step.unchanged).intersection(order):
+                step.redo(extent)
+        else:
+            for extent in step.updated:
+                self._release(step.take_gradient(extent))
+            self._serving.serve_all(step.number + 1)
+        waiting = set(step.ready)
+        step.ready = deque(extent for extent in order if extent in waiting)
+
+    def _release(self, gradient: Sequence[Contribution]) -> None:
+        for contribution in gradient:
+            self._budget.release(contribution.payload)

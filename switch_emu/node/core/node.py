@@ -6,7 +6,8 @@ event and a time in, actions out; the pipeline does what the actions ask for and
 One step t, and what starts each change:
 
     sums come in       `Push` of every extent, by parts, from all ranks
-    streaming          a complete sum is updated at once: Update -> updated -> written
+    streaming          a complete sum is updated at once: Update -> updated -> written; where the
+                       step may be clipped it is folded, and may be updated twice (`gathering.py`)
     at_step            a complete part is folded: Fold -> folded; pages wait for the verdict
     verdict(t)         `Commit` is in and every sum is complete, measured and finite
     at_step            now Update -> updated -> written, in the order of the forward
@@ -448,6 +449,7 @@ class NodeCore:
         if not found.applied:
             outcomes.skipped_attempt = out.attempt
             self.state.raise_attempt(found.attempt)
+        was_provisional = step.is_provisional
         verdict = out.stamped(wire.Verdict, step=step.number, applied=found.applied, norms=norms)
         step.verdict = outcomes.verdict = verdict
         step.judged_ns = out.now_ns
@@ -459,6 +461,8 @@ class NodeCore:
             step.ready.clear()
             self.serving.was_skipped()
             self._note_skipped(step, norms[0])
+        elif was_provisional:
+            self.updates.judged(step)
         elif not self.shard.is_streaming:
             for extent in step.forward_order(self.shard.trainable):
                 self.gathering.make_ready(step, extent)
@@ -581,6 +585,7 @@ class NodeCore:
             "duplicates_count": self.duplicates.total(),
             "spilled_count": self.budget.spilled_count,
             "owed_count": self.budget.owed_count,
+            "redone_count": self.updates.redone_count,
             "sum_bytes_now": self.budget.bytes_used,
             "sum_bytes_limit": self.budget.bytes_max,
             "updates_now": len(self.updates.under_way),

@@ -70,7 +70,7 @@ class Serving:
             is_trainable = self._shard.layout.extents[extent].trainable
             if not is_trainable or (step and (step.is_skipped or extent in step.unchanged)):
                 version = None  # the same in both versions
-            elif step is None or extent not in step.written:
+            elif step is None or extent not in step.written or step.is_provisional:
                 return
         elif self._steps.is_overwriting and self._shard.layout.extents[extent].trainable:
             return  # all have committed the step: who asks once more has moved on
@@ -133,13 +133,13 @@ class Serving:
             self._pulled_ahead.clear()
         self._wanted = {key: parts for key, parts in self._wanted.items() if key[0] >= open_step}
         self._queue = deque(read for read in self._queue if read.step >= open_step)
-        self._serve_all(open_step)
+        self.serve_all(open_step)
 
     def was_skipped(self) -> None:
         """The open step is skipped: what streamed ahead is void, and the next begins with the
         weights of this one."""
         self._queue.clear()
-        self._serve_all(self._outbox.step + 1)
+        self.serve_all(self._outbox.step + 1)
 
     def forget(self) -> None:
         """A new attempt: weights are asked for again."""
@@ -147,7 +147,8 @@ class Serving:
         self._queue.clear()
         self._wanted.clear()
 
-    def _serve_all(self, number: int) -> None:
+    def serve_all(self, number: int) -> None:
+        """Read the weights for a step that are wanted and can be read."""
         for extent in tuple(self.awaited(number)):
             self.serve(number, extent)
 

@@ -25,7 +25,7 @@ from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.hyper import StepHyper, stated_hyper
 from luwu.wire.messages import Verdict
-from luwu.wire.norms import Squares, condensed
+from luwu.wire.norms import Squares, clip_factor, condensed
 from switch_emu.node.core.actions import BlockNorms, Fold, Spill, Update
 from switch_emu.node.core.shard import Shard
 
@@ -125,10 +125,10 @@ class ExtentSum:
     """Bitmaps of the ranks that each switch of a tree sums: weights are added in that order."""
     parts: dict[int, PartSum] = field(default_factory=dict)
     folded_count: int = 0
-    """`at_step`: how many parts are in `total`, from the first on."""
+    """Where parts are folded (`Step.folds`): how many are in `total`, from the first on."""
     folding: bool = False
     total: Contribution | None = None
-    """`at_step`: the sum over the folded parts; None if none of them had a gradient."""
+    """The sum over the folded parts; None if none of them had a gradient."""
     squares: dict[float, tuple[float, ...]] = field(default_factory=dict)
     """Norm type -> a few numbers for the blocks of the undivided gradient, of 4,096 elements."""
 
@@ -173,6 +173,8 @@ class Step:
     written: set[int] = field(default_factory=set)
     unchanged: set[int] = field(default_factory=set)
     """Also among updated and written: no rank had a gradient, so the page stays as it is."""
+    redone: set[int] = field(default_factory=set)
+    """Extents that are updated once more, as the step turned out to be clipped."""
     verdict: Verdict | None = None
     judged_ns: int = 0
     """When it had its verdict."""
@@ -242,13 +244,20 @@ class Step:
             divisor=self.extents[extent].weight,
             norms=() if self.verdict is None else self.verdict.norms,
             hyper=self.hyper,
-            publish=publish,
+            publish=publish and not self.is_provisional,
+            is_redone=extent in self.redone,
         )
 
-    def put_back(self, preview: Update) -> None:
-        """The gradient of an `at_step` extent whose weights were made without changing its page."""
-        (self.extents[preview.extent].total,) = preview.contributions
-        self.ready.append(preview.extent)
+    def put_back(self, update: Update) -> None:
+        """Keep the folded gradient of an update: another one of this extent may follow."""
+        (self.extents[update.extent].total,) = update.contributions
+
+    def redo(self, extent: int) -> None:
+        """An extent is to be updated once more."""
+        self.updated.discard(extent)
+        self.written.discard(extent)
+        self.redone.add(extent)
+        self.ready.append(extent)
 
     def next_fold(self, extent: int, attempt: int) -> Fold | None:
         """The next part of an extent to fold, if it is complete and none is being folded; or, with
@@ -316,6 +325,29 @@ class Step:
         return complete
 
     @property
+    def folds(self) -> bool:
+        """True if parts are folded into a total, which is measured, and kept until the verdict. A
+        step that streams, whose `hyper` must be known, needs that if it may be clipped; and its
+        updates take no other norm than the 2-norm."""
+        may_be_clipped = self.stated.max_grad_norm is not None
+        return not self.streaming or may_be_clipped or self.norm_types != (2.0,)
+
+    @property
+    def is_provisional(self) -> bool:
+        """True while pages are updated as if the step was not clipped, and their weights stay."""
+        return self.streaming and self.folds and not self.is_judged
+
+    @property
+    def is_clipped(self) -> bool:
+        """True if it has its verdict, by which its gradient is too large."""
+        clips = self.stated.all_clips(self.norm_types[0])
+        return self.verdict is not None and clip_factor(clips, self.verdict.norms) != 1
+
+    def is_void(self, update: Update) -> bool:
+        """True if an update was made as if the step was not clipped, and it is."""
+        return not update.norms and self.is_applied and self.is_clipped
+
+    @property
     def is_judged(self) -> bool:
         """True if it has its verdict."""
         return self.verdict is not None
@@ -341,10 +373,10 @@ class Step:
             entry = self.extents.get(extent)
             if entry is None or not entry.complete_up_to(self.parts):
                 return False
-            if self.streaming and extent not in self.updated:
+            if not self.folds and extent not in self.updated:
                 return False
             # While a part is folded its total is out; a total may still lack the norm of a clip.
-            if not self.streaming and (
+            if self.folds and (
                 entry.folded_count < self.parts
                 or entry.folding
                 or (entry.total is not None and not entry.squares.keys() >= {*self.norm_types})
@@ -407,7 +439,7 @@ class Step:
         return f"{len(trainable) - len(self.written)} extents to be written"
 
     def _gradient(self, entry: ExtentSum) -> tuple[Contribution, ...]:
-        if self.streaming:
+        if not self.folds:
             return tuple(entry.parts[0].payloads())
         return () if entry.total is None else (entry.total,)
 
