@@ -8,6 +8,8 @@ Cases:    exchange-bound: 32 tokens a worker; compute-bound: as many as it takes
           need a second. LuWu in RAM (durability none), with a switch process and without one;
           out of core, with one, and a memory budget of the optimizer state, a half and an eighth of
           it (durability process; the same arms with `step` at the end: durability step).
+          clipped: exchange-bound, by `max_grad_norm`, in both orders of work, where no step is
+          above the limit, and where all are.
 Left out: start and end of the runs; losses and weights, which the tests compare.
 
 Every arm gets the same processes and threads. Arms take turns, each in a run of its own.
@@ -16,7 +18,7 @@ Every arm gets the same processes and threads. Arms take turns, each in a run of
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,8 +42,10 @@ LARGE = Training(layers=8, width=512, context=32, batch=1, workers=4, steps=12)
 """25.4 M parameters."""
 SMALL = Training(layers=2, width=96, context=16, batch=1, workers=2, steps=3)
 
-EXCHANGE, COMPUTE = "exchange-bound", "compute-bound"
-CASES = (EXCHANGE, COMPUTE)
+EXCHANGE, COMPUTE, CLIPPED = "exchange-bound", "compute-bound", "clipped"
+CASES = (EXCHANGE, COMPUTE, CLIPPED)
+LIMITS = {"never": "1e9", "always": "1e-6"}
+"""How often a step is above a limit."""
 MEANINGS = {
     "exchange_bound_over_fsdp": "time of fsdp / time of luwu in RAM; more is better",
     "exchange_bound_over_ddp": "time of ddp / time of luwu in RAM; more is better",
@@ -75,6 +79,17 @@ class Case:
                 self._arms[arm] = partial(self._run, arm, "luwu", flags)
         for arm in BASELINES:
             self._arms[arm] = partial(self._run, arm, arm, {})
+        if name == CLIPPED:
+            out_of_core = {"durability": "process", "memory_budget": f"{state_bytes // 8}B"}
+            self._arms = {
+                f"luwu {order}; {often};{where}": partial(
+                    self._run, f"luwu {order}; {often};{where}", "luwu",
+                    {**flags, "max_grad_norm": limit}, ("--update", order),
+                )
+                for where, flags in ((" ram", in_ram), (" budget 1/8", out_of_core))
+                for often, limit in LIMITS.items()
+                for order in ("at_step", "streaming")
+            }  # fmt: skip
 
     def measure(self, repeats: int, only: list[str] | None) -> list[Row]:
         """All arms, or some."""
@@ -94,9 +109,11 @@ class Case:
             )  # fmt: skip
         return rows
 
-    def _run(self, name: str, arm: str, flags: dict[str, str]) -> list[float]:
+    def _run(
+        self, name: str, arm: str, flags: dict[str, str], options: Sequence[str] = ()
+    ) -> list[float]:
         say(f"{self.name}: {name}")
-        self._last[name] = self._runs.run(arm, self._job, flags)
+        self._last[name] = self._runs.run(arm, self._job, flags, options)
         return self._last[name].step_seconds
 
 
@@ -156,9 +173,7 @@ def main() -> int:
     parser = harness.flags("step", __doc__ or "")
     parser.add_argument("--arms", type=harness.comma_list, help="luwu ram,luwu budget 1/8,fsdp,...")
     parser.add_argument("--cases", type=harness.comma_list, default=[EXCHANGE, COMPUTE])
-    parser.add_argument(
-        "--case", metavar="NAME", help="this one alone: exchange-bound or compute-bound"
-    )
+    parser.add_argument("--case", metavar="NAME", help=f"this one alone: {', '.join(CASES)}")
     try:
         return _run(parser.parse_args())
     except LuwuError as error:

@@ -70,15 +70,19 @@ class TrainingRuns:
         """Where the directories of all runs are."""
         return self._directory
 
-    def run(self, arm: str, job: Training, flags: Mapping[str, str] | None = None) -> Run:
-        """Train by `luwu`, `fsdp`, `ddp` or `compute-only`; what was measured."""
+    def run(
+        self, arm: str, job: Training, flags: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+    ) -> Run:  # fmt: skip
+        """Train by `luwu`, `fsdp`, `ddp` or `compute-only`; what was measured. `options`: of the
+        script, beside those that follow from `flags`."""
         if arm == COMPUTE_ONLY:
             return self.run_module("benchmarks.compute_only", job, flags)
         run, config = self._next(), self.config(job, flags or {})
         with (run.path / "console.log").open("a") as log:
             sizes = decide_sizes(config, None)
             done = run_arm(
-                arm, config, sizes, run, Console(log), self._should_stop, self._script
+                arm, config, sizes, run, Console(log), self._should_stop, [*self._script, *options]
             )  # fmt: skip
         document = arm_document(done, 1)
         return Run(

@@ -204,11 +204,12 @@ class LuwuArm(_NetworkArm):
         luwu.fully_shard(model, **precision(options))
         luwu.init_weights(model, functools.partial(init_weights, seed=options.seed))
         self.module = model
-        # Streaming updates a page before the norm of the whole gradient is known.
+        # Streaming updates pages twice where a step is clipped.
+        default = "streaming" if options.max_grad_norm is None else "at_step"
         optimizer = luwu.optim.AdamW(
             model.parameters(),
             lr=options.lr,
-            update="streaming" if options.max_grad_norm is None else "at_step",
+            update=options.update or default,
             max_grad_norm=options.max_grad_norm,
             state_dtype=options.state_dtype,
             master_dtype=options.master_dtype,

@@ -63,6 +63,10 @@ class Options:
         Path, None, "text or .bin of uint16; Python's standard library unless given"
     )
     max_grad_norm: float | None = _option(float, None, "clip the gradient to this norm")
+    update: str | None = _option(
+        str, None, "--arm luwu: order of work; at_step with --max-grad-norm, else streaming",
+        choices=("at_step", "streaming"),
+    )  # fmt: skip
     checkpointing: Checkpointing = _option(
         str, "none", "compute blocks again in backward, and how",
         choices=("none", "reentrant", "nonreentrant"),

@@ -230,8 +230,8 @@ class Interrupted(LuwuError):
 class StepOrderError(LuwuError):
     """A call that this step cannot honour any more, or that its order of work excludes.
 
-    For example, `update="streaming"` applies each gradient as soon as it is complete, so the norm
-    of all gradients is not known in time to clip by it.
+    For example, `update="streaming"` applies each gradient as soon as it is complete, so a call
+    that comes after the backward cannot clip it: `max_grad_norm` of the optimizer does.
 
     Attributes:
         code: `"E101"`.

@@ -38,6 +38,8 @@ class Job:
     description: Description
     stays: Collection[int]
     """Units whose weights stay from forward to backward, such as the root's."""
+    may_be_clipped: bool
+    """Its optimizer has a `max_grad_norm`."""
     node: NodeSpec
     plan: NodePlan
     """How the node divides its budget."""
@@ -115,7 +117,7 @@ def job_of(config: RunConfig, sizes: Sizes, script: ScriptJob, state: Path | Non
     transport, layout = chosen_transport(config), script.description.layout
     return Job(
         description=script.description,
-        stays=script.stays,
+        stays=script.stays, may_be_clipped=script.may_be_clipped,
         node=NodeSpec(
             job=1, listen="", summary=Path(), state=state, world_size=config.workers,
             durability=cast(Durability, config.durability), has_switch=not config.no_switch,

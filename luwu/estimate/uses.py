@@ -9,7 +9,8 @@ On disk, by parameter of 4 bytes, AdamW:
     spilled sums     4                        4, of what exceeds the plan's RAM for sums
     manifest                                  the page table twice, and four blocks
 
-A state in RAM has no disk. Spilled are sums of an `at_step` step, which all wait for its end.
+A state in RAM has no disk. Spilled are sums of an `at_step` step, and of one that streams and may
+be clipped: they all wait for its end.
 Counted is the least: of a forward, pulls whose weights updates hand out (`plan.py`) are no reads.
 """
 
@@ -128,7 +129,8 @@ def disk_space(job: Job, spilled_bytes: int) -> dict[str, int]:
 def disk_uses(job: Job, kept: Kept) -> tuple[DiskUse, ...]:
     """By use; see the module."""
     spilled, is_at_step = 0, job.description.update == "at_step"
-    if is_at_step:
+    keeps_sums = is_at_step or job.may_be_clipped
+    if keeps_sums:
         spilled = max(0, SUM_BYTES * job.trainable_elems - kept.sums_bytes)
     sums = DiskUse(name=SPILLED, read_bytes=spilled, written_bytes=spilled)
     if job.is_in_ram:
@@ -145,7 +147,7 @@ def disk_uses(job: Job, kept: Kept) -> tuple[DiskUse, ...]:
             read += 0 if is_resident else body
         if is_resident or kept.places_bytes or chunk.index in kept.cached:
             continue
-        is_handed_out = is_at_step or chunk.unit < PREFETCH_UNITS
+        is_handed_out = is_at_step or (chunk.unit < PREFETCH_UNITS and not keeps_sums)
         pulls_count = (not is_handed_out) + (chunk.unit not in job.stays)
         pulled += pulls_count * chunk.sum_bytes
     table = -(-geometry.table.table_bytes // BLOCK_BYTES) + 1

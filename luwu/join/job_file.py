@@ -21,14 +21,19 @@ class ScriptJob(NamedTuple):
     description: Description
     stays: frozenset[int]
     """Units whose weights stay between forward and backward."""
+    may_be_clipped: bool
+    """Its optimizer has a `max_grad_norm`."""
 
 
-def write_job(description: Description, stays: Collection[int]) -> None:
+def write_job(description: Description, stays: Collection[int], *, may_be_clipped: bool) -> None:
     """Write the job into the file that the environment names, if it names one."""
     name = os.environ.get(JOB_FILE)
     if name is None:
         return
-    document = {"description": description.to_bytes().decode(), "stays": sorted(stays)}
+    document = {
+        "description": description.to_bytes().decode(), "stays": sorted(stays),
+        "may_be_clipped": may_be_clipped,
+    }  # fmt: skip
     with Expendable().writing(Path(name)):
         write_json(Path(name), document)
 
@@ -39,4 +44,4 @@ def read_job(file: Path, extent_chunks: int) -> ScriptJob | None:
     if found is None:
         return None
     description = parse_description(found["description"].encode(), extent_chunks)
-    return ScriptJob(description, frozenset(found["stays"]))
+    return ScriptJob(description, frozenset(found["stays"]), found["may_be_clipped"])

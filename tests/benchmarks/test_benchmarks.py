@@ -68,10 +68,16 @@ def test_exchange_runs(tmp_path: Path, arms: str, flags: tuple[str, ...]) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", ["luwu budget 1/8", "luwu budget 1/2 step", "compute-only"])
-def test_step_runs(tmp_path: Path, arm: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "arm"),
+    [
+        ("exchange-bound", "luwu budget 1/8"), ("exchange-bound", "luwu budget 1/2 step"),
+        ("exchange-bound", "compute-only"), ("clipped", "luwu streaming; always; budget 1/8"),
+    ],
+)  # fmt: skip
+def test_step_runs(tmp_path: Path, case: str, arm: str) -> None:
     """Goal: whole training runs, out of core and without any exchange."""
-    document = run_smoke(tmp_path, "step", "--arms", arm, "--cases", "exchange-bound")
+    document = run_smoke(tmp_path, "step", "--arms", arm, "--cases", case)
     (row,) = document["rows"]
     assert (row["disk_bytes"] is not None) == arm.startswith("luwu")
 

@@ -53,7 +53,8 @@ def units(*, dtype: str = "float32", frozen: Collection[int] = ()) -> Layout:
 def job(
     layout: Layout | None = None, *, transport: str = "ipc", update: str = "streaming",
     state: Path | None = Path("state"), durability: Durability = "step", budget_bytes: int = GIB,
-    switch_bytes: int | None = None, stays: Sequence[int] = (), **plans: int,
+    switch_bytes: int | None = None, stays: Sequence[int] = (), may_be_clipped: bool = False,
+    **plans: int,
 ) -> Job:  # fmt: skip
     """A job; `plans`: bytes of the node's plan, and of the switch's cache of weights."""
     layout = layout or units()
@@ -69,7 +70,7 @@ def job(
         description=Description(
             layout=layout, optimizer="adamw", update=update, state_fields=("m", "v")
         ),
-        stays=stays, node=node, transport=transport,
+        stays=stays, may_be_clipped=may_be_clipped, node=node, transport=transport,
         plan=dataclasses.replace(
             node.plan(), **{"resident_bytes": 0, "sums_bytes": 1 << 40, **plans}
         ),
@@ -156,7 +157,8 @@ def test_weights_in_shared_memory_are_not_read_from_disk() -> None:
 
 
 def test_sums_beyond_the_plan_are_spilled() -> None:
-    """`at_step`: each sum of 4 bytes a parameter waits; in shared memory too."""
+    """`at_step`: each sum of 4 bytes a parameter waits; in shared memory too. So they do where a
+    step that streams may be clipped, and its updates hand no weights out."""
     for transport in ("ipc", "shm"):
         shape = job(update="at_step", transport=transport, sums_bytes=P, stays=range(UNITS))
         found = estimate(shape, DISK)
@@ -164,6 +166,8 @@ def test_sums_beyond_the_plan_are_spilled() -> None:
         assert use(found, "pulls") == (0, 0)  # handed out: the disk is slower
         assert found.disk_space_bytes["spilled sums"] == 4 * P
     assert use(estimate(job(transport="shm", sums_bytes=P), DISK), "spilled sums") == (0, 0)
+    clipped = estimate(job(sums_bytes=P, may_be_clipped=True, stays=range(UNITS)), DISK)
+    assert (use(clipped, "spilled sums"), use(clipped, "pulls")) == ((3, 3), (4, 0))
 
 
 def test_bfloat16_halves_links_not_the_store() -> None:

@@ -151,7 +151,7 @@ def test_what_does_not_clip_changes_no_bit(norm_type: float, tmp_path: Path) -> 
             assert torch.equal(other[name], value), name
 
 
-@pytest.mark.feature("clipping behind the backward")
+@pytest.mark.feature("clipping by the global norm: 1, 2 or infinity")
 @pytest.mark.parametrize(
     ("norm_type", "cluster"),
     [

@@ -141,7 +141,8 @@ class Session:
             agreement=self._agree | self._agreement(),
         )
         if self.rank == 0:
-            write_job(description, [u.index for u in self.units if not u.reshard_after_forward])
+            stays = [unit.index for unit in self.units if not unit.reshard_after_forward]
+            write_job(description, stays, may_be_clipped=optimizers.max_grad_norm is not None)
         while True:
             try:
                 joined = nic.join(description)
