@@ -224,7 +224,7 @@ class Update:
     is_preview: bool = False
     """Hand the weights out, and leave the pages as they are; `previewed`."""
     is_redone: bool = False
-    """The step is clipped, and these pages hold an update as if it was not, which no other process has seen."""
+    """The step is clipped, and these pages hold an update as if it was not, which nothing read."""
 
 
 @dataclass(frozen=True, slots=True)
