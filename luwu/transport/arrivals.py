@@ -20,7 +20,7 @@ import struct
 from collections import Counter
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.transport.sockets import copy_of
@@ -61,13 +61,6 @@ class Arrived:
         return f"{self.address}:{self.there[1]}" if isinstance(self.there, tuple) else self.address
 
 
-class _Unmet(NamedTuple):
-    """A connection that has not identified itself."""
-
-    address: str
-    since_ns: int
-
-
 class Arrivals:
     """The connections to one listener, by file descriptor."""
 
@@ -75,8 +68,8 @@ class Arrivals:
         self.limits = limits
         self._ports: set[int] = set()
         self._arrived: dict[int, Arrived] = {}
-        self._unmet: dict[int, _Unmet] = {}
-        """Oldest first."""
+        self._unmet: dict[int, int] = {}
+        """When those came that have not identified themselves, oldest first."""
         self._unmet_of: Counter[str] = Counter()
         self._new: dict[int, None] = {}
         """Those of the unmet that `end_excess` has not judged; oldest first."""
@@ -93,7 +86,7 @@ class Arrivals:
         if arrived is None:
             return ""  # it has gone again; or a Unix socket, whose user is looked at when it speaks
         self._arrived[fd] = arrived
-        self._unmet[fd] = _Unmet(arrived.address, SYSTEM_CLOCK.now_ns())
+        self._unmet[fd] = SYSTEM_CLOCK.now_ns()
         self._unmet_of[arrived.address] += 1
         self._new[fd] = None
         if len(self._arrived) > self.limits.total:
@@ -111,7 +104,7 @@ class Arrivals:
         while self._new:
             fd, _ = self._new.popitem()
             others_count = len(self._unmet) - 1
-            others_there_count = self._unmet_of[self._unmet[fd].address] - 1
+            others_there_count = self._unmet_of[self._arrived[fd].address] - 1
             if others_count >= self.limits.unmet:
                 why = f"{others_count} connections have not identified themselves"
             elif others_there_count >= self.limits.unmet_of_address:
@@ -122,7 +115,7 @@ class Arrivals:
         if self._is_crowded:
             self._is_crowded = False
             before_ns = SYSTEM_CLOCK.now_ns() - patience_ns
-            for fd in [fd for fd, unmet in self._unmet.items() if unmet.since_ns < before_ns]:
+            for fd in [fd for fd, came_ns in self._unmet.items() if came_ns < before_ns]:
                 self.end(fd)
         return reports
 
@@ -133,12 +126,12 @@ class Arrivals:
 
     def met(self, fd: int) -> None:
         """It has identified itself."""
-        unmet = self._unmet.pop(fd, None)
-        if unmet is not None:
+        if self._unmet.pop(fd, None) is not None:
             self._new.pop(fd, None)
-            self._unmet_of[unmet.address] -= 1
-            if not self._unmet_of[unmet.address]:
-                del self._unmet_of[unmet.address]
+            address = self._arrived[fd].address
+            self._unmet_of[address] -= 1
+            if not self._unmet_of[address]:
+                del self._unmet_of[address]
 
     def ended(self, fd: int) -> None:
         """It is over."""
